@@ -1,4 +1,4 @@
-//! Kubernetes tells whose an address is: clients ask for nodes, pods and Services by what those are called there.
+//! Addresses that Kubernetes reports: clients reach nodes, pods and Services by their Kubernetes names and addresses.
 
 use std::fmt::Debug;
 use std::io::{Read, Write};
@@ -14,7 +14,7 @@ use crate::tunnel::{Cloud, Edge, TestDir};
 use crate::wait::wait_until;
 
 #[test]
-fn nodes_pods_and_services_are_reached_by_what_kubernetes_calls_them() {
+fn nodes_pods_and_services_are_reached_by_their_kubernetes_names() {
     let Some(mut kubernetes) = Kubernetes::start() else { return };
     let (own, pod) = (own_address(), IpAddr::from([127, 5, 5, 5]));
     let (at_node, at_server) = (echo(own), echo(pod));
@@ -59,13 +59,13 @@ fn nodes_pods_and_services_are_reached_by_what_kubernetes_calls_them() {
 
     kubernetes.stop();
     for target in &targets {
-        assert_eq!(status(target), "200", "{target}: what was known stands");
+        assert_eq!(status(target), "200", "{target}: known addresses remain");
     }
     kubernetes.restart();
     slice(&kubernetes, at_node, false);
     let service = by_service(CLUSTER_IP);
     let becomes = |wanted: &str| {
-        wait_until(&format!("{service} gets {wanted}"), 2 * TIMEOUT, || status(&service) == wanted)
+        wait_until(&format!("{service} answers {wanted}"), 2 * TIMEOUT, || status(&service) == wanted)
     };
     becomes("503");
     slice(&kubernetes, at_node, true);
@@ -73,14 +73,14 @@ fn nodes_pods_and_services_are_reached_by_what_kubernetes_calls_them() {
     let by_hand = json!({"data": {"user_services": format!("shop.{NAMESPACE}    cloud\n")}});
     kubernetes.apply::<ConfigMap>(&object("v1", "ConfigMap", "tunnel-cache", by_hand));
     becomes("421");
-    // It has finished: whoever has its address now is not it.
+    // The pod has finished: another pod may have its address now.
     kubernetes.set_pod_status("web", &json!({"phase": "Succeeded"}));
     let pod = at_server.to_string();
     wait_until("the finished pod has no address", TIMEOUT, || status(&pod) == "403");
     cloud.is_well();
 }
 
-/// Whether the Service's one endpoint is ready.
+/// Creates or changes the Service's one endpoint, which is ready or not.
 fn slice(kubernetes: &Kubernetes, at: SocketAddr, ready: bool) {
     let endpoint = json!({"addresses": [at.ip()], "conditions": {"ready": ready}, "nodeName": "node1"});
     let mut slice = object(
@@ -101,7 +101,7 @@ fn object(version: &str, kind: &str, name: &str, more: Value) -> Value {
     object
 }
 
-/// The status of a CONNECT; of one that is opened, after what was sent has come back.
+/// Returns the status of a CONNECT request. If it is 200, checks first that the sent data comes back.
 fn connect(cloud: &Cloud, target: impl AsRef<str> + Debug) -> String {
     let target = target.as_ref();
     let mut client = TcpStream::connect(("127.0.0.1", cloud.connect)).unwrap();
@@ -140,19 +140,19 @@ fn echo(at: IpAddr) -> SocketAddr {
     at
 }
 
-/// An address of this machine that may be an endpoint's: Kubernetes takes no loopback address for one.
+/// Returns an address of this machine that may be an endpoint's: Kubernetes refuses loopback addresses.
 pub(crate) fn own_address() -> IpAddr {
     let all = if_addrs::get_if_addrs().unwrap();
     let fit = |ip: &IpAddr| matches!(ip, IpAddr::V4(v4) if !v4.is_loopback() && !v4.is_link_local());
-    all.iter().map(if_addrs::Interface::ip).find(fit).expect("an interface beside loopback")
+    all.iter().map(if_addrs::Interface::ip).find(fit).expect("an interface other than loopback")
 }
 
 const CLUSTER_IP: &str = "10.96.0.77";
 
-/// Outside of CI: `cargo test --features kubernetes --test real -- --ignored --nocapture memory_of`.
+/// Not run in CI: `cargo test --features kubernetes --test real -- --ignored --nocapture memory_of`.
 #[test]
 #[ignore = "makes 10,000 pods, which takes minutes"]
-fn the_memory_of_a_pod_that_follows_ten_thousand_pods_is_within_its_bound() {
+fn the_memory_of_a_server_that_watches_ten_thousand_pods_is_bounded() {
     let Some(kubernetes) = Kubernetes::start() else { return };
     kubernetes.apply::<ServiceAccount>(&object("v1", "ServiceAccount", "default", json!({})));
     kubernetes.run(kubernetes.fill(PODS, NODES, SERVICES));
@@ -164,7 +164,7 @@ fn the_memory_of_a_pod_that_follows_ten_thousand_pods_is_within_its_bound() {
             &[("POD_NAMESPACE", NAMESPACE)],
             &[&format!("--k={}", k.display())],
         );
-        wait_until("all is known", 10 * TIMEOUT, || {
+        wait_until("all objects are known", 10 * TIMEOUT, || {
             cloud.process.lives();
             crate::process::ask(cloud.log_port, "GET", "/readyz", "")
                 .is_some_and(|said| said.ends_with("\r\n\r\nok\n"))

@@ -1,4 +1,4 @@
-//! How kube-apiserver, its etcd and who signs certificates are started, and how their clients find them.
+//! Starting kube-apiserver, its etcd and the certificate signer, and the config files of their clients.
 
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
@@ -9,14 +9,14 @@ use serde_json::{Value, json};
 use crate::certificates::Files;
 use crate::tunnel::TestDir;
 
-/// Where the tunnel's pods are.
+/// Namespace of the tunnel's pods.
 pub(crate) const NAMESPACE: &str = "edge-system";
 
-/// The tunnel's pods, as kube-apiserver knows them.
+/// User name of the tunnel's pods at kube-apiserver.
 pub(crate) const PODS: &str = "system:serviceaccount:edge-system:tunnel-cloud";
 
-/// Puts kube-apiserver's flags behind a command, and makes a file for each user (`name,groups`) by which it is reached;
-/// a user's token is its name.
+/// Appends kube-apiserver's flags to a command, and writes a kubeconfig for each user `(file, user, groups)`. A
+/// user's token is the name of its file.
 pub(crate) fn apiserver(
     mut command: Command,
     place: &TestDir,
@@ -36,14 +36,14 @@ pub(crate) fn apiserver(
     command.arg("--client-ca-file").arg(ca).arg("--token-auth-file").arg(table);
     command.args(["--etcd-servers", etcd, "--secure-port", &at.port().to_string()]);
     command.args(["--bind-address", &at.ip().to_string()]);
-    // It does not take a loopback address for its own, and nobody needs to find it.
+    // It refuses a loopback address as its own, and no client needs to find it.
     command.args(["--advertise-address", "192.0.2.1", "--endpoint-reconciler-type", "none"]);
     command.args(["--service-account-issuer", "https://kubernetes.default.svc"]);
     command.args(["--service-cluster-ip-range", "10.96.0.0/24"]);
     command
 }
 
-/// Puts the flags of an etcd without other members behind a command.
+/// Appends the flags of an etcd with a single member to a command.
 pub(crate) fn etcd(mut command: Command, place: &Path, url: &str, peers: u16) -> Command {
     let peers = format!("http://127.0.0.1:{peers}");
     command.arg("--data-dir").arg(place.join("etcd"));
@@ -53,7 +53,8 @@ pub(crate) fn etcd(mut command: Command, place: &Path, url: &str, peers: u16) ->
     command
 }
 
-/// Puts the flags of a kube-controller-manager that does nothing but sign certificates, each for so long, behind a command.
+/// Appends the flags of a kube-controller-manager that only signs certificates, each valid for `duration`, to a
+/// command.
 pub(crate) fn signer(command: Command, place: &TestDir, port: u16, duration: &str) -> Command {
     let (ca, key) = (&place.files.ca, place.path().join("ca.key"));
     std::fs::write(&key, place.authority.0.key()).unwrap();
@@ -63,7 +64,7 @@ pub(crate) fn signer(command: Command, place: &TestDir, port: u16, duration: &st
     command
 }
 
-/// Puts the flags of a kube-controller-manager that has these controllers alone behind a command.
+/// Appends the flags of a kube-controller-manager with only these controllers to a command.
 pub(crate) fn manager(mut command: Command, place: &TestDir, port: u16, controllers: &str) -> Command {
     command.arg("--kubeconfig").arg(place.path().join("admin")).arg("--cert-dir").arg(place.path());
     command.args(["--leader-elect=false", "--bind-address=127.0.0.1", &format!("--secure-port={port}")]);
@@ -71,7 +72,7 @@ pub(crate) fn manager(mut command: Command, place: &TestDir, port: u16, controll
     command
 }
 
-/// Puts the arguments of `tunnel approve`, with the rights of its own account, behind a command.
+/// Appends the arguments of `tunnel approve`, with the permissions of its own account, to a command.
 pub(crate) fn approver(mut command: Command, place: &TestDir, health: u16) -> Command {
     let account = acts_as(place, "system:serviceaccount:edge-system:tunnel-approver");
     command.arg("approve").arg(format!("--k={}", account.display()));
@@ -79,7 +80,7 @@ pub(crate) fn approver(mut command: Command, place: &TestDir, health: u16) -> Co
     command
 }
 
-/// The file by which a service account's pods reach kube-apiserver.
+/// Writes the kubeconfig that pods of a service account use, and returns its path.
 pub(crate) fn acts_as(place: &TestDir, account: &str) -> PathBuf {
     let mut admin: Value =
         serde_json::from_slice(&std::fs::read(place.path().join("admin")).unwrap()).unwrap();
@@ -90,7 +91,7 @@ pub(crate) fn acts_as(place: &TestDir, account: &str) -> PathBuf {
 }
 
 fn kubeconfig(ca: &Path, at: SocketAddr, token: &str) -> String {
-    // JSON is YAML.
+    // JSON is valid YAML.
     json!({
         "apiVersion": "v1", "kind": "Config", "current-context": "c",
         "clusters": [{"name": "c", "cluster": {"server": format!("https://{at}"), "certificate-authority": ca}}],

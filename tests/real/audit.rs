@@ -1,4 +1,4 @@
-//! Whoever changes what others may do leaves one line, with who and from where, and nobody else leaves any.
+//! The audit log: each privileged action leaves one line with the user and the address; nothing else leaves any.
 
 use serde_json::Value;
 
@@ -8,15 +8,15 @@ use crate::process::{Running, TIMEOUT, ask};
 use crate::tunnel::{Cloud, Edge, TOKEN, TestDir};
 use crate::wait::wait_until;
 
-/// The audit lines of a log of JSON lines, each without its time.
+/// Returns the audit lines of a log of JSON lines, each without its time.
 fn audited(program: &Running) -> Vec<Value> {
     let log = program.log();
-    // The last line may be on its way.
+    // The last line may still be incomplete.
     let lines = log.lines().filter_map(|line| serde_json::from_str::<Value>(line).ok());
     lines.filter(|line| line["target"] == "audit").map(|line| line["fields"].clone()).collect()
 }
 
-/// Waits until one more line has come, and no other than that.
+/// Waits until exactly one more line is logged.
 fn one_more(program: &Running, seen: &mut usize, message: &str, fields: &[(&str, &str)]) {
     wait_until(message, TIMEOUT, || audited(program).len() > *seen);
     let lines = audited(program);
@@ -30,7 +30,7 @@ fn one_more(program: &Running, seen: &mut usize, message: &str, fields: &[(&str,
 }
 
 #[test]
-fn each_privileged_act_at_a_server_leaves_one_line_with_who_and_from_where() {
+fn each_privileged_action_at_a_server_logs_one_line_with_user_and_address() {
     let place = TestDir::new();
     let socket = place.path().join("cloud.sock");
     let more = format!(
@@ -43,7 +43,7 @@ fn each_privileged_act_at_a_server_leaves_one_line_with_who_and_from_where() {
     let (log, at) = (cloud.log_port, format!("localhost:{}", cloud.grpc));
     let tokens = place.path().join("token");
     let (socket, mut seen) = (format!("--socket={}", socket.display()), 0);
-    assert_eq!(audited(&cloud.process), Vec::<Value>::new(), "a start is no such act");
+    assert_eq!(audited(&cloud.process), Vec::<Value>::new(), "a start leaves no audit line");
     let id = crate::process::run("id", &["-u"], None, TIMEOUT).stdout;
     let user = format!("uid={}", id.trim());
 
@@ -64,7 +64,7 @@ fn each_privileged_act_at_a_server_leaves_one_line_with_who_and_from_where() {
     let used = [("actor", "edge7"), ("remote_addr", "127.0.0.1")];
     one_more(&cloud.process, &mut seen, "node joined by invitation", &used);
 
-    // A link ends by it, which is no second act.
+    // The revocation also closes a link, which is not a second action.
     let text = std::fs::read_to_string(place.path().join("etc/edge.toml")).unwrap();
     let text = text.replace(":51010", &format!(":{}", free_port()));
     let mut joined = place.tunnel(("edge", "joined"), &text, &[], &[]);
@@ -94,7 +94,7 @@ fn each_privileged_act_at_a_server_leaves_one_line_with_who_and_from_where() {
 }
 
 #[test]
-fn each_privileged_act_at_an_edge_leaves_one_line_too() {
+fn each_privileged_action_at_an_edge_logs_one_line() {
     let (place, log) = (TestDir::new(), free_port());
     let config = place.edge_config("node1", "127.0.0.1:1", log)
         + "[mode.edge.allow]\ntargets = [\"127.0.0.0/8:22\"]\n";

@@ -1,4 +1,4 @@
-//! `tunnel connect` where a session breaks: neither its caller nor the target takes a part for the whole.
+//! `tunnel connect` when a session fails: neither its caller nor the target takes partial data for complete data.
 
 use std::fs::File;
 use std::io::{Read, Write};
@@ -11,7 +11,7 @@ use crate::sshd::Sshd;
 use crate::tunnel::{Cloud, Edge, PROGRAM, TestDir};
 use crate::wait::wait_for;
 
-/// A cloud that does not wait long for an edge that is away, with an edge.
+/// A server with a short resume timeout, and an edge.
 struct Place {
     cloud: Cloud,
     edge: Edge,
@@ -33,7 +33,7 @@ impl Place {
         Self { cloud, edge, place, egress }
     }
 
-    /// The arguments of a session to a port of the node, through the port for CONNECT or the one with TLS.
+    /// Returns the arguments for a session to a port of the node, through the CONNECT port or the one with TLS.
     fn asks(&self, tls: bool, port: u16) -> Vec<String> {
         let target = format!("node1:{port}");
         let through = match tls {
@@ -62,7 +62,7 @@ impl Place {
     }
 }
 
-/// Fails the test unless the session has broken off, its caller was told why, and the exit code says so.
+/// Fails the test unless the session was aborted, the caller saw the reason, and the exit code matches.
 fn broke_off(connect: &mut Running, why: &str) {
     assert_eq!(connect.ends(TIMEOUT).code(), Some(74), "{}", connect.log());
     connect.said("session interrupted: server ");
@@ -71,7 +71,7 @@ fn broke_off(connect: &mut Running, why: &str) {
 }
 
 #[test]
-fn an_edge_that_dies_breaks_the_session_and_the_cloud_logs_its_trace() {
+fn a_killed_edge_aborts_the_session_and_the_server_logs_its_trace() {
     let mut place = Place::start();
     for tls in [false, true] {
         let (mut connect, _input, _target) = place.connects(tls);
@@ -87,7 +87,7 @@ fn an_edge_that_dies_breaks_the_session_and_the_cloud_logs_its_trace() {
 }
 
 #[test]
-fn a_cloud_that_dies_breaks_the_session_too() {
+fn a_killed_server_aborts_the_session() {
     for tls in [false, true] {
         let mut place = Place::start();
         let (mut connect, _input, _target) = place.connects(tls);
@@ -96,19 +96,19 @@ fn a_cloud_that_dies_breaks_the_session_too() {
     }
 }
 
-/// As in `tunnel connect node1:9000 < request > answer`: the upload is over, and the download is cut.
+/// Like `tunnel connect node1:9000 < request > answer`: the upload is complete, and the download is aborted.
 #[test]
-fn a_download_that_is_cut_does_not_look_whole() {
+fn an_aborted_download_does_not_look_complete() {
     let mut place = Place::start();
     let (mut connect, input, mut target) = place.connects(false);
     drop(input);
-    assert_eq!(target.read(&mut [0]).unwrap(), 0, "its end is passed on");
+    assert_eq!(target.read(&mut [0]).unwrap(), 0, "the end of the input reaches the target");
     place.edge.process.kill();
     broke_off(&mut connect, "reset the connection");
 }
 
 #[test]
-fn an_upload_whose_command_is_killed_does_not_look_whole_to_the_target() {
+fn an_upload_whose_command_is_killed_does_not_look_complete() {
     let place = Place::start();
     for tls in [false, true] {
         let (mut connect, _input, mut target) = place.connects(tls);
@@ -118,9 +118,9 @@ fn an_upload_whose_command_is_killed_does_not_look_whole_to_the_target() {
     }
 }
 
-/// As ssh does: it closes both pipes, sends SIGHUP, and does not wait.
+/// Behaves like ssh, which closes both pipes, sends SIGHUP, and does not wait.
 #[test]
-fn a_command_that_is_hung_up_on_passes_the_end_of_its_input_on_first() {
+fn a_command_that_gets_sighup_first_delivers_the_end_of_its_input() {
     let place = Place::start();
     let (mut connect, input, mut target) = place.connects(false);
     drop(input);
@@ -130,9 +130,9 @@ fn a_command_that_is_hung_up_on_passes_the_end_of_its_input_on_first() {
     assert_eq!(connect.ends(TIMEOUT).code(), Some(0), "{}", connect.log());
 }
 
-/// A pipe whose reader has gone, as in `tunnel connect node1:9000 | head -1`.
+/// The reader of the pipe closes it, as in `tunnel connect node1:9000 | head -1`.
 #[test]
-fn a_reader_of_stdout_that_goes_ends_the_session_with_its_reason() {
+fn a_closed_stdout_ends_the_session_with_its_reason() {
     let place = Place::start();
     let target = TcpListener::bind("127.0.0.1:0").unwrap();
     let err = place.place.path().join("err");
@@ -148,11 +148,11 @@ fn a_reader_of_stdout_that_goes_ends_the_session_with_its_reason() {
     let said = std::fs::read_to_string(err).unwrap();
     assert!(said.contains("cannot write to stdout: broken pipe"), "{said}");
     socket.set_read_timeout(Some(TIMEOUT)).unwrap();
-    assert!(socket.read(&mut [0]).is_err(), "nor does the upload look whole");
+    assert!(socket.read(&mut [0]).is_err(), "the target must not see a complete upload");
 }
 
 #[test]
-fn ssh_shows_why_its_session_broke_off_and_ends_in_good_order_otherwise() {
+fn ssh_shows_why_its_session_failed_and_ends_cleanly_otherwise() {
     if !have(&["sshd", "ssh", "ssh-keygen"]) {
         return;
     }

@@ -1,4 +1,4 @@
-//! gRPC's debugging port, asked by grpcurl, which knows nothing of it but by reflection.
+//! gRPC's debugging port, queried by grpcurl, which knows its services only through reflection.
 
 use std::process::Command;
 
@@ -9,7 +9,7 @@ use crate::process::{TIMEOUT, run_command};
 use crate::tunnel::TestDir;
 
 #[test]
-fn grpcurl_finds_the_services_and_the_links_with_their_counts() {
+fn grpcurl_finds_the_services_and_the_links_with_their_counters() {
     let Some(program) = kept("grpcurl-1.9.3/grpcurl") else { return };
     let place = TestDir::new();
     let (pod, node) = (free_port(), free_port());
@@ -50,7 +50,7 @@ fn grpcurl_finds_the_services_and_the_links_with_their_counts() {
     let socket = ask(pod, "GetSocket", &format!("{{\"socket_id\": {id}}}"));
     let data = &socket["socket"]["data"];
     assert_eq!(data["streamsStarted"], "1", "{socket}");
-    // The edge begins with a message, its heartbeat.
+    // The first message of an edge is its heartbeat.
     assert!(data["messagesReceived"].as_str().unwrap().parse::<u64>().unwrap() >= 1, "{socket}");
     assert_eq!(socket["socket"]["remote"]["tcpipAddress"]["ipAddress"], "fwAAAQ==", "{socket}");
 
@@ -60,5 +60,5 @@ fn grpcurl_finds_the_services_and_the_links_with_their_counts() {
         (&channel["data"]["target"], &channel["data"]["state"]["state"]),
         (&at(grpc).into(), &"READY".into())
     );
-    assert_eq!(ask(node, "GetServers", "{}")["server"], Value::Null, "an edge is no server");
+    assert_eq!(ask(node, "GetServers", "{}")["server"], Value::Null, "an edge has no gRPC servers");
 }

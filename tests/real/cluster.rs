@@ -1,5 +1,5 @@
-//! A whole Kubernetes on machines of its own: etcd and kube-apiserver in the cloud, containerd, kubelet and a running pod at
-//! each edge. Between them is what the test starts.
+//! A whole Kubernetes on separate machines: etcd and kube-apiserver in the cloud; containerd, kubelet and a running
+//! pod at each edge. The test starts the tunnel between them.
 
 pub(crate) mod node;
 mod ways;
@@ -21,10 +21,10 @@ use node::{Node, Settings};
 pub(crate) use ways::{APISERVER, Way, kubelet_client, target_ca};
 pub(crate) use webhook::Hook;
 
-/// All of it but the tunnel.
+/// The cluster without the tunnel.
 #[derive(Debug)]
 pub(crate) struct Cluster {
-    // Fields drop in order: who uses a thing before the thing.
+    // Fields drop in order: users of a resource before the resource.
     nodes: Vec<Node>,
     _signer: Option<Running>,
     apiserver: Running,
@@ -35,8 +35,8 @@ pub(crate) struct Cluster {
 }
 
 impl Cluster {
-    /// Starts it with this way to the kubelet of one node, up to a pod that runs. None if a program is missing, or who runs
-    /// the test is not root.
+    /// Starts a cluster with one node, and waits until its pod runs. kube-apiserver reaches the kubelet as `way`
+    /// says. Returns `None` if a program is missing, or if the test does not run as root.
     pub(crate) fn start(way: Way) -> Option<Self> {
         let mut cluster = Self::without_nodes(way, 1)?;
         cluster.join(&Settings { number: 1, ip: &address(1), asks: false })?;
@@ -44,8 +44,8 @@ impl Cluster {
         Some(cluster)
     }
 
-    /// As [`Self::start`], with two nodes, of which the second has an address of IPv6 alone. Their kubelets ask the cluster
-    /// for their certificates, and have none until [`Self::approve_kubelets`].
+    /// Like [`Self::start`], but with two nodes; the second has only an IPv6 address. Their kubelets request
+    /// certificates from the cluster, and have none until [`Self::approve_kubelets`].
     pub(crate) fn signed(way: Way) -> Option<Self> {
         let manager = kept("kubernetes-1.36.3/kube-controller-manager")?;
         let mut cluster = Self::without_nodes(way, 2)?;
@@ -92,7 +92,7 @@ impl Cluster {
         self.sh("kubectl wait --for=condition=Ready --timeout=110s pod --all");
     }
 
-    /// Has the certificates issued that its kubelets ask for, and waits until they show them.
+    /// Approves the certificates that the kubelets request, and waits until the kubelets serve them.
     pub(crate) fn approve_kubelets(&self) {
         let theirs = "kubectl get csr --no-headers | grep system:node:node | cut -d ' ' -f 1";
         wait_until("kubelets have their certificates", 3 * TIMEOUT, || {
@@ -105,7 +105,8 @@ impl Cluster {
         });
     }
 
-    /// Gives the pods of the tunnel the rights that `deploy` has, and starts who approves what they ask for.
+    /// Gives the tunnel's pods the permissions of `deploy`, and starts `tunnel approve`, which approves their
+    /// requests.
     pub(crate) fn approver(&self) -> Running {
         let deploy = Path::new(env!("CARGO_MANIFEST_DIR")).join("deploy/kustomize");
         for part in ["base", "csr"] {
@@ -114,14 +115,14 @@ impl Cluster {
         let (place, cloud) = (&self.network.place, &self.network.cloud);
         let mut command = apiserver::approver(not_led_astray(cloud.command(PROGRAM)), place, APPROVER);
         let mut approver = Running::start("approver", place.path(), &mut command);
-        wait_until("it sees requests", TIMEOUT, || {
+        wait_until("the approver is ready", TIMEOUT, || {
             approver.lives();
             self.network.tries(&format!("curl -sf http://127.0.0.1:{APPROVER}/readyz")).stdout == "ok\n"
         });
         approver
     }
 
-    /// Goes over to another way to the kubelet; pods of the tunnel have to be started anew.
+    /// Switches to another way to the kubelet; the tunnel's servers must be restarted.
     pub(crate) fn change(&mut self, way: Way) {
         self.apiserver.kill();
         self.apiserver = start_apiserver(&self.network, &self.program, way);
@@ -130,14 +131,14 @@ impl Cluster {
     }
 
     fn is_ready(&self) {
-        wait_until("apiserver is ready", 6 * TIMEOUT, || {
+        wait_until("kube-apiserver is ready", 6 * TIMEOUT, || {
             self.network.tries("kubectl get --raw /readyz").status.success()
         });
-        // It says so before the first objects are there.
+        // It reports readiness before the first objects exist.
         self.sh("kubectl wait --for=create --timeout=110s namespace/default");
     }
 
-    /// Runs a line of bash in the cloud, where kubectl is at hand; what it prints.
+    /// Runs a line of bash in the cloud, where kubectl is installed, and returns its output.
     pub(crate) fn sh(&self, line: &str) -> String {
         self.network.sh(line)
     }
@@ -147,7 +148,7 @@ impl Cluster {
         let file = self.network.place.path().join(format!("{name}.json"));
         std::fs::write(&file, object.to_string()).unwrap();
         let line = format!("kubectl apply -f {}", file.display());
-        // Just after its start apiserver refuses some for a moment: it does not know their kinds or their namespace yet.
+        // Just after its start, kube-apiserver refuses some objects: it does not know their kind or namespace yet.
         wait_until(&line, 3 * TIMEOUT, || {
             let said = self.network.tries(&line);
             if !said.status.success() {
@@ -157,13 +158,13 @@ impl Cluster {
         });
     }
 
-    /// Starts a pod of the tunnel; kube-apiserver comes to the one at [`SERVER`].
+    /// Starts a server of the tunnel; kube-apiserver uses the one at [`SERVER`].
     pub(crate) fn server(&self, ip: &str) -> Running {
         let tables = if ip == SERVER { self.way.tables(&self.network.place) } else { String::new() };
         self.server_with(ip, &tables)
     }
 
-    /// As [`Self::pod`], with these tables in place of those of its way.
+    /// Like [`Self::server`], but with these tables instead of those of its way.
     pub(crate) fn server_with(&self, ip: &str, tables: &str) -> Running {
         let place = &self.network.place;
         let account = match self.way {
@@ -175,14 +176,14 @@ impl Cluster {
         self.network.server_with(ip, tables, args)
     }
 
-    /// Puts a certificate for this name in the place of the one that the pod of the tunnel shows kube-apiserver, which
-    /// reads it soon.
+    /// Replaces the certificate that the tunnel's server presents to kube-apiserver by one for this name. Sends
+    /// SIGHUP so that the server reloads it.
     pub(crate) fn certify(&self, name: &str, pod: &mut Running) {
         ways::shown(&self.network.place, name);
         pod.hang_up();
     }
 
-    /// Starts the edge of `node1` towards that pod, with these tables beside the usual.
+    /// Starts the edge of `node1`, which dials that server, with these tables in addition to the usual ones.
     pub(crate) fn edge(&self, pod: &str, tables: &str) -> Running {
         self.network.edge(1, pod, &(self.way.edge_tables(&self.network.place) + tables))
     }
@@ -206,7 +207,7 @@ fn start_apiserver(network: &Network, program: &Path, way: Way) -> Running {
     let at = format!("{SERVER}:6443").parse().unwrap();
     let mut command = apiserver::apiserver(network.cloud.command(program), place, ETCD, at, &users);
     command.args(["--authorization-mode", "Node,RBAC"]);
-    // Nobody here makes tokens for pods.
+    // No controller here creates tokens for pods.
     command.args(["--disable-admission-plugins", "ServiceAccount"]);
     let Files { cert, key, .. } = kubelet_client(place);
     place.authority.0.client(APISERVER).unwrap().write(&cert, &key).unwrap();
@@ -215,7 +216,7 @@ fn start_apiserver(network: &Network, program: &Path, way: Way) -> Running {
     Running::start("apiserver", place.path(), &mut command)
 }
 
-/// What lets kube-apiserver act at kubelets, as kubeadm has it.
+/// Returns the binding that lets kube-apiserver use kubelets, as kubeadm creates it.
 fn kubelet_clients() -> Value {
     let rbac = "rbac.authorization.k8s.io";
     json!({
@@ -225,6 +226,6 @@ fn kubelet_clients() -> Value {
     })
 }
 
-/// Where `tunnel approve` tells of itself.
+/// Port where `tunnel approve` serves its health.
 const APPROVER: u16 = 51012;
 const ETCD: &str = "http://127.0.0.1:2379";

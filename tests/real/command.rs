@@ -1,4 +1,4 @@
-//! The command line: what service managers and people see of the program, whatever it carries.
+//! The command line, as service managers and users see it, apart from what the program carries.
 
 use std::io::{Read as _, Write as _};
 use std::net::TcpListener;
@@ -12,7 +12,7 @@ use crate::tunnel::{Edge, Pair, TestDir, tunnel};
 use crate::wait::wait_until;
 
 #[test]
-fn the_demo_checks_itself_and_tells_times() {
+fn the_demo_checks_itself_and_reports_times() {
     let said = run(PROGRAM, &["demo", "--check"], None, LONG);
     assert!(said.status.success(), "{said:?}");
     let lines: Vec<_> = said.stderr.lines().collect();
@@ -25,7 +25,7 @@ fn the_demo_checks_itself_and_tells_times() {
 }
 
 #[test]
-fn the_demo_asks_once_in_each_way_that_it_is_told_to_show() {
+fn the_demo_shows_each_requested_protocol_once() {
     let said = run(PROGRAM, &["demo", "--check", "--with", "tcp,http,https,egress,proxy,tcp"], None, LONG);
     assert!(said.status.success(), "{said:?}");
     for way in ["tcp", "http", "https", "egress", "proxy"] {
@@ -36,7 +36,7 @@ fn the_demo_asks_once_in_each_way_that_it_is_told_to_show() {
 }
 
 #[test]
-fn the_lines_that_the_demo_prints_work_as_they_stand() {
+fn the_command_lines_that_the_demo_prints_work_unchanged() {
     if !have(&["curl"]) {
         return;
     }
@@ -63,7 +63,7 @@ fn the_lines_that_the_demo_prints_work_as_they_stand() {
 }
 
 #[test]
-fn a_bad_config_is_told_with_all_its_faults_and_exit_code_78() {
+fn a_bad_config_is_reported_with_all_its_errors_and_exit_code_78() {
     let place = TestDir::new();
     let file = place.config(
         "bad",
@@ -85,14 +85,14 @@ fn a_bad_config_is_told_with_all_its_faults_and_exit_code_78() {
 }
 
 #[test]
-fn a_config_that_is_not_there_is_exit_code_78() {
+fn a_missing_config_leads_to_exit_code_78() {
     let said = started(&["--m=edge", "--c=/nowhere/edge.toml"]);
     assert_eq!(said.status.code(), Some(78), "{said:?}");
     assert!(said.stderr.contains("/nowhere/edge.toml") && said.stderr.contains("--c=FILE"), "{said:?}");
 }
 
 #[test]
-fn a_port_in_use_is_told_with_its_key_and_exit_code_69() {
+fn a_port_in_use_is_reported_with_its_key_and_exit_code_69() {
     let place = TestDir::new();
     let taken = TcpListener::bind("127.0.0.1:0").unwrap();
     let at = taken.local_addr().unwrap();
@@ -106,11 +106,12 @@ fn a_port_in_use_is_told_with_its_key_and_exit_code_69() {
     assert!(said.stderr.contains(&at.to_string()), "{said:?}");
 }
 
-/// SuperEdge's files may not mention ssh at all, and its port 22 is often the machine's own sshd's.
+/// SuperEdge's config files may not mention ssh at all, and the machine's own sshd often uses port 22.
 #[test]
-fn a_port_22_that_nobody_asked_for_may_be_missing() {
+fn port_22_may_be_missing_if_the_config_does_not_request_it() {
     let place = TestDir::new();
-    // Taken by somebody else, taken here, or forbidden to this user: missing in any case.
+    // The port is in use by another program, in use by this test, or forbidden to this user: it is missing in any
+    // case.
     let _taken = TcpListener::bind("0.0.0.0:22");
     let (grpc, log_port) = (free_port(), free_port());
     let file = place.config("cloud", &place.cloud_config(loopback(grpc), log_port));
@@ -126,7 +127,7 @@ fn a_port_22_that_nobody_asked_for_may_be_missing() {
 }
 
 #[test]
-fn flags_in_gos_spelling_are_understood_and_logs_go_to_files() {
+fn flags_in_go_spelling_are_understood_and_logs_go_to_files() {
     let place = TestDir::new();
     let dir = place.path().join("logs");
     let (grpc, log_port) = (free_port(), free_port());
@@ -136,11 +137,11 @@ fn flags_in_gos_spelling_are_understood_and_logs_go_to_files() {
     command.args(["-v", "2", "-kube_qps=50", "-kube-burst", "70", "-logtostderr=false", "--log_format=json"]);
     let mut cloud = Running::start("cloud", place.path(), &mut command);
     cloud.answers(log_port, "/readyz", "");
-    wait_until("the log file tells that the server has started", TIMEOUT, || {
+    wait_until("the log file reports that the server has started", TIMEOUT, || {
         cloud.lives();
         logged(&dir, "tunnel-cloud").contains("\"server started\"")
     });
-    assert_eq!(cloud.log(), "", "nothing goes to stderr beside the files");
+    assert_eq!(cloud.log(), "", "nothing goes to stderr in addition to the files");
     cloud.terminate();
     assert!(cloud.ends(TIMEOUT).success());
     let log = logged(&dir, "tunnel-cloud");
@@ -149,7 +150,7 @@ fn flags_in_gos_spelling_are_understood_and_logs_go_to_files() {
 }
 
 #[test]
-fn logs_go_to_files_and_to_stderr_if_both_are_asked_for() {
+fn logs_go_to_files_and_to_stderr_if_both_are_requested() {
     let place = TestDir::new();
     let dir = place.path().join("logs");
     let log_port = free_port();
@@ -159,13 +160,13 @@ fn logs_go_to_files_and_to_stderr_if_both_are_asked_for() {
     command.arg(format!("-c={}", file.display()));
     let mut cloud = Running::start("cloud", place.path(), &mut command);
     cloud.says("server started");
-    wait_until("the log file tells that the server has started", TIMEOUT, || {
+    wait_until("the log file reports that the server has started", TIMEOUT, || {
         logged(&dir, "tunnel-cloud").contains("server started")
     });
 }
 
 #[test]
-fn a_flag_that_nobody_knows_is_refused() {
+fn an_unknown_flag_is_refused() {
     let said = started(&["--m=cloud", "--verbosity=3"]);
     assert_eq!(said.status.code(), Some(64), "{said:?}");
     assert!(said.stderr.contains("--verbosity"), "{said:?}");
@@ -174,7 +175,8 @@ fn a_flag_that_nobody_knows_is_refused() {
     assert!(said.stdout.contains("78 the config"), "{said:?}");
 }
 
-/// A config in which everything is wrong that can be: a key, the certificate, the tokens, the users, and a port.
+/// Writes a config with errors in everything that can be wrong: a key, the certificate, the tokens, the users, and a
+/// port.
 fn all_wrong(place: &TestDir, taken: &TcpListener) -> PathBuf {
     std::fs::write(&place.files.cert, "no certificate").unwrap();
     std::fs::remove_file(place.path().join("token")).unwrap();
@@ -195,11 +197,11 @@ const ALL_WRONG: [(&str, &str); 4] = [
 ];
 
 #[test]
-fn everything_that_is_in_the_way_is_told_at_once_and_once() {
+fn all_errors_are_reported_at_once_and_each_only_once() {
     let (place, taken) = (TestDir::new(), TcpListener::bind("127.0.0.1:0").unwrap());
     let file = all_wrong(&place, &taken);
     let said = started(&["--m=cloud", "--log-format=json", &format!("--c={}", file.display())]);
-    assert_eq!(said.status.code(), Some(78), "the gravest counts: {said:?}");
+    assert_eq!(said.status.code(), Some(78), "the exit code is that of the most severe error: {said:?}");
     let told = faults(&said.stderr);
     let port = taken.local_addr().unwrap().to_string();
     for (key, text) in ALL_WRONG.into_iter().chain([("mode.cloud.ssh.listen", port.as_str())]) {
@@ -213,7 +215,7 @@ fn everything_that_is_in_the_way_is_told_at_once_and_once() {
 }
 
 #[test]
-fn a_check_reads_what_the_config_names_and_tries_no_port() {
+fn a_check_reads_the_files_of_the_config_and_opens_no_port() {
     let (place, taken) = (TestDir::new(), TcpListener::bind("127.0.0.1:0").unwrap());
     let config = format!(
         "{}[mode.cloud.ssh]\nlisten = \"{}\"\n",
@@ -245,7 +247,7 @@ fn a_check_reads_what_the_config_names_and_tries_no_port() {
 }
 
 #[test]
-fn a_check_of_an_edge_finds_its_files() {
+fn a_check_of_an_edge_reads_its_files() {
     let place = TestDir::new();
     let config = |ca: &Path, token: &str| {
         let config = format!(
@@ -265,7 +267,7 @@ fn a_check_of_an_edge_finds_its_files() {
 }
 
 #[test]
-fn who_starts_it_sees_what_is_wrong_though_logs_go_to_files() {
+fn startup_errors_go_to_stderr_even_if_logs_go_to_files() {
     let place = TestDir::new();
     let logs = place.path().join("logs");
     let log_dir = format!("--log-dir={}", logs.display());
@@ -280,7 +282,7 @@ fn who_starts_it_sees_what_is_wrong_though_logs_go_to_files() {
     assert!(said.stderr.contains("key=--log-dir") && said.stderr.contains("key=--c"), "{said:?}");
 }
 
-/// Keys and texts of the faults in a log of JSON lines.
+/// Returns keys and texts of the errors in a log of JSON lines.
 fn faults(log: &str) -> Vec<(String, String)> {
     let text = |value: &serde_json::Value| value.as_str().unwrap_or_default().to_owned();
     let lines = log.lines().map(|line| serde_json::from_str::<serde_json::Value>(line).unwrap());
@@ -291,7 +293,7 @@ fn faults(log: &str) -> Vec<(String, String)> {
 }
 
 #[test]
-fn the_log_level_is_set_while_it_runs() {
+fn the_log_level_can_be_set_at_run_time() {
     let place = TestDir::new();
     let (log_port, links) = (free_port(), free_port());
     let file = place.config("cloud", &place.cloud_config(loopback(links), log_port));
@@ -303,7 +305,7 @@ fn the_log_level_is_set_while_it_runs() {
     let answer = ask(log_port, "PUT", "/debug/flags/v", "6").unwrap();
     assert!(answer.contains("200 OK"), "{answer}");
     assert!(answer.ends_with("successfully set klog.logging.verbosity to 6\n"), "{answer}");
-    // No TLS: a line for whoever looks closely.
+    // A connection without TLS, which logs a line at debug level.
     let _ = ask(links, "GET", "/", "");
     cloud.says("DEBUG");
 
@@ -313,7 +315,7 @@ fn the_log_level_is_set_while_it_runs() {
 }
 
 #[test]
-fn at_level_8_each_frame_leaves_a_line_and_nothing_of_what_it_carries() {
+fn level_8_logs_each_frame_but_not_its_contents() {
     if !have(&["curl"]) {
         return;
     }
@@ -348,17 +350,17 @@ fn at_level_8_each_frame_leaves_a_line_and_nothing_of_what_it_carries() {
 }
 
 #[test]
-fn metrics_have_their_port() {
+fn metrics_have_their_own_port() {
     let Pair { edge, cloud, place } = Pair::start();
     let answer = ask(cloud.metrics, "GET", "/metrics", "").unwrap();
     assert!(answer.lines().any(|line| line == "# TYPE tunnel_cloud_nodes gauge"), "{answer}");
     let answer = ask(cloud.metrics, "PUT", "/debug/flags/v", "6").unwrap();
-    assert!(answer.contains("404 "), "the level is not set there: {answer}");
+    assert!(answer.contains("404 "), "the log level cannot be set there: {answer}");
     drop((edge, cloud, place));
 }
 
 #[test]
-fn systemd_is_told_that_it_is_up_that_it_lives_and_that_it_stops() {
+fn systemd_is_notified_of_readiness_liveness_and_stopping() {
     let place = TestDir::new();
     let at = place.path().join("notify");
     let told = std::os::unix::net::UnixDatagram::bind(&at).unwrap();
@@ -391,7 +393,7 @@ fn systemd_is_told_that_it_is_up_that_it_lives_and_that_it_stops() {
 }
 
 #[test]
-fn a_token_for_all_beside_egress_is_an_open_door() {
+fn a_default_token_next_to_egress_is_logged_as_insecure() {
     let place = TestDir::new();
     let config = place.cloud_config(loopback(free_port()), free_port());
     let egress =
@@ -409,7 +411,7 @@ fn a_token_for_all_beside_egress_is_an_open_door() {
 }
 
 #[test]
-fn a_doctor_ends_with_a_code_that_scripts_can_ask_for() {
+fn doctor_ends_with_an_exit_code_that_scripts_can_check() {
     let place = TestDir::new();
     let config = place.edge_config("node1", "127.0.0.1:1", free_port());
     let file = format!("--c={}", place.config("edge", &config).display());
@@ -421,12 +423,12 @@ fn a_doctor_ends_with_a_code_that_scripts_can_ask_for() {
     assert!(found.as_array().unwrap().iter().any(|one| one["check"] == "port"), "{found}");
 }
 
-/// Runs it until it ends by itself, as it does when it cannot start.
+/// Runs the program until it ends on its own, for example because it cannot start.
 fn started(args: &[&str]) -> ProcessOutput {
     run(PROGRAM, args, None, TIMEOUT)
 }
 
-/// All that stands in a program's log files.
+/// Returns the contents of a program's log files.
 fn logged(dir: &Path, name: &str) -> String {
     let Ok(entries) = std::fs::read_dir(dir) else { return String::new() };
     let files = entries.map(|entry| entry.unwrap().path());
@@ -436,7 +438,7 @@ fn logged(dir: &Path, name: &str) -> String {
 
 const PROGRAM: &str = env!("CARGO_BIN_EXE_tunnel");
 
-/// For a demo of several steps, each of which may take 10 s.
+/// Timeout for a demo of several steps, each of which may take 10 s.
 const LONG: Duration = Duration::from_secs(40);
 
 #[test]
@@ -448,7 +450,7 @@ fn bash_completes_commands_and_flags() {
 }
 
 #[test]
-fn man_pages_are_written_where_they_are_wanted_and_nowhere_else() {
+fn man_pages_are_written_to_the_requested_directory_only() {
     let place = tempfile::tempdir().unwrap();
     let pages = place.path().join("man1");
     let said = run(PROGRAM, &["man", pages.to_str().unwrap()], None, LONG);

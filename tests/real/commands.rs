@@ -1,5 +1,5 @@
-//! Each command as people use it: the first time and a second time, with a wrong line, without the rights for it, and where a
-//! disk is full or read-only. `tunnel init` has the like in `enrol`.
+//! Each command as users run it: for the first and the second time, with wrong arguments, without the required
+//! permissions, and with a full or read-only disk. The tests of `tunnel init` are in `enrol`.
 
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
@@ -12,7 +12,7 @@ use crate::tunnel::{PROGRAM, TestDir};
 use crate::wait::wait_until;
 
 #[test]
-fn a_wrong_line_is_told_with_what_is_wanted() {
+fn wrong_arguments_are_reported_with_what_is_expected() {
     let code = format!("i{}", "A".repeat(43));
     for (line, exit, told) in [
         ("invite", 64, "--node <NAME>"),
@@ -44,14 +44,15 @@ fn a_wrong_line_is_told_with_what_is_wanted() {
     assert!(said.status.code() == Some(1) && said.stdout.contains("set its path with --c=FILE"), "{said:?}");
 }
 
-/// A machine with a small disk for the pod and one for who joins, and the program where everybody may start it.
+/// A machine with a small disk for the server and one for the joining node, and the program where every user may
+/// start it.
 struct Stage {
     machine: Machine,
     program: PathBuf,
     place: TestDir,
 }
 
-/// One step: what is done before, by root or by nobody in particular, the line, the exit code, and what is told.
+/// One step: the commands that run before it, the user, the arguments, the exit code, and the expected text.
 type Step<'a> = (&'a str, Who, &'a str, i32, &'a str);
 
 #[derive(Clone, Copy, PartialEq)]
@@ -62,7 +63,7 @@ enum Who {
 use Who::{Nobody, Root};
 
 impl Stage {
-    /// None without root, or a program that it needs.
+    /// Returns `None` without root, or if a required program is missing.
     fn new() -> Option<Self> {
         if !root() || !have(&["unshare", "nsenter", "mount", "setpriv", "ip"]) {
             return None;
@@ -84,7 +85,7 @@ impl Stage {
         self.place.path().join(name)
     }
 
-    /// Runs shell in the folder of the test.
+    /// Runs shell commands in the folder of the test.
     fn does(&self, line: &str) {
         if !line.is_empty() {
             self.machine.sh(&format!("cd {}; {line}", self.place.path().display()));
@@ -104,7 +105,7 @@ impl Stage {
         run_command(line, &mut command, None, 2 * TIMEOUT)
     }
 
-    /// Does the steps; `words` stand for others in their lines.
+    /// Runs the steps; in their lines, each of `words` is replaced by its value.
     fn goes(&self, words: &[(&str, &str)], steps: &[Step<'_>]) {
         for (before, who, line, code, told) in steps {
             self.does(before);
@@ -124,7 +125,7 @@ impl Stage {
         self.place.tunnel_as(command, ("cloud", "pod"), &config, &[], args)
     }
 
-    /// What the pod's page of that path says.
+    /// Returns the server's page at that path.
     fn page(&self, log: u16, path: &str) -> String {
         let mut curl = self.machine.command("curl");
         curl.args(["-s", "-m", "5", &format!("http://127.0.0.1:{log}{path}")]);
@@ -133,7 +134,7 @@ impl Stage {
 }
 
 #[test]
-fn a_full_disk_a_read_only_one_and_missing_rights_are_told_and_spoil_nothing() {
+fn failures_of_disks_and_permissions_are_reported_and_leave_no_damage() {
     let Some(stage) = Stage::new().filter(|_| have(&["curl"])) else { return };
     let (grpc, log, connect) = (free_port(), free_port(), free_port());
     let (socket, disk) = (stage.path("pod.sock"), stage.path("disk"));
@@ -144,7 +145,7 @@ fn a_full_disk_a_read_only_one_and_missing_rights_are_told_and_spoil_nothing() {
         disk.join("enrolled")
     );
     let mut server = stage.server(grpc, log, &more, &[]);
-    wait_until("the pod is ready", TIMEOUT, || {
+    wait_until("the server is ready", TIMEOUT, || {
         server.lives();
         stage.page(log, "/readyz").starts_with("ok")
     });
@@ -199,11 +200,11 @@ fn a_full_disk_a_read_only_one_and_missing_rights_are_told_and_spoil_nothing() {
     );
     let mut left = stage.machine.command("find");
     let left = run_command("find", left.arg(stage.path("joining")).args(["-mindepth", "1"]), None, TIMEOUT);
-    assert_eq!(left.stdout, "", "what fails leaves nothing");
+    assert_eq!(left.stdout, "", "a failed command leaves no files");
     stage.goes(
         &words,
         &[
-            // The invitation is as good as it was.
+            // The invitation is still valid.
             ("", Root, join, 0, "edge7 has joined"),
             ("", Root, join, 73, "nothing is overwritten"),
             (
@@ -237,7 +238,7 @@ fn a_full_disk_a_read_only_one_and_missing_rights_are_told_and_spoil_nothing() {
 }
 
 #[test]
-fn a_disk_for_logs_that_is_full_is_told_everywhere_but_in_the_log() {
+fn a_full_disk_for_logs_is_reported_outside_of_the_log() {
     let Some(stage) = Stage::new().filter(|_| have(&["curl"])) else { return };
     let log = free_port();
     let logs = format!("--log-dir={}", stage.path("disk").display());
@@ -251,13 +252,13 @@ fn a_disk_for_logs_that_is_full_is_told_everywhere_but_in_the_log() {
         curl.args(["-s", "-X", "PUT", "--data", number, &format!("http://127.0.0.1:{log}/debug/flags/v")]);
         run_command("curl", &mut curl, None, TIMEOUT).stdout
     };
-    wait_until("the pod is ready", TIMEOUT, || {
+    wait_until("the server is ready", TIMEOUT, || {
         server.lives();
         stage.page(log, "/readyz") == "ok\n"
     });
     stage.does("cat /dev/zero >disk/fill || true");
     wait_until("lines are lost", TIMEOUT, || {
-        // Each leaves a line, whatever the level is.
+        // Each request logs a line, whatever the level is.
         level("0");
         lost(&stage.page(log, "/metrics")) > 0
     });
@@ -273,9 +274,9 @@ fn a_disk_for_logs_that_is_full_is_told_everywhere_but_in_the_log() {
     assert_eq!(stage.page(log, "/readyz"), "ok\n");
 }
 
-/// A pod alone needs no authority. What does need it says so before anything runs.
+/// A single server needs no CA. A feature that needs it reports the missing file before anything starts.
 #[test]
-fn a_server_without_the_file_of_its_authority_starts_unless_somebody_needs_it() {
+fn a_server_without_a_ca_file_starts_unless_a_feature_needs_it() {
     let place = TestDir::new();
     std::fs::remove_file(&place.files.ca).unwrap();
     let invitations =

@@ -1,4 +1,4 @@
-//! Kubernetes: pods share a ConfigMap, and the endpoints of their Service tell which there are.
+//! Kubernetes: servers share a ConfigMap, and find each other by the endpoints of their Service.
 
 use std::collections::BTreeSet;
 use std::net::{IpAddr, SocketAddr};
@@ -17,12 +17,12 @@ use crate::process::{TIMEOUT, ask};
 use crate::tunnel::{Cloud, Edge, TestDir};
 use crate::wait::wait_until;
 
-/// What people and other programs have put there.
+/// Lines that users and other programs have written.
 const FOREIGN: &str = "# by hand\n127.0.0.1 localhost\n192.0.2.7    old-style\n\
     #CustomStart\n10.0.0.1    ours?\n10.0.0.9    theirs\n#CustomEnd\n10.0.0.1 node-of-another-form\nno end";
 
 #[test]
-fn servers_that_race_over_hundreds_of_nodes_lose_no_line_and_touch_none_of_others() {
+fn concurrent_writes_of_many_nodes_lose_no_line_and_keep_foreign_ones() {
     let Some(kubernetes) = Kubernetes::start() else { return };
     kubernetes.apply::<Object>(&json!({
         "apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "nodes", "labels": {"a": "b"}},
@@ -33,7 +33,7 @@ fn servers_that_race_over_hundreds_of_nodes_lose_no_line_and_touch_none_of_other
         let mut map = server_at(&kubernetes, IpAddr::from([10, 0, 0, server]), "nodes");
         async move {
             let mut nodes = BTreeSet::new();
-            // They come and go: 10 more each time, and at last the odd ones leave.
+            // Nodes connect and disconnect: 10 more in each turn, then the odd ones leave.
             for turn in 0..NODES / 10 {
                 nodes.extend((turn * 10..turn * 10 + 10).map(|node| format!("node-{node}-of-pod-{server}")));
                 map.write(&nodes).await.unwrap();
@@ -48,7 +48,7 @@ fn servers_that_race_over_hundreds_of_nodes_lose_no_line_and_touch_none_of_other
         }
     };
     let (mut one, _two) = kubernetes.run(async { tokio::join!(race(1), race(2)) });
-    assert!(kubernetes.conflicts() > 10, "they were in each other's way");
+    assert!(kubernetes.conflicts() > 10, "the servers' writes conflict");
 
     let text = kubernetes.hosts("nodes").unwrap();
     assert!(text.ends_with(FOREIGN), "{text}");
@@ -67,11 +67,11 @@ fn servers_that_race_over_hundreds_of_nodes_lose_no_line_and_touch_none_of_other
 }
 
 #[test]
-fn lines_of_a_killed_server_go_with_its_endpoint_and_an_apiserver_that_is_away_cuts_nothing() {
+fn lines_of_a_killed_server_are_removed_with_its_endpoint() {
     let Some(mut kubernetes) = Kubernetes::start() else { return };
     let (one, two) = (TestDir::new(), TestDir::new());
     let server = |place: &TestDir, ip: &str| {
-        // As SuperEdge's manifests have it.
+        // The same tables as in SuperEdge's manifests.
         let tables =
             format!("[mode.cloud.stream.dns]\nconfigmap = \"tunnel-nodes\"\nservice = \"{SERVICE}\"\n");
         let kubeconfig = kubernetes.kubeconfig();
@@ -98,23 +98,23 @@ fn lines_of_a_killed_server_go_with_its_endpoint_and_an_apiserver_that_is_away_c
     second.is_troubled("publisher: ConfigMap tunnel-nodes: kube-apiserver");
     second.has("node1");
     kubernetes.restart();
-    // That the dead pod does not answer is told as long as it is listed.
-    wait_until("the publisher has no trouble", TIMEOUT, || {
+    // The unreachable server is reported while it is listed.
+    wait_until("the publisher reports no problem", TIMEOUT, || {
         second.process.lives();
         ask(second.log_port, "GET", "/readyz", "")
             .is_some_and(|answer| answer.contains(" 200 ") && !answer.contains("publisher:"))
     });
-    wait_until("the dead pod's line is swept", Duration::from_secs(60), || {
+    wait_until("the killed server's line is removed", Duration::from_secs(60), || {
         second.process.lives();
         lines(&kubernetes) == set(&["10.0.0.2    node1"])
     });
     second.process.terminate();
     assert!(second.process.ends(TIMEOUT).success());
-    assert_eq!(lines(&kubernetes), set(&[]), "withdrawn before the exit");
+    assert_eq!(lines(&kubernetes), set(&[]), "lines are withdrawn before the exit");
 }
 
 #[test]
-fn other_servers_are_known_by_the_endpoints_of_their_service() {
+fn peers_are_found_by_the_endpoints_of_their_service() {
     let Some(mut kubernetes) = Kubernetes::start() else { return };
     kubernetes.endpoints("one", &[("10.0.0.1", true), ("10.0.0.2", true), ("10.0.0.3", false)]);
     let own = "10.0.0.1:9000".parse().unwrap();
@@ -124,7 +124,7 @@ fn other_servers_are_known_by_the_endpoints_of_their_service() {
     kubernetes.run(async { drain.spawn(tracing::Span::none(), watch.follow(drain.clone())) });
     let are = |others: &[&str]| {
         let others: Vec<SocketAddr> = others.iter().map(|at| at.parse().unwrap()).collect();
-        wait_until(&format!("siblings are {others:?}"), TIMEOUT, || *peers.borrow() == others);
+        wait_until(&format!("peers are {others:?}"), TIMEOUT, || *peers.borrow() == others);
     };
     are(&["10.0.0.2:9000", "10.0.0.3:9000"]);
     let known = endpoints.borrow().clone().unwrap();
@@ -135,7 +135,7 @@ fn other_servers_are_known_by_the_endpoints_of_their_service() {
     are(&["10.0.0.3:9000", "10.0.0.4:9000"]);
     kubernetes.stop();
     kubernetes.restart();
-    assert_eq!(peers.borrow().len(), 2, "the last ones stand while nobody answers");
+    assert_eq!(peers.borrow().len(), 2, "the last known peers remain while kube-apiserver is unreachable");
     kubernetes.delete_slice("two");
     are(&["10.0.0.3:9000"]);
     let drained = kubernetes.run(drain.finish(TIMEOUT, std::future::pending()));
@@ -151,5 +151,5 @@ fn cluster(kubernetes: &Kubernetes) -> Cluster {
     Cluster { kubeconfig: Some(kubernetes.kubeconfig()), namespace: Some(NAMESPACE.to_owned()) }
 }
 
-/// Of each pod.
+/// Number of nodes of each server.
 const NODES: usize = 400;

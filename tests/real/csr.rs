@@ -1,4 +1,5 @@
-//! Certificates that a real kube-controller-manager signs: asked for by pods, approved or denied by `tunnel approve`.
+//! Certificates that a real kube-controller-manager signs: servers request them, `tunnel approve` approves or denies
+//! them.
 
 mod kubelet;
 mod signer;
@@ -27,7 +28,7 @@ use kubelet::Kubelet;
 use signer::Signer;
 
 #[test]
-fn a_pod_has_its_certificates_issued_and_renewed_and_nothing_is_cut() {
+fn server_certificates_are_issued_and_renewed_without_aborted_sessions() {
     if !have(&["curl"]) {
         return;
     }
@@ -53,7 +54,7 @@ fn a_pod_has_its_certificates_issued_and_renewed_and_nothing_is_cut() {
     let grpc = crate::parts::loopback(free_port());
     let env = [("POD_NAMESPACE", NAMESPACE)];
     let mut cloud = Cloud::launch(&place, ("cloud", grpc), &tables, &env, &[&k]);
-    // Nobody has approved it yet: it waits, and starts by itself.
+    // The request is not approved yet: the server waits, and continues automatically.
     cloud.process.says("certificate requested");
     assert!(!cloud.process.log().contains("server started"));
     signer.approve();
@@ -91,9 +92,9 @@ fn a_pod_has_its_certificates_issued_and_renewed_and_nothing_is_cut() {
             shown
         };
         let visitors = [scope.spawn(load), scope.spawn(load)];
-        // One answer goes on for as long as all that takes.
+        // One response lasts until both certificates have been renewed.
         let long = scope.spawn(|| visit("long"));
-        wait_until("both were renewed and are shown", 6 * TIMEOUT, || {
+        wait_until("both certificates are renewed and in use", 6 * TIMEOUT, || {
             cloud.process.lives();
             let now = [read(&server), read(&shown)];
             let renewed = now.iter().zip(&before).all(|(now, before)| now != before);
@@ -105,14 +106,18 @@ fn a_pod_has_its_certificates_issued_and_renewed_and_nothing_is_cut() {
         assert!(long.status.success() && long.stdout.ends_with("the end\n"), "{long:?}");
         visitors.map(|visitor| visitor.join().unwrap()).into_iter().flatten().collect::<BTreeSet<_>>()
     });
-    assert!(shown_to_kubelet.len() >= 2, "the kubelet sees the old and the new: {shown_to_kubelet:?}");
+    assert!(
+        shown_to_kubelet.len() >= 2,
+        "the kubelet sees the old and the new certificate: {shown_to_kubelet:?}"
+    );
     assert!(done.load(Relaxed) > 20);
     edge.process.lives();
     let ready = crate::process::ask(cloud.log_port, "GET", "/readyz", "").unwrap();
     assert!(ready.contains(" 200 OK") && !ready.contains("certificate of the"), "{ready}");
 }
 
-/// curl with a client's certificate that the pod's front end knows, through the pod to node1.
+/// Returns a curl command that requests `node1` through the server, with a client certificate that the listener
+/// trusts.
 fn visitor(place: &TestDir, ca: &Path, port: u16) -> Command {
     let (cert, key) = (place.path().join("visitor.crt"), place.path().join("visitor.key"));
     if !cert.exists() {
@@ -125,10 +130,10 @@ fn visitor(place: &TestDir, ca: &Path, port: u16) -> Command {
     curl
 }
 
-/// What somebody asks for.
+/// The contents of a certificate request.
 struct Wish<'a> {
     profile: Profile,
-    /// In place of the profile's own.
+    /// The common name, if it differs from that of the profile.
     common_name: Option<&'a str>,
     names: &'a [&'a str],
 }
@@ -138,7 +143,7 @@ impl<'a> Wish<'a> {
         Self { profile, common_name: None, names }
     }
 
-    /// Asks for it, by that file; the request's name.
+    /// Creates the request with that kubeconfig, and returns its name.
     fn made(&self, kubernetes: &Kubernetes, kubeconfig: &Path) -> String {
         let profile = self.profile;
         let common_name = self.common_name.unwrap_or(profile.common_name());
@@ -160,7 +165,7 @@ impl<'a> Wish<'a> {
     }
 }
 
-/// What has become of a request: its condition with the reason, and whether it is signed.
+/// Returns the condition of a request, its message, and whether a certificate has been issued.
 fn outcome(kubernetes: &Kubernetes, name: &str) -> Option<(String, String, bool)> {
     let api: Api<CertificateSigningRequest> = Api::all(kubernetes.client(&kubernetes.admin()));
     let status = kubernetes.run(api.get(name)).unwrap().status.unwrap_or_default();
@@ -169,7 +174,7 @@ fn outcome(kubernetes: &Kubernetes, name: &str) -> Option<(String, String, bool)
 }
 
 #[test]
-fn only_its_own_requester_is_given_a_certificate_and_foreign_requests_are_not_touched() {
+fn only_the_owner_gets_a_certificate_and_foreign_requests_stay_untouched() {
     let Some(mut signer) = Signer::start("1h") else { return };
     signer.kubernetes.apply_everywhere::<Node>(
         &json!({"apiVersion": "v1", "kind": "Node", "metadata": {"name": "node1"}}),
@@ -227,15 +232,15 @@ fn only_its_own_requester_is_given_a_certificate_and_foreign_requests_are_not_to
     signer.approve();
     let kubernetes = &signer.kubernetes;
     for (name, why) in &denied {
-        let (kind, said, signed) = wait_for("a verdict", 2 * TIMEOUT, || outcome(kubernetes, name));
+        let (kind, said, signed) = wait_for("a decision", 2 * TIMEOUT, || outcome(kubernetes, name));
         assert!(kind == "Denied" && said.contains(why) && !signed, "{kind}: {said}");
     }
     for name in &approved {
-        wait_until("it is signed", 2 * TIMEOUT, || {
+        wait_until("the certificate is issued", 2 * TIMEOUT, || {
             outcome(kubernetes, name).is_some_and(|(kind, _, signed)| kind == "Approved" && signed)
         });
     }
-    // All of these came after the foreign ones, and one after the other is judged.
+    // All of these were created after the foreign ones, and requests are decided in order.
     for name in &foreign {
         assert_eq!(outcome(kubernetes, name), None, "{name}");
     }
@@ -245,7 +250,7 @@ fn node(name: &str, labels: &Value) -> Value {
     json!({"apiVersion": "v1", "kind": "Node", "metadata": {"name": name, "labels": labels}})
 }
 
-/// The settings of a file of `deploy/kustomize`, with the files, ports and addresses of a test in the place of theirs.
+/// Returns a config file of `deploy/kustomize`, with files, ports and addresses replaced by those of a test.
 fn shipped(file: &str, replaced: &[(&str, &str)]) -> String {
     let file = Path::new(env!("CARGO_MANIFEST_DIR")).join("deploy/kustomize").join(file);
     let text = std::fs::read_to_string(file).unwrap();
@@ -255,9 +260,10 @@ fn shipped(file: &str, replaced: &[(&str, &str)]) -> String {
     })
 }
 
-/// With the settings of the manifests: the kubelet's credential is enough, and a shared token takes no Node's name.
+/// With the config of the manifests: the kubelet's credential suffices, and a shared token is not valid for a Node's
+/// name.
 #[test]
-fn an_edge_of_the_manifests_links_as_its_node_and_a_node_without_an_edge_is_nobodys() {
+fn an_edge_of_the_manifests_links_as_its_node_and_others_cannot() {
     let Some(mut signer) = Signer::start("1h") else { return };
     signer.apply("base");
     signer.kubernetes.apply_everywhere::<Node>(&node("node1", &json!({"superedge.io/node-edge": "enable"})));
@@ -275,7 +281,7 @@ fn an_edge_of_the_manifests_links_as_its_node_and_a_node_without_an_edge_is_nobo
     }
     let (token, users) = (place.path().join("token"), place.path().join("htpasswd"));
     std::fs::write(&token, "default:shared\n").unwrap();
-    // "right", with bcrypt's least cost.
+    // The password "right", hashed with the lowest cost of bcrypt.
     std::fs::write(&users, format!("ops:{}\n", bcrypt::hash("right", 4).unwrap())).unwrap();
     let [grpc, log, ssh, proxy, edge_log] = [(); 5].map(|()| free_port());
     let own = format!("\"127.0.0.1:{}\"", free_port());
@@ -330,7 +336,7 @@ fn an_edge_of_the_manifests_links_as_its_node_and_a_node_without_an_edge_is_nobo
         assert_eq!(user.stdout, "from the node", "{user:?}");
     }
 
-    // A Node that never had an edge, and a machine that is no Node.
+    // A Node without an edge, and a machine that is not a Node.
     let start = |node: &str| {
         let config = place.edge_config(node, &format!("127.0.0.1:{grpc}"), free_port());
         let config = config.replace(crate::tunnel::TOKEN, "shared");
@@ -346,14 +352,14 @@ fn an_edge_of_the_manifests_links_as_its_node_and_a_node_without_an_edge_is_nobo
     cloud.says("Node node1 has no edge label");
     signer.kubernetes.apply_everywhere::<Node>(&node("node1", &json!({"superedge.io/node-edge": "enable"})));
     edge.lives();
-    wait_until("node1 is back", 4 * TIMEOUT, || {
+    wait_until("node1 is linked again", 4 * TIMEOUT, || {
         cloud.lives();
         crate::process::ask(log, "GET", "/cloud/healthz", "").is_some_and(|said| said.contains("node1"))
     });
 }
 
 #[test]
-fn an_edge_proves_itself_by_its_certificate_for_as_long_as_its_node_exists() {
+fn the_certificate_of_an_edge_is_valid_while_its_node_exists() {
     let Some(mut signer) = Signer::start("1h") else { return };
     let named = |name: &str| node(name, &json!({"superedge.io/node-edge": "enable"}));
     signer.kubernetes.apply_everywhere::<Node>(&named("node1"));
@@ -373,17 +379,17 @@ fn an_edge_proves_itself_by_its_certificate_for_as_long_as_its_node_exists() {
         );
         place.tunnel(("edge", log), &config, &[], &[&asks])
     };
-    // It has its token alone, until it has its certificate.
+    // Without a certificate, the edge uses its token.
     let mut edge = start("node1", crate::tunnel::TOKEN, "edge-token");
     cloud.has("node1");
     edge.says("certificate issued");
     edge.terminate();
     edge.ends(TIMEOUT);
-    // The certificate alone, in another process.
+    // Another process uses only the certificate.
     let mut edge = start("node1", "wrong", "edge-certificate");
     edge.says_of("server=", "linked");
     cloud.has("node1");
-    // It is no proof of another node.
+    // The certificate does not authenticate another node.
     let mut other = start("node2", "wrong", "edge-other");
     other.says("invalid token");
     other.kill();
@@ -396,13 +402,13 @@ fn an_edge_proves_itself_by_its_certificate_for_as_long_as_its_node_exists() {
     cloud.has("node1");
     edge.lives();
 
-    // kube-apiserver is away: what the pod knew stands.
+    // kube-apiserver is unreachable: the server keeps the Nodes that it knows.
     signer.kubernetes.stop();
     edge.terminate();
     edge.ends(TIMEOUT);
     let mut edge = start("node1", "wrong", "edge-away");
     edge.says_of("server=", "linked");
-    // A pod that begins in that time knows no Node: tokens alone count.
+    // A server that starts in the meantime knows no Nodes, so it accepts only tokens.
     cloud.process.terminate();
     cloud.process.ends(TIMEOUT);
     let (env, at) = ([("POD_NAMESPACE", NAMESPACE)], crate::parts::loopback(cloud.grpc));

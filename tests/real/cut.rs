@@ -1,4 +1,4 @@
-//! The line between edge and cloud breaks while something is copied: what ssh sees is at most a pause.
+//! Cuts the connection between edge and server during a copy: ssh sees at most a pause.
 
 use std::io::{Read, Write};
 use std::net::{Shutdown, TcpListener, TcpStream};
@@ -10,17 +10,17 @@ use crate::ssh::copies_both_ways;
 use crate::tunnel::Pair;
 
 #[test]
-fn a_copy_survives_every_cut_of_the_line() {
+fn a_copy_survives_every_cut_of_the_connection() {
     survives(&[10_000_000, 35_000_000, 60_000_000, 25_000_000], End::Cut);
 }
 
-/// As behind a NAT that has forgotten the connection: nobody says that it is over.
+/// Simulates a NAT that has forgotten the connection: neither end is notified.
 #[test]
-fn a_copy_survives_a_line_that_falls_silent() {
+fn a_copy_survives_a_connection_that_stops_responding() {
     survives(&[40_000_000], End::Silence);
 }
 
-/// Both copies are 200 MB and more, so every connection that is to end does end.
+/// Each copy transfers at least 200 MB, so every connection with a limit reaches it.
 fn survives(lives: &[usize], end: End) {
     if !have(&["sshd", "ssh", "scp", "ssh-keygen", "nc.openbsd"]) {
         return;
@@ -28,25 +28,25 @@ fn survives(lives: &[usize], end: End) {
     let line = Line::new(lives, end);
     let pair = Pair::start_behind(|cloud| line.start(cloud));
     copies_both_ways(&pair);
-    assert_eq!(line.made(), lives.len() + 1, "each connection that ended was replaced once");
+    assert_eq!(line.made(), lives.len() + 1, "each connection that ended is replaced once");
 }
 
 /// How a connection ends.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum End {
-    /// Both sides are told.
+    /// Both sides are notified.
     Cut,
-    /// Neither is.
+    /// Neither side is notified.
     Silence,
 }
 
-/// A line whose connections end after so many bytes, both directions together; the last one lasts.
+/// A proxy whose connections end after a number of bytes, both directions together; the last one stays open.
 #[derive(Debug, Clone)]
 struct Line {
     lives: Arc<[usize]>,
     end: End,
     made: Arc<AtomicUsize>,
-    /// Those that have fallen silent: kept open, as nobody ends them.
+    /// Connections that have stopped responding. They are kept open, because neither end closes them.
     silent: Arc<Mutex<Vec<TcpStream>>>,
 }
 
@@ -55,12 +55,12 @@ impl Line {
         Self { lives: lives.into(), end, made: Arc::default(), silent: Arc::default() }
     }
 
-    /// How many connections there have been.
+    /// Returns the number of connections so far.
     fn made(&self) -> usize {
         self.made.load(Ordering::SeqCst)
     }
 
-    /// Listens for the edge, and carries its connections to the cloud. Its threads end with the test.
+    /// Listens for the edge, and forwards its connections to the server. Its threads end with the test.
     fn start(&self, cloud: u16) -> u16 {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let port = listener.local_addr().unwrap().port();
@@ -69,7 +69,7 @@ impl Line {
             for edge in listener.incoming() {
                 let edge = edge.unwrap();
                 let Ok(cloud) = TcpStream::connect(("127.0.0.1", cloud)) else { return };
-                // A line adds nothing of its own: a small piece that waits for company would slow both ends down.
+                // Without `TCP_NODELAY`, small segments would be delayed, which would slow both ends down.
                 edge.set_nodelay(true).unwrap();
                 cloud.set_nodelay(true).unwrap();
                 let number = line.made.fetch_add(1, Ordering::SeqCst);
@@ -95,7 +95,7 @@ impl Line {
                 if read > 0 && lasts && to.write_all(&piece[..read]).is_ok() {
                     continue;
                 }
-                // One direction that ends takes the other along.
+                // If one direction ends, the other ends as well.
                 left.store(0, Ordering::SeqCst);
                 if !lasts && line.end == End::Silence {
                     line.silent.lock().unwrap().extend([from, to]);

@@ -1,4 +1,4 @@
-//! What stands in `deploy`, given to the programs that it is for.
+//! The contents of `deploy`, used by the programs that they are made for.
 
 mod chart;
 mod closed;
@@ -24,25 +24,25 @@ fn deploy(path: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("deploy").join(path)
 }
 
-/// A kube-apiserver, and what asks it.
+/// A kube-apiserver, and kubectl.
 struct Cluster {
     kubernetes: Kubernetes,
     kubectl: PathBuf,
 }
 
 impl Cluster {
-    /// One with a namespace that is empty.
+    /// Starts a cluster with an empty namespace.
     fn new() -> Option<Self> {
         let (kubectl, kubernetes) = (kept("kubernetes-1.36.3/kubectl")?, Kubernetes::start()?);
         Some(Self { kubernetes, kubectl })
     }
 
-    /// One that has been given all of the kustomize base.
+    /// Starts a cluster and applies the whole kustomize base.
     fn with_base() -> Option<Self> {
         let cluster = Self::new()?;
         let base = deploy("kustomize/base");
         let mut said = String::new();
-        wait_until("all objects are taken", 3 * TIMEOUT, || {
+        wait_until("all objects are accepted", 3 * TIMEOUT, || {
             let (is_well, text) = cluster.asks(&["apply", "-k", base.to_str().unwrap()]);
             said = text;
             is_well
@@ -51,13 +51,14 @@ impl Cluster {
         {
             assert!(said.contains(object), "{object}: {said}");
         }
-        // The test has made the namespace before, by other means.
+        // The test has created the namespace before, by other means.
         let warned = |line: &&str| line.starts_with("Warning") && !line.contains("namespaces/edge-system");
         assert_eq!(said.lines().find(warned), None);
         Some(cluster)
     }
 
-    /// Starts a pod that publishes to the ConfigMap with the rights of the manifests' account, and where edges dial it.
+    /// Starts a server that publishes to the ConfigMap with the permissions of the manifests' account. Also returns
+    /// its address for edges.
     fn publisher(&self, place: &TestDir) -> (Running, SocketAddr) {
         let (grpc, log_port) = (loopback(free_port()), free_port());
         let config = format!(
@@ -79,7 +80,7 @@ impl Cluster {
         (pod, grpc)
     }
 
-    /// Runs kubectl; whether it did what it was told, and all it said.
+    /// Runs kubectl. Returns whether it succeeded, and its output.
     fn asks(&self, args: &[&str]) -> (bool, String) {
         let admin = self.kubernetes.admin();
         let mut command = Command::new(&self.kubectl);
@@ -88,8 +89,8 @@ impl Cluster {
         (said.status.success(), said.stdout + &said.stderr)
     }
 
-    /// Whether kube-apiserver lets somebody do that; `who` is kubectl's flags for him. A part of an object stands behind a colon:
-    /// `nodes:proxy`.
+    /// Returns true if kube-apiserver permits that request; `who` is kubectl's flags for the user. A subresource
+    /// follows a colon: `nodes:proxy`.
     fn lets(&self, who: &[&str], verb: &str, what: &str) -> bool {
         let (what, part) = what.split_once(':').unwrap_or((what, ""));
         let part = format!("--subresource={part}");
@@ -103,7 +104,7 @@ impl Cluster {
     }
 }
 
-/// The one container of a workload.
+/// Returns the only container of a workload.
 fn container(workload: &Value) -> &Value {
     &workload["spec"]["template"]["spec"]["containers"][0]
 }
@@ -113,7 +114,7 @@ fn args(workload: &Value) -> Vec<String> {
     args.iter().map(|arg| arg.as_str().unwrap().to_owned()).collect()
 }
 
-/// What a pod of these manifests finds below /etc/tunnel.
+/// Writes the files that a pod of these manifests finds below /etc/tunnel.
 fn mounted(dir: &Path, place: &TestDir, config: &str) {
     for name in ["conf", "certs", "token", "auth"] {
         std::fs::create_dir_all(dir.join(name)).unwrap();
@@ -129,17 +130,17 @@ fn mounted(dir: &Path, place: &TestDir, config: &str) {
     std::fs::write(dir.join("auth/htpasswd"), users).unwrap();
 }
 
-/// Where Kubernetes puts the authority that signs its clients.
+/// Path of the CA that signs Kubernetes' client certificates, in a pod.
 const CLUSTER_CA: &str = "/var/run/secrets/kubernetes.io/serviceaccount/ca.crt";
 
-/// Who may come in at CONNECT and the proxy.
+/// The user that may use CONNECT and the proxy.
 const USER: &str = "ops";
 const PASSWORD: &str = "right";
 
-/// The manifests' arguments, environment and files serve: a pod and an edge in a network of their own, a client that
-/// comes from the networks that they name, and the probes.
+/// Runs the manifests' arguments, environment and files: a server and an edge in a separate network, a client in the
+/// networks that they allow, and the probes.
 #[test]
-fn the_manifests_are_taken_by_kube_apiserver_and_what_they_start_serves() {
+fn kube_apiserver_accepts_the_manifests_and_their_workloads_serve() {
     if !root() || !have(&["unshare", "curl", "busybox", "ip"]) {
         return;
     }
@@ -154,8 +155,8 @@ fn the_manifests_are_taken_by_kube_apiserver_and_what_they_start_serves() {
     mounted(&for_cloud, &place, &config("tunnel-cloud-conf").replace(CLUSTER_CA, cluster_ca));
     std::fs::copy(&cluster.kubernetes.place().files.ca, for_cloud.join("certs/cluster-ca.crt")).unwrap();
     std::fs::write(for_cloud.join("token/token"), format!("node1:{TOKEN}\n")).unwrap();
-    // The line that an operator has to change; and by a token, as a machine without Kubernetes has it. With its node's
-    // certificate the tests of `csr` start one.
+    // Change the address, as operators must, and use a token, as on a machine without Kubernetes. The tests of `csr`
+    // start an edge with its node's certificate.
     let edge_config = config("tunnel-edge-conf").replace("tunnel.example.org:9000", "127.0.0.1:9000");
     let token = "token_file = \"/etc/tunnel/token/token\"\ncert = ";
     let edge_config = edge_config.replace("agent = true", "agent = false").replacen("cert = ", token, 1);
@@ -196,12 +197,12 @@ fn the_manifests_are_taken_by_kube_apiserver_and_what_they_start_serves() {
     let said = run("unshare", &["-n", "sh", "-c", &script.join("\n")], None, 3 * TIMEOUT);
     assert!(said.status.success() && said.stdout.matches("from the node").count() == 2, "{said:?}");
     let grace = cloud["spec"]["template"]["spec"]["terminationGracePeriodSeconds"].as_u64().unwrap();
-    assert!(grace > 30, "a pod drains for 25 s, and edges get their last frames");
+    assert!(grace > 30, "a server drains for 25 s, and edges need time for their last frames");
 }
 
-/// The role is what a pod needs, shown by one that runs with it, and nothing else.
+/// A server that runs with the role shows that it suffices, and kube-apiserver denies everything else.
 #[test]
-fn a_pod_with_the_manifests_role_publishes_and_may_do_nothing_else() {
+fn a_server_with_the_manifests_role_publishes_and_may_do_nothing_else() {
     let Some(cluster) = Cluster::with_base() else { return };
     let may = |verb: &str, what: &str| cluster.lets(&["--as", PODS], verb, what);
     for (verb, what) in [
@@ -235,13 +236,13 @@ fn a_pod_with_the_manifests_role_publishes_and_may_do_nothing_else() {
 }
 
 #[test]
-fn the_debian_package_has_the_program_its_services_and_its_pages() {
+fn the_debian_package_contains_the_program_its_units_and_man_pages() {
     if !have(&["dpkg-deb", "gzip", "strip"]) {
         return;
     }
     let dir = tempfile::tempdir().unwrap();
     let build = deploy("debian/build.sh");
-    // A debug build is ten times as large.
+    // A debug build is ten times larger.
     let program = dir.path().join("program");
     let stripped = run("strip", &["-o", program.to_str().unwrap(), PROGRAM], None, TIMEOUT);
     assert!(stripped.status.success(), "{stripped:?}");

@@ -1,5 +1,5 @@
-//! What a pod dials itself, and what it never dials, however it is spelt, whoever asks and whatever its config allows:
-//! not one packet leaves.
+//! Addresses that a server dials itself, and addresses that it never dials, in any spelling, for any client and with
+//! any config: not one packet is sent.
 
 use crate::certificates::Files;
 use crate::network::{Machine, Network, OTHER_SERVER, SERVER};
@@ -9,7 +9,7 @@ use crate::tunnel::TestDir;
 use crate::wait::wait_until;
 
 #[test]
-fn not_a_packet_leaves_for_what_a_server_must_not_dial() {
+fn no_packet_is_sent_to_targets_that_a_server_must_not_dial() {
     let Some(network) = Network::start(1).filter(|_| have(&["socat"])) else { return };
     let place = &network.place;
     let Files { ca, cert, key } = &place.files;
@@ -47,12 +47,12 @@ addr = {{ \"7443\" = \"127.0.0.1:7777\" }}
             assert!(said.starts_with("HTTP/1.1 403 "), "{front}: {method}{target}: {said}");
         }
         probes.none(&front);
-        // What may be dialled is seen.
+        // Permitted targets are counted.
         assert!(ask("other.test").contains("refused the connection"));
         probes.some();
     }
-    // Ports that stand for one of every node dial nothing themselves: an address is no node's name there, and a name is
-    // a node's or nobody's.
+    // Ports that map to a port of the requested node never dial on their own: an address is not a node name there,
+    // and a name is either a node's or unknown.
     for front in [format!("TCP:{SERVER}:7080"), format!("OPENSSL:{SERVER}:7443,{tls}")] {
         for target in ADDRESSES.iter().chain(&NAMES).chain(&["other.test"]) {
             let said = ask(&network.cloud, &front, "GET /", target);
@@ -64,7 +64,7 @@ addr = {{ \"7443\" = \"127.0.0.1:7777\" }}
         }
         probes.none(&front);
     }
-    // TLS knows no addresses as names, and few numbers.
+    // In TLS, addresses are not valid names, and only some of these number forms are.
     let away = "alert internal error";
     let numbers = (&ADDRESSES[..], &["unrecognized name", "unexpected eof", away][..]);
     for (names, alerts) in [numbers, (&NAMES, &[away])] {
@@ -79,7 +79,7 @@ addr = {{ \"7443\" = \"127.0.0.1:7777\" }}
 }
 
 #[test]
-fn not_a_packet_leaves_for_what_a_server_must_not_dial_for_edges() {
+fn no_packet_is_sent_to_targets_that_a_server_must_not_dial_for_edges() {
     let Some(network) = Network::start(1).filter(|_| have(&["socat"])) else { return };
     let _server = network
         .server(SERVER, "[mode.cloud.allow]\ntargets = [\"0.0.0.0/0:*\", \"[::/0]:*\"]\nnodes = [\"*\"]\n");
@@ -102,7 +102,7 @@ fn not_a_packet_leaves_for_what_a_server_must_not_dial_for_edges() {
 }
 
 #[test]
-fn what_is_at_no_node_is_dialled_for_egress_clients_with_a_certificate_and_nobody_else() {
+fn other_targets_are_dialled_only_for_egress_clients_with_a_certificate() {
     let Some(network) = Network::start(1).filter(|_| have(&["socat"])) else { return };
     let place = &network.place;
     let Files { ca, cert, key } = &place.files;
@@ -133,37 +133,37 @@ fn what_is_at_no_node_is_dialled_for_egress_clients_with_a_certificate_and_nobod
             assert!(said.starts_with(&format!("HTTP/1.1 {status} ")), "{front}: {method}{host}: {said}");
         }
     }
-    probes.none("no client with a certificate");
+    probes.none("clients without a certificate");
     let front = format!("OPENSSL:{SERVER}:8000,{tls}");
     for host in [OTHER_SERVER, "other.test"] {
-        wait_until(&format!("{host} is reached"), TIMEOUT, || {
+        wait_until(&format!("{host} is reachable"), TIMEOUT, || {
             ask(&network.cloud, &front, &format!("CONNECT {host}:7777"), host).starts_with("HTTP/1.1 200 ")
         });
     }
     probes.some();
 }
 
-/// The certificate of a client, and the authority of the pods', as options of socat.
+/// Returns a client certificate and the CA of the servers, as options of socat.
 fn client(place: &TestDir, name: &str) -> String {
     let (cert, key) = (place.path().join("client.crt"), place.path().join("client.key"));
     place.authority.0.client(name).unwrap().write(&cert, &key).unwrap();
     format!("cert={},key={},cafile={}", cert.display(), key.display(), place.files.ca.display())
 }
 
-/// Makes the names of [`NAMES`], and one that may be dialled, and waits until they resolve.
+/// Defines the names of [`NAMES`] and a permitted one, and waits until they resolve.
 fn knows_names(network: &Network) {
     let hosts = "127.0.0.1 loop.test\n::1 loop6.test\n169.254.169.254 meta.test\n0.0.0.0 any.test\n";
     let file = network.place.path().join("hosts");
     std::fs::write(file, format!("{hosts}{OTHER_SERVER} other.test\n")).unwrap();
-    wait_until("names lead to addresses", TIMEOUT, || {
+    wait_until("names resolve", TIMEOUT, || {
         network.tries("getent ahosts any.test && getent ahosts other.test").status.success()
     });
 }
 
-/// The status line of the answer to a request at a front end, for who is on that machine.
+/// Sends a request to a listener from that machine, and returns the status line of the response.
 fn ask(machine: &Machine, front: &str, request: &str, host: &str) -> String {
     let head = format!("{request} HTTP/1.1\\r\\nHost: {host}:7777\\r\\n\\r\\n");
-    // Its input stays open: who hangs up is not answered.
+    // Keep the input open: a client that hangs up gets no response.
     let line = format!(
         "coproc socat - {front}; printf '{head}' >&${{COPROC[1]}}
         read -r -t 60 line <&${{COPROC[0]}}; kill $COPROC_PID; echo \"$line\""
@@ -172,7 +172,7 @@ fn ask(machine: &Machine, front: &str, request: &str, host: &str) -> String {
     run_command("bash", bash.args(["-c", &line]), None, 6 * TIMEOUT).stdout
 }
 
-/// Packets that leave the cloud for port 7777.
+/// Counts the packets that the cloud sends to port 7777.
 struct Probes<'a>(&'a Network);
 
 impl<'a> Probes<'a> {
@@ -183,20 +183,20 @@ impl<'a> Probes<'a> {
         Self(network)
     }
 
-    /// There were none.
+    /// Fails the test if there were any packets.
     fn none(&self, of: &str) {
         let counted = self.0.cloud.sh("nft list counter inet seen probes");
         assert!(counted.contains("packets 0 "), "{of}: {counted}");
     }
 
-    /// There were some; from now on others count.
+    /// Fails the test if there were no packets, and resets the counter.
     fn some(&self) {
         let counted = self.0.cloud.sh("nft list counter inet seen probes; nft reset counters >/dev/null");
         assert!(!counted.contains("packets 0 "), "{counted}");
     }
 }
 
-/// Addresses in all spellings, also of 127.0.0.1 as only some resolvers read it.
+/// Addresses in all spellings, including forms of 127.0.0.1 that only some resolvers accept.
 const ADDRESSES: [&str; 19] = [
     "127.0.0.1",
     "127.8.8.8",
@@ -219,5 +219,5 @@ const ADDRESSES: [&str; 19] = [
     "0x7f000001",
 ];
 
-/// Names that lead to such.
+/// Names that resolve to such addresses.
 const NAMES: [&str; 5] = ["localhost", "loop.test", "loop6.test", "meta.test", "any.test"];

@@ -1,4 +1,4 @@
-//! Told to stop, a process lets the ssh sessions of people end first.
+//! Graceful shutdown: a process that stops first lets running ssh sessions end.
 
 use std::io::Write;
 use std::process::{ChildStdin, Command};
@@ -11,7 +11,7 @@ use crate::sshd::Sshd;
 use crate::tunnel::Pair;
 
 #[test]
-fn a_cloud_that_stops_lets_an_ssh_session_end() {
+fn a_server_that_stops_lets_an_ssh_session_end() {
     let Some((sshd, mut pair)) = ready() else { return };
     let (mut ssh, mut input) = session(&sshd, &pair);
     pair.cloud.process.terminate();
@@ -34,14 +34,14 @@ fn an_edge_that_stops_lets_an_ssh_session_end() {
 }
 
 #[test]
-fn a_second_signal_ends_the_cloud_at_once() {
+fn a_second_signal_ends_the_server_at_once() {
     let Some((sshd, mut pair)) = ready() else { return };
     let (mut ssh, _input) = session(&sshd, &pair);
     pair.cloud.process.terminate();
     pair.cloud.process.says("stopping");
     pair.cloud.process.terminate();
     assert_eq!(pair.cloud.process.ends(SOON).code(), Some(0));
-    assert_eq!(ssh.ends(TIMEOUT).code(), Some(255), "ssh tells that its connection was lost");
+    assert_eq!(ssh.ends(TIMEOUT).code(), Some(255), "ssh reports that its connection was lost");
 }
 
 #[test]
@@ -52,11 +52,11 @@ fn a_second_signal_ends_the_edge_at_once() {
     pair.edge.process.says("stopping");
     pair.edge.process.terminate();
     assert_eq!(pair.edge.process.ends(SOON).code(), Some(0));
-    assert_eq!(ssh.ends(TIMEOUT).code(), Some(255), "ssh tells that its connection was lost");
+    assert_eq!(ssh.ends(TIMEOUT).code(), Some(255), "ssh reports that its connection was lost");
 }
 
 #[test]
-fn a_hangup_means_to_read_the_files_again_and_ends_nothing() {
+fn a_hangup_reloads_the_files_and_ends_nothing() {
     let mut pair = Pair::start();
     pair.cloud.process.says("secret file is readable by every user");
     std::fs::write(pair.place.path().join("token"), "default:another\nnode1 no-colon\n").unwrap();
@@ -84,7 +84,7 @@ fn ready() -> Option<(Sshd, Pair)> {
     have(&["sshd", "ssh", "ssh-keygen", "nc.openbsd"]).then(|| (Sshd::start(), Pair::start()))
 }
 
-/// An ssh session that has begun, and ends once it is told a line.
+/// Starts an ssh session that ends after it has received a line.
 fn session(sshd: &Sshd, pair: &Pair) -> (Running, ChildStdin) {
     let mut command = Command::new("ssh");
     command.args(sshd.options(&helper("nc.openbsd", pair.cloud.connect)));
@@ -101,5 +101,5 @@ fn ends_well(ssh: &mut Running, input: &mut ChildStdin) {
     assert!(ssh.log().contains("told a line"), "{}", ssh.log());
 }
 
-/// Well below the 25 s for which sessions are waited for.
+/// Much shorter than the 25 s that a process waits for its sessions.
 const SOON: Duration = Duration::from_secs(10);

@@ -1,11 +1,11 @@
-//! The proxy of an edge, as people use it: curl on a node asks for pages of the cloud and of another node.
+//! The HTTP proxy of an edge, as users use it: curl on a node requests pages of the cloud and of another node.
 
 use crate::network::{Network, OTHER_SERVER, SERVER};
 use crate::parts::have;
 use crate::process::{TIMEOUT, run_command};
 
 #[test]
-fn curl_on_a_node_reaches_the_cloud_and_another_node_over_one_server_and_over_two() {
+fn curl_on_a_node_reaches_the_cloud_and_nodes_of_any_server() {
     if !have(&["busybox"]) {
         return;
     }
@@ -35,7 +35,7 @@ fn curl_on_a_node_reaches_the_cloud_and_another_node_over_one_server_and_over_tw
 }
 
 #[test]
-fn by_default_curl_on_a_node_reaches_nothing_and_reads_which_key_would_let_it() {
+fn by_default_curl_on_a_node_reaches_nothing_and_reads_the_config_key() {
     let Some(network) = Network::start(2) else { return };
     let _server = network.server(SERVER, "");
     let _edges = [network.edge(1, SERVER, PROXY), network.edge(2, SERVER, "")];
@@ -49,7 +49,7 @@ fn by_default_curl_on_a_node_reaches_nothing_and_reads_which_key_would_let_it() 
     }
 }
 
-/// What curl prints on the first node, through the proxy there.
+/// Runs curl on the first node through the proxy there, and returns its output.
 fn curl(network: &Network, args: &str) -> String {
     let mut command = network.edges[0].command("sh");
     let line = format!("curl -s -m 20 -x http://127.0.0.1:51009 {args}");

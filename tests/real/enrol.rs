@@ -1,4 +1,4 @@
-//! A cloud's first day: its files are made, its machines get them, and its nodes are reached.
+//! The setup of a new cloud: its files are created, its machines get them, and its nodes are reached.
 
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
@@ -8,19 +8,19 @@ use crate::parts::{free_port, have, root};
 use crate::process::{ProcessOutput, Running, TIMEOUT, run, run_command};
 use crate::tunnel::{Cloud, PROGRAM, TestDir, tunnel};
 
-/// Makes files for `node1` and a cloud on this machine.
+/// Creates files for `node1` and a server on this machine.
 fn init(dir: &Path, to: &Path) -> ProcessOutput {
     let (dir, to) = (dir.display().to_string(), to.display().to_string());
     run(PROGRAM, &["init", &dir, "--name", "localhost", "--node", "node1", "--to", &to], None, TIMEOUT)
 }
 
-/// Runs a command of people's.
+/// Runs a command of the program as a user.
 pub(crate) fn says(args: &[&str]) -> ProcessOutput {
     run(PROGRAM, args, None, TIMEOUT)
 }
 
 #[test]
-fn a_node_is_invited_joins_is_linked_and_is_revoked_each_by_one_line() {
+fn a_node_is_invited_joins_links_and_is_revoked_by_one_command_each() {
     let place = TestDir::new();
     let socket = place.path().join("cloud.sock");
     let more = format!(
@@ -72,10 +72,10 @@ fn a_node_is_invited_joins_is_linked_and_is_revoked_each_by_one_line() {
             "{told}"
         );
     }
-    assert!(!cloud.process.log().contains(&code), "no secret stands in a log");
+    assert!(!cloud.process.log().contains(&code), "the log must not contain secrets");
 }
 
-/// Gives the settings of a copy another folder and other ports.
+/// Replaces the folder and the ports in the config of a copy.
 fn change(config: &Path, changes: &[(&str, String)]) {
     let text = std::fs::read_to_string(config).unwrap();
     let changed = changes.iter().fold(text, |text, (from, to)| {
@@ -86,7 +86,7 @@ fn change(config: &Path, changes: &[(&str, String)]) {
 }
 
 #[test]
-fn what_init_has_made_is_copied_as_it_says_and_carries_a_request() {
+fn files_of_init_are_copied_by_its_commands_and_carry_a_request() {
     if !have(&["curl", "sh"]) {
         return;
     }
@@ -96,7 +96,7 @@ fn what_init_has_made_is_copied_as_it_says_and_carries_a_request() {
     assert!(said.status.success() && said.stderr.is_empty(), "{said:?}");
     let copies = said.stdout.lines().map(str::trim).find(|line| line.starts_with("cp ")).unwrap();
     assert!(run("sh", &["-c", copies], None, TIMEOUT).status.success(), "{copies}");
-    // The machine of the node is this one, too, so that its folder is another one.
+    // The node uses the same machine, so its folder must differ.
     std::fs::rename(dir.join("edge-node1"), &node).unwrap();
     let [grpc, connect, log, edge_log] = [(); 4].map(|()| free_port());
     let folder = (to.display().to_string(), node.display().to_string());
@@ -131,7 +131,7 @@ fn what_init_has_made_is_copied_as_it_says_and_carries_a_request() {
 }
 
 #[test]
-fn a_second_run_overwrites_nothing_and_a_wrong_line_makes_nothing() {
+fn a_second_init_overwrites_nothing_and_wrong_arguments_create_nothing() {
     let place = tempfile::tempdir().unwrap();
     let dir = place.path().join("files");
     assert!(init(&dir, Path::new("/etc/tunnel")).status.success());
@@ -155,7 +155,7 @@ fn a_second_run_overwrites_nothing_and_a_wrong_line_makes_nothing() {
 }
 
 #[test]
-fn a_full_disk_a_read_only_one_and_missing_rights_are_told_and_leave_nothing() {
+fn failures_of_disks_and_permissions_are_reported_and_leave_no_files() {
     if !have(&["unshare", "mount", "setpriv", "find"]) || !root() {
         return;
     }
@@ -163,7 +163,7 @@ fn a_full_disk_a_read_only_one_and_missing_rights_are_told_and_leave_nothing() {
     std::fs::set_permissions(place.path(), std::fs::Permissions::from_mode(0o755)).unwrap();
     let (disk, program) = (place.path().join("disk"), place.path().join("tunnel"));
     std::fs::create_dir(&disk).unwrap();
-    // Where everybody may start it.
+    // In a folder from which every user may start it.
     std::fs::hard_link(PROGRAM, &program).or_else(|_| std::fs::copy(PROGRAM, &program).map(drop)).unwrap();
     let in_its_own = |line: &str| {
         let mut command = Command::new("unshare");

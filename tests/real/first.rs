@@ -1,4 +1,4 @@
-//! The README's first steps on machines of one's own, as root and as a user without rights.
+//! The README's first steps on a separate machine, as root and as an unprivileged user.
 
 use std::os::unix::fs::PermissionsExt;
 
@@ -6,7 +6,7 @@ use crate::parts::{have, kept, root};
 use crate::process::{TIMEOUT, run};
 use crate::tunnel::PROGRAM;
 
-/// What a script may call: `waits CONDITION`, and `tunnel`.
+/// Shell functions for the scripts: `waits CONDITION`, `tunnel` and `serves`.
 const HELPERS: &str = r#"set -e; ip link set lo up; PLACE=/run/place
 mount -t tmpfs none /run; mkdir $PLACE; mount --bind $DIR $PLACE; mount -t tmpfs -o mode=1777 none /tmp; cd $PLACE
 touch tunnel; mount --bind $PROGRAM tunnel
@@ -15,8 +15,8 @@ tunnel() { $AS $PLACE/tunnel "$@"; }
 serves() { $AS $PLACE/tunnel --m=$1 --c=$2/$1.toml > $3.log 2>&1 & }
 "#;
 
-/// Runs a script of bash in namespaces of its own, in a directory where all users may write. /run and /tmp are empty, and
-/// the program is at a place that all users reach.
+/// Runs a bash script in separate namespaces, in a directory that all users may write to. /run and /tmp are empty,
+/// and all users can start the program.
 fn script(text: &str) {
     let place = tempfile::tempdir().unwrap();
     std::fs::set_permissions(place.path(), std::fs::Permissions::from_mode(0o777)).unwrap();
@@ -27,9 +27,9 @@ fn script(text: &str) {
     assert!(said.status.success() && said.stdout.ends_with("all is well\n"), "{said:?}");
 }
 
-/// Without /run/tunnel: root makes it, and other users have a directory of their own.
+/// /run/tunnel does not exist: root creates it, and other users have a directory of their own.
 #[test]
-fn a_cloud_that_init_made_invites_a_node_and_shows_it() {
+fn a_server_set_up_by_init_invites_a_node_and_lists_it() {
     if !root() || !have(&["unshare", "setpriv", "ip"]) {
         return;
     }
@@ -62,9 +62,9 @@ AS="$nobody"; ! tunnel status 2> refused.log; grep -q 'permission denied for /ru
     );
 }
 
-/// The edge's addresses are known, and its DNS server falls silent before the pod restarts.
+/// The edge knows its addresses; its DNS server stops responding before the server restarts.
 #[test]
-fn an_edge_links_again_while_dns_is_silent() {
+fn an_edge_links_again_while_dns_does_not_respond() {
     let Some(coredns) = kept("coredns-1.15.0/coredns").filter(|_| root() && have(&["unshare", "ip", "curl"]))
     else {
         return;

@@ -1,4 +1,4 @@
-//! Three pods that know each other, and a line by which edges come to any of them, as through a Service.
+//! Three servers that know each other, and a proxy through which edges reach any of them, like a Service.
 
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
@@ -10,7 +10,7 @@ use socket2::SockRef;
 use crate::parts::free_port;
 use crate::tunnel::{Cloud, Edge, TestDir};
 
-/// Pods on loopback addresses of their own and one port.
+/// Servers on separate loopback addresses with the same port.
 pub(crate) struct Fleet {
     // Fields drop in order: processes before the files they use.
     pub(crate) servers: Vec<Cloud>,
@@ -21,12 +21,12 @@ pub(crate) struct Fleet {
 }
 
 impl Fleet {
-    /// Three pods that have a list of all; `registry` goes on in their `[mode.cloud.registry]`.
+    /// Starts three servers that list each other; `registry` is appended to their `[mode.cloud.registry]`.
     pub(crate) fn start(registry: &str) -> Self {
         Self::start_in(TestDir::new(), true, registry)
     }
 
-    /// Three pods, which have a list of all or no list; `registry` goes on in their `[mode.cloud.registry]`.
+    /// Starts three servers that list each other or not; `registry` is appended to their `[mode.cloud.registry]`.
     pub(crate) fn start_in(place: TestDir, listed: bool, registry: &str) -> Self {
         let port = free_port();
         let at: Vec<_> = (2..5).map(|last| SocketAddr::from(([127, 0, 0, last], port))).collect();
@@ -44,14 +44,14 @@ impl Fleet {
         Cloud::launch(&self.place, (&format!("pod{number}"), at), &more, &[("POD_IP", &ip)], &[])
     }
 
-    /// Starts a pod anew in the place of one that has ended.
+    /// Restarts a server in place of one that has ended.
     pub(crate) fn replace(&mut self, number: usize) {
         let new = self.launch(number);
         self.servers[number] = new;
         self.servers[number].ready();
     }
 
-    /// A node that comes by the line, which must lead to this pod now.
+    /// Starts the edge of `node1`, which dials the proxy. The proxy must forward to this server now.
     pub(crate) fn node(&mut self, line: &Line, server: usize) -> Edge {
         let edge = Edge::start(&self.place, &format!("127.0.0.1:{}", line.port));
         self.servers[server].has("node1");
@@ -59,14 +59,14 @@ impl Fleet {
     }
 }
 
-/// A line that carries TCP connections to an address that may change, and that can be cut.
+/// A proxy that forwards TCP connections to a changeable address and can break them.
 #[derive(Debug, Clone)]
 pub(crate) struct Line {
     pub(crate) port: u16,
     to: Arc<Mutex<SocketAddr>>,
-    /// The connections of this moment, both of their sides.
+    /// Both ends of each open connection.
     open: Arc<Mutex<Vec<Pair>>>,
-    /// Bytes that were carried.
+    /// Number of forwarded bytes.
     carried: Arc<AtomicUsize>,
 }
 
@@ -86,7 +86,7 @@ impl Line {
             for edge in listener.incoming() {
                 let edge = edge.unwrap();
                 let to = *accepting.to.lock().unwrap();
-                // As a Service without a pod behind it: the caller is told at once.
+                // Like a Service without endpoints: the client gets an error at once.
                 let Ok(server) = TcpStream::connect(to) else { continue };
                 accepting.carry(edge, server);
             }
@@ -94,12 +94,12 @@ impl Line {
         line
     }
 
-    /// From now on new connections lead there.
+    /// Forwards new connections to this address.
     pub(crate) fn lead_to(&self, to: SocketAddr) {
         *self.to.lock().unwrap() = to;
     }
 
-    /// How many bytes were carried.
+    /// Returns the number of forwarded bytes.
     pub(crate) fn carried(&self) -> usize {
         self.carried.load(SeqCst)
     }
@@ -115,7 +115,7 @@ impl Line {
         }
     }
 
-    /// Carries nothing more on the connections of this moment, and tells nobody.
+    /// Stops forwarding on the open connections without notifying their ends.
     pub(crate) fn fall_silent(&self) {
         for pair in self.open.lock().unwrap().iter() {
             pair.silent.store(1, SeqCst);
@@ -134,7 +134,7 @@ impl Line {
                 loop {
                     let read = from.read(&mut piece).unwrap_or(0);
                     match silent.load(SeqCst) {
-                        // What comes is swallowed.
+                        // Incoming bytes are discarded.
                         1 if read > 0 => continue,
                         0 if read > 0 && to.write_all(&piece[..read]).is_ok() => {}
                         _ => break,

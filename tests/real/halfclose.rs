@@ -1,4 +1,4 @@
-//! Half-close end to end: the client says that it has sent all, and still gets its answer.
+//! Half-close from end to end: the client ends its sending side, and still receives the response.
 
 use std::fs::File;
 use std::io::Read;
@@ -34,13 +34,13 @@ fn socat_sends_its_end_and_reads_the_answer() {
 }
 
 #[test]
-fn our_own_command_sends_its_end_and_reads_the_answer() {
+fn tunnel_connect_sends_its_end_and_reads_the_answer() {
     answer_comes_after_the_end(PROGRAM, |proxy, port| {
         format!("connect --through=http://127.0.0.1:{proxy} node1:{port}")
     });
 }
 
-/// Sends three million bytes to a server that answers with their hash once it has seen the end of them.
+/// Sends three million bytes to a server that responds with their hash after the end of its input.
 fn answer_comes_after_the_end(program: &str, args: impl Fn(u16, u16) -> String) {
     if !have(&["sha256sum"]) || program != PROGRAM && !have(&[program]) {
         return;
@@ -56,7 +56,7 @@ fn answer_comes_after_the_end(program: &str, args: impl Fn(u16, u16) -> String) 
     assert_eq!(said.stdout, format!("{}  -\n", sha256(&sent)), "{program}: {said:?}");
 }
 
-/// A server that is `sha256sum` itself, on one connection. Its thread ends with the test.
+/// Starts a server that runs `sha256sum` on one connection. Its thread ends with the test.
 fn hash_server() -> u16 {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let port = listener.local_addr().unwrap().port();
@@ -68,5 +68,5 @@ fn hash_server() -> u16 {
     port
 }
 
-/// Three megabytes and their hash on a busy machine.
+/// Timeout for three megabytes and their hash on a busy machine.
 const ANSWER: Duration = Duration::from_secs(30);

@@ -1,4 +1,4 @@
-//! A proxy before kube-apiserver that can hold writes back.
+//! A proxy in front of kube-apiserver that can hold writes back.
 
 use std::convert::Infallible;
 use std::path::PathBuf;
@@ -25,17 +25,17 @@ use tunnel_base::drain::Drain;
 use crate::kubernetes::Kubernetes;
 use crate::process::TIMEOUT;
 
-/// The proxy. While it holds, no write comes through; those of ConfigMaps can be let go one by one, even when who sent
-/// them has given up.
+/// The proxy. While it holds, no write passes. Held writes of ConfigMaps can be released one by one, even if their
+/// client has given up.
 pub(crate) struct Held {
-    /// How it is reached.
+    /// The kubeconfig that uses the proxy.
     pub(crate) kubeconfig: PathBuf,
     holds: Arc<AtomicBool>,
     writes: Receiver<Write>,
     _dir: TempDir,
 }
 
-/// A write that is held.
+/// A write that is held back.
 pub(crate) struct Write {
     go: oneshot::Sender<()>,
     status: Receiver<u16>,
@@ -46,7 +46,7 @@ impl Held {
         let listener = kubernetes.run(TcpListener::bind("127.0.0.1:0")).unwrap();
         let (at, dir) = (listener.local_addr().unwrap(), tempfile::tempdir().unwrap());
         let kubeconfig = dir.path().join("held");
-        // JSON is YAML.
+        // JSON is valid YAML.
         let text = json!({
             "apiVersion": "v1", "kind": "Config", "current-context": "c",
             "clusters": [{"name": "c", "cluster": {"server": format!("http://{at}")}}],
@@ -71,27 +71,27 @@ impl Held {
         Self { kubeconfig, holds, writes, _dir: dir }
     }
 
-    /// From now on no write comes through.
+    /// Holds back all writes from now on.
     pub(crate) fn hold(&self) {
         self.holds.store(true, Relaxed);
     }
 
-    /// Whatever is sent from now on comes through.
+    /// Lets all new requests pass. Held writes stay held.
     pub(crate) fn let_go(&self) {
         self.holds.store(false, Relaxed);
     }
 
-    /// The first write of a ConfigMap that was held since this was called last.
+    /// Waits for the next held write of a ConfigMap, and returns it.
     pub(crate) fn write(&self) -> Write {
-        self.writes.recv_timeout(2 * TIMEOUT).expect("a ConfigMap is written")
+        self.writes.recv_timeout(2 * TIMEOUT).expect("no write of a ConfigMap")
     }
 }
 
 impl Write {
-    /// Lets it go on; the status that it gets.
+    /// Releases the write, and returns its status.
     pub(crate) fn goes_on(self) -> u16 {
         self.go.send(()).unwrap();
-        self.status.recv_timeout(2 * TIMEOUT).expect("an answer")
+        self.status.recv_timeout(2 * TIMEOUT).expect("no response")
     }
 }
 
@@ -113,7 +113,7 @@ async fn pass(
     if is_map {
         let ((go, goes), (answered, status)) = (oneshot::channel(), channel());
         let _ = found.send(Write { go, status });
-        // It goes on although whoever has sent it may have gone.
+        // The write continues even if its client has disconnected.
         tasks.spawn(Span::none(), async move {
             if goes.await.is_ok() {
                 let _ = answered.send(to.send(request).await.unwrap().status().as_u16());

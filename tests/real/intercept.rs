@@ -1,5 +1,5 @@
-//! What a program of the cloud's host sends to nodes' addresses goes through the tunnel: the host and each node are
-//! machines of their own, and nobody can open a connection to a node.
+//! Connections from the cloud's host to nodes' addresses go through the tunnel. The host and each node are separate
+//! machines, and nodes accept no connections.
 
 mod forwarded;
 mod own;
@@ -20,7 +20,7 @@ use crate::tunnel::{PROGRAM, TOKEN, TestDir};
 use crate::wait::wait_until;
 
 #[test]
-fn a_client_of_the_host_reaches_kubelets_by_address_and_speaks_tls_with_them() {
+fn a_client_on_the_host_reaches_kubelets_by_address_over_tls() {
     let Some(world) = World::start(2) else { return };
     let mut server = world.server(&world.fixed());
     let (_kubelets, edges) = ([world.kubelet(1), world.kubelet(2)], [world.edge(1, ""), world.edge(2, "")]);
@@ -30,40 +30,41 @@ fn a_client_of_the_host_reaches_kubelets_by_address_and_speaks_tls_with_them() {
             world.asks_kubelet(number, &ip);
         }
     }
-    // Ports that are not named are nobody's business, nor is another machine of the same network.
+    // Other ports are not intercepted, nor is another machine of the same network.
     let (other, direct) = world.other();
     assert_eq!(world.get(&format!("http://{OTHER}:10250/")).stdout, OTHER, "{}", server.log());
     drop((other, direct));
     let refused = world.get("http://10.79.1.2:10251/").status.code();
-    assert_eq!(refused, Some(28), "nothing answers there, and nothing but the node could");
+    assert_eq!(refused, Some(28), "no response, because only the node could answer");
     assert_eq!(server.log().matches(FRONT).count(), 4, "{}", server.log());
-    // A node that has left is caught for the grace time, so that nobody waits in vain.
+    // The address of a disconnected node is intercepted for the resume timeout, so that clients get a reset instead
+    // of waiting.
     let [_first, second] = edges;
     drop(second);
     world.is_refused(2);
     server.says("node node2 is not connected");
     world.asks_kubelet(1, &addresses(1)[0]);
-    // A clean stop leaves nothing behind.
+    // A clean stop removes everything.
     server.terminate();
     assert!(server.ends(TIMEOUT).success());
     assert!(!world.host.sh("nft list tables").contains("tunnel"));
 }
 
 #[test]
-fn what_a_killed_server_has_intercepted_is_direct_again_and_the_next_server_takes_the_table_over() {
+fn the_next_server_takes_over_the_table_of_a_killed_server() {
     let Some(world) = World::start(1) else { return };
     let tables = world.fixed();
     let mut server = world.server(&tables);
     let (_kubelet, edge) = (world.kubelet(1), world.edge(1, ""));
     world.is_intercepted(&addresses(1)[0], true);
-    // Another pod cannot have the same table while its owner lives.
+    // Another server cannot have the same table while its owner is alive.
     let mut second = world.launch("second", &world.config(1, &tables), &[], &[]);
     assert!(!second.ends(TIMEOUT).success());
     second.said("table inet tunnel belongs to another running process");
     server.kill();
-    // From now on the node can be dialled: whoever is not caught reaches it.
+    // From now on the node accepts connections: they reach it if they are not intercepted.
     world.nodes[0].sh("nft delete table inet shut");
-    wait_until("the kernel has forgotten the ports", TIMEOUT, || {
+    wait_until("the kernel has removed the ports", TIMEOUT, || {
         !world.host.sh("nft list set inet tunnel ports").contains("elements")
     });
     for ip in addresses(1) {
@@ -79,13 +80,13 @@ fn what_a_killed_server_has_intercepted_is_direct_again_and_the_next_server_take
     }
     assert_eq!(world.host.sh("nft list tables | sort"), "table inet tunnel\ntable inet tunnel-owner\n");
     assert_eq!(server.log().matches(FRONT).count(), 2, "{}", server.log());
-    // Somebody takes the table away under the pod, as a firewall that is loaded anew does.
+    // Delete the server's table, like a firewall that is reloaded.
     world.host.sh("nft flush ruleset");
     world.is_intercepted(&addresses(1)[0], true);
 }
 
 #[test]
-fn a_table_that_somebody_else_has_made_is_left_alone() {
+fn a_table_of_another_program_is_left_alone() {
     let Some(world) = World::start(0) else { return };
     world.host.sh("nft add table inet tunnel; nft add chain inet tunnel theirs");
     let mut server = world.launch("pod", &world.config(0, ""), &[], &[]);
@@ -95,7 +96,7 @@ fn a_table_that_somebody_else_has_made_is_left_alone() {
 }
 
 #[test]
-fn a_server_that_cannot_intercept_says_what_it_lacks_and_does_not_start() {
+fn a_server_that_cannot_intercept_reports_why_and_does_not_start() {
     let Some(world) = World::start(0) else { return };
     let lacks = |name: &str, entry: &[&str], env: &[(&str, &str)], why: &str| {
         let mut server = world.launch(name, &world.config(0, ""), entry, env);
@@ -113,7 +114,7 @@ fn a_server_that_cannot_intercept_says_what_it_lacks_and_does_not_start() {
 }
 
 #[test]
-fn a_connection_that_was_begun_before_its_node_has_joined_is_intercepted() {
+fn a_connection_started_before_its_node_links_is_intercepted() {
     let Some(world) = World::start(1) else { return };
     let server = world.server(&format!("{SHORT}{}", world.fixed()));
     let _kubelet = world.kubelet(1);
@@ -128,7 +129,7 @@ fn a_connection_that_was_begun_before_its_node_has_joined_is_intercepted() {
 }
 
 #[test]
-fn what_is_for_this_host_or_from_the_server_itself_is_never_led_back() {
+fn connections_to_this_host_or_from_the_server_are_not_intercepted() {
     let Some(world) = World::start(1) else { return };
     let (other, _answers) = world.other();
     let near = "10.79.1.1";
@@ -136,7 +137,7 @@ fn what_is_for_this_host_or_from_the_server_itself_is_never_led_back() {
         "[mode.cloud.addresses]\n\"{near}\" = \"node1\"\n[mode.cloud.direct]\ntargets = [\"{OTHER}:10250\"]\n"
     );
     let mut server = world.server(&tables);
-    // The node of the host itself.
+    // The edge of a node on the host itself.
     let config = world.place.edge_config("node1", "127.0.0.1:9000", ADMIN + 1);
     let mut edge =
         world.place.tunnel_as(world.host.command(PROGRAM), ("edge", "near"), &config, &[], &["--v=2"]);
@@ -145,14 +146,14 @@ fn what_is_for_this_host_or_from_the_server_itself_is_never_led_back() {
     let mut socat = world.host.command("socat");
     socat.arg("TCP-LISTEN:10250,fork,reuseaddr").arg(world.says("here"));
     let _here = Running::start("here", world.place.path(), &mut socat);
-    wait_until("something answers on the host", TIMEOUT, || world.host.sh("ss -tln").contains(":10250"));
-    // Even if somebody puts both into the set.
+    wait_until("the host listens", TIMEOUT, || world.host.sh("ss -tln").contains(":10250"));
+    // Even if both addresses are added to the set.
     world.host.sh(&format!("nft add element inet tunnel nodes4 '{{ {near}, {OTHER} }}'"));
     assert_eq!(world.get(&format!("http://{near}:10250/")).stdout, "here");
     let through = ["-sS", "-m", "20", "-p", "-x", "http://127.0.0.1:2222", &format!("http://{OTHER}:10250/")];
     let said = run_command("curl", world.host.command("curl").args(through), None, TIMEOUT);
     assert_eq!(said.stdout, OTHER, "{said:?}");
-    // Who is no part of the program is caught, and led nowhere, as that is nobody's address.
+    // A connection of another program is intercepted and fails, because the address belongs to no node.
     let intercepted = world.get(&format!("http://{OTHER}:10250/")).status.code();
     assert_ne!(intercepted, Some(0));
     assert!(!server.log().contains(FRONT), "{}", server.log());
@@ -160,14 +161,14 @@ fn what_is_for_this_host_or_from_the_server_itself_is_never_led_back() {
 }
 
 #[test]
-fn who_is_believed_less_takes_no_address_from_who_is_believed_more() {
+fn a_less_trusted_node_takes_no_address_of_a_more_trusted_one() {
     let Some(world) = World::start(2) else { return };
     let lines = format!("default:{TOKEN}\nnode1:{TOKEN} ip=10.79.1.2\n");
     std::fs::write(world.place.path().join("token"), lines).unwrap();
-    // The settings end with the table of what is caught.
+    // The config ends with the table `[mode.cloud.intercept]`.
     let mut server = world.server("trust_edges = true\n");
     let _kubelets = [world.kubelet(1), world.kubelet(2)];
-    // The second node claims the first one's, its own, and one that it cannot have.
+    // The second node claims the address of the first one, its own, and one that it cannot have.
     let ips = "node_ips = [\"10.79.1.2\", \"10.79.2.2\", \"10.79.2.1\"]\n";
     let _edges = [world.edge(1, ""), world.edge(2, ips)];
     for number in [1, 2] {
@@ -181,8 +182,8 @@ fn who_is_believed_less_takes_no_address_from_who_is_believed_more() {
 #[test]
 fn fifty_nodes_join_and_leave_under_load_and_nothing_is_misrouted() {
     let Some(world) = World::start(1) else { return };
-    // One machine has all addresses, but each node's edge dials its own alone: whatever goes astray is refused, or answered
-    // with another address.
+    // One machine has all addresses, but the edge of each node dials only its own. A misrouted connection is refused,
+    // or the response contains another address.
     let farm = &world.nodes[0];
     for ip in FARM.flat_map(farmed) {
         let length = if ip.is_ipv4() { "24" } else { "64 nodad" };
@@ -198,7 +199,7 @@ fn fifty_nodes_join_and_leave_under_load_and_nothing_is_misrouted() {
     for ip in FARM.flat_map(farmed) {
         world.is_intercepted(&ip.to_string(), true);
     }
-    // Every third leaves and comes back while all are asked.
+    // Every third node disconnects and returns while all are queried.
     let stop = std::sync::atomic::AtomicBool::new(false);
     let place = world.place.path().to_owned();
     let answered = std::thread::scope(|scope| {
@@ -226,15 +227,15 @@ fn fifty_nodes_join_and_leave_under_load_and_nothing_is_misrouted() {
         stop.store(true, std::sync::atomic::Ordering::Relaxed);
         asked.join().unwrap()
     });
-    assert!(answered.iter().all(|of| *of >= 100), "only {answered:?} were answered; {}", place.display());
+    assert!(answered.iter().all(|of| *of >= 100), "only {answered:?} responses; {}", place.display());
     server.lives();
-    assert!(!server.log().contains("not_allowed"), "an edge was asked for another one's address");
+    assert!(!server.log().contains("not_allowed"), "an edge was asked to dial another one's address");
 }
 
 #[test]
-fn the_component_gives_servers_the_hosts_network_and_the_right_to_change_it() {
+fn the_component_gives_servers_the_host_network_and_net_admin() {
     let Some(kubectl) = kept("kubernetes-1.36.3/kubectl") else { return };
-    // It takes no absolute paths.
+    // kustomize accepts no absolute paths.
     let overlay = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("overlay-{}", std::process::id()));
     let deploy = Path::new(env!("CARGO_MANIFEST_DIR")).join("deploy/kustomize");
     std::fs::create_dir_all(&overlay).unwrap();
@@ -256,15 +257,15 @@ fn the_component_gives_servers_the_hosts_network_and_the_right_to_change_it() {
 
 /// The host of the cloud, and nodes that can dial it.
 struct World {
-    // Fields drop in order: who uses a thing before the thing.
+    // Fields drop in order: users of a resource before the resource.
     nodes: Vec<Machine>,
     host: Machine,
     place: TestDir,
 }
 
 impl World {
-    /// Makes the host, and the machines of `node1` and so on. None if a program is missing, or who runs the test is not
-    /// root.
+    /// Creates the host, and the machines of `node1` and so on. Returns `None` if a program is missing, or if the
+    /// test does not run as root.
     fn start(nodes: usize) -> Option<Self> {
         if !have(&["nft", "ip", "nsenter", "unshare", "curl", "socat", "ss", "setpriv"]) || !root() {
             return None;
@@ -276,35 +277,35 @@ impl World {
         Some(Self { nodes, host, place })
     }
 
-    /// The table of addresses with all nodes in it.
+    /// Returns the table of addresses with those of all nodes.
     fn fixed(&self) -> String {
         let numbers = 1..=self.nodes.len();
         let entries = numbers.flat_map(|n| addresses(n).map(|ip| format!("\"{ip}\" = \"node{n}\"\n")));
         format!("[mode.cloud.addresses]\n{}", entries.collect::<String>())
     }
 
-    /// Starts a pod on the host that catches, with these tables beside the usual, and waits for it.
+    /// Starts a server on the host that intercepts, with these additional tables, and waits until it is ready.
     fn server(&self, tables: &str) -> Running {
         let mut server = self.launch("pod", &self.config(0, tables), &[], &[]);
         ready(&mut server, &self.host, ADMIN);
         server
     }
 
-    /// The settings of the pod of that number on the host, with these tables beside the usual.
+    /// Returns the config of the server with that number on the host, with these additional tables.
     fn config(&self, number: u16, tables: &str) -> String {
         let catches =
             "[mode.cloud.intercept]\nnetworks = [\"10.79.0.0/16\", \"fd79::/16\"]\nports = [10250, 9100]\n";
         self.plain_config(number, &format!("{catches}{tables}"))
     }
 
-    /// As [`Self::config`], of one that catches nothing.
+    /// Like [`Self::config`], but for a server that does not intercept.
     fn plain_config(&self, number: u16, tables: &str) -> String {
         let config = self.place.cloud_config(SocketAddr::from(([0; 4], 9000 + number)), ADMIN + number);
         let front = 2222 + number;
         format!("{config}[mode.cloud.ssh]\nlisten = \"127.0.0.1:{front}\"\nauth = \"none\"\n{tables}")
     }
 
-    /// Starts a pod on the host and waits for nothing; `entry` are words before the program's name.
+    /// Starts a server on the host without waiting; `entry` are words before the program's name.
     fn launch(&self, name: &str, config: &str, entry: &[&str], env: &[(&str, &str)]) -> Running {
         let command = match entry {
             [] => self.host.command(PROGRAM),
@@ -317,12 +318,12 @@ impl World {
         self.place.tunnel_as(command, ("cloud", name), config, env, &["--v=4"])
     }
 
-    /// Starts a node's edge, with these tables beside the usual, and waits until it is linked.
+    /// Starts a node's edge, with these additional tables, and waits until it is linked.
     fn edge(&self, number: usize, tables: &str) -> Running {
         self.edge_of(number, &format!("10.79.{number}.1:9000"), tables)
     }
 
-    /// As [`Self::edge`], of a pod at this address.
+    /// Like [`Self::edge`], but with the address of the server.
     fn edge_of(&self, number: usize, cloud: &str, tables: &str) -> Running {
         let config = self.place.edge_config(&format!("node{number}"), cloud, ADMIN) + tables;
         let machine = &self.nodes[number - 1];
@@ -333,7 +334,8 @@ impl World {
         edge
     }
 
-    /// Asks every node of the farm by both of its addresses, and counts who has answered by which; no other may.
+    /// Requests a page from every node of the farm at both of its addresses, and counts the responses of each family.
+    /// Fails the test if another node responds.
     fn ask_the_farm(&self, answered: &mut [usize; 2]) {
         let ips: Vec<_> = FARM.flat_map(farmed).map(|ip| SocketAddr::new(ip, 9100).to_string()).collect();
         let line = "for at in $0 $@; do echo \"$at $(curl -s -g -m 5 http://$at/)\" & done; wait";
@@ -351,7 +353,7 @@ impl World {
         }
     }
 
-    /// Starts the edge of a node that has addresses of the first node's machine, and dials nothing else.
+    /// Starts the edge of a node that has addresses of the first node's machine and dials no others.
     fn farmed(&self, number: usize) -> Running {
         let own = farmed(number).map(|ip| format!("\"{}\"", SocketAddr::new(ip, 9100))).join(", ");
         let own = format!("[mode.edge.allow]\ntargets = [{own}]\n");
@@ -361,27 +363,27 @@ impl World {
         self.place.tunnel_as(self.nodes[0].command(PROGRAM), ("edge", &node), &config, &[], &["--v=1"])
     }
 
-    /// Begins to ask a node's kubelet by an address, and waits until its first packet is under way.
+    /// Starts a request to a node's kubelet by address, and waits until its first packet is sent.
     fn connecting(&self, ip: &str) -> JoinHandle<ProcessOutput> {
         let mut curl = self.kubelet_client(1, ip);
         let waits = thread::spawn(move || run_command("curl", &mut curl, None, TIMEOUT));
         let at = at(ip, 10250);
-        wait_until("the connection is under way", TIMEOUT, || {
+        wait_until("the connection is being opened", TIMEOUT, || {
             self.host.sh("ss -tnH state syn-sent").contains(&at)
         });
         waits
     }
 
-    /// What is sent to the node's addresses is reset at once, as it has left.
+    /// Waits until connections to the node's address are reset at once, because it has disconnected.
     fn is_refused(&self, number: usize) {
-        wait_until("the node has left", TIMEOUT, || {
+        wait_until("the node has disconnected", TIMEOUT, || {
             let mut client = self.kubelet_client(number, &addresses(number)[0]);
             let said = run_command("curl", &mut client, None, TIMEOUT);
             said.stderr.contains("reset")
         });
     }
 
-    /// Starts what stands for a node's kubelet: TLS with a certificate for the node's name, which says that name.
+    /// Starts a stand-in for a node's kubelet: TLS with a certificate for the node's name, which it returns.
     fn kubelet(&self, number: usize) -> Running {
         let node = format!("node{number}");
         let dir = self.place.path().join(&node);
@@ -400,7 +402,7 @@ impl World {
         kubelet
     }
 
-    /// A machine of the same network that is no node, and what answers there with its own address.
+    /// Starts a machine of the same network that is not a node, and a server there that returns its own address.
     fn other(&self) -> (Machine, Running) {
         let other = machine(&self.host, 200, false);
         let mut socat = other.command("socat");
@@ -410,7 +412,7 @@ impl World {
         (other, answers)
     }
 
-    /// Asks a node's kubelet by an address, as who checks that its certificate names the node.
+    /// Requests a node's kubelet by address, and checks that its certificate names the node.
     fn asks_kubelet(&self, number: usize, ip: &str) {
         let said = run_command("curl", &mut self.kubelet_client(number, ip), None, TIMEOUT);
         assert_eq!(said.stdout, format!("node{number}"), "{ip}: {said:?}");
@@ -422,7 +424,7 @@ impl World {
         curl
     }
 
-    /// What has curl ask a node's kubelet by an address.
+    /// Appends curl's arguments for a request to a node's kubelet by address.
     fn asking(&self, curl: &mut Command, number: usize, ip: &str) {
         let node = format!("node{number}");
         let ca = self.place.files.ca.display().to_string();
@@ -439,7 +441,7 @@ impl World {
         ]);
     }
 
-    /// What has socat answer any request with a text, or without one with the address that it came to.
+    /// Returns a socat address that answers any request with `text`, or with its own address if `text` is empty.
     fn says(&self, text: &str) -> String {
         format!("SYSTEM:sh {} {text}", self.place.path().join("answer").display())
     }
@@ -449,7 +451,7 @@ impl World {
         run_command("curl", curl.args(["-sS", "-m", "3", url]), None, TIMEOUT)
     }
 
-    /// Whether what a client of the host says there comes back.
+    /// Returns true if data that a client of the host sends to that address comes back.
     fn echoes_at(&self, at: &str) -> bool {
         let line = format!("echo asked | socat -T 3 - TCP:{at},connect-timeout=2");
         run_command("sh", self.host.command("sh").args(["-c", &line]), None, TIMEOUT).stdout == "asked\n"
@@ -460,7 +462,7 @@ impl World {
         self.is_intercepted_in("tunnel", ip, intercepted);
     }
 
-    /// As [`Self::is_caught`], in the table of that name.
+    /// Like [`Self::is_intercepted`], but in the table of that name.
     fn is_intercepted_in(&self, table: &str, ip: &str, intercepted: bool) {
         let set = if ip.contains(':') { "nodes6" } else { "nodes4" };
         wait_until(&format!("{ip} is intercepted in {table}: {intercepted}"), TIMEOUT, || {
@@ -474,9 +476,9 @@ fn at(ip: &str, port: u16) -> String {
     SocketAddr::new(ip.parse().unwrap(), port).to_string()
 }
 
-/// Waits until a program of ours, on that machine, is ready.
+/// Waits until this program is ready on that machine.
 fn ready(running: &mut Running, machine: &Machine, admin: u16) {
-    wait_until("it is ready", TIMEOUT, || {
+    wait_until("the program is ready", TIMEOUT, || {
         running.lives();
         let mut curl = machine.command("curl");
         curl.args(["-sf", "-m", "2", &format!("http://127.0.0.1:{admin}/readyz")]);
@@ -484,7 +486,7 @@ fn ready(running: &mut Running, machine: &Machine, admin: u16) {
     });
 }
 
-/// A machine with a cable to the host; if it is `shut`, nobody can open a connection to it.
+/// Creates a machine with a cable to the host. If it is `shut`, it accepts no connections.
 fn machine(host: &Machine, number: usize, shut: bool) -> Machine {
     let machine = Machine::new();
     let device = format!("node{number}");
@@ -498,27 +500,27 @@ fn machine(host: &Machine, number: usize, shut: bool) -> Machine {
     machine
 }
 
-/// Where the machine of a node is.
+/// Returns the addresses of a node's machine.
 fn addresses(number: usize) -> [String; 2] {
     [format!("10.79.{number}.2"), format!("fd79:{number}::2")]
 }
 
-/// The addresses of a node of the farm.
+/// Returns the addresses of a node of the farm.
 fn farmed(number: usize) -> [IpAddr; 2] {
     [format!("10.79.1.{number}"), format!("fd79:1::{number}")].map(|ip| ip.parse().unwrap())
 }
 
-/// The numbers of the nodes whose addresses one machine has.
+/// The numbers of the nodes with addresses on one machine.
 const FARM: std::ops::RangeInclusive<usize> = 11..=60;
 /// Reads the head of a request, and answers it.
 const ANSWER: &str = r#"end=$(printf '\r'); while read -r line && [ "$line" != "$end" ]; do :; done
 printf 'HTTP/1.0 200 OK\r\n\r\n%s' "${1:-$SOCAT_SOCKADDR}"
 "#;
-/// How a line of the access log tells that its client was caught.
+/// The field of access log lines of intercepted clients.
 pub(crate) const FRONT: &str = "listener=\"intercept\"";
-/// What has addresses of nodes that have left given up soon.
+/// Releases the addresses of disconnected nodes soon.
 const SHORT: &str = "[mode.cloud.session]\ngrace = \"1s\"\n";
-/// A machine that is no node.
+/// A machine that is not a node.
 const OTHER: &str = "10.79.200.2";
-/// Where each program of ours has its admin port.
+/// The admin port of each process.
 const ADMIN: u16 = 51010;

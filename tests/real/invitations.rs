@@ -1,4 +1,4 @@
-//! Machines join by invitation at pods that share a store: a file, an etcd, a Secret.
+//! Machines join by invitation at servers that share a store: a file, an etcd or a Secret.
 
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
@@ -18,7 +18,7 @@ use crate::publish::Etcd;
 use crate::tunnel::{Cloud, TestDir, tunnel};
 use crate::wait::{wait_for, wait_until};
 
-/// Starts a pod that keeps invitations as `store` says.
+/// Starts a server that keeps invitations in `store`.
 fn server(place: &TestDir, number: usize, store: &str, args: &[&str]) -> Cloud {
     let name = format!("pod{number}");
     let more = format!(
@@ -35,10 +35,10 @@ fn socket(place: &TestDir, server: usize) -> PathBuf {
     place.path().join(format!("pod{server}.sock"))
 }
 
-/// Asks a pod for an invitation of that node, until it makes one; the code.
+/// Requests an invitation for that node from a server, repeatedly until it succeeds, and returns the code.
 fn invited(place: &TestDir, server: usize, node: &str) -> String {
     let socket = format!("--socket={}", socket(place, server).display());
-    wait_for("a pod invites", TIMEOUT, || {
+    wait_for("a server creates an invitation", TIMEOUT, || {
         let said = says(&["invite", "--node", node, "--for", "1h", &socket]);
         let line = said.stdout.lines().map(str::trim).find(|line| line.starts_with("tunnel join "))?;
         line.split_whitespace().nth(4).map(str::to_owned)
@@ -49,7 +49,7 @@ fn join(cloud: &str, code: &str, node: &str, to: &Path) -> ProcessOutput {
     says(&["join", cloud, "--invite", code, "--node", node, "--to", to.to_str().unwrap()])
 }
 
-/// Starts the edge that has joined, at a port that it knows or at another one.
+/// Starts the edge that has joined, with the known port or another one.
 fn start(place: &TestDir, to: &Path, (known, port): (u16, u16), env: &[(&str, &str)]) -> Running {
     let log = free_port();
     let text = std::fs::read_to_string(to.join("edge.toml")).unwrap();
@@ -62,8 +62,8 @@ fn start(place: &TestDir, to: &Path, (known, port): (u16, u16), env: &[(&str, &s
     edge
 }
 
-/// Ten machines use one invitation at once, at three pods: one of them has joined, at all pods, and each other one reads why
-/// it has not.
+/// Ten machines use one invitation at once, at three servers. One joins, and all servers accept it; the others read
+/// why they failed.
 fn race(place: &TestDir, store: &str, args: &[&str]) {
     let mut servers: Vec<_> = (0..3).map(|number| server(place, number, store, args)).collect();
     let code = invited(place, 0, "edge7");
@@ -83,7 +83,7 @@ fn race(place: &TestDir, store: &str, args: &[&str]) {
     for (number, said) in said.iter().enumerate().filter(|(number, _)| *number != winners[0]) {
         assert_eq!(said.status.code(), Some(77), "{said:?}");
         assert!(said.stderr.contains("has been used already"), "{said:?}");
-        assert!(!to(number).exists(), "who has not joined has nothing");
+        assert!(!to(number).exists(), "a machine that has not joined has no files");
     }
     let known = ports[winners[0] % 3];
     for server in &mut servers {
@@ -94,28 +94,28 @@ fn race(place: &TestDir, store: &str, args: &[&str]) {
     }
     let logs: String = servers.iter().map(|server| server.process.log()).collect();
     assert_eq!(logs.matches("node joined by invitation").count(), 1, "{logs}");
-    assert!(!logs.contains(&code), "no secret stands in a log");
+    assert!(!logs.contains(&code), "the log must not contain secrets");
 }
 
 #[test]
-fn of_ten_that_join_at_once_over_three_servers_and_a_file_one_wins() {
+fn one_of_ten_concurrent_joins_at_three_servers_with_a_file_succeeds() {
     let place = TestDir::new();
     let file = place.path().join("enrolled");
     race(&place, &format!("store = \"file\"\nfile = {file:?}"), &[]);
 }
 
 #[test]
-fn of_ten_that_join_at_once_over_three_servers_and_an_etcd_one_wins() {
+fn one_of_ten_concurrent_joins_at_three_servers_with_etcd_succeeds() {
     let Some(program) = kept("etcd-3.6.16/etcd") else { return };
     let place = TestDir::new();
     let etcd = Etcd::start(&place, &program, false);
     race(&place, &format!("store = \"etcd\"\netcd = [\"{}\"]", etcd.url), &[]);
 }
 
-/// The pods have the role that the documentation gives, as it stands there.
+/// The servers have the role from the documentation, unchanged.
 #[cfg(feature = "kubernetes")]
 #[test]
-fn of_ten_that_join_at_once_over_three_servers_and_a_secret_one_wins() {
+fn one_of_ten_concurrent_joins_at_three_servers_with_a_secret_succeeds() {
     let Some(kubectl) = kept("kubernetes-1.36.3/kubectl") else { return };
     let Some(kubernetes) = crate::kubernetes::Kubernetes::start() else { return };
     let place = TestDir::new();
@@ -137,14 +137,14 @@ fn of_ten_that_join_at_once_over_three_servers_and_a_secret_one_wins() {
     race(&place, "store = \"secret\"", &[&format!("--k={}", kubernetes.kubeconfig().display())]);
 }
 
-/// A pod's way to etcd that stands still for good once the pod writes of a node.
+/// A server's connection to etcd that stalls for good once the server writes about a node.
 struct Way {
     port: u16,
     stands_still: mpsc::Receiver<()>,
 }
 
 impl Way {
-    /// What is written then arrives, or does not; its answer does not.
+    /// The write that stalls it arrives or not; its response never does.
     fn to(etcd: SocketAddr, node: &'static str, arrives: bool) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let port = listener.local_addr().unwrap().port();
@@ -183,7 +183,7 @@ impl Way {
     }
 }
 
-/// Reads until the end.
+/// Reads until the end, and passes each piece to `with`.
 fn carry(from: &mut TcpStream, mut with: impl FnMut(&[u8])) {
     let mut space = vec![0; 64 * 1024];
     while let Ok(read @ 1..) = from.read(&mut space) {
@@ -191,11 +191,11 @@ fn carry(from: &mut TcpStream, mut with: impl FnMut(&[u8])) {
     }
 }
 
-/// Waits until the store has that an invitation was used.
+/// Waits until the store contains that an invitation was used.
 fn is_used(etcd: &Etcd) {
     let asked = format!("{{\"key\": \"{}\"}}", STANDARD.encode("/tunnel/enrolled"));
     let url = format!("{}/v3/kv/range", etcd.url);
-    wait_until("it stands in the store", TIMEOUT, || {
+    wait_until("the store contains the used invitation", TIMEOUT, || {
         let said = run("curl", &["-sSf", "-d", &asked, &url], None, TIMEOUT);
         let answer: serde_json::Value = serde_json::from_str(&said.stdout).unwrap();
         let value = STANDARD.decode(answer["kvs"][0]["value"].as_str().unwrap_or_default()).unwrap();
@@ -203,10 +203,10 @@ fn is_used(etcd: &Etcd) {
     });
 }
 
-/// The pod that a machine joins at is killed while it writes that down: before the store has it and after, with another pod
-/// behind the same name and without.
+/// The server at which a machine joins is killed while it writes that to the store: before and after the write
+/// arrives, with and without another server behind the same name.
 #[test]
-fn a_join_whose_server_is_killed_while_it_writes_goes_on_at_another_server() {
+fn a_join_continues_at_another_server_if_its_server_is_killed_in_a_write() {
     let Some(program) = kept("etcd-3.6.16/etcd").filter(|_| have(&["curl"])) else { return };
     for (arrives, has_another) in [(false, true), (true, true), (true, false)] {
         let place = TestDir::new();
@@ -221,7 +221,7 @@ fn a_join_whose_server_is_killed_while_it_writes_goes_on_at_another_server() {
         let (cloud, to) = (format!("localhost:{}", line.port), place.path().join("etc"));
         let said = thread::scope(|scope| {
             let joining = scope.spawn(|| join(&cloud, &code, "edge9", &to));
-            way.stands_still.recv_timeout(TIMEOUT).expect("the pod writes");
+            way.stands_still.recv_timeout(TIMEOUT).expect("the server did not write");
             if arrives {
                 is_used(&etcd);
             }
@@ -243,7 +243,7 @@ fn a_join_whose_server_is_killed_while_it_writes_goes_on_at_another_server() {
     }
 }
 
-/// An HTTP proxy that knows every name as this machine's; what it is asked for.
+/// Starts an HTTP proxy that resolves every name to this machine. Also returns the requested targets.
 fn proxy() -> (u16, Arc<Mutex<Vec<String>>>) {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let (port, asked) = (listener.local_addr().unwrap().port(), Arc::new(Mutex::new(Vec::new())));
@@ -276,12 +276,12 @@ fn proxy() -> (u16, Arc<Mutex<Vec<String>>>) {
 }
 
 #[test]
-fn a_machine_behind_a_proxy_joins_and_is_linked_through_it_alone() {
+fn a_machine_behind_a_proxy_joins_and_links_only_through_it() {
     let place = TestDir::new();
     let store = format!("store = \"file\"\nfile = {:?}", place.path().join("enrolled"));
     let mut cloud = server(&place, 0, &store, &[]);
     let (code, to) = (invited(&place, 0, "edge7"), place.path().join("etc"));
-    // A name that only the proxy knows.
+    // A name that only the proxy resolves.
     let at = format!("tunnel.test:{}", cloud.grpc);
     let joins = |env: &[(&str, &str)]| {
         let mut command = tunnel();

@@ -1,4 +1,4 @@
-//! kubectl by way of a real kube-apiserver to a real kubelet that only the tunnel reaches.
+//! kubectl through a real kube-apiserver to a real kubelet that is reachable only through the tunnel.
 
 use std::io::Write;
 use std::process::ChildStdin;
@@ -12,7 +12,7 @@ use crate::process::{Running, TIMEOUT};
 use crate::wait::wait_until;
 
 #[test]
-fn all_of_kubectl_works_by_the_egress_selector_over_tls_and_over_a_unix_socket() {
+fn all_of_kubectl_works_with_the_egress_selector_over_tls_and_unix_socket() {
     let Some(mut cluster) = Cluster::start(Way::Egress) else { return };
     {
         let (_server, _edge) = (cluster.server(SERVER), cluster.edge(SERVER, ""));
@@ -25,7 +25,7 @@ fn all_of_kubectl_works_by_the_egress_selector_over_tls_and_over_a_unix_socket()
 }
 
 #[test]
-fn all_of_kubectl_works_by_the_nodes_name_in_dns_if_apiserver_says_whom_it_means() {
+fn all_of_kubectl_works_by_dns_names_if_apiserver_sends_server_names() {
     let Some(mut cluster) = Cluster::start(Way::Passthrough { verified: true }) else { return };
     let (_server, _edge) = (cluster.server(SERVER), cluster.edge(SERVER, ""));
     all_works(&cluster);
@@ -40,13 +40,14 @@ fn all_of_kubectl_works_by_the_nodes_name_in_dns_if_apiserver_says_whom_it_means
 }
 
 #[test]
-fn all_of_kubectl_works_by_the_nodes_name_in_dns_where_the_server_speaks_tls() {
+fn all_of_kubectl_works_by_dns_names_if_the_server_terminates_tls() {
     let Some(mut cluster) = Cluster::start(Way::Terminate { verified: true }) else { return };
     let mut server = cluster.server(SERVER);
     let _edge = cluster.edge(SERVER, "");
     all_works(&cluster);
     the_certificate_may_change(&cluster, &mut server);
-    // Now kube-apiserver says of a log alone whose it is: of all else the pod has to know where it runs.
+    // Now kube-apiserver names the node only in requests for logs: for all others the server must know where the pod
+    // runs.
     drop(server);
     cluster.change(Way::Terminate { verified: false });
     let _server = cluster.server(SERVER);
@@ -57,21 +58,21 @@ fn all_of_kubectl_works_by_the_nodes_name_in_dns_where_the_server_speaks_tls() {
     metrics_are_had_by_name_and_by_address(&cluster);
 }
 
-/// As metrics-server asks kubelets: at 10250, by the node's name, or by the address that Kubernetes has for it.
+/// Requests metrics like metrics-server: at port 10250, by the node's name or by its address in Kubernetes.
 fn metrics_are_had_by_name_and_by_address(cluster: &Cluster) {
     for host in ["node1".to_owned(), address(1)] {
         let line = format!(
             "curl -sfk -m 20 --cert kubelet-client.crt --key kubelet-client.key --connect-to {host}:10250:{SERVER}:10263 \
              https://{host}:10250/metrics/resource"
         );
-        wait_until(&format!("metrics are had of {host}"), 3 * TIMEOUT, || {
+        wait_until(&format!("metrics of {host} are available"), 3 * TIMEOUT, || {
             cluster.network.tries(&line).stdout.contains("# TYPE")
         });
     }
 }
 
 #[test]
-fn kubectl_reaches_a_node_at_another_server_survives_a_cut_line_and_is_told_why_a_node_is_not_reached() {
+fn kubectl_reaches_nodes_of_peers_survives_outages_and_reports_errors() {
     let Some(cluster) = Cluster::start(Way::Egress) else { return };
     let _servers = [cluster.server(SERVER), cluster.server(OTHER_SERVER)];
     let mut edge = cluster.edge(OTHER_SERVER, "[mode.edge.session]\ndrain = \"0s\"\n");
@@ -90,7 +91,7 @@ fn kubectl_reaches_a_node_at_another_server_survives_a_cut_line_and_is_told_why_
     is_told(&cluster, "this edge may not dial");
 }
 
-/// Everything that kubectl asks a kubelet for, in both of its languages.
+/// Runs every kubectl command that uses a kubelet, over WebSockets and over SPDY.
 fn all_works(cluster: &Cluster) {
     the_log_of_a_pod(cluster);
     the_node_itself(cluster);
@@ -99,7 +100,7 @@ fn all_works(cluster: &Cluster) {
         kubectl.exec();
         kubectl.exec_with_a_terminal();
         kubectl.attach();
-        // For the tunnel it is one more exec. What was copied is what is forwarded.
+        // For the tunnel it is another exec. `port_forward` forwards the copied file.
         if web_sockets {
             kubectl.cp();
         }
@@ -107,7 +108,7 @@ fn all_works(cluster: &Cluster) {
     }
 }
 
-/// Who asks for one pod.
+/// kubectl commands for one pod.
 pub(crate) struct Kubectl<'a> {
     pub(crate) cluster: &'a Cluster,
     pub(crate) pod: &'a str,
@@ -127,7 +128,7 @@ impl Kubectl<'_> {
         let said =
             self.sh("kubectl exec $pod -- sh -c 'echo out; echo err >&2; exit 7' 2>err; echo $?; cat err");
         assert!(said.starts_with("out\n7\nerr\n"), "{said}");
-        // EOF arrives, and all before it.
+        // EOF arrives, after all data before it.
         let said = self.sh("head -c 20000000 /dev/urandom >typed; sha256sum <typed
             kubectl exec -i $pod -- sha256sum <typed; kubectl exec -i $pod -- cat <typed >back; cmp typed back");
         same(&said, 2);
@@ -135,14 +136,14 @@ impl Kubectl<'_> {
 
     pub(crate) fn exec_with_a_terminal(&self) {
         let said = self.sh(
-            // The size comes when it comes.
+            // The terminal size arrives with a delay.
             "script -qec 'stty rows 33 cols 77; kubectl exec -it $pod -- sh -c \"until stty size | grep \\\"33 77\\\"; do sleep 0.1; done\"' /dev/null </dev/null",
         );
         assert!(said.contains("33 77"), "{said}");
     }
 
     pub(crate) fn attach(&self) {
-        // What is said comes back only to who hears the pod already.
+        // Only clients that are already attached receive output.
         self.sh("rm -f input heard; mkfifo input; exec 9<>input
             kubectl attach -i $pod <input >heard & trap 'kill $!; wait' EXIT
             until grep -q line heard; do kill -0 $! || exit; sleep 0.05; done
@@ -150,8 +151,8 @@ impl Kubectl<'_> {
             until grep -q 'heard hello' heard; do kill -0 $! || exit; sleep 0.05; done");
     }
 
-    /// On a busy machine a kubelet ends such a copy early now and then, in good order (kubernetes#60140): kubectl then gets
-    /// the rest.
+    /// On a busy machine a kubelet sometimes ends such a copy early without an error (kubernetes#60140): kubectl then
+    /// fetches the rest.
     pub(crate) fn cp(&self) {
         let said = self.sh("head -c 50000000 /dev/urandom >given; sha256sum <given
             kubectl cp given $pod:/tmp/given && kubectl exec $pod -- sha256sum /tmp/given || exit
@@ -160,8 +161,8 @@ impl Kubectl<'_> {
         same(&said, 3);
     }
 
-    /// One connection stands still while another goes on. Each by a kubectl of its own: all connections of one share a
-    /// stream without flow control, where the first that is not read holds up the others, tunnel or not.
+    /// One connection stalls while another continues. Each has its own kubectl: all connections of one kubectl share
+    /// a stream without flow control, where an unread connection blocks the others, with or without the tunnel.
     pub(crate) fn port_forward(&self) {
         let said = self.sh("kubectl exec $pod -- sh -c 'pidof httpd >&2 || httpd -p 127.0.0.1:8080 -h /tmp'
             rm -f forwarding-*
@@ -180,7 +181,7 @@ impl Kubectl<'_> {
     }
 }
 
-/// 100 MB of a log, followed while it is written.
+/// Follows 100 MB of a log while it is written.
 fn the_log_of_a_pod(cluster: &Cluster) {
     assert!(cluster.sh("kubectl logs busy --tail=2").starts_with("line "));
     let lines = "awk 'BEGIN { for (i = 0; i < 100000; i++) printf \"%08d %0990d\\n\", i, i }'";
@@ -194,29 +195,29 @@ fn the_log_of_a_pod(cluster: &Cluster) {
     same(&said, 2);
 }
 
-/// Who comes gets the certificate that stands on the disk by then, and whoever is there stays. One that lacks the node's
-/// name is refused by kube-apiserver, and the pod says so.
+/// New connections get the certificate that is on the disk, and existing ones continue. kube-apiserver refuses a
+/// certificate without the node's name, and the server logs that.
 fn the_certificate_may_change(cluster: &Cluster, server: &mut Running) {
     let (mut follows, _input) = cluster.network.runs("follow", "kubectl logs -f busy --tail=1");
     follows.says("line ");
     cluster.certify("other", server);
-    wait_until("kube-apiserver gets the new certificate", TIMEOUT, || {
+    wait_until("kube-apiserver sees the new certificate", TIMEOUT, || {
         let said = cluster.network.tries("kubectl exec busy -- true").stderr;
         said.contains("certificate is valid for other, not node1")
     });
     server.says("certificate lacks the name");
     cluster.certify("node1", server);
-    wait_until("it gets one for the node", TIMEOUT, || {
+    wait_until("kube-apiserver sees a certificate for the node", TIMEOUT, || {
         cluster.network.tries("kubectl exec busy -- true").status.success()
     });
     let lines = follows.log().lines().count();
-    wait_until("the log goes on", TIMEOUT, || follows.log().lines().count() > lines + 1);
+    wait_until("the log continues", TIMEOUT, || follows.log().lines().count() > lines + 1);
     follows.lives();
 }
 
-/// What the kubelet says of the node, by apiserver's proxy. Whom apiserver sends there must find the node's name.
+/// Fetches the kubelet's metrics through kube-apiserver's proxy, which needs the node's name to resolve.
 fn the_node_itself(cluster: &Cluster) {
-    wait_until("the node has a name", TIMEOUT, || {
+    wait_until("the node's name resolves", TIMEOUT, || {
         cluster.network.tries("getent ahostsv4 node1").status.success()
     });
     for page in ["metrics", "metrics/resource"] {
@@ -225,13 +226,13 @@ fn the_node_itself(cluster: &Cluster) {
     }
 }
 
-/// So many lines, all of them of the same hash.
+/// Fails the test unless there are `lines` lines with the same hash.
 fn same(said: &str, lines: usize) {
     let hashes: Vec<_> = said.lines().map(|line| line.split(' ').next().unwrap()).collect();
     assert!(hashes.len() == lines && hashes.iter().all(|hash| *hash == hashes[0]), "{said}");
 }
 
-/// A command that says what it is told, and nothing of it is lost.
+/// A command that repeats its input, and must not lose any of it.
 pub(crate) struct Talk {
     kubectl: Running,
     input: ChildStdin,
@@ -251,25 +252,25 @@ impl Talk {
         self.input.write_all(format!("{word}\n").as_bytes()).unwrap();
     }
 
-    /// It says a word that it is told.
+    /// Sends a word, and waits until the command repeats it.
     pub(crate) fn goes_on(&mut self, word: &str) {
         self.tell(word);
         self.kubectl.says(word);
     }
 
-    /// It goes on after 20 s in which nothing passes between edge and cloud.
+    /// Blocks the connection between edge and cloud for 20 s, and checks that the command continues.
     pub(crate) fn survives_a_cut_line(&mut self, cluster: &Cluster) {
         cluster.network.edges[0].sh("nft add rule inet shut output tcp dport 9000 drop");
         self.tell("meanwhile");
         let started = SystemTime::now();
-        wait_until("20 s are over", 2 * TIMEOUT, || started.elapsed().unwrap() > Duration::from_secs(20));
+        wait_until("20 s have passed", 2 * TIMEOUT, || started.elapsed().unwrap() > Duration::from_secs(20));
         self.kubectl.lives();
         cluster.network.edges[0].sh("nft flush chain inet shut output");
         self.kubectl.says("meanwhile");
         self.goes_on("after");
     }
 
-    /// It ends well at the end of its input.
+    /// Ends the input, and checks that the command succeeds.
     pub(crate) fn ends(self) {
         let Self { mut kubectl, input, told } = self;
         drop(input);
@@ -278,11 +279,11 @@ impl Talk {
     }
 }
 
-/// What the person at kubectl is told who does not reach the node.
+/// Waits until kubectl reports `why` if the node is not reachable.
 pub(crate) fn is_told(cluster: &Cluster, why: &str) {
     for line in ["kubectl logs busy", "kubectl exec busy -- true"] {
-        // Pods tell each other of a node, which takes them a moment.
-        wait_until(&format!("{line} says {why:?}"), TIMEOUT, || {
+        // Servers announce nodes to each other with a short delay.
+        wait_until(&format!("{line} reports {why:?}"), TIMEOUT, || {
             let said = cluster.network.tries(line);
             let told = !said.status.success() && said.stderr.contains(why);
             if !told {

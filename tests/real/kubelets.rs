@@ -1,5 +1,5 @@
-//! Real kubelets whose certificates the cluster has signed, and who ask it whom they may serve: by a port of the pod that stands
-//! for theirs and shows them a certificate, and by their nodes' own addresses.
+//! Real kubelets with certificates signed by the cluster, which let it authorize their clients. They are reached
+//! through a port of the server that presents a certificate to them, and by their nodes' own addresses.
 
 use std::collections::BTreeSet;
 use std::io::Write;
@@ -19,13 +19,13 @@ use crate::tunnel::TOKEN;
 use crate::wait::wait_until;
 
 #[test]
-fn kubectl_and_metrics_server_reach_kubelets_with_a_certificate_that_the_cluster_issues_for_the_server() {
+fn clients_reach_kubelets_with_the_certificate_issued_for_the_server() {
     let Some(cluster) = Cluster::signed(Way::Shown) else { return };
     let Some(metrics) = MetricsServer::built() else { return };
     let _approver = cluster.approver();
     let mut pod = cluster.server(SERVER);
     let _edges = [1, 2].map(|number| cluster.network.edge(number, SERVER, ""));
-    // What kubelets ask for is left to others, and who asks for a log is told what is missing.
+    // Others must approve the kubelets' requests, and a request for a log reports what is missing.
     let asked = cluster.sh("kubectl get csr --no-headers");
     for (whose, condition) in [("system:node:node", "Pending"), ("tunnel-cloud", "Approved,Issued")] {
         let lines: Vec<_> = asked.lines().filter(|line| line.contains(whose)).collect();
@@ -49,8 +49,8 @@ fn kubectl_and_metrics_server_reach_kubelets_with_a_certificate_that_the_cluster
     let (believed, theirs) = (target_ca(&cluster.network.place), cluster.network.place.files.ca.clone());
     std::fs::write(&believed, Authority::new().0.cert()).unwrap();
     pod.hang_up();
-    // A log would come over the session that there is.
-    wait_until("what to do about it is told", TIMEOUT, || {
+    // A log request could reuse an existing session.
+    wait_until("the error contains a hint", TIMEOUT, || {
         cluster.network.tries("kubectl exec busy -- true").stderr.contains("target_ca of [mode.cloud.https]")
     });
     pod.says("TLS with the target failed: its certificate was signed by a CA that this end does not trust");
@@ -66,7 +66,8 @@ fn kubectl_and_metrics_server_reach_kubelets_with_a_certificate_that_the_cluster
     is_reached(&cluster);
 }
 
-/// A kubelet answers 401 to who shows nothing, and 403 to kube-apiserver itself, which may do nothing there.
+/// A kubelet answers 401 to a client without a certificate, and 403 to kube-apiserver's own, which has no permissions
+/// there.
 fn it_is_shown_for_who_proves_a_name_alone(cluster: &Cluster) {
     let dir = cluster.network.place.path().display();
     let somebody = cluster.network.place.authority.0.client("somebody").unwrap();
@@ -91,11 +92,11 @@ fn it_is_shown_for_who_proves_a_name_alone(cluster: &Cluster) {
         let said = asks(way, who);
         assert!(said.stdout.ends_with(&format!(" {status}")), "{way} {who}: {said:?}");
     }
-    assert!(!asks("", "").status.success(), "nobody without a certificate is let in there");
+    assert!(!asks("", "").status.success(), "clients without a certificate are refused there");
 }
 
 #[test]
-fn kubectl_metrics_server_and_prometheus_reach_kubelets_by_their_addresses_and_nothing_is_said_to_them() {
+fn unconfigured_clients_reach_kubelets_by_their_addresses() {
     if !have(&["prometheus", "openssl"]) {
         return;
     }
@@ -105,7 +106,7 @@ fn kubectl_metrics_server_and_prometheus_reach_kubelets_by_their_addresses_and_n
     let (network, ips) = (&cluster.network, [address(1), "fd77:2::2".to_owned()]);
     let mut pod = cluster.server(SERVER);
     let mut other = cluster.server(OTHER_SERVER);
-    // A node without an edge, as those of the cloud are, is dialled as if there were no tunnel; one at the edge is not reached.
+    // A node without an edge, like those of the cloud, is dialled directly; a node at the edge is not reachable.
     network.edges[1].sh("nft flush chain inet shut input");
     cluster.sh("kubectl exec busy-too -- true");
     network.edges[1].shut("wan");
@@ -157,7 +158,7 @@ fn kubectl_metrics_server_and_prometheus_reach_kubelets_by_their_addresses_and_n
     talk.ends();
 }
 
-/// An address that two Nodes have is nobody's, until somebody says whose it is who is believed more.
+/// An address of two Nodes belongs to neither, until a more trusted source assigns it.
 fn who_claims_anothers_address_gets_nothing(cluster: &Cluster, pod: &mut Running) {
     let (ip, place) = (address(1), &cluster.network.place);
     cluster.apply("thief", &json!({"apiVersion": "v1", "kind": "Node", "metadata": {"name": "thief"}}));
@@ -179,7 +180,7 @@ fn is_intercepted(cluster: &Cluster, ip: &str, intercepted: bool) {
     });
 }
 
-/// TLS is between client and kubelet: the name in the certificate is the one of the node that was meant.
+/// TLS is between client and kubelet: the certificate contains the name of the requested node.
 fn each_kubelet_proves_its_node_to_the_client(cluster: &Cluster, ips: &[String; 2]) {
     let asks = |node: &str, ip: &str| {
         let at = if ip.contains(':') { format!("[{ip}]") } else { ip.to_owned() };
@@ -193,7 +194,7 @@ fn each_kubelet_proves_its_node_to_the_client(cluster: &Cluster, ips: &[String; 
     assert!(mistaken.stderr.contains("subject name"), "{mistaken:?}");
 }
 
-/// A command by a client that sends no server name and no Host.
+/// Runs a command as a client that sends neither a server name nor a Host header.
 fn who_names_nothing_has_a_command_run(cluster: &Cluster, ip: &str) {
     let at = if ip.contains(':') { format!("[{ip}]:10250") } else { format!("{ip}:10250") };
     let pod = if ip.contains(':') { "busy-too" } else { "busy" };
@@ -212,23 +213,23 @@ fn who_names_nothing_has_a_command_run(cluster: &Cluster, ip: &str) {
     client.said("untouched");
 }
 
-/// Waits until a command is run at the first node.
+/// Waits until a command runs on the first node.
 fn is_reached(cluster: &Cluster) {
-    wait_until("a command is run", TIMEOUT, || {
+    wait_until("a command runs", TIMEOUT, || {
         cluster.network.tries("kubectl exec busy -- true").status.success()
     });
 }
 
-/// One that is to be started, or runs.
+/// A metrics-server, running or not.
 struct MetricsServer<P>(P);
 
 impl MetricsServer<PathBuf> {
-    /// `None`: it is not built.
+    /// Returns `None` if it is not installed.
     fn built() -> Option<Self> {
         kept("metrics-server-0.9.0/metrics-server").map(Self)
     }
 
-    /// Begins to ask kubelets at their names, with a certificate; it does not look at theirs.
+    /// Starts it to query kubelets by name, with a certificate; it does not verify theirs.
     fn by_name(&self, cluster: &Cluster) -> MetricsServer<Running> {
         let shown = kubelet_client(&cluster.network.place);
         self.start(
@@ -242,7 +243,7 @@ impl MetricsServer<PathBuf> {
         )
     }
 
-    /// Begins to ask kubelets at their addresses, with a token; their certificates have to have those.
+    /// Starts it to query kubelets by address, with a token; their certificates must contain their addresses.
     fn by_address(&self, cluster: &Cluster) -> MetricsServer<Running> {
         let ca = cluster.network.place.files.ca.display();
         let authority = format!("--kubelet-certificate-authority={ca}");
@@ -266,7 +267,7 @@ impl MetricsServer<PathBuf> {
 }
 
 impl MetricsServer<Running> {
-    /// Waits until it tells of both nodes' use.
+    /// Waits until it reports the usage of both nodes.
     fn knows_both(mut self, cluster: &Cluster) {
         let line = "curl -sk -m 20 -H 'Authorization: Bearer admin' https://127.0.0.1:4443/apis/metrics.k8s.io/v1beta1/nodes";
         wait_until("metrics-server knows both nodes", 4 * TIMEOUT, || {

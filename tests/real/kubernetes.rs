@@ -1,4 +1,4 @@
-//! A kube-apiserver on an etcd, with a namespace and a role for the tunnel's pods.
+//! A kube-apiserver with its etcd, and with a namespace and a role for the tunnel's servers.
 
 use std::future::Future;
 use std::io::Write;
@@ -22,12 +22,12 @@ use crate::publish::Etcd;
 use crate::tunnel::TestDir;
 use crate::wait::wait_until;
 
-/// The Service whose endpoints they are.
+/// The Service with the servers' endpoints.
 pub(crate) const SERVICE: &str = "tunnel-cloud";
 
 /// A kube-apiserver.
 pub(crate) struct Kubernetes {
-    // Fields drop in order: apiserver before its etcd, both before their files.
+    // Fields drop in order: kube-apiserver before its etcd, both before their files.
     pub(crate) apiserver: Running,
     _etcd: Etcd,
     program: PathBuf,
@@ -39,7 +39,7 @@ pub(crate) struct Kubernetes {
 }
 
 impl Kubernetes {
-    /// Starts it; none if its programs are not built.
+    /// Starts it. Returns `None` if its programs are not installed.
     pub(crate) fn start() -> Option<Self> {
         let (etcd, program) = (kept("etcd-3.6.16/etcd")?, kept("kubernetes-1.36.3/kube-apiserver")?);
         let (place, port) = (TestDir::new(), free_port());
@@ -54,39 +54,39 @@ impl Kubernetes {
         Some(new)
     }
 
-    /// How the tunnel's pods reach it, with the rights that the documentation names and no others.
+    /// Returns the kubeconfig of the tunnel's servers, with exactly the permissions that the documentation lists.
     pub(crate) fn kubeconfig(&self) -> PathBuf {
         self.place.path().join("pod")
     }
 
-    /// How whoever may do everything reaches it.
+    /// Returns the kubeconfig of the administrator.
     pub(crate) fn admin(&self) -> PathBuf {
         self.place.path().join("admin")
     }
 
-    /// How a service account's pods reach it.
+    /// Returns the kubeconfig of a service account.
     pub(crate) fn kubeconfig_as(&self, account: &str) -> PathBuf {
         acts_as(&self.place, account)
     }
 
-    /// Starts a kube-controller-manager with these controllers; none if it is not built.
+    /// Starts a kube-controller-manager with these controllers. Returns `None` if it is not installed.
     pub(crate) fn manager(&self, controllers: &str) -> Option<Running> {
         let command = Command::new(kept("kubernetes-1.36.3/kube-controller-manager")?);
         let mut command = crate::apiserver::manager(command, &self.place, free_port(), controllers);
         Some(Running::start("controller-manager", self.place.path(), &mut command))
     }
 
-    /// Runs something beside the test.
+    /// Runs a task concurrently with the test.
     pub(crate) fn beside(&self, work: impl Future<Output = ()> + Send + 'static) {
         self.runtime.spawn(work);
     }
 
-    /// The files that it was started with; it believes clients whom its authority has signed.
+    /// Returns the files that it was started with. It trusts client certificates of their CA.
     pub(crate) fn place(&self) -> &TestDir {
         &self.place
     }
 
-    /// A client of that file.
+    /// Returns a client that uses that kubeconfig.
     pub(crate) fn client(&self, kubeconfig: &Path) -> Client {
         self.run(client(kubeconfig))
     }
@@ -104,14 +104,14 @@ impl Kubernetes {
         self.is_ready();
     }
 
-    /// The text of our ConfigMap; none if there is none.
+    /// Returns the hosts of a ConfigMap in the test's namespace. Returns `None` if there is no such ConfigMap.
     pub(crate) fn hosts(&self, name: &str) -> Option<String> {
         let maps: Api<ConfigMap> = Api::namespaced(self.admin.clone(), NAMESPACE);
         let map = self.run(maps.get_opt(name)).unwrap()?;
         Some(map.data.unwrap_or_default().remove("hosts").unwrap_or_default())
     }
 
-    /// Makes an object of our namespace what this says.
+    /// Creates or changes an object in the test's namespace.
     pub(crate) fn apply<K>(&self, object: &Value)
     where
         K: kube::Resource<Scope = k8s_openapi::NamespaceResourceScope, DynamicType = ()>
@@ -126,7 +126,7 @@ impl Kubernetes {
         });
     }
 
-    /// As [`Self::apply`], of an object in no namespace.
+    /// Like [`Self::apply`], but for an object without a namespace.
     pub(crate) fn apply_everywhere<K>(&self, object: &Value)
     where
         K: kube::Resource<Scope = k8s_openapi::ClusterResourceScope, DynamicType = ()>
@@ -141,7 +141,7 @@ impl Kubernetes {
         });
     }
 
-    /// An object of our namespace; none if there is none of that name.
+    /// Returns an object in the test's namespace. Returns `None` if there is none of that name.
     pub(crate) fn object<K>(&self, name: &str) -> Option<K>
     where
         K: kube::Resource<Scope = k8s_openapi::NamespaceResourceScope, DynamicType = ()>
@@ -152,7 +152,7 @@ impl Kubernetes {
         self.run(Api::<K>::namespaced(self.admin.clone(), NAMESPACE).get_opt(name)).unwrap()
     }
 
-    /// Deletes an object of our namespace.
+    /// Deletes an object in the test's namespace.
     pub(crate) fn delete<K>(&self, name: &str)
     where
         K: kube::Resource<Scope = k8s_openapi::NamespaceResourceScope, DynamicType = ()>
@@ -164,7 +164,7 @@ impl Kubernetes {
         self.run(api.delete(name, &DeleteParams::default())).unwrap();
     }
 
-    /// Deletes an object in no namespace.
+    /// Deletes an object without a namespace.
     pub(crate) fn delete_everywhere<K>(&self, name: &str)
     where
         K: kube::Resource<Scope = k8s_openapi::ClusterResourceScope, DynamicType = ()>
@@ -176,21 +176,21 @@ impl Kubernetes {
         self.run(api.delete(name, &DeleteParams::default())).unwrap();
     }
 
-    /// Makes this a part of a node's status.
+    /// Merges `status` into a Node's status.
     pub(crate) fn set_node_status(&self, name: &str, status: &Value) {
         let nodes: Api<Node> = Api::all(self.admin.clone());
         let status = Patch::Merge(json!({"status": status}));
         self.does(name, async || nodes.patch_status(name, &PatchParams::default(), &status).await);
     }
 
-    /// Makes this a part of a pod's status.
+    /// Merges `status` into a pod's status.
     pub(crate) fn set_pod_status(&self, name: &str, status: &Value) {
         let pods: Api<Pod> = Api::namespaced(self.admin.clone(), NAMESPACE);
         let status = Patch::Merge(json!({"status": status}));
         self.does(name, async || pods.patch_status(name, &PatchParams::default(), &status).await);
     }
 
-    /// Makes so many objects: pods as large as they are in real clusters, each with an address at one of the nodes, and
+    /// Creates these numbers of objects: pods as large as in real clusters, each with an address and a node, and
     /// endpoints for each Service.
     pub(crate) async fn fill(&self, pods: usize, nodes: usize, services: usize) {
         use futures_util::StreamExt as _;
@@ -245,7 +245,7 @@ impl Kubernetes {
             .await;
     }
 
-    /// Makes these the endpoints of a slice of our Service; each is ready or not.
+    /// Sets the endpoints of a slice of the Service; each is ready or not.
     pub(crate) fn endpoints(&self, slice: &str, endpoints: &[(&str, bool)]) {
         let endpoint =
             |(ip, ready): &(&str, bool)| json!({"addresses": [ip], "conditions": {"ready": ready}});
@@ -261,7 +261,7 @@ impl Kubernetes {
         self.run(slices.delete(slice, &DeleteParams::default())).unwrap();
     }
 
-    /// Writes an object; just after its start kube-apiserver refuses some for a moment.
+    /// Writes an object, repeatedly: just after its start, kube-apiserver refuses some objects for a moment.
     fn does<T>(&self, name: &str, write: impl AsyncFn() -> kube::Result<T>) {
         wait_until(&format!("{name} is written"), 3 * TIMEOUT, || match self.run(write()) {
             Ok(_) => true,
@@ -272,7 +272,7 @@ impl Kubernetes {
         });
     }
 
-    /// How many writes of ConfigMaps it has refused for a conflict.
+    /// Returns the number of writes of ConfigMaps that it has refused because of a conflict.
     pub(crate) fn conflicts(&self) -> u64 {
         let text = self.raw("/metrics").unwrap();
         let of_puts = |line: &&str| {
@@ -295,13 +295,13 @@ impl Kubernetes {
     }
 
     fn is_ready(&mut self) {
-        wait_until("apiserver is ready", 6 * TIMEOUT, || {
+        wait_until("kube-apiserver is ready", 6 * TIMEOUT, || {
             self.apiserver.lives();
             self.raw("/readyz").is_some_and(|said| said == "ok")
         });
     }
 
-    /// What the documentation of `publish = "configmap"` wants.
+    /// Grants the permissions that the documentation requires for `publish = "configmap"`.
     fn grant(&self) {
         use k8s_openapi::api::core::v1::Namespace;
         use k8s_openapi::api::rbac::v1::{ClusterRole, ClusterRoleBinding, Role, RoleBinding};
@@ -349,5 +349,5 @@ async fn client(kubeconfig: &Path) -> Client {
     Client::try_from(config).unwrap()
 }
 
-/// For a question that is asked again if nobody answers.
+/// Timeout for a request that is repeated if there is no response.
 const ONE_ANSWER: Duration = Duration::from_secs(2);

@@ -1,6 +1,8 @@
-//! The built program among real ones: ssh and its helpers, sshd, and a plain peer in another language.
+//! Tests of the built program together with other programs: ssh and its helpers, sshd, and a plain peer written in
+//! Go.
 //!
-//! A test whose programs are missing says so and is skipped; with `TUNNEL_TESTS_REQUIRE=1` it fails instead.
+//! A test is skipped with a message if a program that it needs is missing; with `TUNNEL_TESTS_REQUIRE=1` it fails
+//! instead.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 

@@ -1,5 +1,5 @@
-//! What the tunnel costs kubectl, against a kube-apiserver that dials the kubelet itself: what
-//! `scripts/kubernetes.sh --measure` prints.
+//! The overhead of the tunnel for kubectl, compared with a kube-apiserver that dials the kubelet directly. Printed by
+//! `scripts/kubernetes.sh --measure`.
 
 use std::io::Write;
 
@@ -11,7 +11,7 @@ use crate::process::TIMEOUT;
 use crate::wait::wait_until;
 
 #[test]
-#[ignore = "no test by itself: scripts/kubernetes.sh --measure starts it"]
+#[ignore = "not a test: started by scripts/kubernetes.sh --measure"]
 fn kubectl() {
     let mut cluster = Cluster::start(Way::Direct).expect("all programs");
     write_the_log(&cluster);
@@ -45,20 +45,20 @@ fn kubectl() {
     let _ = write!(std::io::stderr(), "\n{}", rows.concat());
 }
 
-/// What was measured of one way; each a median.
+/// The results of one way to the kubelet; each is a median.
 struct Figures {
-    /// Microseconds of a line to a command that says it again.
+    /// RTT of one line to a command that echoes it, in microseconds.
     echo: f64,
-    /// Milliseconds of a command that does nothing.
+    /// Duration of a command that does nothing, in milliseconds.
     whole: f64,
-    /// MB/s of kubectl.
+    /// Rate of kubectl in MB/s.
     logs: f64,
-    /// MB/s of curl.
+    /// Rate of curl in MB/s.
     curl: f64,
 }
 
 impl Figures {
-    /// By kube-apiserver's way, and by what curl is told so that it comes to the kubelet.
+    /// Measures kubectl through kube-apiserver, and curl with these arguments that reach the kubelet.
     fn take(cluster: &Cluster, kubelet: &str) -> Self {
         wait_until("a command runs", TIMEOUT, || {
             cluster.network.tries("kubectl exec busy -- true").status.success()
@@ -92,18 +92,18 @@ impl Figures {
     }
 }
 
-/// A pod that has written 100 MB.
+/// Runs a pod that writes a log of 100 MB.
 fn write_the_log(cluster: &Cluster) {
     let lines = "awk 'BEGIN { for (i = 0; i < 100000; i++) printf \"%08d %0990d\\n\", i, i }'";
     cluster.apply("talker", &node::pod("talker", &json!({"command": ["sh", "-c", lines]})));
     cluster.sh("kubectl wait --for=jsonpath='{.status.phase}'=Succeeded --timeout=110s pod/talker");
 }
 
-/// A row of the benchmarks' tables.
+/// Formats a row of the benchmarks' tables.
 fn row(figure: &str, unit: &str, tunnel: f64, direct: f64) -> String {
     let ratio = tunnel / direct;
     format!("| {figure} | {tunnel:.0} {unit} | {direct:.0} {unit} |  | {ratio:.2} |  |  |  |\n")
 }
 
-/// Bytes of the log.
+/// Size of the log in bytes.
 const LOG: u32 = 100_000_000;

@@ -1,4 +1,4 @@
-//! The dashboard and the alerts of `deploy/monitoring/` say what a real Prometheus understands, of metrics that there are.
+//! A real Prometheus accepts the dashboard and the alerts of `deploy/monitoring/`, and their metrics exist.
 
 use std::collections::BTreeSet;
 use std::io::{Read as _, Write as _};
@@ -13,7 +13,7 @@ use crate::tunnel::{Pair, TestDir, tunnel};
 use crate::wait::wait_until;
 
 #[test]
-fn each_alert_fires_where_it_has_to_and_not_in_a_rolling_restart() {
+fn each_alert_fires_when_it_should_and_not_in_a_rolling_restart() {
     if !have(&["promtool"]) {
         return;
     }
@@ -25,7 +25,7 @@ fn each_alert_fires_where_it_has_to_and_not_in_a_rolling_restart() {
 }
 
 #[test]
-fn each_expression_of_the_dashboard_has_an_answer() {
+fn each_expression_of_the_dashboard_has_a_result() {
     if !have(&["prometheus", "curl"]) {
         return;
     }
@@ -36,7 +36,7 @@ fn each_expression_of_the_dashboard_has_an_answer() {
     for expression in expressions() {
         assert_is_known(&expression);
         let rare = RARE.iter().any(|name| expression.contains(name));
-        wait_until(&format!("an answer to {expression}"), TIMEOUT, || {
+        wait_until(&format!("a result of {expression}"), TIMEOUT, || {
             let said = asked(port.0, &expression);
             assert_eq!(said["status"], "success", "{expression}: {said}");
             rare || said["data"]["result"].as_array().is_some_and(|series| !series.is_empty())
@@ -45,7 +45,7 @@ fn each_expression_of_the_dashboard_has_an_answer() {
     drop(lasting);
 }
 
-/// Counted only after a fault that a healthy pair does not have.
+/// Incremented only after an error that does not occur in this test.
 const RARE: [&str; 4] = [
     "tunnel_sessions_undelivered_total",
     "tunnel_sessions_reset_total",
@@ -53,7 +53,7 @@ const RARE: [&str; 4] = [
     "tunnel_second_links_total",
 ];
 
-/// All expressions, with the variables as Grafana fills them in.
+/// Returns all expressions, with the variables substituted like in Grafana.
 fn expressions() -> Vec<String> {
     let text = std::fs::read_to_string(folder().join("dashboard.json")).unwrap();
     let dashboard: Value = serde_json::from_str(&text).unwrap();
@@ -67,7 +67,7 @@ fn expressions() -> Vec<String> {
     all
 }
 
-/// Fails for a name that no metric of ours has.
+/// Fails the test if a name is not one of this program's metrics.
 fn assert_is_known(expression: &str) {
     let known = include_str!("../../crates/base/src/metrics.rs");
     let words = expression.split(|c: char| !c.is_ascii_alphanumeric() && c != '_');
@@ -81,11 +81,11 @@ fn assert_is_known(expression: &str) {
     }
 }
 
-/// Metrics that are named elsewhere.
+/// Metrics with names that are defined elsewhere.
 const OTHERS: [&str; 2] = ["tunnel_cloud_nodes", "tunnel_tasks"];
 
-/// Makes one of each thing that is counted: an edge that is refused, one that leaves, a client that is no client, and a
-/// session that is over. What it returns keeps a session alive.
+/// Causes one of each event that is counted: a refused edge, a disconnected edge, an invalid client, and an ended
+/// session. The returned processes keep producing events.
 fn stir(pair: &mut Pair) -> Vec<Running> {
     let cloud = format!("127.0.0.1:{}", pair.cloud.grpc);
     let wrong = pair.place.edge_config("node2", &cloud, free_port()).replace("token = \"", "token = \"not-");
@@ -106,7 +106,7 @@ fn stir(pair: &mut Pair) -> Vec<Running> {
     vec![refused]
 }
 
-/// One that asks the pod each second, and its port.
+/// Starts a Prometheus that scrapes the server each second, and returns its port.
 fn prometheus_port(place: &TestDir, server: u16) -> (u16, Running) {
     let (port, dir) = (free_port(), place.path());
     let job =

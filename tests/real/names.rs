@@ -1,4 +1,4 @@
-//! Node names lead to the pod that has the node: through CoreDNS, and without it where the pods ask one another.
+//! Node names resolve to the server of the node: through CoreDNS, or without it if the servers query their peers.
 
 use crate::fleet::{Fleet, Line};
 use crate::parts::{have, kept};
@@ -10,12 +10,12 @@ use crate::wait::wait_until;
 
 const PROGRAMS: [&str; 5] = ["dig", "sshd", "ssh", "ssh-keygen", "nc.openbsd"];
 
-/// The address that is published for the pod.
+/// Returns the address that is published for the server.
 fn address(server: usize) -> String {
     format!("127.0.0.{}", server + 2)
 }
 
-/// Opens a session to the node through a pod; else says why there is none.
+/// Opens a session to the node through a server. Returns the output of nc if that fails.
 fn reaches(fleet: &Fleet, server: usize, sshd: &Sshd) -> Result<(), String> {
     let args =
         format!("-N -w 5 -X connect -x 127.0.0.1:{} node1 {}", fleet.servers[server].connect, sshd.port);
@@ -23,8 +23,8 @@ fn reaches(fleet: &Fleet, server: usize, sshd: &Sshd) -> Result<(), String> {
     if said.stdout.starts_with("SSH-2.0") { Ok(()) } else { Err(format!("{said:?}")) }
 }
 
-/// The node moves from pod to pod, and is reached through each of them: as they ask one another, else as DNS tells where
-/// it is.
+/// Moves the node from server to server, and checks that each of them reaches it: by querying its peers, or otherwise
+/// by DNS.
 fn moves(mut fleet: Fleet, dns: &Dns, by_dns: bool) {
     let (sshd, line) = (Sshd::start(), Line::to(fleet.at[1]));
     let _edge: Edge = fleet.node(&line, 1);
@@ -36,9 +36,9 @@ fn moves(mut fleet: Fleet, dns: &Dns, by_dns: bool) {
             dns.answers("node1.nodes.test", &address(server));
         }
         for through in 0..3 {
-            // A pod believes an answer of DNS for 2 s. One that asks others has 1 s for it, which on a busy machine may
-            // be too short once.
-            let what = format!("through pod {through} it is found at pod {server}");
+            // A server caches DNS answers for 2 s. A query to peers must finish within 1 s, which may be too short on
+            // a busy machine.
+            let what = format!("server {through} finds the node at server {server}");
             wait_until(&what, TIMEOUT, || reaches(&fleet, through, &sshd).is_ok());
         }
     }
@@ -48,7 +48,7 @@ fn through_hosts(listed: bool) {
     let Some(coredns) = kept("coredns-1.15.0/coredns").filter(|_| have(&PROGRAMS)) else { return };
     let place = TestDir::new();
     let hosts = place.path().join("hosts");
-    std::fs::write(&hosts, "# for all pods\n").unwrap();
+    std::fs::write(&hosts, "# for all servers\n").unwrap();
     let dns = Dns::of_hosts(&place, &coredns, &hosts, !listed);
     let registry = format!(
         "zone = \"nodes.test\"\ndns = [\"127.0.0.1:{}\"]\npublish = \"hosts\"\nhosts = \"{}\"\n",
@@ -82,11 +82,11 @@ fn a_node_that_moves_is_found_by_the_records_that_coredns_reads_from_etcd() {
 }
 
 #[test]
-fn servers_that_know_each_other_find_a_node_although_coredns_never_reads_the_hosts_file_again() {
+fn peers_find_a_node_although_coredns_never_reloads_the_hosts_file() {
     through_hosts(true);
 }
 
 #[test]
-fn servers_that_know_each_other_find_a_node_although_etcd_is_away() {
+fn peers_find_a_node_although_etcd_is_unreachable() {
     through_etcd(true);
 }

@@ -1,4 +1,4 @@
-//! A cloud and nodes, each a machine of its own. The nodes can dial the cloud, and nobody can dial them.
+//! A cloud and nodes on separate machines. Nodes can dial the cloud, but accept no connections.
 
 mod machine;
 
@@ -13,16 +13,16 @@ use crate::tunnel::{PROGRAM, TestDir};
 use crate::wait::wait_until;
 pub(crate) use machine::Machine;
 
-/// An address of the cloud's, where its first pod is.
+/// An address of the cloud, used by its first server.
 pub(crate) const SERVER: &str = "10.77.0.1";
 
-/// Another one, for a second pod.
+/// Another address of the cloud, used by a second server.
 pub(crate) const OTHER_SERVER: &str = "10.77.0.2";
 
-/// The machines, and CoreDNS in the cloud, which answers with what pods publish.
+/// The machines, and CoreDNS in the cloud, which answers with the names that servers publish.
 #[derive(Debug)]
 pub(crate) struct Network {
-    // Fields drop in order: who uses a thing before the thing.
+    // Fields drop in order: users of a resource before the resource.
     _dns: Running,
     pub(crate) edges: Vec<Machine>,
     pub(crate) cloud: Machine,
@@ -30,8 +30,8 @@ pub(crate) struct Network {
 }
 
 impl Network {
-    /// Makes a cloud, and the machines of `node1` and so on. None if a program is missing, or who runs the test is not
-    /// root.
+    /// Creates a cloud, and the machines of `node1` and so on. Returns `None` if a program is missing, or if the test
+    /// does not run as root.
     pub(crate) fn start(nodes: usize) -> Option<Self> {
         let coredns = kept("coredns-1.15.0/coredns")?;
         if !have(&["nft", "ip", "nsenter", "unshare", "curl"]) || !root() {
@@ -49,7 +49,7 @@ impl Network {
         Some(Self { _dns: dns, edges, cloud, place })
     }
 
-    /// Gives the cable to a node addresses of IPv6, too; the node's.
+    /// Adds IPv6 addresses to the cable of a node, and returns the node's.
     pub(crate) fn add_v6(&self, number: usize) -> String {
         let (near, far) = (format!("fd77:{number}::1"), format!("fd77:{number}::2"));
         self.cloud.sh(&format!("ip addr add {near}/64 dev node{number} nodad"));
@@ -58,19 +58,19 @@ impl Network {
         far
     }
 
-    /// Runs a line of bash in the cloud, whatever comes of it.
+    /// Runs a line of bash in the cloud, and returns its output, even if it fails.
     pub(crate) fn tries(&self, line: &str) -> ProcessOutput {
         run_command(line, &mut self.bash(line), None, 6 * TIMEOUT)
     }
 
-    /// As [`Self::tries`], where it must succeed; what it prints.
+    /// Like [`Self::tries`], but fails the test unless the line succeeds. Returns what it prints.
     pub(crate) fn sh(&self, line: &str) -> String {
         let said = self.tries(line);
         assert!(said.status.success(), "{line}: {said:?}");
         said.stdout
     }
 
-    /// As [`Self::tries`], beside the test; its log is `name.log`.
+    /// Like [`Self::tries`], but in the background; its log is `name.log`.
     pub(crate) fn runs(&self, name: &str, line: &str) -> (Running, ChildStdin) {
         Running::start_fed(name, self.place.path(), &mut self.bash(line))
     }
@@ -82,13 +82,13 @@ impl Network {
         command
     }
 
-    /// Starts `tunnel --m=cloud` at an address of the cloud's, with these tables beside the usual, and waits for it.
-    /// All pods know each other, and tell CoreDNS of their nodes.
+    /// Starts `tunnel --m=cloud` at an address of the cloud, with these additional tables, and waits until it is
+    /// ready. All servers are peers, and publish their nodes to CoreDNS.
     pub(crate) fn server(&self, ip: &str, tables: &str) -> Running {
         self.server_with(ip, tables, &[])
     }
 
-    /// As [`Self::server`], with more arguments.
+    /// Like [`Self::server`], but with more arguments.
     pub(crate) fn server_with(&self, ip: &str, tables: &str, args: &[&str]) -> Running {
         let config = self.place.cloud_config(format!("{ip}:9000").parse().unwrap(), ADMIN);
         let registry = format!(
@@ -100,13 +100,13 @@ impl Network {
         self.tunnel(&self.cloud, ("cloud", &format!("pod-{ip}")), &config, ip, args)
     }
 
-    /// Starts `tunnel --m=edge` on a node towards that pod, with these tables beside the usual, and waits until it is
-    /// linked, and CoreDNS knows at which pod.
+    /// Starts `tunnel --m=edge` on a node, with that server and these additional tables. Waits until it is linked,
+    /// and its name resolves to that server.
     pub(crate) fn edge(&self, number: usize, server: &str, tables: &str) -> Running {
         self.edge_of(number, &[server], tables)
     }
 
-    /// As [`Self::edge`], towards the first of these pods, or else the next.
+    /// Like [`Self::edge`], but with several servers, which the edge tries in order.
     pub(crate) fn edge_of(&self, number: usize, servers: &[&str], tables: &str) -> Running {
         let node = format!("node{number}");
         let places = servers.iter().map(|server| format!("{server}:9000")).collect::<Vec<_>>().join("\", \"");
@@ -114,13 +114,13 @@ impl Network {
         let config = config.replace(&format!("\"{places}\""), &format!("[\"{places}\"]"));
         let server = servers[0];
         let running = self.tunnel(&self.edges[number - 1], ("edge", &node), &config, "127.0.0.1", &[]);
-        wait_until(&format!("DNS leads {node} to {server}"), TIMEOUT, || {
+        wait_until(&format!("{node} resolves to {server}"), TIMEOUT, || {
             self.tries(&format!("getent ahostsv4 {node}")).stdout.contains(server)
         });
         running
     }
 
-    /// Starts a web server of that name on a machine, with one file of that name and text.
+    /// Starts a web server of that name on a machine, which serves one file.
     pub(crate) fn page(
         &self,
         machine: &Machine,
@@ -161,12 +161,12 @@ impl Network {
     }
 }
 
-/// Where the machine of a node is found by those who could dial it.
+/// Returns the address of a node's machine.
 pub(crate) fn address(number: usize) -> String {
     format!("10.77.{number}.2")
 }
 
-/// The machine of a node, to which nobody can open a connection.
+/// Creates the machine of a node, which accepts no connections.
 fn edge(cloud: &Machine, number: usize) -> Machine {
     let edge = Machine::new();
     let (near, far) = (format!("10.77.{number}.1"), address(number));
@@ -176,7 +176,8 @@ fn edge(cloud: &Machine, number: usize) -> Machine {
     edge
 }
 
-/// A program `cloud` that runs another one in the cloud, with what the test's directory has at hand.
+/// Writes a program `cloud` that runs another one in the cloud, with the programs of the test's directory in its
+/// PATH.
 fn write_entry(place: &TestDir, cloud: &Machine) {
     let dir = place.path().display();
     let environment = format!("KUBECONFIG={dir}/admin HOME={dir} PATH={dir}:/usr/sbin:/usr/bin:/sbin:/bin");
@@ -202,5 +203,5 @@ fn start_dns(place: &TestDir, cloud: &Machine, program: &Path) -> Running {
     dns
 }
 
-/// Where each program of ours has its admin port.
+/// The admin port of each process.
 const ADMIN: u16 = 51010;

@@ -1,5 +1,5 @@
-//! Services that a node keeps for itself, at a link-local address and on a dummy interface: no client reaches them by the
-//! node's name, its headers or its address.
+//! Node-local services, at a link-local address and on a dummy interface: no client reaches them by the node's name,
+//! its headers or its address.
 
 use std::io::Write;
 
@@ -8,14 +8,14 @@ use crate::parts::have;
 use crate::process::TIMEOUT;
 use crate::wait::wait_until;
 
-/// Where a node's own proxy listens, with the node's credentials.
+/// Address where a node's own proxy listens, which uses the node's credentials.
 const LINK_LOCAL: &str = "169.254.2.1";
 
 /// The address of a dummy interface.
 const DUMMY: &str = "10.99.0.1";
 
 #[test]
-fn no_client_reaches_what_a_node_serves_at_its_link_local_and_dummy_addresses() {
+fn no_client_reaches_services_at_link_local_and_dummy_addresses_of_a_node() {
     let Some(network) = Network::start(1).filter(|_| have(&["busybox"])) else { return };
     let (node, own) = (&network.edges[0], address(1));
     node.sh(&format!("ip addr add {LINK_LOCAL} dev lo"));
@@ -42,7 +42,7 @@ fn no_client_reaches_what_a_node_serves_at_its_link_local_and_dummy_addresses() 
     };
     let _open = network.page(node, ("open", &format!("{own}:10262")), ("who", "open"));
     let at = format!("{own}:10262");
-    wait_until("what the node serves to others is reached", TIMEOUT, || {
+    wait_until("the node's public service is reachable", TIMEOUT, || {
         [by_name("10262"), by_address(&at), by_headers(&at)] == ["open"; 3]
     });
     let kept: &[_] =
@@ -50,7 +50,7 @@ fn no_client_reaches_what_a_node_serves_at_its_link_local_and_dummy_addresses() 
     for (ip, port) in kept {
         let at = format!("{ip}:{port}");
         let _kept = network.page(node, (ip, &at), ("who", "kept"));
-        wait_until("the node itself reaches it", TIMEOUT, || {
+        wait_until("the service is reachable from the node itself", TIMEOUT, || {
             node.sh(&format!("curl -sf -m 2 http://{at}/who || true")) == "kept"
         });
         assert_eq!([by_name(port), by_address(&at), by_headers(&at)], ["", "", ""], "{at}");
@@ -58,7 +58,7 @@ fn no_client_reaches_what_a_node_serves_at_its_link_local_and_dummy_addresses() 
     if !has_dummy {
         let _ = writeln!(
             std::io::stderr(),
-            "this kernel has no dummy interfaces: seen with a link-local address alone"
+            "this kernel has no dummy interfaces: tested with a link-local address only"
         );
     }
 }

@@ -1,4 +1,4 @@
-//! The live page as a browser shows it: 500 nodes, one that joins and goes, a session that ends, and a phone.
+//! The live page in a real browser: 500 nodes, a node that links and disconnects, a session that ends, and a phone.
 
 use std::fs::File;
 use std::io::{BufRead, BufReader, Write};
@@ -25,7 +25,7 @@ use crate::process::{Running, TIMEOUT};
 use crate::tunnel::{Cloud as CloudProcess, TestDir};
 use crate::wait::wait_until;
 
-/// Chromium without a window, driven over two pipes by its debugging protocol.
+/// Headless Chromium, driven over two pipes by its debugging protocol.
 struct Browser {
     // Fields drop in order: the process before its files.
     _process: Running,
@@ -33,7 +33,7 @@ struct Browser {
     answers: mpsc::Receiver<Value>,
     page: String,
     next: u64,
-    /// What went wrong in the page.
+    /// Errors that the page has reported.
     faults: Vec<Value>,
     _dir: TempDir,
 }
@@ -49,7 +49,7 @@ impl Browser {
             dir.path().display()
         );
         let process = Running::start("chromium", dir.path(), Command::new("sh").arg("-c").arg(line));
-        // In the order in which the shell opens them, each waits for the other end.
+        // Open the pipes in the same order as the shell: each open waits for the other end.
         let input = File::options().write(true).open(input).unwrap();
         let output = File::open(output).unwrap();
         let (send, answers) = mpsc::channel();
@@ -73,7 +73,7 @@ impl Browser {
         browser
     }
 
-    /// Asks for one thing; notes what the page complains about meanwhile.
+    /// Sends one request, and collects errors of the page until its response arrives.
     fn call(&mut self, method: &str, params: &Value) -> Value {
         let id = self.next;
         self.next += 1;
@@ -95,7 +95,7 @@ impl Browser {
         }
     }
 
-    /// The value of an expression in the page.
+    /// Returns the value of an expression in the page.
     fn says(&mut self, expression: &str) -> Value {
         let params = json!({"expression": expression, "returnByValue": true});
         self.call("Runtime.evaluate", &params)["result"]["value"].clone()
@@ -105,19 +105,19 @@ impl Browser {
         wait_until(what, 3 * TIMEOUT, || self.says(expression) == true);
     }
 
-    /// As [`Self::shows`], and says how long it took: 2 s at most on a machine that is not busy.
+    /// Like [`Self::shows`], but also prints how long it took: at most 2 s on an idle machine.
     fn shows_soon(&mut self, what: &str, expression: &str) {
         let started = Instant::now();
         wait_until(what, BUSY, || self.says(expression) == true);
-        // Not by a macro: those are caught, and shown for failed tests only.
+        // Not by a macro: the test harness captures those, and prints them for failed tests only.
         let _ = writeln!(std::io::stderr(), "the live page shows {what} after {:?}", started.elapsed());
     }
 }
 
-/// For what takes 2 s at most, on a machine that has much else to do.
+/// Timeout for a change that takes at most 2 s on an idle machine.
 const BUSY: Duration = Duration::from_secs(20);
 
-/// A node's link that nobody is behind.
+/// Registers a link of a node without an edge.
 fn link(server: &Server, number: u64) -> Arc<LinkSender> {
     let peer = Remote::Edge(format!("node{number:04}").parse().unwrap());
     let instance: Option<Instance> = format!("{number:032x}").parse().ok();
@@ -130,7 +130,7 @@ fn link(server: &Server, number: u64) -> Arc<LinkSender> {
 }
 
 #[test]
-fn the_live_page_shows_500_nodes_and_what_comes_and_goes() {
+fn the_live_page_shows_500_nodes_and_their_changes() {
     if !have(&["chromium", "mkfifo"]) {
         return;
     }
@@ -156,9 +156,11 @@ fn the_live_page_shows_500_nodes_and_what_comes_and_goes() {
         "document.querySelector('#links tr:last-child td').textContent === 'node0777'",
     );
     server.registry.ended(&joined, "nothing was received for 15s");
-    browser.shows("that it has gone", "document.querySelectorAll('#links tr').length === 500");
-    browser
-        .shows("why", "document.querySelector('#gone').textContent.includes('nothing was received for 15s')");
+    browser.shows("that the node has disconnected", "document.querySelectorAll('#links tr').length === 500");
+    browser.shows(
+        "the reason",
+        "document.querySelector('#gone').textContent.includes('nothing was received for 15s')",
+    );
 
     let session = server
         .table
@@ -171,21 +173,21 @@ fn the_live_page_shows_500_nodes_and_what_comes_and_goes() {
     let filter = "document.getElementById('filter')";
     browser.says(&format!("{filter}.value = 'node0042'; {filter}.dispatchEvent(new Event('input'))"));
     browser.shows(
-        "one of them",
+        "the filtered node",
         "[...document.querySelectorAll('#links tr')].filter(row => row.offsetParent).length === 1",
     );
     browser.call(
         "Emulation.setDeviceMetricsOverride",
         &json!({"width": 360, "height": 740, "deviceScaleFactor": 2, "mobile": true}),
     );
-    browser.shows("no wider page on a phone", "document.documentElement.scrollWidth <= 360");
-    assert_eq!(browser.faults, Vec::<Value>::new(), "the page complains");
+    browser.shows("a page that is not wider than the phone", "document.documentElement.scrollWidth <= 360");
+    assert_eq!(browser.faults, Vec::<Value>::new(), "the page reports no errors");
     drop(browser);
     runtime.block_on(server.shutdown(std::future::ready(())));
 }
 
 #[test]
-fn the_live_page_of_an_edge_shows_its_link_and_that_it_is_lost() {
+fn the_live_page_of_an_edge_shows_its_link_and_its_loss() {
     if !have(&["chromium", "mkfifo"]) {
         return;
     }
@@ -195,7 +197,7 @@ fn the_live_page_of_an_edge_shows_its_link_and_that_it_is_lost() {
     let mut edge = place.tunnel(("edge", "edge"), &config, &[], &[]);
     edge.answers(log, "/readyz", "");
     let mut browser = Browser::open(&format!("http://127.0.0.1:{log}/"));
-    browser.shows("whose page it is", "document.title.startsWith('edge of node1 ')");
+    browser.shows("the name of the node", "document.title.startsWith('edge of node1 ')");
     browser.shows("its one link", "document.querySelectorAll('#links tr').length === 1");
     assert_eq!(browser.says("document.getElementById('links-title').textContent"), "Links to the cloud");
     let linked = "document.querySelector('#links tr td:nth-child(2)')?.textContent === 'linked'";
@@ -206,5 +208,5 @@ fn the_live_page_of_an_edge_shows_its_link_and_that_it_is_lost() {
         "that it is not ready",
         "document.getElementById('state').textContent.startsWith('not ready')",
     );
-    assert_eq!(browser.faults, Vec::<Value>::new(), "the page complains");
+    assert_eq!(browser.faults, Vec::<Value>::new(), "the page reports no errors");
 }

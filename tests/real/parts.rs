@@ -1,4 +1,4 @@
-//! Programs that tests drive: where they are, and what to do without them.
+//! External programs for tests: their paths, and skipping tests without them.
 
 #![expect(clippy::disallowed_methods, reason = "tests read the environment that the test script sets")]
 
@@ -9,36 +9,36 @@ use std::process::Command;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU16, Ordering};
 
-/// Finds every named program; otherwise tells which is missing, and the test is skipped.
+/// Returns true if every named program is installed; otherwise prints the missing ones and skips the test.
 ///
 /// # Panics
 ///
-/// If one is missing although `TUNNEL_TESTS_REQUIRE=1` promised that none is.
+/// Panics if one is missing although `TUNNEL_TESTS_REQUIRE=1` is set.
 pub(crate) fn have(names: &[&str]) -> bool {
     let missing: Vec<_> = names.iter().copied().filter(|name| find(name).is_none()).collect();
     missing.is_empty() || skip(&format!("{} not installed", missing.join(", ")))
 }
 
-/// What a script says in the environment, if it does.
+/// Returns the value of an environment variable set by a script, if any.
 pub(crate) fn asked(name: &str) -> Option<String> {
     std::env::var(name).ok()
 }
 
-/// Whether the test may do what only root may; otherwise it is skipped.
+/// Returns true if the test runs as root; otherwise skips the test.
 pub(crate) fn root() -> bool {
     let id = Command::new("id").arg("-u").output().unwrap();
-    id.stdout == b"0\n" || skip("only root can make machines of its own")
+    id.stdout == b"0\n" || skip("only root can create separate machines")
 }
 
-/// Where a program is. sbin counts too: Debian's sshd is there, and not everybody's PATH has it; so does where plugins
-/// for pods' networks are.
+/// Returns the path of a program. Also searches /usr/sbin and /sbin, where Debian's sshd is, and the directory of CNI
+/// plugins, which may not be in PATH.
 pub(crate) fn find(name: &str) -> Option<PathBuf> {
     let path = std::env::var("PATH").unwrap_or_default();
     let dirs = path.split(':').chain(["/usr/sbin", "/sbin", "/usr/lib/cni"]);
     dirs.map(|dir| Path::new(dir).join(name)).find(|file| file.is_file())
 }
 
-/// The plain peer: the one the test script has built, else built here if there is Go.
+/// Returns the plain peer: the program built by the test script, or otherwise built here if Go is installed.
 pub(crate) fn plain_peer() -> Option<&'static Path> {
     static BUILT: OnceLock<Option<PathBuf>> = OnceLock::new();
     let built = BUILT.get_or_init(|| {
@@ -58,7 +58,7 @@ pub(crate) fn plain_peer() -> Option<&'static Path> {
     built.as_deref()
 }
 
-/// A program that the test script has built into its cache; without it the test is skipped.
+/// Returns a program that the test script has built into its cache; without it the test is skipped.
 pub(crate) fn kept(program: &str) -> Option<PathBuf> {
     let home = || Some(Path::new(&std::env::var("HOME").ok()?).join(".cache"));
     let cache = std::env::var("XDG_CACHE_HOME").ok().map(PathBuf::from).or_else(home)?;
@@ -69,9 +69,9 @@ pub(crate) fn kept(program: &str) -> Option<PathBuf> {
     found
 }
 
-/// A loopback port that nothing listens on, and that no other call in this process returns.
+/// Returns a loopback port that no program listens on, and that no other call in this process returns.
 ///
-/// Outside the range that the kernel takes ports from for outgoing connections, so that none takes it meanwhile.
+/// The port is outside the kernel's range for outgoing connections, so that none of them uses it in the meantime.
 pub(crate) fn free_port() -> u16 {
     static NEXT: AtomicU16 = AtomicU16::new(0);
     let offset = u16::try_from(std::process::id() % 120).unwrap() * 100;
@@ -83,25 +83,25 @@ pub(crate) fn free_port() -> u16 {
     }
 }
 
-/// A port on 127.0.0.1.
+/// Returns the address of a port on 127.0.0.1.
 pub(crate) fn loopback(port: u16) -> SocketAddr {
     SocketAddr::from(([127, 0, 0, 1], port))
 }
 
-/// Says that a test is skipped, and why; returns false.
+/// Prints that a test is skipped, and why; returns false.
 ///
 /// # Panics
 ///
-/// If `TUNNEL_TESTS_REQUIRE=1` promised that no test is skipped.
+/// Panics if `TUNNEL_TESTS_REQUIRE=1` is set.
 pub(crate) fn skip(why: &str) -> bool {
     assert!(std::env::var("TUNNEL_TESTS_REQUIRE").as_deref() != Ok("1"), "{why}");
     let test = std::thread::current();
-    // Not by a macro: those are caught, and shown for failed tests only.
+    // Not by a macro: the test harness captures those, and prints them for failed tests only.
     let _ = writeln!(std::io::stderr(), "skipped {}: {why}", test.name().unwrap_or("a test"));
     false
 }
 
-/// Serves `from the node` at a port of this machine, to one client after the other.
+/// Serves `from the node` at a port of this machine, to one client at a time.
 pub(crate) fn page() -> u16 {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let port = listener.local_addr().unwrap().port();

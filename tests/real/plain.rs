@@ -1,4 +1,4 @@
-//! A plain peer, in another language on another gRPC, as edge and as cloud.
+//! A plain peer, written in another language with another gRPC library, as edge and as server.
 
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
@@ -13,7 +13,7 @@ use crate::sshd::Sshd;
 use crate::tunnel::{Cloud, Edge, SERVER_NAME, TOKEN, TestDir};
 
 #[test]
-fn a_plain_edge_is_served_by_our_cloud() {
+fn a_plain_edge_works_with_this_server() {
     let Some(program) = ready() else { return };
     let (sshd, place) = (Sshd::start(), TestDir::new());
     let mut cloud = Cloud::start(&place);
@@ -23,7 +23,7 @@ fn a_plain_edge_is_served_by_our_cloud() {
 }
 
 #[test]
-fn a_plain_edge_tells_our_client_why_it_could_not_dial() {
+fn a_plain_edge_reports_to_the_client_why_it_could_not_dial() {
     let Some(program) = ready() else { return };
     let place = TestDir::new();
     let mut cloud = Cloud::start(&place);
@@ -35,7 +35,7 @@ fn a_plain_edge_tells_our_client_why_it_could_not_dial() {
 }
 
 #[test]
-fn a_plain_cloud_is_served_by_our_edge() {
+fn a_plain_server_works_with_this_edge() {
     let Some(program) = ready() else { return };
     let (sshd, place) = (Sshd::start(), TestDir::new());
     let mut cloud = PlainCloud::start(program, &place);
@@ -46,7 +46,7 @@ fn a_plain_cloud_is_served_by_our_edge() {
 }
 
 #[test]
-fn an_answer_that_ends_by_closing_ends_at_once_at_a_plain_clouds_client() {
+fn a_response_ended_by_closing_ends_at_once_at_a_plain_servers_client() {
     let Some(program) = ready() else { return };
     let place = TestDir::new();
     let mut cloud = PlainCloud::start(program, &place);
@@ -54,7 +54,7 @@ fn an_answer_that_ends_by_closing_ends_at_once_at_a_plain_clouds_client() {
     cloud.process.says("attached node1");
     let target = TcpListener::bind("127.0.0.1:0").unwrap();
     let port = target.local_addr().unwrap().port();
-    // As HTTP/1.0 does; its thread ends with the test.
+    // Closes the connection after the response, like HTTP/1.0. The thread ends with the test.
     std::thread::spawn(move || {
         for conn in target.incoming() {
             conn.unwrap().write_all(b"an answer").unwrap();
@@ -62,7 +62,7 @@ fn an_answer_that_ends_by_closing_ends_at_once_at_a_plain_clouds_client() {
     });
     for _ in 0..3 {
         let mut client = TcpStream::connect(cloud.connect).unwrap();
-        // Its end takes a second, and would fail here if it took longer than this.
+        // The end of the session takes a second; this read fails if it takes longer than the timeout.
         client.set_read_timeout(Some(Duration::from_secs(5))).unwrap();
         write!(client, "CONNECT node1:{port} HTTP/1.1\r\nHost: node1\r\n\r\n").unwrap();
         let mut said = Vec::new();
@@ -71,9 +71,9 @@ fn an_answer_that_ends_by_closing_ends_at_once_at_a_plain_clouds_client() {
     }
 }
 
-/// Without our program: whatever fails here is no fault of it.
+/// Without this program: a failure here is not its error.
 #[test]
-fn the_plain_peers_serve_each_other() {
+fn the_plain_peers_work_with_each_other() {
     let Some(program) = ready() else { return };
     let (sshd, place) = (Sshd::start(), TestDir::new());
     let mut cloud = PlainCloud::start(program, &place);
@@ -87,7 +87,7 @@ fn the_plain_peers_serve_each_other() {
 }
 
 #[test]
-fn idle_links_with_plain_peers_outlive_their_keepalives() {
+fn idle_links_with_plain_peers_survive_their_keepalive_timeouts() {
     let Some(program) = ready() else { return };
     let place = TestDir::new();
     let mut cloud = Cloud::start(&place);
@@ -97,7 +97,7 @@ fn idle_links_with_plain_peers_outlive_their_keepalives() {
     let mut edge = Edge::start(&place, &plain_cloud.grpc.to_string());
     plain_cloud.process.says("attached node1");
 
-    // The one thing that takes its time: their clocks are not ours to wind.
+    // This wait takes real time, because the plain peers' clocks cannot be controlled.
     std::thread::sleep(KEEPALIVES);
 
     cloud.process.lives();
@@ -105,13 +105,17 @@ fn idle_links_with_plain_peers_outlive_their_keepalives() {
     plain_edge.lives();
     plain_cloud.process.lives();
     let (edge_log, cloud_log) = (plain_edge.log(), plain_cloud.process.log());
-    assert_eq!(edge_log.matches("call open").count(), 1, "the plain edge called again:\n{edge_log}");
+    assert_eq!(edge_log.matches("call open").count(), 1, "the plain edge opened another call:\n{edge_log}");
     assert!(!edge_log.contains("call ended"), "{edge_log}");
-    assert_eq!(cloud_log.matches("attached node1").count(), 1, "our edge called again:\n{cloud_log}");
+    assert_eq!(
+        cloud_log.matches("attached node1").count(),
+        1,
+        "the edge of this program opened another call:\n{cloud_log}"
+    );
     assert!(!cloud_log.contains("detached"), "{cloud_log}");
 }
 
-/// A plain cloud, listening.
+/// A plain server that is listening.
 #[derive(Debug)]
 struct PlainCloud {
     process: Running,
@@ -143,6 +147,6 @@ fn ready() -> Option<&'static Path> {
     if have(&["sshd", "ssh", "ssh-keygen", "nc.openbsd"]) { plain_peer() } else { None }
 }
 
-/// Longer than a plain peer's patience with silence (6 s and 11 s), and than three pings that come too often take
-/// to be punished (45 s at most, when they come every 15 s).
+/// Longer than a plain peer's timeouts without traffic (6 s and 11 s), and than the time until three pings that are
+/// too frequent are penalized (at most 45 s with one every 15 s).
 const KEEPALIVES: Duration = Duration::from_secs(48);

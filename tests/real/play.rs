@@ -1,4 +1,4 @@
-//! A whole Kubernetes to play with: what `scripts/kubernetes.sh` starts.
+//! A whole Kubernetes for experiments, started by `scripts/kubernetes.sh`.
 
 use crate::cluster::{Cluster, Way};
 use crate::network::SERVER;
@@ -6,9 +6,9 @@ use crate::parts::asked;
 use crate::process::TIMEOUT;
 use crate::wait::wait_until;
 
-/// Up to the end of its input, or once through its lines.
+/// Runs until the end of its input, or runs each of [`LINES`] once.
 #[test]
-#[ignore = "no test by itself: scripts/kubernetes.sh starts it"]
+#[ignore = "not a test: started by scripts/kubernetes.sh"]
 fn kubernetes() {
     let way = match asked("TUNNEL_PLAY_WAY").as_deref() {
         Some("unix") => Way::Unix,
@@ -20,8 +20,10 @@ fn kubernetes() {
     let dir = cluster.network.place.path().display();
     if asked("TUNNEL_PLAY_CHECK").is_some() {
         for (line, wanted) in LINES {
-            // A kubelet has its first figures some seconds after its start.
-            wait_until(&format!("{line} says {wanted:?}"), 3 * TIMEOUT, || cluster.sh(line).contains(wanted));
+            // A kubelet has its first metrics some seconds after its start.
+            wait_until(&format!("{line} prints {wanted:?}"), 3 * TIMEOUT, || {
+                cluster.sh(line).contains(wanted)
+            });
             eprintln!("{line}: ok");
         }
         return;
@@ -29,7 +31,7 @@ fn kubernetes() {
     let lines: String = LINES.iter().map(|(line, _)| format!("  {dir}/cloud {line}\n")).collect();
     eprintln!(
         "
-kube-apiserver, etcd and CoreDNS run in the cloud, kubelet and a pod at the edge; nobody but the tunnel reaches the edge.
+kube-apiserver, etcd and CoreDNS run in the cloud, kubelet and a pod at the edge; only the tunnel reaches the edge.
 Logs and configs are in {dir}. Try:
 
 {lines}  {dir}/cloud kubectl logs -f busy
@@ -41,7 +43,7 @@ Ctrl-C ends all of it."
     std::io::stdin().read_line(&mut String::new()).unwrap();
 }
 
-/// What people may try, and a part of what it prints.
+/// Commands to try, with a part of their output.
 const LINES: [(&str, &str); 5] = [
     ("kubectl get node,pod -o wide", "node/node1"),
     ("kubectl logs busy --tail=3", "line "),

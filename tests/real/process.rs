@@ -1,4 +1,4 @@
-//! Other processes: started, watched, ended.
+//! Starting, observing and ending other processes.
 
 use std::ffi::OsStr;
 use std::fs::File;
@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use crate::wait::{wait_for, wait_until};
 
-/// A process that runs as long as this value lives. Its output goes to a log, shown if the test fails.
+/// A process that runs as long as this value exists. Its output goes to a log, which is printed if the test fails.
 #[derive(Debug)]
 pub(crate) struct Running {
     name: String,
@@ -18,7 +18,7 @@ pub(crate) struct Running {
     log: PathBuf,
 }
 
-/// What a finished process has said.
+/// The result and the output of a finished process.
 #[derive(Debug)]
 pub(crate) struct ProcessOutput {
     pub(crate) status: ExitStatus,
@@ -27,16 +27,16 @@ pub(crate) struct ProcessOutput {
 }
 
 impl Running {
-    /// Starts a process whose log is `name.log` in a directory of the test's own.
+    /// Starts a process. Its log is `name.log` in the directory of the test.
     pub(crate) fn start(name: &str, dir: &Path, command: &mut Command) -> Self {
         let log = dir.join(format!("{name}.log"));
         let file = File::create(&log).unwrap();
         command.stdin(Stdio::null()).stdout(file.try_clone().unwrap()).stderr(file);
-        let child = command.spawn().unwrap_or_else(|e| panic!("{name} does not start: {e}"));
+        let child = command.spawn().unwrap_or_else(|e| panic!("{name}: cannot start: {e}"));
         Self { name: name.into(), child, log }
     }
 
-    /// As [`Self::start`], with a pipe as its input.
+    /// Like [`Self::start`], but with a pipe as its input.
     pub(crate) fn start_fed(name: &str, dir: &Path, command: &mut Command) -> (Self, ChildStdin) {
         let log = dir.join(format!("{name}.log"));
         let file = File::create(&log).unwrap();
@@ -46,27 +46,27 @@ impl Running {
         (Self { name: name.into(), child, log }, input)
     }
 
-    /// Its number among the system's processes.
+    /// Returns its process ID.
     pub(crate) fn id(&self) -> u32 {
         self.child.id()
     }
 
-    /// Sends it SIGTERM, as a service manager does that wants it to stop.
+    /// Sends SIGTERM, like a service manager that stops it.
     pub(crate) fn terminate(&mut self) {
         self.signal("TERM");
     }
 
-    /// Sends it SIGHUP, as who has changed its files does.
+    /// Sends SIGHUP, which makes it reload its files.
     pub(crate) fn hang_up(&mut self) {
         self.signal("HUP");
     }
 
-    /// Makes it stand still, without its connections being closed.
+    /// Suspends it with SIGSTOP; its connections stay open.
     pub(crate) fn freeze(&mut self) {
         self.signal("STOP");
     }
 
-    /// Lets it go on.
+    /// Resumes it after [`Self::freeze`].
     pub(crate) fn thaw(&mut self) {
         self.signal("CONT");
     }
@@ -77,44 +77,44 @@ impl Running {
         assert!(Command::new("sh").args(["-c", &format!("kill -{name} {pid}")]).status().unwrap().success());
     }
 
-    /// Kills it, as a machine that dies does.
+    /// Kills it with SIGKILL, as if its machine had failed.
     pub(crate) fn kill(&mut self) {
         self.lives();
         self.child.kill().unwrap();
         self.child.wait().unwrap();
     }
 
-    /// Waits until it ends by itself.
+    /// Waits until it ends on its own.
     ///
     /// # Panics
     ///
-    /// If it takes longer than the given patience.
+    /// Panics if it takes longer than `patience`.
     pub(crate) fn ends(&mut self, patience: Duration) -> ExitStatus {
         wait_for(&format!("{} ends", self.name), patience, || self.child.try_wait().unwrap())
     }
 
-    /// What it has said so far.
+    /// Returns its output so far.
     pub(crate) fn log(&self) -> String {
         std::fs::read_to_string(&self.log).unwrap_or_default()
     }
 
-    /// Fails the test unless its log contains a text.
+    /// Fails the test unless its log contains `text`.
     pub(crate) fn said(&self, text: &str) {
-        assert!(self.log().contains(text), "{} has not said {text:?}", self.name);
+        assert!(self.log().contains(text), "{} has not logged {text:?}", self.name);
     }
 
-    /// Waits for a line that contains a text, and returns it.
+    /// Waits for a line that contains `text`, and returns the line.
     ///
     /// # Panics
     ///
-    /// If the process ends first, or says nothing of the kind in time.
+    /// Panics if the process ends first, or if there is no such line in time.
     pub(crate) fn says(&mut self, text: &str) -> String {
         self.says_of("", text)
     }
 
-    /// As [`Self::says`], with another text in the same line.
+    /// Like [`Self::says`], but the line must contain `whom` as well.
     pub(crate) fn says_of(&mut self, whom: &str, text: &str) -> String {
-        let what = format!("{} says {text:?} of {whom:?}", self.name);
+        let what = format!("{} logs {text:?} with {whom:?}", self.name);
         let meant = |line: &&str| line.contains(text) && line.contains(whom);
         wait_for(&what, TIMEOUT, || {
             let line = self.log().lines().find(meant).map(String::from);
@@ -125,7 +125,7 @@ impl Running {
         })
     }
 
-    /// Waits until an HTTP path on its admin port answers 200 with a body that contains a text.
+    /// Waits until an HTTP path on its admin port answers 200 with a body that contains `text`.
     pub(crate) fn answers(&mut self, port: u16, path: &str, text: &str) {
         let what = format!("{} answers 200 with {text:?} at {path}", self.name);
         wait_until(&what, TIMEOUT, || {
@@ -134,7 +134,7 @@ impl Running {
         });
     }
 
-    /// Waits until an HTTP path on its admin port answers 200 with this body and nothing else.
+    /// Waits until an HTTP path on its admin port answers 200 with exactly this body.
     pub(crate) fn answers_only(&mut self, port: u16, path: &str, body: &str) {
         let what = format!("{} answers 200 with only {body:?} at {path}", self.name);
         let end = format!("\r\n\r\n{body}");
@@ -144,7 +144,7 @@ impl Running {
         });
     }
 
-    /// Fails the test if it has ended.
+    /// Fails the test if the process has ended.
     pub(crate) fn lives(&mut self) {
         if let Some(status) = self.child.try_wait().unwrap() {
             panic!("{} has ended: {status}", self.name);
@@ -165,11 +165,11 @@ impl Drop for Running {
     }
 }
 
-/// Runs a program to its end, with a file or nothing as its input.
+/// Runs a program to its end. Its input is a file, or empty.
 ///
 /// # Panics
 ///
-/// If it takes longer than the given patience; it is killed then.
+/// Kills the program and panics if it takes longer than `patience`.
 pub(crate) fn run(
     program: &str,
     args: &[impl AsRef<OsStr>],
@@ -180,7 +180,7 @@ pub(crate) fn run(
     run_command(program, command.args(args), stdin, patience)
 }
 
-/// As [`run`], with a command that is called `name` where it fails.
+/// Like [`run`], but takes a command; failures are reported under `name`.
 pub(crate) fn run_command(
     name: &str,
     command: &mut Command,
@@ -201,7 +201,7 @@ pub(crate) fn run_command(
     ProcessOutput { status, stdout: text(&out), stderr: text(&err) }
 }
 
-/// One request, head and body of its answer as they came; none if nobody answers.
+/// Sends one HTTP request, and returns head and body of the response. Returns `None` if there is no response.
 pub(crate) fn ask(port: u16, method: &str, path: &str, body: &str) -> Option<String> {
     let mut conn = TcpStream::connect(("127.0.0.1", port)).ok()?;
     conn.set_read_timeout(Some(TIMEOUT)).ok()?;
@@ -215,9 +215,9 @@ fn is_ok(answer: &str) -> bool {
     answer.split_whitespace().nth(1) == Some("200")
 }
 
-/// How long anything may take that takes milliseconds on an idle machine. Below the grace time after which a session
-/// without a path is forgotten in any case.
+/// Timeout for steps that take milliseconds on an idle machine. Shorter than the resume timeout, after which a
+/// session without a path is forgotten.
 pub(crate) const TIMEOUT: Duration = Duration::from_secs(45);
 
-/// So many lines of a log tell what went wrong.
+/// Number of log lines printed if a test fails.
 const LAST_LINES: usize = 60;

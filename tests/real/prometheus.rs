@@ -1,4 +1,4 @@
-//! Prometheus in the cloud scrapes nodes that only the tunnel reaches.
+//! Prometheus in the cloud scrapes nodes that are reachable only through the tunnel.
 
 use serde_json::{Value, json};
 
@@ -9,7 +9,7 @@ use crate::tunnel::Pair;
 use crate::wait::wait_until;
 
 #[test]
-fn prometheus_gets_the_metrics_of_each_node_through_the_http_proxy_and_by_its_name() {
+fn prometheus_scrapes_each_node_through_the_http_proxy_and_by_its_name() {
     if !have(&["prometheus", "busybox"]) {
         return;
     }
@@ -29,7 +29,7 @@ fn prometheus_gets_the_metrics_of_each_node_through_the_http_proxy_and_by_its_na
             ("proxy", json!({"proxy_url": format!("http://{SERVER}:8080")})),
             ("name", json!({})),
             ("port-by-name", targets(&["node1:9200".to_owned(), "node2:9200".to_owned()])),
-            // What leads an address to the pod is no part of this: a Service's rules, or the pod's own.
+            // The routing of addresses to the server is not tested here: a Service or intercept rules do that.
             ("port-by-address", {
                 let mut by_address = targets(&[1, 2].map(|number| format!("{}:9200", address(number))));
                 by_address["proxy_url"] = format!("http://{SERVER}:9200").into();
@@ -58,7 +58,7 @@ pub(crate) fn targets(targets: &[String; 2]) -> Value {
     json!({"static_configs": [{"targets": targets}]})
 }
 
-/// Another page of the same node, at its address alone.
+/// Starts another page of the same node, which listens only at its address.
 fn page_by_host(network: &Network, number: usize) -> Running {
     let name = format!("node{number}-by-host");
     let at = format!("{}:9200", address(number));
@@ -66,13 +66,13 @@ fn page_by_host(network: &Network, number: usize) -> Running {
     network.page(&network.edges[number - 1], (&name, &at), ("metrics", &text))
 }
 
-/// What the page of an instance has said, as Prometheus tells it.
+/// Returns the names in an instance's page, as Prometheus has stored them.
 fn asked(network: &Network, job: &str, instance: &str) -> Vec<String> {
     let found = query(network, &format!("page{{job=\"{job}\",instance=\"{instance}\"}}"));
     found.iter().map(|series| series["metric"]["of"].as_str().unwrap().to_owned()).collect()
 }
 
-/// What Prometheus answers to a query, series by series.
+/// Returns Prometheus' result of a query, one value per series.
 pub(crate) fn query(network: &Network, query: &str) -> Vec<Value> {
     let line =
         format!("curl -sf -m 5 -G --data-urlencode 'query={query}' http://127.0.0.1:9090/api/v1/query");
@@ -80,14 +80,14 @@ pub(crate) fn query(network: &Network, query: &str) -> Vec<Value> {
     said["data"]["result"].as_array().cloned().unwrap_or_default()
 }
 
-/// A page of metrics on a node, which says whose it is.
+/// Starts a page of metrics on a node, which contains the node's name.
 fn page(network: &Network, number: usize) -> Running {
     let text = format!("page{{of=\"node{number}\"}} 1\n");
     let name = format!("node{number}");
     network.page(&network.edges[number - 1], (&name, "127.0.0.1:9100"), ("metrics", &text))
 }
 
-/// One that asks both nodes each second, in each of these ways.
+/// Starts a Prometheus that scrapes both nodes each second, with each of these jobs.
 pub(crate) fn prometheus(network: &Network, jobs: &[(&str, Value)]) -> Running {
     let dir = network.place.path();
     let job = |(name, more): &(&str, Value)| {
@@ -111,7 +111,7 @@ pub(crate) fn prometheus(network: &Network, jobs: &[(&str, Value)]) -> Running {
 }
 
 #[test]
-fn promtool_finds_nothing_wrong_with_what_a_server_and_an_edge_show() {
+fn promtool_accepts_the_metrics_of_a_server_and_an_edge() {
     if !have(&["promtool"]) {
         return;
     }

@@ -1,4 +1,4 @@
-//! Node names resolve: CoreDNS reads what a pod publishes, from a hosts file and from etcd.
+//! Node names resolve: CoreDNS reads the names that a server publishes, from a hosts file and from etcd.
 
 use std::path::Path;
 use std::process::Command;
@@ -11,7 +11,7 @@ use crate::process::{Running, TIMEOUT, run};
 use crate::tunnel::{Cloud, Edge, TestDir};
 use crate::wait::wait_until;
 
-/// What the pod says its address is.
+/// The server's address in its environment.
 const POD_IP: &str = "127.0.0.77";
 
 #[test]
@@ -33,24 +33,24 @@ fn a_node_name_resolves_through_etcd_while_its_edge_is_linked() {
     let lines =
         format!("publish = \"etcd\"\netcd = [\"http://127.0.0.1:{}\", \"{}\"]\n", free_port(), etcd.url);
     comes_and_goes(&place, &dns, &lines);
-    assert_eq!(dns.ask("node1.nodes.test"), "", "withdrawn before the exit");
+    assert_eq!(dns.ask("node1.nodes.test"), "", "records are withdrawn before the exit");
 }
 
 #[test]
-fn records_of_a_killed_server_go_with_its_lease_and_those_of_a_living_one_outlast_many() {
+fn records_are_removed_with_the_lease_of_a_killed_server_and_not_before() {
     let Some((etcd, dns, place)) = etcd_and_dns(false) else { return };
     let mut cloud = cloud(&place, &format!("publish = \"etcd\"\netcd = [\"{}\"]\n", etcd.url));
     let _edge = Edge::start(&place, &format!("127.0.0.1:{}", cloud.grpc));
     dns.answers("node1.nodes.test", POD_IP);
     let still = || assert_eq!(dns.ask("node1.nodes.test"), POD_IP, "the lease is kept alive");
-    // Longer than the lease.
+    // Longer than the TTL of the lease.
     pass(Duration::from_secs(20), still);
     cloud.process.kill();
-    wait_until("the record is gone", Duration::from_secs(25), || dns.ask("node1.nodes.test").is_empty());
+    wait_until("the record is removed", Duration::from_secs(25), || dns.ask("node1.nodes.test").is_empty());
 }
 
 #[test]
-fn an_etcd_with_users_is_logged_in_to_and_a_broken_one_is_told_and_disturbs_nothing() {
+fn a_server_logs_in_to_etcd_again_and_reports_an_etcd_that_fails() {
     let Some((mut etcd, _dns, place)) = etcd_and_dns(false) else { return };
     if !have(&["curl"]) {
         return;
@@ -86,7 +86,7 @@ fn an_etcd_with_users_is_logged_in_to_and_a_broken_one_is_told_and_disturbs_noth
     etcd.restart(&place);
     cloud.is_well();
     cloud.publishes(1);
-    // The token is over again.
+    // The token has expired again.
     pass(Duration::from_secs(3), || {});
     cloud.process.terminate();
     cloud.process.ends(TIMEOUT);
@@ -94,7 +94,7 @@ fn an_etcd_with_users_is_logged_in_to_and_a_broken_one_is_told_and_disturbs_noth
 }
 
 #[test]
-fn an_etcd_with_tls_wants_our_certificate_and_shows_its_own() {
+fn a_server_publishes_to_an_etcd_with_mutual_tls() {
     let Some((etcd, dns, place)) = etcd_and_dns(true) else { return };
     let Files { ca, cert, key } = &place.files;
     let lines = format!(
@@ -109,7 +109,7 @@ fn an_etcd_with_tls_wants_our_certificate_and_shows_its_own() {
     dns.answers("node1.nodes.test", POD_IP);
 }
 
-/// A node's name resolves while its edge is linked, to a pod with these settings, which stops in the end.
+/// Checks that a node's name resolves while its edge is linked to a server with this config, which stops in the end.
 fn comes_and_goes(place: &TestDir, dns: &Dns, registry: &str) {
     let mut cloud = cloud(place, registry);
     let mut edge = Edge::start(place, &format!("127.0.0.1:{}", cloud.grpc));
@@ -123,7 +123,7 @@ fn comes_and_goes(place: &TestDir, dns: &Dns, registry: &str) {
     assert!(cloud.process.ends(TIMEOUT).success());
 }
 
-/// Lets time pass where nothing else tells that it has.
+/// Waits while nothing else indicates the time.
 fn pass(time: Duration, meanwhile: impl Fn()) {
     let started = std::time::SystemTime::now();
     wait_until("time passes", time * 2, || {
@@ -137,7 +137,7 @@ fn cloud(place: &TestDir, registry: &str) -> Cloud {
     Cloud::start_with(place, &registry, &[("POD_IP", POD_IP)])
 }
 
-/// CoreDNS on a port of its own.
+/// CoreDNS on a separate port.
 pub(crate) struct Dns {
     process: Running,
     pub(crate) port: u16,
@@ -154,7 +154,7 @@ impl Dns {
         Self { process, port }
     }
 
-    /// One that reads a hosts file, soon after each change or once and for all.
+    /// Starts one that reads a hosts file, either after each change or only once.
     pub(crate) fn of_hosts(place: &TestDir, program: &Path, hosts: &Path, again: bool) -> Self {
         let reload = if again { "300ms" } else { "0" };
         let corefile = format!(
@@ -164,7 +164,7 @@ impl Dns {
         Self::start(place, program, &corefile)
     }
 
-    /// The address; empty if there is none.
+    /// Returns the address of a name, or an empty text if there is none.
     pub(crate) fn ask(&self, name: &str) -> String {
         let args = format!("@127.0.0.1 -p {} +short +time=1 +tries=1 {name} A", self.port);
         let said = run("dig", &args.split(' ').collect::<Vec<_>>(), None, TIMEOUT);
@@ -173,7 +173,7 @@ impl Dns {
     }
 
     pub(crate) fn answers(&self, name: &str, address: &str) {
-        wait_until(&format!("{name} is at {address:?}"), TIMEOUT, || self.ask(name) == address);
+        wait_until(&format!("{name} resolves to {address:?}"), TIMEOUT, || self.ask(name) == address);
     }
 }
 
@@ -198,7 +198,7 @@ impl Etcd {
 
     fn run(place: &TestDir, program: &Path, url: &str, peers: u16) -> Running {
         let mut command = apiserver::etcd(Command::new(program), place.path(), url, peers);
-        // So short that a token is over when the next record goes.
+        // Short enough that a token has expired when the next record is written.
         command.args(["--auth-token-ttl", "1"]);
         if url.starts_with("https") {
             let Files { ca, cert, key } = &place.files;

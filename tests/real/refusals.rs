@@ -1,4 +1,4 @@
-//! What people see when it does not work: the cause, in the only line that ssh's helpers show.
+//! Errors as users see them: the reason is in the only line that ssh's helpers print.
 
 use crate::parts::{free_port, have};
 use crate::process::{ProcessOutput, TIMEOUT, run};
@@ -16,20 +16,20 @@ fn nc_shows_that_a_node_is_not_connected() {
 }
 
 #[test]
-fn nc_shows_that_a_node_has_gone() {
+fn nc_shows_that_a_node_has_disconnected() {
     if !have(&["nc.openbsd"]) {
         return;
     }
     let Pair { edge, cloud, place } = Pair::start();
     drop(edge);
-    wait_until("the cloud says that node1 is not connected", TIMEOUT, || {
+    wait_until("the server reports that node1 is not connected", TIMEOUT, || {
         nc(cloud.connect, "node1", 22).stderr.contains("502 node node1 is not connected")
     });
     drop((cloud, place));
 }
 
 #[test]
-fn nc_shows_that_the_node_was_refused_by_the_target() {
+fn nc_shows_that_the_target_refused_the_connection() {
     if !have(&["nc.openbsd"]) {
         return;
     }
@@ -39,7 +39,7 @@ fn nc_shows_that_the_node_was_refused_by_the_target() {
 }
 
 #[test]
-fn the_other_helpers_end_with_a_failure_too() {
+fn the_other_helpers_fail() {
     if !have(&["ncat", "corkscrew", "socat", "connect-proxy"]) {
         return;
     }
@@ -54,7 +54,7 @@ fn the_other_helpers_end_with_a_failure_too() {
         let args: Vec<_> = args.split(' ').collect();
         let said = run(program, &args, None, TIMEOUT);
         assert_eq!(said.stdout, "", "{program}: {said:?}");
-        // corkscrew and socat show the reason, ncat the code, connect-proxy nothing.
+        // corkscrew and socat print the reason, ncat the code, connect-proxy nothing.
         match program {
             "ncat" => assert!(said.stderr.contains("502"), "{program}: {said:?}"),
             "connect-proxy" => assert!(!said.status.success(), "{program}: {said:?}"),
@@ -63,9 +63,9 @@ fn the_other_helpers_end_with_a_failure_too() {
     }
 }
 
-/// It never sees a word of HTTP: only what ssh itself can say reaches whoever has typed it.
+/// ssh does not read HTTP: the user sees only messages that ssh itself prints.
 #[test]
-fn ssh_that_comes_by_itself_is_told_which_proxy_command_it_needs() {
+fn ssh_without_a_helper_gets_a_hint_to_use_proxy_command() {
     if !have(&["ssh"]) {
         return;
     }

@@ -1,4 +1,5 @@
-//! Several pods: people's copies and shells go on while lines are cut, pods die and are replaced, nodes move.
+//! Several servers: copies and shells continue while connections break, servers are killed and replaced, and nodes
+//! move.
 
 use std::io::Write;
 use std::process::{ChildStdin, Command};
@@ -15,7 +16,7 @@ use crate::sshd::Sshd;
 use crate::tunnel::Edge;
 use crate::wait::wait_until;
 
-/// A shell at the node that repeats each line.
+/// A shell on the node that repeats each line.
 struct Shell {
     ssh: Running,
     input: ChildStdin,
@@ -32,7 +33,7 @@ impl Shell {
         Self { ssh, input, said: 0 }
     }
 
-    /// A line goes there and comes back. How long that took.
+    /// Sends a line, waits until it comes back, and returns how long that took.
     fn lives(&mut self) -> Duration {
         let started = Instant::now();
         self.said += 1;
@@ -57,15 +58,14 @@ fn ready(registry: &str) -> Option<(Sshd, Fleet, Line, Edge)> {
 }
 
 #[test]
-fn a_copy_of_300_megabytes_goes_on_through_twenty_cuts_from_server_to_server() {
+fn a_copy_of_300_megabytes_survives_twenty_moves_between_servers() {
     let Some((sshd, fleet, line, _edge)) = ready("") else { return };
     let mut shell = Shell::start(&fleet, &sshd, 0);
     let done = AtomicBool::new(false);
     let cuts = std::thread::scope(|scope| {
         let cutting = scope.spawn(|| {
             let mut cuts = 0;
-            // 600 MB go over the line, and some of it twice or three times, so that there is something after the last
-            // cut.
+            // 600 MB are transferred, some of it twice or three times, so that data follows even the last cut.
             while !done.load(SeqCst) && cuts < 20 {
                 let before = line.carried();
                 let enough = || line.carried() >= before + 20_000_000 || done.load(SeqCst);
@@ -84,12 +84,12 @@ fn a_copy_of_300_megabytes_goes_on_through_twenty_cuts_from_server_to_server() {
         done.store(true, SeqCst);
         cutting.join().unwrap()
     });
-    assert_eq!(cuts, 20, "all cuts fell into the copies");
+    assert_eq!(cuts, 20, "all cuts happen during the copies");
     shell.lives();
 }
 
 #[test]
-fn a_shell_goes_on_when_the_server_that_holds_the_link_is_killed() {
+fn a_shell_continues_when_the_server_of_the_link_is_killed() {
     let Some((sshd, mut fleet, line, _edge)) = ready("") else { return };
     let mut shell = Shell::start(&fleet, &sshd, 0);
     shell.lives();
@@ -103,7 +103,7 @@ fn a_shell_goes_on_when_the_server_that_holds_the_link_is_killed() {
 }
 
 #[test]
-fn a_rolling_restart_refuses_no_new_session_and_cuts_none_fronted_elsewhere() {
+fn a_rolling_restart_refuses_no_session_and_aborts_none_of_other_servers() {
     let Some((sshd, mut fleet, line, _edge)) = ready("") else { return };
     let (mut done, mut opened) = (AtomicBool::new(false), 0);
     let lead = |fleet: &Fleet, server: usize| line.lead_to(fleet.at[server]);
@@ -111,7 +111,7 @@ fn a_rolling_restart_refuses_no_new_session_and_cuts_none_fronted_elsewhere() {
         let (front, next) = ((server + 1) % 3, (server + 2) % 3);
         let mut shell = Shell::start(&fleet, &sshd, front);
         shell.lives();
-        // The Service leads to pods that are ready only.
+        // A Service routes only to servers that are ready.
         lead(&fleet, next);
         *done.get_mut() = false;
         fleet.servers[server].process.terminate();
@@ -137,7 +137,7 @@ fn a_rolling_restart_refuses_no_new_session_and_cuts_none_fronted_elsewhere() {
 }
 
 #[test]
-fn frozen_edges_and_servers_are_noticed() {
+fn frozen_edges_and_servers_are_detected() {
     let Some((sshd, mut fleet, line, mut edge)) = ready("") else { return };
     let mut shell = Shell::start(&fleet, &sshd, 0);
     shell.lives();
@@ -153,14 +153,14 @@ fn frozen_edges_and_servers_are_noticed() {
         let said = run("curl", &["-s", &fleet.servers[2].page("/cloud/healthz")], None, TIMEOUT);
         !said.stdout.contains("node1")
     };
-    wait_until("the frozen edge is gone", FROZEN, gone);
+    wait_until("the frozen edge is disconnected", FROZEN, gone);
     assert!(started.elapsed() < FROZEN);
     edge.process.thaw();
     shell.lives();
 }
 
-/// Below the 25 s for which sessions are waited for.
+/// Shorter than the 25 s that a server waits for its sessions.
 const STOPPED: Duration = Duration::from_secs(20);
 
-/// Within which a process that stands still is noticed: after 15 s, and some time for a busy machine.
+/// Time until a frozen process is detected: 15 s, plus some time for a busy machine.
 const FROZEN: Duration = Duration::from_secs(35);

@@ -1,5 +1,5 @@
-//! A NAT forgets one connection: what is sent on it vanishes, and new ones work. Each end is a machine of its own, and
-//! nftables drops the one flow, by the port that it comes from. `SILENT_TIMES=20` repeats each cut so often.
+//! A NAT forgets one connection: its packets are lost, and new connections work. Each end is a separate machine, and
+//! nftables drops the packets of one flow by its source port. `SILENT_TIMES=20` sets how often each cut is repeated.
 #![expect(clippy::print_stdout, reason = "the times are worth reading")]
 
 use std::io::{Read, Write};
@@ -17,7 +17,7 @@ use crate::tunnel::{PROGRAM, TestDir};
 use crate::wait::wait_until;
 
 #[test]
-fn a_session_goes_on_when_a_nat_forgets_the_edges_connection() {
+fn a_session_continues_when_a_nat_forgets_the_connection_of_an_edge() {
     let Some(world) = World::start() else { return };
     let (_server, _echo) = (world.server(&world.cloud, CLOUD, &[]), world.echo());
     let _edge = world.edge(CLOUD);
@@ -25,7 +25,7 @@ fn a_session_goes_on_when_a_nat_forgets_the_edges_connection() {
 }
 
 #[test]
-fn a_session_goes_on_when_a_nat_forgets_the_connection_between_two_servers() {
+fn a_session_continues_when_a_nat_forgets_a_connection_between_servers() {
     let Some(world) = World::start() else { return };
     let (_second, _echo) = (world.server(&world.node, NODE, &[NODE]), world.echo());
     let _first = world.server(&world.cloud, CLOUD, &[NODE]);
@@ -34,7 +34,7 @@ fn a_session_goes_on_when_a_nat_forgets_the_connection_between_two_servers() {
 }
 
 #[test]
-fn an_edge_probes_its_link_when_its_machines_addresses_or_default_route_change() {
+fn an_edge_probes_its_link_when_addresses_or_the_default_route_change() {
     let Some(world) = World::start() else { return };
     let _server = world.server(&world.cloud, CLOUD, &[]);
     let mut edge = world.edge(CLOUD);
@@ -60,7 +60,7 @@ struct World {
     node: Machine,
 }
 
-/// A client's session: what it hears comes through the channel.
+/// A client's session. The received bytes arrive in the channel.
 struct Session {
     client: Child,
     heard: Receiver<u8>,
@@ -77,7 +77,7 @@ impl World {
         Some(Self { place, cloud, node })
     }
 
-    /// A pod on a machine, which knows of these others, or is alone.
+    /// Starts a server on a machine, with these peers or without any.
     fn server(&self, machine: &Machine, ip: &str, others: &[&str]) -> Running {
         let mut config = self.place.cloud_config(format!("{ip}:9000").parse().unwrap(), ADMIN);
         config += &format!("[mode.cloud.ssh]\nlisten = \"127.0.0.1:{CONNECT}\"\nauth = \"none\"\n");
@@ -88,7 +88,7 @@ impl World {
         self.tunnel(machine, "cloud", &format!("pod-{ip}"), &config, ADMIN)
     }
 
-    /// The edge of `node1`, on the node, linked to that pod.
+    /// Starts the edge of `node1` on the node, which dials that server.
     fn edge(&self, server: &str) -> Running {
         let config = self.place.edge_config("node1", &format!("{server}:9000"), EDGE_ADMIN);
         self.tunnel(&self.node, "edge", "edge", &config, EDGE_ADMIN)
@@ -106,7 +106,7 @@ impl World {
         running
     }
 
-    /// What repeats all that it hears, on the node.
+    /// Starts a server on the node that echoes its input.
     fn echo(&self) -> Running {
         let mut command = self.node.command("socat");
         command.args(["TCP-LISTEN:7,bind=127.0.0.1,fork,reuseaddr,nodelay", "EXEC:cat"]);
@@ -128,8 +128,8 @@ impl World {
         session
     }
 
-    /// Drops the connection from a machine to a pod, in one direction after the other and in both, and measures how
-    /// long it takes until bytes flow: where they did until then, and where nobody said anything for a while.
+    /// Drops the packets of the connection from a machine to a server, in one direction, the other and both. Measures
+    /// the time until bytes arrive again: with data sent right after the cut, and after a pause.
     fn cut_often(&self, dials: &Machine, directions: &[&[&str]]) {
         let times = asked("SILENT_TIMES").map_or(2, |times| times.parse().unwrap());
         let mut session = self.session();
@@ -140,7 +140,7 @@ impl World {
             for pause in [Duration::from_millis(20), PAUSE] {
                 let took: Vec<_> = (0..times).map(|_| Self::cut(dials, drops, pause, &mut session)).collect();
                 let worst = took.iter().max().unwrap();
-                println!("{drops:?}, speaks again after {pause:?}: worst {worst:.2?} of {took:.2?}");
+                println!("{drops:?}, data after {pause:?}: worst {worst:.2?} of {took:.2?}");
                 assert!(*worst < SOON, "{drops:?}: {took:?}");
             }
         }
@@ -189,19 +189,20 @@ impl Drop for Session {
     }
 }
 
-/// What a machine that has dialled drops, of a connection from one of its ports: what it says, and what it hears.
+/// Rules on the machine that has dialled, which drop the packets of a connection by its port: sent ones and received
+/// ones.
 const UP: &[&str] = &["output tcp sport PORT drop"];
 const DOWN: &[&str] = &["input tcp dport PORT drop"];
 /// The addresses of the two machines.
 const CLOUD: &str = "10.78.0.1";
 const NODE: &str = "10.78.0.2";
-/// Ports of each machine's own.
+/// Ports of each machine.
 const ADMIN: u16 = 51010;
 const EDGE_ADMIN: u16 = 51011;
 const CONNECT: u16 = 2222;
-/// A session that works for so long before each cut.
+/// Duration of normal traffic before each cut.
 const CALM: Duration = Duration::from_secs(3);
-/// For so long nobody says anything behind a cut.
+/// Pause without traffic after a cut.
 const PAUSE: Duration = Duration::from_secs(4);
-/// Less than the 15 s after which a silent link is given up in any case.
+/// Shorter than the 15 s after which an unresponsive link is closed in any case.
 const SOON: Duration = Duration::from_secs(12);

@@ -1,4 +1,4 @@
-//! ssh and scp through every helper that people put between ssh and a CONNECT proxy.
+//! ssh and scp through every common helper between ssh and a CONNECT proxy.
 
 use std::fs::File;
 use std::io::Read;
@@ -36,7 +36,7 @@ fn ssh_works_through_connect_proxy() {
 }
 
 #[test]
-fn ssh_works_through_our_own_command() {
+fn ssh_works_through_tunnel_connect() {
     works_through(PROGRAM);
 }
 
@@ -48,17 +48,17 @@ fn a_hundred_megabytes_go_up_and_come_back_unchanged() {
     copies_both_ways(&Pair::start());
 }
 
-/// Copies a hundred megabytes to the node and back, and compares.
+/// Copies 100 MB to the node and back, and compares them.
 pub(crate) fn copies_both_ways(pair: &Pair) {
     goes_both_ways(&Sshd::start(), pair.cloud.connect, 100_000_000);
 }
 
-/// Copies so many bytes to the node and back, and compares.
+/// Copies `bytes` bytes to the node and back, and compares them.
 pub(crate) fn goes_both_ways(sshd: &Sshd, proxy: u16, bytes: u64) {
     let options = sshd.options(&helper("nc.openbsd", proxy));
     let dir = sshd.dir.path();
     let (original, there, back) = (dir.join("original"), dir.join("there"), dir.join("back"));
-    // Random, so that no piece of it can stand for another.
+    // Random, so that no two parts are equal.
     let mut random = File::open("/dev/urandom").unwrap().take(bytes);
     std::io::copy(&mut random, &mut File::create(&original).unwrap()).unwrap();
 
@@ -68,7 +68,7 @@ pub(crate) fn goes_both_ways(sshd: &Sshd, proxy: u16, bytes: u64) {
     assert_eq!(sha256(&original), sha256(&back), "on the way back");
 }
 
-/// What ssh calls as its `ProxyCommand`.
+/// Returns a command for ssh's `ProxyCommand`.
 pub(crate) fn helper(program: &str, proxy: u16) -> String {
     match program {
         "nc.openbsd" => format!("nc.openbsd -X connect -x 127.0.0.1:{proxy} %h %p"),
@@ -77,11 +77,11 @@ pub(crate) fn helper(program: &str, proxy: u16) -> String {
         "socat" => format!("socat - PROXY:127.0.0.1:%h:%p,proxyport={proxy}"),
         "connect-proxy" => format!("connect-proxy -H 127.0.0.1:{proxy} %h %p"),
         PROGRAM => format!("{PROGRAM} connect --through=http://127.0.0.1:{proxy} %h %p"),
-        other => panic!("{other} is no helper"),
+        other => panic!("{other} is not a helper"),
     }
 }
 
-/// The hash of a file, by a program that is not ours.
+/// Returns the hash of a file, computed by another program.
 pub(crate) fn sha256(file: &Path) -> String {
     let said = run("sha256sum", &[file], None, TIMEOUT);
     said.stdout.split_whitespace().next().unwrap().to_owned()
@@ -101,5 +101,5 @@ fn scp(options: &[String], from: &str, to: &str) {
     assert!(said.status.success(), "{from} to {to}: {said:?}");
 }
 
-/// A hundred megabytes through unoptimised code on a busy machine.
+/// Timeout for 100 MB with unoptimised code on a busy machine.
 const TRANSFER: Duration = Duration::from_secs(180);

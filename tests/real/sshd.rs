@@ -1,4 +1,4 @@
-//! An sshd of the test's own, with its own keys, for the user who runs the test.
+//! A separate sshd with its own keys, for the user who runs the test.
 
 use std::path::PathBuf;
 use std::process::Command;
@@ -31,7 +31,7 @@ impl Sshd {
         std::fs::copy(key.with_extension("pub"), dir.path().join("authorized_keys")).unwrap();
         let user = run("id", &["-un"], None, TIMEOUT).stdout.trim().to_owned();
         if user == "root" {
-            // Without it sshd refuses to start as root.
+            // Without this directory sshd refuses to start as root.
             std::fs::create_dir_all("/run/sshd").unwrap();
         }
         let port = free_port();
@@ -54,7 +54,7 @@ impl Sshd {
         Self { _process: process, dir, port, key, user }
     }
 
-    /// The options that ssh and scp need to reach it through a helper.
+    /// Returns the options with which ssh and scp reach it through a helper.
     pub(crate) fn options(&self, helper: &str) -> Vec<String> {
         let mut options: Vec<String> = ["-F", "none", "-i"].map(String::from).into();
         options.push(self.key.display().to_string());
@@ -75,7 +75,7 @@ impl Sshd {
         options
     }
 
-    /// Runs a command behind it as `node1` through a helper, and checks what it printed and how it ended.
+    /// Runs a command on it as `node1` through a helper, and checks its output and its exit code.
     pub(crate) fn works_through(&self, helper: &str) {
         let mut args = self.options(helper);
         args.extend(["node1", "echo over $((6 * 7)) bridges; exit 7"].map(String::from));
@@ -85,5 +85,5 @@ impl Sshd {
     }
 }
 
-/// A login on a busy machine.
+/// Timeout for a login on a busy machine.
 const LOGIN: Duration = Duration::from_secs(30);

@@ -1,4 +1,4 @@
-//! What etcd and CoreDNS take from the publishers of many pods: the figures of docs/scale.md.
+//! The load that the publishers of many servers put on etcd and CoreDNS: the figures of docs/scale.md.
 
 use std::io::Write;
 use std::net::SocketAddr;
@@ -32,7 +32,7 @@ use crate::process::Running;
 use crate::publish::Dns;
 use crate::tunnel::TestDir;
 
-/// One pod, as far as its publisher sees it.
+/// One server, reduced to its publisher.
 struct Pod {
     registry: Arc<Registry>,
     metrics: Metrics,
@@ -73,7 +73,7 @@ impl Pod {
     }
 }
 
-/// An etcd that writes to the disk as it does by default.
+/// Starts an etcd that syncs to the disk as it does by default.
 fn etcd(place: &TestDir, at: SocketAddr, peers: u16) -> Running {
     let (url, peers) = (format!("http://{at}"), format!("http://127.0.0.1:{peers}"));
     let mut command = Command::new(kept("etcd-3.6.16/etcd").expect("etcd"));
@@ -86,19 +86,19 @@ fn etcd(place: &TestDir, at: SocketAddr, peers: u16) -> Running {
     process
 }
 
-/// Until so many records stand, as the publishers know. How long that took.
+/// Waits until this number of records is published, according to the publishers, and returns how long that took.
 async fn stand(servers: &[Pod], records: usize) -> Duration {
     let started = Instant::now();
     while servers.iter().map(|server| usize::try_from(server.metrics.published.get()).unwrap()).sum::<usize>()
         != records
     {
-        assert!(started.elapsed() < Duration::from_secs(600), "the records do not stand");
+        assert!(started.elapsed() < Duration::from_secs(600), "the records are not published");
         sleep(Duration::from_millis(20)).await;
     }
     started.elapsed()
 }
 
-/// Questions a second that CoreDNS answers, 64 under way at once, of so many names in turn.
+/// Returns how many queries CoreDNS answers per second, with 64 in flight, for these names in turn.
 async fn questions(dns: u16, names: usize) -> usize {
     let answered = Arc::new(AtomicUsize::new(0));
     let until = Instant::now() + Duration::from_secs(5);
@@ -125,7 +125,7 @@ async fn questions(dns: u16, names: usize) -> usize {
     answered.load(Relaxed) / 5
 }
 
-/// A question for the address of a node.
+/// Returns a DNS query for the address of a node.
 fn question(node: &str) -> Vec<u8> {
     let mut bytes = vec![0, 7, 1, 0, 0, 1, 0, 0, 0, 0, 0, 0];
     for label in [node, "nodes", "test", ""] {
@@ -137,7 +137,7 @@ fn question(node: &str) -> Vec<u8> {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-#[ignore = "no test by itself: it prints the figures of docs/scale.md"]
+#[ignore = "not a test: prints the figures of docs/scale.md"]
 async fn what_etcd_and_coredns_take() {
     let number = |name: &str, default| asked(name).map_or(default, |said| said.parse().unwrap());
     let (count, each, away) = (number("PODS", 10), number("EDGES", 1000), number("AWAY", 60));
@@ -158,9 +158,9 @@ async fn what_etcd_and_coredns_take() {
     let per_second = |records: usize, took: Duration| records as f64 / took.as_secs_f64();
     (0..all).for_each(|node| servers[node % count].link(node));
     let took = stand(&servers, all).await;
-    say(format!("{count} pods publish {all} nodes in {took:.1?}: {:.0} a second", per_second(all, took)));
+    say(format!("{count} servers publish {all} nodes in {took:.1?}: {:.0} a second", per_second(all, took)));
     let dns = Dns::start(&place, &coredns, &corefile(""));
-    say(format!("CoreDNS answers {} questions a second without a cache", questions(dns.port, all).await));
+    say(format!("CoreDNS answers {} queries a second without a cache", questions(dns.port, all).await));
     drop(dns);
     let dns = Dns::start(&place, &coredns, &corefile("cache 5"));
     say(format!("{} of 1,000 names with a cache of 5 s", questions(dns.port, 1000).await));
@@ -169,23 +169,23 @@ async fn what_etcd_and_coredns_take() {
     let gone = stand(&servers, all - fifth.len()).await;
     fifth.clone().for_each(|node| servers[(node + 1) % count].link(node));
     let back = stand(&servers, all).await;
-    say(format!("a fifth goes in {gone:.1?} and comes back elsewhere in {back:.1?}"));
+    say(format!("a fifth is removed in {gone:.1?} and published elsewhere in {back:.1?}"));
     way.send_replace(false);
     sleep(Duration::from_secs(away as u64)).await;
     assert_eq!(resolving(dns.port, all).await, 0, "the leases have ended");
     way.send_replace(true);
     let started = Instant::now();
     while resolving(dns.port, all).await < SAMPLE {
-        assert!(started.elapsed() < Duration::from_secs(600), "the records are not back");
+        assert!(started.elapsed() < Duration::from_secs(600), "the records are not published again");
     }
     let back = started.elapsed();
-    say(format!("pods did not reach etcd for {away} s; all names resolve {back:.1?} after they do"));
+    say(format!("servers did not reach etcd for {away} s; all names resolve {back:.1?} afterwards"));
     let size = std::fs::metadata(place.path().join("etcd/member/snap/db")).unwrap().len();
     say(format!("etcd's file has {size} bytes, {} for each node", size / all as u64));
     process.kill();
 }
 
-/// How many of some names have addresses.
+/// Returns how many of a sample of names have addresses.
 async fn resolving(dns: u16, names: usize) -> usize {
     let socket = UdpSocket::bind("127.0.0.1:0").await.unwrap();
     socket.connect(("127.0.0.1", dns)).await.unwrap();
@@ -198,7 +198,7 @@ async fn resolving(dns: u16, names: usize) -> usize {
     found
 }
 
-/// A way to an etcd that can be cut.
+/// Starts a proxy to an etcd that can be interrupted.
 async fn way_to(etcd: SocketAddr) -> (SocketAddr, watch::Sender<bool>) {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let (at, (open, is_open)) = (listener.local_addr().unwrap(), watch::channel(true));
@@ -220,11 +220,11 @@ async fn way_to(etcd: SocketAddr) -> (SocketAddr, watch::Sender<bool>) {
     (at, open)
 }
 
-/// Runs until the test is over.
-#[expect(clippy::disallowed_methods, reason = "nobody waits for it")]
+/// Runs a task until the test ends.
+#[expect(clippy::disallowed_methods, reason = "no code waits for it")]
 fn beside(task: impl Future<Output = ()> + Send + 'static) {
     tokio::spawn(task);
 }
 
-/// Names that are asked for to know whether all resolve.
+/// Number of names that are queried to check whether all resolve.
 const SAMPLE: usize = 200;

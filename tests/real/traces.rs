@@ -1,4 +1,4 @@
-//! One session followed through the logs of the pods and the edge that carry it, by the eight digits of its id.
+//! One session is traced through the logs of its servers and its edge, by the first eight digits of its ID.
 
 use std::io::{Read, Write};
 use std::net::{Shutdown, TcpListener, TcpStream};
@@ -8,7 +8,7 @@ use crate::parts::loopback;
 use crate::process::{Running, TIMEOUT};
 
 #[test]
-fn one_session_is_followed_through_all_logs_by_the_digits_of_its_id() {
+fn one_session_is_traced_through_all_logs_by_the_digits_of_its_id() {
     let mut fleet = Fleet::start("");
     let line = Line::to(fleet.at[1]);
     let mut edge = fleet.node(&line, 1);
@@ -25,7 +25,7 @@ fn one_session_is_followed_through_all_logs_by_the_digits_of_its_id() {
     assert!(access.contains(" resume_count=1 status=200 result=\"over\""), "{access}");
     let (_, id) = access.rsplit_once(" session=").unwrap();
     let id = id.get(..8).unwrap();
-    let [opener, first, second] = &mut fleet.servers[..] else { panic!("three pods") };
+    let [opener, first, second] = &mut fleet.servers[..] else { panic!("three servers") };
     tells(
         &mut opener.process,
         id,
@@ -68,17 +68,18 @@ fn one_session_is_followed_through_all_logs_by_the_digits_of_its_id() {
     let access = edge.process.says("listener=\"backend\"");
     assert!(access.contains(&format!(" session={id} ")), "{access}");
     for log in [opener.process.log(), first.process.log(), second.process.log(), edge.process.log()] {
-        for line in log.lines().filter(|line| line.contains(" tunnel::") || line.contains(" access: ")) {
+        for line in log.lines().filter(|line| line.contains(" tunnel") || line.contains(" access: ")) {
             assert!(!["Some(", "Extended(", "docs.rs"].iter().any(|ugly| line.contains(ugly)), "{line}");
         }
     }
 }
 
-/// Waits until the log tells all of this of a session, and fails unless it does in this order, each with its fields.
+/// Waits until the log contains all of these messages for a session, and fails the test unless they are in this
+/// order, each with its fields.
 fn tells(process: &mut Running, id: &str, story: &[&str]) {
     process.says_of(id, story[story.len() - 1]);
     let log = process.log();
-    let of_protocol = |line: &&str| line.contains(" tunnel::link::") && line.contains(id);
+    let of_protocol = |line: &&str| line.contains(" tunnel_link::") && line.contains(id);
     let lines: Vec<_> = log.lines().filter(of_protocol).collect();
     let told: Vec<_> = lines.iter().filter(|line| story.iter().any(|what| line.contains(what))).collect();
     let mut rest = lines.iter();
@@ -91,7 +92,7 @@ fn tells(process: &mut Running, id: &str, story: &[&str]) {
     }
 }
 
-/// The port of a target that repeats all it is sent.
+/// Starts a target that echoes its input, and returns its port.
 fn echo() -> u16 {
     let listener = TcpListener::bind(loopback(0)).unwrap();
     let port = listener.local_addr().unwrap().port();
@@ -104,7 +105,7 @@ fn echo() -> u16 {
     port
 }
 
-/// A session through a pod's CONNECT port.
+/// Opens a session through a server's CONNECT port.
 fn connect(port: u16, target: &str) -> TcpStream {
     let mut client = TcpStream::connect(loopback(port)).unwrap();
     client.set_read_timeout(Some(TIMEOUT)).unwrap();

@@ -1,4 +1,4 @@
-//! Our own program as cloud and as edge, with config files as people write them.
+//! This program as a server and as an edge, with config files as users write them.
 
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
@@ -10,13 +10,13 @@ use crate::certificates::{Authority, Files};
 use crate::parts::{free_port, loopback};
 use crate::process::Running;
 
-/// The name that certificates are for and that edges look for.
+/// The name in the certificates of servers, which edges verify.
 pub(crate) const SERVER_NAME: &str = "tunnel.test";
 
-/// The token every edge has.
+/// The token of every edge.
 pub(crate) const TOKEN: &str = "token-of-a-test";
 
-/// Where the program is.
+/// Path of the program.
 pub(crate) const PROGRAM: &str = env!("CARGO_BIN_EXE_tunnel");
 
 /// The files of one test: certificates, token, configs, logs.
@@ -27,26 +27,26 @@ pub(crate) struct TestDir {
     pub(crate) authority: Authority,
 }
 
-/// `tunnel --m=cloud`, ready.
+/// A server (`tunnel --m=cloud`) that is ready.
 #[derive(Debug)]
 pub(crate) struct Cloud {
     pub(crate) process: Running,
-    /// Where edges dial.
+    /// The port that edges dial.
     pub(crate) grpc: u16,
-    /// Where CONNECT clients come in.
+    /// The port for CONNECT clients.
     pub(crate) connect: u16,
-    /// Where metrics stand alone.
+    /// The port that serves only metrics.
     pub(crate) metrics: u16,
     pub(crate) log_port: u16,
 }
 
-/// `tunnel --m=edge`, ready: the cloud has taken it.
+/// An edge (`tunnel --m=edge`) that is linked to its server.
 #[derive(Debug)]
 pub(crate) struct Edge {
     pub(crate) process: Running,
 }
 
-/// A cloud with `node1` behind it.
+/// A server with the linked edge `node1`.
 #[derive(Debug)]
 pub(crate) struct Pair {
     // Fields drop in order: processes before the files they use.
@@ -60,7 +60,7 @@ impl TestDir {
         Self::serving(&["localhost", "127.0.0.1"])
     }
 
-    /// One whose servers are reached by these names and addresses.
+    /// Creates a directory with a server certificate for these names and addresses.
     pub(crate) fn serving(names: &[&str]) -> Self {
         let dir = tempfile::tempdir().unwrap();
         let authority = Authority::new();
@@ -73,14 +73,14 @@ impl TestDir {
         self.dir.path()
     }
 
-    /// Writes a config file, and says where it is.
+    /// Writes a config file, and returns its path.
     pub(crate) fn config(&self, name: &str, text: &str) -> PathBuf {
         let file = self.path().join(format!("{name}.toml"));
         std::fs::write(&file, text).unwrap();
         file
     }
 
-    /// The part of a cloud's config that every test needs: where edges dial, and with what proof.
+    /// Returns the part of a server's config that every test needs: the address that edges dial, and the credentials.
     pub(crate) fn cloud_config(&self, grpc: SocketAddr, log_port: u16) -> String {
         let Files { ca, cert, key } = &self.files;
         format!(
@@ -100,7 +100,7 @@ tokenfile = "{}"
         )
     }
 
-    /// The part of the config of a node's edge that every test needs: what it dials, and with what proof.
+    /// Returns the part of an edge's config that every test needs: the address of the server, and the credentials.
     pub(crate) fn edge_config(&self, node: &str, cloud: &str, log_port: u16) -> String {
         format!(
             r#"
@@ -116,7 +116,7 @@ log_listen = "127.0.0.1:{log_port}"
         )
     }
 
-    /// Starts the program; its config and its log are called `name`.
+    /// Starts the program with a config and a log called `name`.
     pub(crate) fn tunnel(
         &self,
         (mode, name): (&str, &str),
@@ -127,7 +127,7 @@ log_listen = "127.0.0.1:{log_port}"
         self.tunnel_as(Command::new(PROGRAM), (mode, name), config, env, &[&["--v=4"], args].concat())
     }
 
-    /// As [`Self::tunnel`], by a command that ends with the program's name.
+    /// Like [`Self::tunnel`], but with a command that ends with the program's name.
     pub(crate) fn tunnel_as(
         &self,
         command: Command,
@@ -147,12 +147,12 @@ log_listen = "127.0.0.1:{log_port}"
     }
 }
 
-/// The program.
+/// Returns a command that starts the program.
 pub(crate) fn tunnel() -> Command {
     not_led_astray(Command::new(PROGRAM))
 }
 
-/// A program without what the machine has set.
+/// Removes environment variables that would change how the program behaves.
 pub(crate) fn not_led_astray(mut command: Command) -> Command {
     for name in [
         "NODE_NAME",
@@ -174,12 +174,12 @@ impl Cloud {
         Self::start_with(place, "", &[])
     }
 
-    /// As [`Self::start`], with more tables and an environment.
+    /// Like [`Self::start`], but with more config tables and an environment.
     pub(crate) fn start_with(place: &TestDir, more: &str, env: &[(&str, &str)]) -> Self {
         Self::start_as(place, more, env, &[])
     }
 
-    /// As [`Self::start_with`], with more arguments.
+    /// Like [`Self::start_with`], but with more arguments.
     pub(crate) fn start_as(place: &TestDir, more: &str, env: &[(&str, &str)], args: &[&str]) -> Self {
         let grpc = loopback(free_port());
         let mut cloud = Self::launch(place, ("cloud", grpc), more, env, args);
@@ -187,7 +187,7 @@ impl Cloud {
         cloud
     }
 
-    /// Starts one that links come to at an address, called `name` in logs, and does not wait for it.
+    /// Starts a server that edges dial at `grpc`, called `name` in logs, and does not wait for it.
     pub(crate) fn launch(
         place: &TestDir,
         (name, grpc): (&str, SocketAddr),
@@ -208,7 +208,7 @@ auth = "none"
         Self { process, grpc: grpc.port(), connect, metrics, log_port }
     }
 
-    /// The address of a page on its admin port.
+    /// Returns the URL of a page on its admin port.
     pub(crate) fn page(&self, path: &str) -> String {
         format!("http://127.0.0.1:{}{path}", self.log_port)
     }
@@ -218,34 +218,34 @@ auth = "none"
         self.process.answers(self.log_port, "/readyz", "");
     }
 
-    /// Waits until it is ready all the same, and tells of this trouble.
+    /// Waits until it is ready but reports this problem.
     pub(crate) fn is_troubled(&mut self, why: &str) {
         self.process.answers(self.log_port, "/readyz", why);
     }
 
-    /// Waits until it is ready and has no trouble.
+    /// Waits until it is ready and reports no problem.
     pub(crate) fn is_well(&mut self) {
         self.process.answers_only(self.log_port, "/readyz", "ok\n");
     }
 
-    /// Waits until its metrics tell of so many records.
+    /// Waits until its metrics report this number of published records.
     pub(crate) fn publishes(&mut self, records: usize) {
         self.process.answers(self.metrics, "/metrics", &format!("tunnel_published_records {records}\n"));
     }
 
-    /// Waits until a node hangs here.
+    /// Waits until a node is linked to it.
     pub(crate) fn has(&mut self, node: &str) {
         self.process.answers(self.log_port, "/cloud/healthz", node);
     }
 }
 
 impl Edge {
-    /// Starts `node1` towards a cloud's address.
+    /// Starts `node1`, which dials the server at `cloud`.
     pub(crate) fn start(place: &TestDir, cloud: &str) -> Self {
         Self::start_as(place, "node1", cloud)
     }
 
-    /// Starts a node of that name towards a cloud's address.
+    /// Starts the edge of `node`, which dials the server at `cloud`.
     pub(crate) fn start_as(place: &TestDir, node: &str, cloud: &str) -> Self {
         let log_port = free_port();
         let config = place.edge_config(node, cloud, log_port);
@@ -260,7 +260,7 @@ impl Pair {
         Self::start_behind(|grpc| grpc)
     }
 
-    /// As [`Self::start`], where the edge reaches the cloud through a port of the test's own.
+    /// Like [`Self::start`], but the edge dials the port that `line` returns for the server's port.
     pub(crate) fn start_behind(line: impl FnOnce(u16) -> u16) -> Self {
         let place = TestDir::new();
         let mut cloud = Cloud::start(&place);

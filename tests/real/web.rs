@@ -1,4 +1,4 @@
-//! nginx on a node, which clients reach by the node's name: over TLS, without it, and by the proxies.
+//! nginx on a node, which clients reach by the node's name: with TLS, without TLS, and through the proxies.
 
 use std::process::Command;
 use std::time::Duration;
@@ -10,20 +10,23 @@ use crate::tunnel::{Cloud, Edge, TestDir};
 use crate::wait::wait_until;
 
 #[test]
-fn nginx_serves_by_the_nodes_name_what_it_would_serve_without_a_tunnel() {
+fn nginx_serves_through_the_tunnel_what_it_serves_directly() {
     let Some(site) = Site::start() else { return };
     for url in [site.https(), site.http()] {
         let one_connection = site.sh(&format!("curl {url}/who {url}/who {url}/who"));
         let kept: Vec<_> = one_connection.lines().map(|line| line.split_once(' ').unwrap()).collect();
-        assert!(kept.iter().all(|of| of.0 == kept[0].0), "one connection to the target: {one_connection}");
+        assert!(
+            kept.iter().all(|of| of.0 == kept[0].0),
+            "all requests use one connection to the target: {one_connection}"
+        );
         assert_eq!(kept.iter().map(|of| of.1).collect::<Vec<_>>(), ["1", "2", "3"]);
 
         let said = site.sh(&format!("curl -D head -H 'TE: trailers' {url}/talk | cmp - talk; cat head"));
         let said = said.to_lowercase();
         assert!(said.contains("transfer-encoding: chunked\r\n"), "{said}");
-        assert!(said.ends_with("\r\n\r\nx-sum: 42\r\n"), "the trailer stands behind the head: {said}");
+        assert!(said.ends_with("\r\n\r\nx-sum: 42\r\n"), "the trailer follows the head: {said}");
 
-        // nginx says 100 before it reads a body, and none if it knows that the body is too long.
+        // nginx sends 100 before it reads a body, but not if it knows that the body is too long.
         let put = "curl -v -H 'Expect: 100-continue' -T talk";
         let said = site.sh(&format!("{put} {url}/files/talk 2>&1; cmp talk files/talk"));
         let told: Vec<_> = said.lines().filter(|line| line.starts_with("< HTTP/1.1 ")).collect();
@@ -36,10 +39,10 @@ fn nginx_serves_by_the_nodes_name_what_it_would_serve_without_a_tunnel() {
 }
 
 #[test]
-fn a_gibibyte_passes_each_way_and_neither_end_grows() {
+fn a_gibibyte_in_each_direction_does_not_grow_the_memory_of_either_end() {
     let Some(site) = Site::start() else { return };
     let before = site.most_memory();
-    // No line occurs twice: what is lost, doubled or out of its place shows.
+    // Each line is unique, so that lost, duplicated or reordered data is detected.
     let content = "seq 200000000 | head -c 1073741824";
     for url in [site.https(), site.http()] {
         site.sh(&format!("{content} | curl -T - {url}/files/big; curl {url}/files/big | cmp - <({content})"));
@@ -51,7 +54,7 @@ fn a_gibibyte_passes_each_way_and_neither_end_grows() {
 }
 
 #[test]
-fn curl_comes_in_by_the_http_proxy_and_with_a_certificate_by_egress() {
+fn curl_uses_the_http_proxy_and_egress_with_a_certificate() {
     let Some(site) = Site::start() else { return };
     let http_proxy = format!("-x http://127.0.0.1:{}", site.proxy);
     let unproved =
@@ -59,7 +62,7 @@ fn curl_comes_in_by_the_http_proxy_and_with_a_certificate_by_egress() {
     let egress = format!("{unproved} --proxy-cert client.crt --proxy-key client.key --proxytunnel");
     let (plain, tls) = (site.plain_target, site.tls_target);
     for (proxy, requests) in [
-        // With a whole URL for each, and inside CONNECT.
+        // With absolute URLs, and inside CONNECT.
         (http_proxy.clone(), ["1", "2", "3"]),
         (format!("{http_proxy} --proxytunnel"), ["1", "2", "3"]),
         (egress, ["1", "2", "3"]),
@@ -78,7 +81,7 @@ fn curl_comes_in_by_the_http_proxy_and_with_a_certificate_by_egress() {
 }
 
 #[test]
-fn a_client_of_http_2_is_turned_away_where_http_1_is_spoken() {
+fn http_2_clients_are_refused_by_http_1_listeners() {
     if !have(&["h2load"]) {
         return;
     }
@@ -96,14 +99,14 @@ fn a_client_of_http_2_is_turned_away_where_http_1_is_spoken() {
         let before = site.cloud.process.log().matches(told).count();
         let said = run("h2load", &["--npn-list=h2", "-n", "1", "-c", "1", &url], None, TIMEOUT);
         assert!(said.stdout.contains("0 succeeded, 1 failed"), "{front}: {said:?}");
-        wait_until(&format!("{front} says why"), TIMEOUT, || {
+        wait_until(&format!("{front} logs why"), TIMEOUT, || {
             site.cloud.process.lives();
             site.cloud.process.log().matches(told).count() > before
         });
     }
 }
 
-/// A node with nginx, and a cloud with each kind of port that leads there.
+/// A node with nginx, and a server with each kind of port that reaches it.
 struct Site {
     // Fields drop in order: processes before the files they use.
     edge: Edge,
@@ -119,7 +122,7 @@ struct Site {
 }
 
 impl Site {
-    /// Starts it; none if a program is missing.
+    /// Starts it. Returns `None` if a program is missing.
     fn start() -> Option<Self> {
         if !have(&["nginx", "curl"]) {
             return None;
@@ -143,17 +146,17 @@ impl Site {
         Some(Self { edge, cloud, _nginx: nginx, place, plain_target, tls_target, https, http, proxy, egress })
     }
 
-    /// Where curl finds nginx over TLS.
+    /// Returns the URL of nginx with TLS.
     fn https(&self) -> String {
         format!("https://node1:{}", self.https)
     }
 
-    /// Where curl finds nginx without TLS.
+    /// Returns the URL of nginx without TLS.
     fn http(&self) -> String {
         format!("http://node1:{}", self.http)
     }
 
-    /// Runs a line of bash with a curl that knows both ports by the node's name, and shows its certificate.
+    /// Runs a line of bash with a curl that resolves the node's name for both ports, and presents its certificate.
     fn tries(&self, line: &str) -> ProcessOutput {
         let Self { https, http, .. } = self;
         let curl = format!(
@@ -164,14 +167,14 @@ impl Site {
         run("bash", &["-ec", &format!("cd {dir}; {curl}; {line}")], None, GIBIBYTE)
     }
 
-    /// As [`Self::tries`], where it must succeed; what it prints.
+    /// Like [`Self::tries`], but fails the test unless the line succeeds. Returns what it prints.
     fn sh(&self, line: &str) -> String {
         let said = self.tries(line);
         assert!(said.status.success(), "{line}: {said:?}");
         said.stdout
     }
 
-    /// The most memory that pod and edge have had so far, in KiB.
+    /// Returns the peak memory of server and edge so far, in KiB.
     fn most_memory(&self) -> [u64; 2] {
         [&self.cloud.process, &self.edge.process].map(|process| {
             let status = std::fs::read_to_string(format!("/proc/{}/status", process.id())).unwrap();
@@ -181,7 +184,8 @@ impl Site {
     }
 }
 
-/// nginx with a page that tells its connection, one in chunks with a trailer, and files that may be put.
+/// Starts nginx with a page that contains its connection's number, a chunked page with a trailer, and files that
+/// accept PUT.
 fn nginx(place: &TestDir, plain: u16, tls: u16) -> Running {
     let dir = place.path();
     let lines: String = (0..20_000).map(|number| format!("line {number}\n")).collect();
@@ -230,8 +234,8 @@ http {{
     running
 }
 
-/// How many KiB more a process may have had, whatever passed through it.
+/// Maximum growth of a process in KiB, however much data it transfers.
 const GROWTH: u64 = 32 * 1024;
 
-/// How long a gibibyte may take each way.
+/// Timeout for a gibibyte in each direction.
 const GIBIBYTE: Duration = Duration::from_secs(600);

@@ -1,4 +1,4 @@
-//! What YurtTunnel's users have: ports by ConfigMap, and names of nodes that one pod writes.
+//! Features for YurtTunnel's users: ports from a ConfigMap, and node names that a single server writes.
 
 mod led;
 
@@ -31,7 +31,7 @@ const SERVICE: &str = "x-tunnel-server-internal-svc";
 const PORTS: &str = "yurt-tunnel-server-cfg";
 
 #[test]
-fn ports_of_the_map_lead_to_the_servers_and_no_change_of_it_cuts_a_session() {
+fn ports_of_the_configmap_are_redirected_without_aborted_sessions() {
     let Some(kubernetes) = Kubernetes::start() else { return };
     may_keep_ports(&kubernetes);
     let own = own_address();
@@ -55,15 +55,18 @@ fn ports_of_the_map_lead_to_the_servers_and_no_change_of_it_cuts_a_session() {
         &kubernetes,
         &json!({"http-proxy-ports": format!("{}, x", at_node.port()), "https-proxy-ports": "9443"}),
     );
-    wait_until("its port is led here", TIMEOUT, || led() == [(at_node.port(), front)].into());
-    let _ = writeln!(std::io::stderr(), "led here after {:?}", started.elapsed().unwrap_or_default());
+    wait_until("its port is redirected here", TIMEOUT, || led() == [(at_node.port(), front)].into());
+    let _ = writeln!(std::io::stderr(), "redirected here after {:?}", started.elapsed().unwrap_or_default());
     cloud.is_troubled("http-proxy-ports: \"x\": expected ports from 1 to 65535");
     cloud.is_troubled("https-proxy-ports: they lead nowhere");
     for host in [name(at_node), at_node.to_string()] {
         assert_eq!(reads(&mut asks(front, &host, "/"), 2), "ok", "{host}");
     }
 
-    assert!(answer(front, &name(on_loopback)).starts_with("HTTP/1.1 502 "), "nobody listens at its address");
+    assert!(
+        answer(front, &name(on_loopback)).starts_with("HTTP/1.1 502 "),
+        "no program listens at its address"
+    );
     map(
         &kubernetes,
         &json!({
@@ -72,12 +75,14 @@ fn ports_of_the_map_lead_to_the_servers_and_no_change_of_it_cuts_a_session() {
             "localhost-proxy-ports": on_loopback.port().to_string(),
         }),
     );
-    wait_until("both are led here", TIMEOUT, || led() == [(at_node.port(), front), (9052, front)].into());
+    wait_until("both ports are redirected here", TIMEOUT, || {
+        led() == [(at_node.port(), front), (9052, front)].into()
+    });
     cloud.is_well();
     assert_eq!(reads(&mut asks(front, &name(on_loopback), "/"), 2), "ok");
 
     map(&kubernetes, &json!({"http-proxy-ports": format!("{},9053", cloud.grpc)}));
-    wait_until("the pod's own port is not", TIMEOUT, || led() == [(9053, front)].into());
+    wait_until("the server's own port is not redirected", TIMEOUT, || led() == [(9053, front)].into());
     cloud.is_troubled(&format!("http-proxy-ports: \"{}\": the servers listen on that port", cloud.grpc));
 
     service(&kubernetes, false);
@@ -86,22 +91,18 @@ fn ports_of_the_map_lead_to_the_servers_and_no_change_of_it_cuts_a_session() {
     assert_eq!(led(), [(9053, front)].into());
     service(&kubernetes, true);
     kubernetes.delete::<ConfigMap>(PORTS);
-    wait_until("without the map none is led here", TIMEOUT, || led().is_empty());
+    wait_until("no port is redirected without the ConfigMap", TIMEOUT, || led().is_empty());
     cloud.is_well();
     let base = kubernetes.object::<Service>(SERVICE).unwrap().spec.unwrap().ports.unwrap();
-    assert_eq!(
-        base.iter().map(|port| port.port).collect::<Vec<_>>(),
-        [10250, 10255],
-        "what is not ours stays"
-    );
+    assert_eq!(base.iter().map(|port| port.port).collect::<Vec<_>>(), [10250, 10255], "foreign ports remain");
 
     go.send(()).unwrap();
-    assert_eq!(reads(&mut slow, 2), "cd", "the request was under way all the time");
+    assert_eq!(reads(&mut slow, 2), "cd", "the request was in progress all the time");
 }
 
-/// A holder that was cut off while it wrote, and whose write arrives when its successor has written.
+/// The holder of the Lease is cut off during a write, and that write arrives after one of its successor.
 #[test]
-fn names_of_nodes_are_written_by_the_holder_alone_and_what_comes_late_is_refused() {
+fn node_names_are_written_only_by_the_holder_and_late_writes_are_refused() {
     let Some(kubernetes) = Kubernetes::start() else { return };
     service(&kubernetes, true);
     let ip = kubernetes.object::<Service>(SERVICE).unwrap().spec.unwrap().cluster_ip.unwrap();
@@ -127,7 +128,7 @@ fn names_of_nodes_are_written_by_the_holder_alone_and_what_comes_late_is_refused
     kubernetes.delete_everywhere::<Node>("a1");
     is(&format!("{ip}\tedge-a1\n"), "1");
 
-    // What somebody has written there by hand does not stay, though no Node has changed.
+    // Manual changes are reverted, although no Node has changed.
     kubernetes.apply::<ConfigMap>(&json!({
         "apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "yurt-tunnel-nodes"},
         "data": {"tunnel-nodes": "192.0.2.1\tedge-a1\n192.0.2.1\tforeign\n"},
@@ -142,7 +143,7 @@ fn names_of_nodes_are_written_by_the_holder_alone_and_what_comes_late_is_refused
     let both = format!("10.0.0.3\tlate\n{ip}\tedge-a1\n");
     is(&both, "2");
     assert_eq!(holder(&kubernetes), ("second".to_owned(), 2));
-    assert_eq!(late.goes_on(), 409, "it is for a version that is over");
+    assert_eq!(late.goes_on(), 409, "the write is for an outdated version");
     assert_eq!(written(&kubernetes).unwrap().1, "2");
 
     held.let_go();
@@ -152,10 +153,10 @@ fn names_of_nodes_are_written_by_the_holder_alone_and_what_comes_late_is_refused
     assert_eq!(
         holder(&kubernetes),
         ("first".to_owned(), 3),
-        "it was given back, and nobody waits for its end"
+        "the Lease was released, so its end is not awaited"
     );
 
-    // Somebody has written with a higher number: who holds the Lease is not the holder any more, and begins anew.
+    // The ConfigMap has a higher term: the holder of the Lease is outdated, and acquires it again.
     let annotations = json!({"tunnel.cloud.io/lease-transitions": "99"});
     kubernetes.apply::<ConfigMap>(&json!({
         "apiVersion": "v1", "kind": "ConfigMap",
@@ -167,9 +168,9 @@ fn names_of_nodes_are_written_by_the_holder_alone_and_what_comes_late_is_refused
     assert_eq!(drained, Drained::Finished);
 }
 
-/// As docs/migrating.md has it.
+/// The commands of docs/migrating.md.
 #[test]
-fn settings_are_printed_for_an_old_deployment_and_the_program_takes_them() {
+fn a_config_is_printed_for_an_old_deployment_and_the_program_accepts_it() {
     let (place, cluster) = (TestDir::new(), TestDir::new());
     std::fs::write(place.path().join("old.yaml"), OLD).unwrap();
     let printed = |line: &str| {
@@ -207,7 +208,7 @@ fn settings_are_printed_for_an_old_deployment_and_the_program_takes_them() {
     }
 }
 
-/// Of a pod, and of an edge.
+/// The environment of a server and of an edge.
 const ENVIRONMENT: &str = "KUBERNETES_SERVICE_HOST=192.0.2.1 POD_IP=127.0.0.1 NODE_NAME=node1";
 
 const OLD: &str = "
@@ -235,7 +236,7 @@ fn params(cluster: Cluster, me: &str) -> NodeNameParams {
     }
 }
 
-/// The text, and the term that has written it.
+/// Returns the text of the ConfigMap, and the term that wrote it.
 fn written(kubernetes: &Kubernetes) -> Option<(String, String)> {
     let map = kubernetes.object::<ConfigMap>("yurt-tunnel-nodes")?;
     let term = map.metadata.annotations?.remove("tunnel.cloud.io/lease-transitions")?;
@@ -247,7 +248,7 @@ fn holder(kubernetes: &Kubernetes) -> (String, i32) {
     (spec.holder_identity.unwrap(), spec.lease_transitions.unwrap())
 }
 
-/// A pod whose port `front` stands for every port of every node.
+/// Starts a server whose port `front` maps to every port of every node.
 fn server(kubernetes: &Kubernetes, place: &TestDir, front: u16) -> Cloud {
     let more = format!(
         "[mode.cloud.http]\nlisten_ip = \"127.0.0.1\"\naddr = {{ \"{front}\" = \"host\" }}\n\
@@ -258,7 +259,7 @@ fn server(kubernetes: &Kubernetes, place: &TestDir, front: u16) -> Cloud {
     Cloud::start_as(place, &more, &[("POD_NAMESPACE", NAMESPACE)], &[&k])
 }
 
-/// Our ports of the Service, and where each leads.
+/// Returns the managed ports of the Service, and the target port of each.
 fn led(kubernetes: &Kubernetes) -> BTreeMap<u16, u16> {
     let ports = kubernetes.object::<Service>(SERVICE).unwrap().spec.unwrap().ports.unwrap();
     let number = |port: &ServicePort| match port.target_port {
@@ -288,7 +289,7 @@ fn node(kubernetes: &Kubernetes, name: &str, labels: &Value, ip: IpAddr) {
     kubernetes.set_node_status(name, &json!({"addresses": [{"type": "InternalIP", "address": ip}]}));
 }
 
-/// What the documentation names.
+/// Grants the permissions that the documentation lists.
 fn may_keep_ports(kubernetes: &Kubernetes) {
     let rbac = "rbac.authorization.k8s.io";
     let rule = |group: &str, kind: &str, name: &str, verbs: &[&str]| json!({"apiGroups": [group], "resources": [kind], "resourceNames": [name], "verbs": verbs});
@@ -306,7 +307,7 @@ fn may_keep_ports(kubernetes: &Kubernetes) {
     }));
 }
 
-/// A web server that answers `ok`, and `/slow` with `ab`, and `cd` when it is told to go on.
+/// Starts a web server that answers `ok`, and to `/slow` `ab`, followed by `cd` once the sender is used.
 fn web(ip: IpAddr, slowly: bool) -> (SocketAddr, std::sync::mpsc::Sender<()>) {
     let listener = TcpListener::bind((ip, 0)).unwrap();
     let at = listener.local_addr().unwrap();
@@ -326,7 +327,7 @@ fn web(ip: IpAddr, slowly: bool) -> (SocketAddr, std::sync::mpsc::Sender<()>) {
     (at, go)
 }
 
-/// A request that was answered with 200; its body is still to be read.
+/// Sends a request, and checks that it is answered with 200. The body is still unread.
 fn asks(front: u16, host: &str, path: &str) -> TcpStream {
     let mut client = TcpStream::connect(("127.0.0.1", front)).unwrap();
     client.set_read_timeout(Some(2 * TIMEOUT)).unwrap();
@@ -336,7 +337,7 @@ fn asks(front: u16, host: &str, path: &str) -> TcpStream {
     client
 }
 
-/// The head of the answer, whatever it is.
+/// Returns the head of any response.
 fn answer(front: u16, host: &str) -> String {
     let mut client = TcpStream::connect(("127.0.0.1", front)).unwrap();
     client.set_read_timeout(Some(2 * TIMEOUT)).unwrap();

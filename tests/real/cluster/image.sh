@@ -1,6 +1,6 @@
 #!/bin/sh
-# Makes the image that pods of the tests run, without a registry: busybox, and a command that does nothing. It serves as
-# the pause container, too. usage: image.sh FILE
+# Builds the image for pods of the tests without a registry: busybox, and a command that does nothing. It is also used
+# as the pause container. Usage: image.sh FILE
 set -eu
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT

@@ -9,20 +9,20 @@ use crate::network::Network;
 use crate::process::{Running, TIMEOUT, run, run_command};
 use crate::tunnel::TestDir;
 
-/// Which node it is.
+/// The settings of a node.
 pub(crate) struct Settings<'a> {
     /// 1 for `node1`, and so on.
     pub(crate) number: usize,
     /// Its InternalIP.
     pub(crate) ip: &'a str,
-    /// Whether its kubelet asks the cluster for its certificate, and has none before.
+    /// Whether its kubelet requests its certificate from the cluster, and has none before.
     pub(crate) asks: bool,
 }
 
-/// One that runs.
+/// A running node.
 #[derive(Debug)]
 pub(crate) struct Node {
-    // Fields drop in order: the processes before the groups that they are in.
+    // Fields drop in order: the processes before their control groups.
     _programs: Running,
     _groups: Groups,
 }
@@ -56,7 +56,7 @@ impl Node {
         std::fs::write(dir.join("containerd.toml"), containerd_config(dir)).unwrap();
         std::fs::write(dir.join("cni/pods.conflist"), cni_config(dir).to_string()).unwrap();
 
-        // All of it ends with the first process of its namespace.
+        // All processes end with the first process of their namespace.
         let mut command = network.edges[node.number - 1].command("unshare");
         command.args(["--pid", "--fork", "--kill-child", "--mount", "--mount-proc"]);
         command.arg(sources.join("node.sh")).arg(dir).arg(image).arg(kubelet);
@@ -74,7 +74,7 @@ impl Node {
 }
 
 impl Drop for Groups {
-    /// Waits until nothing is in them, so that nobody uses the node's files any more.
+    /// Waits until the groups are empty, so that no process uses the node's files.
     fn drop(&mut self) {
         let find = format!("find /sys/fs/cgroup -depth -type d -path '*/{}*'", self.0);
         for _ in 0..200 {
@@ -86,18 +86,18 @@ impl Drop for Groups {
     }
 }
 
-/// A pod that says a line a second, and what it is told.
+/// Returns a pod that prints one line per second, and each line that it reads.
 pub(crate) fn busy(number: usize) -> Value {
     let script = "i=0; while :; do i=$((i + 1)); echo line $i; read -t 1 word && echo heard $word; done";
     on(number, busy_name(number), &json!({"command": ["sh", "-c", script], "stdin": true}))
 }
 
-/// How that one of a node is called.
+/// Returns the name of the busy pod of a node.
 pub(crate) fn busy_name(number: usize) -> &'static str {
     if number == 1 { "busy" } else { "busy-too" }
 }
 
-/// A pod on `node1`, of one container that has this beside an image.
+/// Returns a pod on `node1` with one container, which has these fields in addition to an image.
 pub(crate) fn pod(name: &str, container: &Value) -> Value {
     on(1, name, container)
 }
@@ -116,7 +116,7 @@ fn on(number: usize, name: &str, container: &Value) -> Value {
     })
 }
 
-/// It asks kube-apiserver who comes, and what they may.
+/// Returns the kubelet's config: kube-apiserver authenticates and authorizes its clients.
 fn kubelet_config(place: &TestDir, dir: &Path) -> Value {
     json!({
         "apiVersion": "kubelet.config.k8s.io/v1beta1", "kind": "KubeletConfiguration",
@@ -127,18 +127,18 @@ fn kubelet_config(place: &TestDir, dir: &Path) -> Value {
         },
         "authorization": {"mode": "Webhook"},
         "containerRuntimeEndpoint": format!("unix://{}", dir.join("containerd.sock").display()),
-        // It is no machine of its own: whatever belongs to the whole machine is left alone.
+        // The node shares this machine: leave everything that belongs to the whole machine alone.
         "cgroupDriver": "cgroupfs", "cgroupRoot": format!("/{}", groups(dir)), "failCgroupV1": false, "cgroupsPerQOS": false, "enforceNodeAllocatable": [],
         "failSwapOn": false, "makeIPTablesUtilChains": false, "localStorageCapacityIsolation": false,
         "imageGCHighThresholdPercent": 100, "resolvConf": "",
         "evictionHard": {"memory.available": "1Mi", "nodefs.available": "0%", "nodefs.inodesFree": "0%", "imagefs.available": "0%"},
         "podLogsDir": dir.join("pod-logs"),
-        // A log that is rotated while it is read loses lines, whoever carries it.
+        // A log that is rotated while it is read loses lines, with or without the tunnel.
         "containerLogMaxSize": "1Gi",
     })
 }
 
-/// Beside whatever else this machine runs.
+/// Returns the name of the node's control groups, which differs from all others on this machine.
 fn groups(dir: &Path) -> String {
     format!("tunnel-test{}", dir.display()).replace(['/', '.'], "-")
 }
@@ -167,7 +167,7 @@ conf_dir = "{dir}/cni"
     )
 }
 
-/// Each pod has a cable of its own to the node.
+/// Returns the CNI config: each pod has its own point-to-point interface to the node.
 fn cni_config(dir: &Path) -> Value {
     json!({
         "cniVersion": "0.4.0", "name": "pods",

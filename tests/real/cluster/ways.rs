@@ -1,4 +1,4 @@
-//! The ways by which kube-apiserver comes to a kubelet through the tunnel.
+//! The ways in which kube-apiserver reaches a kubelet through the tunnel.
 
 use std::path::PathBuf;
 
@@ -9,7 +9,7 @@ use crate::certificates::Files;
 use crate::network::SERVER;
 use crate::tunnel::TestDir;
 
-/// What kube-apiserver is told.
+/// A way in which kube-apiserver is configured.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Way {
     /// The node's own address, where the kubelet listens: no tunnel.
@@ -18,22 +18,23 @@ pub(crate) enum Way {
     Egress,
     /// The egress selector, over a unix socket.
     Unix,
-    /// Nothing: the node's name leads to the pod, which passes TLS on to the kubelet. What is said to kube-apiserver is
-    /// only whether to look at the kubelet's certificate.
+    /// No kube-apiserver config for the tunnel: the node's name resolves to the server, which passes TLS on to the
+    /// kubelet. The only kube-apiserver flag is whether to verify the kubelet's certificate.
     Passthrough {
-        /// Whether it does, and so tells whom it means.
+        /// Whether kube-apiserver verifies it, and so names the node in its handshake.
         verified: bool,
     },
-    /// As [`Self::Passthrough`], but the pod speaks TLS with kube-apiserver, and the edge with the kubelet.
+    /// Like [`Self::Passthrough`], but the server speaks TLS with kube-apiserver, and the edge with the kubelet.
     Terminate {
-        /// Whether kube-apiserver looks at the pod's certificate. Else the pod has to ask it where a pod is.
+        /// Whether kube-apiserver verifies the server's certificate. Otherwise the server must query it for the node
+        /// of a pod.
         verified: bool,
     },
-    /// As [`Self::Terminate`], but the pod as well speaks TLS with the kubelet, by a certificate that the cluster issues for
-    /// it. kube-apiserver does not look at the one that it is shown, which has no node's name.
+    /// Like [`Self::Terminate`], but the server also speaks TLS with the kubelet, with a certificate that the cluster
+    /// issues for it. kube-apiserver does not verify the server's certificate, which has no node's name.
     Shown,
-    /// kubeadm's own flags: nodes have addresses, and the pod catches what is sent to these. kube-apiserver looks at each
-    /// kubelet's certificate.
+    /// kubeadm's own flags: nodes have addresses, and the server intercepts connections to them. kube-apiserver
+    /// verifies each kubelet's certificate.
     Intercepted,
 }
 
@@ -64,7 +65,7 @@ impl Way {
         vec![format!("--egress-selector-config-file={}", file.display())]
     }
 
-    /// What the config of a pod has for it.
+    /// Returns the tables of a server's config for this way.
     pub(crate) fn tables(self, place: &TestDir) -> String {
         let Files { ca, cert, key } = &place.files;
         match self {
@@ -99,20 +100,20 @@ impl Way {
         }
     }
 
-    /// What an edge's config has for it.
+    /// Returns the tables of an edge's config for this way.
     pub(crate) fn edge_tables(self, place: &TestDir) -> String {
         let Self::Terminate { .. } = self else { return String::new() };
         let Files { cert, key, .. } = kubelet_client(place);
         format!("[mode.edge.https]\ncert = {cert:?}\nkey = {key:?}\n")
     }
 
-    /// Whether a pod of the tunnel asks kube-apiserver for what is on which node.
+    /// Returns true if the tunnel's server queries kube-apiserver for the node of each address or pod.
     pub(crate) fn asks(self) -> bool {
         matches!(self, Self::Egress | Self::Terminate { verified: false } | Self::Shown | Self::Intercepted)
     }
 }
 
-/// What a pod of the tunnel shows kube-apiserver from now on: a certificate for this name.
+/// Writes the certificate that the tunnel's server presents to kube-apiserver, with this name.
 pub(crate) fn shown(place: &TestDir, name: &str) -> Files {
     let at = |end: &str| place.path().join(format!("https.{end}"));
     let files = Files { ca: place.files.ca.clone(), cert: at("crt"), key: at("key") };
@@ -120,13 +121,13 @@ pub(crate) fn shown(place: &TestDir, name: &str) -> Files {
     files
 }
 
-/// What a kubelet's clients show it.
+/// Returns the files of the certificate that the kubelet's clients present.
 pub(crate) fn kubelet_client(place: &TestDir) -> Files {
     let at = |end: &str| place.path().join(format!("kubelet-client.{end}"));
     Files { ca: place.files.ca.clone(), cert: at("crt"), key: at("key") }
 }
 
-/// The authorities by which a pod of the tunnel believes kubelets.
+/// Returns the file of the CAs that the tunnel's server trusts for kubelets.
 pub(crate) fn target_ca(place: &TestDir) -> PathBuf {
     place.path().join("target-ca.crt")
 }
@@ -144,5 +145,5 @@ fn selector(transport: &Value) -> Value {
     })
 }
 
-/// What kube-apiserver's certificates call it.
+/// The name of kube-apiserver in its client certificates.
 pub(crate) const APISERVER: &str = "kube-apiserver";

@@ -1,4 +1,4 @@
-//! A webhook at the node, which kube-apiserver asks of each new ConfigMap.
+//! A webhook on the node, which kube-apiserver calls for each new ConfigMap.
 
 use std::path::Path;
 
@@ -10,17 +10,17 @@ use crate::network::address;
 use crate::process::{Running, TIMEOUT};
 use crate::wait::wait_until;
 
-/// How kube-apiserver is told where the webhook is.
+/// How kube-apiserver finds the webhook.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Hook {
-    /// By a Service, whose endpoint is at the node.
+    /// By a Service with an endpoint on the node.
     Service,
     /// By a URL with the node's name.
     Url,
 }
 
 impl Cluster {
-    /// Starts it at `node1`; kube-apiserver gets its answers, and nobody asks it any more.
+    /// Starts the webhook on `node1`, checks that kube-apiserver gets its responses, and removes its configuration.
     pub(crate) fn webhook_answers(&self, hook: Hook) {
         let mut webhook = self.webhook();
         let place = match hook {
@@ -33,8 +33,8 @@ impl Cluster {
         };
         let ca = BASE64_STANDARD.encode(self.network.place.authority.0.cert());
         self.apply("webhook", &configuration(place, &ca));
-        // Without its answer nothing is let in.
-        wait_until("the webhook's no is heard", 3 * TIMEOUT, || {
+        // `failurePolicy` is `Fail`: without its response, objects are refused.
+        wait_until("kube-apiserver receives the webhook's refusal", 3 * TIMEOUT, || {
             let said = self.network.tries("kubectl create configmap unwelcome --dry-run=server");
             !said.status.success() && said.stderr.contains("node1 says no")
         });
@@ -88,7 +88,7 @@ fn configuration(place: Value, ca: &str) -> Value {
     })
 }
 
-/// Where it listens at the node.
+/// The port where it listens on the node.
 pub(crate) const PORT: u16 = 9443;
 
 const NAME: &str = "at-the-edge";

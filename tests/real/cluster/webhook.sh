@@ -1,6 +1,6 @@
 #!/bin/bash
-# A validating webhook behind socat: reads one request, lets in whatever is not called "unwelcome", and says on stderr of
-# what it was asked.
+# A validating webhook behind socat: reads one request, allows every object that is not called "unwelcome", and prints
+# the name of the object on stderr.
 length=0
 while IFS=$'\r' read -r line && [[ -n $line ]]; do
   if [[ ${line,,} =~ ^content-length:\ *([0-9]+) ]]; then length=${BASH_REMATCH[1]}; fi

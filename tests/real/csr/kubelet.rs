@@ -1,4 +1,4 @@
-//! What stands for a kubelet: it asks for a certificate, and says whose it was.
+//! A stand-in for a kubelet: it requires a client certificate, and returns its subject.
 
 use std::collections::BTreeSet;
 use std::net::SocketAddr;
@@ -23,11 +23,12 @@ pub(crate) struct Kubelet {
     _runtime: Runtime,
 }
 
-/// The serial numbers of the certificates that it was shown.
+/// The subjects and serial numbers of the client certificates that were presented.
 type Seen = Arc<Mutex<BTreeSet<String>>>;
 
 impl Kubelet {
-    /// One whose certificate, of the cluster's authority, has its node's name; it wants clients' of the same.
+    /// Starts one. Its certificate is issued by the cluster's CA for the node's name, and clients need one of the
+    /// same CA.
     pub(crate) fn start(place: &TestDir, node: &str) -> Self {
         let at = |end: &str| place.path().join(format!("kubelet.{end}"));
         let identity = Identity { cert: at("crt"), key: at("key") };
@@ -43,7 +44,7 @@ impl Kubelet {
         let (known, over) = (seen.clone(), finished.clone());
         let serving = async move {
             while let Ok((socket, _)) = listener.accept().await {
-                // A client that goes away in the middle ends only its own connection.
+                // A client that disconnects early ends only its own connection.
                 #[expect(
                     clippy::disallowed_methods,
                     reason = "a server of the test, which ends with its runtime"
@@ -55,18 +56,18 @@ impl Kubelet {
         Self { at, seen, finished, _runtime: runtime }
     }
 
-    /// How many certificates it has seen.
+    /// Returns the number of client certificates that it has seen.
     pub(crate) fn certificates(&self) -> usize {
         self.seen.lock().unwrap().len()
     }
 
-    /// Ends the answers that go on.
+    /// Ends the responses that are in progress.
     pub(crate) fn finish(&self) {
         self.finished.send_replace(true);
     }
 }
 
-/// Answers one client's requests: `/long` goes on until the end is told, all others get the client's name.
+/// Answers a client's requests: `/long` lasts until `finish`, all others return the client's name.
 async fn serve(
     socket: TcpStream,
     tls: Arc<ServerConfig>,

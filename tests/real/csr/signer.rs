@@ -1,4 +1,4 @@
-//! A Kubernetes whose kube-controller-manager signs certificates, with the rights that `deploy` has.
+//! A Kubernetes with a kube-controller-manager that signs certificates, and with the permissions of `deploy`.
 
 use std::path::Path;
 use std::process::Command;
@@ -14,14 +14,15 @@ use crate::tunnel::tunnel;
 use crate::wait::wait_until;
 
 pub(crate) struct Signer {
-    // Fields drop in order: those who ask kube-apiserver before it.
+    // Fields drop in order: clients of kube-apiserver before it.
     approver: Option<Running>,
     _manager: Running,
     pub(crate) kubernetes: Kubernetes,
 }
 
 impl Signer {
-    /// One that signs for so long; none if its programs are not built. Nobody approves yet.
+    /// Starts one that signs certificates for `duration`. Returns `None` if its programs are not installed. Approves
+    /// nothing yet.
     pub(crate) fn start(duration: &str) -> Option<Self> {
         let (manager, kubectl) =
             (kept("kubernetes-1.36.3/kube-controller-manager")?, kept("kubernetes-1.36.3/kubectl")?);
@@ -33,12 +34,12 @@ impl Signer {
         Some(Self { approver: None, _manager: manager, kubernetes })
     }
 
-    /// Applies this part of `deploy/kustomize` as well.
+    /// Applies this part of `deploy/kustomize`.
     pub(crate) fn apply(&self, part: &str) {
         apply(&self.kubernetes, &kept("kubernetes-1.36.3/kubectl").unwrap(), part);
     }
 
-    /// Starts `tunnel approve`, and waits until it sees requests.
+    /// Starts `tunnel approve`, and waits until it watches requests.
     pub(crate) fn approve(&mut self) {
         let (place, health) = (self.kubernetes.place(), free_port());
         let mut command = apiserver::approver(tunnel(), place, health);
@@ -57,7 +58,7 @@ fn apply(kubernetes: &Kubernetes, kubectl: &Path, part: &str) {
     });
 }
 
-/// Lets an account ask for certificates.
+/// Allows an account to request certificates.
 pub(crate) fn may_ask(kubernetes: &Kubernetes, user: &str) {
     let rbac = "rbac.authorization.k8s.io";
     kubernetes.apply_everywhere::<ClusterRoleBinding>(&json!({

@@ -1,4 +1,4 @@
-//! The Helm chart: by itself it makes what the kustomize base makes, and with values what they say.
+//! The Helm chart: without values it renders the same objects as the kustomize base, and with values what they set.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -13,11 +13,11 @@ use crate::parts::kept;
 use crate::process::{TIMEOUT, run, run_command};
 use crate::tunnel::{PROGRAM, TOKEN, TestDir};
 
-/// Runs helm on our chart, in a cluster or in none.
+/// Runs helm on the chart, with or without a cluster.
 fn helm(program: &Path, cluster: Option<&Cluster>, place: &TestDir, task: &str, more: &[&str]) -> String {
     let mut command = Command::new(program);
     command.args([task, "tunnel"]).arg(deploy("helm/tunnel")).args(["-n", NAMESPACE]).args(more);
-    // Nothing of it stands in the user's home.
+    // Keep helm's files out of the user's home directory.
     command.envs(["HELM_CACHE_HOME", "HELM_CONFIG_HOME", "HELM_DATA_HOME"].map(|name| (name, place.path())));
     if let Some(cluster) = cluster {
         command.arg("--kubeconfig").arg(cluster.kubernetes.admin());
@@ -27,12 +27,12 @@ fn helm(program: &Path, cluster: Option<&Cluster>, place: &TestDir, task: &str, 
     said.stdout
 }
 
-/// The objects of our namespace that kubectl finds there, by kind and name.
+/// Returns the objects of the default namespace of the manifests, by kind and name.
 fn objects(cluster: &Cluster, from: &str, manifests: &Path) -> BTreeMap<String, Value> {
     objects_of(cluster, NAMESPACE, from, manifests)
 }
 
-/// As [`objects`], of any namespace.
+/// Like [`objects`], but for any namespace.
 pub(crate) fn objects_of(
     cluster: &Cluster,
     namespace: &str,
@@ -52,7 +52,8 @@ pub(crate) fn objects_of(
     found.into_iter().flat_map(lists).map(|one| (name(&one), one)).collect()
 }
 
-/// What is wrong with the settings that a chart with these values has for pods and edges, as our program tells.
+/// Fails the test if the program finds errors in the configs of server and edge that a chart with these values
+/// contains.
 fn checked(cluster: &Cluster, place: &TestDir, chart: &BTreeMap<String, Value>) {
     for (mode, name) in [("cloud", "site-cloud-conf"), ("edge", "site-edge-conf")] {
         let text = chart[&format!("ConfigMap {name}")]["data"]["mode.toml"].as_str().unwrap();
@@ -73,7 +74,7 @@ fn checked(cluster: &Cluster, place: &TestDir, chart: &BTreeMap<String, Value>) 
 }
 
 #[test]
-fn the_chart_makes_what_the_base_makes_and_what_its_values_say() {
+fn the_chart_renders_the_objects_of_the_base_and_applies_its_values() {
     let Some(program) = kept("helm-4.3.1/helm") else { return };
     let (Some(cluster), place) = (Cluster::new(), TestDir::new()) else { return };
     let rendered = |name: &str, more: &[&str]| -> PathBuf {
@@ -82,7 +83,10 @@ fn the_chart_makes_what_the_base_makes_and_what_its_values_say() {
         file
     };
     let mut base = objects(&cluster, "-k", &deploy("kustomize/base"));
-    assert!(base.remove(&format!("Namespace {NAMESPACE}")).is_some(), "helm makes it by --create-namespace");
+    assert!(
+        base.remove(&format!("Namespace {NAMESPACE}")).is_some(),
+        "helm creates it with --create-namespace"
+    );
     let mut chart = objects(&cluster, "-f", &rendered("chart.yaml", &[]));
     assert_eq!(chart.keys().collect::<Vec<_>>(), base.keys().collect::<Vec<_>>());
     for (name, wanted) in base {
@@ -141,7 +145,7 @@ fn the_chart_makes_what_the_base_makes_and_what_its_values_say() {
 }
 
 #[test]
-fn the_chart_says_which_label_servers_wait_for() {
+fn the_chart_names_the_node_label_that_servers_need() {
     let Some(program) = kept("helm-4.3.1/helm") else { return };
     let (Some(cluster), place) = (Cluster::new(), TestDir::new()) else { return };
     let line = "kubectl label node NODE node-restriction.kubernetes.io/tunnel-server=true";

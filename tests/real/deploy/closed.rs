@@ -1,4 +1,4 @@
-//! What the manifests keep closed: where servers may run, and who may open connections to them.
+//! The restrictions of the manifests: nodes where servers may run, and clients that may connect to them.
 
 use std::collections::BTreeMap;
 
@@ -12,20 +12,21 @@ use crate::parts::{free_port, loopback};
 use crate::process::{TIMEOUT, run};
 use crate::tunnel::{PROGRAM, TestDir};
 
-/// No kubelet can set it on its own Node: `node-restriction.kubernetes.io/` is a prefix that NodeRestriction denies.
+/// A label that no kubelet can set on its own Node: NodeRestriction denies the prefix
+/// `node-restriction.kubernetes.io/`.
 const SERVERS: &str = "node-restriction.kubernetes.io/tunnel-server";
 
-/// Every folder that operators apply.
+/// All folders that operators apply.
 const FOLDERS: [&str; 5] = ["base", "approver", "csr", "yurttunnel", "yurttunnel/csr"];
 
-/// The objects of a folder.
+/// Returns the objects of a folder.
 fn objects(cluster: &Cluster, folder: &str) -> BTreeMap<String, Value> {
     let namespace = if folder.starts_with("yurttunnel") { "kube-system" } else { NAMESPACE };
     objects_of(cluster, namespace, "-k", &deploy("kustomize").join(folder))
 }
 
 #[test]
-fn what_edges_trust_runs_only_on_nodes_with_a_label_that_no_kubelet_can_set() {
+fn servers_run_only_on_nodes_with_a_label_that_no_kubelet_can_set() {
     let Some(cluster) = Cluster::new() else { return };
     for folder in FOLDERS {
         let all = objects(&cluster, folder);
@@ -39,7 +40,7 @@ fn what_edges_trust_runs_only_on_nodes_with_a_label_that_no_kubelet_can_set() {
 }
 
 #[test]
-fn a_doctor_says_which_label_servers_wait_for() {
+fn doctor_names_the_node_label_that_servers_need() {
     let (Some(cluster), place) = (Cluster::new(), TestDir::new()) else { return };
     let config = place.cloud_config(loopback(free_port()), free_port());
     let tables = "[mode.cloud.ssh]\nlisten = \"127.0.0.1:0\"\n[mode.cloud.addresses]\nkubernetes = true\n";
@@ -61,7 +62,7 @@ fn a_doctor_says_which_label_servers_wait_for() {
 }
 
 #[test]
-fn ports_without_a_credential_are_open_to_labelled_namespaces_alone() {
+fn ports_without_credentials_are_open_to_labelled_namespaces_only() {
     let Some(cluster) = Cluster::new() else { return };
     for folder in FOLDERS {
         let all = objects(&cluster, folder);
@@ -98,7 +99,7 @@ fn ports_without_a_credential_are_open_to_labelled_namespaces_alone() {
             assert!(named.iter().any(|rule| rule["port"] == port["name"]), "{folder}: {port}");
         }
         for (name, object) in &all {
-            assert!(!object.to_string().contains("default:"), "{folder}: {name} has a token for all");
+            assert!(!object.to_string().contains("default:"), "{folder}: {name} has a default token");
         }
     }
 }

@@ -1,4 +1,4 @@
-//! The CoreDNS of the manifests: the real program, with the settings, the user and the rights that a container of theirs has.
+//! The CoreDNS of the manifests: the real program, with the config, the user and the capabilities of its container.
 
 use std::os::unix::fs::{PermissionsExt, symlink};
 use std::path::Path;
@@ -12,7 +12,7 @@ use crate::process::{Running, TIMEOUT, run_command};
 use crate::tunnel::{Edge, TestDir};
 use crate::wait::wait_until;
 
-/// A ConfigMap's volume as kubelet changes it: a new folder each time, and the link to it swapped at once.
+/// Updates a ConfigMap volume like kubelet: creates a new folder each time, and swaps the link to it atomically.
 fn project(volume: &Path, turn: u32, hosts: &str) {
     let new = volume.join(format!("..{turn}"));
     std::fs::create_dir(&new).unwrap();
@@ -24,7 +24,7 @@ fn project(volume: &Path, turn: u32, hosts: &str) {
     }
 }
 
-/// What a program of this container may do, in setpriv's words.
+/// Returns the capabilities of this container as arguments of setpriv.
 fn rights(container: &Value) -> String {
     let list =
         |key: &str| container["securityContext"]["capabilities"][key].as_array().cloned().unwrap_or_default();
@@ -36,7 +36,7 @@ fn rights(container: &Value) -> String {
     format!("-all{more}")
 }
 
-/// Everything below /etc that CoreDNS sees.
+/// Creates the files below /etc that CoreDNS sees.
 fn etc(place: &TestDir, corefile: &str) -> std::path::PathBuf {
     let etc = place.path().join("etc");
     for name in ["coredns", "edge"] {
@@ -48,7 +48,7 @@ fn etc(place: &TestDir, corefile: &str) -> std::path::PathBuf {
 }
 
 #[test]
-fn the_shipped_coredns_answers_with_the_nodes_that_a_pod_publishes() {
+fn the_shipped_coredns_answers_with_the_nodes_that_a_server_publishes() {
     if !root() || !have(&["unshare", "nsenter", "setpriv", "setcap", "curl", "dig"]) {
         return;
     }
@@ -56,19 +56,19 @@ fn the_shipped_coredns_answers_with_the_nodes_that_a_pod_publishes() {
     let Some(cluster) = Cluster::with_base() else { return };
     let deployment = cluster.object("deployment", "tunnel-coredns");
     let (shipped, place) = (container(&deployment), TestDir::new());
-    assert_eq!(shipped["image"], "coredns/coredns:1.15.0", "the version that is tried here");
+    assert_eq!(shipped["image"], "coredns/coredns:1.15.0", "the version that this test uses");
     let corefile =
         cluster.object("configmap", "tunnel-coredns")["data"]["Corefile"].as_str().unwrap().to_owned();
     let etc = etc(&place, &corefile);
     std::fs::set_permissions(place.path(), std::fs::Permissions::from_mode(0o755)).unwrap();
-    // As in the image: whoever may have no port below 1024 cannot even start it.
+    // As in the image: without permission for ports below 1024, it cannot even be started.
     let in_image = place.path().join("coredns");
     std::fs::copy(&program, &in_image).unwrap();
     let machine = Machine::new();
     machine.sh(&format!("setcap cap_net_bind_service=+ep {}", in_image.display()));
     machine.sh(&format!("mount --bind {} /etc", etc.display()));
 
-    // What the machine's own DNS would be.
+    // A server in place of the machine's own DNS.
     let upstream = place.path().join("upstream");
     std::fs::write(&upstream, ".:53 {\n bind 127.0.0.9\n hosts {\n 192.0.2.5 elsewhere.test\n }\n}\n")
         .unwrap();
@@ -98,7 +98,7 @@ fn the_shipped_coredns_answers_with_the_nodes_that_a_pod_publishes() {
     };
     let leads = |name: &str, to: &str| {
         for over in ["+notcp", "+tcp"] {
-            wait_until(&format!("{name} is at {to:?}, {over}"), TIMEOUT, || dig(name, over) == to);
+            wait_until(&format!("{name} resolves to {to:?}, {over}"), TIMEOUT, || dig(name, over) == to);
         }
     };
     leads("elsewhere.test", "192.0.2.5");
@@ -106,7 +106,7 @@ fn the_shipped_coredns_answers_with_the_nodes_that_a_pod_publishes() {
     let (_pod, grpc) = cluster.publisher(&place);
     let mut edge = Edge::start(&place, &grpc.to_string());
     let published = |turn: u32, is_there: bool| {
-        wait_until("the ConfigMap is as it should be", 3 * TIMEOUT, || {
+        wait_until("the ConfigMap is up to date", 3 * TIMEOUT, || {
             cluster.kubernetes.hosts("tunnel-nodes").is_some_and(|hosts| hosts.contains("node1") == is_there)
         });
         project(&etc.join("edge"), turn, &cluster.kubernetes.hosts("tunnel-nodes").unwrap());

@@ -1,4 +1,4 @@
-//! The commands of docs/migrating.md, as they stand there, and the way back.
+//! The commands of docs/migrating.md, unchanged, and the way back.
 
 use std::path::Path;
 use std::process::Command;
@@ -11,7 +11,7 @@ use crate::process::{ProcessOutput, TIMEOUT, run_command};
 use crate::tunnel::PROGRAM;
 use crate::wait::wait_until;
 
-/// The blocks of commands of that part of the page, in order.
+/// Returns the blocks of commands in that section of the page, in order.
 fn blocks(part: &str) -> Vec<String> {
     let page = Path::new(env!("CARGO_MANIFEST_DIR")).join("docs/migrating.md");
     let text = std::fs::read_to_string(page).unwrap();
@@ -25,7 +25,7 @@ fn blocks(part: &str) -> Vec<String> {
     blocks
 }
 
-/// A folder in which somebody follows the page.
+/// A folder in which an operator follows the page.
 struct Desk<'a> {
     cluster: &'a Cluster,
     dir: tempfile::TempDir,
@@ -49,7 +49,7 @@ impl<'a> Desk<'a> {
         run_command("bash", &mut bash, None, 3 * TIMEOUT)
     }
 
-    /// Runs a block, all of whose commands succeed.
+    /// Runs a block, and fails the test unless all of its commands succeed.
     fn does(&self, block: &str) {
         let said = self.tries(block);
         assert!(said.status.success(), "{block}: {said:?}");
@@ -65,7 +65,7 @@ impl<'a> Desk<'a> {
     }
 }
 
-/// What YurtTunnel has in a cluster, as it was made by `kubectl create`.
+/// Creates the objects of YurtTunnel with `kubectl create`.
 fn yurttunnel(desk: &Desk<'_>) {
     let workload = |kind: &str, name: &str, args: &[&str]| {
         let pod = json!({
@@ -101,8 +101,8 @@ fn yurttunnel(desk: &Desk<'_>) {
     ];
     for (n, object) in objects.iter().enumerate() {
         std::fs::write(desk.dir.path().join("object.json"), object.to_string()).unwrap();
-        // Just after its start kube-apiserver refuses some for a moment.
-        wait_until(&format!("object {n} is made"), 3 * TIMEOUT, || {
+        // Just after its start, kube-apiserver refuses some objects for a moment.
+        wait_until(&format!("object {n} is created"), 3 * TIMEOUT, || {
             let said = desk.tries("kubectl create -f object.json");
             said.status.success() || said.stderr.contains("AlreadyExists")
         });
@@ -111,7 +111,7 @@ fn yurttunnel(desk: &Desk<'_>) {
 
 const SERVICES: [&str; 2] = ["x-tunnel-server-svc", "x-tunnel-server-internal-svc"];
 
-/// What clients know of the Services, and whom they lead to.
+/// Returns the parts of the Services that clients see, and the selectors.
 fn known(desk: &Desk<'_>) -> Vec<(Value, Value, Value)> {
     let of = |name: &str| {
         let mut spec = desk.object("service", name).unwrap()["spec"].take();
@@ -121,7 +121,7 @@ fn known(desk: &Desk<'_>) -> Vec<(Value, Value, Value)> {
 }
 
 #[test]
-fn the_page_leads_from_yurttunnel_to_this_program_and_back() {
+fn the_migration_page_works_from_yurttunnel_to_this_program_and_back() {
     let Some(cluster) = Cluster::new() else { return };
     let Some(_manager) = cluster.kubernetes.manager("namespace-controller,endpoints-controller") else {
         return;
@@ -148,7 +148,8 @@ fn the_page_leads_from_yurttunnel_to_this_program_and_back() {
     desk.does(stop);
     assert_eq!(desk.object("deployment", "yurt-tunnel-server").unwrap()["spec"]["replicas"], 0);
     desk.does(apply);
-    // What kubectl has not applied before keeps its selectors, so that these lead to nobody until they are patched.
+    // Objects that kubectl has not applied before keep their selectors, so these Services have no endpoints until
+    // they are patched.
     let ours = json!({"app": "tunnel-cloud"});
     for name in SERVICES {
         if desk.object("service", name).unwrap()["spec"]["selector"] != ours {
@@ -161,11 +162,7 @@ fn the_page_leads_from_yurttunnel_to_this_program_and_back() {
     let port = |of: &Value, number: u16| {
         of.as_array().unwrap().iter().find(|port| port["port"] == number).unwrap()["nodePort"].clone()
     };
-    assert_eq!(
-        port(&known(&desk)[0].1, 10262),
-        port(&before[0].1, 10262),
-        "edges come by the same port of nodes"
-    );
+    assert_eq!(port(&known(&desk)[0].1, 10262), port(&before[0].1, 10262), "edges use the same node port");
     for name in ["deployment/tunnel-cloud", "daemonset/tunnel-edge"] {
         let (kind, name) = name.split_once('/').unwrap();
         assert!(desk.object(kind, name).is_some(), "{name}");

@@ -9,7 +9,7 @@ use super::{Cluster, container, deploy};
 use crate::process::TIMEOUT;
 use crate::wait::wait_until;
 
-/// As whom its pods ask Kubernetes.
+/// The user of its pods at kube-apiserver.
 const ACCOUNT: &str = "system:serviceaccount:kube-system:tunnel-cloud";
 
 /// Runs kubectl in its namespace.
@@ -24,10 +24,10 @@ fn object(cluster: &Cluster, kind: &str, name: &str) -> Value {
 }
 
 #[test]
-fn the_overlay_for_yurttunnels_users_has_its_services_and_ports_and_a_role_for_that() {
+fn the_yurttunnel_overlay_has_its_services_its_ports_and_a_role() {
     let Some(cluster) = Cluster::new() else { return };
     let (folder, mut said) = (deploy("kustomize/yurttunnel"), String::new());
-    wait_until("all objects are taken", 3 * TIMEOUT, || {
+    wait_until("all objects are accepted", 3 * TIMEOUT, || {
         let (is_well, text) = asks(&cluster, &["apply", "-k", folder.to_str().unwrap()]);
         said = text;
         is_well
@@ -45,7 +45,7 @@ fn the_overlay_for_yurttunnels_users_has_its_services_and_ports_and_a_role_for_t
     assert_eq!(ports("x-tunnel-server-internal-svc"), internal);
     let service = object(&cluster, "service", "x-tunnel-server-internal-svc");
     assert_eq!(service["metadata"]["annotations"]["tunnel.cloud.io/ports"], "managed");
-    // Its pods may not create it. A second `apply` leaves what they have written.
+    // Its pods may not create it. A second `apply` keeps the data that they have written.
     let data = r#"{"data":{"tunnel-nodes":"10.0.0.1\tnode1\n"}}"#;
     assert!(asks(&cluster, &["patch", "configmap", "yurt-tunnel-nodes", "-p", data]).0);
     assert!(asks(&cluster, &["apply", "-k", folder.to_str().unwrap()]).0);

@@ -1,4 +1,4 @@
-//! The rights of what asks for certificates and approves them, and a pod that catches by address.
+//! The permissions of the accounts that request and approve certificates, and a server that intercepts by address.
 
 use std::process::Command;
 
@@ -8,17 +8,17 @@ use super::{Cluster, container, deploy};
 use crate::process::{TIMEOUT, run_command};
 use crate::wait::wait_until;
 
-/// Applies a folder of `deploy`, whose objects are in that namespace.
+/// Applies a folder of `deploy` with objects in that namespace.
 fn applied(cluster: &Cluster, folder: &str, namespace: &str) {
     let folder = deploy(folder);
-    wait_until("all objects are taken", 3 * TIMEOUT, || {
+    wait_until("all objects are accepted", 3 * TIMEOUT, || {
         cluster.asks(&["-n", namespace, "apply", "-k", folder.to_str().unwrap()]).0
     });
 }
 
 fn can(cluster: &Cluster, namespace: &str, account: &str, rights: &[(&str, &str)], wanted: bool) {
     let who = format!("--as=system:serviceaccount:{namespace}:{account}");
-    // kube-apiserver hears of roles a moment after they are made.
+    // kube-apiserver learns of new roles with a short delay.
     for (verb, what) in rights {
         wait_until(&format!("{account} of {namespace}: {verb} {what}: {wanted}"), TIMEOUT, || {
             cluster.lets(&["-n", namespace, &who], verb, what) == wanted
@@ -28,9 +28,9 @@ fn can(cluster: &Cluster, namespace: &str, account: &str, rights: &[(&str, &str)
 
 const CSRS: &str = "certificatesigningrequests.certificates.k8s.io";
 
-/// For which signers one may approve, kubectl cannot be asked: the tests of `csr` work with these very roles.
+/// kubectl cannot report for which signers an account may approve: the tests of `csr` use these roles.
 #[test]
-fn who_asks_for_certificates_and_who_approves_them_may_do_that_and_nothing_else() {
+fn requesters_and_approvers_of_certificates_may_do_nothing_else() {
     let Some(cluster) = Cluster::new() else { return };
     for (folder, namespace) in [("kustomize/csr", "edge-system"), ("kustomize/yurttunnel/csr", "kube-system")]
     {
@@ -67,7 +67,7 @@ fn who_asks_for_certificates_and_who_approves_them_may_do_that_and_nothing_else(
             assert!(cluster.lets(&["-n", "default", &who], "get", what), "{account}: {what}");
         }
     }
-    // The proxy client's user alone may do something at kubelets; the group that edges are in as well may nothing.
+    // Only the user of the proxy client may use kubelets; the group, which edges are in as well, may not.
     let of_group = ["--as=edge", "--as-group=openyurt:yurttunnel", "--as-group=system:authenticated"];
     for (who, wanted) in [(&["--as=tunnel-proxy-client"][..], true), (&of_group, false)] {
         for (verb, what) in [("create", "nodes:proxy"), ("get", "nodes:metrics")] {
@@ -76,9 +76,9 @@ fn who_asks_for_certificates_and_who_approves_them_may_do_that_and_nothing_else(
     }
 }
 
-/// The overlay that the component's own comment has.
+/// Applies the overlay from the component's comment.
 #[test]
-fn a_pod_that_catches_by_address_is_taken_as_its_component_says() {
+fn the_documented_overlay_for_intercepting_servers_is_accepted() {
     let Some(cluster) = Cluster::with_base() else { return };
     let place = tempfile::tempdir().unwrap();
     let mut copy = Command::new("cp");
@@ -98,7 +98,7 @@ fn a_pod_that_catches_by_address_is_taken_as_its_component_says() {
     assert!(!text.contains("kind: HorizontalPodAutoscaler"), "{text}");
     let (is_well, text) = cluster.asks(&[&dry[..], &["-o", "json"]].concat());
     assert!(is_well, "{text}");
-    // kubectl's warnings stand behind it.
+    // The JSON is followed by kubectl's warnings.
     let made: Value = Deserializer::from_str(&text).into_iter().next().unwrap().unwrap();
     let items = made["items"].as_array().unwrap();
     let cloud =
@@ -111,6 +111,6 @@ fn a_pod_that_catches_by_address_is_taken_as_its_component_says() {
     let ports = container(cloud)["ports"].as_array().unwrap();
     assert!(
         ports.iter().all(|port| port["containerPort"].as_u64().unwrap() > 1023),
-        "the host has ssh: {ports:?}"
+        "the host's sshd uses port 22: {ports:?}"
     );
 }

@@ -1,4 +1,4 @@
-//! The units of `deploy/systemd`, given to systemd.
+//! The units of `deploy/systemd`, used by systemd.
 
 use super::deploy;
 use crate::parts::{free_port, have, loopback, root, skip};
@@ -9,9 +9,10 @@ fn unit(side: &str) -> String {
     std::fs::read_to_string(deploy("systemd").join(format!("tunnel-{side}.service"))).unwrap()
 }
 
-/// systemd's own check. An ExecStartPre is no part of it: `RestartPreventExitStatus` does not apply to its exit code.
+/// Runs systemd's own check. There must be no ExecStartPre: `RestartPreventExitStatus` does not apply to its exit
+/// code.
 #[test]
-fn the_units_are_sound() {
+fn systemd_accepts_the_units() {
     for side in ["cloud", "edge"] {
         let text = unit(side);
         assert!(!text.lines().any(|line| line.starts_with("ExecStartPre")), "{side}");
@@ -40,7 +41,7 @@ fn the_units_are_sound() {
     }
 }
 
-/// A user manager of systemd runs the units, without their user and sandbox, which it cannot give.
+/// A systemd user manager runs the units, but without their user and sandbox, which it cannot provide.
 #[test]
 fn systemd_restarts_a_unit_unless_its_config_is_wrong() {
     if !root() || !have(&["unshare", "systemctl", MANAGER]) {
@@ -91,5 +92,5 @@ fn systemd_restarts_a_unit_unless_its_config_is_wrong() {
     assert!(said.status.success() && said.stdout.ends_with("all is well\n"), "{said:?}");
 }
 
-/// Debian's.
+/// Path of systemd on Debian.
 const MANAGER: &str = "/lib/systemd/systemd";

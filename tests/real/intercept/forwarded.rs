@@ -1,12 +1,12 @@
-//! What other machines send through the pod's host.
+//! Connections of other machines that the server's host forwards.
 
 use super::*;
 
 #[test]
-fn what_other_machines_send_through_the_host_is_intercepted_and_nothing_else_of_theirs() {
+fn only_forwarded_connections_of_listed_networks_are_intercepted() {
     let Some(world) = World::start(1) else { return };
     let host = &world.host;
-    // As strict as a host may be set.
+    // The strictest kernel settings that a host may have.
     host.sh("echo 1 > /proc/sys/net/ipv4/ip_forward; echo 1 > /proc/sys/net/ipv6/conf/all/forwarding
         for all in /proc/sys/net/ipv4/conf/*/rp_filter; do echo 1 > $all; done
         for all in /proc/sys/net/ipv4/conf/*/route_localnet; do echo 0 > $all; done");
@@ -24,15 +24,17 @@ fn what_other_machines_send_through_the_host_is_intercepted_and_nothing_else_of_
     }
     server.says_of(FRONT, "10.80.0.2");
     server.says_of(FRONT, "fd80::2");
-    // Who is in none of the networks is led nowhere, and nobody answers it, as nobody can dial the node.
+    // A machine outside of these networks is not intercepted, and gets no response, because the node accepts no
+    // connections.
     for ip in addresses(1) {
         let said = get(&shop, &format!("http://{}/", at(&ip, 10250)));
         assert_eq!(said.status.code(), Some(28), "{ip}: {said:?}");
     }
-    // Nor is what goes elsewhere, or to another port.
+    // Nor are connections to other addresses or ports.
     assert_eq!(get(&office, &format!("http://{OTHER}:10250/")).stdout, OTHER);
     assert_eq!(get(&office, "http://10.79.1.2:10251/").status.code(), Some(28));
-    // The listener for what the host itself sends is on loopback alone; the other one serves nobody who was not led there.
+    // The listener for the host's own connections is on loopback only; the other listener refuses connections that
+    // were not redirected.
     for near in ["10.80.0.1", "fd80::1"] {
         assert_eq!(get(&office, &format!("http://{}/", at(near, 15000))).status.code(), Some(7), "{near}");
         let direct = get(&office, &format!("http://{}/", at(near, 15001)));
@@ -42,7 +44,7 @@ fn what_other_machines_send_through_the_host_is_intercepted_and_nothing_else_of_
 }
 
 impl World {
-    /// As [`Self::kubelet_client`], of another machine.
+    /// Like [`Self::kubelet_client`], but for another machine.
     fn kubelet_client_of(&self, machine: &Machine, number: usize, ip: &str) -> Command {
         let mut curl = machine.command("curl");
         self.asking(&mut curl, number, ip);
@@ -54,7 +56,7 @@ fn get(from: &Machine, url: &str) -> ProcessOutput {
     run_command("curl", from.command("curl").args(["-sS", "-g", "-m", "3", url]), None, TIMEOUT)
 }
 
-/// A machine whose way to everything leads through the host.
+/// Creates a machine with a default route through the host.
 fn neighbour(world: &World, network: u8) -> Machine {
     let machine = Machine::new();
     let device = format!("near{network}");

@@ -1,14 +1,14 @@
-//! What the pod itself sends, whichever part of it.
+//! The server's own connections, of any of its parts.
 
 use super::*;
 
 #[test]
-fn all_that_the_server_sends_carries_its_mark() {
+fn all_connections_of_the_server_carry_its_mark() {
     let Some(world) = World::start(1) else { return };
     let node = &world.nodes[0];
     node.sh("nft delete table inet shut");
-    // At the node's own address stand a DNS server whose answers are too long for UDP, an etcd and a kube-apiserver, none of
-    // which says anything of use; the host sends nothing else there.
+    // At the node's own address run a DNS server with responses too long for UDP, an etcd and a kube-apiserver, none
+    // of which responds usefully. The host sends nothing else there.
     std::fs::write(world.place.path().join("truncates"), TRUNCATES).unwrap();
     let truncates = format!("SYSTEM:sh {}", world.place.path().join("truncates").display());
     let servers = [
@@ -34,11 +34,11 @@ fn all_that_the_server_sends_carries_its_mark() {
     let mut server = world.place.tunnel_as(command, ("cloud", "pod"), &config, &env, &["--v=4", &kubeconfig]);
     let _edge = world.edge(1, "");
     world.is_intercepted("10.79.1.2", true);
-    // A node that is nowhere is looked for in DNS.
+    // The server queries DNS for a node that is not connected.
     let asks = ["-sS", "-m", "20", "-p", "-x", "http://127.0.0.1:2222", "http://node9:22/"];
     run_command("curl", world.host.command("curl").args(asks), None, TIMEOUT);
     for of in ["dns_udp", "dns_tcp", "etcd", "apiserver"] {
-        wait_until(&format!("{of} is asked"), TIMEOUT, || world.counted(of) > 0);
+        wait_until(&format!("{of} is queried"), TIMEOUT, || world.counted(of) > 0);
     }
     assert_eq!(world.counted("unmarked"), 0, "{}", world.host.sh("nft list table inet counts"));
     assert!(!server.log().contains(FRONT), "{}", server.log());
@@ -46,7 +46,7 @@ fn all_that_the_server_sends_carries_its_mark() {
 }
 
 impl World {
-    /// The packets that a counter of [`COUNTERS`] has seen.
+    /// Returns the packet count of one of [`COUNTERS`].
     fn counted(&self, name: &str) -> u64 {
         let said = self.host.sh(&format!("nft list counter inet counts {name}"));
         let packets = said.split("packets ").nth(1).and_then(|rest| rest.split(' ').next());
@@ -54,7 +54,7 @@ impl World {
     }
 }
 
-/// Counts what begins at the host towards the first node, before anything leads it elsewhere.
+/// Counts connections from the host to the first node before they are redirected.
 const COUNTERS: &str = "nft -f - <<'END'
 table inet counts {
     counter unmarked {}
@@ -78,7 +78,7 @@ const KUBECONFIG: &str = "{apiVersion: v1, kind: Config, current-context: a, use
 contexts: [{name: a, context: {cluster: a, user: a}}],
 clusters: [{name: a, cluster: {server: 'http://10.79.1.2:6443'}}]}
 ";
-/// Answers a question of DNS with itself, as an answer that was cut short.
+/// Answers a DNS query with itself, marked as truncated.
 const TRUNCATES: &str = r"{ dd bs=1 count=2; dd bs=1 count=2 of=/dev/null; printf '\203\200'; cat; } 2>/dev/null |
 dd bs=512 iflag=fullblock 2>/dev/null
 ";

@@ -1,11 +1,11 @@
-//! Whose the table is.
+//! Ownership of the nftables table.
 
 use super::*;
 
 #[test]
-fn nobody_without_rights_keeps_a_server_from_its_table() {
+fn an_unprivileged_process_cannot_keep_a_server_from_its_table() {
     let Some(world) = World::start(0) else { return };
-    // The names by which pods have known each other, or might.
+    // The names by which servers have detected each other, or might.
     let names = ["tunnel nftables inet tunnel", "tunnel", "inet tunnel"];
     let squatters: Vec<_> = (0..)
         .zip(names)
@@ -21,7 +21,7 @@ fn nobody_without_rights_keeps_a_server_from_its_table() {
         names.iter().all(|name| taken.lines().any(|line| line.ends_with(&format!("@{name}"))))
     });
     let _server = world.server("");
-    // Nor do they get what shows that it lives.
+    // Nor can they delete the table that shows that the owner is alive.
     let mut nft = world.host.command("setpriv");
     nft.args(["--reuid=65534", "--regid=65534", "--clear-groups", "nft", "delete table inet tunnel-owner"]);
     let denied = run_command("nft", &mut nft, None, TIMEOUT);
@@ -30,7 +30,7 @@ fn nobody_without_rights_keeps_a_server_from_its_table() {
 }
 
 #[test]
-fn servers_with_process_ids_of_their_own_know_each_other_on_one_host() {
+fn servers_in_separate_pid_namespaces_detect_each_other_on_one_host() {
     let Some(world) = World::start(0) else { return };
     let own = ["unshare", "--pid", "--fork", "--mount-proc", "--kill-child"];
     let launch = |number: u16| {
@@ -42,7 +42,7 @@ fn servers_with_process_ids_of_their_own_know_each_other_on_one_host() {
     let mut second = launch(1);
     assert!(!second.ends(TIMEOUT).success());
     second.said("table inet tunnel belongs to another running process");
-    // Not even root deletes what shows that the owner lives, unless as the owner.
+    // Not even root can delete the table that shows that the owner is alive, only the owner can.
     let mut nft = world.host.command("nft");
     let denied = run_command("nft", nft.arg("delete table inet tunnel-owner"), None, TIMEOUT);
     assert!(!denied.status.success(), "{denied:?}");

@@ -1,4 +1,4 @@
-//! Ports that a ConfigMap names.
+//! Ports that are listed in a ConfigMap.
 
 use std::io::Write as _;
 use std::time::SystemTime;
@@ -8,7 +8,7 @@ use crate::apiserver;
 use super::*;
 
 #[test]
-fn ports_of_a_configmap_are_intercepted_soon_after_its_change_and_no_session_is_cut() {
+fn changed_ports_of_a_configmap_are_intercepted_without_aborted_sessions() {
     let (Some(etcd), Some(program)) = (kept("etcd-3.6.16/etcd"), kept("kubernetes-1.36.3/kube-apiserver"))
     else {
         return;
@@ -28,7 +28,7 @@ fn ports_of_a_configmap_are_intercepted_soon_after_its_change_and_no_session_is_
         command.arg("--kubeconfig").arg(&kubeconfig).args(line.split(' '));
         run_command("kubectl", &mut command, None, 3 * TIMEOUT)
     };
-    wait_until("apiserver answers", 6 * TIMEOUT, || {
+    wait_until("kube-apiserver responds", 6 * TIMEOUT, || {
         kubectl("get configmaps -n kube-system").status.success()
     });
     let names = |ports: &str| {
@@ -38,8 +38,8 @@ fn ports_of_a_configmap_are_intercepted_soon_after_its_change_and_no_session_is_
         assert!(said.status.success(), "{said:?}");
         SystemTime::now()
     };
-    // kube-apiserver makes that namespace itself, some time after it has begun to answer.
-    wait_until("the ConfigMap is made", 6 * TIMEOUT, || {
+    // kube-apiserver creates that namespace itself, some time after it starts to respond.
+    wait_until("the ConfigMap is created", 6 * TIMEOUT, || {
         kubectl("create configmap yurt-tunnel-server-cfg -n kube-system --from-literal=http-proxy-ports=")
             .status
             .success()
@@ -61,7 +61,7 @@ fn ports_of_a_configmap_are_intercepted_soon_after_its_change_and_no_session_is_
     world.is_intercepted(ip, true);
     let listed = |port: u16| host.sh("nft -j list set inet tunnel ports").contains(&port.to_string());
     let reaches = |port: u16| world.echoes_at(&format!("{ip}:{port}"));
-    assert!(!reaches(9400), "nobody can dial the node");
+    assert!(!reaches(9400), "the node accepts no connections");
     let session = |port: u16| {
         let mut client = host.command("socat");
         client.args(["-", &format!("TCP:{ip}:{port}")]);
@@ -69,30 +69,32 @@ fn ports_of_a_configmap_are_intercepted_soon_after_its_change_and_no_session_is_
     };
 
     let edited = names("9400");
-    wait_until("its port is caught", TIMEOUT, || listed(9400));
-    tell("caught", edited);
+    wait_until("the port is intercepted", TIMEOUT, || listed(9400));
+    tell("intercepted", edited);
     assert!(reaches(9400), "{}", server.log());
     let (mut client, mut says) = session(9400);
     says.write_all(b"before\n").unwrap();
     client.says("before");
 
     let edited = names("9500");
-    wait_until("its port is caught, and the other one direct", TIMEOUT, || listed(9500) && !listed(9400));
-    tell("another one caught", edited);
+    wait_until("the new port is intercepted, and the old one is not", TIMEOUT, || {
+        listed(9500) && !listed(9400)
+    });
+    tell("the next one intercepted", edited);
     assert!(reaches(9500) && !reaches(9400));
     says.write_all(b"after\n").unwrap();
     client.says("after");
-    // From now on the node can be dialled: what is not caught reaches it.
+    // From now on the node accepts connections: they reach it if they are not intercepted.
     node.sh("nft delete table inet shut");
     let intercepted = || server.log().matches(FRONT).count();
     let before = intercepted();
     assert!(reaches(9400));
-    assert_eq!(intercepted(), before, "it is direct");
+    assert_eq!(intercepted(), before, "the connection is direct");
     drop(servers);
     server.lives();
 }
 
-/// Says how long it took, which depends on the machine.
+/// Prints how long it took, which depends on the machine.
 fn tell(what: &str, since: SystemTime) {
     let _ = writeln!(std::io::stderr(), "{what} after {:?}", since.elapsed().unwrap_or_default());
 }

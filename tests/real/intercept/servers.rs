@@ -1,4 +1,4 @@
-//! Several pods: what one has heard, others catch, too.
+//! Several servers: addresses that one has learned are intercepted by the others as well.
 
 use std::io::Write;
 use std::process::ChildStdin;
@@ -7,7 +7,7 @@ use std::time::{Duration, SystemTime};
 use super::*;
 
 #[test]
-fn what_an_edge_says_of_itself_is_intercepted_at_a_server_to_which_it_is_not_linked() {
+fn addresses_that_an_edge_claims_are_intercepted_at_another_server() {
     let Some(world) = World::start(2) else { return };
     let lines = format!("default:{TOKEN}\nnode1:{TOKEN} ip=10.79.1.2\n");
     std::fs::write(world.place.path().join("token"), lines).unwrap();
@@ -16,7 +16,7 @@ fn what_an_edge_says_of_itself_is_intercepted_at_a_server_to_which_it_is_not_lin
     let mut second = world.launch("second", &world.plain_config(1, &peers(2)), &[], &[]);
     ready(&mut second, &world.host, ADMIN + 1);
     let _kubelets = [world.kubelet(1), world.kubelet(2)];
-    // The second node claims the first one's, too, which the token file gives to that one, and one that it cannot have.
+    // The second node also claims an address that the token file gives to the first one, and one that it cannot have.
     let said = "node_ips = [\"10.79.1.2\", \"10.79.2.2\", \"fd79:2::2\", \"10.79.2.1\"]\n";
     let first = world.edge_of(1, "10.79.1.1:9001", "node_ips = [\"fd79:1::2\"]\n");
     let other = world.edge_of(2, "10.79.2.1:9001", said);
@@ -27,13 +27,13 @@ fn what_an_edge_says_of_itself_is_intercepted_at_a_server_to_which_it_is_not_lin
         }
     }
     server.says("address claim rejected ip=10.79.2.1 node=node2 source=its edge reason=it is this host's");
-    assert!(!server.log().contains("node is linked"), "both are linked to the other pod");
-    // It leaves, and nobody has asked for it.
+    assert!(!server.log().contains("node is linked"), "both are linked to the other server");
+    // It disconnects without any request for it.
     drop(other);
     for ip in addresses(2) {
         world.is_intercepted(&ip, false);
     }
-    // A pod that comes later hears of it as well.
+    // A server that starts later learns of it as well.
     server.kill();
     let _server = world.server(&keys);
     for ip in addresses(1) {
@@ -44,7 +44,7 @@ fn what_an_edge_says_of_itself_is_intercepted_at_a_server_to_which_it_is_not_lin
 }
 
 #[test]
-fn every_one_of_five_servers_intercepts_for_the_nodes_of_all() {
+fn each_of_five_servers_intercepts_for_the_nodes_of_all() {
     let Some(world) = World::start(5) else { return };
     let fixed: String = (1..=5).map(|n| format!("\"10.79.{n}.2\" = \"node{n}\"\n")).collect();
     let tables = format!("{SHORT}{}[mode.cloud.addresses]\n{fixed}", peers(5));
@@ -57,7 +57,7 @@ fn every_one_of_five_servers_intercepts_for_the_nodes_of_all() {
     for (n, server) in (0..).zip(&mut servers) {
         ready(server, &world.host, ADMIN + n);
     }
-    // Of each node one address is in the settings, and its edge says the other.
+    // Of each node, one address is in the config, and its edge claims the other.
     let mut edges: Vec<_> = (1..=5)
         .map(|n| {
             let cloud = format!("10.79.{n}.1:{}", 9000 + n - 1);
@@ -81,12 +81,12 @@ fn every_one_of_five_servers_intercepts_for_the_nodes_of_all() {
 }
 
 #[test]
-fn a_session_goes_on_through_a_cut_of_20_s_and_by_another_server_and_yurttunnels_chains_do_not_matter() {
+fn a_session_survives_a_20_s_outage_despite_the_chains_of_yurttunnel() {
     if !have(&["iptables"]) {
         return;
     }
     let Some(world) = World::start(1) else { return };
-    // The second pod is on a machine of its own, and the node links to it alone.
+    // The second server is on a separate machine, and the node links only to it.
     let far = machine(&world.host, 100, false);
     world.host.sh("echo 1 > /proc/sys/net/ipv4/ip_forward");
     far.sh("ip route add default via 10.79.100.1");
@@ -113,8 +113,8 @@ fn a_session_goes_on_through_a_cut_of_20_s_and_by_another_server_and_yurttunnels
         nft add rule inet cut input ip saddr 10.79.1.2 drop");
     says.write_all(b"meanwhile\n").unwrap();
     second.says("link has ended");
-    // Whoever comes now is told at once, as nobody knows whether the node comes back.
-    wait_until("whoever comes is refused, and does not wait", TIMEOUT, || {
+    // New connections are refused at once, because it is unknown whether the node will reconnect.
+    wait_until("new connections are refused without waiting", TIMEOUT, || {
         let refused = world.get(&format!("http://{ip}:9100/"));
         !refused.status.success() && refused.status.code() != Some(28)
     });
@@ -127,13 +127,13 @@ fn a_session_goes_on_through_a_cut_of_20_s_and_by_another_server_and_yurttunnels
     client.says("meanwhile");
     says.write_all(b"after\n").unwrap();
     client.says("after");
-    assert!(!server.log().contains("node is linked"), "it is reached by the other pod");
-    // The session may go on before the pod has looked whom it catches.
-    wait_until("whoever comes is led to the node again", TIMEOUT, || world.echoes_at(&format!("{ip}:9100")));
+    assert!(!server.log().contains("node is linked"), "the node is reached through the other server");
+    // The session may continue before the server has updated its intercepted addresses.
+    wait_until("new connections reach the node again", TIMEOUT, || world.echoes_at(&format!("{ip}:9100")));
 }
 
 impl World {
-    /// A client of the host that says what it is fed to port 9100 of an address.
+    /// Starts a client on the host that sends its input to port 9100 of an address.
     fn echoes(&self, name: &str, ip: &str) -> (Running, ChildStdin) {
         let mut client = self.host.command("socat");
         client.args(["-", &format!("TCP:{ip}:9100")]);
@@ -141,13 +141,13 @@ impl World {
     }
 }
 
-/// The table by which so many pods of the host know each other.
+/// Returns the table that lists this number of servers on the host as peers.
 fn peers(servers: u16) -> String {
     let list: Vec<_> = (0..servers).map(|n| format!("\"10.79.1.1:{}\"", 9000 + n)).collect();
     format!("[mode.cloud.registry]\nsiblings = [{}]\n", list.join(", "))
 }
 
-/// What YurtTunnel makes: what is sent to a port, at whichever address, goes to its own front end, where nobody is.
+/// YurtTunnel's rules: connections to a port, at any address, go to its own listener, where no program listens.
 const CHAINS: &str = "iptables -t nat -N TUNNEL-PORT; iptables -t nat -A OUTPUT -p tcp -j TUNNEL-PORT
     iptables -t nat -N TUNNEL-PORT-9100
     iptables -t nat -A TUNNEL-PORT -p tcp --dport 9100 -j TUNNEL-PORT-9100

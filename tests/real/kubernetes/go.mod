@@ -178,7 +178,7 @@ require (
 	sigs.k8s.io/yaml v1.6.0 // indirect
 )
 
-// What Kubernetes keeps in its own staging directory is published under its own numbers.
+// The modules of Kubernetes' staging directory are published with their own version numbers.
 replace (
 	k8s.io/api => k8s.io/api v0.36.3
 	k8s.io/apiextensions-apiserver => k8s.io/apiextensions-apiserver v0.36.3

@@ -1,6 +1,6 @@
 //go:build tools
 
-// Package kubernetes names the programs that tests run: Kubernetes cannot be installed by version, as its go.mod replaces
+// Package kubernetes lists the programs for tests: they cannot be installed by version, because their go.mod replaces
 // modules.
 package kubernetes
 

@@ -1,4 +1,5 @@
-//! A machine of a test's own, as far as network and mounts go: two namespaces, which are gone when nothing uses them.
+//! A separate machine for a test, with respect to network and mounts: two namespaces, which vanish when no process
+//! uses them.
 
 use std::ffi::OsStr;
 use std::io::{BufRead, BufReader};
@@ -6,10 +7,10 @@ use std::process::{Child, Command, Stdio};
 
 use crate::process::{TIMEOUT, run_command};
 
-/// A network with nothing in it but loopback, and mounts that nobody else sees.
+/// A network with nothing but loopback, and private mounts.
 #[derive(Debug)]
 pub(crate) struct Machine {
-    /// Ends with its input, so that nothing is left behind by a test that was killed.
+    /// Ends with its input, so that a killed test leaves nothing behind.
     keeper: Child,
 }
 
@@ -20,11 +21,12 @@ impl Machine {
         let mut keeper = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
         let mut up = String::new();
         BufReader::new(keeper.stdout.take().unwrap()).read_line(&mut up).unwrap();
-        assert_eq!(up, "up\n", "namespaces cannot be made here");
+        assert_eq!(up, "up\n", "cannot create namespaces here");
         Self { keeper }
     }
 
-    /// A program on this machine. Its process id is the child's, as nothing stands between.
+    /// Returns a command that runs a program on this machine. Its process ID is that of the program, without a
+    /// wrapper process.
     pub(crate) fn command(&self, program: impl AsRef<OsStr>) -> Command {
         let entry = self.entry();
         let mut words = entry.split(' ');
@@ -33,13 +35,13 @@ impl Machine {
         command
     }
 
-    /// The words that lead a program here.
+    /// Returns the words in front of a command that run it on this machine.
     pub(crate) fn entry(&self) -> String {
         let spaces = format!("/proc/{}/ns", self.keeper.id());
         format!("nsenter --net={spaces}/net --mount={spaces}/mnt")
     }
 
-    /// Runs a line of shell here, which must succeed; what it prints.
+    /// Runs a line of shell here, and returns what it prints. Fails the test unless the line succeeds.
     pub(crate) fn sh(&self, line: &str) -> String {
         let mut command = self.command("sh");
         command.args(["-ec", line]);
@@ -48,7 +50,7 @@ impl Machine {
         said.stdout
     }
 
-    /// Lays a cable to another machine: a device here and one there, each with its address (`10.0.0.1/24`).
+    /// Connects another machine: a device here and one there, each with its address (`10.0.0.1/24`).
     pub(crate) fn cable(
         &self,
         (device, address): (&str, &str),
@@ -64,7 +66,7 @@ impl Machine {
         far.sh(&format!("ip addr add {far_address} dev {there}; ip link set {there} up"));
     }
 
-    /// From now on nobody can open a connection to this machine by this device; it still can to others.
+    /// Blocks new connections to this machine on this device; its own connections to others still work.
     pub(crate) fn shut(&self, device: &str) {
         self.sh(&format!(
             "nft add table inet shut

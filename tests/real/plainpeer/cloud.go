@@ -23,7 +23,7 @@ import (
 	"google.golang.org/grpc/status"
 )
 
-// cloud is a plain cloud: edges call it, CONNECT clients are sent to them by name.
+// cloud is a plain server: edges call it, and it forwards CONNECT clients to them by name.
 type cloud struct {
 	token    string
 	sessions *sessions
@@ -31,7 +31,7 @@ type cloud struct {
 	nodes    map[string]*stream
 }
 
-// patience is how long a plain cloud waits for "connected".
+// patience is the time that a plain server waits for "connected".
 const patience = 5 * time.Second
 
 // run serves both listeners until the context ends.
@@ -67,7 +67,7 @@ func (c *cloud) run(ctx context.Context, edges, clients net.Listener, identity t
 	return server.Serve(edges)
 }
 
-// admit checks the token and tells which node calls.
+// admit checks the token and returns the name of the calling node.
 func (c *cloud) admit(ctx context.Context) (string, error) {
 	md, ok := metadata.FromIncomingContext(ctx)
 	if !ok {
@@ -90,7 +90,7 @@ func (c *cloud) admit(ctx context.Context) (string, error) {
 	return claim.NodeName, nil
 }
 
-// serve is one edge's call. It sends nothing, not even headers, before it has something to say.
+// serve handles the call of one edge. It sends nothing, not even headers, until there is a message to send.
 func (c *cloud) serve(rpc grpc.ServerStream) error {
 	node, err := c.admit(rpc.Context())
 	if err != nil {
@@ -146,7 +146,7 @@ func (c *cloud) node(name string) *stream {
 	return c.nodes[name]
 }
 
-// client is one CONNECT.
+// client handles one CONNECT client.
 func (c *cloud) client(conn net.Conn) {
 	fail := func(why string) {
 		body := why + "\n"
@@ -168,7 +168,7 @@ func (c *cloud) client(conn net.Conn) {
 		fail("node " + host + " is not attached")
 		return
 	}
-	// The node's own address: in the tests every node is this machine.
+	// The node's own address: in the tests every node is on this machine.
 	addr := net.JoinHostPort("127.0.0.1", port)
 	s := c.sessions.open(uuid(), "ssh", to)
 	to.send(&message{node: host, category: s.category, kind: "connecting", topic: s.topic,

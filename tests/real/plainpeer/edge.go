@@ -18,15 +18,15 @@ import (
 	"google.golang.org/grpc/keepalive"
 )
 
-// edge is a plain edge: it dials the cloud, and dials what the cloud asks for.
+// edge is a plain edge: it dials the server, and dials the targets that the server requests.
 type edge struct {
-	cloud, ca, name string // address, CA file, and the name to find in the certificate
+	cloud, ca, name string // address, CA file, and the expected name in the certificate
 	node, token     string
-	heartbeat       time.Duration // between two heartbeats; one unanswered ends the call
+	heartbeat       time.Duration // interval of heartbeats; one without an answer ends the call
 	sessions        *sessions
 }
 
-// login is the token as metadata of the call. Only sent over TLS.
+// login is the token as metadata of the call. It is only sent over TLS.
 type login struct{ node, token string }
 
 func (l login) GetRequestMetadata(context.Context, ...string) (map[string]string, error) {
@@ -41,7 +41,7 @@ func (login) RequireTransportSecurity() bool { return true }
 
 var call = grpc.StreamDesc{StreamName: "TunnelStreaming", ServerStreams: true, ClientStreams: true}
 
-// run serves until the context ends; a call that ended is made again after a second.
+// run serves until the context ends. A call that has ended is repeated after a second.
 func (e *edge) run(ctx context.Context) error {
 	pem, err := os.ReadFile(e.ca)
 	if err != nil {
@@ -56,7 +56,7 @@ func (e *edge) run(ctx context.Context) error {
 		grpc.WithPerRPCCredentials(login{e.node, e.token}),
 		grpc.WithKeepaliveParams(keepalive.ClientParameters{
 			Time: 10 * time.Millisecond, Timeout: time.Second, PermitWithoutStream: true}),
-		// A plain edge does not pause between attempts; a tenth of a second spares the tests' machine.
+		// A plain edge does not pause between attempts; a pause of 0.1 s reduces the load on the tests' machine.
 		grpc.WithConnectParams(grpc.ConnectParams{
 			Backoff:           backoff.Config{BaseDelay: 100 * time.Millisecond, Multiplier: 1, MaxDelay: 100 * time.Millisecond},
 			MinConnectTimeout: time.Minute}))
@@ -78,7 +78,7 @@ func (e *edge) run(ctx context.Context) error {
 	}
 }
 
-// serve is one call.
+// serve handles one call.
 func (e *edge) serve(ctx context.Context, conn *grpc.ClientConn) error {
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
@@ -116,7 +116,7 @@ func (e *edge) serve(ctx context.Context, conn *grpc.ClientConn) error {
 	}
 }
 
-// beat sends heartbeats and ends the call at the first that was not answered.
+// beat sends heartbeats, and ends the call if one is not answered.
 func (e *edge) beat(ctx context.Context, out *stream, echoes <-chan struct{}, cancel context.CancelCauseFunc) {
 	tick := time.NewTicker(e.heartbeat)
 	defer tick.Stop()
@@ -140,7 +140,7 @@ func (e *edge) beat(ctx context.Context, out *stream, echoes <-chan struct{}, ca
 	}
 }
 
-// dial answers "connecting". It dials on the read loop and without a limit, as plain edges do.
+// dial answers "connecting". It dials on the read loop and without a limit, like plain edges.
 func (e *edge) dial(m *message, out *stream) {
 	if s := e.sessions.find(m.topic); s != nil {
 		e.sessions.deliver(m, out, false)

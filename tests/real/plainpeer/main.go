@@ -1,4 +1,4 @@
-// Plainpeer speaks the plain dialect from either end, on grpc-go: what the tests hold our program against.
+// Plainpeer speaks the plain dialect as either end, with grpc-go. The tests run the program against it.
 //
 //	plainpeer edge  --cloud ADDR --ca FILE --name SERVERNAME --node NAME --token TOKEN
 //	plainpeer cloud --listen ADDR --connect ADDR --cert FILE --key FILE --token TOKEN
@@ -72,7 +72,7 @@ func runCloud(ctx context.Context, args []string) error {
 	if err != nil {
 		return err
 	}
-	// The first line of output: with port 0 nobody else can know.
+	// The first line of output: with port 0, only this process knows the ports.
 	fmt.Printf("listening %s %s\n", edges.Addr(), clients.Addr())
 	return c.run(ctx, edges, clients, identity)
 }

@@ -6,7 +6,7 @@ import (
 	"google.golang.org/protobuf/encoding/protowire"
 )
 
-// message is proto.StreamMsg, encoded by hand so that building needs no protoc.
+// message is proto.StreamMsg, encoded by hand so that the build needs no protoc.
 type message struct {
 	node     string
 	category string
@@ -16,8 +16,8 @@ type message struct {
 	addr     string
 }
 
-// codec carries message over gRPC. Its name is empty because the plain content type is
-// "application/grpc" without a subtype.
+// codec encodes messages for gRPC. Its name is empty because the plain content type is "application/grpc" without a
+// subtype.
 type codec struct{}
 
 func (codec) Name() string { return "" }

@@ -22,7 +22,7 @@ import (
 	"time"
 )
 
-// The two ends against each other: what the Rust tests rely on must hold before they blame the Rust program.
+// Tests of both ends against each other: if these fail, failures of the Rust tests are not the Rust program's.
 
 func TestMessageSurvivesTheWireAndSkipsUnknownFields(t *testing.T) {
 	in := message{"n", "ssh", "tcp-forward", "t", []byte{0, 1, 255}, "a:1"}
@@ -39,7 +39,7 @@ func TestMessageSurvivesTheWireAndSkipsUnknownFields(t *testing.T) {
 		t.Fatalf("%v became %v", in, out)
 	}
 	if err := (codec{}).Unmarshal([]byte{0x0a, 5, 'x'}, &out); err == nil {
-		t.Fatal("a message cut short was taken")
+		t.Fatal("a truncated message was accepted")
 	}
 }
 
@@ -89,7 +89,7 @@ func TestADialThatFailsIsToldToTheClient(t *testing.T) {
 
 func TestAWrongTokenIsNotAttached(t *testing.T) {
 	c, _ := peers(t, "secret", "wrong")
-	time.Sleep(200 * time.Millisecond) // an edge with the right token is attached within a few
+	time.Sleep(200 * time.Millisecond) // with the right token, an edge is attached within a few milliseconds
 	if c.node("node1") != nil {
 		t.Fatal("attached with a wrong token")
 	}
@@ -138,7 +138,7 @@ func request(t *testing.T, connect, target string) (client, *http.Response) {
 	return client{conn, reader}, answer
 }
 
-// pair is a cloud with one edge attached.
+// pair returns a server with one attached edge.
 func pair(t *testing.T, cloudToken, edgeToken string) (*cloud, string) {
 	c, connect := peers(t, cloudToken, edgeToken)
 	eventually(t, "the edge is attached", func() bool { return c.node("node1") != nil })

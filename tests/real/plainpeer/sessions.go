@@ -6,25 +6,25 @@ import (
 )
 
 const (
-	chunk = 1024 // the largest read, and so the largest message, of a plain peer
-	queue = 1000 // messages that wait for one session, and for one stream, before the sender blocks
+	chunk = 1024 // maximum size of a read, and therefore of a message, of a plain peer
+	queue = 1000 // maximum number of messages in the queue of a session or a stream; then the sender blocks
 )
 
-// sessions are the conversations of one process, by topic.
+// sessions holds the sessions of one process, by topic.
 type sessions struct {
 	mu      sync.Mutex
 	byTopic map[string]*session
 }
 
-// session is one conversation: what came for it waits in its queue.
+// session has a queue of received messages.
 type session struct {
 	topic, category string
 	stream          *stream
 	in              chan *message
-	gone            chan struct{} // closed once the topic is forgotten
+	gone            chan struct{} // closed once the topic is removed
 }
 
-// stream is one gRPC call: what it is to send waits in its queue.
+// stream is one gRPC call, with a queue of messages to send.
 type stream struct {
 	node string
 	out  chan *message
@@ -36,7 +36,7 @@ func newStream(node string) *stream {
 	return &stream{node: node, out: make(chan *message, queue), over: make(chan struct{})}
 }
 
-// send queues a message and blocks while the queue is full, as plain peers do.
+// send queues a message, and blocks while the queue is full, like plain peers.
 func (s *stream) send(m *message) {
 	select {
 	case s.out <- m:
@@ -46,7 +46,7 @@ func (s *stream) send(m *message) {
 
 func (s *stream) close() { s.end.Do(func() { close(s.over) }) }
 
-// pump sends what is queued until the call ends.
+// pump sends the queued messages until the call ends.
 func (s *stream) pump(send func(*message) error) error {
 	for {
 		select {
@@ -91,7 +91,7 @@ func (all *sessions) forget(s *session) {
 	}
 }
 
-// forgetAll ends every session of a call that has ended: nothing is resumed.
+// forgetAll ends every session of a call that has ended: plain peers do not resume sessions.
 func (all *sessions) forgetAll(of *stream) {
 	all.mu.Lock()
 	defer all.mu.Unlock()
@@ -103,8 +103,8 @@ func (all *sessions) forgetAll(of *stream) {
 	}
 }
 
-// deliver hands a message to its session, blocking the caller's read loop while the session's queue is
-// full. A message for nobody is answered with "closed" if answer says so.
+// deliver passes a message to its session, and blocks the caller's read loop while the session's queue is full. A
+// message for an unknown session is answered with "closed" if answer is true.
 func (all *sessions) deliver(m *message, on *stream, answer bool) {
 	if s := all.find(m.topic); s != nil {
 		select {
@@ -123,7 +123,7 @@ func (s *session) say(kind string, data []byte) {
 	s.stream.send(&message{node: s.stream.node, category: s.category, kind: kind, topic: s.topic, data: data})
 }
 
-// copy moves bytes both ways until either direction ends: there is no half-close among plain peers.
+// copy copies bytes in both directions until one of them ends: plain peers have no half-close.
 func (all *sessions) copy(s *session, conn net.Conn) {
 	go func() {
 		buffer := make([]byte, chunk)

@@ -1,4 +1,5 @@
-//! Names of nodes as a real CoreDNS answers them, from the ConfigMap that pods write: each edge's leads to the pod that has it.
+//! Node names that a real CoreDNS serves from the ConfigMap of the servers: the name of an edge resolves to its
+//! server.
 
 use k8s_openapi::api::core::v1::{ConfigMap, Node, Service};
 use serde_json::json;
@@ -13,7 +14,7 @@ use crate::tunnel::{Cloud, Edge, TestDir};
 use crate::wait::wait_until;
 
 #[test]
-fn an_edges_name_leads_to_the_server_that_has_it_and_goes_with_it() {
+fn the_name_of_an_edge_resolves_to_its_server_and_moves_with_it() {
     let Some(coredns) = kept("coredns-1.15.0/coredns").filter(|_| have(&["dig"])) else { return };
     let Some(kubernetes) = Kubernetes::start() else { return };
     let edge = json!({"openyurt.io/is-edge-worker": "true"});
@@ -39,7 +40,7 @@ fn an_edges_name_leads_to_the_server_that_has_it_and_goes_with_it() {
     let file = hosts.path().join("tunnel-nodes");
     std::fs::write(&file, "").unwrap();
     let dns = Dns::of_hosts(&place, &coredns, &file, true);
-    // What kubelet does for whoever mounts the ConfigMap.
+    // Updates the file like kubelet does for a mounted ConfigMap.
     let mounts = || {
         let map = kubernetes.object::<ConfigMap>("yurt-tunnel-nodes");
         let text = map.and_then(|map| map.data?.remove("tunnel-nodes")).unwrap_or_default();
@@ -50,7 +51,7 @@ fn an_edges_name_leads_to_the_server_that_has_it_and_goes_with_it() {
         }
     };
     let leads = |name: &str, to: &str| {
-        wait_until(&format!("{name} leads to {to:?}"), 2 * TIMEOUT, || {
+        wait_until(&format!("{name} resolves to {to:?}"), 2 * TIMEOUT, || {
             mounts();
             dns.ask(name) == to
         });
@@ -59,7 +60,7 @@ fn an_edges_name_leads_to_the_server_that_has_it_and_goes_with_it() {
     leads("node1", "127.0.0.2");
     leads("unlinked", &ip);
     leads("cloud-node1", "10.0.0.3");
-    // Exact names alone: no end of one, nothing below one, and nobody who is no Node.
+    // Only exact names of Nodes resolve: no suffix of a name, no subdomain and no other name.
     for nobody in ["ode1", "de1", "x.node1", "cloud", "localhost"] {
         leads(nobody, "");
     }
