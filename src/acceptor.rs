@@ -191,8 +191,8 @@ impl TargetTls {
 fn sentence(cause: &io::Error) -> String {
     match HandshakeError::of(cause) {
         HandshakeError::UnknownIssuer => format!("its certificate is from another CA; {REMEDY}"),
-        fault @ HandshakeError::Name(_) => format!("{fault}; issue one with that name"),
-        fault => fault.to_string(),
+        error @ HandshakeError::Name(_) => format!("{error}; issue one with that name"),
+        error => error.to_string(),
     }
 }
 
@@ -466,7 +466,7 @@ mod tls_tests {
     }
 
     /// Performs a handshake with a target that has a certificate for `edge-1` from a CA.
-    async fn shaken(tls: &TargetTls, near: bool, host: &str, by: &Authority) -> Result<(), String> {
+    async fn accepted(tls: &TargetTls, near: bool, host: &str, by: &Authority) -> Result<(), String> {
         let identity = by.issue("target", "edge-1");
         let clients = ClientAuth::Anonymous;
         let server =
@@ -474,23 +474,23 @@ mod tls_tests {
         let (socket, far) = duplex(1 << 16);
         let accept = TlsAcceptor::from(server.load()).accept(far);
         let host = host.parse().unwrap();
-        let (shaken, _) = tokio::join!(tls.shake(near, &host, socket), accept);
-        shaken.map(drop)
+        let (accepted, _) = tokio::join!(tls.shake(near, &host, socket), accept);
+        accepted.map(drop)
     }
 
     #[tokio::test]
     async fn only_a_target_on_loopback_is_believed_without_proof() {
         let (ours, theirs) = (Authority::new("ours"), Authority::new("theirs"));
         let unsure = TargetTls { loopback: client(Trust::NoVerify), others: None };
-        shaken(&unsure, true, "127.0.0.1", &theirs).await.unwrap();
-        let why = shaken(&unsure, false, "edge-1", &ours).await.unwrap_err();
+        accepted(&unsure, true, "127.0.0.1", &theirs).await.unwrap();
+        let why = accepted(&unsure, false, "edge-1", &ours).await.unwrap_err();
         assert!(why.contains("cannot be verified; set ca") && why.contains("[mode.edge.https]"), "{why}");
         let sure = TargetTls { others: Some(client(Trust::Ca(ours.ca()))), ..unsure };
-        shaken(&sure, false, "edge-1", &ours).await.unwrap();
-        shaken(&sure, true, "127.0.0.1", &theirs).await.unwrap();
-        let why = shaken(&sure, false, "edge-1", &theirs).await.unwrap_err();
+        accepted(&sure, false, "edge-1", &ours).await.unwrap();
+        accepted(&sure, true, "127.0.0.1", &theirs).await.unwrap();
+        let why = accepted(&sure, false, "edge-1", &theirs).await.unwrap_err();
         assert!(why.starts_with("its certificate is from another CA; set ca"), "{why}");
-        let why = shaken(&sure, false, "edge-2", &ours).await.unwrap_err();
+        let why = accepted(&sure, false, "edge-2", &ours).await.unwrap_err();
         assert!(why.starts_with("its certificate is for edge-1, and not for that name; issue"), "{why}");
     }
 
@@ -503,8 +503,8 @@ mod tls_tests {
             far.read_u8().await.unwrap();
             far.write_all(b"HTTP/1.1 400 Bad Request\r\n\r\n").await.unwrap();
         };
-        let (shaken, ()) = tokio::join!(tls.shake(true, &host, socket), plain);
-        assert_eq!(shaken.unwrap_err(), "it does not speak TLS");
+        let (accepted, ()) = tokio::join!(tls.shake(true, &host, socket), plain);
+        assert_eq!(accepted.unwrap_err(), "it does not speak TLS");
     }
 }
 

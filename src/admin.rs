@@ -106,10 +106,10 @@ where
     L: Accept,
     Served: ConnectionHandler<L::AnyStream>,
 {
-    let door = FairLimiter::new(Limits::slots(fd_limit::at_most(CONNECTIONS, 16)));
+    let limiter = FairLimiter::new(Limits::permits(fd_limit::at_most(CONNECTIONS, 16)));
     let (refused, refusals) = (admin.metrics.connections_refused.clone(), admin.metrics.refusals.clone());
-    let entrance = AcceptLoop { listener, door, proxies: Networks::default(), refused, refusals };
-    entrance.run(Arc::new(Served { admin, port, drain: drain.clone() }), drain).await;
+    let accept_loop = AcceptLoop { listener, limiter, proxies: Networks::default(), refused, refusals };
+    accept_loop.run(Arc::new(Served { admin, port, drain: drain.clone() }), drain).await;
 }
 
 /// The handler of connections of one port.
@@ -128,7 +128,7 @@ impl ConnectionHandler for Served {
     async fn serve(self: Arc<Self>, accepted: Accepted) {
         let asker = Requester::Address(accepted.from.ip());
         let answer = |request| self.admin.answer(request, self.port, asker, &self.drain);
-        connection(accepted.socket, answer, &self.drain, &accepted.slot).await;
+        connection(accepted.socket, answer, &self.drain, &accepted.permit).await;
     }
 }
 
@@ -142,7 +142,7 @@ impl ConnectionHandler<UnixStream> for Served {
         let Ok(user) = accepted.socket.peer_cred() else { return };
         let asker = Requester::User(user.uid());
         let answer = |request| self.admin.answer(request, self.port, asker, &self.drain);
-        connection(accepted.socket, answer, &self.drain, &accepted.slot).await;
+        connection(accepted.socket, answer, &self.drain, &accepted.permit).await;
     }
 }
 
@@ -177,15 +177,15 @@ async fn connection<S, A>(
     socket: S,
     answer: impl Fn(Request<Incoming>) -> A + Send + Sync,
     drain: &Drain,
-    slot: &Permit,
+    permit: &Permit,
 ) where
     S: AsyncRead + AsyncWrite + Unpin + Send,
     A: Future<Output = Response<Reply>> + Send,
 {
     let answer = |request| async {
-        slot.mark_active();
+        permit.mark_active();
         let answer = answer(request).await;
-        slot.mark_idle();
+        permit.mark_idle();
         Ok::<_, Infallible>(answer)
     };
     let mut server = http1::Builder::new();

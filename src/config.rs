@@ -98,7 +98,7 @@ pub struct ParsedConfig<T> {
     /// Warnings for the operator.
     pub warnings: Vec<Warning>,
     /// All errors, in the order of the file.
-    pub faults: Vec<ConfigError>,
+    pub errors: Vec<ConfigError>,
     /// The full keys that were present in the file and valid; empty if the file is not TOML.
     pub given: BTreeSet<String>,
 }
@@ -181,10 +181,10 @@ impl<T> ParsedConfig<T> {
     ///
     /// Returns all errors if there are any.
     pub fn whole(self) -> Result<(T, Vec<Warning>), ConfigErrors> {
-        if self.faults.is_empty() {
+        if self.errors.is_empty() {
             Ok((self.settings, self.warnings))
         } else {
-            Err(ConfigErrors(self.faults))
+            Err(ConfigErrors(self.errors))
         }
     }
 }
@@ -197,8 +197,8 @@ impl<F> ConfigErrors<F> {
 }
 
 impl<F> FromIterator<F> for ConfigErrors<F> {
-    fn from_iter<I: IntoIterator<Item = F>>(faults: I) -> Self {
-        Self(faults.into_iter().collect())
+    fn from_iter<I: IntoIterator<Item = F>>(errors: I) -> Self {
+        Self(errors.into_iter().collect())
     }
 }
 
@@ -239,11 +239,11 @@ impl fmt::Display for ConfigError {
 
 impl<F: fmt::Display> fmt::Display for ConfigErrors<F> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        for (i, fault) in self.0.iter().enumerate() {
+        for (i, error) in self.0.iter().enumerate() {
             if i > 0 {
                 f.write_str("\n")?;
             }
-            fault.fmt(f)?;
+            error.fmt(f)?;
         }
         Ok(())
     }
@@ -311,7 +311,7 @@ const CA: &str = "/etc/tunnel/certs/ca.crt";
 /// The errors, warnings and keys collected while reading.
 #[derive(Debug, Default)]
 pub(crate) struct Diagnostics {
-    faults: Vec<PlacedFault>,
+    errors: Vec<PlacedFault>,
     warnings: Vec<Warning>,
     /// Full names of all keys that were requested, which is all known keys. Tests compare them with the documentation.
     pub(crate) known: Vec<String>,
@@ -326,7 +326,7 @@ struct PlacedFault {
     place: usize,
     /// Whether a line that is not TOML could have caused this error.
     doubt: Certainty,
-    fault: ConfigError,
+    error: ConfigError,
 }
 
 /// Whether a line that is not TOML could be the cause of an error.
@@ -345,8 +345,8 @@ impl Diagnostics {
     pub(crate) fn unknown(&mut self, place: usize, key: &str, wanted: &str) {
         let found = Some("unknown key".to_owned());
         self.place_fault(Some(place), key, found, wanted);
-        if let Some(fault) = self.faults.last_mut() {
-            fault.doubt = Certainty::Unknown;
+        if let Some(error) = self.errors.last_mut() {
+            error.doubt = Certainty::Unknown;
         }
     }
 
@@ -362,42 +362,42 @@ impl Diagnostics {
 
     /// Returns the number of errors so far.
     pub(crate) fn fault_count(&self) -> usize {
-        self.faults.len()
+        self.errors.len()
     }
 
     /// Returns everything that was found, with the line of each error.
     pub(crate) fn finish<T>(mut self, text: &str, settings: T) -> ParsedConfig<T> {
-        self.faults.sort_by_key(|found| found.place);
+        self.errors.sort_by_key(|found| found.place);
         let line = lines_of(text);
         let mut broken = BTreeSet::new();
-        let mut faults = Vec::new();
+        let mut errors = Vec::new();
         // Only the first line that is not TOML is certainly wrong. An unclosed quote or bracket in it breaks later
         // lines and causes other errors on them.
         let mut first = None;
-        for PlacedFault { place, fault, .. } in &self.faults {
+        for PlacedFault { place, error, .. } in &self.errors {
             let line = (*place != NOWHERE).then(|| line(*place));
-            if fault.key.is_empty() {
+            if error.key.is_empty() {
                 broken.insert(line);
                 if first.is_none() {
                     first = Some(*place);
-                    faults.push(ConfigError { line, ..fault.clone() });
+                    errors.push(ConfigError { line, ..error.clone() });
                 }
             }
         }
-        for PlacedFault { place, doubt, fault } in self.faults {
+        for PlacedFault { place, doubt, error } in self.errors {
             let line = (place != NOWHERE).then(|| line(place));
             let unread = first.is_some_and(|first| match doubt {
                 Certainty::None => false,
                 Certainty::Missing => true,
                 Certainty::Unknown => place > first,
             });
-            if !fault.key.is_empty() && !unread && !broken.contains(&line) {
-                faults.push(ConfigError { line, ..fault });
+            if !error.key.is_empty() && !unread && !broken.contains(&line) {
+                errors.push(ConfigError { line, ..error });
             }
         }
-        faults.sort_by_key(|fault| fault.line.unwrap_or(NOWHERE));
+        errors.sort_by_key(|error| error.line.unwrap_or(NOWHERE));
         let given = if broken.is_empty() { self.given } else { BTreeSet::new() };
-        ParsedConfig { settings, warnings: self.warnings, faults, given }
+        ParsedConfig { settings, warnings: self.warnings, errors, given }
     }
 
     /// Records an error at a byte offset from the start of the file; `None` if it is not in the file.
@@ -410,8 +410,8 @@ impl Diagnostics {
     ) {
         let doubt = if found.is_none() { Certainty::Missing } else { Certainty::None };
         let text = format!("{}: {}", found.unwrap_or_else(|| "missing".to_owned()), wanted.into());
-        let fault = ConfigError { key: key.to_owned(), line: None, text };
-        self.faults.push(PlacedFault { place: place.unwrap_or(NOWHERE), doubt, fault });
+        let error = ConfigError { key: key.to_owned(), line: None, text };
+        self.errors.push(PlacedFault { place: place.unwrap_or(NOWHERE), doubt, error });
     }
 }
 

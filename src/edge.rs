@@ -76,7 +76,7 @@ pub struct Edge {
     /// Router of sessions to other nodes and to the cloud.
     pub route: SessionRouter,
     targets: Arc<ArcSwap<Targets>>,
-    doors: ListenerPolicies,
+    limiters: ListenerPolicies,
     readiness: Readiness,
     uplinks: Arc<Uplinks>,
     sessions: Drain,
@@ -100,7 +100,7 @@ impl Edge {
         let level_from_anywhere = !settings.client.log_listen.is_local();
         let pool = Pool::new();
         if let Some(proxy) = proxy {
-            edge.doors = proxy.spawn(settings.client.node.clone(), &edge, pool.clone());
+            edge.limiters = proxy.spawn(settings.client.node.clone(), &edge, pool.clone());
         }
         let (ca, cert) = (settings.client.ca.clone(), settings.https.identity.clone().map(|(cert, _)| cert));
         let csr = settings.csr.clone();
@@ -133,11 +133,11 @@ impl Edge {
 
     /// Reloads the access rules when the config changes. They apply to new requests.
     pub fn watch_config(&self, config: ConfigFile) {
-        let (targets, doors) = (self.targets.clone(), self.doors.clone());
+        let (targets, limiters) = (self.targets.clone(), self.limiters.clone());
         let apply = move |settings: &Settings| {
             targets.store(Arc::new(settings.targets.clone()));
             if let Some(proxy) = &settings.http_proxy {
-                doors.apply(&[(http_proxy::DOOR, &proxy.access)]);
+                limiters.apply(&[(http_proxy::DOOR, &proxy.access)]);
             }
         };
         config.follow(Settings::examine, &self.links, apply);
@@ -174,7 +174,7 @@ impl Edge {
             metrics,
             table,
             targets: Arc::new(ArcSwap::from_pointee(targets.clone())),
-            doors: ListenerPolicies::default(),
+            limiters: ListenerPolicies::default(),
             readiness: Readiness::waiting_for(&[LINK_CONDITION]),
             uplinks,
             sessions: Drain::new(),

@@ -121,7 +121,7 @@ fn logs(args: &Args, startup: &mut Startup) -> Option<Logs> {
 /// Logs one line for each error.
 fn report(faults: &StartupErrors, config: &Path) {
     for found in faults {
-        let ConfigError { key, line, text } = &found.fault;
+        let ConfigError { key, line, text } = &found.error;
         let key = Some(key).filter(|key| !key.is_empty()).map(field::display);
         error!(key, line, "{text}");
     }

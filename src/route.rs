@@ -97,7 +97,7 @@ pub type RandomFraction = fn() -> f64;
 impl SessionRouter {
     /// Creates the router of a server: `finder` finds the nodes.
     pub fn new(finder: Arc<Finder>, table: Arc<SessionTable>, patience: Duration, grace: Duration) -> Self {
-        Self { paths: PathSource::Pod(finder), table, timeout: patience, grace, chance: rand::random }
+        Self { paths: PathSource::Server(finder), table, timeout: patience, grace, chance: rand::random }
     }
 
     /// Creates the router of an edge: every path uses one of its links to the cloud.
@@ -130,7 +130,7 @@ impl SessionRouter {
         let until = Instant::now() + self.timeout;
         let late = || RouteError::Timeout { node: node.clone(), timeout: self.timeout };
         let mut search = PathSearch::new(&self.paths, &node, None, until, self.chance);
-        if let PathSource::Pod(_) = self.paths {
+        if let PathSource::Server(_) = self.paths {
             search = search.at_most(MOVING);
         }
         if let Err(missing) = search.first().await {
@@ -139,7 +139,7 @@ impl SessionRouter {
         let opening = self.table.open(node.clone(), target, category, client);
         let opening = opening.map_err(|TableFull| {
             RouteError::Busy(match self.paths {
-                PathSource::Pod(_) | PathSource::Pods(_) => {
+                PathSource::Server(_) | PathSource::Servers(_) => {
                     "session or memory limit of this server reached: [mode.cloud.session] max or memory"
                 }
                 PathSource::Edge(_) => "memory limit of this edge reached: [mode.edge.session] memory",
@@ -441,9 +441,9 @@ const REPLACED_AFTER: Duration = Duration::from_secs(3);
 #[derive(Debug, Clone)]
 pub(crate) enum PathSource {
     /// On a server: paths to nodes.
-    Pod(Arc<Finder>),
+    Server(Arc<Finder>),
     /// On a server: paths to peers, by process, for sessions of an edge with a target that a peer has dialled.
-    Pods(Arc<Finder>),
+    Servers(Arc<Finder>),
     /// On an edge: every path starts with a link to the cloud, which finds the rest.
     Edge(Arc<Uplinks>),
 }
@@ -457,8 +457,8 @@ impl PathSource {
         not: Option<&LinkSender>,
     ) -> Result<Path, NodeNotFound> {
         match self {
-            Self::Pod(finder) => finder.find(node, instance, not).await,
-            Self::Pods(finder) => finder.find_server(instance).await,
+            Self::Server(finder) => finder.find(node, instance, not).await,
+            Self::Servers(finder) => finder.find_server(instance).await,
             Self::Edge(uplinks) => {
                 let newest =
                     uplinks.newest(not.map(|not| not.id)).ok_or_else(|| uplinks.not_linked_reason())?;
@@ -472,7 +472,7 @@ impl PathSource {
     /// Returns the same server's paths to peers.
     pub(crate) fn of_servers(&self) -> Self {
         match self {
-            Self::Pod(finder) | Self::Pods(finder) => Self::Pods(finder.clone()),
+            Self::Server(finder) | Self::Servers(finder) => Self::Servers(finder.clone()),
             Self::Edge(uplinks) => Self::Edge(uplinks.clone()),
         }
     }
@@ -480,7 +480,7 @@ impl PathSource {
     /// Returns the node's link to this server, if any; an edge has no links of other nodes.
     pub(crate) fn here(&self, node: &NodeName) -> Option<LinkedNode> {
         match self {
-            Self::Pod(finder) | Self::Pods(finder) => finder.registry().link_of(node),
+            Self::Server(finder) | Self::Servers(finder) => finder.registry().link_of(node),
             Self::Edge(_) => None,
         }
     }
@@ -488,7 +488,7 @@ impl PathSource {
     /// Returns a waiter for a new path to the node.
     pub(crate) fn arrival(&self, node: &NodeName) -> NodeWaiter<'_> {
         match self {
-            Self::Pod(finder) | Self::Pods(finder) => finder.registry().arrival(node),
+            Self::Server(finder) | Self::Servers(finder) => finder.registry().arrival(node),
             Self::Edge(uplinks) => uplinks.arrival(),
         }
     }
@@ -496,14 +496,14 @@ impl PathSource {
     /// Returns true if the node is known to be connected as another process, here or elsewhere.
     pub(crate) fn is_another(&self, node: &NodeName, instance: Option<Instance>) -> bool {
         match self {
-            Self::Pod(finder) => instance.is_some_and(|instance| finder.is_another(node, instance)),
-            Self::Pods(_) | Self::Edge(_) => false,
+            Self::Server(finder) => instance.is_some_and(|instance| finder.is_another(node, instance)),
+            Self::Servers(_) | Self::Edge(_) => false,
         }
     }
 
     /// Invalidates this path: its server reported that the node is not connected there.
     pub(crate) fn is_wrong(&self, node: &NodeName, path: &Path) {
-        if let Self::Pod(finder) = self {
+        if let Self::Server(finder) = self {
             finder.invalidate(node, path);
         }
     }
@@ -519,7 +519,7 @@ impl PathSource {
     /// Returns true if this process never asks another one.
     pub(crate) fn is_alone(&self) -> bool {
         match self {
-            Self::Pod(finder) | Self::Pods(finder) => finder.is_alone(),
+            Self::Server(finder) | Self::Servers(finder) => finder.is_alone(),
             Self::Edge(_) => false,
         }
     }

@@ -101,7 +101,7 @@ pub struct Server {
     readiness: Readiness,
     stopping: Shutdown,
     policies: LivePolicies,
-    doors: ListenerPolicies,
+    limiters: ListenerPolicies,
 }
 
 /// The files and ports named by the config, prepared before anything runs.
@@ -151,7 +151,7 @@ impl Server {
             metrics: ports.metrics.as_ref().map(TcpAccept::at),
             channelz: ports.channelz.as_ref().map(TcpAccept::at),
         };
-        let doors = gates.watch(&core.shutdown.links);
+        let limiters = gates.watch(&core.shutdown.links);
         for port in client_ports {
             (port.spawn)(&core);
         }
@@ -168,7 +168,7 @@ impl Server {
             readiness: core.readiness,
             stopping: core.shutdown,
             policies: core.context.policies.clone(),
-            doors,
+            limiters,
         };
         let view = ServerView {
             registry: server.registry.clone(),
@@ -198,8 +198,8 @@ impl Server {
 
     /// Reloads the config when it changes. New access rules apply to new clients and links.
     pub fn watch_config(&self, config: ConfigFile) {
-        let (policies, doors) = (self.policies.clone(), self.doors.clone());
-        let apply = move |settings: &ServerConfig| policies.apply(settings, &doors);
+        let (policies, limiters) = (self.policies.clone(), self.limiters.clone());
+        let apply = move |settings: &ServerConfig| policies.apply(settings, &limiters);
         config.follow(ServerConfig::examine, &self.stopping.links, apply);
     }
 
@@ -374,10 +374,10 @@ impl ServerCore {
     }
 
     /// Returns the context of a listener with this access policy.
-    pub(crate) fn front_context(&self, gate: Arc<ArcSwap<AccessPolicy>>) -> ListenerContext {
+    pub(crate) fn front_context(&self, policy: Arc<ArcSwap<AccessPolicy>>) -> ListenerContext {
         let ServerContext { pool, route, link_context, addresses, direct, .. } = &self.context;
         ListenerContext {
-            gate,
+            policy,
             sessions: self.session_limiter.clone(),
             pool: pool.clone(),
             route: route.clone(),
@@ -502,24 +502,24 @@ pub(crate) struct ClientListener {
 }
 
 impl ClientListener {
-    /// Returns a listener on a TCP port, served by `front_end`.
+    /// Returns a listener on a TCP port, served by `protocol`.
     pub(crate) fn tcp<F>(
         listener: TcpAccept,
         guard: ListenerAccess,
-        front_end: impl FnOnce(&ServerCore) -> F + Send + 'static,
+        protocol: impl FnOnce(&ServerCore) -> F + Send + 'static,
     ) -> Self
     where
         F: ListenerProtocol<TcpStream>,
     {
         let at = listener.at();
-        Self { at: Some(at), ..Self::new(listener, guard, front_end) }
+        Self { at: Some(at), ..Self::new(listener, guard, protocol) }
     }
 
-    /// Returns a listener on any kind of port, served by `front_end`.
+    /// Returns a listener on any kind of port, served by `protocol`.
     pub(crate) fn new<L, F>(
         listener: L,
         guard: ListenerAccess,
-        front_end: impl FnOnce(&ServerCore) -> F + Send + 'static,
+        protocol: impl FnOnce(&ServerCore) -> F + Send + 'static,
     ) -> Self
     where
         L: Accept + 'static,
@@ -527,9 +527,9 @@ impl ClientListener {
     {
         let spawn = move |core: &ServerCore| {
             info!(listener = F::NAME, local_addr = %listener.at(), "listening for clients");
-            let (proxies, front_end) = (guard.proxies(), front_end(core));
+            let (proxies, protocol) = (guard.proxies(), protocol(core));
             let serving =
-                serve(front_end, listener, proxies, core.front_context(guard.gate(Some(core.zone.clone()))));
+                serve(protocol, listener, proxies, core.front_context(guard.policy(Some(core.zone.clone()))));
             core.shutdown.clients.spawn(info_span!("clients", listener = F::NAME), serving);
         };
         Self { name: F::NAME, at: None, spawn: Box::new(spawn) }

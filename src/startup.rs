@@ -23,7 +23,7 @@ use tunnel_net::reload;
 /// with the next item after an error.
 #[derive(Debug, Default)]
 pub struct Startup {
-    faults: Vec<StartupError>,
+    errors: Vec<StartupError>,
     /// Valid keys that the config sets, if it has errors: only these are checked further. `None` checks all keys.
     given: Option<BTreeSet<String>>,
     is_check: bool,
@@ -40,7 +40,7 @@ pub struct StartupError {
     /// Kind of the error, which decides the exit code.
     pub kind: StartupErrorKind,
     /// Key or keys (empty if the text names it), what is wrong with the value, and a hint.
-    pub fault: ConfigError,
+    pub error: ConfigError,
 }
 
 /// Kind of a startup error; the most severe first, which no retry can fix.
@@ -69,7 +69,7 @@ impl Startup {
 
     /// Returns true if there are no errors so far.
     pub fn is_clear(&self) -> bool {
-        self.faults.is_empty()
+        self.errors.is_empty()
     }
 
     /// Returns true if the files are only checked, without a start.
@@ -80,20 +80,20 @@ impl Startup {
     /// Returns the settings and warnings of a parsed config, and records its errors. If there are errors, warnings are
     /// dropped and only the valid keys that it sets are checked further.
     pub fn settings<T>(&mut self, read: ParsedConfig<T>) -> (T, Vec<Warning>) {
-        let ParsedConfig { settings, mut warnings, faults, given } = read;
-        if !faults.is_empty() {
+        let ParsedConfig { settings, mut warnings, errors, given } = read;
+        if !errors.is_empty() {
             warnings.clear();
             self.given = Some(given);
         }
-        let of_config = |fault| StartupError { kind: StartupErrorKind::Config, fault };
-        self.faults.extend(faults.into_iter().map(of_config));
+        let of_config = |error| StartupError { kind: StartupErrorKind::Config, error };
+        self.errors.extend(errors.into_iter().map(of_config));
         (settings, warnings)
     }
 
     /// Records an error.
     pub fn error(&mut self, kind: StartupErrorKind, key: impl Into<String>, text: impl Into<String>) {
-        let fault = ConfigError { key: key.into(), line: None, text: text.into() };
-        self.faults.push(StartupError { kind, fault });
+        let error = ConfigError { key: key.into(), line: None, text: text.into() };
+        self.errors.push(StartupError { kind, error });
     }
 
     /// Returns a result's value, or `None` if it is an error. The error is recorded unless one of its keys is not
@@ -215,20 +215,20 @@ impl Startup {
     /// a check.
     pub fn finish<T>(self, prepared: Option<T>) -> Result<T, StartupErrors> {
         match prepared {
-            Some(prepared) if self.faults.is_empty() => Ok(prepared),
+            Some(prepared) if self.errors.is_empty() => Ok(prepared),
             _ => Err(self.into_faults()),
         }
     }
 
     /// Returns all recorded errors without duplicates.
     pub fn into_faults(self) -> StartupErrors {
-        let mut faults: Vec<StartupError> = Vec::new();
-        for fault in self.faults {
-            if !faults.contains(&fault) {
-                faults.push(fault);
+        let mut errors: Vec<StartupError> = Vec::new();
+        for error in self.errors {
+            if !errors.contains(&error) {
+                errors.push(error);
             }
         }
-        faults.into_iter().collect()
+        errors.into_iter().collect()
     }
 
     /// Returns true if no other key uses that port; otherwise records an error.
@@ -267,7 +267,7 @@ impl StartupErrors {
 
 impl fmt::Display for StartupError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.fault.fmt(f)
+        self.error.fmt(f)
     }
 }
 
@@ -374,9 +374,9 @@ mod tests {
             assert_eq!(startup.collect(StartupErrorKind::System, &["a", "b"], Err::<(), _>("no DNS")), None);
         }
         assert_eq!(startup.collect(StartupErrorKind::Config, &["c"], Ok::<_, String>(1)), Some(1));
-        let faults = startup.finish(Some(())).unwrap_err();
+        let errors = startup.finish(Some(())).unwrap_err();
         assert_eq!(
-            (faults.to_string().as_str(), faults.most_severe()),
+            (errors.to_string().as_str(), errors.most_severe()),
             ("taken\na, b: no DNS", Some(StartupErrorKind::System))
         );
     }
@@ -418,10 +418,10 @@ mod tests {
         ] {
             startup.bind(key, at.parse().unwrap());
         }
-        let faults = startup.into_faults();
+        let errors = startup.into_faults();
         let told = "two: 0.0.0.0:7000: one uses the same port; set a different port for each";
         assert_eq!(
-            (faults.to_string().as_str(), faults.most_severe()),
+            (errors.to_string().as_str(), errors.most_severe()),
             (told, Some(StartupErrorKind::Config))
         );
     }

@@ -27,8 +27,8 @@ struct Project {
 fn every_citation_of_a_document_leads_somewhere() {
     let project = Project::read(root());
     assert!(project.anchors.contains_key("docs/protocol.md"), "no documents below {}", root().display());
-    let faults: Vec<_> = project.texts.iter().flat_map(|(file, text)| project.faults(file, text)).collect();
-    assert!(faults.is_empty(), "{} broken:\n{}", faults.len(), faults.join("\n"));
+    let errors: Vec<_> = project.texts.iter().flat_map(|(file, text)| project.errors(file, text)).collect();
+    assert!(errors.is_empty(), "{} broken:\n{}", errors.len(), errors.join("\n"));
 }
 
 #[test]
@@ -75,16 +75,16 @@ impl Project {
     }
 
     /// What is wrong with the citations in a file.
-    fn faults(&self, file: &str, text: &str) -> Vec<String> {
-        let mut faults = Vec::new();
-        let mut complain = |line: usize, why: String| faults.push(format!("{file}:{line}: {why}"));
+    fn errors(&self, file: &str, text: &str) -> Vec<String> {
+        let mut errors = Vec::new();
+        let mut complain = |line: usize, why: String| errors.push(format!("{file}:{line}: {why}"));
         if !is_markdown(Path::new(file)) {
             for (line, cited) in cited(text) {
                 if let Some(why) = self.missing(&cited) {
                     complain(line, why);
                 }
             }
-            return faults;
+            return errors;
         }
         for (line, to) in links(text) {
             let (path, anchor) = split(&to);
@@ -100,7 +100,7 @@ impl Project {
                 Some(_) => {}
             }
         }
-        faults
+        errors
     }
 
     /// Why a document cited by its path from the root cannot be found.
@@ -217,22 +217,22 @@ fn small(files: &[(&str, &str)]) -> Project {
 #[test]
 fn a_citation_in_code_names_a_file_and_a_heading_that_are_there() {
     let project = small(&[("docs/a.md", "# One\n## Two, and three\n```\n# four\n```\n## One\n")]);
-    let faults = |text: &str| project.faults("src/x.rs", text);
-    assert_eq!(faults("//! See `docs/a.md#two-and-three`, and docs/a.md#one-1.\n"), Vec::<String>::new());
-    assert_eq!(faults("\n// docs/a.md#four"), ["src/x.rs:2: docs/a.md has no heading #four"]);
-    assert_eq!(faults("// (`a.md` 3)").len(), 1);
-    assert_eq!(faults("// docs/b.md#one").len(), 1);
-    assert_eq!(faults("// a.mdx, amd, .md5, nothing").len(), 0);
+    let errors = |text: &str| project.errors("src/x.rs", text);
+    assert_eq!(errors("//! See `docs/a.md#two-and-three`, and docs/a.md#one-1.\n"), Vec::<String>::new());
+    assert_eq!(errors("\n// docs/a.md#four"), ["src/x.rs:2: docs/a.md has no heading #four"]);
+    assert_eq!(errors("// (`a.md` 3)").len(), 1);
+    assert_eq!(errors("// docs/b.md#one").len(), 1);
+    assert_eq!(errors("// a.mdx, amd, .md5, nothing").len(), 0);
 }
 
 #[test]
 fn a_link_in_markdown_is_relative_to_its_file_and_stays_inside() {
     let project = small(&[("docs/a.md", "# One\n"), ("docs/b.md", "# Two\n")]);
-    let faults = |text: &str| project.faults("docs/b.md", text);
-    assert_eq!(faults("[a](a.md#one) [b](#two) [c](../docs/a.md) [d](https://example.org/x.md)").len(), 0);
-    assert_eq!(faults("[a](a.md#two)"), ["docs/b.md:1: docs/a.md has no heading #two"]);
-    assert_eq!(faults("[a](docs/a.md)"), ["docs/b.md:1: there is no docs/docs/a.md"]);
-    assert_eq!(faults("[a](../../a.md)"), ["docs/b.md:1: ../../a.md leads out of the project"]);
-    assert_eq!(faults("`[a](nowhere.md)`\n```\n[a](nowhere.md)\n```\n").len(), 0);
-    assert_eq!(faults("[a](../Cargo.toml) [b](../src)").len(), 0);
+    let errors = |text: &str| project.errors("docs/b.md", text);
+    assert_eq!(errors("[a](a.md#one) [b](#two) [c](../docs/a.md) [d](https://example.org/x.md)").len(), 0);
+    assert_eq!(errors("[a](a.md#two)"), ["docs/b.md:1: docs/a.md has no heading #two"]);
+    assert_eq!(errors("[a](docs/a.md)"), ["docs/b.md:1: there is no docs/docs/a.md"]);
+    assert_eq!(errors("[a](../../a.md)"), ["docs/b.md:1: ../../a.md leads out of the project"]);
+    assert_eq!(errors("`[a](nowhere.md)`\n```\n[a](nowhere.md)\n```\n").len(), 0);
+    assert_eq!(errors("[a](../Cargo.toml) [b](../src)").len(), 0);
 }

@@ -72,20 +72,20 @@ struct Import {
 
 #[test]
 fn modules_import_those_before_them_only() {
-    let faults: Vec<_> = sources().iter().flat_map(|(file, text)| arrow_faults(file, text)).collect();
-    report(&faults);
+    let errors: Vec<_> = sources().iter().flat_map(|(file, text)| arrow_faults(file, text)).collect();
+    report(&errors);
 }
 
 #[test]
 fn grpc_config_and_http_statuses_are_known_where_they_belong() {
-    let faults: Vec<_> = sources().iter().flat_map(|(file, text)| knowledge_faults(file, text)).collect();
-    report(&faults);
+    let errors: Vec<_> = sources().iter().flat_map(|(file, text)| knowledge_faults(file, text)).collect();
+    report(&errors);
 }
 
 #[test]
 fn no_file_is_longer_than_one_sitting() {
-    let faults: Vec<_> = sources().iter().filter_map(|(file, text)| length_fault(file, text)).collect();
-    report(&faults);
+    let errors: Vec<_> = sources().iter().filter_map(|(file, text)| length_fault(file, text)).collect();
+    report(&errors);
 }
 
 #[test]
@@ -106,13 +106,13 @@ fn the_protocols_crate_has_no_means_of_io() {
 
 #[test]
 fn no_path_goes_up_more_than_one_parent() {
-    let faults: Vec<_> = sources().iter().flat_map(|(file, text)| super_faults(file, text)).collect();
-    report(&faults);
+    let errors: Vec<_> = sources().iter().flat_map(|(file, text)| super_faults(file, text)).collect();
+    report(&errors);
 }
 
-fn report(faults: &[Fault]) {
-    let lines: Vec<_> = faults.iter().map(Fault::to_string).collect();
-    assert!(faults.is_empty(), "{} broken:\n{}", faults.len(), lines.join("\n"));
+fn report(errors: &[Fault]) {
+    let lines: Vec<_> = errors.iter().map(Fault::to_string).collect();
+    assert!(errors.is_empty(), "{} broken:\n{}", errors.len(), lines.join("\n"));
 }
 
 /// Returns every source file by its module's path, `net/dial.rs`, wherever it is on disk.
@@ -162,9 +162,9 @@ fn arrow_faults(file: &str, text: &str) -> Vec<Fault> {
     let home = module_of(file);
     let Some(room) = home.first() else { return Vec::new() };
     let Some(place) = place_of(room) else {
-        return vec![fault(file, 1, format!("module {room} has no place in the order"))];
+        return vec![error(file, 1, format!("module {room} has no place in the order"))];
     };
-    let mut faults = Vec::new();
+    let mut errors = Vec::new();
     for import in imports(&home, &tokens(text)) {
         let Some(other) = import.path.first().filter(|other| *other != room) else { continue };
         let rule = match place_of(other) {
@@ -174,11 +174,11 @@ fn arrow_faults(file: &str, text: &str) -> Vec<Fault> {
             Some(_) if room == "server" && other == "edge" => "server imports edge".to_owned(),
             Some(_) => continue,
         };
-        faults.push(fault(file, import.line, rule));
+        errors.push(error(file, import.line, rule));
     }
     // Of a group, several words may break one rule on one line.
-    faults.dedup();
-    faults
+    errors.dedup();
+    errors
 }
 
 fn knowledge_faults(file: &str, text: &str) -> Vec<Fault> {
@@ -193,20 +193,20 @@ fn knowledge_faults(file: &str, text: &str) -> Vec<Fault> {
     let wiring = matches!(room.as_str(), "config" | "startup" | "server" | "edge" | "command");
     // gRPC is spoken over HTTP, so its ends look at statuses too.
     let http = grpc || matches!(room.as_str(), "listener" | "admin");
-    let mut faults = Vec::new();
+    let mut errors = Vec::new();
     for import in imports(&home, &tokens) {
         if !wire
             && import.path.iter().skip(1).any(|s| s == "proto")
             && import.path.last().is_some_and(|s| s != "StreamMsg")
         {
-            faults.push(fault(
+            errors.push(error(
                 file,
                 import.line,
                 "only the codec and the gRPC ends use protobuf types".into(),
             ));
         }
         if !wiring && import.path.first().is_some_and(|s| s == "config") {
-            faults.push(fault(file, import.line, "only wiring reads config".into()));
+            errors.push(error(file, import.line, "only wiring reads config".into()));
         }
     }
     for (i, token) in tokens.iter().enumerate() {
@@ -215,20 +215,20 @@ fn knowledge_faults(file: &str, text: &str) -> Vec<Fault> {
             && token.text == "tonic"
             && tokens.get(i + 2).is_some_and(|t| matches!(t.text.as_str(), "Status" | "Code"));
         if !wire && !status && matches!(token.text.as_str(), "tonic" | "prost" | "tonic_prost") {
-            faults.push(fault(file, token.line, format!("only the gRPC ends know {}", token.text)));
+            errors.push(error(file, token.line, format!("only the gRPC ends know {}", token.text)));
         }
         if !http && token.text == "StatusCode" {
-            faults.push(fault(file, token.line, "only listeners and admin know HTTP statuses".into()));
+            errors.push(error(file, token.line, "only listeners and admin know HTTP statuses".into()));
         }
     }
-    faults
+    errors
 }
 
 fn super_faults(file: &str, text: &str) -> Vec<Fault> {
     let tokens = tokens(text);
     let twice =
         tokens.windows(3).filter(|t| t[0].text == "super" && t[1].text == "::" && t[2].text == "super");
-    twice.map(|t| fault(file, t[0].line, "super::super says no place: begin with crate::".into())).collect()
+    twice.map(|t| error(file, t[0].line, "super::super says no place: begin with crate::".into())).collect()
 }
 
 fn length_fault(file: &str, text: &str) -> Option<Fault> {
@@ -237,7 +237,7 @@ fn length_fault(file: &str, text: &str) -> Option<Fault> {
     }
     let length = without_tests(text).lines().count();
     (length > MAX_FILE)
-        .then(|| fault(file, length, format!("{length} lines without tests, {MAX_FILE} are allowed")))
+        .then(|| error(file, length, format!("{length} lines without tests, {MAX_FILE} are allowed")))
 }
 
 /// Whether a file has nothing but tests: `tests.rs`, or `x_tests.rs` where a file has several.
@@ -263,7 +263,7 @@ fn without_tests(text: &str) -> &str {
     text
 }
 
-fn fault(file: &str, line: usize, rule: String) -> Fault {
+fn error(file: &str, line: usize, rule: String) -> Fault {
     Fault { file: file.into(), line, rule }
 }
 
@@ -412,46 +412,46 @@ fn end_of_block_comment(chars: &[char], from: usize) -> usize {
 
 // The checker itself, on sources made up to break its rules.
 
-fn lines_of(faults: &[Fault]) -> Vec<(usize, &str)> {
-    faults.iter().map(|f| (f.line, f.rule.as_str())).collect()
+fn lines_of(errors: &[Fault]) -> Vec<(usize, &str)> {
+    errors.iter().map(|f| (f.line, f.rule.as_str())).collect()
 }
 
 #[test]
 fn an_import_that_goes_up_is_found_with_its_line() {
-    let faults = arrow_faults(
+    let errors = arrow_faults(
         "net/dial.rs",
         "//! Dials.\n\nuse crate::base::names::Target;\nuse crate::route::Route;\n",
     );
-    assert_eq!(lines_of(&faults), [(4, "net imports route, which comes after it")]);
-    assert_eq!(faults[0].to_string(), "crates/net/src/dial.rs:4: net imports route, which comes after it");
+    assert_eq!(lines_of(&errors), [(4, "net imports route, which comes after it")]);
+    assert_eq!(errors[0].to_string(), "crates/net/src/dial.rs:4: net imports route, which comes after it");
 }
 
 #[test]
 fn a_server_that_imports_the_edge_is_found() {
-    let faults = arrow_faults("server.rs", "use crate::edge::Edge;");
-    assert_eq!(lines_of(&faults), [(1, "server imports edge")]);
+    let errors = arrow_faults("server.rs", "use crate::edge::Edge;");
+    assert_eq!(lines_of(&errors), [(1, "server imports edge")]);
 }
 
 #[test]
 fn groups_are_followed_however_deep() {
     assert_eq!(arrow_faults("server.rs", "use crate::{base::names as n, net::{tls as t, dial}};"), []);
     let text = "use crate::{\n  base::names::{NodeName, Target},\n  net::{\n    tls as t,\n  },\n  admin::{self, Page},\n};";
-    let faults = arrow_faults("link/link.rs", text);
-    assert_eq!(lines_of(&faults), [(6, "link imports admin, which comes after it")]);
+    let errors = arrow_faults("link/link.rs", text);
+    assert_eq!(lines_of(&errors), [(6, "link imports admin, which comes after it")]);
 }
 
 #[test]
 fn a_path_in_the_middle_of_code_is_an_import_too() {
-    let faults = arrow_faults("base/names.rs", "fn f() -> u8 { 1 + crate::net::dial::PATIENCE }");
-    assert_eq!(lines_of(&faults), [(1, "base imports net, which comes after it")]);
+    let errors = arrow_faults("base/names.rs", "fn f() -> u8 { 1 + crate::net::dial::PATIENCE }");
+    assert_eq!(lines_of(&errors), [(1, "base imports net, which comes after it")]);
 }
 
 #[test]
 fn super_is_followed_out_of_inline_modules_and_files() {
     let text = "use super::frame;\nuse super::super::route::X;\nmod tests {\n use super::super::codec;\n use super::super::super::edge::Y;\n}\nuse super::super::server;";
-    let faults = arrow_faults("link/link.rs", text);
+    let errors = arrow_faults("link/link.rs", text);
     assert_eq!(
-        lines_of(&faults),
+        lines_of(&errors),
         [
             (2, "link imports route, which comes after it"),
             (5, "link imports edge, which comes after it"),
@@ -477,10 +477,10 @@ fn what_comes_before_and_the_own_module_may_be_imported() {
 
 #[test]
 fn a_module_without_a_place_is_found() {
-    let faults = arrow_faults("helpers.rs", "");
-    assert_eq!(lines_of(&faults), [(1, "module helpers has no place in the order")]);
-    let faults = arrow_faults("net.rs", "use crate::helpers::x;");
-    assert_eq!(lines_of(&faults), [(1, "helpers has no place in the order")]);
+    let errors = arrow_faults("helpers.rs", "");
+    assert_eq!(lines_of(&errors), [(1, "module helpers has no place in the order")]);
+    let errors = arrow_faults("net.rs", "use crate::helpers::x;");
+    assert_eq!(lines_of(&errors), [(1, "helpers has no place in the order")]);
 }
 
 #[test]

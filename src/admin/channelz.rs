@@ -52,11 +52,11 @@ pub(crate) mod wire {
 
 /// Serves the port until `drain` starts. `grpc` is the address at which edges link to a server.
 pub(crate) async fn serve(listener: TcpAccept, admin: Admin, grpc: Option<SocketAddr>, drain: Drain) {
-    let door = FairLimiter::new(Limits::slots(fd_limit::at_most(CONNECTIONS, 16)));
+    let limiter = FairLimiter::new(Limits::permits(fd_limit::at_most(CONNECTIONS, 16)));
     let (refused, refusals) = (admin.metrics.connections_refused.clone(), admin.metrics.refusals.clone());
-    let entrance = AcceptLoop { listener, door, proxies: Networks::default(), refused, refusals };
+    let accept_loop = AcceptLoop { listener, limiter, proxies: Networks::default(), refused, refusals };
     let handler = Debugging { entities: Arc::new(Entities::new(admin, grpc)), drain: drain.clone() };
-    entrance.run(Arc::new(handler), drain).await;
+    accept_loop.run(Arc::new(handler), drain).await;
 }
 
 #[derive(Debug)]
@@ -103,7 +103,7 @@ impl ConnectionHandler for Debugging {
         if let Err(error) = ended {
             debug!(%error, "channelz connection ended");
         }
-        drop(accepted.slot);
+        drop(accepted.permit);
     }
 }
 

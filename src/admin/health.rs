@@ -50,10 +50,15 @@ impl Default for Watchdog {
 /// Serves `/livez` and `/readyz` until draining starts. `/livez` succeeds while `pulse` is kicked.
 pub async fn health(listener: TcpAccept, readiness: Readiness, pulse: Watchdog, drain: Drain) {
     let Metrics { connections_refused, refusals, .. } = Metrics::edge();
-    let door = FairLimiter::new(Limits::slots(CONNECTIONS));
-    let entrance =
-        AcceptLoop { listener, door, proxies: Networks::default(), refused: connections_refused, refusals };
-    entrance.run(Arc::new(Health { readiness, pulse, drain: drain.clone() }), drain).await;
+    let limiter = FairLimiter::new(Limits::permits(CONNECTIONS));
+    let accept_loop = AcceptLoop {
+        listener,
+        limiter,
+        proxies: Networks::default(),
+        refused: connections_refused,
+        refusals,
+    };
+    accept_loop.run(Arc::new(Health { readiness, pulse, drain: drain.clone() }), drain).await;
 }
 
 #[derive(Debug)]
@@ -70,7 +75,7 @@ impl ConnectionHandler for Health {
 
     async fn serve(self: Arc<Self>, accepted: Accepted) {
         let answer = async |request: Request<Incoming>| self.answer(request.uri().path()).map(Reply::Left);
-        connection(accepted.socket, answer, &self.drain, &accepted.slot).await;
+        connection(accepted.socket, answer, &self.drain, &accepted.permit).await;
     }
 }
 

@@ -50,7 +50,7 @@ impl AdminUsers {
 
 impl Default for EventStreamLimiter {
     fn default() -> Self {
-        Self(FairLimiter::new(Limits { per_source: STREAMS_OF_ONE, ..Limits::slots(STREAMS) }))
+        Self(FairLimiter::new(Limits { per_source: STREAMS_OF_ONE, ..Limits::permits(STREAMS) }))
     }
 }
 
@@ -73,12 +73,12 @@ impl Admin {
             answer.headers_mut().insert(WWW_AUTHENTICATE, asks);
             return Some(answer);
         }
-        let remedy = if why == AdminAccessError::Elsewhere {
+        let hint = if why == AdminAccessError::Elsewhere {
             "; or set users in the admin table of the config"
         } else {
             ""
         };
-        Some(plain_text(StatusCode::FORBIDDEN, format!("{why}{remedy}\n")))
+        Some(plain_text(StatusCode::FORBIDDEN, format!("{why}{hint}\n")))
     }
 
     /// Returns a response with the stream of events for the live page.
@@ -88,8 +88,8 @@ impl Admin {
             Requester::User(_) => Source::of(std::net::Ipv4Addr::LOCALHOST.into()),
         };
         match self.streams.0.try_acquire(&source) {
-            Ok(slot) => {
-                let mut answer = Response::new(Reply::Right(Events::start(self.clone(), slot, drain)));
+            Ok(permit) => {
+                let mut answer = Response::new(Reply::Right(Events::start(self.clone(), permit, drain)));
                 guard(answer.headers_mut(), "text/event-stream");
                 answer
             }
@@ -186,12 +186,12 @@ struct SentState {
 
 impl Events {
     /// Starts a stream, and a task that feeds it and ends with it.
-    pub(crate) fn start(admin: Admin, slot: Permit, drain: &Drain) -> Self {
+    pub(crate) fn start(admin: Admin, permit: Permit, drain: &Drain) -> Self {
         // One event waits for a slow reader; the next is created when it is taken.
         let (send, events) = mpsc::channel(1);
-        let (lost, draining) = (slot.revoked(), drain.clone());
+        let (lost, draining) = (permit.revoked(), drain.clone());
         drain.spawn(info_span!("events"), async move {
-            let (mut told, _slot) = (SentState::default(), slot);
+            let (mut told, _slot) = (SentState::default(), permit);
             loop {
                 tokio::select! {
                     biased;

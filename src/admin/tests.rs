@@ -223,10 +223,10 @@ async fn the_level_is_set_from_this_machine_unless_opened() {
         let socket = listener.accept().await.0;
         let served = Served { admin: admin.clone(), port: Port::Log, drain: Drain::new() };
         let peer = peer.parse().unwrap();
-        let slot = FairLimiter::new(Limits::slots(1)).try_acquire(&Source::of(peer)).unwrap();
+        let permit = FairLimiter::new(Limits::permits(1)).try_acquire(&Source::of(peer)).unwrap();
         let answer =
             |request| served.admin.answer(request, served.port, Requester::Address(peer), &served.drain);
-        connection(socket, answer, &served.drain, &slot).await;
+        connection(socket, answer, &served.drain, &permit).await;
         let mut answer = String::new();
         client.read_to_string(&mut answer).await.unwrap();
         assert!(answer.starts_with(line), "{peer}: {answer}");

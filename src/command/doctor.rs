@@ -20,7 +20,7 @@ use crate::config::server::ServerConfig;
 use crate::config::server::egress::EgressConfig;
 use crate::config::server::https::HttpsMode;
 use crate::config::server::registry::PublishConfig;
-use crate::edge::link_dialer::messages::remedy as tls_remedy;
+use crate::edge::link_dialer::messages::hint as tls_remedy;
 #[cfg(feature = "kubernetes")]
 use crate::kubernetes::cluster::Cluster;
 use crate::startup::Startup;
@@ -83,7 +83,7 @@ struct Finding {
     wanted: Option<String>,
     /// A hint what to do.
     #[serde(skip_serializing_if = "Option::is_none")]
-    remedy: Option<String>,
+    hint: Option<String>,
 }
 
 /// The outcome of a check.
@@ -107,11 +107,11 @@ pub async fn run(asked: &DoctorArgs, variable: fn(&str) -> Option<String>) -> Fi
         }
         settings.check(&mut startup);
     }
-    let faults = startup.into_faults();
-    for fault in &faults {
+    let errors = startup.into_faults();
+    for fault in &errors {
         found.bad("config", fault.to_string(), "a config and files without errors", "");
     }
-    if faults.iter().next().is_none() {
+    if errors.iter().next().is_none() {
         found.good("config", format!("{} and the files that it names are readable", path.display()));
     }
     match read {
@@ -131,7 +131,7 @@ impl Findings {
     /// Returns all results as text, a few lines each.
     pub fn text(&self) -> String {
         let mut text = String::new();
-        for Finding { check, state, found, wanted, remedy } in &self.0 {
+        for Finding { check, state, found, wanted, hint } in &self.0 {
             let state = match state {
                 CheckStatus::Ok => "ok",
                 CheckStatus::Warning => "warn",
@@ -139,7 +139,7 @@ impl Findings {
             };
             // Writing to a String cannot fail.
             let _ = writeln!(text, "{state:4} {check:18} {found}");
-            for (what, said) in [("expected", wanted), ("hint", remedy)] {
+            for (what, said) in [("expected", wanted), ("hint", hint)] {
                 if let Some(said) = said {
                     let _ = writeln!(text, "     {what:>18} {said}");
                 }
@@ -150,7 +150,7 @@ impl Findings {
         text
     }
 
-    /// Returns all results as JSON: a list of objects with `check`, `state`, `found`, `wanted`, `remedy`.
+    /// Returns all results as JSON: a list of objects with `check`, `state`, `found`, `wanted`, `hint`.
     pub fn json(&self) -> String {
         serde_json::to_string_pretty(self).unwrap_or_default()
     }
@@ -159,12 +159,12 @@ impl Findings {
         self.add(check, CheckStatus::Ok, found, "", "");
     }
 
-    fn doubt(&mut self, check: &'static str, found: impl Into<String>, remedy: &str) {
-        self.add(check, CheckStatus::Warning, found, "", remedy);
+    fn doubt(&mut self, check: &'static str, found: impl Into<String>, hint: &str) {
+        self.add(check, CheckStatus::Warning, found, "", hint);
     }
 
-    fn bad(&mut self, check: &'static str, found: impl Into<String>, wanted: &str, remedy: &str) {
-        self.add(check, CheckStatus::Error, found, wanted, remedy);
+    fn bad(&mut self, check: &'static str, found: impl Into<String>, wanted: &str, hint: &str) {
+        self.add(check, CheckStatus::Error, found, wanted, hint);
     }
 
     fn add(
@@ -173,16 +173,10 @@ impl Findings {
         state: CheckStatus,
         found: impl Into<String>,
         wanted: &str,
-        remedy: &str,
+        hint: &str,
     ) {
         let said = |text: &str| Some(text.to_owned()).filter(|text| !text.is_empty());
-        self.0.push(Finding {
-            check,
-            state,
-            found: found.into(),
-            wanted: said(wanted),
-            remedy: said(remedy),
-        });
+        self.0.push(Finding { check, state, found: found.into(), wanted: said(wanted), hint: said(hint) });
     }
 }
 
@@ -216,7 +210,7 @@ fn certificate(file: &Path, key: &str, found: &mut Findings) {
     if summary.oddities.is_empty() {
         found.good("certificate", format!("{key}: for {names}, valid until {until}"));
     }
-    for CertificateWarning { about, found: odd, remedy } in summary.oddities {
+    for CertificateWarning { about, found: odd, hint } in summary.oddities {
         let check = match about {
             CertWarningKind::Kind => "certificate kind",
             CertWarningKind::Dates => "certificate dates",
@@ -226,7 +220,7 @@ fn certificate(file: &Path, key: &str, found: &mut Findings) {
             check,
             format!("{key}: {} {odd}", file.display()),
             "a server certificate that is valid now",
-            remedy,
+            hint,
         );
     }
     if (0..WARN_BEFORE_EXPIRY_DAYS).contains(&summary.days) {
@@ -355,9 +349,9 @@ async fn peers(settings: &ServerConfig, resolver: &Resolver, found: &mut Finding
         match resolver.lookup(name).await {
             Ok(addresses) => all.extend(addresses.into_iter().map(|ip| SocketAddr::new(ip, *port))),
             Err(why) => {
-                let remedy = "check mode.cloud.registry.siblings_service: a headless Service with \
+                let hint = "check mode.cloud.registry.siblings_service: a headless Service with \
                               publishNotReadyAddresses, or another name of all servers";
-                found.bad("siblings", format!("{name}: {why}"), "the addresses of all servers", remedy);
+                found.bad("siblings", format!("{name}: {why}"), "the addresses of all servers", hint);
             }
         }
     }
@@ -378,28 +372,28 @@ async fn peers(settings: &ServerConfig, resolver: &Resolver, found: &mut Finding
     let config = match client.load() {
         Ok(config) => config.load(),
         Err(why) => {
-            let remedy = "set the file to the CA that signed the certificates of all servers";
-            return found.bad("siblings", why.to_string(), "the file mode.cloud.stream.server.ca", remedy);
+            let hint = "set the file to the CA that signed the certificates of all servers";
+            return found.bad("siblings", why.to_string(), "the file mode.cloud.stream.server.ca", hint);
         }
     };
     for at in all {
         let socket = match dial(&[at], TIMEOUT).await {
             Ok(socket) => socket,
             Err(why) => {
-                let remedy =
+                let hint =
                     "check that this peer is running, and that firewalls between servers allow the port";
-                found.bad("siblings", why.to_string(), "a server that responds", remedy);
+                found.bad("siblings", why.to_string(), "a server that responds", hint);
                 continue;
             }
         };
-        let shaken = TlsConnector::from(config.clone()).connect(name.clone(), socket);
-        match timeout(TIMEOUT, shaken).await.unwrap_or_else(|late| Err(late.into())) {
+        let accepted = TlsConnector::from(config.clone()).connect(name.clone(), socket);
+        match timeout(TIMEOUT, accepted).await.unwrap_or_else(|late| Err(late.into())) {
             Ok(_) => found.good("siblings", format!("{at} is a server of this cloud")),
             Err(error) => {
                 let fault = HandshakeError::of(&error);
                 let wanted = format!("a certificate of mode.cloud.stream.server.ca for {:?}", name.to_str());
-                let remedy = "give all servers certificates from one CA with one common name (mode.cloud.registry.name)";
-                found.bad(check_of(&fault), format!("server {at}: {fault}"), &wanted, remedy);
+                let hint = "give all servers certificates from one CA with one common name (mode.cloud.registry.name)";
+                found.bad(check_of(&fault), format!("server {at}: {error}"), &wanted, hint);
             }
         }
     }
@@ -416,8 +410,8 @@ fn published(settings: &ServerConfig, found: &mut Findings) {
             found.good("registry", format!("{} has {ours} lines of this server ({own})", file.display()));
         }
         Err(why) => {
-            let remedy = "put mode.cloud.registry.hosts into a directory that the server's user may write to";
-            found.bad("registry", format!("{}: {why}", file.display()), "the hosts file", remedy);
+            let hint = "put mode.cloud.registry.hosts into a directory that the server's user may write to";
+            found.bad("registry", format!("{}: {why}", file.display()), "the hosts file", hint);
         }
     }
 }
@@ -428,7 +422,7 @@ async fn answered(settings: &ServerConfig, node: &NodeName, system: Resolver, fo
     let servers = registry.peers.dns.as_slice();
     let resolver = if servers.is_empty() { Ok(system) } else { Resolver::of_servers(servers) };
     let name = if registry.zone.is_empty() { node.to_string() } else { format!("{node}.{}", registry.zone) };
-    let remedy = "check that the node is connected (tunnel status), check publish and zone of [mode.cloud.registry], and that the \
+    let hint = "check that the node is connected (tunnel status), check publish and zone of [mode.cloud.registry], and that the \
                   DNS servers in its dns read the published records";
     let answer = match resolver {
         Ok(resolver) => resolver.lookup(&name).await.map_err(|why| why.to_string()),
@@ -446,12 +440,10 @@ async fn answered(settings: &ServerConfig, node: &NodeName, system: Resolver, fo
                 "registry",
                 format!("{name} resolves to {addresses:?}"),
                 &format!("one of {servers:?}"),
-                remedy,
+                hint,
             );
         }
-        Err(why) => {
-            found.bad("registry", format!("{name}: {why}"), "the address of the node's server", remedy)
-        }
+        Err(why) => found.bad("registry", format!("{name}: {why}"), "the address of the node's server", hint),
     }
 }
 
@@ -490,9 +482,9 @@ pub(crate) async fn look_edge(settings: &EdgeConfig, asked: &DoctorArgs, found: 
         match dialer.dial(target, TIMEOUT).await {
             Ok(_) => found.good("target", format!("{target} accepts connections")),
             Err(why) => {
-                let remedy =
+                let hint =
                     "start the service, or add the target to mode.edge.allow.targets if that forbids it";
-                found.bad("target", why.refusal.reason, "an allowed target that accepts connections", remedy);
+                found.bad("target", why.refusal.reason, "an allowed target that accepts connections", hint);
             }
         }
     }
@@ -539,8 +531,8 @@ async fn reach(
                 Some(socket)
             }
             Err(why) => {
-                let remedy = "check that a server is running there, and that firewalls allow this port";
-                found.bad("port", why.to_string(), "a server that listens there", remedy);
+                let hint = "check that a server is running there, and that firewalls allow this port";
+                found.bad("port", why.to_string(), "a server that listens there", hint);
                 None
             }
         };
@@ -552,8 +544,8 @@ async fn reach(
             Some(socket)
         }
         Err(why) => {
-            let remedy = "add the server's host to NO_PROXY if it is reachable without the proxy, or correct HTTPS_PROXY";
-            found.bad("proxy", why.to_string(), "a proxy that connects to the server", remedy);
+            let hint = "add the server's host to NO_PROXY if it is reachable without the proxy, or correct HTTPS_PROXY";
+            found.bad("proxy", why.to_string(), "a proxy that connects to the server", hint);
             None
         }
     }
@@ -574,8 +566,8 @@ async fn resolve(
                 addresses
             }
             Err(why) => {
-                let remedy = format!("check {key}, and the DNS servers of this machine");
-                found.bad("dns", format!("{name}: {why}"), "an address", &remedy);
+                let hint = format!("check {key}, and the DNS servers of this machine");
+                found.bad("dns", format!("{name}: {why}"), "an address", &hint);
                 return None;
             }
         },
@@ -593,13 +585,13 @@ async fn secure(
     let trust = Trust::Ca(settings.client.ca.clone());
     let certificate = settings.csr.as_ref().filter(|_| settings.client.token.is_none()).map(|csr| &csr.file);
     if let Some(file) = certificate.filter(|file| !file.exists()) {
-        let remedy =
+        let hint =
             "check the edge's log and that `tunnel approve` runs: kubectl apply -k deploy/kustomize/approver";
         found.bad(
             "certificate",
             format!("{} does not exist yet", file.display()),
             "a certificate, or a token",
-            remedy,
+            hint,
         );
         return None;
     }
@@ -607,8 +599,8 @@ async fn secure(
     // Errors of the file or the name were already reported by the config check.
     let config = TlsClientConfig { trust, identity, alpn: vec![b"h2".to_vec()] }.load().ok()?;
     let name = tls::server_name(&server.dns.to_string()).ok()?;
-    let shaken = TlsConnector::from(config.load()).connect(name, Buffered::new(socket, Pool::new()));
-    match timeout(TIMEOUT, shaken).await {
+    let accepted = TlsConnector::from(config.load()).connect(name, Buffered::new(socket, Pool::new()));
+    match timeout(TIMEOUT, accepted).await {
         Ok(Ok(io)) => {
             found.good("tls", format!("{} presents a certificate for {} from our CA", server.at, server.dns));
             Some(io)
@@ -616,12 +608,12 @@ async fn secure(
         Ok(Err(error)) => {
             let fault = HandshakeError::of(&error);
             let wanted = format!("a certificate for {}, signed by mode.edge.stream.client.cert", server.dns);
-            found.bad(check_of(&fault), format!("{}: {fault}", server.at), &wanted, tls_remedy(&fault));
+            found.bad(check_of(&fault), format!("{}: {error}", server.at), &wanted, tls_remedy(&fault));
             None
         }
         Err(_) => {
-            let remedy = "check that the program that listens there is a server";
-            found.bad("tls", format!("{}: no TLS handshake within {TIMEOUT:?}", server.at), "", remedy);
+            let hint = "check that the program that listens there is a server";
+            found.bad("tls", format!("{}: no TLS handshake within {TIMEOUT:?}", server.at), "", hint);
             None
         }
     }
@@ -659,13 +651,13 @@ async fn call(settings: &EdgeConfig, server: &ServerAddress, io: Secured, found:
             link.sender.close();
         }
         Err(why @ LinkDialError::Refused { .. }) if why.is_token_refused() => {
-            let remedy = "compare token or token_file here with this node's line in the server's tokenfile, and check that a Node of \
+            let hint = "compare token or token_file here with this node's line in the server's tokenfile, and check that a Node of \
                           this name has an edge label; see the server's log";
-            found.bad("token", why.to_string(), "a token or certificate that the server accepts", remedy);
+            found.bad("token", why.to_string(), "a token or certificate that the server accepts", hint);
         }
         Err(why) if why.is_name_taken() => {
-            let remedy = "give each machine its own name (node, or NODE_NAME)";
-            found.bad("name", why.to_string(), "a name that no other machine has", remedy);
+            let hint = "give each machine its own name (node, or NODE_NAME)";
+            found.bad("name", why.to_string(), "a name that no other machine has", hint);
         }
         Err(why) => found.bad("link", why.to_string(), "a link", "see the server's log"),
     }

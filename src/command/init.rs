@@ -258,11 +258,11 @@ pub(crate) fn checked<T>(
     read: Result<(T, Vec<Warning>), ConfigErrors>,
     check: impl FnOnce(&T, &mut Startup),
 ) -> Result<(), CommandError> {
-    let (settings, _) = read.map_err(|faults| CommandError::unusable(faults.to_string()))?;
+    let (settings, _) = read.map_err(|errors| CommandError::unusable(errors.to_string()))?;
     let mut startup = Startup::checking();
     check(&settings, &mut startup);
-    let faults = startup.into_faults();
-    if faults.iter().next().is_none() { Ok(()) } else { Err(CommandError::unusable(faults.to_string())) }
+    let errors = startup.into_faults();
+    if errors.iter().next().is_none() { Ok(()) } else { Err(CommandError::unusable(errors.to_string())) }
 }
 
 /// Returns a name in the form of a certificate.

@@ -357,10 +357,10 @@ impl<'a> JoinClient<'a> {
             }
             None => dial(&[at], TIMEOUT).await.map_err(|e| failed(e.to_string())),
         };
-        let shaken =
+        let accepted =
             timeout(TIMEOUT, TlsConnector::from(tls.load()).connect(self.name.clone(), socket?)).await;
-        let shaken = shaken.map_err(|_| failed(format!("{at} did not complete the TLS handshake")))?;
-        shaken.map_err(|cause| failed(format!("TLS with {at} as {:?} failed: {cause}", self.name.to_str())))
+        let accepted = accepted.map_err(|_| failed(format!("{at} did not complete the TLS handshake")))?;
+        accepted.map_err(|cause| failed(format!("TLS with {at} as {:?} failed: {cause}", self.name.to_str())))
     }
 
     /// Returns the addresses of the servers, or of the proxy for them.

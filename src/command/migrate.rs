@@ -476,7 +476,7 @@ fn ports(old: &YurtObjects, own: &BTreeSet<u16>) -> Vec<Remark> {
     let wrong = wrong.into_iter().map(|wrong| Remark {
         verdict: Mapping::Gone,
         what: format!("{}: {:?}", wrong.key, wrong.found),
-        why: wrong.remedy.to_owned(),
+        why: wrong.hint.to_owned(),
     });
     odd.into_iter().chain(kept).chain(wrong).collect()
 }

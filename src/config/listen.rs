@@ -258,7 +258,7 @@ impl AuthMethods {
     }
 
     /// Returns a hint how to restrict the port.
-    fn remedy(self) -> &'static str {
+    fn hint(self) -> &'static str {
         match (self.password, self.certificate) {
             (true, None) => "set auth = \"basic\" or allow_from",
             (true, Some(_)) => "set client_ca, auth = \"basic\" or allow_from",
@@ -309,10 +309,8 @@ impl AccessConfig {
         if self.auth != AuthConfig::None || proofs.certified() || at.ip().is_loopback() || fenced {
             return;
         }
-        let text = format!(
-            "anyone who reaches {at} can reach {reached} without authentication; {}",
-            proofs.remedy()
-        );
+        let text =
+            format!("anyone who reaches {at} can reach {reached} without authentication; {}", proofs.hint());
         report.warn(key, WarningKind::Insecure, text);
     }
 }
@@ -461,8 +459,8 @@ mod tests {
         module.warn_if_open(table.key("listen"), at, proofs, "every node", &mut report);
         table.finish(&mut report);
         let reading = report.finish(text, ());
-        let faults = reading.faults.iter().map(ToString::to_string);
-        (ssh, module, faults.chain(reading.warnings.iter().map(ToString::to_string)).collect())
+        let errors = reading.errors.iter().map(ToString::to_string);
+        (ssh, module, errors.chain(reading.warnings.iter().map(ToString::to_string)).collect())
     }
 
     #[test]
@@ -534,7 +532,7 @@ mod tests {
 
     #[test]
     fn an_open_port_is_named_with_what_closes_it() {
-        for (proofs, remedy) in [
+        for (proofs, hint) in [
             (PASSWORD, "set auth = \"basic\" or allow_from"),
             (UNASKED, "set client_ca or allow_from"),
             (NOTHING, "; set allow_from"),
@@ -542,7 +540,7 @@ mod tests {
             let reported = read("[module]", proofs).2;
             let begin =
                 "module.listen: anyone who reaches 0.0.0.0:1 can reach every node without authentication";
-            assert!(reported[0].starts_with(begin) && reported[0].ends_with(remedy), "{reported:?}");
+            assert!(reported[0].starts_with(begin) && reported[0].ends_with(hint), "{reported:?}");
         }
         for closed in ["allow_from = [\"10.0.0.0/8\"]", "auth = \"basic\"\nusers = \"/own\""] {
             assert_eq!(read(&format!("[module]\n{closed}"), PASSWORD).2, [""; 0], "{closed}");

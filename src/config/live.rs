@@ -137,7 +137,7 @@ impl ConfigFile {
         let parse = move |content: &[u8]| {
             let text = String::from_utf8_lossy(content).into_owned();
             let (settings, warnings) =
-                examine(&text, &environment).whole().map_err(|faults| faults.to_string())?;
+                examine(&text, &environment).whole().map_err(|errors| errors.to_string())?;
             Ok(LoadedConfig { text, settings, warnings })
         };
         let config = match Reload::file(path, parse) {

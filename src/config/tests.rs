@@ -24,11 +24,11 @@ const EDGE: &str = include_str!("../../conf/edge.toml");
 const LEAST: &str = "[mode.edge.stream.client]\ntoken = \"t0ken\"\nserver_name = \"cloud:9000\"\n";
 
 fn cloud(text: &str) -> (ServerConfig, Vec<Warning>) {
-    ServerConfig::read(text, &Environment::default()).unwrap_or_else(|faults| panic!("{faults}"))
+    ServerConfig::read(text, &Environment::default()).unwrap_or_else(|errors| panic!("{errors}"))
 }
 
 fn edge(text: &str) -> (EdgeConfig, Vec<Warning>) {
-    EdgeConfig::read(text, &node1()).unwrap_or_else(|faults| panic!("{faults}"))
+    EdgeConfig::read(text, &node1()).unwrap_or_else(|errors| panic!("{errors}"))
 }
 
 fn cloud_faults(text: &str) -> ConfigErrors {
@@ -277,8 +277,8 @@ fn whose_word_is_believed_is_named_narrowly() {
     assert!(settings.server.proxy_protocol.holds_everyone());
     let key = "mode.cloud.stream.server.proxy_protocol";
     assert!(warned(&warnings, WarningKind::Insecure).contains(&key), "{warnings:?}");
-    let faults = cloud_faults("[mode.cloud.ssh]\nproxy_protocol = [\"balancer\"]").to_string();
-    assert!(faults.contains("mode.cloud.ssh.proxy_protocol[0]"), "{faults}");
+    let errors = cloud_faults("[mode.cloud.ssh]\nproxy_protocol = [\"balancer\"]").to_string();
+    assert!(errors.contains("mode.cloud.ssh.proxy_protocol[0]"), "{errors}");
 }
 
 #[test]
@@ -292,8 +292,8 @@ fn an_edge_knows_its_name_from_the_file_or_else_from_the_environment() {
     );
     let env =
         Environment { node_name: Some("a b".to_owned()), pod_ip: Some("nowhere".to_owned()), ..node1() };
-    let faults = EdgeConfig::read(LEAST, &env).unwrap_err();
-    assert_eq!(faults.iter().map(|f| f.key.as_str()).collect::<Vec<_>>(), ["NODE_NAME", "POD_IP"]);
+    let errors = EdgeConfig::read(LEAST, &env).unwrap_err();
+    assert_eq!(errors.iter().map(|f| f.key.as_str()).collect::<Vec<_>>(), ["NODE_NAME", "POD_IP"]);
 }
 
 #[test]
@@ -312,7 +312,7 @@ fn an_edge_takes_its_addresses_and_proxy_from_the_environment() {
 
 #[test]
 fn every_fault_is_told_at_once_in_the_order_of_the_file() {
-    let faults = cloud_faults(
+    let errors = cloud_faults(
         "[mode.cloud.stream.server]\ngrpc_port = 70000\nlog_listen = \"localhost:1\"\ntokenfile = 5\n\
          [mode.cloud.ssh]\nprot = 22\nauth = \"basik\"\nallow_from = [\"10.0.0.1/8\", \"x\"]\n\
          rules = [{ nodes = [], port = [22] }, 5]\n[mode.cloud.session]\ngrace = 60\nmemory = \"1KiB\"\n\
@@ -334,7 +334,7 @@ fn every_fault_is_told_at_once_in_the_order_of_the_file() {
         "line 13: mode.cloud.shh: unknown key: did you mean ssh?",
         "line 14: mode.clout: unknown key: did you mean cloud?",
     ];
-    assert_eq!(faults.to_string().lines().collect::<Vec<_>>(), expected);
+    assert_eq!(errors.to_string().lines().collect::<Vec<_>>(), expected);
 }
 
 #[test]
@@ -349,9 +349,9 @@ fn keys_that_contradict_each_other_are_faults() {
         ("allow_from = []", "allow_from"),
         ("auth = \"basic\"\nusers = \"f\"\nrules = [{ users = [\"*\"] }]", "rules[0].users[0]"),
     ] {
-        let faults = cloud_faults(&ssh(lines));
+        let errors = cloud_faults(&ssh(lines));
         assert_eq!(
-            faults.iter().map(|f| f.key.as_str()).collect::<Vec<_>>(),
+            errors.iter().map(|f| f.key.as_str()).collect::<Vec<_>>(),
             [format!("mode.cloud.ssh.{key}")],
             "{lines}"
         );
@@ -372,24 +372,24 @@ fn a_cloud_at_several_places_has_the_name_of_each_unless_one_is_given() {
     for (wrong, key) in
         [("[\"one:9000\", \"two\"]", "server_name[1]"), ("[]", "server_name"), ("7", "server_name")]
     {
-        let faults = edge_faults(&LEAST.replace("\"cloud:9000\"", wrong));
-        let keys: Vec<_> = faults.iter().map(|f| f.key.clone()).collect();
+        let errors = edge_faults(&LEAST.replace("\"cloud:9000\"", wrong));
+        let keys: Vec<_> = errors.iter().map(|f| f.key.clone()).collect();
         assert_eq!(keys, [format!("mode.edge.stream.client.{key}")], "{wrong}");
     }
 }
 
 #[test]
 fn an_edge_without_a_cloud_or_a_token_is_told_both() {
-    let faults = edge_faults("");
-    let keys: Vec<_> = faults.iter().map(|f| f.key.as_str()).collect();
+    let errors = edge_faults("");
+    let keys: Vec<_> = errors.iter().map(|f| f.key.as_str()).collect();
     assert_eq!(keys, ["mode.edge.stream.client.server_name", "mode.edge.stream.client.token"]);
 }
 
 #[test]
 fn the_wrong_modes_file_is_told_as_such() {
-    let faults = cloud_faults(LEAST);
+    let errors = cloud_faults(LEAST);
     assert_eq!(
-        faults.to_string(),
+        errors.to_string(),
         "line 1: mode.edge: the only mode in this file: start with --m=edge, or use the other file"
     );
     let (_, warnings) = cloud(&format!("{LEAST}[mode.cloud.ssh]\nlisten = \"127.0.0.1:22\""));
@@ -411,17 +411,17 @@ fn a_secret_is_in_no_message() {
         "token = \"sw0rdfish\"\nTOKEN = \"a\"",
         "token = \"sw0rdfish\"\ntoken_file = \"a\"",
     ] {
-        let faults = edge_faults(&format!("[mode.edge.stream.client]\n{broken}\n"));
-        write!(reported, "{faults} {faults:?}").unwrap();
+        let errors = edge_faults(&format!("[mode.edge.stream.client]\n{broken}\n"));
+        write!(reported, "{errors} {errors:?}").unwrap();
     }
     assert!(!reported.contains("sw0rd"), "{reported}");
 }
 
 #[test]
 fn a_text_that_is_not_toml_is_told_with_its_line_beside_the_other_faults() {
-    let faults = cloud_faults("[mode.cloud.ssh]\nport = 99999\nauth = = 1\n");
-    let lines: Vec<_> = faults.iter().map(|f| (f.line, f.key.as_str())).collect();
-    assert_eq!(lines, [(Some(2), "mode.cloud.ssh.port"), (Some(3), "")], "{faults}");
+    let errors = cloud_faults("[mode.cloud.ssh]\nport = 99999\nauth = = 1\n");
+    let lines: Vec<_> = errors.iter().map(|f| (f.line, f.key.as_str())).collect();
+    assert_eq!(lines, [(Some(2), "mode.cloud.ssh.port"), (Some(3), "")], "{errors}");
 }
 
 #[test]
@@ -431,9 +431,9 @@ fn what_only_follows_from_a_line_that_is_not_toml_is_not_told() {
         ("[mode.cloud.ssh]\nlisten = \"127.0.0.1:2222\nauth = \"none\"\n", 2),
         ("[mode.cloud.ssh]\nrules = [{ ports = [22] ]\nauth = 'none'\n[mode.cloud.session]\nmax = 7\n", 2),
     ] {
-        let faults = cloud_faults(text);
-        let told: Vec<_> = faults.iter().map(|f| (f.line, f.key.as_str())).collect();
-        assert_eq!(told, [(Some(line), "")], "{text}: {faults}");
+        let errors = cloud_faults(text);
+        let told: Vec<_> = errors.iter().map(|f| (f.line, f.key.as_str())).collect();
+        assert_eq!(told, [(Some(line), "")], "{text}: {errors}");
     }
 }
 
@@ -473,11 +473,11 @@ proptest! {
                 writeln!(text, "{head}{noise}{tail}").unwrap();
             }
             let read = ServerConfig::read(&text, &node1());
-            if let Err(faults) = read {
-                prop_assert!(!faults.to_string().is_empty());
+            if let Err(errors) = read {
+                prop_assert!(!errors.to_string().is_empty());
             }
-            if let Err(faults) = EdgeConfig::read(&text, &node1()) {
-                prop_assert!(!faults.to_string().is_empty());
+            if let Err(errors) = EdgeConfig::read(&text, &node1()) {
+                prop_assert!(!errors.to_string().is_empty());
             }
         }
     }
@@ -492,8 +492,8 @@ proptest! {
         for key in &chosen {
             writeln!(text, "{key}{slip} = 1").unwrap();
         }
-        let faults = cloud_faults(&text);
-        let reported: Vec<_> = faults.iter().map(|f| (f.key.clone(), f.text.clone())).collect();
+        let errors = cloud_faults(&text);
+        let reported: Vec<_> = errors.iter().map(|f| (f.key.clone(), f.text.clone())).collect();
         let expected: Vec<_> = chosen
             .iter()
             .map(|key| (format!("mode.cloud.stream.server.{key}{slip}"), format!("unknown key: did you mean {key}?")))
@@ -519,12 +519,12 @@ fn a_file_with_faults_tells_which_keys_were_understood_so_that_only_those_are_lo
     let text = "[mode.cloud.stream.server]\ncert = \"/c\"\nkey = 7\n[mode.cloud.ssh]\nprot = 22\n\
                 [mode.cloud.registry]\nsiblings = [\"10.0.0.7:9000\"]\ndns = [\"10.0.0.7:53\", \"x\"]\n";
     let read = ServerConfig::examine(text, &Environment::default());
-    assert_eq!(read.faults.len(), 3, "{:?}", read.faults);
+    assert_eq!(read.errors.len(), 3, "{:?}", read.errors);
     let given: Vec<_> = read.given.iter().collect();
     assert_eq!(given, ["mode.cloud.registry.siblings", "mode.cloud.stream.server.cert"]);
     assert_eq!(read.settings.server.cert.to_str(), Some("/c"));
     let read = EdgeConfig::examine("[mode.edge.stream.client]\ncert = \"/c\"\n", &Environment::default());
-    assert_eq!((read.settings.client.ca.to_str(), read.faults.len()), (Some("/c"), 3));
+    assert_eq!((read.settings.client.ca.to_str(), read.errors.len()), (Some("/c"), 3));
     let broken = ServerConfig::examine(&format!("{text}= ="), &Environment::default());
     assert_eq!(broken.given.len(), 0, "a broken file has no reliable keys");
 }

@@ -45,10 +45,10 @@ impl ProxyListener {
     pub(crate) fn spawn(self, node: NodeName, edge: &Edge, pool: Pool) -> ListenerPolicies {
         let Self { listener, guard, gates, nodes } = self;
         info!(local_addr = %listener.at(), "HTTP proxy started");
-        let doors = gates.watch(&edge.links);
+        let limiters = gates.watch(&edge.links);
         let proxies = guard.proxies();
         let context = ListenerContext {
-            gate: guard.gate(None),
+            policy: guard.policy(None),
             sessions: sessions(MAX_SESSIONS, MAX_SESSIONS.div_ceil(CLIENTS)),
             pool,
             route: edge.route.clone(),
@@ -59,7 +59,7 @@ impl ProxyListener {
             drain: edge.sessions.clone(),
         };
         edge.sessions.spawn(info_span!("clients"), serve(Proxy, listener, proxies, context));
-        doors
+        limiters
     }
 }
 

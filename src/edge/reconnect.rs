@@ -525,7 +525,7 @@ impl Reconnector {
 
 /// Returns true if bulk traffic delays other sessions on a link with this minimum RTT. Returns false if it is unknown.
 fn is_long(least: Option<Duration>) -> bool {
-    least.is_some_and(|trip| trip >= LONG_RTT)
+    least.is_some_and(|rtt| rtt >= LONG_RTT)
 }
 
 /// Minimum RTT for an interactive link. With a shorter one, bulk traffic delays other sessions only briefly.
@@ -562,8 +562,8 @@ mod interactive_tests {
 
     #[test]
     fn a_near_way_gets_no_interactive_link_and_neither_does_one_that_was_not_measured() {
-        let trips = [None, Some(0), Some(4_999), Some(5_000), Some(600_000)];
-        let long = trips.map(|trip| is_long(trip.map(Duration::from_micros)));
+        let rtts = [None, Some(0), Some(4_999), Some(5_000), Some(600_000)];
+        let long = rtts.map(|rtt| is_long(rtt.map(Duration::from_micros)));
         assert_eq!(long, [false, false, false, true, true]);
     }
 }

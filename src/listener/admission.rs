@@ -65,16 +65,16 @@ pub trait ListenerProtocol<S>: Send + Sync + 'static {
     fn handshake(
         &self,
         socket: S,
-        visit: &mut Admission<'_>,
+        admission: &mut Admission<'_>,
     ) -> impl Future<Output = HandshakeOutcome<Self::Connection>> + Send;
 }
 
-/// Everything that a listener needs to serve clients. All but `gate` is shared by the listeners of a process. Cheap to
+/// Everything that a listener needs to serve clients. All but `policy` is shared by the listeners of a process. Cheap to
 /// clone.
 #[derive(Debug, Clone)]
 pub struct ListenerContext {
     /// The access policy. It is reloaded with the config and applies to new requests.
-    pub gate: Arc<ArcSwap<AccessPolicy>>,
+    pub policy: Arc<ArcSwap<AccessPolicy>>,
     /// Limiter of sessions, shared by all listeners of this process.
     pub sessions: FairLimiter<ClientKey>,
     /// Pool of read buffers.
@@ -167,20 +167,20 @@ impl<C, T> HandshakeOutcome<C, T> {
 
 /// Serves clients until draining starts; the drain then waits for the connected ones. A connection from a network in
 /// `proxies` must start with a PROXY header.
-pub async fn serve<L, F>(front_end: F, listener: L, proxies: Networks, context: ListenerContext)
+pub async fn serve<L, F>(protocol: F, listener: L, proxies: Networks, context: ListenerContext)
 where
     L: Accept,
     F: ListenerProtocol<L::AnyStream>,
 {
     let (refused, refusals) = (context.metrics.connections_refused.clone(), context.metrics.refusals.clone());
-    let door = FairLimiter::new(Limits::slots(max_pending(context.edge_routing.is_some())));
-    let entrance = AcceptLoop { listener, door, proxies, refused, refusals };
+    let limiter = FairLimiter::new(Limits::permits(max_pending(context.edge_routing.is_some())));
+    let accept_loop = AcceptLoop { listener, limiter, proxies, refused, refusals };
     let (drain, context) = (context.drain.clone(), Arc::new(context));
-    entrance.run(Arc::new(ProtocolHandler { front_end, context }), drain).await;
+    accept_loop.run(Arc::new(ProtocolHandler { protocol, context }), drain).await;
 }
 
 struct ProtocolHandler<F> {
-    front_end: F,
+    protocol: F,
     context: Arc<ListenerContext>,
 }
 
@@ -190,16 +190,16 @@ where
     F: ListenerProtocol<S>,
 {
     fn span(&self, from: SocketAddr) -> Span {
-        self.front_end.span(from)
+        self.protocol.span(from)
     }
 
     fn admits(&self, from: SocketAddr) -> bool {
-        self.context.gate.load().check_source(from.ip()).is_ok()
+        self.context.policy.load().check_source(from.ip()).is_ok()
     }
 
     fn rejection_bytes(&self, from: SocketAddr, why: Rejection) -> Bytes {
         let denial = match why {
-            Rejection::Forbidden => match self.context.gate.load().check_source(from.ip()) {
+            Rejection::Forbidden => match self.context.policy.load().check_source(from.ip()) {
                 Err(denial) => denial,
                 Ok(()) => return Bytes::new(),
             },
@@ -213,18 +213,18 @@ where
         let mut access = AccessLogEntry::start(F::NAME, from.to_string());
         access.trace = listener::new();
         access.status = Some(denial.status().as_u16());
-        let told = self.front_end.rejection_bytes(&denial, &access.trace);
+        let told = self.protocol.rejection_bytes(&denial, &access.trace);
         access.refuse(denial.name(), &denial.to_string(), from.ip(), &metrics.refusals);
         told
     }
 
     async fn serve(self: Arc<Self>, accepted: Accepted<S>) {
-        let Accepted { socket, from, slot } = accepted;
+        let Accepted { socket, from, permit } = accepted;
         let (head_done, head_is_done) = oneshot::channel();
-        let mut visit = Admission::new::<S, F>(&self.context, from, slot, head_done);
+        let mut admission = Admission::new::<S, F>(&self.context, from, permit, head_done);
         let head = {
             // Boxed, so that a session does not retain the memory of the handshake.
-            let handshake = Box::pin(self.front_end.handshake(socket, &mut visit));
+            let handshake = Box::pin(self.protocol.handshake(socket, &mut admission));
             tokio::select! {
                 biased;
                 head = handshake => head,
@@ -234,7 +234,7 @@ where
         let socket = match head {
             HandshakeOutcome::Opened { session, socket, buffered } => {
                 // The session has its own permit. Clients that exhaust the connection limiter must not end it.
-                drop(visit);
+                drop(admission);
                 let client = Socket::with_early(socket, self.context.pool.clone(), buffered);
                 return run_session(session, LocalPeer::Client, client, &self.context.metrics).await;
             }
@@ -248,7 +248,7 @@ where
         };
         if let Some(socket) = socket {
             // Close gracefully, so that the response arrives. The client keeps its permit until then.
-            visit.mark_idle();
+            admission.mark_idle();
             close_gracefully(&mut Socket::new(socket, self.context.pool.clone())).await;
         }
     }
@@ -355,7 +355,7 @@ impl<'a> Admission<'a> {
     pub(crate) fn new<S, F: ListenerProtocol<S>>(
         context: &'a Arc<ListenerContext>,
         from: SocketAddr,
-        door: Permit,
+        limiter: Permit,
         head_done: oneshot::Sender<()>,
     ) -> Self {
         Self {
@@ -365,13 +365,13 @@ impl<'a> Admission<'a> {
             from,
             proof: ClientIdentity::None,
             head_done: Some(head_done),
-            connection_permit: Some(door),
+            connection_permit: Some(limiter),
             session_permit: None,
         }
     }
 
     /// Returns the connection permit, which is held until the session is opened.
-    pub(crate) fn slot(&self) -> Option<&Permit> {
+    pub(crate) fn permit(&self) -> Option<&Permit> {
         self.connection_permit.as_ref()
     }
 
@@ -397,11 +397,11 @@ impl<'a> Admission<'a> {
         trace: String,
     ) -> Result<GrantedSession, DeniedRequest> {
         let permitted = self.authorize(request, trace).await?;
-        let (permitted, slot) = permitted.acquire_permit().map_err(|denied| *denied)?;
+        let (permitted, permit) = permitted.acquire_permit().map_err(|denied| *denied)?;
         // Opening may take long; a client that has passed the checks must not keep others from connecting meanwhile.
         self.connection_permit = None;
-        permitted.open_in(slot).await.map_err(|(denied, slot)| {
-            self.session_permit = Some(slot);
+        permitted.open_in(permit).await.map_err(|(denied, permit)| {
+            self.session_permit = Some(permit);
             denied
         })
     }
@@ -434,8 +434,8 @@ impl<'a> Admission<'a> {
         trace: String,
     ) -> Result<AuthorizedRequest, DeniedRequest> {
         self.head_done = None;
-        if let Some(slot) = &self.connection_permit {
-            slot.mark_active();
+        if let Some(permit) = &self.connection_permit {
+            permit.mark_active();
         }
         let mut access = AccessLogEntry::start(self.front, self.from.to_string());
         access.trace = trace;
@@ -449,8 +449,8 @@ impl<'a> Admission<'a> {
 
     /// Marks the permit as idle after a response: from now on this process waits for the client.
     pub fn mark_idle(&self) {
-        if let Some(slot) = &self.connection_permit {
-            slot.mark_idle();
+        if let Some(permit) = &self.connection_permit {
+            permit.mark_idle();
         }
     }
 
@@ -460,9 +460,9 @@ impl<'a> Admission<'a> {
         request: Result<OpenRequest, Denial>,
         access: &mut AccessLogEntry,
     ) -> Result<Destination, Denial> {
-        let (gate, from) = (self.context.gate.load_full(), self.from.ip());
+        let (policy, from) = (self.context.policy.load_full(), self.from.ip());
         // Check again, because the config may have changed since the connection was accepted.
-        gate.check_source(from)?;
+        policy.check_source(from)?;
         if self.context.drain.is_draining() {
             return Err(self.context.is_stopping());
         }
@@ -470,15 +470,15 @@ impl<'a> Admission<'a> {
         access.target = Some(target.clone());
         access.user = match &self.proof {
             ClientIdentity::User(user) => Some(user.clone()),
-            ClientIdentity::Certificate(names) => Some(gate.user_of_certificate(names, self.front)?),
-            ClientIdentity::None => gate.authenticate(&credentials, from).await?,
+            ClientIdentity::Certificate(names) => Some(policy.user_of_certificate(names, self.front)?),
+            ClientIdentity::None => policy.authenticate(&credentials, from).await?,
         };
         // kube-apiserver's egress selector sends all targets here, including targets that no edge reaches.
         let trusted =
             self.category == Category::Egress && matches!(self.proof, ClientIdentity::Certificate(_));
-        let mut destination = gate.locate(node, target, self.context, trusted)?;
+        let mut destination = policy.locate(node, target, self.context, trusted)?;
         access.node = Some(destination.node.clone());
-        let permit = |node: &_, port| gate.authorize(access.user.as_deref(), from, node, port);
+        let permit = |node: &_, port| policy.authorize(access.user.as_deref(), from, node, port);
         permit(&destination.node, destination.target.port)?;
         destination.narrow(|node, port| permit(node, port).is_ok());
         Ok(destination)
@@ -517,15 +517,15 @@ impl AuthorizedRequest {
     ///
     /// Returns the denial for the client.
     pub async fn open(self) -> Result<GrantedSession, DeniedRequest> {
-        let (permitted, slot) = self.acquire_permit().map_err(|denied| *denied)?;
-        permitted.open_in(slot).await.map_err(|(denied, _slot)| denied)
+        let (permitted, permit) = self.acquire_permit().map_err(|denied| *denied)?;
+        permitted.open_in(permit).await.map_err(|(denied, _slot)| denied)
     }
 
     /// Acquires a session permit.
     fn acquire_permit(self) -> Result<(Self, Permit<ClientKey>), Box<DeniedRequest>> {
         let key = ClientKey::of(self.access.user.as_deref(), self.from.ip());
         match self.context.sessions.try_acquire(&key).map_err(|why| self.context.no_permit(why)) {
-            Ok(slot) => Ok((self, slot)),
+            Ok(permit) => Ok((self, permit)),
             Err(full) => Err(Box::new(DeniedRequest::new(full, self.access, &self.context, self.from))),
         }
     }
@@ -533,7 +533,7 @@ impl AuthorizedRequest {
     /// Opens a session with that permit, which is returned with a denial.
     async fn open_in(
         self,
-        slot: Permit<ClientKey>,
+        permit: Permit<ClientKey>,
     ) -> Result<GrantedSession, (DeniedRequest, Permit<ClientKey>)> {
         let Self { context, category, from, destination, mut access } = self;
         let client = access.user.as_ref().map_or_else(|| from.to_string(), |user| format!("{user}@{from}"));
@@ -548,9 +548,9 @@ impl AuthorizedRequest {
                     Span::current().record("session", field::display(id));
                 }
                 let alive = context.metrics.sessions.start(access.front);
-                Ok(OpenSession { session, buffered: Bytes::new(), access, alive, permit: slot })
+                Ok(OpenSession { session, buffered: Bytes::new(), access, alive, permit })
             }
-            Err(denial) => Err((DeniedRequest::new(denial, access, &context, from), slot)),
+            Err(denial) => Err((DeniedRequest::new(denial, access, &context, from), permit)),
         }
     }
 }

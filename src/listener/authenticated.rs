@@ -19,7 +19,7 @@ use tunnel_proto::frame::Category;
 /// A listener over TLS. A client that presents a certificate is identified by its names.
 #[derive(Debug)]
 pub struct OverTls<F> {
-    front_end: F,
+    protocol: F,
     acceptor: TlsHandshaker,
     pool: Pool,
 }
@@ -30,8 +30,8 @@ pub struct OverUnix<F>(pub F);
 
 impl<F> OverTls<F> {
     /// Wraps a listener in TLS.
-    pub fn new(front_end: F, tls: Reload<ServerConfig>, pool: Pool) -> Self {
-        Self { front_end, acceptor: TlsHandshaker::new(tls, pool.clone(), WAITING), pool }
+    pub fn new(protocol: F, tls: Reload<ServerConfig>, pool: Pool) -> Self {
+        Self { protocol, acceptor: TlsHandshaker::new(tls, pool.clone(), WAITING), pool }
     }
 }
 
@@ -41,7 +41,7 @@ impl<F: ListenerProtocol<TlsSocket>> ListenerProtocol<TcpStream> for OverTls<F> 
     type Connection = F::Connection;
 
     fn span(&self, from: SocketAddr) -> Span {
-        self.front_end.span(from)
+        self.protocol.span(from)
     }
 
     /// Returns an alert, the only response that TLS allows before the handshake.
@@ -52,24 +52,26 @@ impl<F: ListenerProtocol<TlsSocket>> ListenerProtocol<TcpStream> for OverTls<F> 
     async fn handshake(
         &self,
         socket: TcpStream,
-        visit: &mut Admission<'_>,
+        admission: &mut Admission<'_>,
     ) -> HandshakeOutcome<F::Connection> {
-        let Some(slot) = visit.slot() else { return HandshakeOutcome::Failed { cause: "tls", socket: None } };
-        let failure = match self.acceptor.accept(socket, visit.from(), slot).await {
-            Ok(shaken) => {
+        let Some(permit) = admission.permit() else {
+            return HandshakeOutcome::Failed { cause: "tls", socket: None };
+        };
+        let failure = match self.acceptor.accept(socket, admission.from(), permit).await {
+            Ok(accepted) => {
                 // The permit is idle: from now on this process waits for the client.
-                slot.mark_idle();
-                if let Some(names) = shaken.names() {
-                    visit.proof = ClientIdentity::Certificate(names);
+                permit.mark_idle();
+                if let Some(names) = accepted.names() {
+                    admission.proof = ClientIdentity::Certificate(names);
                 }
-                let TlsAccepted { stream, permit: turn, .. } = shaken;
+                let TlsAccepted { stream, permit: turn, .. } = accepted;
                 drop(turn);
-                return self.front_end.handshake(stream, visit).await;
+                return self.protocol.handshake(stream, admission).await;
             }
             Err(failure) => failure,
         };
-        let refusals = &visit.context().metrics.refusals;
-        if failure.socket.is_some() && refusals.may_log(failure.cause, visit.from().ip()) {
+        let refusals = &admission.context().metrics.refusals;
+        if failure.socket.is_some() && refusals.may_log(failure.cause, admission.from().ip()) {
             info!(reason = failure.cause, error = %failure, "TLS handshake failed");
         }
         if let Some(socket) = failure.socket {
@@ -96,11 +98,11 @@ impl<F: ListenerProtocol<UnixStream>> ListenerProtocol<UnixStream> for OverUnix<
     async fn handshake(
         &self,
         socket: UnixStream,
-        visit: &mut Admission<'_>,
+        admission: &mut Admission<'_>,
     ) -> HandshakeOutcome<F::Connection> {
         if let Ok(user) = socket.peer_cred() {
-            visit.proof = ClientIdentity::User(format!("uid={}", user.uid()));
+            admission.proof = ClientIdentity::User(format!("uid={}", user.uid()));
         }
-        self.0.handshake(socket, visit).await
+        self.0.handshake(socket, admission).await
     }
 }

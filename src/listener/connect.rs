@@ -71,25 +71,25 @@ impl<C: Connection + 'static, M: ConnectVariant> ListenerProtocol<C> for Connect
         denial.text(trace)
     }
 
-    async fn handshake(&self, socket: C, visit: &mut Admission<'_>) -> HandshakeOutcome<C> {
-        serve(socket, visit).await
+    async fn handshake(&self, socket: C, admission: &mut Admission<'_>) -> HandshakeOutcome<C> {
+        serve(socket, admission).await
     }
 }
 
 /// Serves one CONNECT request.
-pub(crate) async fn serve<C: Connection>(socket: C, visit: &mut Admission<'_>) -> HandshakeOutcome<C> {
-    let done = handshake(socket, |head| open(head, visit)).await;
+pub(crate) async fn serve<C: Connection>(socket: C, admission: &mut Admission<'_>) -> HandshakeOutcome<C> {
+    let done = handshake(socket, |head| open(head, admission)).await;
     if matches!(done, HandshakeOutcome::Failed { cause: SSH, .. })
-        && visit.context().metrics.refusals.may_log(SSH, visit.from().ip())
+        && admission.context().metrics.refusals.may_log(SSH, admission.from().ip())
     {
         warn!(hint = NO_SSH, "ssh client connected without a proxy command");
     }
     done
 }
 
-async fn open(head: Parts, visit: &mut Admission<'_>) -> Result<GrantedSession, Response<Bytes>> {
+async fn open(head: Parts, admission: &mut Admission<'_>) -> Result<GrantedSession, Response<Bytes>> {
     let trace = listener::of(&head.headers);
-    let opened = visit.open(parse(head), trace).await;
+    let opened = admission.open(parse(head), trace).await;
     opened.map_err(|denied| denied.denial.answer(denied.trusted, &denied.trace))
 }
 

@@ -36,17 +36,17 @@ impl<C: Connection + 'static> ListenerProtocol<C> for Proxy {
         denial.text(trace)
     }
 
-    async fn handshake(&self, mut socket: C, visit: &mut Admission<'_>) -> HandshakeOutcome<C> {
+    async fn handshake(&self, mut socket: C, admission: &mut Admission<'_>) -> HandshakeOutcome<C> {
         let Ok(begin) = start(&mut socket).await else {
             return HandshakeOutcome::Failed { cause: "no_head", socket: Some(socket) };
         };
         let connects = begin == CONNECT;
         let socket = Hooked { io: socket, hook: Begun(begin) };
         let served = if connects {
-            connect::serve(socket, visit).await
+            connect::serve(socket, admission).await
         } else {
-            let context = visit.context();
-            forward(socket, RequestRouter::new(visit, plain), context).await
+            let context = admission.context();
+            forward(socket, RequestRouter::new(admission, plain), context).await
         };
         // The buffered first bytes were read with the first head, so the wrapper is no longer needed.
         served.map(|socket| socket.io)

@@ -73,8 +73,12 @@ impl ListenerProtocol<TcpStream> for Http {
         denial.text(trace)
     }
 
-    async fn handshake(&self, socket: TcpStream, visit: &mut Admission<'_>) -> HandshakeOutcome<TcpStream> {
-        self.0.serve(socket, (None, 80), (None, || Denial::NoHost), visit).await
+    async fn handshake(
+        &self,
+        socket: TcpStream,
+        admission: &mut Admission<'_>,
+    ) -> HandshakeOutcome<TcpStream> {
+        self.0.serve(socket, (None, 80), (None, || Denial::NoHost), admission).await
     }
 }
 
@@ -91,9 +95,13 @@ impl ListenerProtocol<TlsSocket> for Https {
         denial.text(trace)
     }
 
-    async fn handshake(&self, socket: TlsSocket, visit: &mut Admission<'_>) -> HandshakeOutcome<TlsSocket> {
+    async fn handshake(
+        &self,
+        socket: TlsSocket,
+        admission: &mut Admission<'_>,
+    ) -> HandshakeOutcome<TlsSocket> {
         let name = socket.get_ref().1.server_name().map(str::to_owned);
-        self.0.serve(socket, (name, 443), (None, || Denial::NoNodeInHost), visit).await
+        self.0.serve(socket, (name, 443), (None, || Denial::NoNodeInHost), admission).await
     }
 }
 
@@ -111,9 +119,15 @@ impl ListenerProtocol<TlsSocket> for HttpsReencrypt {
         denial.text(trace)
     }
 
-    async fn handshake(&self, socket: TlsSocket, visit: &mut Admission<'_>) -> HandshakeOutcome<TlsSocket> {
+    async fn handshake(
+        &self,
+        socket: TlsSocket,
+        admission: &mut Admission<'_>,
+    ) -> HandshakeOutcome<TlsSocket> {
         let name = socket.get_ref().1.server_name().map(str::to_owned);
-        self.port.serve(socket, (name, 443), (Some(self.tls.clone()), || Denial::NoNodeInHost), visit).await
+        self.port
+            .serve(socket, (name, 443), (Some(self.tls.clone()), || Denial::NoNodeInHost), admission)
+            .await
     }
 }
 
@@ -123,26 +137,26 @@ impl NodePort {
         socket: C,
         (server_name, default_port): (Option<String>, u16),
         (tls, unnamed): (Option<Reload<ClientConfig>>, fn() -> Denial),
-        visit: &mut Admission<'_>,
+        admission: &mut Admission<'_>,
     ) -> HandshakeOutcome<C> {
-        let (context, proof, from) = (visit.context(), visit.proof.clone(), visit.from().ip());
+        let (context, proof, from) = (admission.context(), admission.proof.clone(), admission.from().ip());
         let shown = tls.is_none() || matches!(proof, ClientIdentity::Certificate(_));
         let parse = |head: &Parts| {
             if !shown {
                 return Err(Denial::Forbidden("this port requires a client certificate".to_owned()));
             }
-            let gate = context.gate.load();
+            let policy = context.policy.load();
             let asker = RoutingContext {
                 server_name: server_name.as_deref(),
-                trusted: gate.is_trusted_proxy(&proof, from),
+                trusted: policy.is_trusted_proxy(&proof, from),
                 default_port,
-                gate: &gate,
+                policy: &policy,
                 addresses: &context.addresses,
             };
             let (node, target) = self.place(head, &asker)?.ok_or_else(unnamed)?;
             Ok(OpenRequest { node: Some(node), target, credentials: credentials(&head.headers) })
         };
-        forward(socket, RequestRouter::with_target_tls(tls, visit, parse), context).await
+        forward(socket, RequestRouter::with_target_tls(tls, admission, parse), context).await
     }
 }
 
@@ -173,7 +187,7 @@ impl ListenerProtocol<TcpStream> for Passthrough {
     async fn handshake(
         &self,
         mut socket: TcpStream,
-        visit: &mut Admission<'_>,
+        admission: &mut Admission<'_>,
     ) -> HandshakeOutcome<TcpStream> {
         let hello = match ClientHello::read(&mut socket).await {
             Ok(hello) => hello,
@@ -182,7 +196,7 @@ impl ListenerProtocol<TcpStream> for Passthrough {
                 return HandshakeOutcome::Failed { cause, socket: Some(socket) };
             }
         };
-        let Some(opened) = visit.open_at(hello.node(), &self.target, &socket).await else {
+        let Some(opened) = admission.open_at(hello.node(), &self.target, &socket).await else {
             return HandshakeOutcome::Failed { cause: "reset_while_opening", socket: None };
         };
         match opened {

@@ -102,14 +102,18 @@ impl ListenerProtocol<TcpStream> for Intercept {
         info_span!("intercept", client = %from, trace = field::Empty, session = field::Empty)
     }
 
-    async fn handshake(&self, socket: TcpStream, visit: &mut Admission<'_>) -> HandshakeOutcome<TcpStream> {
+    async fn handshake(
+        &self,
+        socket: TcpStream,
+        admission: &mut Admission<'_>,
+    ) -> HandshakeOutcome<TcpStream> {
         // Reset on failure, because TCP cannot report a denial and a normal close would look like an empty response.
         socket.breaks_off(true);
-        let (node, target) = match self.asked(&socket, visit.from().ip()) {
+        let (node, target) = match self.asked(&socket, admission.from().ip()) {
             Ok(asked) => asked,
             Err(cause) => return HandshakeOutcome::Failed { cause, socket: None },
         };
-        match visit.open_at(node.reachable(), &target, &socket).await {
+        match admission.open_at(node.reachable(), &target, &socket).await {
             None => HandshakeOutcome::Failed { cause: "reset_while_opening", socket: None },
             Some(Err(_)) => HandshakeOutcome::Served(None),
             Some(Ok(session)) => HandshakeOutcome::Opened { session, socket, buffered: Bytes::new() },

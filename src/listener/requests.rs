@@ -22,7 +22,7 @@ use tunnel_net::tls::handshake::HandshakeError;
 /// A router that authorizes each request of one client and finds its destination.
 pub(crate) struct RequestRouter<'a, 'v, P> {
     parse: P,
-    visit: &'a mut Admission<'v>,
+    admission: &'a mut Admission<'v>,
     /// TLS config of this process towards targets. `None` leaves TLS to the edge that dials them, if it uses TLS.
     tls: Option<Reload<ClientConfig>>,
     /// The request that was authorized last, until a session is opened for it.
@@ -34,17 +34,17 @@ pub(crate) struct RequestRouter<'a, 'v, P> {
 
 impl<'a, 'v, P> RequestRouter<'a, 'v, P> {
     /// Creates the router for the requests of one client; `parse` reads a head.
-    pub(crate) fn new(visit: &'a mut Admission<'v>, parse: P) -> Self {
-        Self::with_target_tls(None, visit, parse)
+    pub(crate) fn new(admission: &'a mut Admission<'v>, parse: P) -> Self {
+        Self::with_target_tls(None, admission, parse)
     }
 
     /// Like [`Self::new`], but this process speaks TLS with the targets. Their certificates must have the nodes' names.
     pub(crate) fn with_target_tls(
         tls: Option<Reload<ClientConfig>>,
-        visit: &'a mut Admission<'v>,
+        admission: &'a mut Admission<'v>,
         parse: P,
     ) -> Self {
-        Self { parse, visit, tls, permitted: None, trusted: false, trace: String::new() }
+        Self { parse, admission, tls, permitted: None, trusted: false, trace: String::new() }
     }
 
     /// Discards the access log entry of a request without its own session: the reused session has an entry.
@@ -66,9 +66,9 @@ where
         self.let_go();
         self.trace = head.as_ref().map_or_else(|_| listener::new(), |head| listener::of(&head.headers));
         let request = head.and_then(&self.parse);
-        let permitted = self.visit.authorize(request, self.trace.clone()).await?;
-        if let Some(slot) = self.visit.slot() {
-            slot.suspend();
+        let permitted = self.admission.authorize(request, self.trace.clone()).await?;
+        if let Some(permit) = self.admission.permit() {
+            permit.suspend();
         }
         let way = (permitted.user().map(str::to_owned), permitted.node().clone(), permitted.target().clone());
         self.trusted = permitted.is_trusted();
@@ -83,8 +83,8 @@ where
         let opened = permitted.open().await?;
         let Some(tls) = &self.tls else { return Ok(opened) };
         // Load the config for each session, so that a renewed certificate applies without ending sessions.
-        let encrypted = encrypted(opened, node, tls.load(), self.visit.context().pool.clone());
-        encrypted.await.map_err(|fault| self.failed(Denial::TargetTls(fault)))
+        let encrypted = encrypted(opened, node, tls.load(), self.admission.context().pool.clone());
+        encrypted.await.map_err(|error| self.failed(Denial::TargetTls(error)))
     }
 
     fn failed(&self, denial: Denial) -> DeniedRequest {
@@ -92,7 +92,7 @@ where
     }
 
     fn answered(&self) {
-        self.visit.mark_idle();
+        self.admission.mark_idle();
     }
 }
 
@@ -109,22 +109,22 @@ async fn encrypted(
     config: Arc<ClientConfig>,
     pool: Pool,
 ) -> Result<GrantedSession, HandshakeError> {
-    let OpenSession { session, buffered, mut access, alive, permit: slot } = opened;
-    let shaken = match tls::server_name(node.as_str()) {
+    let OpenSession { session, buffered, mut access, alive, permit } = opened;
+    let accepted = match tls::server_name(node.as_str()) {
         Err(why) => Err(HandshakeError::Other(why.to_string())),
         Ok(name) => match timeout(TARGET_TLS_TIMEOUT, session.encrypted(config, name, pool)).await {
-            Ok(shaken) => shaken.map_err(|cause| HandshakeError::of(&cause)),
+            Ok(accepted) => accepted.map_err(|cause| HandshakeError::of(&cause)),
             Err(_) => Err(HandshakeError::Other(format!("not finished within {TARGET_TLS_TIMEOUT:?}"))),
         },
     };
-    match shaken {
-        Ok(session) => Ok(OpenSession { session, buffered, access, alive, permit: slot }),
-        Err(fault) => {
-            let denial = Denial::TargetTls(fault.clone());
+    match accepted {
+        Ok(session) => Ok(OpenSession { session, buffered, access, alive, permit }),
+        Err(error) => {
+            let denial = Denial::TargetTls(error.clone());
             access.status = Some(denial.status().as_u16());
             access.end(denial.name(), &denial.to_string());
             alive.end(denial.name());
-            Err(fault)
+            Err(error)
         }
     }
 }

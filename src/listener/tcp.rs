@@ -71,9 +71,13 @@ impl ListenerProtocol<TcpStream> for Tcp {
         info_span!("tcp", client = %from, trace = field::Empty, session = field::Empty)
     }
 
-    async fn handshake(&self, socket: TcpStream, visit: &mut Admission<'_>) -> HandshakeOutcome<TcpStream> {
-        let client = visit.from();
-        let Some(opened) = visit.open_at(self.node(), &self.target, &socket).await else {
+    async fn handshake(
+        &self,
+        socket: TcpStream,
+        admission: &mut Admission<'_>,
+    ) -> HandshakeOutcome<TcpStream> {
+        let client = admission.from();
+        let Some(opened) = admission.open_at(self.node(), &self.target, &socket).await else {
             return HandshakeOutcome::Failed { cause: "reset_while_opening", socket: None };
         };
         match opened {

@@ -69,8 +69,8 @@ pub(crate) fn read(
     let (path, first) = (file.to_owned(), AtomicBool::new(true));
     let tokens = Reload::file(file, move |text| {
         let tokens = Tokens::parse(&String::from_utf8_lossy(text));
-        for (line, fault) in tokens.faults() {
-            warn!(file = %path.display(), line, error = %fault, "invalid line in token file");
+        for (line, error) in tokens.errors() {
+            warn!(file = %path.display(), line, error = %error, "invalid line in token file");
         }
         if egress && tokens.has_default() {
             let risk = "the token file has a default line: any edge can take any name that kube-apiserver requests \

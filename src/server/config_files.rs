@@ -184,10 +184,10 @@ impl LivePolicies {
     }
 
     /// Applies this config to new clients and links, here and at the listeners.
-    pub(crate) fn apply(&self, settings: &ServerConfig, doors: &ListenerPolicies) {
+    pub(crate) fn apply(&self, settings: &ServerConfig, limiters: &ListenerPolicies) {
         self.for_edges.store(Arc::new(settings.allow.targets.clone()));
         self.for_clients.store(Arc::new(settings.addresses.direct.clone()));
         self.nodes.store(Arc::new(settings.allow.nodes.clone()));
-        doors.apply(&settings.listeners());
+        limiters.apply(&settings.listeners());
     }
 }

@@ -110,8 +110,8 @@ fn tls_listener(
         }),
         Some(tls) => ClientListener::tcp(listener, guard, move |core: &ServerCore| {
             follow(core);
-            let front_end = HttpsReencrypt { port: node_port(stands_for, core), tls };
-            OverTls::new(front_end, clients, core.context.pool.clone())
+            let protocol = HttpsReencrypt { port: node_port(stands_for, core), tls };
+            OverTls::new(protocol, clients, core.context.pool.clone())
         }),
     }
 }

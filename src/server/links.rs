@@ -47,14 +47,14 @@ pub(crate) fn spawn(
     let (arrivals, arrived) = mpsc::channel(HANDSHAKES);
     links.spawn(info_span!("calls"), accept_calls(arrived, shared.clone()));
     let metrics = &shared.link_context.metrics;
-    let door = FairLimiter::new(Limits::slots(CONNECTIONS));
+    let limiter = FairLimiter::new(Limits::permits(CONNECTIONS));
     let (refused, refusals) = (metrics.calls_refused.clone(), metrics.refusals.clone());
-    let entrance = AcceptLoop { listener, door, proxies, refused, refusals };
+    let accept_loop = AcceptLoop { listener, limiter, proxies, refused, refusals };
     let handshakes = TlsHandshaker::new(tls, shared.pool.clone(), CONNECTIONS);
     let handshake_failures = HandshakeFailures::default();
     links.spawn(info_span!("handshakes"), handshake_failures.clone().run_summary(links.clone()));
     let handler = Arc::new(LinkConnectionHandler { arrivals, handshakes, handshake_failures, shared });
-    links.spawn(info_span!("grpc"), entrance.run(handler, links.clone()));
+    links.spawn(info_span!("grpc"), accept_loop.run(handler, links.clone()));
 }
 
 /// Accepts or refuses calls, each in its own task, because pinging an older link takes a while.
@@ -204,23 +204,23 @@ impl ConnectionHandler for LinkConnectionHandler {
     }
 
     async fn serve(self: Arc<Self>, accepted: Accepted) {
-        let Accepted { socket, from, slot } = accepted;
+        let Accepted { socket, from, permit } = accepted;
         let refused = &self.shared.link_context.metrics.calls_refused;
         if let Err(e) = tune_link(&socket, self.shared.link_context.congestion.as_deref()) {
             return debug!(error = %e, "connection closed immediately");
         }
-        let shaking = self.handshakes.accept(socket, from, &slot);
-        let shaken = match shaking.instrument(info_span!("handshake", remote_addr = %from)).await {
-            Ok(shaken) => shaken,
+        let shaking = self.handshakes.accept(socket, from, &permit);
+        let accepted = match shaking.instrument(info_span!("handshake", remote_addr = %from)).await {
+            Ok(accepted) => accepted,
             Err(failure) => {
                 refused.count(failure.cause);
-                if let Some(fault) = &failure.fault {
-                    self.handshake_failures.record(from.ip(), fault);
+                if let Some(error) = &failure.error {
+                    self.handshake_failures.record(from.ip(), error);
                 }
                 return debug!("{failure}");
             }
         };
-        let TlsAccepted { stream: io, permit: turn, until } = shaken;
+        let TlsAccepted { stream: io, permit: turn, until } = accepted;
         let shown = io.get_ref().1.peer_certificates().and_then(|shown| shown.first());
         // Besides edges only servers have accepted certificates, so any other caller with one may claim to be a server.
         let certificate = match shown.map(|leaf| self.shared.proven.node_of_certificate(leaf)) {
@@ -228,7 +228,7 @@ impl ConnectionHandler for LinkConnectionHandler {
             Some(None) => Certificate::Peer,
             Some(Some(node)) => Certificate::Edge(node),
         };
-        let waiting = PendingConnection { certificate, until, slots: (slot, turn) };
+        let waiting = PendingConnection { certificate, until, permits: (permit, turn) };
         let (arrivals, link_context) = (self.arrivals.clone(), self.shared.link_context.clone());
         drop(self);
         serve(io, from, arrivals, link_context, waiting).await;
@@ -262,24 +262,24 @@ struct FailureCount {
 impl HandshakeFailures {
     /// Records a failed handshake, to be logged now or at the end of the minute. Closed connections are ignored,
     /// because balancers close theirs after checking that the port is open.
-    pub(crate) fn record(&self, from: IpAddr, fault: &HandshakeError) {
-        if *fault == HandshakeError::Closed {
+    pub(crate) fn record(&self, from: IpAddr, error: &HandshakeError) {
+        if *error == HandshakeError::Closed {
             return;
         }
         let (from, mut minute) = (plain(from), self.0.lock().unwrap_or_else(PoisonError::into_inner));
         let room = minute.known.len() < MAX_TRACKED;
-        match minute.known.get_mut(&(from, fault.name())) {
+        match minute.known.get_mut(&(from, error.name())) {
             Some(count) => count.unlogged += 1,
             None if !room => minute.others += 1,
             None => {
-                let why = format!("{fault}{}", hint(fault));
+                let why = format!("{error}{}", hint(error));
                 let at_once = minute.known.len() < MAX_LOGGED_AT_ONCE;
                 if at_once {
-                    warn!(remote_addr = %from, reason = fault.name(), error = %why, "TLS handshake failed");
+                    warn!(remote_addr = %from, reason = error.name(), error = %why, "TLS handshake failed");
                 }
                 minute
                     .known
-                    .insert((from, fault.name()), FailureCount { why, unlogged: u64::from(!at_once) });
+                    .insert((from, error.name()), FailureCount { why, unlogged: u64::from(!at_once) });
             }
         }
     }
@@ -315,9 +315,9 @@ impl HandshakeFailures {
 }
 
 /// Returns a hint if the cause allows one.
-fn hint(fault: &HandshakeError) -> &'static str {
+fn hint(error: &HandshakeError) -> &'static str {
     use tokio_rustls::rustls::AlertDescription as Alert;
-    match fault {
+    match error {
         HandshakeError::AlertReceived(Alert::UnknownCA) => {
             "; add the CA that issued our mode.cloud.stream.server.cert to that edge's mode.edge.stream.client.cert"
         }
@@ -329,7 +329,7 @@ fn hint(fault: &HandshakeError) -> &'static str {
              host of its server_name)"
         }
         HandshakeError::NotTls => "; only edges and servers can use this port",
-        fault if fault.is_of_the_certificate() => {
+        error if error.is_of_the_certificate() => {
             "; an edge (its mode.edge.csr) needs a certificate from a CA in agent_ca of our mode.cloud.csr, and \
              a server one from mode.cloud.stream.server.ca"
         }

@@ -61,8 +61,8 @@ pub(crate) fn dialer(settings: &ServerConfig, startup: &mut Startup) -> Option<R
     };
     match asked.named {
         Some(named) if named.must_link => {
-            let fault = format!("it names peers, but none can be linked to: {why}; {REMEDY}");
-            startup.collect(StartupErrorKind::Config, &[named.key], Err::<(), _>(fault));
+            let error = format!("it names peers, but none can be linked to: {why}; {REMEDY}");
+            startup.collect(StartupErrorKind::Config, &[named.key], Err::<(), _>(error));
         }
         Some(named) => error!(
             key = %named.key,

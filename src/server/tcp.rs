@@ -19,13 +19,13 @@ pub(crate) fn prepare(
         let guard = gates.prepare(&port.key, &port.access, startup);
         let listener = startup.bind(&port.key, port.at);
         let port = port.clone();
-        Some(ClientListener::tcp(listener?, guard?, move |core| front_end(port, core)))
+        Some(ClientListener::tcp(listener?, guard?, move |core| protocol(port, core)))
     });
     // All ports first, so that each error is noted.
     ports.collect::<Vec<_>>().into_iter().collect()
 }
 
-fn front_end(port: TcpListenerConfig, core: &ServerCore) -> Tcp {
+fn protocol(port: TcpListenerConfig, core: &ServerCore) -> Tcp {
     let Forward { node, target } = port.to;
     let finder = core.context.finder.clone();
     Tcp { node, target, send_proxy: port.send_proxy, finder, warned: AtomicBool::new(false) }

@@ -24,7 +24,7 @@ use tunnel_net::reload::Reload;
 #[derive(Debug, Default)]
 pub struct AccessPolicies {
     files: BTreeMap<PathBuf, Option<UserFile>>,
-    doors: ListenerPolicies,
+    limiters: ListenerPolicies,
 }
 
 /// The access policies of all client ports, each with the key of its table. Cheap to clone.
@@ -35,7 +35,7 @@ pub struct ListenerPolicies(Vec<(String, Arc<ArcSwap<AccessPolicy>>)>);
 #[derive(Debug, Clone)]
 pub struct ListenerAccess {
     proxies: Networks,
-    gate: Arc<ArcSwap<AccessPolicy>>,
+    policy: Arc<ArcSwap<AccessPolicy>>,
 }
 
 #[derive(Debug)]
@@ -48,7 +48,7 @@ impl AccessPolicies {
     /// Reads what the port of the table with this key needs. Returns `None` if a file is invalid, which is recorded.
     pub fn prepare(
         &mut self,
-        door: &str,
+        limiter: &str,
         access: &AccessConfig,
         startup: &mut Startup,
     ) -> Option<ListenerAccess> {
@@ -61,10 +61,10 @@ impl AccessPolicies {
             }
         };
         let AccessConfig { proxy_protocol, allow_from, rules, names, .. } = access.clone();
-        let gate =
+        let policy =
             Arc::new(ArcSwap::from_pointee(AccessPolicy { allow_from, logins, names, rules, zone: None }));
-        self.doors.0.push((door.to_owned(), gate.clone()));
-        Some(ListenerAccess { proxies: proxy_protocol, gate })
+        self.limiters.0.push((limiter.to_owned(), policy.clone()));
+        Some(ListenerAccess { proxies: proxy_protocol, policy })
     }
 
     /// Returns the users that may read the admin ports from other machines. Returns `None` if a file is invalid, which
@@ -73,13 +73,13 @@ impl AccessPolicies {
         if admin.access.auth == AuthConfig::None {
             return Some(AdminUsers::default());
         }
-        let gate = self.prepare("admin", &admin.access, startup)?.gate(None);
+        let policy = self.prepare("admin", &admin.access, startup)?.policy(None);
         Some(AdminUsers::new(move |head, from| {
-            let gate = gate.load_full();
+            let policy = policy.load_full();
             // The policy reads the credentials for proxies; a browser sends the same ones to a server.
             let said = head.get(AUTHORIZATION).map(|said| (PROXY_AUTHORIZATION, said.clone()));
             let said = HeaderMap::from_iter(said);
-            Box::pin(async move { gate.authenticate(&said, from).await.is_ok() })
+            Box::pin(async move { policy.authenticate(&said, from).await.is_ok() })
         }))
     }
 
@@ -88,7 +88,7 @@ impl AccessPolicies {
         for file in self.files.into_values().flatten() {
             drain.spawn(info_span!("users"), file.users.watch(drain.clone()));
         }
-        self.doors
+        self.limiters
     }
 }
 
@@ -96,13 +96,18 @@ impl ListenerPolicies {
     /// Updates each access policy from the settings of its table: `allow_from`, `names` and `rules`. If the table was
     /// removed the policy stays unchanged.
     pub fn apply(&self, settings: &[(&str, &AccessConfig)]) {
-        for (door, gate) in &self.0 {
-            let Some((_, access)) = settings.iter().find(|(key, _)| key == door) else { continue };
-            let (old, AccessConfig { allow_from, names, rules, .. }) = (gate.load_full(), access);
+        for (limiter, policy) in &self.0 {
+            let Some((_, access)) = settings.iter().find(|(key, _)| key == limiter) else { continue };
+            let (old, AccessConfig { allow_from, names, rules, .. }) = (policy.load_full(), access);
             if (&old.allow_from, &old.names, &old.rules) != (allow_from, names, rules) {
                 let (allow_from, names, rules) = (allow_from.clone(), names.clone(), rules.clone());
-                gate.store(Arc::new(AccessPolicy { allow_from, names, rules, ..AccessPolicy::clone(&old) }));
-                info!(listener = door, "access policy reloaded");
+                policy.store(Arc::new(AccessPolicy {
+                    allow_from,
+                    names,
+                    rules,
+                    ..AccessPolicy::clone(&old)
+                }));
+                info!(listener = limiter, "access policy reloaded");
             }
         }
     }
@@ -116,10 +121,10 @@ impl ListenerAccess {
 
     /// Returns the access policy of a listener, which follows the settings. `zone` is the zone in which nodes have a
     /// second name.
-    pub fn gate(self, zone: Option<Arc<Zone>>) -> Arc<ArcSwap<AccessPolicy>> {
-        let gate = AccessPolicy { zone, ..AccessPolicy::clone(&self.gate.load()) };
-        self.gate.store(Arc::new(gate));
-        self.gate
+    pub fn policy(self, zone: Option<Arc<Zone>>) -> Arc<ArcSwap<AccessPolicy>> {
+        let policy = AccessPolicy { zone, ..AccessPolicy::clone(&self.policy.load()) };
+        self.policy.store(Arc::new(policy));
+        self.policy
     }
 }
 

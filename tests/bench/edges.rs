@@ -172,8 +172,8 @@ impl Edge {
         tune_link(&socket, None)?;
         let tls = TlsConnector::from(self.tls.clone());
         let name = tls::server_name("localhost")?;
-        let shaken = timeout(TIMEOUT, tls.connect(name, Buffered::new(socket, self.pool.clone()))).await;
-        let io = shaken.context("the TLS handshake took too long")?.context("TLS")?;
+        let accepted = timeout(TIMEOUT, tls.connect(name, Buffered::new(socket, self.pool.clone()))).await;
+        let io = accepted.context("the TLS handshake took too long")?.context("TLS")?;
         let said = Hello::edge_request(&self.node, TOKEN, self.link_context.table.instance());
         Ok((dial::dial(io, "localhost", &self.node, said, &self.link_context).await?, at))
     }

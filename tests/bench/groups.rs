@@ -48,7 +48,7 @@ impl Groups {
     }
 
     /// The files into which a process that is to be limited writes its number.
-    pub(crate) fn doors(&self) -> Vec<PathBuf> {
+    pub(crate) fn limiters(&self) -> Vec<PathBuf> {
         [&self.memory, &self.cpu].map(|group| group.join("cgroup.procs")).to_vec()
     }
 

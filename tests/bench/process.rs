@@ -44,13 +44,13 @@ impl Process {
 
     /// As [`Self::start`], in the control groups with these doors.
     pub(crate) fn start_within<S: AsRef<OsStr>>(
-        doors: &[PathBuf],
+        limiters: &[PathBuf],
         space: Option<&str>,
         args: &[S],
         log: &Path,
     ) -> Result<Self> {
         let log = fs::File::options().create(true).append(true).open(log)?;
-        let mut command = wrapped(doors, space, true);
+        let mut command = wrapped(limiters, space, true);
         command.args(args).stdin(Stdio::null()).stdout(log.try_clone()?).stderr(log);
         Self::spawn(command, args.first().map(AsRef::as_ref).unwrap_or_default())
     }
@@ -175,7 +175,7 @@ impl Drop for Process {
 
 /// A command that dies with us, run in a namespace or not; each wrapper becomes the program itself, so that the
 /// process id is the program's.
-fn wrapped(doors: &[PathBuf], space: Option<&str>, mortal: bool) -> Command {
+fn wrapped(limiters: &[PathBuf], space: Option<&str>, mortal: bool) -> Command {
     let mut words: Vec<&str> = Vec::new();
     if let Some(space) = space {
         words.extend(["ip", "netns", "exec", space]);
@@ -186,7 +186,7 @@ fn wrapped(doors: &[PathBuf], space: Option<&str>, mortal: bool) -> Command {
     // A thousand sessions need more open files than many machines allow a program at first.
     words.extend(["sh", "-c", "ulimit -n $(ulimit -Hn); exec \"$@\"", "sh"]);
     let mut command = Command::new("env");
-    if !doors.is_empty() {
+    if !limiters.is_empty() {
         // Before the namespace, in which they cannot be seen.
         command.args([
             "sh",
@@ -194,7 +194,7 @@ fn wrapped(doors: &[PathBuf], space: Option<&str>, mortal: bool) -> Command {
             "until [ \"$1\" = -- ]; do echo $$ >\"$1\" || exit; shift; done; shift; exec \"$@\"",
             "sh",
         ]);
-        command.args(doors).arg("--");
+        command.args(limiters).arg("--");
     }
     command.args(words);
     for name in NOT_OURS {

@@ -22,7 +22,7 @@ pub(crate) struct Tunnel {
     name: &'static str,
     spaces: [Option<String>; 2],
     /// The control groups of pod and edge.
-    doors: [Vec<PathBuf>; 2],
+    limiters: [Vec<PathBuf>; 2],
     ways: Ways,
     /// Where edges link.
     pub(crate) grpc: SocketAddr,
@@ -83,8 +83,8 @@ impl Tunnel {
     }
 
     /// Has pod and edge run in the control groups with these doors. Only before they run.
-    pub(crate) fn within(mut self, doors: [Vec<PathBuf>; 2]) -> Self {
-        self.doors = doors;
+    pub(crate) fn within(mut self, limiters: [Vec<PathBuf>; 2]) -> Self {
+        self.limiters = limiters;
         self
     }
 
@@ -122,7 +122,7 @@ impl Tunnel {
             name,
             grpc,
             spaces: [place.cloud_space.clone(), place.edge_space.clone()],
-            doors: Default::default(),
+            limiters: Default::default(),
             ways: Ways {
                 echo: way(targets.echo),
                 source: way(targets.source),
@@ -164,9 +164,9 @@ impl Tunnel {
             format!("--c={}", config.display()),
             "--alsologtostderr".to_owned(),
         ];
-        let doors = self.doors.get(space).map_or(&[][..], Vec::as_slice);
+        let limiters = self.limiters.get(space).map_or(&[][..], Vec::as_slice);
         let space = self.spaces.get(space).and_then(Option::as_deref);
-        Process::start_within(doors, space, &args, &self.dir.join(format!("{name}.log")))
+        Process::start_within(limiters, space, &args, &self.dir.join(format!("{name}.log")))
     }
 
     /// The ends of both logs, for whoever has to find out why it did not come up.

@@ -398,9 +398,9 @@ async fn peers_without_a_ca_file_are_a_fault_at_start() {
     let all = servers::addresses(1);
     let text = servers::config(&place, all[0], &servers::peers(&all)).replace("ca.crt", "nowhere.crt");
     let (settings, _) = ServerConfig::read(&text, &Environment::default()).unwrap();
-    let fault = format!("{:#}", Server::start(settings, None).unwrap_err());
-    assert!(fault.contains("mode.cloud.registry.siblings") && fault.contains("nowhere.crt"), "{fault}");
-    assert!(fault.contains("a cert from one CA"), "what to do about it: {fault}");
+    let error = format!("{:#}", Server::start(settings, None).unwrap_err());
+    assert!(error.contains("mode.cloud.registry.siblings") && error.contains("nowhere.crt"), "{error}");
+    assert!(error.contains("a cert from one CA"), "what to do about it: {error}");
 }
 
 #[cfg(feature = "kubernetes")]
@@ -417,9 +417,9 @@ async fn a_service_of_servers_without_a_ca_file_is_a_fault_unless_superedges_tab
         let (settings, _) = ServerConfig::read(&text, &env).unwrap();
         Server::start(settings, None)
     };
-    let fault = format!("{:#}", start("[mode.cloud.registry]\nservice = \"pods\"").unwrap_err());
-    assert!(fault.contains("mode.cloud.registry.service") && fault.contains("nowhere.crt"), "{fault}");
-    assert!(fault.contains("a cert from one CA"), "what to do about it: {fault}");
+    let error = format!("{:#}", start("[mode.cloud.registry]\nservice = \"pods\"").unwrap_err());
+    assert!(error.contains("mode.cloud.registry.service") && error.contains("nowhere.crt"), "{error}");
+    assert!(error.contains("a cert from one CA"), "what to do about it: {error}");
     start("[mode.cloud.stream.register]\nservice = \"pods\"").unwrap();
 }
 

@@ -5,7 +5,7 @@
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
 
-use super::{Fault, Token, fault, imports, is_tests, module_of, report, sources, tokens, without_tests};
+use super::{Fault, Token, error, imports, is_tests, module_of, report, sources, tokens, without_tests};
 
 /// The path of a module from the crate's root.
 type Module = Vec<String>;
@@ -72,7 +72,7 @@ impl House {
                 let Some(back) = self.shortest(to, from, &counts) else { continue };
                 let names: Vec<_> = [from].into_iter().chain(back.iter().copied()).collect();
                 let names: Vec<_> = names.into_iter().map(|module| self.files[module].as_str()).collect();
-                found.push(fault(&self.files[from], *line, format!("a circle: {}", names.join(" -> "))));
+                found.push(error(&self.files[from], *line, format!("a circle: {}", names.join(" -> "))));
                 seen.extend(back);
             }
         }
@@ -126,13 +126,13 @@ fn exports(home: &[String], tokens: &[Token]) -> HashMap<String, Module> {
 
 fn circle_faults(sources: &[(String, String)]) -> Vec<Fault> {
     let house = House::of(sources);
-    let mut faults = house.circles(|from, to| !from.starts_with(to));
+    let mut errors = house.circles(|from, to| !from.starts_with(to));
     for circle in house.circles(|from, to| !to.starts_with(from)) {
-        if !faults.contains(&circle) {
-            faults.push(circle);
+        if !errors.contains(&circle) {
+            errors.push(circle);
         }
     }
-    faults
+    errors
 }
 
 #[test]

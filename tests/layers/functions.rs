@@ -1,14 +1,14 @@
 //! The length of functions.
 
-use super::{Fault, Token, fault, is_tests, report, sources, tokens, without_tests};
+use super::{Fault, Token, error, is_tests, report, sources, tokens, without_tests};
 
 /// A function longer than this, with its signature, is two functions.
 const MAX_FUNCTION: usize = 60;
 
 #[test]
 fn no_function_is_longer_than_a_page() {
-    let faults: Vec<_> = sources().iter().flat_map(|(file, text)| function_faults(file, text)).collect();
-    report(&faults);
+    let errors: Vec<_> = sources().iter().flat_map(|(file, text)| function_faults(file, text)).collect();
+    report(&errors);
 }
 
 fn function_faults(file: &str, text: &str) -> Vec<Fault> {
@@ -16,7 +16,7 @@ fn function_faults(file: &str, text: &str) -> Vec<Fault> {
         return Vec::new();
     }
     let tokens = tokens(without_tests(text));
-    let mut faults = Vec::new();
+    let mut errors = Vec::new();
     for (i, pair) in tokens.windows(2).enumerate().filter(|(_, pair)| pair[0].text == "fn") {
         let name = &pair[1].text;
         // Without a name it is a type.
@@ -24,10 +24,10 @@ fn function_faults(file: &str, text: &str) -> Vec<Fault> {
         let length = end - pair[0].line + 1;
         if length > MAX_FUNCTION {
             let rule = format!("{name} has {length} lines, {MAX_FUNCTION} are allowed");
-            faults.push(fault(file, pair[0].line, rule));
+            errors.push(error(file, pair[0].line, rule));
         }
     }
-    faults
+    errors
 }
 
 /// The last line of the function that begins here; none if it has no body.

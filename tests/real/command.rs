@@ -202,7 +202,7 @@ fn all_errors_are_reported_at_once_and_each_only_once() {
     let file = all_wrong(&place, &taken);
     let said = started(&["--m=cloud", "--log-format=json", &format!("--c={}", file.display())]);
     assert_eq!(said.status.code(), Some(78), "the exit code is that of the most severe error: {said:?}");
-    let told = faults(&said.stderr);
+    let told = errors(&said.stderr);
     let port = taken.local_addr().unwrap().to_string();
     for (key, text) in ALL_WRONG.into_iter().chain([("mode.cloud.ssh.listen", port.as_str())]) {
         let found: Vec<_> = told.iter().filter(|(k, _)| k == key).collect();
@@ -239,7 +239,7 @@ fn a_check_reads_the_files_of_the_config_and_opens_no_port() {
     let file = format!("--c={}", all_wrong(&place, &taken).display());
     let said = started(&["--m=cloud", "--check", "--log-format=json", &file]);
     assert_eq!((said.status.code(), said.stdout.as_str()), (Some(78), ""), "{said:?}");
-    let mut told: Vec<_> = faults(&said.stderr).into_iter().map(|(key, _)| key).collect();
+    let mut told: Vec<_> = errors(&said.stderr).into_iter().map(|(key, _)| key).collect();
     told.sort();
     let mut wanted = ALL_WRONG.map(|(key, _)| key);
     wanted.sort();
@@ -262,7 +262,7 @@ fn a_check_of_an_edge_reads_its_files() {
     assert!(said.status.success() && said.stdout.ends_with("edge.toml: ok\n"), "{said:?}");
     let said = started(&["--m=edge", "--check", "--log-format=json", &config(&place.files.key, "missing")]);
     assert_eq!(said.status.code(), Some(78), "{said:?}");
-    let keys: Vec<_> = faults(&said.stderr).into_iter().map(|(key, _)| key).collect();
+    let keys: Vec<_> = errors(&said.stderr).into_iter().map(|(key, _)| key).collect();
     assert_eq!(keys, ["mode.edge.stream.client.cert", "mode.edge.stream.client.token_file"]);
 }
 
@@ -283,13 +283,13 @@ fn startup_errors_go_to_stderr_even_if_logs_go_to_files() {
 }
 
 /// Returns keys and texts of the errors in a log of JSON lines.
-fn faults(log: &str) -> Vec<(String, String)> {
+fn errors(log: &str) -> Vec<(String, String)> {
     let text = |value: &serde_json::Value| value.as_str().unwrap_or_default().to_owned();
     let lines = log.lines().map(|line| serde_json::from_str::<serde_json::Value>(line).unwrap());
     let errors = lines
         .filter(|line| line["level"] == "ERROR" && !line["fields"]["message"].to_string().contains("secure"));
-    let faults = errors.map(|line| (text(&line["fields"]["key"]), text(&line["fields"]["message"])));
-    faults.filter(|(key, _)| !key.is_empty()).collect()
+    let errors = errors.map(|line| (text(&line["fields"]["key"]), text(&line["fields"]["message"])));
+    errors.filter(|(key, _)| !key.is_empty()).collect()
 }
 
 #[test]

@@ -62,7 +62,7 @@ fn server_certificates_are_issued_and_renewed_without_aborted_sessions() {
     let mut edge = Edge::start(&place, &grpc.to_string());
     cloud.has("node1");
 
-    let visit = |path: &str| {
+    let admission = |path: &str| {
         let mut curl = visitor(&place, ca, https);
         run_command(
             "curl",
@@ -71,7 +71,7 @@ fn server_certificates_are_issued_and_renewed_without_aborted_sessions() {
             2 * TIMEOUT,
         )
     };
-    let first = visit("who");
+    let first = admission("who");
     assert_eq!(first.stdout.split(' ').next(), Some("tunnel-proxy-client"), "{first:?}");
     for mode in [&server, &shown] {
         use std::os::unix::fs::PermissionsExt;
@@ -84,7 +84,7 @@ fn server_certificates_are_issued_and_renewed_without_aborted_sessions() {
         let load = || {
             let mut shown = BTreeSet::new();
             while !over.load(Relaxed) {
-                let ProcessOutput { status, stdout, stderr } = visit("who");
+                let ProcessOutput { status, stdout, stderr } = admission("who");
                 assert!(status.success() && stdout.starts_with("tunnel-proxy-client "), "{stdout} {stderr}");
                 shown.insert(stdout);
                 done.fetch_add(1, Relaxed);
@@ -93,7 +93,7 @@ fn server_certificates_are_issued_and_renewed_without_aborted_sessions() {
         };
         let visitors = [scope.spawn(load), scope.spawn(load)];
         // One response lasts until both certificates have been renewed.
-        let long = scope.spawn(|| visit("long"));
+        let long = scope.spawn(|| admission("long"));
         wait_until("both certificates are renewed and in use", 6 * TIMEOUT, || {
             cloud.process.lives();
             let now = [read(&server), read(&shown)];

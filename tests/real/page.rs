@@ -34,7 +34,7 @@ struct Browser {
     page: String,
     next: u64,
     /// Errors that the page has reported.
-    faults: Vec<Value>,
+    errors: Vec<Value>,
     _dir: TempDir,
 }
 
@@ -61,8 +61,8 @@ impl Browser {
                 }
             }
         });
-        let (page, next, faults) = (String::new(), 1, Vec::new());
-        let mut browser = Self { _process: process, input, answers, page, next, faults, _dir: dir };
+        let (page, next, errors) = (String::new(), 1, Vec::new());
+        let mut browser = Self { _process: process, input, answers, page, next, errors, _dir: dir };
         let target = browser.call("Target.createTarget", &json!({"url": "about:blank"}))["targetId"].clone();
         let attached = browser.call("Target.attachToTarget", &json!({"targetId": target, "flatten": true}));
         browser.page = attached["sessionId"].as_str().unwrap().to_owned();
@@ -90,7 +90,7 @@ impl Browser {
                 return answer["result"].clone();
             }
             if matches!(answer["method"].as_str(), Some("Runtime.exceptionThrown" | "Log.entryAdded")) {
-                self.faults.push(answer["params"].clone());
+                self.errors.push(answer["params"].clone());
             }
         }
     }
@@ -181,7 +181,7 @@ fn the_live_page_shows_500_nodes_and_their_changes() {
         &json!({"width": 360, "height": 740, "deviceScaleFactor": 2, "mobile": true}),
     );
     browser.shows("a page that is not wider than the phone", "document.documentElement.scrollWidth <= 360");
-    assert_eq!(browser.faults, Vec::<Value>::new(), "the page reports no errors");
+    assert_eq!(browser.errors, Vec::<Value>::new(), "the page reports no errors");
     drop(browser);
     runtime.block_on(server.shutdown(std::future::ready(())));
 }
@@ -208,5 +208,5 @@ fn the_live_page_of_an_edge_shows_its_link_and_its_loss() {
         "that it is not ready",
         "document.getElementById('state').textContent.startsWith('not ready')",
     );
-    assert_eq!(browser.faults, Vec::<Value>::new(), "the page reports no errors");
+    assert_eq!(browser.errors, Vec::<Value>::new(), "the page reports no errors");
 }

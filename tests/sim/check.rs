@@ -20,18 +20,18 @@ impl Hops {
             SessionFrame::Open { epoch, .. } | SessionFrame::Resume { epoch, .. } => {
                 let (been, between) = self.0.entry((*id, *epoch)).or_insert_with(|| (vec![from], 0));
                 if been.last() != Some(&from) {
-                    ledger.fault(format!("attempt comes from {from}, but its hops are {been:?}"));
+                    ledger.error(format!("attempt comes from {from}, but its hops are {been:?}"));
                 }
                 // An edge may request its own name: the second server cannot know who asked the first.
                 let own = been.len() == 3 && been[0] == to && !servers[1];
                 if been.contains(&to) && !own {
-                    ledger.fault(format!("attempt returns to {to}, after the hops {been:?}"));
+                    ledger.error(format!("attempt returns to {to}, after the hops {been:?}"));
                 }
                 if servers == [true, true] {
                     *between += 1;
                     ledger.relayed();
                     if *between > 1 {
-                        ledger.fault(format!("attempt is relayed between servers twice: {been:?}, {to}"));
+                        ledger.error(format!("attempt is relayed between servers twice: {been:?}, {to}"));
                     }
                 }
                 been.push(to);
@@ -55,7 +55,7 @@ impl Hops {
             && !servers[1]
             && *instance != Instance::from_bits(to as u128 + 1)
         {
-            ledger.fault(format!(
+            ledger.error(format!(
                 "session {:?} is resumed at process {to}, not {instance:?}",
                 ledger.number(*id)
             ));

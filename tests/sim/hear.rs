@@ -25,14 +25,14 @@ impl Simulation {
             match frame.body {
                 FrameKind::Ping(number) => sender.pong(number),
                 FrameKind::Pong(Some(number)) => drop(sender.ponged(number, now)),
-                FrameKind::Pong(None) => self.ledger.fault("a pong without a number"),
+                FrameKind::Pong(None) => self.ledger.error("a pong without a number"),
                 FrameKind::Session(id, category, word) => {
                     let table = self.processes[at].table.clone();
                     let key = SessionKey { id, category, node: frame.node };
                     let event = table.on_frame(&sender, key, word, now);
                     self.event(event, at);
                 }
-                other => self.ledger.fault(format!("unexpected frame {other:?}")),
+                other => self.ledger.error(format!("unexpected frame {other:?}")),
             }
         }
     }
@@ -48,7 +48,7 @@ impl Simulation {
                 place.cradle.spawn("guide".into(), place.clone().guide(asked));
             }
             Some(Event::Parked(parked)) => self.sought(vec![parked], at),
-            Some(other) => self.ledger.fault(format!("process {at} gets unexpected event {other:?}")),
+            Some(other) => self.ledger.error(format!("process {at} gets unexpected event {other:?}")),
             None => {}
         }
     }

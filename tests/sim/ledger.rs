@@ -71,7 +71,7 @@ impl Ledger {
         inner.began = Some(Instant::now());
     }
 
-    pub(crate) fn fault(&self, why: impl Into<String>) {
+    pub(crate) fn error(&self, why: impl Into<String>) {
         self.0.borrow_mut().fault.get_or_insert(why.into());
     }
 
@@ -325,7 +325,7 @@ impl Ledger {
     fn with(&self, session: usize, step: impl FnOnce(&mut Pair) -> Option<String>) {
         let fault = step(&mut self.0.borrow_mut().pairs[session]);
         if let Some(why) = fault {
-            self.fault(format!("session {session}: {why}"));
+            self.error(format!("session {session}: {why}"));
         }
     }
 }

@@ -152,11 +152,11 @@ impl Line {
             match wire.reader.next_message() {
                 Ok(Some(message)) => match from_message(message, &self.ends[side].sender.peer) {
                     Ok(frame) => frames.push(frame),
-                    Err(why) => ledger.fault(format!("invalid message: {why}")),
+                    Err(why) => ledger.error(format!("invalid message: {why}")),
                 },
                 Ok(None) => return frames,
                 Err(why) => {
-                    ledger.fault(format!("invalid stream: {why}"));
+                    ledger.error(format!("invalid stream: {why}"));
                     return frames;
                 }
             }

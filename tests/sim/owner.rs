@@ -108,7 +108,7 @@ impl Place {
                 }
                 self.ledger.was_refused(number, &refusal.reason, about != About::Turns);
             }
-            _ if about == About::Turns => self.ledger.fault(format!("session {number}: {why}")),
+            _ if about == About::Turns => self.ledger.error(format!("session {number}: {why}")),
             _ => self.ledger.kill(number),
         }
     }

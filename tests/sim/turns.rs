@@ -54,7 +54,7 @@ impl SchedulerModel {
             FrameKind::Pong(number) => {
                 let answers = self.pong.take() == *number;
                 if !answers {
-                    ledger.fault("pong does not answer the newest ping");
+                    ledger.error("pong does not answer the newest ping");
                 }
             }
             FrameKind::Session(id, _, SessionFrame::Open { target, .. }) => ledger.knows(*id, target),
@@ -65,14 +65,14 @@ impl SchedulerModel {
 
     fn data(&mut self, id: SessionId, bytes: usize, ledger: &Ledger) {
         if self.ping || self.pong.is_some() {
-            ledger.fault("data sent before a pending ping or pong");
+            ledger.error("data sent before a pending ping or pong");
         }
         let Some(session) = ledger.number(id) else { return };
         if let Some(since) = self.waits.remove(&session) {
             ledger.timed();
             let before = self.said[since..].iter().filter(|(_, len)| *len > bytes).count();
             if before > 0 {
-                ledger.fault(format!(
+                ledger.error(format!(
                     "a keystroke of session {session} waited for {before} frames: {:?}",
                     &self.said[since..]
                 ));

@@ -152,12 +152,12 @@ impl CongestionController {
             self.pings.pop_front();
         }
         let Some(ping) = answered.filter(|p| p.number == number) else { return };
-        let trip = now - ping.at;
+        let rtt = now - ping.at;
         self.acked = self.acked.max(ping.sent);
-        self.latest = trip;
-        self.pinged.sample(trip, self.acked, now);
+        self.latest = rtt;
+        self.pinged.sample(rtt, self.acked, now);
         if let Some(kernel) = &self.kernel {
-            self.hidden.answered(trip.saturating_sub(kernel.round_trip()));
+            self.hidden.answered(rtt.saturating_sub(kernel.round_trip()));
         }
     }
 
@@ -430,18 +430,18 @@ impl Cruise {
     pub(crate) fn read(
         &mut self,
         cap: &CongestionWindow,
-        trip: Duration,
+        rtt: Duration,
         sent: u64,
         now: Instant,
     ) -> Option<Duration> {
         let (here, began) = (Mark { at: now, full: cap.rounds_at_limit(), sent }, self.began);
-        self.until = self.until.map(|(until, least)| (until, least.min(trip)));
+        self.until = self.until.map(|(until, least)| (until, least.min(rtt)));
         if here.full.saturating_sub(began.full) >= ROUNDS_TO_KNOW {
             // A full line during a cruise as well: then the line has become narrower.
             self.rates.rotate_right(1);
             self.rates[0] = per_second(sent.wrapping_sub(began.sent), now - began.at);
             let lasts = self.lasts(cap.min_rtt().unwrap_or_default());
-            self.until = (!self.rates.contains(&0)).then_some((now + lasts, trip));
+            self.until = (!self.rates.contains(&0)).then_some((now + lasts, rtt));
             self.began = here;
         } else if let Some((_, least)) = self.until.take_if(|(until, _)| now >= *until) {
             self.began = here;
@@ -504,29 +504,21 @@ pub(crate) fn time_of(bytes: u64, rate: u64) -> Duration {
 mod tests {
     use super::*;
 
-    /// A line that carries `rate` bytes per second, has an unlimited queue, and answers after `trip`.
+    /// A line that carries `rate` bytes per second, has an unlimited queue, and answers after `rtt`.
     struct Line {
         now: Instant,
         free_at: Instant,
         answers: VecDeque<(Instant, u64)>,
         rate: u64,
-        trip: Duration,
+        rtt: Duration,
         worst: Duration,
         carried: u64,
     }
 
     impl Line {
-        fn new(rate: u64, trip: Duration) -> Self {
+        fn new(rate: u64, rtt: Duration) -> Self {
             let now = Instant::now();
-            Self {
-                now,
-                free_at: now,
-                answers: VecDeque::new(),
-                rate,
-                trip,
-                worst: Duration::ZERO,
-                carried: 0,
-            }
+            Self { now, free_at: now, answers: VecDeque::new(), rate, rtt, worst: Duration::ZERO, carried: 0 }
         }
 
         /// Runs a sender that always has data, for `time`.
@@ -556,7 +548,7 @@ mod tests {
 
         fn ping(&mut self, pace: &mut CongestionController) {
             let number = pace.ping(self.now);
-            self.answers.push_back((self.free_at.max(self.now) + self.trip, number));
+            self.answers.push_back((self.free_at.max(self.now) + self.rtt, number));
         }
     }
 
@@ -586,7 +578,7 @@ mod tests {
         let (mut pace, mut line) =
             (CongestionController::new(), Line::new(2_500_000, Duration::from_millis(20)));
         line.run(&mut pace, Duration::from_secs(3));
-        line.trip = Duration::from_millis(60);
+        line.rtt = Duration::from_millis(60);
         line.run(&mut pace, Duration::from_secs(14));
         line.run(&mut pace, Duration::from_secs(5));
         assert!(line.carried > 2_500_000 * 5 * 85 / 100, "carried {}", line.carried);

@@ -256,8 +256,8 @@ impl Link {
             FrameKind::Ping(None) if !self.answers => {}
             FrameKind::Ping(number) => self.sender.pong(number),
             FrameKind::Pong(Some(number)) => {
-                let trip = self.sender.ponged(number, now);
-                self.metrics.rtt.observe(trip);
+                let rtt = self.sender.ponged(number, now);
+                self.metrics.rtt.observe(rtt);
             }
             FrameKind::Pong(None) => {}
             FrameKind::Session(id, category, frame) => {

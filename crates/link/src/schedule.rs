@@ -492,16 +492,16 @@ pub(crate) mod reports_tests {
     /// Returns a link with that RTT according to the kernel.
     fn link(millis: u64) -> (Arc<LinkSender>, Arc<Speaker>) {
         let link = LinkSender::new(LinkId(1), Remote::Server(NodeName::none()), None, Dialect::NEWEST);
-        let trip = Duration::from_millis(millis);
-        link.lock().reports.read(&reading(trip), Instant::now());
+        let rtt = Duration::from_millis(millis);
+        link.lock().reports.read(&reading(rtt), Instant::now());
         let key = SessionKey { id: SessionId::from_bits(1), category: Category::Ssh, node: NodeName::none() };
         (link, Arc::new(Speaker(key)))
     }
 
-    fn reading(trip: Duration) -> TcpInfo {
+    fn reading(rtt: Duration) -> TcpInfo {
         TcpInfo {
-            rtt: trip,
-            least_round_trip: trip,
+            rtt,
+            least_round_trip: rtt,
             variation: Duration::ZERO,
             pacing: 1_000_000,
             delivered: 0,
@@ -585,7 +585,7 @@ pub(crate) mod reports_tests {
 
     #[tokio::test(start_paused = true)]
     async fn the_kernel_is_read_only_for_what_comes_often_and_a_queue_of_others_counts_little() {
-        let (mut reports, trip) = (AckPacing::default(), Duration::from_millis(100));
+        let (mut reports, rtt) = (AckPacing::default(), Duration::from_millis(100));
         let mut now = Instant::now();
         for _ in 0..5 {
             assert!(!reports.wants_reading(now));
@@ -596,10 +596,10 @@ pub(crate) mod reports_tests {
         reports.on_sent(now);
         reports.on_flushed();
         assert!(reports.wants_reading(now));
-        reports.read(&TcpInfo { rtt: trip * 9, ..reading(trip) }, now);
+        reports.read(&TcpInfo { rtt: rtt * 9, ..reading(rtt) }, now);
         assert!(!reports.wants_reading(now));
         assert_eq!(reports.next(), Some(now + Duration::from_millis(50)));
-        reports.read(&TcpInfo { rtt: trip * 9, ..reading(trip * 9) }, now);
+        reports.read(&TcpInfo { rtt: rtt * 9, ..reading(rtt * 9) }, now);
         assert_eq!(reports.next(), Some(now + MAX_WAIT));
     }
 }

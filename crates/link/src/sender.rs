@@ -273,7 +273,7 @@ pub(crate) struct SendQueue {
     pub(crate) pong: Option<Option<u64>>,
     /// Since when a ping is due.
     pub(crate) ping: Option<Instant>,
-    pub(crate) trips: RttEstimator,
+    pub(crate) rtts: RttEstimator,
     pub(crate) reports: AckPacing,
     /// Signals, last frames, and replies about unknown sessions. Limited by [`MAX_QUEUED_REPLIES`], except for frames
     /// of this process's own sessions.
@@ -310,7 +310,7 @@ impl SendQueue {
             closed: false,
             pong: None,
             ping: None,
-            trips: RttEstimator::default(),
+            rtts: RttEstimator::default(),
             reports: AckPacing::default(),
             replies: VecDeque::new(),
             answers: VecDeque::new(),

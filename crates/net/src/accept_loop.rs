@@ -2,7 +2,7 @@
 //! on or rejects it.
 //!
 //! A listener implements [`ConnectionHandler`] and calls [`AcceptLoop::run`]. The loop deals with permits, sources,
-//! balancers and the lack of file descriptors. A connection holds a permit until [`Accepted::slot`] is dropped, which
+//! balancers and the lack of file descriptors. A connection holds a permit until [`Accepted::permit`] is dropped, which
 //! the handler does once the client is authenticated.
 
 use std::io;
@@ -34,7 +34,7 @@ pub struct AcceptLoop<L = TcpAccept> {
     /// The listening socket.
     pub listener: L,
     /// Permits for connections that are not authenticated yet.
-    pub door: FairLimiter,
+    pub limiter: FairLimiter,
     /// Networks of balancers. TCP connections from there begin with a PROXY header.
     pub proxies: Networks,
     /// Counter of rejected connections by cause.
@@ -51,7 +51,7 @@ pub struct Accepted<S = TcpStream> {
     /// The client's address, from the balancer's header if there is one, otherwise the socket's. Never IPv4-mapped.
     pub from: SocketAddr,
     /// The permit. If it is revoked, the handler's future is dropped at its current await point.
-    pub slot: Permit,
+    pub permit: Permit,
 }
 
 /// The reason for rejecting a connection before it is served.
@@ -100,11 +100,11 @@ impl Rejection {
 impl<L: Accept> AcceptLoop<L> {
     /// Accepts connections until draining begins. Each is served in its own task, which the drain waits for.
     pub async fn run<H: ConnectionHandler<L::AnyStream>>(self, handler: Arc<H>, drain: Drain) {
-        let Self { listener, door, proxies, refused, refusals } = self;
-        let leaving = FairLimiter::new(Limits::slots(fd_limit::at_most(LEAVING, 16)));
+        let Self { listener, limiter, proxies, refused, refusals } = self;
+        let leaving = FairLimiter::new(Limits::permits(fd_limit::at_most(LEAVING, 16)));
         let limit = fd_limit::limit();
         let dispatcher =
-            Dispatcher { handler, door, refused, refusals, leaving, limit, drain: drain.clone() };
+            Dispatcher { handler, limiter, refused, refusals, leaving, limit, drain: drain.clone() };
         let mut warned: Option<Instant> = None;
         loop {
             let (socket, peer) = tokio::select! {
@@ -137,7 +137,7 @@ impl<L: Accept> AcceptLoop<L> {
 #[derive(Debug)]
 struct Dispatcher<H> {
     handler: Arc<H>,
-    door: FairLimiter,
+    limiter: FairLimiter,
     refused: CauseCounter,
     refusals: RefusalLogLimiter,
     /// Permits for rejected connections that were sent bytes and are not closed yet.
@@ -156,12 +156,12 @@ impl<H> Dispatcher<H> {
         if !self.handler.admits(from) {
             return self.reject(socket, from, Rejection::Forbidden);
         }
-        let Ok(slot) = self.enter(&socket, from) else {
+        let Ok(permit) = self.enter(&socket, from) else {
             return self.reject(socket, from, Rejection::Full);
         };
-        let lost = slot.revoked();
+        let lost = permit.revoked();
         // Boxed, so that the future is not stored a second time in the task.
-        let serving = Box::pin(Arc::clone(&self.handler).serve(Accepted { socket, from, slot }));
+        let serving = Box::pin(Arc::clone(&self.handler).serve(Accepted { socket, from, permit }));
         let refused = self.refused.clone();
         self.drain.spawn(self.handler.span(from), async move {
             tokio::select! {
@@ -183,7 +183,7 @@ impl<H> Dispatcher<H> {
         let scarce = fd_limit::are_scarce(socket, self.limit);
         let most =
             if scarce { usize::try_from(self.limit / 4).unwrap_or(usize::MAX).max(1) } else { usize::MAX };
-        self.door.try_acquire_below(&Source::of(from.ip()), most)
+        self.limiter.try_acquire_below(&Source::of(from.ip()), most)
     }
 
     /// Reads a balancer's header, then dispatches the client that it names. Until then the balancer holds the permit.
@@ -192,20 +192,20 @@ impl<H> Dispatcher<H> {
         H: ConnectionHandler<S>,
         S: Connection + AsFd + 'static,
     {
-        let Ok(slot) = self.enter(&socket, balancer) else {
+        let Ok(permit) = self.enter(&socket, balancer) else {
             return self.reject(socket, balancer, Rejection::Full);
         };
         let (dispatcher, span) = (self.clone(), info_span!("proxy_protocol", %balancer));
         let inner = span.clone();
         self.drain.spawn(Span::none(), async move {
-            let lost = slot.revoked();
+            let lost = permit.revoked();
             let read = timeout(HEADER_TIME, proxied_client(socket.tcp())).instrument(inner.clone());
             let read = tokio::select! {
                 biased;
                 () = lost.cancelled() => return dispatcher.refused.count("gave_way"),
                 read = read => read,
             };
-            drop(slot);
+            drop(permit);
             let why = match read {
                 Ok(Ok(from)) => return dispatcher.dispatch(socket, from.unwrap_or(balancer)),
                 Ok(Err(error)) => error.to_string(),
@@ -239,14 +239,14 @@ impl<H> Dispatcher<H> {
         }
         let _ = raw.shutdown(std::net::Shutdown::Write);
         // Closing a socket with unread bytes resets the connection, and the client might then not read the rejection.
-        let Ok(slot) = self.leaving.try_acquire(&Source::of(from.ip())) else { return };
-        let lost = slot.revoked();
+        let Ok(permit) = self.leaving.try_acquire(&Source::of(from.ip())) else { return };
+        let lost = permit.revoked();
         self.drain.spawn(Span::none(), async move {
             tokio::select! {
                 () = lost.cancelled() => {}
                 _ = timeout(LEAVE_TIME, discard(&mut socket)) => {}
             }
-            drop(slot);
+            drop(permit);
         });
     }
 }
@@ -255,7 +255,7 @@ impl<H> Clone for Dispatcher<H> {
     fn clone(&self) -> Self {
         Self {
             handler: Arc::clone(&self.handler),
-            door: self.door.clone(),
+            limiter: self.limiter.clone(),
             refused: self.refused.clone(),
             refusals: self.refusals.clone(),
             leaving: self.leaving.clone(),
@@ -436,19 +436,19 @@ mod tests {
         let (socket, metrics) = (File::open("/dev/null").unwrap(), Metrics::edge());
         let number = u64::try_from(std::os::fd::AsRawFd::as_raw_fd(&socket)).unwrap();
         let waiting = |limit, count| {
-            let door = FairLimiter::new(Limits::slots(1000));
+            let limiter = FairLimiter::new(Limits::permits(1000));
             let dispatcher = Dispatcher {
                 handler: Arc::new(()),
-                leaving: door.clone(),
-                door,
+                leaving: limiter.clone(),
+                limiter,
                 refused: metrics.calls_refused.clone(),
                 refusals: metrics.refusals.clone(),
                 limit,
                 drain: Drain::new(),
             };
             let from = "192.0.2.1:1".parse().unwrap();
-            let slots: Vec<Permit> = (0..count).map(|_| dispatcher.enter(&socket, from).unwrap()).collect();
-            slots.iter().filter(|slot| !slot.revoked().is_cancelled()).count()
+            let permits: Vec<Permit> = (0..count).map(|_| dispatcher.enter(&socket, from).unwrap()).collect();
+            permits.iter().filter(|permit| !permit.revoked().is_cancelled()).count()
         };
         assert_eq!(waiting(100 * (number + 1), 50), 50);
         assert_eq!(waiting(4 * number, 50), 50, "at most a quarter of all files");

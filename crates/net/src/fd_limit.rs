@@ -36,9 +36,9 @@ pub fn limit() -> u64 {
     getrlimit(Resource::Nofile).current.unwrap_or(u64::MAX)
 }
 
-/// Returns `slots`, but at most `1/part` of the files that may be open.
-pub fn at_most(slots: usize, part: u64) -> usize {
-    usize::try_from(limit() / part).map_or(slots, |files| files.clamp(1, slots.max(1)))
+/// Returns `permits`, but at most `1/part` of the files that may be open.
+pub fn at_most(permits: usize, part: u64) -> usize {
+    usize::try_from(limit() / part).map_or(permits, |files| files.clamp(1, permits.max(1)))
 }
 
 /// Returns true if a file that was just opened belongs to the reserve below `limit`.

@@ -50,7 +50,7 @@ struct HolderChannels {
 #[derive(Debug)]
 #[must_use = "dropping a permit releases it"]
 pub struct Permit<K: Clone + Ord + Hash = Source> {
-    door: FairLimiter<K>,
+    limiter: FairLimiter<K>,
     id: u64,
     lost: CancellationToken,
 }
@@ -86,8 +86,8 @@ impl<K: Clone + Ord + Hash> FairLimiter<K> {
     ///
     /// Fails like [`Self::try_acquire`].
     pub fn try_acquire_below(&self, who: &K, most: usize) -> Result<Permit<K>, AcquireError> {
-        let (slot, mut granted) = self.join(who, most)?;
-        granted.try_recv().map(|()| slot).map_err(|_| AcquireError::Total)
+        let (permit, mut granted) = self.join(who, most)?;
+        granted.try_recv().map(|()| permit).map_err(|_| AcquireError::Total)
     }
 
     /// Waits until this source is granted a permit. Cancel safe: a dropped call leaves the queue.
@@ -96,10 +96,10 @@ impl<K: Clone + Ord + Hash> FairLimiter<K> {
     ///
     /// Too many entrants wait, and most of them are from this source.
     pub async fn acquire(&self, who: &K) -> Result<Permit<K>, AcquireError> {
-        let (slot, mut granted) = self.join(who, usize::MAX)?;
+        let (permit, mut granted) = self.join(who, usize::MAX)?;
         loop {
             match timeout(GRANT_INTERVAL, &mut granted).await {
-                Ok(granted) => return granted.map(|()| slot).map_err(|_| AcquireError::Total),
+                Ok(granted) => return granted.map(|()| permit).map_err(|_| AcquireError::Total),
                 Err(_) => self.apply(|shares| shares.grant_next(Instant::now())),
             }
         }
@@ -115,7 +115,7 @@ impl<K: Clone + Ord + Hash> FairLimiter<K> {
             (id, inside.notices(effects))
         };
         notices.send();
-        Ok((Permit { door: self.clone(), id, lost }, receiver))
+        Ok((Permit { limiter: self.clone(), id, lost }, receiver))
     }
 
     fn apply(&self, change: impl FnOnce(&mut FairShares<K>) -> Changes) {
@@ -165,22 +165,22 @@ impl Notices {
 impl<K: Clone + Ord + Hash> Permit<K> {
     /// Marks the holder as active: it has sent something, and this process works on it until [`Self::mark_idle`].
     pub fn mark_active(&self) {
-        self.door.inside().shares.mark(self.id, true, Instant::now());
+        self.limiter.inside().shares.mark(self.id, true, Instant::now());
     }
 
     /// Suspends the permit while another limit applies to its holder. [`Self::mark_idle`] resumes it.
     pub fn suspend(&self) {
-        self.door.apply(|shares| shares.step_aside(self.id, Instant::now()));
+        self.limiter.apply(|shares| shares.step_aside(self.id, Instant::now()));
     }
 
     /// Marks the holder as idle: from now on this process waits for it. Resumes a suspended permit.
     pub fn mark_idle(&self) {
-        self.door.apply(|shares| shares.waits(self.id, Instant::now()));
+        self.limiter.apply(|shares| shares.waits(self.id, Instant::now()));
     }
 
     /// Wraps the holder's connection so that its reads mark the permit as active or idle.
     pub fn track_activity<T>(&self, io: T) -> ActivityTracked<T, K> {
-        Hooked { io, hook: ActivityHook { slot: Some((self.door.clone(), self.id)), silent: true } }
+        Hooked { io, hook: ActivityHook { permit: Some((self.limiter.clone(), self.id)), silent: true } }
     }
 
     /// Returns a token that is cancelled when the permit is revoked. The holder must then close its connection at once.
@@ -192,7 +192,7 @@ impl<K: Clone + Ord + Hash> Permit<K> {
 impl<K: Clone + Ord + Hash> Drop for Permit<K> {
     fn drop(&mut self) {
         let (notices, gone) = {
-            let mut inside = self.door.inside();
+            let mut inside = self.limiter.inside();
             let gone = inside.holders.remove(&self.id);
             let effects = inside.shares.leave(self.id, Instant::now());
             (inside.notices(effects), gone)
@@ -210,7 +210,7 @@ pub type ActivityTracked<T, K = Source> = Hooked<T, ActivityHook<K>>;
 /// The permit of an [`ActivityTracked`] connection, and how it was last marked.
 #[derive(Debug)]
 pub struct ActivityHook<K: Clone + Ord + Hash = Source> {
-    slot: Option<(FairLimiter<K>, u64)>,
+    permit: Option<(FairLimiter<K>, u64)>,
     silent: bool,
 }
 
@@ -223,11 +223,11 @@ impl<T: AsyncRead + Unpin, K: Clone + Ord + Hash> ReadHook<T> for ActivityHook<K
     ) -> Poll<io::Result<()>> {
         let read = io.poll_read(cx, out);
         let silent = read.is_pending();
-        if let Some((door, id)) = self.slot.as_ref().filter(|_| silent != self.silent) {
-            let held = door.inside().shares.mark(*id, !silent, Instant::now());
+        if let Some((limiter, id)) = self.permit.as_ref().filter(|_| silent != self.silent) {
+            let held = limiter.inside().shares.mark(*id, !silent, Instant::now());
             self.silent = silent;
             if !held {
-                self.slot = None;
+                self.permit = None;
             }
         }
         read
@@ -315,7 +315,7 @@ struct SourceShare {
 
 impl Limits {
     /// Returns limits without a queue: a newcomer takes the permit of an idle holder, or is refused.
-    pub fn slots(permits: usize) -> Self {
+    pub fn permits(permits: usize) -> Self {
         Self { permits, per_source: usize::MAX, waiting: 0, idle_timeout: Some(Duration::ZERO) }
     }
 }
@@ -357,9 +357,8 @@ impl<K: Clone + Ord + Hash> FairShares<K> {
         most: usize,
         now: Instant,
     ) -> Result<(u64, Changes), AcquireError> {
-        let Limits { permits: slots, per_source: for_one, .. } = self.limits;
-        if for_one < slots
-            && self.own.get(who).is_some_and(|own| own.held.len() + own.waiting.len() >= for_one)
+        let Limits { permits: all, per_source: for_one, .. } = self.limits;
+        if for_one < all && self.own.get(who).is_some_and(|own| own.held.len() + own.waiting.len() >= for_one)
         {
             return Err(AcquireError::PerSource);
         }
@@ -552,7 +551,7 @@ struct Entry<V> {
 impl<S: Clone + Ord + Hash, K: Clone + Eq + Hash, V> FairMap<S, K, V> {
     /// Creates a map for at most `most` entries.
     pub fn new(most: usize) -> Self {
-        Self { shares: FairShares::new(Limits::slots(most)), entries: HashMap::new(), keys: HashMap::new() }
+        Self { shares: FairShares::new(Limits::permits(most)), entries: HashMap::new(), keys: HashMap::new() }
     }
 
     /// Returns the value of a key.

@@ -195,7 +195,7 @@ impl Identity {
         let chain = certs(&self.cert, cert).map_err(text)?;
         let key = private_key(&self.key, key).map_err(text)?;
         if let Some(leaf) = chain.first() {
-            certificate::check(leaf).map_err(|fault| format!("{} {fault}", self.cert.display()))?;
+            certificate::check(leaf).map_err(|error| format!("{} {error}", self.cert.display()))?;
         }
         CertifiedKey::from_der(chain, key, provider).map_err(|cause| match cause {
             rustls::Error::InconsistentKeys(_) => format!(

@@ -305,7 +305,7 @@ pub struct RecvHalf {
     last_data: Option<Instant>,
     /// Limit before the last credit.
     old_limit: u64,
-    trips: PathRttEstimator,
+    rtts: PathRttEstimator,
 }
 
 /// A protocol violation by the remote.
@@ -338,7 +338,7 @@ impl RecvHalf {
             rounds: ReadRate::default(),
             last_data: None,
             old_limit: windows.start,
-            trips: PathRttEstimator::default(),
+            rtts: PathRttEstimator::default(),
         }
     }
 
@@ -377,11 +377,11 @@ impl RecvHalf {
         if self.last_data.is_some_and(|last| now - last >= WINDOW_IDLE) {
             self.window = self.windows.start;
             self.rounds.interrupt();
-            self.trips.interrupt();
+            self.rtts.interrupt();
         }
         self.last_data = Some(now);
-        let held_up = self.trips.arrived(end, now);
-        if held_up && self.queue.bytes() == 0 && !self.trips.is_short() {
+        let held_up = self.rtts.arrived(end, now);
+        if held_up && self.queue.bytes() == 0 && !self.rtts.is_short() {
             // The reader waited as well, so the window was too small.
             self.grow(self.window.saturating_mul(2));
         }
@@ -420,9 +420,9 @@ impl RecvHalf {
         let bytes = self.queue.pop()?;
         let before = self.taken;
         self.taken += as_u64(bytes.len());
-        let trip = self.trips.effective_rtt(way);
-        let wanted = self.rounds.took(before, self.taken, trip, now);
-        let most = if self.trips.is_short() { self.taken / 2 } else { u64::MAX };
+        let rtt = self.rtts.effective_rtt(way);
+        let wanted = self.rounds.took(before, self.taken, rtt, now);
+        let most = if self.rtts.is_short() { self.taken / 2 } else { u64::MAX };
         self.grow(wanted.min(most));
         Some(bytes)
     }
@@ -442,7 +442,7 @@ impl RecvHalf {
     /// That is the case if the remote's direction has ended. It is also the case if the remote may send less than it does
     /// in 1.25 RTTs: it would reach its limit before the Credit arrives.
     pub(crate) fn is_credit_urgent(&self) -> bool {
-        let in_a_trip = self.trips.of_least(self.rounds.in_a_trip(self.taken));
+        let in_a_trip = self.rtts.of_least(self.rounds.in_a_trip(self.taken));
         self.total.is_some() || self.limit.saturating_sub(self.received) < in_a_trip + in_a_trip / 4
     }
 
@@ -465,13 +465,13 @@ impl RecvHalf {
     /// Records that the result of [`Self::credit`] was sent on the path on which the bytes arrive.
     pub fn credit_sent(&mut self, now: Instant) {
         if self.limit > self.old_limit {
-            self.trips.credit(self.old_limit, self.received, now);
+            self.rtts.credit(self.old_limit, self.received, now);
         }
     }
 
     /// Discards measurements, because the session runs on another path.
     pub fn moved(&mut self) {
-        self.trips.forget();
+        self.rtts.forget();
     }
 
     /// Returns the limit that the remote knows, or learns from the next reply; used in
@@ -1090,10 +1090,10 @@ mod recv_tests {
             half.credit_sent(now);
             now += way;
         }
-        assert!(!half.trips.is_short());
+        assert!(!half.rtts.is_short());
         // Another path may be short.
         half.moved();
-        assert!(half.trips.is_short());
+        assert!(half.rtts.is_short());
     }
 
     #[tokio::test(start_paused = true)]

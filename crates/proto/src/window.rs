@@ -54,10 +54,10 @@ impl PathRttEstimator {
         if end <= way.old_limit {
             return false;
         }
-        let trip = now - way.since;
-        let held_up = way.stood.is_some_and(|stood| (now - stood) * MIN_BLOCKED_FRACTION >= trip);
+        let rtt = now - way.since;
+        let held_up = way.stood.is_some_and(|stood| (now - stood) * MIN_BLOCKED_FRACTION >= rtt);
         if held_up {
-            self.latest = trip;
+            self.latest = rtt;
         }
         self.under_way = None;
         held_up
@@ -66,10 +66,10 @@ impl PathRttEstimator {
     /// Returns the RTT used to widen windows: the link's, or the one measured over the whole path if that is longer.
     pub(crate) fn effective_rtt(&mut self, way: LinkRtt) -> Duration {
         self.way = way;
-        let trip = way.latest.max(self.latest);
-        let least = self.reckoned.map_or(trip, |(_, least)| least.min(trip));
-        self.reckoned = Some((trip, least));
-        trip
+        let rtt = way.latest.max(self.latest);
+        let least = self.reckoned.map_or(rtt, |(_, least)| least.min(rtt));
+        self.reckoned = Some((rtt, least));
+        rtt
     }
 
     /// Returns true if the path is short. The current RTT may be long because a machine is busy, so the minimum is used
@@ -127,12 +127,12 @@ impl ReadRate {
 
     /// Returns the window for a reader whose total rises from `before` to `taken`: the bytes of two RTTs, or of four
     /// while the rate doubles per RTT.
-    pub(crate) fn took(&mut self, before: u64, taken: u64, trip: Duration, now: Instant) -> u64 {
+    pub(crate) fn took(&mut self, before: u64, taken: u64, rtt: Duration, now: Instant) -> u64 {
         let Some(round) = &mut self.now else { return 0 };
         let took = now - round.since;
-        if took > trip {
-            self.before = part(before - round.from, trip, took);
-            *round = RttSample { since: now, from: before, late: took > trip * 2 };
+        if took > rtt {
+            self.before = part(before - round.from, rtt, took);
+            *round = RttSample { since: now, from: before, late: took > rtt * 2 };
         }
         if round.late {
             return 0;
@@ -175,7 +175,7 @@ mod tests {
             let began = Instant::now();
             let at = |micros: u64| began + Duration::from_micros(micros);
             let (way, frame) = (way * 1000, frame.clamp(window / 50, window));
-            let (mut trips, mut limit, mut sent, mut reported) = (PathRttEstimator::default(), window, 0u64, 0u64);
+            let (mut rtts, mut limit, mut sent, mut reported) = (PathRttEstimator::default(), window, 0u64, 0u64);
             // Time when the line is free, and the times when each limit reaches the sender.
             let (mut free, mut credits, mut measured) = (0u64, std::collections::VecDeque::new(), 0);
             for _ in 0..500 {
@@ -189,15 +189,15 @@ mod tests {
                 sent += len;
                 free += 1 + len * 1000 / rate;
                 let now = free + way / 2;
-                trips.arrived(sent, at(now));
-                if trips.latest > Duration::ZERO {
+                rtts.arrived(sent, at(now));
+                if rtts.latest > Duration::ZERO {
                     measured += 1;
-                    let (trip, most) = (trips.latest.as_micros() as u64, 1 + frame * 1000 / rate);
-                    prop_assert!(trip >= way / 2 * 2, "{trip} of {way}");
-                    prop_assert!(trip <= way + 4 * most, "{trip} of {way}, a frame takes {most}");
+                    let (rtt, most) = (rtts.latest.as_micros() as u64, 1 + frame * 1000 / rate);
+                    prop_assert!(rtt >= way / 2 * 2, "{rtt} of {way}");
+                    prop_assert!(rtt <= way + 4 * most, "{rtt} of {way}, a frame takes {most}");
                 }
                 if sent + window - reported.max(window) >= window / 2 {
-                    trips.credit(reported.max(window), sent, at(now));
+                    rtts.credit(reported.max(window), sent, at(now));
                     reported = sent + window;
                     credits.push_back((now + way / 2, reported));
                 }
@@ -211,31 +211,31 @@ mod tests {
     async fn only_a_sender_that_stood_at_the_old_limit_is_measured() {
         let now = Instant::now();
         let ms = Duration::from_millis;
-        let mut trips = PathRttEstimator::default();
+        let mut rtts = PathRttEstimator::default();
         // Bytes flow across the old limit: the sender was still sending below it.
-        trips.credit(1000, 500, now);
-        trips.arrived(990, now + ms(50));
-        trips.arrived(1400, now + ms(60));
-        assert_eq!(trips.latest, Duration::ZERO);
+        rtts.credit(1000, 500, now);
+        rtts.arrived(990, now + ms(50));
+        rtts.arrived(1400, now + ms(60));
+        assert_eq!(rtts.latest, Duration::ZERO);
         // A frame ends at the limit by chance.
-        trips.credit(1500, 1400, now + ms(60));
-        trips.arrived(1500, now + ms(100));
-        trips.arrived(1600, now + ms(101));
-        assert_eq!(trips.latest, Duration::ZERO);
+        rtts.credit(1500, 1400, now + ms(60));
+        rtts.arrived(1500, now + ms(100));
+        rtts.arrived(1600, now + ms(101));
+        assert_eq!(rtts.latest, Duration::ZERO);
         // The sender is blocked when the credit is sent, or soon after.
-        trips.credit(2000, 2000, now + ms(110));
-        trips.arrived(2100, now + ms(140));
-        assert_eq!(trips.latest, ms(30));
-        trips.credit(2500, 2100, now + ms(150));
-        trips.arrived(2500, now + ms(155));
-        trips.arrived(2501, now + ms(190));
-        assert_eq!(trips.latest, ms(40));
+        rtts.credit(2000, 2000, now + ms(110));
+        rtts.arrived(2100, now + ms(140));
+        assert_eq!(rtts.latest, ms(30));
+        rtts.credit(2500, 2100, now + ms(150));
+        rtts.arrived(2500, now + ms(155));
+        rtts.arrived(2501, now + ms(190));
+        assert_eq!(rtts.latest, ms(40));
         // The sender had nothing to send.
-        trips.credit(3000, 3000, now + ms(200));
-        trips.interrupt();
-        trips.arrived(3001, now + ms(9000));
-        assert_eq!(trips.latest, ms(40));
-        trips.forget();
-        assert_eq!(trips.latest, Duration::ZERO);
+        rtts.credit(3000, 3000, now + ms(200));
+        rtts.interrupt();
+        rtts.arrived(3001, now + ms(9000));
+        assert_eq!(rtts.latest, ms(40));
+        rtts.forget();
+        assert_eq!(rtts.latest, Duration::ZERO);
     }
 }

@@ -44,8 +44,8 @@ mod tests {
         let mut file = ConfigTable::parse(text, &mut report);
         let proxy = read(&mut file, &mut report);
         let reading = report.finish(text, ());
-        let faults = reading.faults.iter().map(ToString::to_string);
-        (proxy, faults.chain(reading.warnings.iter().map(ToString::to_string)).collect())
+        let errors = reading.errors.iter().map(ToString::to_string);
+        (proxy, errors.chain(reading.warnings.iter().map(ToString::to_string)).collect())
     }
 
     #[test]

@@ -128,18 +128,18 @@ const FILES: [&str; 2] = ["/etc/tunnel/certs/egress.crt", "/etc/tunnel/certs/egr
 mod tests {
     use super::*;
 
-    fn faults(text: &str) -> (Option<EgressConfig>, Vec<String>) {
+    fn errors(text: &str) -> (Option<EgressConfig>, Vec<String>) {
         let mut report = Diagnostics::default();
         let mut file = ConfigTable::parse(text, &mut report);
         let ssh = AccessConfig { allow_from: Some(Networks::default()), ..AccessConfig::default() };
         let egress = read(&mut file, &ssh, &mut report);
-        let faults = report.finish(text, ()).faults;
-        (egress, faults.iter().map(ToString::to_string).collect())
+        let errors = report.finish(text, ()).errors;
+        (egress, errors.iter().map(ToString::to_string).collect())
     }
 
     #[test]
     fn a_unix_socket_is_fenced_by_its_file() {
-        let (egress, reported) = faults("[egress]\nlisten = \"unix:/run/tunnel/egress.sock\"");
+        let (egress, reported) = errors("[egress]\nlisten = \"unix:/run/tunnel/egress.sock\"");
         let Some(EgressConfig::Unix { path, access }) = egress else { panic!("{egress:?}") };
         assert_eq!(
             (path.to_str(), access.allow_from, reported),
@@ -148,7 +148,7 @@ mod tests {
         for key in
             ["client_ca = \"/ca\"", "port = 8000", "allow_from = [\"10.0.0.0/8\"]", "serverkey = \"/k\""]
         {
-            let reported = faults(&format!("[egress]\nlisten = \"unix:/a\"\n{key}")).1;
+            let reported = errors(&format!("[egress]\nlisten = \"unix:/a\"\n{key}")).1;
             assert_eq!(reported.len(), 1, "{reported:?}");
         }
     }
@@ -162,9 +162,9 @@ mod tests {
             ("[egress]\nport = 1\negressport = 2", "keep port"),
             ("[egress]\nport = 1\ncert = \"/a\"\nservercert = \"/b\"", "keep cert"),
         ] {
-            let reported = faults(text).1;
+            let reported = errors(text).1;
             assert!(reported.len() == 1 && reported[0].contains(part), "{text}: {reported:?}");
         }
-        assert_eq!(faults("").0, None);
+        assert_eq!(errors("").0, None);
     }
 }

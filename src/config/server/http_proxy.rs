@@ -60,8 +60,8 @@ mod tests {
         let ssh = AccessConfig::default();
         let proxy = read(&mut file, &ssh, env, &mut report);
         let reading = report.finish(text, ());
-        let faults = reading.faults.iter().map(ToString::to_string);
-        let told = faults.chain(reading.warnings.iter().map(ToString::to_string)).collect();
+        let errors = reading.errors.iter().map(ToString::to_string);
+        let told = errors.chain(reading.warnings.iter().map(ToString::to_string)).collect();
         (proxy.map(|proxy| proxy.listen.at.to_string()), told)
     }
 

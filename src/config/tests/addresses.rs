@@ -36,10 +36,10 @@ fn networks_are_read_with_their_nodes_and_targets_as_everywhere() {
 
 #[test]
 fn an_entry_that_cannot_be_meant_is_a_fault() {
-    let faults = cloud_faults("[mode.cloud.addresses]\n\"10.0.0.7/8\" = \"a node\"\nnode1 = \"node1\"\n");
-    let reported: Vec<_> = faults.iter().map(ToString::to_string).collect();
+    let errors = cloud_faults("[mode.cloud.addresses]\n\"10.0.0.7/8\" = \"a node\"\nnode1 = \"node1\"\n");
+    let reported: Vec<_> = errors.iter().map(ToString::to_string).collect();
     assert_eq!(reported.len(), 3, "{reported:?}");
-    assert!(reported.iter().any(|fault| fault.contains("10.0.0.0/8")), "{reported:?}");
+    assert!(reported.iter().any(|error| error.contains("10.0.0.0/8")), "{reported:?}");
 }
 
 #[cfg(feature = "kubernetes")]
@@ -55,7 +55,7 @@ fn kubernetes_is_asked_if_that_is_said_or_a_module_needs_it() {
 
 #[test]
 fn kubernetes_that_is_not_there_is_a_fault_only_for_who_asks_for_it() {
-    let faults = cloud_faults("[mode.cloud.addresses]\nkubernetes = true\n");
-    assert_eq!(faults.iter().next().unwrap().key, "mode.cloud.addresses.kubernetes");
+    let errors = cloud_faults("[mode.cloud.addresses]\nkubernetes = true\n");
+    assert_eq!(errors.iter().next().unwrap().key, "mode.cloud.addresses.kubernetes");
     assert_eq!(cloud("[mode.cloud]\nhttp_proxy = { port = 8080 }\n").0.addresses.cluster, None);
 }

@@ -12,7 +12,7 @@ fn https(lines: &str) -> String {
 }
 
 /// Returns the errors of a server's file as texts.
-fn faults(text: &str) -> Vec<String> {
+fn errors(text: &str) -> Vec<String> {
     cloud_faults(text).iter().map(ToString::to_string).collect()
 }
 
@@ -35,28 +35,28 @@ fn a_server_shows_targets_a_certificate_for_proved_clients_only() {
     let certificate = "target_cert = \"/c\"\ntarget_ca = \"/ca\"\n";
     let anybody = "client_ca = \"/ca\"\nnames = [\"*\"]\n";
     for lines in ["allow_from = [\"10.0.0.0/8\"]\n", "client_ca = \"/ca\"\n", anybody] {
-        let told = faults(&https(&format!("{lines}{certificate}")));
+        let told = errors(&https(&format!("{lines}{certificate}")));
         assert!(
             told.iter().any(|told| told.contains("not presented for clients identified only by address")),
             "{told:?}"
         );
     }
-    let told = faults(&https(&format!("{proved}target_cert = \"/c\"\n")));
+    let told = errors(&https(&format!("{proved}target_cert = \"/c\"\n")));
     assert!(told[0].contains("target_ca") && told[0].contains("target_insecure = true"), "{told:?}");
-    let told = faults(&https(&format!("{proved}target_ca = \"/ca\"\n")));
+    let told = errors(&https(&format!("{proved}target_ca = \"/ca\"\n")));
     assert!(told[0].contains("target_cert"), "{told:?}");
-    let told = faults(&https(&format!("mode = \"passthrough\"\n{certificate}")));
+    let told = errors(&https(&format!("mode = \"passthrough\"\n{certificate}")));
     assert!(told[0].contains("client_ca and names"), "{told:?}");
 }
 
 #[test]
 fn certificates_are_asked_for_by_profile() {
     let outside = "[mode.cloud.csr]\nprofiles = [\"proxy-client\"]\n";
-    let told = faults(outside);
+    let told = errors(outside);
     let why = if cfg!(feature = "kubernetes") { "--k" } else { "built without Kubernetes" };
     assert!(told[0].contains("mode.cloud.csr.profiles") && told[0].contains(why), "{told:?}");
     assert_eq!(cloud("[mode.cloud.csr]\n").0.csr, None);
-    let told = faults("[mode.cloud.csr]\nprofiles = [\"agent\"]\nlifetime = \"9m\"\nnames = [\"a:1\"]\n");
+    let told = errors("[mode.cloud.csr]\nprofiles = [\"agent\"]\nlifetime = \"9m\"\nnames = [\"a:1\"]\n");
     for wanted in ["expected \"server\" or \"proxy-client\"", "lifetime", "without a port"] {
         assert!(told.iter().any(|told| told.contains(wanted)), "{wanted}: {told:?}");
     }
@@ -83,7 +83,7 @@ fn an_edge_and_its_servers_say_whether_certificates_prove_it() {
     let told = edge_faults(&format!("{LEAST}{outside}")).to_string();
     assert!(told.contains("mode.edge.csr.agent"), "{told}");
     assert_eq!(edge(&format!("{LEAST}[mode.edge.csr]\nagent = false\n")).0.csr, None);
-    let told = faults("[mode.cloud.csr]\nagent_ca = \"/ca\"\n");
+    let told = errors("[mode.cloud.csr]\nagent_ca = \"/ca\"\n");
     assert!(told[0].contains("mode.cloud.csr.agent_ca"), "{told:?}");
     if !cfg!(feature = "kubernetes") {
         return;

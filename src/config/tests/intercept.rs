@@ -16,9 +16,9 @@ fn read(lines: &str) -> Result<(Option<InterceptConfig>, Vec<Warning>), ConfigEr
 fn nothing_is_intercepted_unless_networks_are_named() {
     assert_eq!(cloud("").0.intercept, None);
     for lines in ["", "networks = []", "networks = 7", "networks = [\"10.0.0.7/8\"]"] {
-        let faults = read(lines).unwrap_err().to_string();
-        assert!(faults.contains("mode.cloud.intercept.networks"), "{lines}: {faults}");
-        assert_eq!(faults.lines().count(), 1, "{lines}: {faults}");
+        let errors = read(lines).unwrap_err().to_string();
+        assert!(errors.contains("mode.cloud.intercept.networks"), "{lines}: {errors}");
+        assert_eq!(errors.lines().count(), 1, "{lines}: {errors}");
     }
 }
 
@@ -39,7 +39,7 @@ fn networks_are_enough_and_the_rest_has_defaults() {
 
 #[test]
 fn what_is_wrong_is_told_with_its_key_and_the_remedy() {
-    for (line, key, remedy) in [
+    for (line, key, hint) in [
         ("ports = [0]", "ports[0]", "1 to 65535"),
         ("table = \"a b\"", "table", "expected a letter"),
         ("table = \"7\"", "table", "expected a letter"),
@@ -50,9 +50,9 @@ fn what_is_wrong_is_told_with_its_key_and_the_remedy() {
         ("trust_edges = 1", "trust_edges", "expected true or false"),
         ("network = []", "network", "did you mean networks?"),
     ] {
-        let faults = read(&format!("networks = [\"10.0.0.0/16\"]\n{line}")).unwrap_err().to_string();
-        assert!(faults.contains(&format!("mode.cloud.intercept.{key}: ")), "{line}: {faults}");
-        assert!(faults.contains(remedy) && faults.lines().count() == 1, "{line}: {faults}");
+        let errors = read(&format!("networks = [\"10.0.0.0/16\"]\n{line}")).unwrap_err().to_string();
+        assert!(errors.contains(&format!("mode.cloud.intercept.{key}: ")), "{line}: {errors}");
+        assert!(errors.contains(hint) && errors.lines().count() == 1, "{line}: {errors}");
     }
 }
 
@@ -90,6 +90,6 @@ fn an_edge_names_its_nodes_addresses_or_that_of_the_environment() {
     assert_eq!(ips(""), ["10.0.0.7"]);
     assert_eq!(ips("node_ips = [\"10.0.0.8\", \"fd00::8\"]"), ["10.0.0.8", "fd00::8"]);
     assert!(ips("node_ips = []").is_empty() && edge(LEAST).0.client.ips.is_empty());
-    let faults = edge_faults(&format!("{LEAST}node_ips = [\"edge\"]")).to_string();
-    assert!(faults.contains("mode.edge.stream.client.node_ips[0]"), "{faults}");
+    let errors = edge_faults(&format!("{LEAST}node_ips = [\"edge\"]")).to_string();
+    assert!(errors.contains("mode.edge.stream.client.node_ips[0]"), "{errors}");
 }

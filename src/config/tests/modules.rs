@@ -7,7 +7,7 @@ use crate::config::server::tcp::TcpListenerConfig;
 use super::*;
 
 /// Returns the errors of a server's file as texts.
-fn faults(text: &str) -> Vec<String> {
+fn errors(text: &str) -> Vec<String> {
     cloud_faults(text).iter().map(ToString::to_string).collect()
 }
 
@@ -47,7 +47,7 @@ fn whatever_is_wrong_with_a_tcp_port_is_told_with_its_key() {
         "\"127.0.0.1:3\" = 7",
         "\"127.0.0.1:4\" = { node = \"n\" }",
     ];
-    let reported = faults(&format!("{CLOSED}[mode.cloud.tcp]\n{}\n", lines.join("\n")));
+    let reported = errors(&format!("{CLOSED}[mode.cloud.tcp]\n{}\n", lines.join("\n")));
     let want = [
         "line 4: mode.cloud.tcp.\"6443\": \"6443\": expected an address to listen on",
         "line 5: mode.cloud.tcp.\"127.0.0.1:1\".to: \"6443\": \"6443\" has no port",
@@ -73,7 +73,7 @@ fn an_open_tcp_port_is_named_and_one_that_asks_for_a_password_is_a_fault() {
     let fenced = open.replace("[mode.cloud.tcp]", "allow_from = [\"10.0.0.0/8\"]\n[mode.cloud.tcp]");
     assert_eq!(cloud(&fenced).1, []);
     let basic = open.replace("[mode.cloud.tcp]", "auth = \"basic\"\nusers = \"/users\"\n[mode.cloud.tcp]");
-    let reported = faults(&basic);
+    let reported = errors(&basic);
     assert!(
         reported[0].contains(&format!("{key}.auth: \"basic\", inherited from [mode.cloud.ssh]")),
         "{reported:?}"
@@ -117,13 +117,13 @@ fn whatever_is_wrong_with_https_is_told() {
         ("mode = \"passthrough\"\nnames = [\"a\"]", "mode.cloud.https.names: set, but client_ca is not"),
         ("cert = \"/c\"\nkey = \"/k\"\nnames = [\"a\"]", "mode.cloud.https.names: set, but client_ca is not"),
     ] {
-        let reported = faults(&format!(
+        let reported = errors(&format!(
             "{CLOSED}[mode.cloud.https]\n{lines}\n[mode.cloud.https.addr]\n\"10250\" = \"127.0.0.1:10250\"\n"
         ));
         assert!(reported[0].contains(part), "{lines}: {reported:?}");
     }
     let reported =
-        faults(&format!("{CLOSED}[mode.cloud.http.addr]\n\"x\" = \"127.0.0.1:1\"\n\"1\" = \"a\"\n"));
+        errors(&format!("{CLOSED}[mode.cloud.http.addr]\n\"x\" = \"127.0.0.1:1\"\n\"1\" = \"a\"\n"));
     assert!(
         reported[0].contains("mode.cloud.http.addr.\"x\": \"x\": expected a port as the key"),
         "{reported:?}"
@@ -144,10 +144,10 @@ fn the_admin_socket_is_at_a_given_path_or_has_a_name_in_a_usual_directory() {
     let (pod, _) = cloud("[mode.cloud.admin]\nlisten = \"unix:/a/b\"\n");
     assert_eq!(pod.admin.socket, AdminSocket::At("/a/b".into()));
     for wrong in ["127.0.0.1:80", "unix:b", "/a/b"] {
-        let faults = cloud_faults(&format!("[mode.cloud.admin]\nlisten = \"{wrong}\"\n")).to_string();
+        let errors = cloud_faults(&format!("[mode.cloud.admin]\nlisten = \"{wrong}\"\n")).to_string();
         assert!(
-            faults.contains("mode.cloud.admin.listen") && faults.contains("expected unix:/path"),
-            "{faults}"
+            errors.contains("mode.cloud.admin.listen") && errors.contains("expected unix:/path"),
+            "{errors}"
         );
     }
 }
@@ -172,7 +172,7 @@ fn nobody_joins_by_invitation_unless_a_store_is_named() {
         ("store = \"disk\"", "mode.cloud.invitations.store"),
         ("stor = \"file\"", "mode.cloud.invitations.stor"),
     ] {
-        let faults = read(lines).unwrap_err().to_string();
-        assert!(faults.contains(key), "{lines}: {faults}");
+        let errors = read(lines).unwrap_err().to_string();
+        assert!(errors.contains(key), "{lines}: {errors}");
     }
 }

@@ -47,7 +47,7 @@ mod inside {
             ..Environment::default()
         };
         let read = ServerConfig::read(&format!("{CLOSED}{BY_HOST}{text}"), &env);
-        read.map_err(|faults| faults.iter().map(ToString::to_string).collect())
+        read.map_err(|errors| errors.iter().map(ToString::to_string).collect())
     }
 
     #[test]

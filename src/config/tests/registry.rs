@@ -33,8 +33,8 @@ fn nothing_is_published_unless_asked_for() {
 #[test]
 fn edges_are_asked_to_move_unless_it_is_forbidden() {
     assert!(!read("rebalance = false").unwrap().0.rebalance);
-    let faults = read("rebalance = 1").unwrap_err();
-    assert!(faults.to_string().contains("mode.cloud.registry.rebalance"), "{faults}");
+    let errors = read("rebalance = 1").unwrap_err();
+    assert!(errors.to_string().contains("mode.cloud.registry.rebalance"), "{errors}");
 }
 
 #[test]
@@ -120,12 +120,12 @@ fn what_a_publisher_lacks_is_a_fault() {
         ("configmap = \"a/b\"", "configmap"),
         ("zone = \"a..b\"", "zone"),
     ] {
-        let faults = read(lines).unwrap_err();
-        let keys: Vec<_> = faults.iter().map(|f| f.key.as_str()).collect();
+        let errors = read(lines).unwrap_err();
+        let keys: Vec<_> = errors.iter().map(|f| f.key.as_str()).collect();
         assert_eq!(keys, [format!("mode.cloud.registry.{key}")], "{lines}");
     }
-    let faults = cloud_faults("[mode.cloud.registry]\npublish = \"hosts\"\nhosts = \"h\"");
-    assert_eq!(faults.iter().map(|f| f.key.as_str()).collect::<Vec<_>>(), ["POD_IP"]);
+    let errors = cloud_faults("[mode.cloud.registry]\npublish = \"hosts\"\nhosts = \"h\"");
+    assert_eq!(errors.iter().map(|f| f.key.as_str()).collect::<Vec<_>>(), ["POD_IP"]);
 }
 
 /// Reads the config of a server in a cluster, or with a kubeconfig.
@@ -197,8 +197,8 @@ fn superedges_tables_publish_in_its_configmap_unless_we_say_otherwise() {
     let (cloud, _) = inside(NODES, Some("/etc/kubeconfig")).unwrap();
     assert_eq!(cloud.registry.cluster.unwrap().kubeconfig, Some("/etc/kubeconfig".into()));
     let nowhere = Environment { kubernetes_service_host: Some("10.96.0.1".into()), ..Environment::default() };
-    let faults = ServerConfig::read(NODES, &nowhere).unwrap_err();
-    assert_eq!(faults.iter().map(|f| f.key.as_str()).collect::<Vec<_>>(), ["POD_IP"]);
+    let errors = ServerConfig::read(NODES, &nowhere).unwrap_err();
+    assert_eq!(errors.iter().map(|f| f.key.as_str()).collect::<Vec<_>>(), ["POD_IP"]);
 }
 
 #[test]
@@ -233,8 +233,8 @@ fn edges_may_ask_for_nothing_that_was_not_allowed() {
     assert!(!some.allow.targets.allows(at("127.0.0.1:443"), &[]));
     assert!(some.allow.nodes[0].matches(&"edge-7".parse().unwrap()));
     for (line, key) in [("targets = [\"a:1\"]", "targets[0]"), ("nodes = [\"a b\"]", "nodes[0]")] {
-        let faults = inside(&format!("[mode.cloud.allow]\n{line}"), None).unwrap_err();
-        let keys: Vec<_> = faults.iter().map(|f| f.key.as_str()).collect();
+        let errors = inside(&format!("[mode.cloud.allow]\n{line}"), None).unwrap_err();
+        let keys: Vec<_> = errors.iter().map(|f| f.key.as_str()).collect();
         assert_eq!(keys, [format!("mode.cloud.allow.{key}")]);
     }
 }

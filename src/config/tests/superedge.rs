@@ -152,14 +152,14 @@ fn the_oldest_cloud_file_loads() {
     assert_eq!(cloud.server.tokenfile.to_str(), Some("../../conf/token"));
     assert!(cloud.ssh.listen.implicit);
     assert_eq!(warned(&warnings, WarningKind::Unsupported), Vec::<&str>::new());
-    let doors = [
+    let limiters = [
         "mode.cloud.https.addr",
         "mode.cloud.ssh.auth",
         "mode.cloud.stream.server.channelz_addr",
         "mode.cloud.stream.server.log_port",
         "mode.cloud.tcp.\"0.0.0.0:6443\"",
     ];
-    assert_eq!(warned(&warnings, WarningKind::Insecure), doors);
+    assert_eq!(warned(&warnings, WarningKind::Insecure), limiters);
 }
 
 #[test]
@@ -227,8 +227,8 @@ fn the_edge_files_of_all_years_load() {
     assert_eq!(middle.client.servers[0].dns.to_string(), "tunnel.cloud.io");
     assert_eq!(middle.http_proxy.unwrap().listen.at, "0.0.0.0:51009".parse().unwrap());
     assert_eq!(warned(&warnings, WarningKind::Unsupported), [""; 0]);
-    let doors = ["mode.edge.http_proxy.proxyport", "mode.edge.stream.client.log_port"];
-    assert_eq!(warned(&warnings, WarningKind::Insecure), doors);
+    let limiters = ["mode.edge.http_proxy.proxyport", "mode.edge.stream.client.log_port"];
+    assert_eq!(warned(&warnings, WarningKind::Insecure), limiters);
 
     let (new, warnings) = edge(EDGE_NEW);
     let server = &new.client.servers[0];
@@ -236,8 +236,8 @@ fn the_edge_files_of_all_years_load() {
     assert_eq!(new.client.ca.to_str(), Some("/etc/tunnel/certs/ca.crt"));
     assert_eq!(new.http_proxy.unwrap().listen.at, "0.0.0.0:51009".parse().unwrap());
     assert_eq!(warned(&warnings, WarningKind::Unsupported), [""; 0]);
-    let doors = ["mode.edge.http_proxy.port", "mode.edge.stream.client.log_port"];
-    assert_eq!(warned(&warnings, WarningKind::Insecure), doors);
+    let limiters = ["mode.edge.http_proxy.port", "mode.edge.stream.client.log_port"];
+    assert_eq!(warned(&warnings, WarningKind::Insecure), limiters);
 }
 
 #[test]

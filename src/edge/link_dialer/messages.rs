@@ -9,7 +9,7 @@ use tunnel_net::tls::handshake::HandshakeError;
 
 /// Returns the error text if no address of a server accepted the connection.
 pub(crate) fn no_connection(error: &ConnectError) -> String {
-    let remedy = match error.first() {
+    let hint = match error.first() {
         Some(Failure::Refused(_)) => {
             "; nothing listens there: check that the server runs, and that mode.edge.stream.client.server_name has the port \
              of its mode.cloud.stream.server.listen (default 9000)"
@@ -20,7 +20,7 @@ pub(crate) fn no_connection(error: &ConnectError) -> String {
         }
         Some(Failure::Local(..)) | None => "",
     };
-    format!("{error}{remedy}")
+    format!("{error}{hint}")
 }
 
 /// Context of an error if a certificate was presented.
@@ -36,13 +36,13 @@ pub(crate) const UNPROVEN: &str = "no valid certificate yet and no token; check 
 /// is true if a client certificate was presented.
 pub(crate) fn no_tls(error: &io::Error, at: &Target, name: &str, shows: bool) -> String {
     let fault = HandshakeError::of(error);
-    let remedy = if shows && matches!(fault, HandshakeError::AlertReceived(_)) { "" } else { remedy(&fault) };
-    let then = if remedy.is_empty() { "" } else { "; " };
-    format!("TLS handshake as {name:?} with {at} failed: {fault}{then}{remedy}")
+    let hint = if shows && matches!(fault, HandshakeError::AlertReceived(_)) { "" } else { hint(&fault) };
+    let then = if hint.is_empty() { "" } else { "; " };
+    format!("TLS handshake as {name:?} with {at} failed: {error}{then}{hint}")
 }
 
 /// Returns the hint with the config key of the edge or server that fixes the error. May be empty.
-pub fn remedy(fault: &HandshakeError) -> &'static str {
+pub fn hint(fault: &HandshakeError) -> &'static str {
     match fault {
         HandshakeError::UnknownIssuer => {
             "mode.edge.stream.client.cert must contain the CA that signed it: get that file from the operator of the \

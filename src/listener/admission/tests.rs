@@ -39,17 +39,17 @@ struct Served {
 }
 
 impl Served {
-    fn new(gate: AccessPolicy) -> Self {
-        Self::with(Line, gate)
+    fn new(policy: AccessPolicy) -> Self {
+        Self::with(Line, policy)
     }
 
-    fn with<F: ListenerProtocol<UnixStream>>(front_end: F, gate: AccessPolicy) -> Self {
+    fn with<F: ListenerProtocol<UnixStream>>(protocol: F, policy: AccessPolicy) -> Self {
         let drain = Drain::new();
         let (table, link, offered) = linked(&drain);
-        let context = context(gate, drain.clone(), table, Some(link));
+        let context = context(policy, drain.clone(), table, Some(link));
         let at = tempfile::tempdir().unwrap();
         let listener = UnixListener::bind(at.path().join("socket")).unwrap();
-        let serving = serve(front_end, line::Bound(listener), Networks::default(), context.clone());
+        let serving = serve(protocol, line::Bound(listener), Networks::default(), context.clone());
         drain.spawn(Span::none(), serving);
         Self { context, offered, at }
     }
@@ -68,7 +68,7 @@ impl Served {
 }
 
 pub(crate) fn context(
-    gate: AccessPolicy,
+    policy: AccessPolicy,
     drain: Drain,
     table: Arc<SessionTable>,
     link: Option<Arc<LinkSender>>,
@@ -77,7 +77,7 @@ pub(crate) fn context(
     link.into_iter().for_each(|link| uplinks.add(link));
     let time = Duration::from_secs(9);
     ListenerContext {
-        gate: Arc::new(ArcSwap::from_pointee(gate)),
+        policy: Arc::new(ArcSwap::from_pointee(policy)),
         sessions: admission::sessions(9, 9),
         pool: Pool::new(),
         route: SessionRouter::from_edge(uplinks, table, time, time),
@@ -126,7 +126,7 @@ async fn who_gets_nothing_is_told_why_and_counted() {
     let metrics = &served.context.metrics;
     assert_eq!(metrics.sessions.ended("line", "no_node"), 1);
     let nobody = AccessPolicy { allow_from: Some(Networks::default()), ..AccessPolicy::default() };
-    served.context.gate.store(Arc::new(nobody));
+    served.context.policy.store(Arc::new(nobody));
     assert_eq!(served.answer("").await, "no: your address 127.0.0.1 is not allowed here\n");
     assert_eq!(metrics.sessions.ended("line", "forbidden"), 1);
 }
@@ -170,20 +170,20 @@ async fn only_who_asks_once_gives_its_slot_at_the_door_back() {
     let drain = Drain::new();
     let (table, link, mut offered) = linked(&drain);
     let context = Arc::new(context(AccessPolicy::default(), drain.clone(), table, Some(link)));
-    let door = FairLimiter::new(Limits::slots(1));
+    let limiter = FairLimiter::new(Limits::permits(1));
     let (here, elsewhere) = (Source::of(STRANGER.ip()), Source::of([198, 51, 100, 1].into()));
     for keeps in [true, false] {
-        let slot = door.try_acquire(&here).unwrap();
-        let mut visit = Admission::new::<_, Line>(&context, STRANGER, slot, oneshot::channel().0);
+        let permit = limiter.try_acquire(&here).unwrap();
+        let mut admission = Admission::new::<_, Line>(&context, STRANGER, permit, oneshot::channel().0);
         let open = async {
             match keeps {
-                true => visit.authorize(asks("node1:22"), listener::new()).await.unwrap().open().await,
-                false => visit.open(asks("node1:22"), listener::new()).await,
+                true => admission.authorize(asks("node1:22"), listener::new()).await.unwrap().open().await,
+                false => admission.open(asks("node1:22"), listener::new()).await,
             }
         };
         let (granted, _far) = tokio::join!(open, async { offered.recv().await.unwrap().accept() });
         granted.unwrap();
-        assert_eq!(door.try_acquire(&elsewhere).is_err(), keeps);
+        assert_eq!(limiter.try_acquire(&elsewhere).is_err(), keeps);
     }
 }
 
@@ -192,14 +192,14 @@ async fn only_an_idle_client_of_many_requests_gives_way_at_the_door() {
     let drain = Drain::new();
     let (table, link, _offered) = linked(&drain);
     let context = Arc::new(context(AccessPolicy::default(), drain.clone(), table, Some(link)));
-    let door = FairLimiter::new(Limits::slots(2));
+    let limiter = FairLimiter::new(Limits::permits(2));
     let here = Source::of(STRANGER.ip());
-    let (slot, _other) = (door.try_acquire(&here).unwrap(), door.try_acquire(&here).unwrap());
-    let lost = slot.revoked();
-    let mut visit = Admission::new::<_, Line>(&context, STRANGER, slot, oneshot::channel().0);
-    let mut requests = RequestRouter::new(&mut visit, |_: &_| asks("node1:22"));
+    let (permit, _other) = (limiter.try_acquire(&here).unwrap(), limiter.try_acquire(&here).unwrap());
+    let lost = permit.revoked();
+    let mut admission = Admission::new::<_, Line>(&context, STRANGER, permit, oneshot::channel().0);
+    let mut requests = RequestRouter::new(&mut admission, |_: &_| asks("node1:22"));
     let head = http::Request::new(()).into_parts().0;
-    let newcomer = |n| door.try_acquire(&Source::of([10, 0, 0, n].into())).unwrap();
+    let newcomer = |n| limiter.try_acquire(&Source::of([10, 0, 0, n].into())).unwrap();
     for _ in 0..2 {
         requests.route(Ok(&head)).await.unwrap();
         let _newcomers: Vec<_> = (0..9).map(newcomer).collect();
@@ -216,16 +216,16 @@ async fn a_session_that_is_carried_holds_no_slot_at_the_door() {
     let drain = Drain::new();
     let (table, link, mut offered) = linked(&drain);
     let context = Arc::new(context(AccessPolicy::default(), drain.clone(), table, Some(link)));
-    let door = FairLimiter::new(Limits::slots(1));
-    let slot = door.try_acquire(&Source::of(STRANGER.ip())).unwrap();
+    let limiter = FairLimiter::new(Limits::permits(1));
+    let permit = limiter.try_acquire(&Source::of(STRANGER.ip())).unwrap();
     let (mut client, socket) = UnixStream::pair().unwrap();
-    let front = Arc::new(ProtocolHandler { front_end: Switch, context });
-    drain.spawn(Span::none(), front.serve(Accepted { socket, from: STRANGER, slot }));
+    let front = Arc::new(ProtocolHandler { protocol: Switch, context });
+    drain.spawn(Span::none(), front.serve(Accepted { socket, from: STRANGER, permit }));
     client.write_all(b"node1:22\n").await.unwrap();
     let mut far = offered.recv().await.unwrap().accept();
     client.write_all(b"carried").await.unwrap();
     assert_eq!(take(&mut far).await.unwrap(), "carried");
-    assert!(door.try_acquire(&Source::of([198, 51, 100, 1].into())).is_ok());
+    assert!(limiter.try_acquire(&Source::of([198, 51, 100, 1].into())).is_ok());
 }
 
 /// Checks a request and returns the result with its access log entry.
@@ -234,21 +234,21 @@ async fn check(
     proof: ClientIdentity,
     request: Result<OpenRequest, Denial>,
 ) -> (Result<Destination, Denial>, AccessLogEntry) {
-    let slot = FairLimiter::new(Limits::slots(1)).try_acquire(&Source::of(STRANGER.ip())).unwrap();
-    let mut visit = Admission::new::<_, Line>(context, STRANGER, slot, oneshot::channel().0);
-    visit.proof = proof;
+    let permit = FairLimiter::new(Limits::permits(1)).try_acquire(&Source::of(STRANGER.ip())).unwrap();
+    let mut admission = Admission::new::<_, Line>(context, STRANGER, permit, oneshot::channel().0);
+    admission.proof = proof;
     let mut access = AccessLogEntry::start("line", "test".into());
-    (visit.check(request, &mut access).await, access)
+    (admission.check(request, &mut access).await, access)
 }
 
 fn asks(target: &str) -> Result<OpenRequest, Denial> {
     Ok(OpenRequest { node: None, target: target.parse()?, credentials: HeaderMap::new() })
 }
 
-fn unlinked(gate: AccessPolicy) -> Arc<ListenerContext> {
+fn unlinked(policy: AccessPolicy) -> Arc<ListenerContext> {
     let drain = Drain::new();
     let table = linked(&drain).0;
-    Arc::new(context(gate, drain, table, None))
+    Arc::new(context(policy, drain, table, None))
 }
 
 #[tokio::test]
@@ -289,13 +289,13 @@ async fn a_server_that_stops_takes_nobody_in() {
 #[tokio::test]
 async fn whom_the_connection_proves_is_asked_for_no_password_and_bound_by_the_rules() {
     let users = Users::parse("ops:$2b$04$N9qo8uLOickgx2ZMRZoMyeIjZAgcfl7p92ldGxad68LJZdL17lhWy");
-    let gate = AccessPolicy {
+    let policy = AccessPolicy {
         logins: Some(Arc::new(PasswordChecker::new(Reload::fixed(users.unwrap())))),
         rules: Rules::from_iter([Rule { users: Some(vec!["ops".into()]), ..Rule::default() }]),
         names: vec!["*".parse().unwrap()],
         ..AccessPolicy::default()
     };
-    let context = unlinked(gate);
+    let context = unlinked(policy);
     let certificate = |name: &str| ClientIdentity::Certificate(vec![name.to_owned()]);
     for (proof, user, status) in [
         (ClientIdentity::None, None, Some(407)),
@@ -324,7 +324,7 @@ async fn a_certificate_stands_for_the_first_of_its_names_that_may_come_in() {
 }
 
 /// Returns a context with a network in its address book, whose process may dial some targets itself.
-fn knowing(gate: AccessPolicy, direct: &[&str]) -> Arc<ListenerContext> {
+fn knowing(policy: AccessPolicy, direct: &[&str]) -> Arc<ListenerContext> {
     let fixed = vec![("10.0.0.0/24".parse().unwrap(), "node1".parse().unwrap())];
     let dialer = TargetDialer {
         place: DialerRole::ForClients,
@@ -333,7 +333,7 @@ fn knowing(gate: AccessPolicy, direct: &[&str]) -> Arc<ListenerContext> {
         listening: OwnListeners::default(),
         resolver: Resolver::of_servers(&["127.0.0.1:1".parse().unwrap()]).unwrap(),
     };
-    let mut context = Arc::unwrap_or_clone(unlinked(gate));
+    let mut context = Arc::unwrap_or_clone(unlinked(policy));
     context.addresses = Arc::new(AddressBook::new(fixed, false));
     context.direct = Some(DirectDialer::new(dialer, Duration::from_secs(1)));
     Arc::new(context)
@@ -349,8 +349,8 @@ async fn of_an_address_that_is_known_the_node_is_told_and_it_is_the_nodes_target
         assert_eq!(access.node, Some(node));
     }
     let rule = Rule { nodes: Some(vec!["node2".parse().unwrap()]), ..Rule::default() };
-    let gate = AccessPolicy { rules: Rules::from_iter([rule]), ..AccessPolicy::default() };
-    let (checked, _) = check(&knowing(gate, &[]), ClientIdentity::None, asks("10.0.0.7:80")).await;
+    let policy = AccessPolicy { rules: Rules::from_iter([rule]), ..AccessPolicy::default() };
+    let (checked, _) = check(&knowing(policy, &[]), ClientIdentity::None, asks("10.0.0.7:80")).await;
     assert_eq!(checked.unwrap_err().status(), 403, "the rules apply to the node, whatever name was used");
 }
 
@@ -379,11 +379,11 @@ async fn what_is_at_no_node_is_for_whom_it_is_listed_and_what_is_off_limits_for_
         assert_eq!(status(&nothing, asked).await, "403", "{asked}");
     }
     let nodes = Some(vec!["edge-*".parse().unwrap()]);
-    let gate = AccessPolicy {
+    let policy = AccessPolicy {
         rules: Rules::from_iter([Rule { nodes, ..Rule::default() }]),
         ..AccessPolicy::default()
     };
-    let ruled = knowing(gate, &["0.0.0.0/0:80"]);
+    let ruled = knowing(policy, &["0.0.0.0/0:80"]);
     assert_eq!(status(&ruled, "192.0.2.1:80").await, "403", "rules apply");
 }
 

@@ -159,14 +159,14 @@ async fn the_gate_keeps_networks_and_rules() {
     let open = AccessPolicy::default();
     assert!(open.check_source(outside).is_ok() && open.authorize(None, outside, &node, 22).is_ok());
     assert_eq!(open.authenticate(&HeaderMap::new(), outside).await.unwrap(), None);
-    let gate = AccessPolicy {
+    let policy = AccessPolicy {
         allow_from: Some(Networks::from_iter([network("10.0.0.0/8").unwrap()])),
         rules: Rules::from_iter([Rule { users: Some(vec!["ops".into()]), ..Rule::default() }]),
         ..AccessPolicy::default()
     };
-    assert!(gate.check_source(inside).is_ok());
-    assert_eq!(gate.check_source(outside).unwrap_err().status(), 403);
-    assert!(gate.authorize(Some("ops"), inside, &node, 22).is_ok());
-    let denied = gate.authorize(Some("dev"), inside, &node, 22).unwrap_err();
+    assert!(policy.check_source(inside).is_ok());
+    assert_eq!(policy.check_source(outside).unwrap_err().status(), 403);
+    assert!(policy.authorize(Some("ops"), inside, &node, 22).is_ok());
+    let denied = policy.authorize(Some("dev"), inside, &node, 22).unwrap_err();
     assert_eq!(denied.to_string(), "no rule lets dev reach port 22 of node edge-1");
 }

@@ -26,7 +26,7 @@ pub(crate) struct RoutingContext<'a> {
     pub(crate) trusted: bool,
     /// The port for a Host header without one.
     pub(crate) default_port: u16,
-    pub(crate) gate: &'a AccessPolicy,
+    pub(crate) policy: &'a AccessPolicy,
     pub(crate) addresses: &'a AddressBook,
 }
 
@@ -157,12 +157,12 @@ impl NodePort {
 impl RoutingContext<'_> {
     /// Returns the node of that name, which may be a name in the zone. An address is not a name.
     fn named(&self, host: &str) -> Option<NodeName> {
-        named(host).map(|name| self.gate.own_name(name))
+        named(host).map(|name| self.policy.own_name(name))
     }
 
     /// Returns the node that a header names by its name or address.
     fn node_of_header(&self, told: &HostHeader) -> Result<NodeName, Denial> {
-        let Host::Ip(ip) = told.host else { return Ok(self.gate.own_name(told.host.to_string().parse()?)) };
+        let Host::Ip(ip) = told.host else { return Ok(self.policy.own_name(told.host.to_string().parse()?)) };
         let found = self.addresses.node_at(ip)?.map(|(node, _)| node);
         found.ok_or_else(|| {
             Denial::NoNode(Target { host: Host::Ip(ip), port: told.port.unwrap_or(self.default_port) })

@@ -575,9 +575,9 @@ impl TlsPeerDialer {
         let connector = TlsConnector::from(tls.config.clone());
         let io = connector.connect(tls.name.clone(), Buffered::new(socket, self.pool.clone())).await;
         let io = io.map_err(|e| {
-            let (fault, name) = (HandshakeError::of(&e), tls.name.to_str());
-            let cause = format!("TLS handshake as {name:?} failed: {fault}{}", remedy(&fault));
-            if fault.is_of_the_certificate() { PeerError::NotAPeer { at, cause } } else { no(cause) }
+            let (error, name) = (HandshakeError::of(&e), tls.name.to_str());
+            let cause = format!("TLS handshake as {name:?} failed: {error}{}", hint(&error));
+            if error.is_of_the_certificate() { PeerError::NotAPeer { at, cause } } else { no(cause) }
         })?;
         let authority = match &tls.name {
             ServerName::DnsName(name) => name.as_ref().to_owned(),
@@ -605,8 +605,8 @@ impl PeerDialer for TlsPeerDialer {
 }
 
 /// Returns a hint with the config key that fixes the error.
-fn remedy(fault: &HandshakeError) -> &'static str {
-    match fault {
+fn hint(error: &HandshakeError) -> &'static str {
+    match error {
         HandshakeError::UnknownIssuer | HandshakeError::AlertReceived(_) => {
             "; issue all servers' certificates from one CA and set mode.cloud.stream.server.ca to it"
         }

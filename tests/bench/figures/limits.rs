@@ -20,7 +20,7 @@ impl Bench {
             let groups = [Groups::make("pod", 100 << 20, 50)?, Groups::make("edge", 20 << 20, 20)?];
             // Dropped before the groups, in which its processes are.
             let mut stand =
-                self.over_line_within(LINE, "cubic", false, groups.each_ref().map(Groups::doors))?;
+                self.over_line_within(LINE, "cubic", false, groups.each_ref().map(Groups::limiters))?;
             let mut rates = Vec::new();
             let mut echoes = Echoes::default();
             for proxy in &stand.proxies {

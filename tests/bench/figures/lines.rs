@@ -265,9 +265,9 @@ fn settle() {
 
 impl Which {
     fn carry(self) -> Carry {
-        let carry = |mbit: u64, trip: u64, queue| Carry {
+        let carry = |mbit: u64, rtt: u64, queue| Carry {
             rate: mbit * 1_000_000,
-            delay: Duration::from_millis(trip) / 2,
+            delay: Duration::from_millis(rtt) / 2,
             queue,
             loss: 0,
             jitter: Duration::ZERO,

@@ -43,7 +43,7 @@ impl Bench {
         carry: Carry,
         congestion: &str,
         servers: bool,
-        doors: [Vec<PathBuf>; 2],
+        limiters: [Vec<PathBuf>; 2],
     ) -> Result<OverLine> {
         let ends = Ends::lay(carry, congestion)?;
         let dir = tempfile::tempdir_in(&self.dir)?.keep();
@@ -61,7 +61,7 @@ impl Bench {
         let over_line = Targets::start(Some(&edge_space), edge_address)?;
         let (mut proxies, mut far, mut second) = (Vec::new(), None, None);
         if let Some(binary) = &self.binary {
-            let near = Tunnel::configure(&place, &targets, binary)?.within(doors);
+            let near = Tunnel::configure(&place, &targets, binary)?.within(limiters);
             let peer = if servers { Some(near.peer(&place, &targets)?) } else { None };
             proxies.push(near.reachable()?);
             far = peer.as_ref().map(Tunnel::ways);

@@ -13,11 +13,11 @@ fuzz_target!(|text: &str| {
     check(EdgeConfig::read(text, &env).err());
 });
 
-fn check(faults: Option<ConfigErrors>) {
-    let Some(faults) = faults else { return };
-    let said = faults.to_string();
-    assert!(faults.iter().count() > 0, "refused without a reason");
-    assert_eq!(said.lines().count(), faults.iter().count(), "{said}");
+fn check(errors: Option<ConfigErrors>) {
+    let Some(errors) = errors else { return };
+    let said = errors.to_string();
+    assert!(errors.iter().count() > 0, "refused without a reason");
+    assert_eq!(said.lines().count(), errors.iter().count(), "{said}");
     // A terminal must not be led astray by what somebody wrote into a file.
     assert!(!said.contains('\u{1b}'), "{said:?}");
 }

@@ -28,14 +28,14 @@ pub struct ProxyPorts {
 
 /// An ignored part of the ConfigMap. The rest of it applies.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("{key}: {found:?}: {remedy}")]
+#[error("{key}: {found:?}: {hint}")]
 pub struct PortError {
     /// Key in the ConfigMap.
     pub key: String,
     /// Ignored text, shortened.
     pub found: String,
     /// Hint: what to write instead.
-    pub remedy: &'static str,
+    pub hint: &'static str,
 }
 
 impl ProxyPorts {
@@ -137,10 +137,10 @@ impl Reader<'_> {
         }
     }
 
-    fn complain(&mut self, key: &str, found: &str, remedy: &'static str) {
+    fn complain(&mut self, key: &str, found: &str, hint: &'static str) {
         if self.wrong.len() < MAX_WRONG {
             let short = |text: &str| text.chars().take(EXCERPT).collect();
-            self.wrong.push(PortError { key: short(key), found: short(found), remedy });
+            self.wrong.push(PortError { key: short(key), found: short(found), hint });
         }
     }
 }
@@ -256,7 +256,7 @@ mod tests {
             ("dnat-ports-pair: \"9052\": ", NOT_A_PAIR),
             ("dnat-ports-pair: \"9053=80\": ", NOT_A_PAIR),
         ];
-        assert_eq!(wrong, told.map(|(what, remedy)| format!("{what}{remedy}")));
+        assert_eq!(wrong, told.map(|(what, hint)| format!("{what}{hint}")));
     }
 
     #[test]

@@ -14,7 +14,7 @@ pub struct Tokens {
     lines: HashMap<String, String>,
     /// Each address, with the node whose line contains it.
     ips: Vec<(IpAddr, NodeName)>,
-    faults: Vec<(usize, &'static str)>,
+    errors: Vec<(usize, &'static str)>,
 }
 
 /// Why a token does not authenticate a node.
@@ -61,9 +61,9 @@ pub enum TokenError {
 
 impl Tokens {
     /// Parses a file's text. A line without a colon is ignored, and an empty token authenticates no node; both are in
-    /// [`Self::faults`]. Empty lines and lines that start with `#` are ignored.
+    /// [`Self::errors`]. Empty lines and lines that start with `#` are ignored.
     pub fn parse(text: &str) -> Self {
-        let (mut lines, mut faults) = (HashMap::new(), Vec::new());
+        let (mut lines, mut errors) = (HashMap::new(), Vec::new());
         let mut ips: HashMap<String, Vec<IpAddr>> = HashMap::new();
         for (at, line) in (1..).zip(text.lines()) {
             let (line, addresses) = addresses(line);
@@ -76,7 +76,7 @@ impl Tokens {
             let are_none = addresses.is_none();
             ips.insert(node.to_ascii_lowercase(), addresses.unwrap_or_default());
             let before = token.and_then(|t| lines.insert(node.to_ascii_lowercase(), t.to_owned()));
-            let fault = match token {
+            let error = match token {
                 None => "it has no ':' and is ignored; write node:token",
                 Some(_) if are_none => {
                     "the text after its ip= is ignored: not a list of addresses; write ip=10.0.0.7,fd00::7"
@@ -91,14 +91,14 @@ impl Tokens {
                 _ if before.is_some() => "it overrides an earlier line of the same node",
                 _ => continue,
             };
-            if faults.len() < MAX_FAULTS {
-                faults.push((at, fault));
+            if errors.len() < MAX_FAULTS {
+                errors.push((at, error));
             }
         }
         let named = ips.into_iter().filter_map(|(node, ips)| Some((node.parse::<NodeName>().ok()?, ips)));
         let ips = named.filter(|(node, _)| node.as_str() != DEFAULT);
         let ips = ips.flat_map(|(node, ips)| ips.into_iter().map(move |ip| (ip, node.clone()))).collect();
-        Self { lines, ips, faults }
+        Self { lines, ips, errors }
     }
 
     /// Returns the addresses that lines assign to their nodes.
@@ -140,8 +140,8 @@ impl Tokens {
     }
 
     /// Returns the faulty lines, counted from 1, with their errors; at most `MAX_FAULTS`.
-    pub fn faults(&self) -> &[(usize, &'static str)] {
-        &self.faults
+    pub fn errors(&self) -> &[(usize, &'static str)] {
+        &self.errors
     }
 
     /// Returns true if the node has its own line.
@@ -259,10 +259,10 @@ mod tests {
         let text =
             "# a:b:c\n\ndefault:s\nnode1 SECRET\nnode2:\nnode3:a:b\nNode4:a\nnode4:b\n!:a\n node5 : a \n";
         let tokens = Tokens::parse(text);
-        let lines: Vec<usize> = tokens.faults().iter().map(|(line, _)| *line).collect();
+        let lines: Vec<usize> = tokens.errors().iter().map(|(line, _)| *line).collect();
         assert_eq!(lines, [4, 5, 6, 8, 9]);
-        assert!(!format!("{:?}", tokens.faults()).contains("SECRET"));
-        assert_eq!(Tokens::parse(&"x\n".repeat(1000)).faults().len(), MAX_FAULTS);
+        assert!(!format!("{:?}", tokens.errors()).contains("SECRET"));
+        assert_eq!(Tokens::parse(&"x\n".repeat(1000)).errors().len(), MAX_FAULTS);
     }
 
     #[test]
@@ -282,7 +282,7 @@ mod tests {
             "the later line applies, and the default has no address"
         );
         let wrong = Tokens::parse("edge7:secret ip=10.0.0.300\n");
-        assert_eq!((wrong.ips().len(), wrong.faults()[0].0), (0, 1));
+        assert_eq!((wrong.ips().len(), wrong.errors()[0].0), (0, 1));
         assert!(wrong.prove(&"edge7".parse().unwrap(), "secret").is_ok(), "its token is valid nevertheless");
     }
 

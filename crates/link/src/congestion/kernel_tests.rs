@@ -11,7 +11,7 @@ struct Wire {
     now: Instant,
     /// Bytes per second.
     rate: u64,
-    trip: Duration,
+    rtt: Duration,
     /// A part of the RTT that is independent of what is sent.
     noise: Duration,
     /// Maximum random delay in each direction; also the interval at which a new delay is chosen.
@@ -40,11 +40,11 @@ struct Wire {
 
 impl Wire {
     fn new(mbit: u64, trip_millis: u64) -> Self {
-        let (now, trip) = (Instant::now(), Duration::from_millis(trip_millis));
+        let (now, rtt) = (Instant::now(), Duration::from_millis(trip_millis));
         Self {
             now,
             rate: mbit * 125_000,
-            trip,
+            rtt,
             noise: Duration::ZERO,
             there: Duration::ZERO,
             jitter: Duration::ZERO,
@@ -58,9 +58,9 @@ impl Wire {
             unsent: 0,
             written: 0,
             delivered: 0,
-            smoothed: trip,
+            smoothed: rtt,
             // Linux assumes this before it has measured.
-            variation: trip / 2,
+            variation: rtt / 2,
             unmeasured: 0,
             worst: Duration::ZERO,
         }
@@ -153,13 +153,13 @@ impl Wire {
             self.free_at = self.free_at.max(self.now) + on_line;
             if self.loss > 0.0 && self.chance() * 100.0 < self.loss {
                 self.free_at += on_line;
-                let at = self.free_at + self.trip * 2;
+                let at = self.free_at + self.rtt * 2;
                 let behind = self.under_way.partition_point(|(earlier, ..)| *earlier <= at);
                 // A retransmitted segment does not measure the RTT.
                 self.under_way.insert(behind, (at, len, at - self.smoothed));
                 continue;
             }
-            let at = self.free_at + self.trip + self.noise;
+            let at = self.free_at + self.rtt + self.noise;
             // Jitter does not reorder segments. A lost segment delays no other: the later ones are acknowledged
             // selectively.
             let before = self.under_way.back().filter(|_| !self.jitter.is_zero());
@@ -200,7 +200,7 @@ impl Wire {
     fn look(&mut self, pace: &mut CongestionController) {
         let window = std::mem::replace(&mut self.window, 4 * SEGMENT);
         self.most = 4 * SEGMENT;
-        self.run(Some(pace), Duration::from_millis(200) + self.trip * 2);
+        self.run(Some(pace), Duration::from_millis(200) + self.rtt * 2);
         (self.window, self.most) = (window, u64::MAX);
     }
 
@@ -223,37 +223,37 @@ const WINDOW: u64 = 10 * SEGMENT;
 
 #[tokio::test(start_paused = true)]
 async fn a_line_is_kept_full_with_a_short_queue_though_the_kernel_would_fill_it() {
-    for (mbit, trip, most) in [(20, 40, 20), (100, 200, 40), (10, 600, 90), (4, 80, 30)] {
-        let (mut wire, mut pace) = (Wire::new(mbit, trip), CongestionController::new());
+    for (mbit, rtt, most) in [(20, 40, 20), (100, 200, 40), (10, 600, 90), (4, 80, 30)] {
+        let (mut wire, mut pace) = (Wire::new(mbit, rtt), CongestionController::new());
         wire.stand(&mut pace);
         wire.run(Some(&mut pace), SECOND * 10);
         let share = wire.run(Some(&mut pace), SECOND * 10);
-        assert!(share > 0.9, "{share} of {mbit} Mbit/s at {trip} ms");
+        assert!(share > 0.9, "{share} of {mbit} Mbit/s at {rtt} ms");
         let worst = wire.worst.as_millis();
-        assert!(worst <= most, "{worst} ms wait at {mbit} Mbit/s, {trip} ms");
+        assert!(worst <= most, "{worst} ms wait at {mbit} Mbit/s, {rtt} ms");
     }
 }
 
 #[tokio::test(start_paused = true)]
 async fn what_the_kernel_sends_too_much_at_first_is_not_taken_for_the_line() {
-    for (mbit, trip, most) in [(20, 40, 30), (100, 200, 70), (4, 80, 40)] {
-        let (mut wire, mut pace) = (Wire::new(mbit, trip), CongestionController::new());
+    for (mbit, rtt, most) in [(20, 40, 30), (100, 200, 70), (4, 80, 40)] {
+        let (mut wire, mut pace) = (Wire::new(mbit, rtt), CongestionController::new());
         wire.stand(&mut pace);
         wire.run(Some(&mut pace), SECOND * 2);
         wire.run(Some(&mut pace), SECOND * 6);
         let worst = wire.worst.as_millis();
-        assert!(worst <= most, "{worst} ms wait at {mbit} Mbit/s, {trip} ms");
+        assert!(worst <= most, "{worst} ms wait at {mbit} Mbit/s, {rtt} ms");
     }
 }
 
 #[tokio::test(start_paused = true)]
 async fn a_link_comes_up_as_soon_as_its_kernel_does_fresh_and_after_a_pause() {
-    for (mbit, trip) in [(10, 600), (100, 200), (20, 40)] {
+    for (mbit, rtt) in [(10, 600), (100, 200), (20, 40)] {
         let (mut wire, mut plain, mut pace) =
-            (Wire::new(mbit, trip), Wire::new(mbit, trip), CongestionController::new());
+            (Wire::new(mbit, rtt), Wire::new(mbit, rtt), CongestionController::new());
         for when in ["fresh", "after a pause", "after another"] {
             let (share, alone) = (wire.run(Some(&mut pace), SECOND * 8), plain.run(None, SECOND * 8));
-            assert!(share > alone * 0.9, "{when}: {share}, plain TCP {alone} of {mbit} Mbit/s at {trip} ms");
+            assert!(share > alone * 0.9, "{when}: {share}, plain TCP {alone} of {mbit} Mbit/s at {rtt} ms");
             wire.rest(SECOND * 20);
             plain.rest(SECOND * 20);
         }
@@ -311,10 +311,10 @@ async fn behind_a_proxy_pings_are_believed_and_else_the_kernel() {
 
 #[tokio::test(start_paused = true)]
 async fn a_line_that_jitters_is_kept_full() {
-    for (mbit, trip, jitter) in [(50, 40, 30), (10, 80, 20), (20, 20, 10)] {
+    for (mbit, rtt, jitter) in [(50, 40, 30), (10, 80, 20), (20, 20, 10)] {
         let (mut buffered, mut late) = (0.0, 0.0);
         for chance in 1..=10 {
-            let (mut wire, mut pace) = (Wire::new(mbit, trip), CongestionController::new());
+            let (mut wire, mut pace) = (Wire::new(mbit, rtt), CongestionController::new());
             (wire.jitter, wire.chance) = (Duration::from_millis(jitter), chance);
             wire.ping(10);
             buffered += wire.run(Some(&mut pace), SECOND * 6) / 10.0;
@@ -322,7 +322,7 @@ async fn a_line_that_jitters_is_kept_full() {
         }
         assert!(
             buffered > 0.7 && late > 0.9,
-            "{buffered}, {late} of {mbit} Mbit/s at {trip} ms, jitter {jitter}"
+            "{buffered}, {late} of {mbit} Mbit/s at {rtt} ms, jitter {jitter}"
         );
     }
 }
@@ -388,24 +388,24 @@ async fn a_queue_that_stands_while_little_is_sent_is_not_ours() {
 
 #[tokio::test(start_paused = true)]
 async fn a_line_that_a_kernel_emptied_for_a_look_is_not_flooded_behind_that() {
-    for (mbit, trip, most) in [(100, 200, 45), (1000, 20, 25), (10, 600, 130)] {
-        let (mut wire, mut pace) = (Wire::new(mbit, trip), CongestionController::new());
+    for (mbit, rtt, most) in [(100, 200, 45), (1000, 20, 25), (10, 600, 130)] {
+        let (mut wire, mut pace) = (Wire::new(mbit, rtt), CongestionController::new());
         wire.run(Some(&mut pace), SECOND * 12);
         for _ in 0..5 {
             wire.run(Some(&mut pace), SECOND * 3);
             wire.look(&mut pace);
             let share = wire.run(Some(&mut pace), SECOND * 3);
             let worst = wire.worst.as_millis();
-            assert!(worst <= most && share > 0.75, "{worst} ms wait, {share} of {mbit} Mbit/s at {trip} ms");
+            assert!(worst <= most && share > 0.75, "{worst} ms wait, {share} of {mbit} Mbit/s at {rtt} ms");
         }
     }
 }
 
 #[tokio::test(start_paused = true)]
 async fn what_the_kernel_assumes_of_a_new_line_and_a_queue_behind_its_look_are_no_jitter_for_long() {
-    for (mbit, trip, most) in [(10, 600, 110), (100, 200, 40), (20, 40, 20)] {
+    for (mbit, rtt, most) in [(10, 600, 110), (100, 200, 40), (20, 40, 20)] {
         for stands in [false, true] {
-            let (mut wire, mut pace) = (Wire::new(mbit, trip), CongestionController::new());
+            let (mut wire, mut pace) = (Wire::new(mbit, rtt), CongestionController::new());
             pace.set_shared(true);
             if stands {
                 wire.stand(&mut pace);
@@ -416,7 +416,7 @@ async fn what_the_kernel_assumes_of_a_new_line_and_a_queue_behind_its_look_are_n
                 wire.run(Some(&mut pace), SECOND * 3);
                 let worst = wire.worst.as_millis();
                 let what = format!("link stands: {stands}, {looks} looks");
-                assert!(worst <= most, "{what}: {worst} ms wait at {mbit} Mbit/s, {trip} ms");
+                assert!(worst <= most, "{what}: {worst} ms wait at {mbit} Mbit/s, {rtt} ms");
                 wire.look(&mut pace);
                 wire.run(Some(&mut pace), SECOND * 3);
             }
@@ -426,9 +426,9 @@ async fn what_the_kernel_assumes_of_a_new_line_and_a_queue_behind_its_look_are_n
 
 #[tokio::test(start_paused = true)]
 async fn what_the_doubling_sends_too_much_is_soon_gone_and_costs_no_rate() {
-    for (mbit, trip, most) in [(10, 600, 400), (7, 600, 400), (130, 200, 120), (70, 200, 120), (20, 40, 70)] {
+    for (mbit, rtt, most) in [(10, 600, 400), (7, 600, 400), (130, 200, 120), (70, 200, 120), (20, 40, 70)] {
         let (mut wire, mut plain, mut pace) =
-            (Wire::new(mbit, trip), Wire::new(mbit, trip), CongestionController::new());
+            (Wire::new(mbit, rtt), Wire::new(mbit, rtt), CongestionController::new());
         wire.stand(&mut pace);
         let share = wire.run(Some(&mut pace), SECOND * 6) / plain.run(None, SECOND * 6);
         let first = wire.worst.as_millis();
@@ -436,8 +436,8 @@ async fn what_the_doubling_sends_too_much_is_soon_gone_and_costs_no_rate() {
         wire.run(Some(&mut pace), SECOND * 4);
         let then = wire.worst.as_millis();
         let what =
-            format!("{share} of plain TCP, {first} ms, then {then} ms wait at {mbit} Mbit/s, {trip} ms");
-        assert!(share > 0.98 && first <= most && then <= (trip / 6).max(20).into(), "{what}");
+            format!("{share} of plain TCP, {first} ms, then {then} ms wait at {mbit} Mbit/s, {rtt} ms");
+        assert!(share > 0.98 && first <= most && then <= (rtt / 6).max(20).into(), "{what}");
     }
 }
 
@@ -445,7 +445,7 @@ async fn what_the_doubling_sends_too_much_is_soon_gone_and_costs_no_rate() {
 async fn on_a_short_way_bulk_waits_for_a_peer_that_is_behind_with_reading_the_sooner_beside_interactive_ones()
 {
     const MIB: u64 = 1 << 20;
-    for (trip, interactive_before, most) in [
+    for (rtt, interactive_before, most) in [
         (1, None, Some(4 * MIB)),
         (1, Some(0), Some(384 << 10)),
         (1, Some(9), Some(384 << 10)),
@@ -453,7 +453,7 @@ async fn on_a_short_way_bulk_waits_for_a_peer_that_is_behind_with_reading_the_so
         (10, None, None),
         (10, Some(0), None),
     ] {
-        let (mut wire, mut pace, mut number) = (Wire::new(8000, trip), CongestionController::new(), 0);
+        let (mut wire, mut pace, mut number) = (Wire::new(8000, rtt), CongestionController::new(), 0);
         if let Some(seconds) = interactive_before {
             pace.interactive(wire.now);
             wire.now += SECOND * seconds;
@@ -475,7 +475,7 @@ async fn on_a_short_way_bulk_waits_for_a_peer_that_is_behind_with_reading_the_so
         assert_eq!(
             pulled,
             most.unwrap_or(32 * MIB),
-            "unread at {trip} ms, interactive before {interactive_before:?} s"
+            "unread at {rtt} ms, interactive before {interactive_before:?} s"
         );
         pace.on_ack(number, wire.now);
         assert!(!pace.is_blocked(wire.now));
@@ -493,7 +493,7 @@ async fn on_a_line_that_jitters_only_a_short_queue_stands_and_a_longer_way_is_le
             wire.run(Some(&mut pace), Duration::from_millis(10));
             standing += wire.free_at.saturating_duration_since(wire.now) / 16_000;
         }
-        wire.trip += Duration::from_millis(25);
+        wire.rtt += Duration::from_millis(25);
         wire.run(Some(&mut pace), SECOND * 3);
         longer += wire.run(Some(&mut pace), SECOND * 12) / 8.0;
     }
@@ -503,12 +503,12 @@ async fn on_a_line_that_jitters_only_a_short_queue_stands_and_a_longer_way_is_le
 
 #[tokio::test(start_paused = true)]
 async fn beside_an_interactive_link_no_queue_stands_for_most_of_the_time_and_the_line_is_kept_nearly_full() {
-    for (mbit, trip, jitter, loss) in
+    for (mbit, rtt, jitter, loss) in
         [(50, 40, 30, 0.0), (20, 40, 0, 0.0), (4, 80, 0, 3.0), (100, 200, 0, 0.0), (10, 600, 0, 0.0)]
     {
         let (mut share, mut queues) = (0.0, Vec::new());
         for chance in 1..=4 {
-            let (mut wire, mut pace) = (Wire::new(mbit, trip), CongestionController::new());
+            let (mut wire, mut pace) = (Wire::new(mbit, rtt), CongestionController::new());
             (wire.jitter, wire.chance, wire.loss) = (Duration::from_millis(jitter), chance, loss);
             wire.ping(10);
             wire.run(Some(&mut pace), SECOND * 6);
@@ -521,7 +521,7 @@ async fn beside_an_interactive_link_no_queue_stands_for_most_of_the_time_and_the
         }
         queues.sort();
         let (usual, line) =
-            (queues[queues.len() / 2], format!("{mbit} Mbit/s at {trip} ms, jitter {jitter}, {loss} % lost"));
+            (queues[queues.len() / 2], format!("{mbit} Mbit/s at {rtt} ms, jitter {jitter}, {loss} % lost"));
         assert!(usual < Duration::from_millis(7) && share > 0.88, "a queue of {usual:?}, {share} of {line}");
     }
 }
@@ -550,7 +550,7 @@ async fn beside_an_interactive_link_a_way_that_becomes_longer_is_learnt_and_the_
         wire.ping(10);
         pace.set_shared(true);
         wire.run(Some(&mut pace), SECOND * 15);
-        wire.trip += Duration::from_millis(more);
+        wire.rtt += Duration::from_millis(more);
         wire.run(Some(&mut pace), SECOND * 45);
         let share = wire.run(Some(&mut pace), SECOND * 30);
         assert!(share > 0.92, "{share} of the line once it is {more} ms longer");

@@ -129,10 +129,10 @@ impl CongestionWindow {
     }
 
     /// Takes an RTT measurement; `delivered` is the total number of bytes that have arrived.
-    pub(crate) fn sample(&mut self, trip: Duration, delivered: u64, now: Instant) {
-        self.least = Some(self.least.map_or(trip, |least| least.min(trip)));
-        self.round.least = Some(self.round.least.map_or(trip, |least| least.min(trip)));
-        self.noise.sample(trip);
+    pub(crate) fn sample(&mut self, rtt: Duration, delivered: u64, now: Instant) {
+        self.least = Some(self.least.map_or(rtt, |least| least.min(rtt)));
+        self.round.least = Some(self.round.least.map_or(rtt, |least| least.min(rtt)));
+        self.noise.sample(rtt);
         self.busy_at = if self.round.near { Some(now) } else { self.busy_at };
         let next = Round { since: Some(now), delivered, ..Round::default() };
         let Some(since) = self.round.since else {
@@ -142,20 +142,20 @@ impl CongestionWindow {
         let (Some(shortest), Some(least)) = (self.round.least, self.least) else { return };
         let jitter = self.jitter(least);
         // Half a round more of doubling would fill the queue of any line.
-        let overfull = self.doubling && self.was_near && trip > least + standing(least) + jitter;
+        let overfull = self.doubling && self.was_near && rtt > least + standing(least) + jitter;
         let (lasts, here) = match jitter {
-            _ if overfull => (MIN_ROUND, trip),
-            Duration::ZERO => (trip.max(MIN_ROUND), shortest),
+            _ if overfull => (MIN_ROUND, rtt),
+            Duration::ZERO => (rtt.max(MIN_ROUND), shortest),
             // On a jittery line a single RTT says little, and the shortest one says least.
-            _ => (trip.max(jitter), self.noise.usual().saturating_sub(usual(jitter))),
+            _ => (rtt.max(jitter), self.noise.usual().saturating_sub(usual(jitter))),
         };
         if now - since >= lasts {
-            self.end_round(here, trip, delivered, now - since);
+            self.end_round(here, rtt, delivered, now - since);
             self.round = next;
         }
     }
 
-    fn end_round(&mut self, here: Duration, trip: Duration, delivered: u64, took: Duration) {
+    fn end_round(&mut self, here: Duration, rtt: Duration, delivered: u64, took: Duration) {
         let (Some(shortest), Some(least)) = (self.round.least, self.least) else { return };
         // A round with a pause shows nothing.
         let paused = took > PAUSE.max(shortest * 3);
@@ -170,7 +170,7 @@ impl CongestionWindow {
         self.quiet = if self.round.near { 0 } else { self.quiet.saturating_add(1) };
         self.steady = if self.round.low { 0 } else { self.steady };
         let counts = ours && self.steady >= ROUNDS_TO_DRAIN && self.renewal.is_none();
-        self.noise.end_round(trip, counts);
+        self.noise.end_round(rtt, counts);
         self.steady = self.steady.saturating_add(1);
         if let Some(mut renewal) = self.renewal.take() {
             renewal.least = Some(renewal.least.map_or(shortest, |l| l.min(shortest)));
@@ -215,8 +215,8 @@ impl CongestionWindow {
             self.noise.learn(self.round.least.unwrap_or(here).saturating_sub(least));
             return;
         }
-        let trial = self.trial.take().unwrap_or(WindowCut { bytes, trip: here, shorter: Duration::ZERO });
-        if trial.shorter >= self.target(least) && here + trial.shorter / 2 > trial.trip {
+        let trial = self.trial.take().unwrap_or(WindowCut { bytes, rtt: here, shorter: Duration::ZERO });
+        if trial.shorter >= self.target(least) && here + trial.shorter / 2 > trial.rtt {
             // With less in flight the queue is as long as before, so it is not ours.
             (self.least, self.bytes) = (Some(here), trial.bytes);
             return;
@@ -354,7 +354,7 @@ pub(crate) struct ProbeRtt {
 pub(crate) struct WindowCut {
     /// The window and the RTT before the cut.
     pub(crate) bytes: u64,
-    pub(crate) trip: Duration,
+    pub(crate) rtt: Duration,
     /// By how much the RTT should be shorter now.
     pub(crate) shorter: Duration,
 }
@@ -401,20 +401,20 @@ impl RttJitter {
     }
 
     /// Takes an RTT measurement.
-    pub(crate) fn sample(&mut self, trip: Duration) {
-        self.longest = self.longest.max(trip);
-        self.fall = self.fall.max(self.longest - trip);
-        self.sum += trip;
+    pub(crate) fn sample(&mut self, rtt: Duration) {
+        self.longest = self.longest.max(rtt);
+        self.fall = self.fall.max(self.longest - rtt);
+        self.sum += rtt;
         self.samples += 1;
     }
 
-    /// Ends a round; the next one starts with `trip`. The fall of the RTT counts if as much was in flight all the time.
-    pub(crate) fn end_round(&mut self, trip: Duration, counts: bool) {
+    /// Ends a round; the next one starts with `rtt`. The fall of the RTT counts if as much was in flight all the time.
+    pub(crate) fn end_round(&mut self, rtt: Duration, counts: bool) {
         if let Some(change) = self.alone.take().or(counts.then_some(self.fall)) {
             self.learn(change);
         }
         self.usual = Some(self.usual());
-        (self.longest, self.fall, self.sum, self.samples) = (trip, Duration::ZERO, Duration::ZERO, 0);
+        (self.longest, self.fall, self.sum, self.samples) = (rtt, Duration::ZERO, Duration::ZERO, 0);
     }
 
     /// Records the change of a round.

@@ -75,7 +75,7 @@ pub struct PendingConnection {
     /// Its permits for waiting and for being served, released once a call is accepted.
     ///
     /// The connection is closed if the second permit is revoked. The code that admits connections watches the first.
-    pub slots: (Permit, Permit),
+    pub permits: (Permit, Permit),
 }
 
 /// Why a call was rejected; sent to the caller.
@@ -133,12 +133,12 @@ where
     let io = TokioIo::new(Bounded { io, hook: ahead });
     let mut serving = Box::pin(http(crew.clone(), alarm).serve_connection(io, service));
     crew.run(Box::pin(async move {
-        let lost = waiting.slots.1.revoked();
+        let lost = waiting.permits.1.revoked();
         let let_in = async {
             let why = tokio::select! {
                 biased;
                 () = accepted.cancelled() => {
-                    drop(waiting.slots);
+                    drop(waiting.permits);
                     std::future::pending().await
                 }
                 () = lost.cancelled() => "gave_way",

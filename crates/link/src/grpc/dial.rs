@@ -33,7 +33,7 @@ pub enum LinkDialError {
     #[error("connection broke before the server answered: {0}")]
     Broken(String),
     /// The server rejected the call. The usual causes are a wrong token or node name.
-    #[error("rejected by the server: {message} ({code:?}){}", remedy(*code))]
+    #[error("rejected by the server: {message} ({code:?}){}", hint(*code))]
     Refused {
         /// The gRPC status code.
         code: Code,
@@ -207,7 +207,7 @@ fn request(authority: &str, headers: HeaderMap, body: CallBody) -> Result<Reques
 }
 
 /// Returns a hint for a rejection if there is one.
-fn remedy(code: Code) -> &'static str {
+fn hint(code: Code) -> &'static str {
     match code {
         Code::Unauthenticated => {
             "; compare token or token_file here with this node's line, or the default line, in the server's token file"

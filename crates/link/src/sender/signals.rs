@@ -208,23 +208,23 @@ impl LinkSender {
         let Some(pace) = &mut waiting.pace else { return Duration::ZERO };
         let before = pace.congestion_window();
         pace.on_ack(number, now);
-        let (trip, cap) = (pace.latest_rtt(), pace.congestion_window());
-        waiting.trips.sample(trip);
+        let (rtt, cap) = (pace.latest_rtt(), pace.congestion_window());
+        waiting.rtts.sample(rtt);
         waiting.wake();
         drop(waiting);
         self.watch.answered_millis.store(self.millis(now).max(1), Relaxed);
         self.answered.notify_waiters();
         if cap != before {
             let (link, node) = (self.id, self.peer.node().map(tracing::field::display));
-            tracing::trace!(%link, node, cwnd_bytes = cap, previous_cwnd_bytes = before, rtt = ?trip, "congestion window changed");
+            tracing::trace!(%link, node, cwnd_bytes = cap, previous_cwnd_bytes = before, rtt = ?rtt, "congestion window changed");
         }
-        self.least_round_trip_micros.fetch_min(micros(trip), Relaxed);
-        self.set_rtt(trip);
-        trip
+        self.least_round_trip_micros.fetch_min(micros(rtt), Relaxed);
+        self.set_rtt(rtt);
+        rtt
     }
 
-    pub(crate) fn set_rtt(&self, trip: Duration) {
-        self.round_trip_micros.store(micros(trip), Relaxed);
+    pub(crate) fn set_rtt(&self, rtt: Duration) {
+        self.round_trip_micros.store(micros(rtt), Relaxed);
     }
 
     /// Returns the latest RTT.
@@ -317,7 +317,7 @@ impl LinkSender {
         let waiting = self.lock();
         let sent = waiting.pace.as_ref().and_then(|pace| pace.unanswered());
         let unanswered = sent.into_iter().chain(waiting.ping).min();
-        Liveness { ask_every, unanswered, timeout: waiting.trips.ping_timeout() }
+        Liveness { ask_every, unanswered, timeout: waiting.rtts.ping_timeout() }
     }
 
     /// Wakes the read loop for a check.
@@ -352,8 +352,8 @@ fn millis(time: Duration) -> u64 {
     u64::try_from(time.as_millis()).unwrap_or(u64::MAX)
 }
 
-fn micros(trip: Duration) -> u64 {
-    u64::try_from(trip.as_micros()).unwrap_or(u64::MAX)
+fn micros(rtt: Duration) -> u64 {
+    u64::try_from(rtt.as_micros()).unwrap_or(u64::MAX)
 }
 
 /// Timeout of the first answer, before the RTT is known: enough for a line of 1 s.
@@ -386,13 +386,13 @@ pub(crate) struct RttEstimator {
 
 impl RttEstimator {
     /// Records a ping that was answered after `trip`.
-    pub(crate) fn sample(&mut self, trip: Duration) {
+    pub(crate) fn sample(&mut self, rtt: Duration) {
         let Some(smoothed) = self.smoothed else {
-            self.smoothed = Some(trip);
+            self.smoothed = Some(rtt);
             return;
         };
-        self.variation = (self.variation * 3 + smoothed.abs_diff(trip)) / 4;
-        self.smoothed = Some((smoothed * 7 + trip) / 8);
+        self.variation = (self.variation * 3 + smoothed.abs_diff(rtt)) / 4;
+        self.smoothed = Some((smoothed * 7 + rtt) / 8);
     }
 
     /// Returns how long a ping may stay unanswered before the link counts as unresponsive: 1 s and four RTTs.
@@ -688,14 +688,14 @@ mod tests {
 
     #[test]
     fn a_steady_line_is_given_a_second_and_four_round_trips_and_one_that_varies_more() {
-        let mut trips = RttEstimator::default();
-        assert_eq!(trips.ping_timeout(), None);
+        let mut rtts = RttEstimator::default();
+        assert_eq!(rtts.ping_timeout(), None);
         for _ in 0..20 {
-            trips.sample(Duration::from_millis(100));
+            rtts.sample(Duration::from_millis(100));
         }
-        assert_eq!(trips.ping_timeout(), Some(Duration::from_millis(1400)));
-        trips.sample(Duration::from_millis(500));
-        let patience = trips.ping_timeout().unwrap();
+        assert_eq!(rtts.ping_timeout(), Some(Duration::from_millis(1400)));
+        rtts.sample(Duration::from_millis(500));
+        let patience = rtts.ping_timeout().unwrap();
         assert_eq!(patience, Duration::from_millis(1000 + 4 * (150 + 100)));
     }
 }
@@ -710,7 +710,7 @@ mod alive_tests {
 
     /// A line on which TCP retransmits lost packets and keeps the order.
     struct Line {
-        trip: Duration,
+        rtt: Duration,
         /// One in this number of packets is lost; 0 for none.
         loses: u64,
         dice: u64,
@@ -731,7 +731,7 @@ mod alive_tests {
         /// Returns when a packet sent at that time arrives. TCP retransmits it after a timeout, again after another,
         /// and then each time after twice as long.
         fn arrives(&mut self, way: usize, at: Instant) -> Instant {
-            let timeout = self.trip + Duration::from_millis(400);
+            let timeout = self.rtt + Duration::from_millis(400);
             let (mut sent, mut wait) = (at, timeout);
             let mut first = true;
             while self.is_lost() {
@@ -740,7 +740,7 @@ mod alive_tests {
                     wait *= 2;
                 }
             }
-            self.last[way] = self.last[way].max(sent + self.trip / 2);
+            self.last[way] = self.last[way].max(sent + self.rtt / 2);
             self.last[way]
         }
 
@@ -768,16 +768,16 @@ mod alive_tests {
             watches: true,
             watched: None,
         };
-        let (mut trips, mut pings) = (RttEstimator::default(), VecDeque::<(Instant, Instant)>::new());
+        let (mut rtts, mut pings) = (RttEstimator::default(), VecDeque::<(Instant, Instant)>::new());
         let (mut silent, mut was) = (0, false);
         while now < started + time {
             while let Some((sent, _)) = pings.front().copied().filter(|(_, at)| *at <= now && line.lives(*at))
             {
-                trips.sample(pings.pop_front().map_or(Duration::ZERO, |(_, at)| at - sent));
+                rtts.sample(pings.pop_front().map_or(Duration::ZERO, |(_, at)| at - sent));
                 alive.last_received = now;
             }
             let unanswered = pings.front().map(|(sent, _)| *sent);
-            let life = Liveness { ask_every: Some(ask_every), unanswered, timeout: trips.ping_timeout() };
+            let life = Liveness { ask_every: Some(ask_every), unanswered, timeout: rtts.ping_timeout() };
             alive.looked = now;
             let look = alive.poll(life, now);
             match look {
@@ -797,9 +797,9 @@ mod alive_tests {
         (silent, None)
     }
 
-    fn line(trip: u64, loses: u64, seed: u64) -> Line {
+    fn line(rtt: u64, loses: u64, seed: u64) -> Line {
         let now = Instant::now();
-        Line { trip: Duration::from_millis(trip), loses, dice: seed * 7919 + 1, dies: None, last: [now; 2] }
+        Line { rtt: Duration::from_millis(rtt), loses, dice: seed * 7919 + 1, dies: None, last: [now; 2] }
     }
 
     #[tokio::test]
@@ -818,15 +818,15 @@ mod alive_tests {
 
     #[tokio::test]
     async fn a_line_that_dies_seems_silent_after_a_second_and_four_round_trips_behind_a_ping() {
-        for (trip, every) in [(1, 500), (1, 1000), (100, 500), (100, 1000), (600, 500)] {
-            let (mut line, every) = (line(trip, 0, 1), Duration::from_millis(every));
+        for (rtt, every) in [(1, 500), (1, 1000), (100, 500), (100, 1000), (600, 500)] {
+            let (mut line, every) = (line(rtt, 0, 1), Duration::from_millis(every));
             line.dies = Some(line.last[0] + Duration::from_secs(20));
             let (silent, after) = watched(&mut line, every, Duration::from_secs(60));
-            let (after, trip) = (after.unwrap(), line.trip);
+            let (after, rtt) = (after.unwrap(), line.rtt);
             // A ping in flight at that time counts as well.
-            let soonest = Duration::from_secs(1) + 3 * trip;
-            assert!(silent == 0 && after >= soonest, "{trip:?}: {after:?}");
-            assert!(after <= soonest + every.max(trip) + trip + every / 2, "{trip:?}, {every:?}: {after:?}");
+            let soonest = Duration::from_secs(1) + 3 * rtt;
+            assert!(silent == 0 && after >= soonest, "{rtt:?}: {after:?}");
+            assert!(after <= soonest + every.max(rtt) + rtt + every / 2, "{rtt:?}, {every:?}: {after:?}");
         }
     }
 }

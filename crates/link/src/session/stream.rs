@@ -421,9 +421,9 @@ pub(crate) fn watch<T>(
 }
 
 /// Stores the task's waker.
-pub(crate) fn keep(slot: &mut Option<std::task::Waker>, cx: &Context<'_>) {
-    if !slot.as_ref().is_some_and(|waker| waker.will_wake(cx.waker())) {
-        *slot = Some(cx.waker().clone());
+pub(crate) fn keep(permit: &mut Option<std::task::Waker>, cx: &Context<'_>) {
+    if !permit.as_ref().is_some_and(|waker| waker.will_wake(cx.waker())) {
+        *permit = Some(cx.waker().clone());
     }
 }
 

@@ -73,8 +73,8 @@ impl SessionTraffic {
 
     /// Returns true if the session is interactive on a path with that RTT: bulk would have started within another RTT,
     /// and no started burst may yet become bulk.
-    fn is_interactive(&self, trip: Duration) -> bool {
-        let begins = trip.as_millis() / TrafficClassifier::SAMPLE_INTERVAL.as_millis();
+    fn is_interactive(&self, rtt: Duration) -> bool {
+        let begins = rtt.as_millis() / TrafficClassifier::SAMPLE_INTERVAL.as_millis();
         !self.bulk && self.ahead == 0 && u128::from(self.looks) > u128::from(KNOWN_AFTER) + begins
     }
 }
@@ -124,15 +124,15 @@ impl SessionTable {
         // Between the end of the busy link and the next one, only the interactive link is left, so nothing is moved.
         let mut moves = if beside.is_some() && !busy.is_closed() { MAX_MOVES_PER_SAMPLE } else { 0 };
         let links = [Some((busy, false)), beside.as_ref().map(|beside| (beside, true))];
-        let trip = busy.min_rtt().unwrap_or_default();
+        let rtt = busy.min_rtt().unwrap_or_default();
         let before = sorting.looked.replace(Instant::now());
         for (link, is_beside) in links.into_iter().flatten() {
             let to = if is_beside { Some(busy) } else { beside.as_ref() };
             let mut belongs_there = |id, moved| {
                 let weight = sorting.sample(id, moved);
                 sorted.bulk += usize::from(weight.bulk);
-                sorted.interactive += usize::from(weight.is_interactive(trip));
-                if is_beside { weight.bulk } else { weight.is_interactive(trip) }
+                sorted.interactive += usize::from(weight.is_interactive(rtt));
+                if is_beside { weight.bulk } else { weight.is_interactive(rtt) }
             };
             for session in self.on_link(link) {
                 let Some((is_opener, moved)) = session.traffic(link.id) else { continue };

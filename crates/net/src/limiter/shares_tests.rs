@@ -212,7 +212,7 @@ proptest! {
 
 #[test]
 fn one_source_has_everything_until_another_comes() {
-    let (mut shares, now) = (FairShares::new(Limits::slots(100)), Instant::now());
+    let (mut shares, now) = (FairShares::new(Limits::permits(100)), Instant::now());
     let first: Vec<u64> = (0..100).map(|_| shares.enter(&"many", now).unwrap().0).collect();
     for lost in first.into_iter().take(50) {
         let (id, effects) = shares.enter(&"few", now).unwrap();
@@ -226,7 +226,7 @@ fn one_source_has_everything_until_another_comes() {
 
 #[test]
 fn of_one_source_the_silent_go_and_those_who_speak_stay() {
-    let (mut shares, now) = (FairShares::new(Limits::slots(2)), Instant::now());
+    let (mut shares, now) = (FairShares::new(Limits::permits(2)), Instant::now());
     let ids: Vec<u64> = (0..2).map(|_| shares.enter(&"one", now).unwrap().0).collect();
     shares.mark(ids[0], true, now);
     assert_eq!(shares.enter(&"one", now).unwrap().1.lost, Some(ids[1]));
@@ -244,7 +244,7 @@ fn of_one_source_the_silent_go_and_those_who_speak_stay() {
 
 #[test]
 fn who_has_stepped_aside_loses_nothing_and_has_its_slot_again_when_it_comes_back() {
-    let (mut shares, now) = (FairShares::new(Limits::slots(2)), Instant::now());
+    let (mut shares, now) = (FairShares::new(Limits::permits(2)), Instant::now());
     let [works, idle] = ["rich"; 2].map(|who| shares.enter(&who, now).unwrap().0);
     assert_eq!(shares.step_aside(works, now), Changes::default());
     let first = shares.enter(&"a", now).unwrap();

@@ -125,7 +125,7 @@ pub struct CertificateWarning {
     /// The problem.
     pub found: String,
     /// The hint.
-    pub remedy: &'static str,
+    pub hint: &'static str,
 }
 
 /// The property that a [`CertificateWarning`] concerns.
@@ -141,7 +141,7 @@ pub enum CertWarningKind {
 
 impl fmt::Display for CertificateWarning {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}; {}", self.found, self.remedy)
+        write!(f, "{}; {}", self.found, self.hint)
     }
 }
 
@@ -175,7 +175,7 @@ fn check_at(der: &[u8], now: ASN1Time) -> Result<Vec<CertificateWarning>, String
     }
     let mut odd = Vec::new();
     let mut is =
-        |about, found: &str, remedy| odd.push(CertificateWarning { about, found: found.to_owned(), remedy });
+        |about, found: &str, hint| odd.push(CertificateWarning { about, found: found.to_owned(), hint });
     if cert.is_ca() {
         is(
             CertWarningKind::Kind,
@@ -205,8 +205,8 @@ fn check_at(der: &[u8], now: ASN1Time) -> Result<Vec<CertificateWarning>, String
         );
     }
     if now > to {
-        let remedy = "reissue it, no restart is needed";
-        is(CertWarningKind::Dates, &format!("expired on {}", day(to)), remedy);
+        let hint = "reissue it, no restart is needed";
+        is(CertWarningKind::Dates, &format!("expired on {}", day(to)), hint);
     }
     Ok(odd)
 }

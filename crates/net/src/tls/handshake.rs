@@ -54,7 +54,7 @@ pub struct TlsAcceptError {
     /// The error text.
     pub why: String,
     /// The handshake error, if the client caused it.
-    pub fault: Option<HandshakeError>,
+    pub error: Option<HandshakeError>,
     /// The connection, if an alert was written to it. Close it gracefully, so that the alert arrives.
     pub socket: Option<TlsIo>,
 }
@@ -79,13 +79,13 @@ impl TlsHandshaker {
         &self,
         socket: TcpStream,
         from: SocketAddr,
-        slot: &Permit,
+        permit: &Permit,
     ) -> Result<TlsAccepted, TlsAcceptError> {
         // Peeks, because the socket may be reported readable before a byte is there.
         if timeout(FIRST_BYTE, socket.peek(&mut [0])).await.is_err() {
             return Err(TlsAcceptError::new("silent", format!("no data within {FIRST_BYTE:?}")));
         }
-        slot.mark_active();
+        permit.mark_active();
         let Ok(turn) = self.limiter.acquire(&Source::of(from.ip())).await else {
             return Err(TlsAcceptError::new("too_many", "too many connections wait for a TLS handshake"));
         };
@@ -103,17 +103,17 @@ impl TlsHandshaker {
         let socket = Buffered::new(turn.track_activity(socket), self.pool.clone());
         let handshake = TlsAcceptor::from(self.tls.load()).accept(socket).into_fallible();
         let lost = turn.revoked();
-        let shaken = tokio::select! {
+        let accepted = tokio::select! {
             biased;
             () = lost.cancelled() => return Err(TlsAcceptError::new("gave_way", "evicted in its TLS handshake")),
-            shaken = timeout_at(until, handshake) => shaken,
+            accepted = timeout_at(until, handshake) => accepted,
         };
-        match shaken {
+        match accepted {
             Ok(Ok(stream)) => Ok(TlsAccepted { stream, permit: turn, until }),
             Ok(Err((error, socket))) => {
-                let fault = HandshakeError::of(&error);
-                let failed = TlsAcceptError::new("tls", format!("TLS handshake failed: {fault}"));
-                Err(TlsAcceptError { socket: Some(socket), fault: Some(fault), ..failed })
+                let error = HandshakeError::of(&error);
+                let failed = TlsAcceptError::new("tls", format!("TLS handshake failed: {error}"));
+                Err(TlsAcceptError { socket: Some(socket), error: Some(error), ..failed })
             }
             Err(_) => Err(TlsAcceptError::new("tls_too_slow", "TLS handshake timed out")),
         }
@@ -130,7 +130,7 @@ impl TlsAccepted {
 
 impl TlsAcceptError {
     fn new(cause: &'static str, why: impl Into<String>) -> Self {
-        Self { cause, why: why.into(), fault: None, socket: None }
+        Self { cause, why: why.into(), error: None, socket: None }
     }
 }
 
@@ -355,8 +355,8 @@ mod tests {
         (near, listener.accept().await.unwrap().0)
     }
 
-    fn slot(from: SocketAddr) -> Permit {
-        FairLimiter::new(Limits::slots(1)).try_acquire(&Source::of(from.ip())).unwrap()
+    fn permit(from: SocketAddr) -> Permit {
+        FairLimiter::new(Limits::permits(1)).try_acquire(&Source::of(from.ip())).unwrap()
     }
 
     #[tokio::test]
@@ -372,7 +372,7 @@ mod tests {
         std::fs::write(&shows.cert, chain).unwrap();
         let connector = TlsConnector::from(client(Trust::Ca(ca.ca()), Some(shows)).load());
         let from = "192.0.2.1:1".parse().unwrap();
-        let slot = slot(from);
+        let permit = permit(from);
         let handshake = async || {
             let (near, served) = pair().await;
             let connect = async {
@@ -382,9 +382,9 @@ mod tests {
                 near.get_ref().1.handshake_kind().unwrap()
             };
             let accept = async {
-                let mut shaken = acceptor.accept(served, from, &slot).await?;
-                shaken.stream.write_all(b"x").await.unwrap();
-                Ok::<_, TlsAcceptError>(shaken.names())
+                let mut accepted = acceptor.accept(served, from, &permit).await?;
+                accepted.stream.write_all(b"x").await.unwrap();
+                Ok::<_, TlsAcceptError>(accepted.names())
             };
             let (accepted, kind) = tokio::join!(accept, connect);
             (accepted.map_err(|handshake_failures| handshake_failures.to_string()), kind)
@@ -418,14 +418,14 @@ mod tests {
         let turn = acceptor.limiter.try_acquire(&Source::of(from.ip())).unwrap();
         let (mut leaves, served) = pair().await;
         leaves.write_all(&[22]).await.unwrap();
-        let slot = slot(from);
+        let permit = permit(from);
         let its_turn = async {
             drop(leaves);
             // The runtime learns of this pair no earlier than of the dropped end.
             pair().await;
             drop(turn);
         };
-        let (accepted, ()) = tokio::join!(acceptor.accept(served, from, &slot), its_turn);
+        let (accepted, ()) = tokio::join!(acceptor.accept(served, from, &permit), its_turn);
         assert_eq!(accepted.unwrap_err().cause, "gone");
     }
 
@@ -446,7 +446,7 @@ mod tests {
         let (slow, other) = ("192.0.2.1:1".parse().unwrap(), "192.0.2.2:1".parse().unwrap());
         let (mut stalls, served) = pair().await;
         stalls.write_all(&[22]).await.unwrap();
-        let (slow_slot, other_slot) = (slot(slow), slot(other));
+        let (slow_slot, other_slot) = (permit(slow), permit(other));
         let first = acceptor.accept(served, slow, &slow_slot);
         let second = async {
             // The first one has its permit by then.
@@ -455,7 +455,7 @@ mod tests {
             let connect = TlsConnector::from(client(Trust::Ca(ca.ca()), None).load());
             let connects = connect.connect(server_name("a.b").unwrap(), speaks);
             let (accepted, connected) = tokio::join!(acceptor.accept(served, other, &other_slot), connects);
-            connected.and(accepted.map_err(std::io::Error::other)).map(|shaken| shaken.names())
+            connected.and(accepted.map_err(std::io::Error::other)).map(|accepted| accepted.names())
         };
         let (first, second) = tokio::join!(first, second);
         assert_eq!((first.unwrap_err().cause, second.unwrap()), ("gave_way", None));
@@ -512,7 +512,7 @@ mod fault_tests {
     #[tokio::test]
     async fn a_far_end_without_tls_is_told_from_one_that_goes_away() {
         let ca = Authority::new("ca");
-        for (says, fault) in [
+        for (says, error) in [
             (&b"HTTP/1.1 400 Bad Request\r\n\r\n"[..], HandshakeError::NotTls),
             (b"", HandshakeError::Closed),
         ] {
@@ -524,8 +524,8 @@ mod fault_tests {
                 far.shutdown().await.unwrap();
                 far
             };
-            let (shaken, _far) = tokio::join!(connect.connect(server_name("a.b").unwrap(), near), plain);
-            assert_eq!(HandshakeError::of(&shaken.unwrap_err()), fault);
+            let (accepted, _far) = tokio::join!(connect.connect(server_name("a.b").unwrap(), near), plain);
+            assert_eq!(HandshakeError::of(&accepted.unwrap_err()), error);
         }
     }
 

@@ -25,7 +25,7 @@ impl ListenerProtocol<UnixStream> for Line {
     async fn handshake(
         &self,
         mut socket: UnixStream,
-        visit: &mut Admission<'_>,
+        admission: &mut Admission<'_>,
     ) -> HandshakeOutcome<UnixStream> {
         let mut line = String::new();
         while !line.ends_with('\n') {
@@ -35,9 +35,9 @@ impl ListenerProtocol<UnixStream> for Line {
             }
         }
         if let Ok(user) = socket.peer_cred() {
-            visit.proof = ClientIdentity::User(format!("uid {}", user.uid()));
+            admission.proof = ClientIdentity::User(format!("uid {}", user.uid()));
         }
-        let (answer, session) = match visit.open(asks(line.trim()), listener::new()).await {
+        let (answer, session) = match admission.open(asks(line.trim()), listener::new()).await {
             Ok(session) => ("ok\n".to_owned(), Some(session)),
             Err(denied) => (format!("no: {}\n", denied.denial.sentence(denied.trusted)), None),
         };
@@ -61,11 +61,15 @@ impl ListenerProtocol<UnixStream> for Lines {
         Span::none()
     }
 
-    async fn handshake(&self, socket: UnixStream, visit: &mut Admission<'_>) -> HandshakeOutcome<UnixStream> {
+    async fn handshake(
+        &self,
+        socket: UnixStream,
+        admission: &mut Admission<'_>,
+    ) -> HandshakeOutcome<UnixStream> {
         let mut lines = BufReader::new(socket);
         let mut line = String::new();
         while lines.read_line(&mut line).await.unwrap() > 0 {
-            let opened = match visit.authorize(asks(line.trim()), listener::new()).await {
+            let opened = match admission.authorize(asks(line.trim()), listener::new()).await {
                 Ok(permitted) => permitted.open().await,
                 Err(denied) => Err(denied),
             };
@@ -74,7 +78,7 @@ impl ListenerProtocol<UnixStream> for Lines {
                 Err(denied) => format!("no: {}", denied.denial).into(),
             };
             lines.get_mut().write_all(&[&answer, &b"\n"[..]].concat()).await.unwrap();
-            visit.mark_idle();
+            admission.mark_idle();
             line.clear();
         }
         HandshakeOutcome::Served(Some(lines.into_inner()))
@@ -96,11 +100,11 @@ impl ListenerProtocol<UnixStream> for Switch {
     async fn handshake(
         &self,
         mut socket: UnixStream,
-        visit: &mut Admission<'_>,
+        admission: &mut Admission<'_>,
     ) -> HandshakeOutcome<UnixStream> {
         let mut line = String::new();
         BufReader::new(&mut socket).read_line(&mut line).await.unwrap();
-        let permitted = visit.authorize(asks(line.trim()), listener::new()).await.unwrap();
+        let permitted = admission.authorize(asks(line.trim()), listener::new()).await.unwrap();
         let session = permitted.open().await.unwrap();
         HandshakeOutcome::Opened { session, socket, buffered: Bytes::new() }
     }

@@ -234,7 +234,7 @@ impl Router for ByHost {
     }
 
     async fn open(&mut self, way: &String) -> Result<GrantedSession, DeniedRequest> {
-        let slot = self.sessions.try_acquire(&ClientKey::of(Some(way), [127, 0, 0, 1].into())).unwrap();
+        let permit = self.sessions.try_acquire(&ClientKey::of(Some(way), [127, 0, 0, 1].into())).unwrap();
         let (node, target) = ("node1".parse().unwrap(), "node1:80".parse().unwrap());
         let opening = self.table.open(node, target, Category::Https, String::new()).unwrap();
         opening.ask(&self.link, None);
@@ -246,7 +246,7 @@ impl Router for ByHost {
             buffered: Bytes::new(),
             access,
             alive,
-            permit: slot,
+            permit,
         })
     }
 

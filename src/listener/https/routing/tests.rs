@@ -33,7 +33,7 @@ fn with(headers: &[(&HeaderName, &str)]) -> Parts {
 struct Site {
     finder: Arc<Finder>,
     addresses: AddressBook,
-    gate: AccessPolicy,
+    policy: AccessPolicy,
 }
 
 impl Site {
@@ -67,16 +67,16 @@ impl Site {
             }
         });
         let zone = Zone::new("nodes.test".into(), Vec::new(), |_| false);
-        let gate = AccessPolicy { zone: Some(Arc::new(zone)), ..AccessPolicy::default() };
-        Self { finder: Finder::without_peers(registry, Instance::random()), addresses, gate }
+        let policy = AccessPolicy { zone: Some(Arc::new(zone)), ..AccessPolicy::default() };
+        Self { finder: Finder::without_peers(registry, Instance::random()), addresses, policy }
     }
 
     /// Returns the route of a request as `target at node`, `-` if it names no node, or the denial.
     fn place(&self, stands_for: &str, head: &Parts, server_name: Option<&str>, trusted: bool) -> String {
         let ports = watch::channel(ProxyPorts::default()).1;
         let port = NodePort { stands_for: stands_for.parse().unwrap(), finder: self.finder.clone(), ports };
-        let (gate, addresses) = (&self.gate, &self.addresses);
-        let asker = RoutingContext { server_name, trusted, default_port: 80, gate, addresses };
+        let (policy, addresses) = (&self.policy, &self.addresses);
+        let asker = RoutingContext { server_name, trusted, default_port: 80, policy, addresses };
         match port.place(head, &asker) {
             Ok(Some((node, target))) => format!("{target} at {}", node.as_str().to_lowercase()),
             Ok(None) => "-".to_owned(),
