@@ -73,7 +73,9 @@ async fn the_doors_of_all_modules_and_what_edges_may_reach_follow_it_too() {
     let (place, echo) = (TestDir::new(), targets::echo().await);
     let with = |limiter: &str| {
         let proxy = format!("[mode.cloud.http_proxy]\nlisten = \"127.0.0.1:0\"\n{limiter}\n");
-        place.cloud(&format!("{proxy}[mode.cloud.tcp.\"127.0.0.1:0\"]\nto = \"node1/127.0.0.1:1\"\n{limiter}\n"))
+        place.cloud(&format!(
+            "{proxy}[mode.cloud.tcp.\"127.0.0.1:0\"]\nto = \"node1/127.0.0.1:1\"\n{limiter}\n"
+        ))
     };
     let open = with("");
     let cloud = place.file("cloud.toml", &open);
