@@ -24,6 +24,11 @@ set -m
 if [[ -z ${OLD:-} || -z ${NEW:-} ]]; then
   rev=${1:?usage: scripts/compat.sh REV [flags of cargo build]}
   shift
+  # Before the first release the names of frames and headers changed once; compatibility is promised from then on.
+  git grep -q '"reset-at"' "$rev" -- crates/proto/src || {
+    echo "$rev uses wire names from before the first release: compatibility starts with the commit that renamed them" >&2
+    exit 64
+  }
 else
   rev=$OLD
 fi

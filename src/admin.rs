@@ -361,7 +361,7 @@ const PUBLIC: [&str; 3] = ["/metrics", "/livez", "/readyz"];
 pub(crate) const NOT_FOUND: &str = "not found\n";
 
 /// The hint after a failed change of the log level.
-pub(crate) const LEVEL_BODY: &str = "next: send only the level as the body, for example with curl -X PUT --data 2: \
+pub(crate) const LEVEL_BODY: &str = "hint: send only the level as the body, for example with curl -X PUT --data 2: \
                                      0 for operators, 2 debug, 4 also libraries, 6 everything\n";
 
 /// SuperEdge's text for any other method.

@@ -122,7 +122,7 @@ impl Denial {
         self.response_row().1
     }
 
-    /// Returns the hint for the operator or user, sent as the line `next:` of the response.
+    /// Returns the hint for the operator or user, sent as the line `hint:` of the response.
     pub fn next_step(&self) -> &'static str {
         self.response_row().2
     }
@@ -158,7 +158,7 @@ impl Denial {
     }
 
     fn body(&self, trusted: bool, trace: &str) -> String {
-        format!("{}\ntrace: {trace}\nnext: {}\n", self.sentence(trusted), self.next_step())
+        format!("{}\ntrace: {trace}\nhint: {}\n", self.sentence(trusted), self.next_step())
     }
 }
 
@@ -623,7 +623,7 @@ mod tests {
         assert_eq!(answer.headers()["traceid"], "1a2b3c4d");
         let body = std::str::from_utf8(answer.body()).unwrap();
         assert!(
-            body.starts_with("node edge7 is not connected, last seen 3m ago\ntrace: 1a2b3c4d\nnext: check "),
+            body.starts_with("node edge7 is not connected, last seen 3m ago\ntrace: 1a2b3c4d\nhint: check "),
             "{body}"
         );
     }

@@ -100,11 +100,11 @@ async fn by_default_the_server_refuses_both_and_says_which_key_lets_them() {
         node.phrase.contains("edges may not reach node node2: not in mode.cloud.allow.nodes"),
         "{node:?}"
     );
-    assert!(node.body.contains("next: add the node to [mode.cloud.allow] nodes"), "{node:?}");
+    assert!(node.body.contains("hint: add the node to [mode.cloud.allow] nodes"), "{node:?}");
     assert_eq!(server.server.metrics.sessions.ended("backend", "node_not_allowed"), 1);
     let cloud = connect(proxy, &in_cloud(echo)).await;
     assert_eq!(cloud.status, 403, "{cloud:?}");
-    assert!(cloud.body.contains("next: add the target to [mode.cloud.allow] targets"), "{cloud:?}");
+    assert!(cloud.body.contains("hint: add the target to [mode.cloud.allow] targets"), "{cloud:?}");
     let mut plain = TcpStream::connect(proxy).await.unwrap();
     plain.write_all(format!("GET http://{}/ HTTP/1.1\r\n\r\n", in_cloud(echo)).as_bytes()).await.unwrap();
     let head = head(&mut plain).await;
@@ -122,7 +122,7 @@ async fn the_other_node_refuses_what_its_own_policy_does_not_hold() {
     let refused = connect(proxy, &at("node2", echo)).await;
     assert_eq!(refused.status, 403, "{refused:?}");
     assert!(refused.phrase.starts_with("node node2: this edge may not dial node2:"), "{refused:?}");
-    assert!(refused.body.contains("next: add the target to [mode.edge.allow]"), "{refused:?}");
+    assert!(refused.body.contains("hint: add the target to [mode.edge.allow]"), "{refused:?}");
 }
 
 #[tokio::test]

@@ -147,7 +147,7 @@ async fn without_an_authority_it_is_served_as_superedge_does_and_a_cause_is_in_t
     assert!(answer.starts_with("HTTP/1.1 502 node node-b is not connected"), "{answer}");
     let mut body = String::new();
     assert_eventually("the body", socket.read_to_string(&mut body)).await.unwrap();
-    assert!(body.contains("next: "), "{body}");
+    assert!(body.contains("hint: "), "{body}");
 }
 
 #[tokio::test]

@@ -531,7 +531,7 @@ async fn a_target_whose_certificate_will_not_do_is_refused_with_the_remedy_unles
         let mut body = vec![0; length.parse().unwrap()];
         assert_eventually("a body", client.read_exact(&mut body)).await.unwrap();
         let body = String::from_utf8(body).unwrap();
-        assert!(body.contains("next: ") && body.contains("target_ca of [mode.cloud.https]"), "{body}");
+        assert!(body.contains("hint: ") && body.contains("target_ca of [mode.cloud.https]"), "{body}");
         assert_eq!(server.server.metrics.sessions.ended("https", "target_tls"), 1);
     }
 }

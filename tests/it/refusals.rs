@@ -17,7 +17,7 @@ use crate::support::{assert_eventually, beside, hurry, remote, targets, wait_unt
 fn says(answer: &Answer, status: u16, phrase: &str) {
     assert_eq!((answer.status, answer.phrase.as_str()), (status, phrase), "{answer:?}");
     assert!(answer.head.to_ascii_lowercase().contains("connection: close"), "{answer:?}");
-    assert!(answer.body.contains("\ntrace: ") && answer.body.contains("\nnext: "), "{answer:?}");
+    assert!(answer.body.contains("\ntrace: ") && answer.body.contains("\nhint: "), "{answer:?}");
 }
 
 #[tokio::test]

@@ -158,7 +158,7 @@ async fn calls_again(headers: impl Fn(Instance) -> http::HeaderMap) -> Option<bo
         return None;
     }
     let call = server.call().await;
-    Some(call.headers.get("tunnel-beside").is_some_and(|mark| mark == "1"))
+    Some(call.headers.get("tunnel-link").is_some_and(|mark| mark == "backup"))
 }
 
 #[tokio::test]

@@ -248,10 +248,10 @@ pub fn to_message(frame: Frame) -> StreamMsg {
             let addr = to.map(|to| to.to_string()).unwrap_or_default();
             StreamMsg { addr, ..signal(node, DRAIN, None) }
         }
-        FrameKind::Load(Load { nodes, stopping, intercepts: catches }) => {
+        FrameKind::Load(Load { nodes, stopping, intercepts }) => {
             let code = u32::from(if stopping { ErrorCode::Overloaded } else { ErrorCode::NoError } as u8);
             StreamMsg {
-                data: pack(&Control { nodes, code, catches, ..Control::default() }),
+                data: pack(&Control { nodes, code, intercepts, ..Control::default() }),
                 ..signal(node, LOAD, None)
             }
         }
@@ -290,7 +290,7 @@ pub fn from_message(message: StreamMsg, peer: &Remote) -> Result<Frame, FrameErr
         (STREAM, LOAD) if servers => {
             let said = control(&message)?;
             let stopping = ErrorCode::from_wire(said.code) != ErrorCode::NoError;
-            FrameKind::Load(Load { nodes: said.nodes, stopping, intercepts: said.catches })
+            FrameKind::Load(Load { nodes: said.nodes, stopping, intercepts: said.intercepts })
         }
         (STREAM, _) => return Err(FrameError::UnknownType),
         (category, kind) => {
@@ -332,8 +332,8 @@ fn parts(frame: SessionFrame) -> (&'static str, String, Bytes) {
             ("connected", Control { limit, epoch, instance: instance_bytes(instance), ..blank })
         }
         SessionFrame::Refused { epoch, refusal } => ("connect-failed", why(epoch, refusal)),
-        SessionFrame::Fin { total } => ("finish", Control { total, ..blank }),
-        SessionFrame::ResetAt { total, refusal } => ("broken", Control { total, ..why(0, refusal) }),
+        SessionFrame::Fin { total } => ("fin", Control { total, ..blank }),
+        SessionFrame::ResetAt { total, refusal } => ("reset-at", Control { total, ..why(0, refusal) }),
         SessionFrame::Reset { epoch, refusal } => ("reset", why(epoch, refusal)),
         SessionFrame::Credit { received, limit } => ("credit", Control { received, limit, ..blank }),
         SessionFrame::Resume { received, limit, epoch, instance, opener } => {
@@ -343,7 +343,7 @@ fn parts(frame: SessionFrame) -> (&'static str, String, Bytes) {
         SessionFrame::Resumed { received, limit, epoch } => {
             ("resumed", Control { received, limit, epoch, ..blank })
         }
-        SessionFrame::PathLost { epoch } => ("lost", Control { epoch, ..blank }),
+        SessionFrame::PathLost { epoch } => ("path-lost", Control { epoch, ..blank }),
     };
     (kind, String::new(), pack(&control))
 }
@@ -368,8 +368,8 @@ fn session_frame(message: StreamMsg) -> Result<SessionFrame, FrameError> {
             instance: Instance::from_bytes(&c.instance),
         },
         "connect-failed" => SessionFrame::Refused { epoch: c.epoch, refusal: refusal() },
-        "finish" => SessionFrame::Fin { total: c.total },
-        "broken" => SessionFrame::ResetAt { total: c.total, refusal: refusal() },
+        "fin" => SessionFrame::Fin { total: c.total },
+        "reset-at" => SessionFrame::ResetAt { total: c.total, refusal: refusal() },
         "reset" => SessionFrame::Reset { epoch: c.epoch, refusal: refusal() },
         "credit" => SessionFrame::Credit { received: c.received, limit: c.limit },
         RESUME => SessionFrame::Resume {
@@ -380,7 +380,7 @@ fn session_frame(message: StreamMsg) -> Result<SessionFrame, FrameError> {
             opener: c.opener.parse().ok(),
         },
         "resumed" => SessionFrame::Resumed { received: c.received, limit: c.limit, epoch: c.epoch },
-        "lost" => SessionFrame::PathLost { epoch: c.epoch },
+        "path-lost" => SessionFrame::PathLost { epoch: c.epoch },
         _ => return Err(FrameError::UnknownType),
     })
 }

@@ -332,13 +332,13 @@ impl Remote {
 pub enum Opener {
     /// An edge, by its proven name: any process of that node. `node/NAME` on the wire.
     Node(NodeName),
-    /// A server, on behalf of one of its clients. `pod/` and the 32 hex digits of its process on the wire.
+    /// A server, on behalf of one of its clients. `server/` and the 32 hex digits of its process on the wire.
     Server(Instance),
 }
 
-/// The text is neither `node/NAME` nor `pod/INSTANCE`.
+/// The text is neither `node/NAME` nor `server/INSTANCE`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
-#[error("not an opener; expected node/NAME or pod/INSTANCE")]
+#[error("not an opener; expected node/NAME or server/INSTANCE")]
 pub struct ParseOpenerError;
 
 impl Opener {
@@ -371,7 +371,7 @@ impl fmt::Display for Opener {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Node(node) => write!(f, "node/{node}"),
-            Self::Server(instance) => write!(f, "pod/{instance}"),
+            Self::Server(instance) => write!(f, "server/{instance}"),
         }
     }
 }
@@ -383,7 +383,7 @@ impl FromStr for Opener {
         let (kind, name) = text.split_once('/').ok_or(ParseOpenerError)?;
         match kind {
             "node" => name.parse().map(Self::Node).map_err(|_| ParseOpenerError),
-            "pod" => name.parse().map(Self::Server).map_err(|_| ParseOpenerError),
+            "server" => name.parse().map(Self::Server).map_err(|_| ParseOpenerError),
             _ => Err(ParseOpenerError),
         }
     }
@@ -395,10 +395,10 @@ mod tests {
 
     #[test]
     fn an_edge_is_its_proven_name_and_a_server_vouches_for_others() {
-        let (node, server) = ("node/edge-1", "pod/0000000000000000000000000000000a");
+        let (node, server) = ("node/edge-1", "server/0000000000000000000000000000000a");
         let edge = Remote::Edge("edge-1".parse().unwrap());
         let (other, cloud) = (Remote::Peer, Remote::Server("edge-2".parse().unwrap()));
-        let forged = "pod/0000000000000000000000000000000b";
+        let forged = "server/0000000000000000000000000000000b";
         for (peer, said, counts) in [
             (&edge, None, Some(node)),
             (&edge, Some(server), Some(node)),
@@ -415,7 +415,7 @@ mod tests {
                 .map(|opener| opener.to_string());
             assert_eq!(counted.as_deref(), counts, "{said:?} from {peer:?}");
         }
-        for bad in ["", "edge-1", "node/", "node/a b", "pod/12", "user/root"] {
+        for bad in ["", "edge-1", "node/", "node/a b", "server/12", "user/root"] {
             assert_eq!(bad.parse::<Opener>(), Err(ParseOpenerError), "{bad}");
         }
     }

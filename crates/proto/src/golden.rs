@@ -51,28 +51,28 @@ fn resume(opener: Option<&str>) -> SessionFrame {
     SessionFrame::Resume { received: 300, limit: 70_000, epoch: 2, instance: Some(instance()), opener }
 }
 
-const POD: &str = "pod/0102030405060708090a0b0c0d0e0f10";
+const SERVER: &str = "server/0102030405060708090a0b0c0d0e0f10";
 
 /// Returns every session frame of the extended dialect.
 fn session_frames() -> Vec<(&'static str, SessionFrame)> {
     vec![
         ("open, version 1", open(None)),
         ("open, of an edge", open(Some("node/Edge-2"))),
-        ("open, of a server", open(Some(POD))),
+        ("open, of a server", open(Some(SERVER))),
         ("opened", SessionFrame::Opened { limit: 65_536, epoch: 1, instance: Some(instance()) }),
         ("refused", SessionFrame::Refused { epoch: 1, refusal: refusal(ErrorCode::TargetRefused) }),
         ("data", SessionFrame::Data(Bytes::from_static(b"hello"))),
         ("data, none", SessionFrame::Data(Bytes::new())),
-        ("finish", SessionFrame::Fin { total: 6 }),
-        ("broken", SessionFrame::ResetAt { total: 6, refusal: refusal(ErrorCode::Cancelled) }),
+        ("fin", SessionFrame::Fin { total: 6 }),
+        ("reset-at", SessionFrame::ResetAt { total: 6, refusal: refusal(ErrorCode::Cancelled) }),
         ("reset", SessionFrame::Reset { epoch: 1, refusal: refusal(ErrorCode::Cancelled) }),
         ("reset, over", SessionFrame::Reset { epoch: 1, refusal: SessionError::new(ErrorCode::NoError, "") }),
         ("credit", SessionFrame::Credit { received: 5, limit: 131_072 }),
         ("resume, version 1", resume(None)),
         ("resume, of an edge", resume(Some("node/Edge-2"))),
-        ("resume, of a server", resume(Some(POD))),
+        ("resume, of a server", resume(Some(SERVER))),
         ("resumed", SessionFrame::Resumed { received: 300, limit: 70_000, epoch: 2 }),
-        ("lost", SessionFrame::PathLost { epoch: 2 }),
+        ("path-lost", SessionFrame::PathLost { epoch: 2 }),
     ]
 }
 

@@ -124,11 +124,11 @@ impl fmt::Display for Dialect {
 impl Caller {
     /// Parses a request's metadata. `certified` is true if the connection presented a server's certificate.
     pub fn from_request(headers: &HeaderMap, certified: bool) -> Result<Self, HelloError> {
-        if headers.get(&ROLE).is_none_or(|role| role.as_bytes() != POD) {
+        if headers.get(&ROLE).is_none_or(|role| role.as_bytes() != PEER) {
             return Hello::from_request(headers).map(Self::Edge);
         }
         if headers.contains_key(http::header::AUTHORIZATION) {
-            return Err(HelloError::BadRole("pod".into()));
+            return Err(HelloError::BadRole("peer".into()));
         }
         if !certified {
             return Err(HelloError::NoCertificate);
@@ -144,14 +144,14 @@ impl Caller {
     /// Returns the metadata of a server's request to a peer.
     pub fn peer_request(instance: Instance) -> HeaderMap {
         let mut headers = local_headers(instance);
-        headers.insert(ROLE, HeaderValue::from_static("pod"));
+        headers.insert(ROLE, HeaderValue::from_static("peer"));
         headers
     }
 
     /// Like [`Self::peer_request`], but for a backup link, which leaves an older link of this process open.
     pub fn peer_backup_request(instance: Instance) -> HeaderMap {
         let mut headers = Self::peer_request(instance);
-        headers.insert(BESIDE, SILENT);
+        headers.insert(LINK, BACKUP);
         headers
     }
 
@@ -211,7 +211,7 @@ impl Hello {
     pub fn with_purpose(headers: &mut HeaderMap, older: LinkPurpose) {
         match older {
             LinkPurpose::Primary => None,
-            LinkPurpose::Backup => headers.insert(BESIDE, SILENT),
+            LinkPurpose::Backup => headers.insert(LINK, BACKUP),
             LinkPurpose::Interactive => headers.insert(ROLE, HeaderValue::from_static("interactive")),
         };
     }
@@ -240,7 +240,7 @@ fn ips(headers: &HeaderMap) -> Box<[IpAddr]> {
 }
 
 fn older(headers: &HeaderMap, dialect: Dialect) -> LinkPurpose {
-    let silent = dialect.supports(Dialect::BACKUP_LINKS) && headers.get(&BESIDE) == Some(&SILENT);
+    let silent = dialect.supports(Dialect::BACKUP_LINKS) && headers.get(&LINK) == Some(&BACKUP);
     if silent { LinkPurpose::Backup } else { LinkPurpose::Primary }
 }
 
@@ -288,8 +288,8 @@ const DIALECT: HeaderName = HeaderName::from_static("tunnel-dialect");
 const INSTANCE: HeaderName = HeaderName::from_static("tunnel-instance");
 const ROLE: HeaderName = HeaderName::from_static("tunnel-role");
 /// Header of a backup link. The older link of its process is unresponsive and stays open.
-const BESIDE: HeaderName = HeaderName::from_static("tunnel-beside");
-const SILENT: HeaderValue = HeaderValue::from_static("1");
+const LINK: HeaderName = HeaderName::from_static("tunnel-link");
+const BACKUP: HeaderValue = HeaderValue::from_static("backup");
 /// Header with the addresses of an edge's node.
 const IPS: HeaderName = HeaderName::from_static("tunnel-node-ips");
 /// Header with the version of the program, for people.
@@ -297,7 +297,7 @@ const PROGRAM: HeaderName = HeaderName::from_static("tunnel-version");
 /// Maximum number of characters kept of the program's version.
 const PROGRAM_CHARS: usize = 40;
 /// Role of a server. Without a role, or with another known one, the caller is an edge.
-const POD: &[u8] = b"pod";
+const PEER: &[u8] = b"peer";
 const EDGE: &[u8] = b"edge";
 /// Role of an edge's interactive link. It is a role because older servers refuse an unknown role, but ignore an unknown
 /// header.
@@ -379,7 +379,7 @@ mod tests {
             assert_eq!(older(&headers), known, "version {version}");
         }
         for other in ["0", "2"] {
-            headers.insert("tunnel-beside", HeaderValue::from_static(other));
+            headers.insert("tunnel-link", HeaderValue::from_static(other));
             assert_eq!(older(&headers), LinkPurpose::Primary);
         }
         Hello::with_purpose(&mut headers, LinkPurpose::Backup);
@@ -453,7 +453,7 @@ mod tests {
     fn a_server_with_a_token_is_refused_and_no_token_is_ever_shown() {
         let mut headers = request(r#"{"nodename":"n1","token":"secret"}"#);
         assert!(!format!("{:?}", Hello::from_request(&headers).unwrap()).contains("secret"));
-        headers.insert("tunnel-role", HeaderValue::from_static("pod"));
+        headers.insert("tunnel-role", HeaderValue::from_static("peer"));
         assert!(matches!(Hello::from_request(&headers), Err(HelloError::BadRole(_))));
         let ours = Hello::edge_request(&"n".parse().unwrap(), "secret", Instance::from_bits(1));
         assert!(!format!("{ours:?}").contains("secret"));
@@ -471,7 +471,7 @@ mod tests {
         assert_eq!(Caller::from_request(&plain, true), Err(HelloError::PlainPeer));
         let mut both = ours;
         both.extend(request(r#"{"nodename":"n1","token":"secret"}"#));
-        assert_eq!(Caller::from_request(&both, true), Err(HelloError::BadRole("pod".into())));
+        assert_eq!(Caller::from_request(&both, true), Err(HelloError::BadRole("peer".into())));
     }
 
     #[test]

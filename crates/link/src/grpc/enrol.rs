@@ -15,7 +15,7 @@ use tonic::{Code as GrpcCode, Response, Status};
 use crate::grpc::CallBody;
 use crate::grpc::enrol::wire::enrol_client::EnrolClient;
 use crate::grpc::enrol::wire::enrol_server::{Enrol, EnrolServer};
-use crate::grpc::enrol::wire::{AuthorityReply, AuthorityRequest, JoinRequest};
+use crate::grpc::enrol::wire::{CaReply, GetCaRequest, JoinRequest};
 use tunnel_base::logging::printable;
 use tunnel_net::socket::Connection;
 use tunnel_proto::frame::{ErrorCode, SessionError};
@@ -120,14 +120,14 @@ struct EnrolHandler<F> {
 }
 
 impl<F: Fn(EnrolRequest) -> bool> EnrolHandler<F> {
-    async fn ask(&self, wish: EnrolMethod) -> Result<Response<AuthorityReply>, Status> {
+    async fn ask(&self, wish: EnrolMethod) -> Result<Response<CaReply>, Status> {
         let (answer, answered) = oneshot::channel();
         let petition = EnrolRequest { from: self.from, wish, answer };
         if !(self.hand_on)(petition) {
             return Err(Status::unavailable("server is shutting down or has too many pending calls"));
         }
         match answered.await {
-            Ok(Ok(certificates)) => Ok(Response::new(AuthorityReply { certificates })),
+            Ok(Ok(certificates)) => Ok(Response::new(CaReply { certificates })),
             Ok(Err(SessionError { code: ErrorCode::NotAllowed, reason })) => {
                 Err(Status::permission_denied(reason))
             }
@@ -142,14 +142,14 @@ impl<F: Fn(EnrolRequest) -> bool> EnrolHandler<F> {
 
 #[tonic::async_trait]
 impl<F: Fn(EnrolRequest) -> bool + Send + Sync + 'static> Enrol for EnrolHandler<F> {
-    async fn authority(
+    async fn get_ca(
         &self,
-        _: tonic::Request<AuthorityRequest>,
-    ) -> Result<Response<AuthorityReply>, Status> {
+        _: tonic::Request<GetCaRequest>,
+    ) -> Result<Response<CaReply>, Status> {
         self.ask(EnrolMethod::Ca).await
     }
 
-    async fn join(&self, request: tonic::Request<JoinRequest>) -> Result<Response<AuthorityReply>, Status> {
+    async fn join(&self, request: tonic::Request<JoinRequest>) -> Result<Response<CaReply>, Status> {
         let JoinRequest { secret, node, token } = request.into_inner();
         self.ask(EnrolMethod::Join(JoinParams { secret, node, token })).await
     }
@@ -167,7 +167,7 @@ where
     let channel = channel(io, authority).await?;
     let mut client = EnrolClient::new(channel).max_decoding_message_size(MAX_BYTES);
     let answer = match wish {
-        EnrolMethod::Ca => client.authority(AuthorityRequest {}).await,
+        EnrolMethod::Ca => client.get_ca(GetCaRequest {}).await,
         EnrolMethod::Join(JoinParams { secret, node, token }) => {
             client.join(JoinRequest { secret, node, token }).await
         }

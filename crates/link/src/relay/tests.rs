@@ -174,7 +174,7 @@ async fn a_session_is_taken_over_by_nobody_but_who_opened_it() {
         (&stranger, open(7)),
         (&relay.edge, resume(7)),
         (&server, opened_by(resume(7), "node/stranger")),
-        (&server, opened_by(resume(7), "pod/00000000000000000000000000000003")),
+        (&server, opened_by(resume(7), "server/00000000000000000000000000000003")),
     ] {
         assert!(relay.ask(from, frame.clone()).is_none());
         let answer = frames(from);
