@@ -90,8 +90,8 @@ async fn unknown_and_forbidden_frames_are_dropped_and_the_link_continues() {
 async fn endless_opens_are_refused_and_take_no_memory_from_others() {
     flooded("node1", 1001, ErrorCode::NodeNotAllowed).await;
 }
-/// Each of these is a session until it is refused.
 
+/// Each of these Opens is a session until it is refused.
 #[tokio::test]
 async fn endless_opens_to_the_cloud_itself_are_refused() {
     flooded("bad", 2100, ErrorCode::NotAllowed).await;

@@ -46,7 +46,7 @@ async fn a_stalled_reader_does_not_stall_its_neighbour() {
     settled(|| server.server.metrics.bytes_down.get()).await;
     let mut neighbour = server.open(&at("node1", echo)).await;
     let beside = talks(&mut neighbour).await;
-    assert!(beside < 4 * alone + Duration::from_secs(2), "{alone:?} alone, {beside:?} next to it");
+    assert!(beside < 4 * alone + Duration::from_secs(2), "{alone:?} alone, {beside:?} next to stalls");
     // No session got more than a window. The unacknowledged bytes stay within the reserved bytes and a little more.
     let ((promised, _), (_, kept)) = (server.server.table.memory(), edge.table.memory());
     assert!(promised <= 21 * (4 << 20) && kept <= 6 << 20, "reserved {promised}, unacknowledged {kept}");
@@ -74,7 +74,7 @@ async fn a_stalled_target_does_not_stall_its_neighbour() {
     settled(|| edge.metrics.bytes_up.get()).await;
     let mut neighbour = server.open(&at("node1", echo)).await;
     let beside = talks(&mut neighbour).await;
-    assert!(beside < 4 * alone + Duration::from_secs(2), "{alone:?} alone, {beside:?} next to it");
+    assert!(beside < 4 * alone + Duration::from_secs(2), "{alone:?} alone, {beside:?} next to stalls");
     assert!(edge.table.memory().0 <= 6 << 20);
     sends.abort();
 }
