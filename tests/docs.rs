@@ -1,30 +1,30 @@
-//! The documents, checked on the files themselves: what is cited exists, and what exists is reachable.
+//! Checks the documents: every citation has a target, and every document can be reached from the README.
 //!
-//! A document is cited by its path from the root of the project (`docs/protocol.md#traps`) in code, scripts and
-//! settings, and by a relative link in Markdown.
+//! Code, scripts and config cite a document by its path from the root of the project (`docs/protocol.md#traps`).
+//! Markdown uses relative links.
 
 #![allow(clippy::expect_used)]
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Component, Path, PathBuf};
 
-/// Where citations are looked for, beside the Markdown files of the root and of `docs`.
+/// Files and directories that may contain citations, in addition to the Markdown files of the root and of `docs`.
 const CITING: [&str; 10] =
     ["src", "crates", "tests", "scripts", "conf", "proto", "deploy", ".ci", "Cargo.toml", "deny.toml"];
-/// This file holds broken citations on purpose.
+/// This file, which contains broken citations on purpose.
 const OURSELVES: &str = "tests/docs.rs";
 
-/// All files that count, by their path from the root.
+/// All checked files, by their path from the root.
 #[derive(Debug, Default)]
 struct Project {
-    /// Headings of each Markdown file, as they are linked to.
+    /// Anchors of the headings of each Markdown file.
     anchors: BTreeMap<String, BTreeSet<String>>,
-    /// Texts in which citations stand.
+    /// Texts that may contain citations.
     texts: BTreeMap<String, String>,
 }
 
 #[test]
-fn every_citation_of_a_document_leads_somewhere() {
+fn every_citation_of_a_document_has_a_target() {
     let project = Project::read(root());
     assert!(project.anchors.contains_key("docs/protocol.md"), "no documents below {}", root().display());
     let errors: Vec<_> = project.texts.iter().flat_map(|(file, text)| project.errors(file, text)).collect();
@@ -40,7 +40,7 @@ fn every_document_is_reachable_from_the_readme() {
         open.extend(links(text).into_iter().filter_map(|(_, to)| resolve(&file, split(&to).0)));
     }
     let lost: Vec<_> = project.anchors.keys().filter(|file| !seen.contains(*file)).collect();
-    assert!(lost.is_empty(), "no way leads to {lost:?}");
+    assert!(lost.is_empty(), "not reachable: {lost:?}");
 }
 
 impl Project {
@@ -74,7 +74,7 @@ impl Project {
         }
     }
 
-    /// What is wrong with the citations in a file.
+    /// Returns the errors in the citations of a file.
     fn errors(&self, file: &str, text: &str) -> Vec<String> {
         let mut errors = Vec::new();
         let mut complain = |line: usize, why: String| errors.push(format!("{file}:{line}: {why}"));
@@ -89,7 +89,7 @@ impl Project {
         for (line, to) in links(text) {
             let (path, anchor) = split(&to);
             match resolve(file, path) {
-                None => complain(line, format!("{to} leads out of the project")),
+                None => complain(line, format!("{to} is outside the project")),
                 Some(path) if self.anchors.contains_key(&path) => {
                     let whole = if anchor.is_empty() { path } else { format!("{path}#{anchor}") };
                     if let Some(why) = self.missing(&whole) {
@@ -103,7 +103,7 @@ impl Project {
         errors
     }
 
-    /// Why a document cited by its path from the root cannot be found.
+    /// Returns why a document cited by its path from the root cannot be found.
     fn missing(&self, cited: &str) -> Option<String> {
         let (path, anchor) = split(cited);
         match self.anchors.get(path) {
@@ -116,7 +116,7 @@ impl Project {
     }
 }
 
-/// Documents that a text names, each with its line: whatever ends in `.md`, with an anchor behind it or without.
+/// Returns the documents that a text names, each with its line: all words that end in `.md`, with or without an anchor.
 fn cited(text: &str) -> Vec<(usize, String)> {
     let part = |c: char| c.is_ascii_alphanumeric() || "./_-#".contains(c);
     let words = text.lines().zip(1..).flat_map(|(line, number)| {
@@ -125,7 +125,7 @@ fn cited(text: &str) -> Vec<(usize, String)> {
     words.filter(|(_, word)| is_markdown(Path::new(split(word).0))).collect()
 }
 
-/// Targets of relative links in Markdown, each with its line. Code is no link.
+/// Returns the targets of relative links in Markdown, each with its line. Links inside code are ignored.
 fn links(text: &str) -> Vec<(usize, String)> {
     let mut found = Vec::new();
     for (number, line) in prose(text) {
@@ -141,7 +141,7 @@ fn links(text: &str) -> Vec<(usize, String)> {
     found
 }
 
-/// The anchors of a Markdown file's headings, as GitHub makes them.
+/// Returns the anchors of a Markdown file's headings, in GitHub's format.
 fn anchors(text: &str) -> BTreeSet<String> {
     let mut found = BTreeSet::new();
     for (_, line) in prose(text) {
@@ -162,7 +162,7 @@ fn anchors(text: &str) -> BTreeSet<String> {
     found
 }
 
-/// Lines outside of fenced code, each with its number.
+/// Returns the lines outside of fenced code, each with its number.
 fn prose(text: &str) -> Vec<(usize, &str)> {
     let mut fenced = false;
     let mut found = Vec::new();
@@ -176,7 +176,7 @@ fn prose(text: &str) -> Vec<(usize, &str)> {
     found
 }
 
-/// The path from the root that a link in `file` leads to; none if it leads out.
+/// Returns the path from the root that a link in `file` points to, or `None` if it is outside the root.
 fn resolve(file: &str, to: &str) -> Option<String> {
     if to.is_empty() {
         return Some(file.to_owned());
@@ -215,7 +215,7 @@ fn small(files: &[(&str, &str)]) -> Project {
 }
 
 #[test]
-fn a_citation_in_code_names_a_file_and_a_heading_that_are_there() {
+fn a_citation_in_code_names_an_existing_file_and_heading() {
     let project = small(&[("docs/a.md", "# One\n## Two, and three\n```\n# four\n```\n## One\n")]);
     let errors = |text: &str| project.errors("src/x.rs", text);
     assert_eq!(errors("//! See `docs/a.md#two-and-three`, and docs/a.md#one-1.\n"), Vec::<String>::new());
@@ -232,7 +232,7 @@ fn a_link_in_markdown_is_relative_to_its_file_and_stays_inside() {
     assert_eq!(errors("[a](a.md#one) [b](#two) [c](../docs/a.md) [d](https://example.org/x.md)").len(), 0);
     assert_eq!(errors("[a](a.md#two)"), ["docs/b.md:1: docs/a.md has no heading #two"]);
     assert_eq!(errors("[a](docs/a.md)"), ["docs/b.md:1: there is no docs/docs/a.md"]);
-    assert_eq!(errors("[a](../../a.md)"), ["docs/b.md:1: ../../a.md leads out of the project"]);
+    assert_eq!(errors("[a](../../a.md)"), ["docs/b.md:1: ../../a.md is outside the project"]);
     assert_eq!(errors("`[a](nowhere.md)`\n```\n[a](nowhere.md)\n```\n").len(), 0);
     assert_eq!(errors("[a](../Cargo.toml) [b](../src)").len(), 0);
 }

@@ -1,6 +1,6 @@
-//! The order of modules, circles of files, and the length of files and functions, checked on the sources themselves.
+//! Checks the sources: the order of modules, circles of files, and the length of files and functions.
 //!
-//! A module imports those before it only.
+//! A module imports only modules before it.
 
 #![allow(clippy::expect_used)]
 
@@ -12,10 +12,10 @@ mod functions;
 use std::fmt;
 use std::path::{Path, PathBuf};
 
-/// The first of these are crates, which cargo keeps in order; here they are read as if they were modules of one program.
+/// The first modules are crates, which cargo keeps in order. Here they are read like modules of one program.
 const CRATES: [&str; 4] = ["base", "net", "proto", "link"];
 
-/// The modules, each after everything that it imports. `main` and `lib` are outside of the order.
+/// The modules, each after everything that it imports. `main` and `lib` have no place in the order.
 const ORDER: [&str; 20] = [
     "base",
     "net",
@@ -39,10 +39,10 @@ const ORDER: [&str; 20] = [
     "command",
 ];
 
-/// A file longer than this, without its tests, has more than one idea.
+/// Maximum number of lines of a file without its tests. A longer file has more than one idea.
 const MAX_FILE: usize = 800;
 
-/// One broken rule: where, and which.
+/// A broken rule, and where it is broken.
 #[derive(Debug, PartialEq, Eq)]
 struct Fault {
     file: String,
@@ -56,14 +56,14 @@ impl fmt::Display for Fault {
     }
 }
 
-/// A word or a mark of the source, and the line it stands on.
+/// A word or a mark of the source, with its line.
 #[derive(Debug, Clone, PartialEq, Eq)]
 struct Token {
     text: String,
     line: usize,
 }
 
-/// One path from the crate's root, as segments, wherever the source names it.
+/// A path from the crate's root, as segments, wherever the source names it.
 #[derive(Debug, PartialEq, Eq)]
 struct Import {
     path: Vec<String>,
@@ -83,13 +83,13 @@ fn grpc_config_and_http_statuses_are_known_where_they_belong() {
 }
 
 #[test]
-fn no_file_is_longer_than_one_sitting() {
+fn no_file_is_too_long() {
     let errors: Vec<_> = sources().iter().filter_map(|(file, text)| length_fault(file, text)).collect();
     report(&errors);
 }
 
 #[test]
-fn the_protocols_crate_has_no_means_of_io() {
+fn the_protocol_crate_has_no_io_dependencies() {
     let manifest = Path::new(env!("CARGO_MANIFEST_DIR")).join("crates/proto/Cargo.toml");
     let manifest = std::fs::read_to_string(manifest).expect("the manifest is readable");
     let dependencies =
@@ -152,7 +152,7 @@ fn files_below(dir: &str) -> Vec<(String, String)> {
     found
 }
 
-/// Returns where a file is: that of a crate, or of the program.
+/// Returns the path of a file on disk, in a crate or in the program.
 fn place_on_disk(file: &str) -> String {
     let (room, rest) = file.split_once('/').unwrap_or((file.trim_end_matches(".rs"), "lib.rs"));
     if CRATES.contains(&room) { format!("crates/{room}/src/{rest}") } else { format!("src/{file}") }
@@ -170,13 +170,13 @@ fn arrow_faults(file: &str, text: &str) -> Vec<Fault> {
         let rule = match place_of(other) {
             None => format!("{other} has no place in the order"),
             Some(theirs) if theirs > place => format!("{room} imports {other}, which comes after it"),
-            // Commands are the top; the two sides of the tunnel know nothing of one another.
+            // Commands are at the top. The server and the edge must not know each other.
             Some(_) if room == "server" && other == "edge" => "server imports edge".to_owned(),
             Some(_) => continue,
         };
         errors.push(error(file, import.line, rule));
     }
-    // Of a group, several words may break one rule on one line.
+    // Several words of a group may break one rule on one line.
     errors.dedup();
     errors
 }
@@ -187,11 +187,11 @@ fn knowledge_faults(file: &str, text: &str) -> Vec<Fault> {
     let tokens = tokens(text);
     let below = |i: usize| home.get(i).map_or("", String::as_str);
     let grpc = (room.as_str(), below(1)) == ("link", "grpc");
-    // etcd is asked over gRPC too, and the debugging port answers calls of gRPC's own clients.
+    // etcd is queried over gRPC as well, and the channelz port serves gRPC's own clients.
     let others = room == "etcd" || (room.as_str(), below(1)) == ("admin", "channelz");
     let wire = grpc || others || (room.as_str(), below(1)) == ("proto", "codec");
     let wiring = matches!(room.as_str(), "config" | "startup" | "server" | "edge" | "command");
-    // gRPC is spoken over HTTP, so its ends look at statuses too.
+    // gRPC uses HTTP, so its ends check statuses as well.
     let http = grpc || matches!(room.as_str(), "listener" | "admin");
     let mut errors = Vec::new();
     for import in imports(&home, &tokens) {
@@ -210,7 +210,7 @@ fn knowledge_faults(file: &str, text: &str) -> Vec<Fault> {
         }
     }
     for (i, token) in tokens.iter().enumerate() {
-        // Why a link has ended stands in a gRPC status, which the rest of a link may read.
+        // A gRPC status contains the reason why a link has ended, so the rest of a link may read it.
         let status = matches!(room.as_str(), "proto" | "link")
             && token.text == "tonic"
             && tokens.get(i + 2).is_some_and(|t| matches!(t.text.as_str(), "Status" | "Code"));
@@ -228,7 +228,9 @@ fn super_faults(file: &str, text: &str) -> Vec<Fault> {
     let tokens = tokens(text);
     let twice =
         tokens.windows(3).filter(|t| t[0].text == "super" && t[1].text == "::" && t[2].text == "super");
-    twice.map(|t| error(file, t[0].line, "super::super says no place: begin with crate::".into())).collect()
+    twice
+        .map(|t| error(file, t[0].line, "super::super hides the module: start with crate::".into()))
+        .collect()
 }
 
 fn length_fault(file: &str, text: &str) -> Option<Fault> {
@@ -240,12 +242,13 @@ fn length_fault(file: &str, text: &str) -> Option<Fault> {
         .then(|| error(file, length, format!("{length} lines without tests, {MAX_FILE} are allowed")))
 }
 
-/// Whether a file has nothing but tests: `tests.rs`, or `x_tests.rs` where a file has several.
+/// Returns true if a file has only tests: `tests.rs`, or `x_tests.rs` if a file has several.
 fn is_tests(file: &str) -> bool {
     file.ends_with("/tests.rs") || file.ends_with("_tests.rs")
 }
 
-/// A source up to its tests. Tests with a body close a file; `mod tests;` names another file and cuts nothing.
+/// Returns a source without its tests. Tests with a body are at the end of a file; `mod tests;` names another file and
+/// cuts nothing.
 fn without_tests(text: &str) -> &str {
     let (mut at, mut marked) = (0, None);
     for line in text.split_inclusive('\n') {
@@ -271,18 +274,18 @@ fn place_of(room: &str) -> Option<usize> {
     ORDER.iter().position(|module| *module == room)
 }
 
-/// The module path of a file: `net/dial.rs` is `[net, dial]`; `main.rs` and `lib.rs` are the root, `[]`.
+/// Returns the module path of a file: `net/dial.rs` is `[net, dial]`; `main.rs` and `lib.rs` are the root, `[]`.
 fn module_of(file: &str) -> Vec<String> {
     let stem = file.trim_end_matches(".rs");
     if matches!(stem, "main" | "lib") { Vec::new() } else { stem.split('/').map(String::from).collect() }
 }
 
-/// Every path that begins with `crate` or `super`, resolved against the module it stands in.
+/// Returns every path that begins with `crate` or `super`, resolved against its module.
 fn imports(home: &[String], tokens: &[Token]) -> Vec<Import> {
     let at = |i: usize| tokens.get(i).map_or("", |t| t.text.as_str());
     let mut found = Vec::new();
     let mut depth = 0usize;
-    // Inline modules around the current token, each with the brace depth it opened at.
+    // Inline modules around the current token, each with the brace depth at which it opened.
     let mut inside: Vec<(String, usize)> = Vec::new();
     let mut i = 0;
     while i < tokens.len() {
@@ -314,7 +317,7 @@ fn imports(home: &[String], tokens: &[Token]) -> Vec<Import> {
     found
 }
 
-/// Reads one branch of a path tree from `i` on (`a::b`, `{a, b::{c}}`, `*`); says where it ends.
+/// Reads one branch of a path tree from `i` (`a::b`, `{a, b::{c}}`, `*`), and returns its end.
 fn branch(tokens: &[Token], mut i: usize, mut path: Vec<String>, found: &mut Vec<Import>) -> usize {
     while let Some(token) = tokens.get(i) {
         if token.text == "{" {
@@ -325,7 +328,7 @@ fn branch(tokens: &[Token], mut i: usize, mut path: Vec<String>, found: &mut Vec
                 if tokens.get(i).is_some_and(|t| t.text == "as") {
                     i += 2;
                 }
-                // What is no path (a comma) is stepped over, so that this always ends.
+                // Tokens that are not a path (a comma) are skipped, so that this always ends.
                 i += usize::from(i == before);
             }
             return i + 1;
@@ -344,7 +347,7 @@ fn branch(tokens: &[Token], mut i: usize, mut path: Vec<String>, found: &mut Vec
     i
 }
 
-/// The words and marks of a source, without comments and the insides of texts.
+/// Returns the words and marks of a source, without comments and the contents of string literals.
 fn tokens(text: &str) -> Vec<Token> {
     let chars: Vec<char> = text.chars().collect();
     let at = |i: usize| chars.get(i).copied().unwrap_or('\0');
@@ -410,7 +413,7 @@ fn end_of_block_comment(chars: &[char], from: usize) -> usize {
     i
 }
 
-// The checker itself, on sources made up to break its rules.
+// Tests of the checks, on made-up sources that break the rules.
 
 fn lines_of(errors: &[Fault]) -> Vec<(usize, &str)> {
     errors.iter().map(|f| (f.line, f.rule.as_str())).collect()
@@ -469,7 +472,7 @@ fn comments_texts_and_visibility_are_no_imports() {
 }
 
 #[test]
-fn what_comes_before_and_the_own_module_may_be_imported() {
+fn earlier_modules_and_the_own_module_may_be_imported() {
     let text = "use crate::link::table;\nuse crate::net::ByteStream;\nuse crate::base::names::Target;";
     assert_eq!(arrow_faults("link/link.rs", text), []);
     assert_eq!(arrow_faults("main.rs", "use crate::anything;"), []);
@@ -522,7 +525,7 @@ fn http_statuses_are_known_to_listeners_and_admin_only() {
 }
 
 #[test]
-fn a_file_over_its_length_is_found_and_its_tests_do_not_count() {
+fn a_file_that_is_too_long_is_found_without_counting_its_tests() {
     let body = "let x = 1;\n".repeat(MAX_FILE);
     assert_eq!(length_fault("net.rs", &body), None);
     assert!(length_fault("net.rs", &format!("{body}\n")).is_some());

@@ -1,4 +1,4 @@
-//! Sides that close abruptly: what they have said arrives, as it does without a tunnel.
+//! Clients and targets that close abruptly: the bytes that they sent arrive, as without a tunnel.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -13,7 +13,7 @@ use crate::support::line::Line;
 use crate::support::programs::{TestDir, TestServer, at, edge, edge_forgets_all, start_edge};
 use crate::support::{Stopwatch, assert_eventually, beside, clients, servers, targets, wait_until};
 
-/// Ways to a target.
+/// A path to a target.
 enum Path<'a> {
     Direct,
     Through(&'a TestServer),
@@ -28,14 +28,14 @@ impl Path<'_> {
     }
 }
 
-/// Two pods, of which the second has the node: the path through it, and the path through the other one.
+/// Starts two servers with the node linked to the second, so that a path leads through one server or through both.
 async fn two(place: &TestDir) -> (Vec<TestServer>, Edge) {
     let servers = servers::start(place, 2);
     let edge = edge(place, &servers[1], "node1").await;
     (servers, edge)
 }
 
-/// Reads one byte, answers, and closes with the rest of the upload unread.
+/// Starts a target that reads one byte, responds, and closes with the rest of the upload unread.
 async fn refuser(bytes: usize) -> SocketAddr {
     let answer = targets::pattern(bytes);
     targets::serve(move |mut socket| {
@@ -49,7 +49,8 @@ async fn refuser(bytes: usize) -> SocketAddr {
     .await
 }
 
-/// Of so many answers of a target that refuses uploads, those that come whole, and those that then break off.
+/// Counts the complete responses of a target that refuses uploads, and the responses followed by a reset, out of
+/// `TIMES`.
 async fn answers(path: &Path<'_>, bytes: usize) -> (usize, usize) {
     let (target, wanted) = (refuser(bytes).await, targets::pattern(bytes));
     let (mut whole, mut broken) = (0, 0);
@@ -60,7 +61,7 @@ async fn answers(path: &Path<'_>, bytes: usize) -> (usize, usize) {
             to
         });
         let mut got = Vec::new();
-        let ended = assert_eventually("the end of an answer", from.read_to_end(&mut got)).await;
+        let ended = assert_eventually("the end of the response", from.read_to_end(&mut got)).await;
         whole += usize::from(got == wanted);
         broken += usize::from(ended.is_err());
         drop(assert_eventually("the end of the upload", upload).await.unwrap());
@@ -69,13 +70,13 @@ async fn answers(path: &Path<'_>, bytes: usize) -> (usize, usize) {
 }
 
 #[tokio::test]
-async fn the_answer_of_a_target_that_closes_with_an_upload_unread_comes_whole() {
+async fn a_response_arrives_whole_if_its_target_leaves_an_upload_unread() {
     let place = TestDir::new();
     let (servers, edge) = two(&place).await;
     let paths = [
         ("direct", Path::Direct),
-        ("one pod", Path::Through(&servers[1])),
-        ("two pods", Path::Through(&servers[0])),
+        ("one server", Path::Through(&servers[1])),
+        ("two servers", Path::Through(&servers[0])),
     ];
     let mut table = Vec::new();
     for bytes in [300, 20_000, 100_000] {
@@ -84,14 +85,14 @@ async fn the_answer_of_a_target_that_closes_with_an_upload_unread_comes_whole() 
             table.push((bytes, *name, whole));
         }
     }
-    assert!(table.iter().all(|(.., whole)| *whole == TIMES), "whole answers of {TIMES}: {table:?}");
+    assert!(table.iter().all(|(.., whole)| *whole == TIMES), "complete responses of {TIMES}: {table:?}");
     for server in &servers {
         server.assert_idle().await;
     }
     edge_forgets_all(&edge).await;
 }
 
-/// Greets, and tells how many bytes it got until the end, be it broken off.
+/// Starts a target that sends a greeting and reports how many bytes it received until the end or a reset.
 async fn counter() -> (SocketAddr, mpsc::Receiver<usize>) {
     let (tell, told) = mpsc::channel(TIMES);
     let at = targets::serve(move |mut socket| {
@@ -108,13 +109,13 @@ async fn counter() -> (SocketAddr, mpsc::Receiver<usize>) {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn what_a_client_sent_before_it_closed_with_unread_bytes_reaches_the_target() {
+async fn bytes_sent_before_a_client_closes_with_unread_data_reach_the_target() {
     let place = TestDir::new();
     let (servers, edge) = two(&place).await;
     let paths = [
         ("direct", Path::Direct),
-        ("one pod", Path::Through(&servers[1])),
-        ("two pods", Path::Through(&servers[0])),
+        ("one server", Path::Through(&servers[1])),
+        ("two servers", Path::Through(&servers[0])),
     ];
     let mut table = Vec::new();
     for (name, path) in &paths {
@@ -124,21 +125,22 @@ async fn what_a_client_sent_before_it_closed_with_unread_bytes_reaches_the_targe
             let mut client = path.open(target).await;
             client.readable().await.unwrap();
             client.write_all(&targets::pattern(50_000)).await.unwrap();
-            // With the greeting unread, the kernel breaks the connection off.
+            // With the greeting unread, the kernel resets the connection.
             drop(client);
             whole +=
-                usize::from(assert_eventually("the end of an upload", told.recv()).await == Some(50_000));
+                usize::from(assert_eventually("the end of the upload", told.recv()).await == Some(50_000));
         }
         table.push((*name, whole));
     }
-    assert!(table.iter().all(|(_, whole)| *whole == TIMES), "whole uploads of {TIMES}: {table:?}");
+    assert!(table.iter().all(|(_, whole)| *whole == TIMES), "complete uploads of {TIMES}: {table:?}");
     for server in &servers {
         server.assert_idle().await;
     }
     edge_forgets_all(&edge).await;
 }
 
-/// The line is silent when the target answers and breaks off; once it is cut, the next link brings all of that.
+/// Checks that a response and a reset survive a broken path: the path is silent while the target sends both. Once the
+/// path is reset, the next link delivers them.
 async fn survives_a_cut(client: &TestServer, holder: &TestServer, line: &Line, edge: &Edge) {
     for bytes in [300, 100_000] {
         let (go, gone) = (Arc::new(Notify::new()), Arc::new(Notify::new()));
@@ -156,12 +158,12 @@ async fn survives_a_cut(client: &TestServer, holder: &TestServer, line: &Line, e
         let (old, up) = (holder.has("node1").await, edge.metrics.bytes_up.get());
         let mut socket = client.open(&at("node1", target)).await;
         socket.write_all(b"never read").await.unwrap();
-        wait_until("the upload is there", || edge.metrics.bytes_up.get() > up).await;
+        wait_until("the upload has arrived", || edge.metrics.bytes_up.get() > up).await;
         let before = edge.metrics.sessions.ended("backend", "target_failed");
         line.fall_silent();
         go.notify_one();
         assert_eventually("the target's end", gone.notified()).await;
-        wait_until("the edge has seen it", || {
+        wait_until("the edge has seen the reset", || {
             edge.metrics.sessions.ended("backend", "target_failed") > before
         })
         .await;
@@ -171,14 +173,14 @@ async fn survives_a_cut(client: &TestServer, holder: &TestServer, line: &Line, e
         })
         .await;
         let mut got = Vec::new();
-        let ended = assert_eventually("the end of an answer", socket.read_to_end(&mut got)).await;
+        let ended = assert_eventually("the end of the response", socket.read_to_end(&mut got)).await;
         assert!(got == targets::pattern(bytes), "{} of {bytes} bytes", got.len());
-        assert!(ended.is_err(), "it was broken off, and does not look so");
+        assert!(ended.is_err(), "the connection was not reset");
     }
 }
 
 #[tokio::test]
-async fn an_answer_survives_the_cut_of_the_line_that_it_was_said_on() {
+async fn a_response_survives_a_path_that_breaks_while_it_is_sent() {
     let place = TestDir::new();
     let servers = servers::start(&place, 2);
     let line = Line::to(servers[1].server.bound.grpc).await;
@@ -192,7 +194,7 @@ async fn an_answer_survives_the_cut_of_the_line_that_it_was_said_on() {
     edge_forgets_all(&edge).await;
 }
 
-/// Repeats what comes, and tells when its client is gone.
+/// Starts an echo target that reports when its client has disconnected.
 async fn watched() -> (SocketAddr, mpsc::Receiver<()>) {
     let (tell, told) = mpsc::channel(1);
     let at = targets::serve(move |socket| {
@@ -207,7 +209,7 @@ async fn watched() -> (SocketAddr, mpsc::Receiver<()>) {
 }
 
 #[tokio::test]
-async fn a_session_that_is_given_up_without_a_path_ends_at_its_target_once_there_is_one() {
+async fn a_session_abandoned_without_a_path_ends_at_its_target_on_reconnect() {
     let place = TestDir::new();
     let servers = servers::start(&place, 2);
     let line = Line::to(servers[1].server.bound.grpc).await;
@@ -223,10 +225,11 @@ async fn a_session_that_is_given_up_without_a_path_ends_at_its_target_once_there
                 line.fall_silent();
             } else {
                 line.reset();
-                wait_until("the link is away", || servers[1].link("node1").is_none()).await;
+                wait_until("the link is closed", || servers[1].link("node1").is_none()).await;
             }
             clients::reset(socket);
-            wait_until("the client is gone", || client.server.metrics.sessions.now("ssh") == 0).await;
+            wait_until("the client's session has ended", || client.server.metrics.sessions.now("ssh") == 0)
+                .await;
             line.reset();
             line.route_to(servers[1].server.bound.grpc);
             wait_until("there is a new link", || {
@@ -234,7 +237,7 @@ async fn a_session_that_is_given_up_without_a_path_ends_at_its_target_once_there
             })
             .await;
             let started = Stopwatch::start();
-            assert_eventually("the end at the target", ended.recv()).await.unwrap();
+            assert_eventually("the end of the session at the target", ended.recv()).await.unwrap();
             assert!(started.elapsed() < Duration::from_secs(1), "silent: {silent}, {:?}", started.elapsed());
         }
     }
@@ -245,7 +248,7 @@ async fn a_session_that_is_given_up_without_a_path_ends_at_its_target_once_there
 }
 
 #[tokio::test]
-async fn a_target_that_breaks_off_without_a_path_is_told_with_its_reason_once_there_is_one() {
+async fn a_target_reset_without_a_path_is_reported_with_its_reason_on_reconnect() {
     let place = TestDir::new();
     let servers = servers::start(&place, 2);
     let line = Line::to(servers[1].server.bound.grpc).await;
@@ -263,12 +266,12 @@ async fn a_target_that_breaks_off_without_a_path_is_told_with_its_reason_once_th
     for client in [&servers[1], &servers[0]] {
         servers[1].has("node1").await;
         let mut socket = client.open(&at("node1", target)).await;
-        wait_until("the edge has it", || edge.metrics.sessions.now("backend") == 1).await;
+        wait_until("the edge has the session", || edge.metrics.sessions.now("backend") == 1).await;
         line.route_to(targets::nothing().await);
         line.reset();
-        wait_until("the link is away", || servers[1].link("node1").is_none()).await;
+        wait_until("the link is closed", || servers[1].link("node1").is_none()).await;
         go.notify_one();
-        wait_until("the target is gone", || edge.metrics.sessions.now("backend") == 0).await;
+        wait_until("the edge's session has ended", || edge.metrics.sessions.now("backend") == 0).await;
         line.route_to(servers[1].server.bound.grpc);
         clients::is_reset(&mut socket).await;
         assert_eq!(client.server.metrics.sessions.ended("ssh", "target_failed"), 1);
@@ -279,7 +282,7 @@ async fn a_target_that_breaks_off_without_a_path_is_told_with_its_reason_once_th
     edge_forgets_all(&edge).await;
 }
 
-/// The edge is lost for longer than the grace time, while each kind of client waits for the rest.
+/// The edge is lost for longer than the resume timeout, while each kind of client waits for the rest.
 #[tokio::test]
 async fn a_session_that_is_lost_does_not_look_complete_at_any_listener() {
     let place = TestDir::new();
@@ -314,7 +317,7 @@ async fn a_session_that_is_lost_does_not_look_complete_at_any_listener() {
     for socket in &mut sockets {
         let mut got = Vec::new();
         while !got.windows(4).any(|four| four == b"half") {
-            got.push(assert_eventually("half of an answer", socket.read_u8()).await.unwrap());
+            got.push(assert_eventually("half of the response", socket.read_u8()).await.unwrap());
         }
     }
     line.route_to(targets::nothing().await);
@@ -327,5 +330,5 @@ async fn a_session_that_is_lost_does_not_look_complete_at_any_listener() {
 }
 
 const TIMES: usize = 40;
-/// More than a target's kernel takes in with its reader away.
+/// More bytes than the kernel of a target accepts while its reader does not read.
 const UPLOAD: usize = 2 << 20;

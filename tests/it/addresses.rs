@@ -1,5 +1,5 @@
-//! Targets that clients name by an address: a table says which node is behind it, and what is behind none is dialled by
-//! the pod if that may be.
+//! Targets that clients name by an address: a table maps addresses to nodes. The server dials an address without a node
+//! itself, if that is allowed.
 
 use std::net::{IpAddr, SocketAddr};
 
@@ -9,27 +9,31 @@ use crate::support::programs::{TestDir, TestServer, at, edge, edge_with};
 use crate::support::targets;
 use crate::support::wait_until;
 
-/// An address of this machine that is not off limits, on which tests may listen.
+/// Returns an address of this machine that is allowed as a target, and on which tests may listen.
 pub(crate) fn own_address() -> IpAddr {
     let all = if_addrs::get_if_addrs().unwrap();
     let fit = |ip: &IpAddr| matches!(ip, IpAddr::V4(v4) if !v4.is_loopback() && !v4.is_link_local());
-    all.iter().map(if_addrs::Interface::ip).find(fit).expect("an interface beside loopback")
+    all.iter().map(if_addrs::Interface::ip).find(fit).expect("an interface other than loopback")
 }
 
-/// An echo there.
+/// Starts an echo target at that address.
 async fn echo() -> SocketAddr {
     targets::serve_at(&format!("{}:0", own_address()), targets::echo_one).await
 }
 
 #[tokio::test]
-async fn an_address_of_the_table_leads_to_its_node_which_must_allow_it() {
+async fn an_address_in_the_table_resolves_to_its_node_which_must_allow_it() {
     let (place, echo) = (TestDir::new(), echo().await);
     let table =
         format!("[mode.cloud.addresses]\n\"{}\" = \"node1\"\n\"10.77.0.0/16\" = \"node1\"\n", echo.ip());
     let server = TestServer::with(&place, &table);
     let _edge = edge(&place, &server, "node1").await;
     echoed(&mut server.open(&echo.to_string()).await, "by its own address").await;
-    echoed(&mut server.open(&format!("[::ffff:{}]:{}", echo.ip(), echo.port())).await, "in IPv6 dress").await;
+    echoed(
+        &mut server.open(&format!("[::ffff:{}]:{}", echo.ip(), echo.port())).await,
+        "as an IPv4-mapped IPv6 address",
+    )
+    .await;
     let refused = server.ask("10.77.0.1:80").await;
     assert_eq!(refused.status, 403, "{refused:?}");
     let says = "node node1: this edge may not dial 10.77.0.1:80; add \"10.77.0.1/32:*\" to [mode.edge.allow] targets";
@@ -49,7 +53,7 @@ async fn an_edge_that_lists_its_servers_network_reaches_it() {
 }
 
 #[tokio::test]
-async fn what_is_at_no_node_is_dialled_if_it_is_listed_and_counts_as_a_session() {
+async fn a_listed_address_without_a_node_is_dialled_and_counted_as_a_session() {
     let (place, echo) = (TestDir::new(), echo().await);
     let direct = format!("[mode.cloud.direct]\ntargets = [\"{}/32:{}\"]\n", echo.ip(), echo.port());
     let server = TestServer::with(&place, &direct);
@@ -58,7 +62,7 @@ async fn what_is_at_no_node_is_dialled_if_it_is_listed_and_counts_as_a_session()
     let sessions = &server.server.metrics.sessions;
     assert_eq!(sessions.now("ssh"), 1);
     drop(open);
-    wait_until("it has ended", || sessions.now("ssh") == 0).await;
+    wait_until("the session has ended", || sessions.now("ssh") == 0).await;
     // Another port of the same machine, and another machine.
     let other = targets::serve_at(&format!("{}:0", echo.ip()), targets::echo_one).await;
     assert_eq!(server.ask(&other.to_string()).await.status, 421);
@@ -66,12 +70,12 @@ async fn what_is_at_no_node_is_dialled_if_it_is_listed_and_counts_as_a_session()
     assert_eq!(refused.status, 403, "{refused:?}");
     assert!(refused.body.contains("[mode.cloud.direct]"), "{refused:?}");
     let nothing = server.ask(&at("node1", echo)).await;
-    assert_eq!(nothing.status, 502, "a name is a node's first: {nothing:?}");
+    assert_eq!(nothing.status, 502, "a name is first taken for a node: {nothing:?}");
     assert!(nothing.phrase.starts_with("node node1 is not connected; cannot resolve node1:"), "{nothing:?}");
 }
 
 #[tokio::test]
-async fn the_server_never_dials_itself_or_what_clouds_keep_to_machines_however_it_is_spelt() {
+async fn the_server_never_dials_itself_or_metadata_addresses_in_any_spelling() {
     let (place, echo) = (TestDir::new(), targets::echo().await);
     let server = TestServer::with(&place, "[mode.cloud.direct]\ntargets = [\"0.0.0.0/0:*\", \"[::/0]:*\"]\n");
     let port = echo.port();
@@ -105,7 +109,7 @@ async fn the_server_never_dials_itself_or_what_clouds_keep_to_machines_however_i
         let refused = server.ask(&format!("{host}:{port}")).await;
         assert_eq!(refused.status, 403, "{host}: {refused:?}");
     }
-    // A name that stands for one: nothing listens for it but the echo on loopback, which hears of nobody.
+    // A name that resolves to a forbidden address. Only the echo target listens on loopback, and it gets no connection.
     let refused = server.ask(&format!("localhost:{port}")).await;
     assert_eq!(refused.status, 403, "{refused:?}");
     assert!(
@@ -115,9 +119,10 @@ async fn the_server_never_dials_itself_or_what_clouds_keep_to_machines_however_i
     assert_eq!(server.server.metrics.sessions.ended("ssh", "over"), 0);
 }
 
-/// A node's services for itself, as a proxy with the node's credentials, listen at such addresses; the edge may dial all.
+/// Services of a node for itself, such as a proxy with the node's credentials, listen at such addresses. The edge may
+/// dial all of them.
 #[tokio::test]
-async fn no_header_reaches_what_a_node_keeps_for_itself_however_it_is_spelt() {
+async fn no_header_reaches_local_services_of_a_node_in_any_spelling() {
     let (place, echo) = (TestDir::new(), targets::echo().await);
     let server = by_host(&place, "allow_from = [\"127.0.0.0/8\"]");
     let allow = "[mode.edge.allow]\ntargets = [\"0.0.0.0/0:*\", \"[::/0]:*\"]";
@@ -144,7 +149,7 @@ async fn no_header_reaches_what_a_node_keeps_for_itself_however_it_is_spelt() {
         for node in ["X-Tunnel-Proxy-Host: node-a\r\n", ""] {
             let dest = format!("{node}X-Tunnel-Proxy-Dest: {host}:{}\r\n", echo.port());
             let refused = got(&server, "node-a:10250", &dest).await;
-            // Without a node's name in a header no node is named.
+            // Without a node's name in a header, the request names no node.
             let says =
                 if node.is_empty() { "421 " } else { "403 addresses local to a node are not reachable" };
             assert!(refused.starts_with(&format!("HTTP/1.1 {says}")), "{host}: {refused}");

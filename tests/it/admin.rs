@@ -1,4 +1,4 @@
-//! What the admin ports of a running pod and edge say.
+//! Pages of the admin ports of a running server and a running edge.
 
 use tokio::io::AsyncWriteExt;
 
@@ -41,7 +41,7 @@ async fn a_servers_pages_show_its_nodes_and_its_sessions() {
 }
 
 #[tokio::test]
-async fn an_edges_pages_tell_whether_it_is_linked() {
+async fn an_edges_pages_report_whether_it_is_linked() {
     let place = TestDir::new();
     let nothing = targets::nothing().await;
     let lost = start_edge(&place.edge("node1", nothing, ""));
@@ -53,14 +53,14 @@ async fn an_edges_pages_tell_whether_it_is_linked() {
     let server = TestServer::start(&place);
     let edge = edge(&place, &server, "node2").await;
     let log = edge.bound.log.unwrap();
-    wait_until("it knows that it is linked", || edge.metrics.links.get() == 1).await;
+    wait_until("the edge has a link", || edge.metrics.links.get() == 1).await;
     assert_eq!(get(log, "/edge/healthz").await.status, 200);
     assert_eq!(get(log, "/readyz").await.body, "ok\n");
     assert!(get(log, "/metrics").await.body.contains("tunnel_links 1\n"));
 }
 
 #[tokio::test]
-async fn an_edges_own_port_is_no_target_and_the_one_for_metrics_may_be() {
+async fn an_edges_admin_port_is_no_target_but_its_metrics_port_may_be() {
     let place = TestDir::new();
     let server = TestServer::start(&place);
     let edge = edge_with(&place, &server, "node1", "metrics_listen = \"127.0.0.1:0\"").await;
@@ -78,11 +78,11 @@ async fn an_edges_own_port_is_no_target_and_the_one_for_metrics_may_be() {
 }
 
 #[tokio::test]
-async fn the_log_level_is_set_where_there_is_one() {
+async fn setting_the_log_level_fails_if_the_process_has_none() {
     let server = TestServer::start(&TestDir::new());
     let put =
         "PUT /debug/flags/v HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\nContent-Length: 1\r\n\r\n4";
     let answer = ask(server.server.bound.log, put).await;
-    assert_eq!(answer.status, 400, "this pod was started without a level: {answer:?}");
+    assert_eq!(answer.status, 400, "this server was started without a level: {answer:?}");
     assert_eq!(get(server.server.bound.log, "/debug/flags/v").await.status, 406);
 }

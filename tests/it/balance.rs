@@ -1,4 +1,4 @@
-//! A pod that comes late gets its share of the edges, and no session notices.
+//! A server that starts late gets its share of the edges, and no session is disturbed.
 
 use std::time::Duration;
 
@@ -15,7 +15,7 @@ use crate::support::{hurry, remote, targets, wait_until, wait_within};
 
 use tokio::io::AsyncWriteExt;
 
-/// A pod of several, from its place in the list.
+/// Starts one of several servers, by its index in the list.
 fn start(place: &TestDir, all: &[std::net::SocketAddr], n: usize) -> TestServer {
     TestServer::from_text(&servers::config(place, all[n], &servers::peers(all)))
 }
@@ -25,7 +25,7 @@ fn nodes(server: &TestServer) -> usize {
 }
 
 #[tokio::test]
-async fn a_third_server_that_comes_late_gets_its_share_and_no_session_is_cut() {
+async fn a_late_third_server_gets_its_share_and_no_session_is_aborted() {
     let (place, echo) = (TestDir::new(), targets::echo().await);
     let all = servers::addresses(3);
     let mut servers = vec![start(&place, &all, 0), start(&place, &all, 1)];
@@ -42,32 +42,32 @@ async fn a_third_server_that_comes_late_gets_its_share_and_no_session_is_cut() {
     let moved = |servers: &[TestServer]| {
         servers.iter().map(|server| server.server.metrics.edges_rebalanced.get()).sum::<u64>()
     };
-    assert_eq!(moved(&servers), 0, "one of the three is not known");
+    assert_eq!(moved(&servers), 0, "no rebalancing while one of the three servers is unknown");
     servers.push(start(&place, &all, 2));
     balancer.add(all[2]);
-    wait_within(Duration::from_secs(3600), "the new pod has its share", || {
+    wait_within(Duration::from_secs(3600), "the new server has its share", || {
         nodes(&servers[2]) >= EDGES / 3 - 1
     })
     .await;
     for client in &mut clients {
-        echoed(client, "on whichever path").await;
+        echoed(client, "on any path").await;
     }
     for mut client in clients {
         client.shutdown().await.unwrap();
         assert_eq!(rest(&mut client).await, b"");
     }
     for edge in &edges {
-        wait_within(Duration::from_secs(600), "old links are gone", || edge.metrics.links.get() == 1).await;
+        wait_within(Duration::from_secs(600), "old links are closed", || edge.metrics.links.get() == 1).await;
         assert_eq!(edge.metrics.resets.counted("given_up") + edge.metrics.resets.counted("busy"), 0);
     }
     let asked = moved(&servers);
     tokio::time::sleep(Duration::from_secs(300)).await;
-    assert!(moved(&servers) <= asked + 3, "it comes to rest: {asked}, then {}", moved(&servers));
-    assert_eq!(servers.iter().map(nodes).sum::<usize>(), EDGES, "each node is at one pod");
+    assert!(moved(&servers) <= asked + 3, "rebalancing stops: {asked}, then {}", moved(&servers));
+    assert_eq!(servers.iter().map(nodes).sum::<usize>(), EDGES, "each node is at one server");
 }
 
 #[tokio::test]
-async fn an_edge_that_is_told_where_to_link_does_so_only_if_its_cloud_has_that_address() {
+async fn an_edge_moves_on_request_only_to_an_address_of_its_cloud() {
     let place = TestDir::new();
     let mut server = remote::ScriptedServer::start(&place).await;
     let other = remote::ScriptedServer::start(&place).await;
@@ -78,8 +78,8 @@ async fn an_edge_that_is_told_where_to_link_does_so_only_if_its_cloud_has_that_a
     call.send(to_message(Frame { node: "node1".parse().unwrap(), body })).await;
     let mut again = server.call().await;
     again.answer(Some(Instance::random()));
-    assert_eq!(other.connections(), 0, "a stranger's address counts for nothing");
+    assert_eq!(other.connections(), 0, "an unknown address is ignored");
 }
 
-/// Edges of the test.
+/// Number of edges in the test.
 const EDGES: usize = 12;

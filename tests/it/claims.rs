@@ -1,4 +1,4 @@
-//! What a stolen node writes into its own objects, or calls itself, to get the traffic of others.
+//! A compromised node that tries to attract the traffic of others, by what it writes into its objects or by its name.
 
 use std::collections::HashMap;
 use std::net::SocketAddr;
@@ -11,7 +11,7 @@ use crate::support::clients::echoed;
 use crate::support::programs::{TestDir, TestServer, edge};
 use crate::support::{assert_eventually, targets};
 
-/// The name of a webhook's Service, and of a node that wants its traffic.
+/// The name of a webhook's Service, and of a node that tries to attract its traffic.
 const WEBHOOK: &str = "policy.shop.svc";
 const CLUSTER_IP: &str = "10.96.0.7";
 
@@ -28,7 +28,7 @@ fn server(namespace: &str, name: &str, at: &str, ips: &[&str]) -> Value {
     })
 }
 
-/// A cluster in which node1 has the webhook's endpoint, and the node that calls itself like the webhook's Service claims
+/// Returns a cluster in which node1 has the webhook's endpoint. The node named like the webhook's Service claims
 /// addresses of others.
 fn cluster(echo: SocketAddr) -> HashMap<&'static str, Vec<Value>> {
     let own = echo.ip().to_string();
@@ -56,7 +56,7 @@ fn cluster(echo: SocketAddr) -> HashMap<&'static str, Vec<Value>> {
     HashMap::from([("nodes", nodes), ("pods", servers), ("services", services), ("endpointslices", slices)])
 }
 
-/// Waits until the pod has read all of it.
+/// Waits until the server has listed all objects.
 async fn listed(server: &TestServer) {
     assert_eventually("all objects are listed", async {
         for (asked, known) in [("none.shop.svc:443", 502), ("172.16.0.4:1", 421), ("172.16.0.1:1", 421)] {
@@ -69,7 +69,7 @@ async fn listed(server: &TestServer) {
 }
 
 #[tokio::test]
-async fn no_node_gets_the_traffic_of_a_service_a_node_or_a_server_by_what_it_claims() {
+async fn no_node_attracts_traffic_of_services_nodes_or_pods_by_its_claims() {
     let (place, echo) =
         (TestDir::new(), targets::serve_at(&format!("{}:0", own_address()), targets::echo_one).await);
     let table = format!("\"{}\" = \"node1\"\n", echo.ip());
@@ -77,13 +77,13 @@ async fn no_node_gets_the_traffic_of_a_service_a_node_or_a_server_by_what_it_cla
     let _node1 = edge(&place, &server, "node1").await;
     let _evil = edge(&place, &server, WEBHOOK).await;
     listed(&server).await;
-    // The webhook's traffic comes to its endpoint at node1.
+    // The webhook's traffic reaches its endpoint at node1.
     for service in [WEBHOOK, "POLICY.Shop.svc.", "policy.shop.svc.cluster.local", CLUSTER_IP] {
         echoed(&mut server.open(&format!("{service}:443")).await, service).await;
     }
-    // The fixed table wins over a Node's and a pod's claims.
+    // The fixed table has priority over the claims of Nodes and Kubernetes pods.
     echoed(&mut server.open(&echo.to_string()).await, "by the fixed table").await;
-    // Where two claim an address neither gets it, and the client reads who they are.
+    // If two objects claim an address, neither gets it, and the refusal names both.
     for (ip, one, other) in [
         ("172.16.0.1", "node node1", "node policy.shop.svc"),
         ("172.16.0.2", "node node1", "pod evil/pod at policy.shop.svc"),

@@ -1,4 +1,4 @@
-//! Programs started from texts that people have: SuperEdge's spelling, and the environment.
+//! Programs that are started with existing configs: SuperEdge's format, and environment variables.
 
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
@@ -13,7 +13,7 @@ use crate::support::programs::{NAME, TOKEN, TestDir, TestServer, at};
 use crate::support::{assert_eventually, beside, targets};
 
 #[tokio::test]
-async fn superedges_spelling_starts_a_server_and_an_edge() {
+async fn superedges_config_format_starts_a_server_and_an_edge() {
     let (place, echo) = (TestDir::new(), targets::echo().await);
     let dir = place.path().display();
     let cloud = format!(
@@ -49,7 +49,7 @@ proxyip = "127.0.0.1"
 "#
     );
     let (settings, warnings) = ServerConfig::read(&cloud, &Environment::default()).unwrap();
-    assert!(!warnings.is_empty(), "what is not served is named");
+    assert!(!warnings.is_empty(), "unsupported settings cause warnings");
     let server = Server::start(settings, None).unwrap();
     let ports =
         [server.bound.grpc, server.bound.connect().unwrap(), server.bound.log, server.bound.metrics.unwrap()];
@@ -111,7 +111,7 @@ async fn an_edge_dials_through_the_proxy_of_its_environment() {
 }
 
 #[tokio::test]
-async fn a_port_that_was_asked_for_and_cannot_be_had_starts_nothing() {
+async fn a_port_in_use_or_a_missing_key_prevents_the_start() {
     let place = TestDir::new();
     let taken = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let at = taken.local_addr().unwrap();

@@ -1,4 +1,5 @@
-//! Two machines with one name, at one pod and at two: the one whose link is older keeps it, and everybody is told.
+//! Two machines with one name, at one server and at two: the older link keeps the name, and every party reports the
+//! conflict.
 
 use std::time::Duration;
 
@@ -17,7 +18,7 @@ use crate::support::clients::{echoed, get};
 use crate::support::programs::{TestDir, TestServer, at, edge, start_edge};
 use crate::support::{Stopwatch, assert_eventually, beside, hurry, remote, servers, targets, wait_until};
 
-/// Waits until an edge's page of readiness has that status, and says that.
+/// Waits until the edge's readiness page has this status and contains this text.
 async fn says(edge: &Edge, status: u16, text: &str) {
     let mut last = String::new();
     let ask = async {
@@ -31,7 +32,7 @@ async fn says(edge: &Edge, status: u16, text: &str) {
         }
     };
     let found = tokio::time::timeout(crate::support::TIMEOUT, ask).await;
-    assert!(found.is_ok(), "want {status} and {text:?}, is {last:?}");
+    assert!(found.is_ok(), "expected {status} and {text:?}, got {last:?}");
 }
 
 fn conflicts(server: &TestServer) -> u64 {
@@ -43,7 +44,7 @@ fn instance(number: u128) -> Option<Instance> {
 }
 
 #[tokio::test]
-async fn of_two_machines_with_one_name_at_two_servers_the_older_link_stays_and_all_four_say_so() {
+async fn for_one_name_at_two_servers_the_older_link_stays_and_all_report_it() {
     let (place, echo) = (TestDir::new(), targets::echo().await);
     let servers = servers::start(&place, 2);
     let older = edge(&place, &servers[0], "node1").await;
@@ -52,19 +53,19 @@ async fn of_two_machines_with_one_name_at_two_servers_the_older_link_stays_and_a
     let younger = start_edge(&place.edge("node1", servers[1].server.bound.grpc, ""));
     says(&younger, 503, &format!("node node1 is linked from {} by another process", keeps.from)).await;
     says(&older, 200, "name: another process tried to link as node node1 at peer ").await;
-    wait_until("both pods count it", || conflicts(&servers[0]) > 0 && conflicts(&servers[1]) > 0).await;
+    wait_until("both count it", || conflicts(&servers[0]) > 0 && conflicts(&servers[1]) > 0).await;
     assert!(started.elapsed() < Duration::from_secs(5), "{:?}", started.elapsed());
-    wait_until("the younger link is gone", || servers[1].link("node1").is_none()).await;
+    wait_until("the younger link is closed", || servers[1].link("node1").is_none()).await;
     assert_eq!(servers[0].link("node1").unwrap().sender.id, keeps.sender.id);
     for server in &servers {
-        echoed(&mut server.open(&at("node1", echo)).await, "the older one's").await;
+        echoed(&mut server.open(&at("node1", echo)).await, "at the older edge").await;
     }
-    assert_eq!(conflicts(&servers[1]), 1, "the younger one waits");
+    assert_eq!(conflicts(&servers[1]), 1, "the younger edge waits");
     says(&younger, 503, "another process").await;
 }
 
 #[tokio::test]
-async fn at_one_server_both_edges_are_told_too() {
+async fn at_one_server_both_edges_report_the_conflict() {
     let place = TestDir::new();
     let server = TestServer::start(&place);
     let older = edge(&place, &server, "node1").await;
@@ -75,7 +76,7 @@ async fn at_one_server_both_edges_are_told_too() {
 }
 
 #[tokio::test]
-async fn an_older_link_that_does_not_answer_gives_way_at_another_server_too() {
+async fn an_unresponsive_older_link_at_another_server_is_evicted() {
     let place = TestDir::new();
     let servers = servers::start(&place, 2);
     let mut frozen = remote::link(&place, &servers[0], "node1", instance(1)).await;
@@ -95,7 +96,7 @@ async fn the_same_process_at_two_servers_is_no_conflict() {
     let mut first = remote::link(&place, &servers[0], "node1", instance(1)).await;
     let mut second = remote::link(&place, &servers[1], "node1", instance(1)).await;
     let was_asked = first.next().await.unwrap();
-    assert_eq!(was_asked.r#type, "heartbeat", "the other pod has told of it");
+    assert_eq!(was_asked.r#type, "heartbeat", "the peer has announced the node");
     first.send(StreamMsg { r#type: "pong".into(), ..was_asked }).await;
     let (first, second) =
         (beside(async move { first.ends().await }), beside(async move { second.ends().await }));
@@ -106,7 +107,7 @@ async fn the_same_process_at_two_servers_is_no_conflict() {
     assert!(!first.is_finished() && !second.is_finished());
 }
 
-/// Another pod that is the test, linked to that one: of version 1, if it is old.
+/// Links to the server as a peer that the test plays, of protocol version 1 if `old`.
 async fn scripted(place: &TestDir, server: &TestServer, number: u128, old: bool) -> Call {
     let shows = Identity { cert: place.files.cert.clone(), key: place.files.key.clone() };
     let headers = Caller::peer_request(Instance::from_bits(number));
@@ -124,7 +125,7 @@ fn conflict(instance: u128) -> FrameKind {
     FrameKind::Conflict(Conflict { instance, reason: "the other one is alive".into() })
 }
 
-/// Says it of the node, and waits until the pod has heard it: the answer to a question comes after.
+/// Sends this about the node, and waits until the server has processed it: it answers the question that follows.
 async fn tells(call: &mut Call, body: FrameKind) {
     for body in [body, FrameKind::Find(5)] {
         call.send(to_message(Frame { node: call.node.clone(), body })).await;
@@ -132,13 +133,13 @@ async fn tells(call: &mut Call, body: FrameKind) {
     while !matches!(hears(call).await, FrameKind::Found(Found { question: 5, .. })) {}
 }
 
-/// What the pod says next, of anything.
+/// Returns the server's next frame of any kind.
 async fn hears(call: &mut Call) -> FrameKind {
-    let message = assert_eventually("a word", call.next()).await.expect("the stream goes on");
+    let message = assert_eventually("a frame", call.next()).await.expect("the stream continues");
     from_message(message, &Remote::Peer).unwrap().body
 }
 
-/// The pod says that its own node keeps the name.
+/// Waits until the server announces that its own node keeps the name.
 async fn is_told_of_a_conflict(call: &mut Call, keeps: u128) {
     loop {
         if let FrameKind::Conflict(Conflict { instance, reason }) = hears(call).await {
@@ -148,7 +149,7 @@ async fn is_told_of_a_conflict(call: &mut Call, keeps: u128) {
     }
 }
 
-/// An edge that answers its pings, until its link ends: then, with which status.
+/// Starts an edge that answers pings until its link ends, and returns the final status.
 async fn living(
     place: &TestDir,
     server: &TestServer,
@@ -159,18 +160,18 @@ async fn living(
 }
 
 #[tokio::test]
-async fn ages_decide_as_each_server_has_measured_them() {
+async fn link_ages_decide_as_each_server_has_measured_them() {
     let place = TestDir::new();
     let all = servers::addresses(2);
-    // Alone in its list: the other pod is the test, which links to it.
+    // Alone in its list: the peer is the test, which links to it.
     let server = TestServer::from_text(&servers::config(&place, all[0], &servers::peers(&all[..1])));
     let link = living(&place, &server, 2).await;
     let mut other = scripted(&place, &server, 7, false).await;
-    // The other one's is younger: this one keeps the name.
+    // The peer's link is younger: this server keeps the name.
     tells(&mut other, found(3, Some(Duration::from_millis(1)))).await;
     is_told_of_a_conflict(&mut other, 2).await;
     assert_eq!(conflicts(&server), 1);
-    // The other one's is older: it is for the other pod to say that it lives.
+    // The peer's link is older: the peer must report that it is alive.
     tells(&mut other, found(4, Some(Duration::from_secs(100)))).await;
     assert!(server.link("node1").is_some() && conflicts(&server) == 1);
     tells(&mut other, conflict(4)).await;
@@ -180,7 +181,7 @@ async fn ages_decide_as_each_server_has_measured_them() {
 }
 
 #[tokio::test]
-async fn of_two_servers_that_both_hold_theirs_for_the_older_one_gives_way() {
+async fn if_both_servers_claim_the_older_link_one_is_evicted() {
     let place = TestDir::new();
     let all = servers::addresses(2);
     let server = TestServer::from_text(&servers::config(&place, all[0], &servers::peers(&all[..1])));
@@ -199,16 +200,16 @@ async fn of_two_servers_that_both_hold_theirs_for_the_older_one_gives_way() {
 }
 
 #[tokio::test]
-async fn with_a_server_of_version_1_both_links_stay_and_this_side_says_so() {
+async fn with_a_server_of_version_1_both_links_stay_and_a_conflict_is_counted() {
     let place = TestDir::new();
     let all = servers::addresses(2);
     let server = TestServer::from_text(&servers::config(&place, all[0], &servers::peers(&all[..1])));
     let link = living(&place, &server, 5).await;
     let mut other = scripted(&place, &server, 7, true).await;
     tells(&mut other, found(3, None)).await;
-    wait_until("it is counted", || conflicts(&server) == 1).await;
+    wait_until("the conflict is counted", || conflicts(&server) == 1).await;
     tells(&mut other, found(3, None)).await;
     let more = tokio::time::timeout(Duration::from_millis(200), hears(&mut other)).await;
-    assert!(more.is_err(), "it would not understand {more:?}");
+    assert!(more.is_err(), "an old server does not understand {more:?}");
     assert!(!link.is_finished());
 }

@@ -1,4 +1,4 @@
-//! What clients get through the CONNECT port: every byte, and every end.
+//! The CONNECT port: clients get every byte and every end of a stream.
 
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
@@ -24,7 +24,7 @@ async fn bytes_go_both_ways_and_nothing_is_left_of_the_session() {
 }
 
 #[tokio::test]
-async fn a_nodes_name_counts_in_any_case() {
+async fn a_nodes_name_is_case_insensitive() {
     let (place, echo) = (TestDir::new(), targets::echo().await);
     let server = TestServer::start(&place);
     let _edge = edge(&place, &server, "Node1").await;
@@ -46,14 +46,14 @@ async fn requests_of_every_kind_of_client_are_understood() {
         let mut client = TcpStream::connect(server.connect).await.unwrap();
         client.write_all(request.as_bytes()).await.unwrap();
         let answer = head(&mut client).await;
-        // An HTTP/1.0 client may be told its own version.
+        // An HTTP/1.0 client may get a response of its own version.
         assert_eq!(answer.replace("HTTP/1.0", "HTTP/1.1"), ESTABLISHED, "{request}");
         echoed(&mut client, "hello").await;
     }
 }
 
 #[tokio::test]
-async fn bytes_that_come_behind_the_head_are_kept() {
+async fn bytes_after_the_request_head_are_kept() {
     let (place, echo) = (TestDir::new(), targets::echo().await);
     let server = TestServer::start(&place);
     let _edge = edge(&place, &server, "node1").await;
@@ -68,7 +68,7 @@ async fn bytes_that_come_behind_the_head_are_kept() {
 }
 
 #[tokio::test]
-async fn a_client_may_end_its_direction_with_its_head() {
+async fn a_client_may_close_its_direction_after_its_head() {
     let (place, source) = (TestDir::new(), targets::source(100_000).await);
     let server = TestServer::start(&place);
     let _edge = edge(&place, &server, "node1").await;
@@ -81,7 +81,7 @@ async fn a_client_may_end_its_direction_with_its_head() {
 }
 
 #[tokio::test]
-async fn the_clients_end_leaves_the_targets_answer_its_way() {
+async fn the_targets_response_arrives_after_the_client_has_half_closed() {
     let (place, sink) = (TestDir::new(), targets::sink().await);
     let server = TestServer::start(&place);
     let _edge = edge(&place, &server, "node1").await;
@@ -93,10 +93,10 @@ async fn the_clients_end_leaves_the_targets_answer_its_way() {
 }
 
 #[tokio::test]
-async fn the_targets_end_leaves_the_clients_bytes_their_way() {
+async fn the_clients_bytes_arrive_after_the_target_has_half_closed() {
     let place = TestDir::new();
     let (told, mut tells) = tokio::sync::mpsc::channel(1);
-    // Ends its direction at once, and tells what it got in the other.
+    // Closes its direction at once, and reports the bytes that it received in the other.
     let target = targets::serve(move |mut socket| {
         let told = told.clone();
         async move {
@@ -118,10 +118,10 @@ async fn the_targets_end_leaves_the_clients_bytes_their_way() {
 }
 
 #[tokio::test]
-async fn the_whole_answer_arrives_though_the_client_still_sends() {
+async fn the_whole_response_arrives_while_the_client_still_sends() {
     let place = TestDir::new();
     let answer = targets::pattern(200_000);
-    // Reads one byte, answers, closes; what the client still sends is never read.
+    // Reads one byte, responds and closes. The bytes that the client still sends are discarded.
     let target = targets::serve(move |mut socket| {
         let answer = answer.clone();
         async move {
@@ -138,7 +138,7 @@ async fn the_whole_answer_arrives_though_the_client_still_sends() {
         let (mut from, mut to) = server.open(&at("node1", target)).await.into_split();
         let sends = crate::support::beside(async move { while to.write_all(&[1; 4096]).await.is_ok() {} });
         let mut all = Vec::new();
-        assert_eventually("the answer's end", from.read_to_end(&mut all)).await.unwrap();
+        assert_eventually("the end of the response", from.read_to_end(&mut all)).await.unwrap();
         sends.abort();
         assert!(all == targets::pattern(200_000), "round {round}: {} bytes", all.len());
     }
@@ -147,7 +147,7 @@ async fn the_whole_answer_arrives_though_the_client_still_sends() {
 }
 
 #[tokio::test]
-async fn a_target_that_speaks_first_is_heard_behind_the_head() {
+async fn a_target_that_sends_first_is_received_after_the_head() {
     let place = TestDir::new();
     let target = targets::serve(|mut socket| async move {
         socket.write_all(b"SSH-2.0-banner\r\n").await.unwrap();
@@ -165,7 +165,7 @@ async fn a_target_that_speaks_first_is_heard_behind_the_head() {
 }
 
 #[tokio::test]
-async fn a_client_that_breaks_off_breaks_its_target_off() {
+async fn a_client_reset_resets_the_connection_to_the_target() {
     let place = TestDir::new();
     let (target, mut tells) = targets::broken_off().await;
     let server = TestServer::start(&place);
@@ -180,7 +180,7 @@ async fn a_client_that_breaks_off_breaks_its_target_off() {
 }
 
 #[tokio::test]
-async fn a_target_that_breaks_off_breaks_its_client_off() {
+async fn a_target_reset_resets_the_connection_to_the_client() {
     let place = TestDir::new();
     let target = targets::serve(|mut socket| async move {
         socket.read_u8().await.unwrap();

@@ -1,4 +1,4 @@
-//! `tunnel connect` with a local port, through each kind of door that a pod has.
+//! `tunnel connect` with a local port, through each kind of listener of a server.
 
 use std::net::SocketAddr;
 
@@ -21,7 +21,7 @@ struct Line {
     connect: ConnectArgs,
 }
 
-/// One that listens at a port of this machine, and what it says.
+/// A `tunnel connect` that listens on a port of this machine, and its output.
 struct Local {
     at: SocketAddr,
     says: mpsc::Receiver<String>,
@@ -50,12 +50,12 @@ impl Local {
 
     async fn ends(self) {
         self.stop.send(()).unwrap();
-        assert_eq!(assert_eventually("its end", self.ended).await.unwrap(), Ok(String::new()));
+        assert_eq!(assert_eventually("the end of the command", self.ended).await.unwrap(), Ok(String::new()));
     }
 }
 
 #[tokio::test]
-async fn a_local_port_leads_to_the_target_and_each_end_is_passed_on() {
+async fn a_local_port_reaches_the_target_and_each_half_close_is_forwarded() {
     let (place, echo) = (TestDir::new(), targets::echo().await);
     let server = TestServer::start(&place);
     let _edge = edge(&place, &server, "node1").await;
@@ -69,7 +69,7 @@ async fn a_local_port_leads_to_the_target_and_each_end_is_passed_on() {
 }
 
 #[tokio::test]
-async fn a_refusal_is_told_in_the_servers_words() {
+async fn a_refusal_is_printed_in_the_servers_words() {
     let place = TestDir::new();
     let server = TestServer::start(&place);
     let mut local = Local::start(&[&format!("--through=http://{}", server.connect), "nobody:22"]).await;
@@ -101,7 +101,7 @@ async fn a_broken_session_resets_the_local_client_and_the_reason_is_printed() {
     local.ends().await;
 }
 
-/// As a balancer or a kernel does whose process has died: TCP ends in good order, and TLS does not.
+/// Like a load balancer, or a kernel after its process died: TCP ends in good order, but TLS does not.
 #[tokio::test]
 async fn tls_that_ends_without_its_closing_alert_is_a_broken_session() {
     let place = TestDir::new();
@@ -132,7 +132,7 @@ async fn tls_that_ends_without_its_closing_alert_is_a_broken_session() {
 }
 
 #[tokio::test]
-async fn a_local_client_that_breaks_off_resets_the_connection_to_the_target() {
+async fn a_reset_of_the_local_client_resets_the_connection_to_the_target() {
     let place = TestDir::new();
     let (tell, mut told) = mpsc::channel(1);
     let reads = targets::serve(move |mut socket| {
@@ -146,14 +146,17 @@ async fn a_local_client_that_breaks_off_resets_the_connection_to_the_target() {
     let mut client = local.client().await;
     client.write_all(b"half of it").await.unwrap();
     reset(client);
-    assert!(assert_eventually("the end at the target", told.recv()).await.unwrap(), "it looks complete");
+    assert!(
+        assert_eventually("the end of the session at the target", told.recv()).await.unwrap(),
+        "the target has seen no reset"
+    );
     local.ends().await;
 }
 
 #[tokio::test]
-async fn a_user_proves_itself_with_the_password_of_a_file() {
+async fn a_user_authenticates_with_the_password_from_a_file() {
     let (place, echo) = (TestDir::new(), targets::echo().await);
-    // bcrypt of "pass word", at the least cost.
+    // bcrypt of "pass word", at the lowest cost.
     let hash = bcrypt::hash("pass word", 4).unwrap();
     let users = place.file("users", &format!("ann:{hash}\n"));
     let server = TestServer::with(&place, &format!("auth = \"basic\"\nusers = \"{}\"\n", users.display()));
@@ -176,7 +179,7 @@ async fn a_user_proves_itself_with_the_password_of_a_file() {
 }
 
 #[tokio::test]
-async fn tls_and_a_certificate_open_the_egress_port() {
+async fn the_egress_port_accepts_tls_with_a_client_certificate() {
     let (place, echo) = (TestDir::new(), targets::echo().await);
     let dir = place.path().display();
     let table = format!(
@@ -203,7 +206,7 @@ async fn tls_and_a_certificate_open_the_egress_port() {
 }
 
 #[tokio::test]
-async fn a_unix_socket_of_the_server_is_a_way_too() {
+async fn a_unix_socket_of_the_server_can_be_used() {
     let (place, echo) = (TestDir::new(), targets::echo().await);
     let path = place.path().join("egress.sock");
     let server =

@@ -1,4 +1,4 @@
-//! `tunnel doctor`: each fault that is made on purpose is named, by the check that it belongs to.
+//! `tunnel doctor`: each error that is made on purpose is reported by the right check.
 
 use std::path::Path;
 
@@ -14,7 +14,7 @@ use crate::support::remote::ScriptedServer;
 use crate::support::servers;
 use crate::support::{assert_eventually, targets};
 
-/// What the doctor finds of a config: for each check its state and what was found.
+/// Returns the doctor's findings for a config: name, state and text of each check.
 async fn found(
     place: &TestDir,
     mode: Mode,
@@ -43,11 +43,11 @@ async fn found_in(
     let mended = |one: &serde_json::Value| {
         one["state"] != "bad" || one["check"] == "config" || !text(one, "remedy").is_empty()
     };
-    assert!(json.iter().all(mended), "each fault has its remedy: {json:#?}");
+    assert!(json.iter().all(mended), "each error has a hint: {json:#?}");
     all
 }
 
-/// The only check that has failed.
+/// Checks that exactly this check fails.
 async fn fails(place: &TestDir, text: &str, check: &str, found_text: &str) {
     let all = found(place, Mode::Edge, text, |_| ()).await;
     let bad: Vec<_> = all.iter().filter(|(_, state, _)| state == "bad").collect();
@@ -58,7 +58,7 @@ async fn fails(place: &TestDir, text: &str, check: &str, found_text: &str) {
 }
 
 #[tokio::test]
-async fn an_edge_that_has_all_it_needs_is_well() {
+async fn an_edge_without_errors_passes_all_checks() {
     let (place, echo) = (TestDir::new(), targets::echo().await);
     let server = TestServer::start(&place);
     let text = place.edge("node1", server.server.bound.grpc, "");
@@ -70,7 +70,7 @@ async fn an_edge_that_has_all_it_needs_is_well() {
 }
 
 #[tokio::test]
-async fn each_fault_on_the_way_to_the_cloud_is_named() {
+async fn each_error_on_the_path_to_the_cloud_is_reported() {
     let (place, other) = (TestDir::new(), tempfile::tempdir().unwrap());
     let server = TestServer::start(&place);
     let (text, nothing) = (place.edge("node1", server.server.bound.grpc, ""), targets::nothing().await);
@@ -93,7 +93,7 @@ async fn each_fault_on_the_way_to_the_cloud_is_named() {
 }
 
 #[tokio::test]
-async fn two_machines_with_one_name_and_an_older_dialect_are_named() {
+async fn two_machines_with_one_name_and_an_older_dialect_are_reported() {
     let place = TestDir::new();
     let server = TestServer::start(&place);
     let _edge = edge(&place, &server, "node1").await;
@@ -112,7 +112,7 @@ async fn two_machines_with_one_name_and_an_older_dialect_are_named() {
 }
 
 #[tokio::test]
-async fn a_target_that_is_forbidden_or_away_is_named() {
+async fn a_forbidden_or_unreachable_target_is_reported() {
     let place = TestDir::new();
     let server = TestServer::start(&place);
     let (text, nothing) = (place.edge("node1", server.server.bound.grpc, ""), targets::nothing().await);
@@ -122,7 +122,7 @@ async fn a_target_that_is_forbidden_or_away_is_named() {
     assert!(told[0].contains("may not dial 10.1.2.3:22") && told[1].contains("refused"), "{told:?}");
 }
 
-/// Writes a server's certificate of an authority of its own over the pod's, changed in some way.
+/// Replaces the server's certificate and CA file with those of a new CA. `change` modifies the certificate.
 fn certify(place: &TestDir, change: impl FnOnce(&mut CertificateParams)) {
     let mut params = CertificateParams::default();
     params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
@@ -137,7 +137,7 @@ fn certify(place: &TestDir, change: impl FnOnce(&mut CertificateParams)) {
 }
 
 #[tokio::test]
-async fn dates_the_clock_and_the_kind_of_a_certificate_are_named() {
+async fn dates_clock_and_kind_of_a_certificate_are_checked() {
     let year = |params: &mut CertificateParams, from, to| {
         params.not_before = date_time_ymd(from, 1, 1);
         params.not_after = date_time_ymd(to, 1, 1);
@@ -160,12 +160,12 @@ async fn dates_the_clock_and_the_kind_of_a_certificate_are_named() {
         let told = |(name, state, told): &(String, String, String)| {
             name == check && state == "bad" && told.contains("cloud.crt")
         };
-        assert!(all.iter().any(told), "the pod's doctor finds it, too: {check}: {all:#?}");
+        assert!(all.iter().any(told), "the server's doctor reports it as well: {check}: {all:#?}");
     }
 }
 
 #[tokio::test]
-async fn a_servers_peers_and_what_it_publishes_are_looked_at() {
+async fn a_servers_peers_and_its_publishing_are_checked() {
     let (place, other) = (TestDir::new(), TestDir::new());
     let (peer, stranger) = (TestServer::start(&place), TestServer::start(&other));
     let nothing = targets::nothing().await;
@@ -186,6 +186,6 @@ async fn a_servers_peers_and_what_it_publishes_are_looked_at() {
     };
     assert_eq!((states("siblings"), states("authority")), (vec!["good", "bad"], vec!["bad"]), "{all:#?}");
     assert_eq!(states("registry"), ["bad", "bad"], "{all:#?}");
-    assert_eq!(states("token"), ["doubt"], "the test's token is shared by all: {all:#?}");
+    assert_eq!(states("token"), ["doubt"], "all nodes share the test's token: {all:#?}");
     assert!(Path::new(&place.files.cert).exists());
 }

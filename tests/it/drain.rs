@@ -1,4 +1,4 @@
-//! Stopping: no new work, old work until the deadline, the links last.
+//! Shutdown: no new work, old work until the deadline, the links last.
 
 use std::future::pending;
 use std::net::SocketAddr;
@@ -21,7 +21,7 @@ async fn is_closed(at: SocketAddr) {
 }
 
 #[tokio::test]
-async fn a_server_that_stops_is_not_ready_takes_nobody_and_lets_its_sessions_finish() {
+async fn a_stopping_server_is_not_ready_and_lets_its_sessions_finish() {
     let (place, echo) = (TestDir::new(), targets::echo().await);
     let server = TestServer::start(&place);
     let edge = edge(&place, &server, "node1").await;
@@ -40,17 +40,17 @@ async fn a_server_that_stops_is_not_ready_takes_nobody_and_lets_its_sessions_fin
     client.shutdown().await.unwrap();
     assert_eq!(rest(&mut client).await, b"");
     drop(client);
-    assert_eq!(assert_eventually("the pod's end", stopped).await.unwrap(), Drained::Finished);
+    assert_eq!(assert_eventually("the end of the server", stopped).await.unwrap(), Drained::Finished);
     assert!(table.is_empty());
     assert_eq!(metrics.sessions.ended("ssh", "over"), 1);
     assert_eq!(metrics.links.get(), 0);
     is_closed(log).await;
     is_closed(grpc).await;
-    wait_until("the edge has noticed", || edge.metrics.links.get() == 0).await;
+    wait_until("the edge has lost its link", || edge.metrics.links.get() == 0).await;
 }
 
 #[tokio::test]
-async fn a_servers_deadline_cuts_what_still_runs() {
+async fn sessions_are_aborted_at_a_servers_drain_timeout() {
     let (place, echo) = (TestDir::new(), targets::echo().await);
     let server = TestServer::with(&place, "[mode.cloud.session]\ndrain = \"7s\"");
     let edge = edge(&place, &server, "node1").await;
@@ -61,8 +61,8 @@ async fn a_servers_deadline_cuts_what_still_runs() {
     let stopped = beside(server.server.shutdown(pending()));
     let ended = rest_or_reset(&mut client).await;
     assert!(ended.is_err() && started.elapsed().as_secs() == 7, "{ended:?} after {:?}", started.elapsed());
-    assert_eq!(assert_eventually("the pod's end", stopped).await.unwrap(), Drained::Cut(1));
-    wait_until("the edge has let go", || edge.table.is_empty()).await;
+    assert_eq!(assert_eventually("the end of the server", stopped).await.unwrap(), Drained::Cut(1));
+    wait_until("the edge has dropped the session", || edge.table.is_empty()).await;
 }
 
 async fn rest_or_reset(client: &mut TcpStream) -> std::io::Result<usize> {
@@ -82,13 +82,13 @@ async fn a_second_signal_ends_a_server_at_once() {
     let stopped = beside(server.server.shutdown(async { drop(second.await) }));
     is_closed(connect).await;
     signal.send(()).unwrap();
-    assert_eq!(assert_eventually("the pod's end", stopped).await.unwrap(), Drained::Cut(1));
+    assert_eq!(assert_eventually("the end of the server", stopped).await.unwrap(), Drained::Cut(1));
     is_reset(&mut client).await;
     assert!(started.elapsed().as_secs() < 5, "{:?}", started.elapsed());
 }
 
 #[tokio::test]
-async fn a_server_that_stops_takes_no_new_links() {
+async fn a_stopping_server_accepts_no_new_links() {
     let (place, echo) = (TestDir::new(), targets::echo().await);
     let server = TestServer::start(&place);
     let _edge = edge(&place, &server, "node1").await;
@@ -100,11 +100,11 @@ async fn a_server_that_stops_takes_no_new_links() {
     let refused = remote::try_link(&place, grpc, "node2", Some(Instance::random())).await.err().unwrap();
     assert_eq!((refused.code(), refused.message()), (tonic::Code::Unavailable, "server is shutting down"));
     drop(client);
-    assert_eventually("the pod's end", stopped).await.unwrap();
+    assert_eventually("the end of the server", stopped).await.unwrap();
 }
 
 #[tokio::test]
-async fn an_edge_that_stops_finishes_its_sessions_and_refuses_new_ones() {
+async fn a_stopping_edge_finishes_its_sessions_and_refuses_new_ones() {
     let (place, echo) = (TestDir::new(), targets::echo().await);
     let server = TestServer::start(&place);
     let edge = edge(&place, &server, "node1").await;
@@ -127,26 +127,26 @@ async fn an_edge_that_stops_finishes_its_sessions_and_refuses_new_ones() {
     client.shutdown().await.unwrap();
     assert_eq!(rest(&mut client).await, b"");
     drop(client);
-    assert_eq!(assert_eventually("the edge's end", stopped).await.unwrap(), Drained::Finished);
-    wait_until("the pod has noticed", || server.link("node1").is_none()).await;
+    assert_eq!(assert_eventually("the end of the edge", stopped).await.unwrap(), Drained::Finished);
+    wait_until("the server has lost the link", || server.link("node1").is_none()).await;
     is_closed(log).await;
     server.assert_idle().await;
 }
 
 #[tokio::test]
-async fn an_edges_deadline_cuts_what_still_runs_and_the_client_hears_of_it() {
+async fn sessions_are_aborted_at_an_edges_drain_timeout_and_clients_see_it() {
     let (place, echo) = (TestDir::new(), targets::echo().await);
     let server = TestServer::start(&place);
     let edge = edge_with(&place, &server, "node1", "[mode.edge.session]\ndrain = \"0s\"").await;
     let mut client = server.open(&at("node1", echo)).await;
     echoed(&mut client, "before").await;
-    assert_eq!(assert_eventually("the edge's end", edge.shutdown(pending())).await, Drained::Cut(1));
+    assert_eq!(assert_eventually("the end of the edge", edge.shutdown(pending())).await, Drained::Cut(1));
     is_reset(&mut client).await;
     server.assert_idle().await;
 }
 
 #[tokio::test]
-async fn sessions_that_are_cut_are_told_that_the_server_or_the_edge_is_stopping() {
+async fn aborted_sessions_get_the_reason_that_server_or_edge_is_stopping() {
     let place = TestDir::new();
     let server = TestServer::with(&place, "[mode.cloud.session]\ndrain = \"0s\"");
     let mut call = remote::link(&place, &server, "node1", Some(Instance::random())).await;
@@ -161,7 +161,7 @@ async fn sessions_that_are_cut_are_told_that_the_server_or_the_edge_is_stopping(
     assert_eq!(stopped, Drained::Cut(1));
     let why = |reason: &str| SessionError::new(ErrorCode::Overloaded, reason);
     assert_eq!(word, (id, SessionFrame::ResetAt { total: 0, refusal: why("the server is stopping") }));
-    assert_eq!(metrics.sessions.ended("ssh", "busy"), 1, "it ends by itself, with that reason");
+    assert_eq!(metrics.sessions.ended("ssh", "busy"), 1, "it ends on its own, with that reason");
 
     let echo = targets::echo().await;
     let mut cloud = ScriptedServer::start(&place).await;
@@ -189,7 +189,7 @@ async fn programs_without_work_stop_at_once() {
 }
 
 #[tokio::test]
-async fn an_edge_that_stops_delivers_what_its_targets_have_said_to_the_end() {
+async fn a_stopping_edge_delivers_all_bytes_of_its_targets() {
     let (place, source) = (TestDir::new(), targets::source(50_000).await);
     let mut server = ScriptedServer::start(&place).await;
     let edge = start_edge(&place.edge("node1", server.at, ""));
@@ -208,11 +208,11 @@ async fn an_edge_that_stops_delivers_what_its_targets_have_said_to_the_end() {
     call.say(id, SessionFrame::Fin { total: 1 }).await;
     let stopped = slow_reader(&mut call, id, async |_| beside(edge.shutdown(pending()))).await;
     call.say(id, SessionFrame::Reset { epoch: 1, refusal: SessionError::new(ErrorCode::NoError, "") }).await;
-    assert_eq!(assert_eventually("the edge's end", stopped).await.unwrap(), Drained::Finished);
+    assert_eq!(assert_eventually("the end of the edge", stopped).await.unwrap(), Drained::Finished);
 }
 
 #[tokio::test]
-async fn a_server_that_stops_delivers_what_its_clients_have_said_to_the_end() {
+async fn a_stopping_server_delivers_all_bytes_of_its_clients() {
     let place = TestDir::new();
     let server = TestServer::start(&place);
     let mut call = remote::link(&place, &server, "node1", Some(Instance::random())).await;
@@ -228,10 +228,10 @@ async fn a_server_that_stops_delivers_what_its_clients_have_said_to_the_end() {
     assert_eq!(rest(&mut client).await, b"");
     drop(client);
     let stopped = slow_reader(&mut call, id, async |_| beside(server.server.shutdown(pending()))).await;
-    assert_eq!(assert_eventually("the pod's end", stopped).await.unwrap(), Drained::Finished);
+    assert_eq!(assert_eventually("the end of the server", stopped).await.unwrap(), Drained::Finished);
 }
 
-/// Takes 10,000 of 50,000 bytes, and the rest a while after `stop` has begun.
+/// Reads 10,000 of 50,000 bytes, and the rest some time after `stop` was called.
 async fn slow_reader<T>(call: &mut Call, id: SessionId, stop: impl AsyncFnOnce(()) -> T) -> T {
     let mut got = Vec::new();
     while got.len() < 10_000 {
@@ -240,7 +240,7 @@ async fn slow_reader<T>(call: &mut Call, id: SessionId, stop: impl AsyncFnOnce((
         }
     }
     let stopped = stop(()).await;
-    // Longer than a stop without work takes; nothing that could be waited for happens meanwhile.
+    // Longer than a stop without work takes. There is no event to wait for meanwhile.
     tokio::time::sleep(std::time::Duration::from_millis(500)).await;
     call.say(id, SessionFrame::Credit { received: 10_000, limit: 100_000 }).await;
     loop {

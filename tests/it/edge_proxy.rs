@@ -1,4 +1,4 @@
-//! The proxy of an edge: programs at a node ask it for services in the cloud, and at other nodes.
+//! The proxy of an edge: programs on a node use it to reach services in the cloud, and other nodes.
 
 use std::future::pending;
 use std::net::SocketAddr;
@@ -17,17 +17,17 @@ use crate::support::programs::{TestDir, TestServer, at, edge, edge_forgets_all, 
 use crate::support::servers;
 use crate::support::{assert_eventually, beside, targets, wait_until};
 
-/// An edge called `asker` that links to that address, with its proxy; `more` goes on in the proxy's table.
+/// Starts an edge named `asker` that links to that address, with its proxy. `more` is appended to the proxy's table.
 async fn asker(place: &TestDir, server: &TestServer, to: SocketAddr, more: &str) -> (Edge, SocketAddr) {
     let proxy = format!("[mode.edge.http_proxy]\nlisten = \"127.0.0.1:0\"\n{more}");
     let edge = start_edge(&place.edge("asker", to, &proxy));
     server.has("asker").await;
-    wait_until("the edge knows its link", || edge.metrics.links.get() > 0).await;
+    wait_until("the edge has a link", || edge.metrics.links.get() > 0).await;
     let at = edge.bound.proxy.unwrap();
     (edge, at)
 }
 
-/// A pod through which edges reach one another and loopback, and an asker that is linked to it.
+/// Starts a server through which edges reach one another and loopback, and an asker that is linked to it.
 async fn alone(place: &TestDir) -> (TestServer, Edge, SocketAddr) {
     let server = TestServer::with(place, ALLOW);
     let (edge, proxy) = asker(place, &server, server.server.bound.grpc, "").await;
@@ -38,7 +38,7 @@ async fn connect(proxy: SocketAddr, target: &str) -> Answer {
     ask(proxy, &format!("CONNECT {target} HTTP/1.1\r\n\r\n")).await
 }
 
-/// A target in the cloud: this name leads to loopback.
+/// Returns the address of a target in the cloud: this name resolves to loopback.
 fn in_cloud(target: SocketAddr) -> String {
     format!("web.localhost:{}", target.port())
 }
@@ -57,7 +57,7 @@ async fn programs_reach_the_cloud_and_other_nodes_over_one_server_and_over_two()
         client.shutdown().await.unwrap();
         assert_eq!(rest(&mut client).await, b"", "{target}");
     }
-    assert_eq!(servers[0].server.metrics.sessions.ended("backend", "over"), 1, "the cloud's");
+    assert_eq!(servers[0].server.metrics.sessions.ended("backend", "over"), 1, "one session to the cloud");
     edge_forgets_all(&edge).await;
     assert_eq!(edge.metrics.sessions.ended("http_proxy", "over"), 3);
     for other in &others {
@@ -66,12 +66,12 @@ async fn programs_reach_the_cloud_and_other_nodes_over_one_server_and_over_two()
     }
     for server in &servers {
         server.assert_idle().await;
-        wait_until("nothing passes any more", || server.server.table.relayed() == (0, 0)).await;
+        wait_until("no session is relayed", || server.server.table.relayed() == (0, 0)).await;
     }
 }
 
 #[tokio::test]
-async fn each_plain_request_goes_where_its_own_url_says_and_no_password_with_it() {
+async fn each_plain_request_goes_to_its_own_url_without_the_password() {
     let place = TestDir::new();
     let (server, _edge, proxy) = alone(&place).await;
     let _other = edge(&place, &server, "node2").await;
@@ -89,7 +89,7 @@ async fn each_plain_request_goes_where_its_own_url_says_and_no_password_with_it(
 }
 
 #[tokio::test]
-async fn by_default_the_server_refuses_both_and_says_which_key_lets_them() {
+async fn by_default_the_server_refuses_both_and_names_the_key_that_allows_them() {
     let (place, echo) = (TestDir::new(), targets::echo().await);
     let server = TestServer::start(&place);
     let _other = edge(&place, &server, "node2").await;
@@ -114,7 +114,7 @@ async fn by_default_the_server_refuses_both_and_says_which_key_lets_them() {
 }
 
 #[tokio::test]
-async fn the_other_node_refuses_what_its_own_policy_does_not_hold() {
+async fn the_other_node_refuses_targets_outside_its_own_policy() {
     let (place, echo) = (TestDir::new(), targets::echo().await);
     let (server, _edge, proxy) = alone(&place).await;
     let narrow = "[mode.edge.allow]\ntargets = [\"10.1.2.3:443\"]";
@@ -126,7 +126,7 @@ async fn the_other_node_refuses_what_its_own_policy_does_not_hold() {
 }
 
 #[tokio::test]
-async fn this_machine_and_what_no_server_dials_are_refused_at_once() {
+async fn this_machine_and_forbidden_targets_are_refused_at_once() {
     let place = TestDir::new();
     let (server, edge, proxy) = alone(&place).await;
     for target in ["asker:22", "ASKER.:22", "localhost:22"] {
@@ -143,12 +143,12 @@ async fn this_machine_and_what_no_server_dials_are_refused_at_once() {
         assert_eq!(refused.status, 403, "{refused:?}");
         assert!(refused.phrase.contains(" is not allowed as a target"), "{refused:?}");
     }
-    assert_eq!(server.server.metrics.sessions.ended("backend", "not_allowed"), 0, "no pod was asked");
+    assert_eq!(server.server.metrics.sessions.ended("backend", "not_allowed"), 0, "no server was asked");
     assert!(edge.table.is_empty());
 }
 
 #[tokio::test]
-async fn clients_show_their_password_or_get_nothing() {
+async fn clients_must_authenticate_with_their_password() {
     let (place, echo) = (TestDir::new(), targets::echo().await);
     let server = TestServer::with(&place, ALLOW);
     let users = place.file("htpasswd", &format!("app:{}\n", bcrypt::hash("right", 4).unwrap()));
@@ -170,7 +170,7 @@ async fn clients_show_their_password_or_get_nothing() {
 }
 
 #[tokio::test]
-async fn nobody_reaches_the_proxy_itself_through_the_tunnel() {
+async fn the_proxy_itself_cannot_be_reached_through_the_tunnel() {
     let place = TestDir::new();
     let (server, _edge, proxy) = alone(&place).await;
     let refused = server.ask(&at("asker", proxy)).await;
@@ -179,7 +179,7 @@ async fn nobody_reaches_the_proxy_itself_through_the_tunnel() {
 }
 
 #[tokio::test]
-async fn sessions_of_the_proxy_go_on_over_new_links() {
+async fn sessions_of_the_proxy_continue_over_new_links() {
     let (place, echo) = (TestDir::new(), targets::echo().await);
     let server = TestServer::with(&place, ALLOW);
     let _other = edge(&place, &server, "node2").await;
@@ -206,7 +206,7 @@ async fn sessions_of_the_proxy_go_on_over_new_links() {
 }
 
 #[tokio::test]
-async fn an_edge_without_a_link_says_so() {
+async fn an_edge_without_a_link_refuses_with_that_reason() {
     let place = TestDir::new();
     let nowhere = targets::nothing().await;
     let proxy = "[mode.edge.http_proxy]\nlisten = \"127.0.0.1:0\"\n";
@@ -221,7 +221,7 @@ async fn an_edge_without_a_link_says_so() {
 }
 
 #[tokio::test]
-async fn an_edge_that_stops_takes_no_more_clients_and_lets_theirs_finish() {
+async fn a_stopping_edge_accepts_no_clients_and_lets_sessions_finish() {
     let (place, echo) = (TestDir::new(), targets::echo().await);
     let (_server, edge, proxy) = alone(&place).await;
     let mut client = open(proxy, &in_cloud(echo)).await;
@@ -231,16 +231,16 @@ async fn an_edge_that_stops_takes_no_more_clients_and_lets_theirs_finish() {
     echoed(&mut client, "while it stops").await;
     client.shutdown().await.unwrap();
     assert_eq!(rest(&mut client).await, b"");
-    assert_eq!(assert_eventually("the edge's end", stopped).await.unwrap(), Drained::Finished);
+    assert_eq!(assert_eventually("the end of the edge", stopped).await.unwrap(), Drained::Finished);
 
     let more = "[mode.edge.session]\ndrain = \"0s\"\n";
     let server = TestServer::with(&place, ALLOW);
     let (edge, proxy) = asker(&place, &server, server.server.bound.grpc, more).await;
     let mut client = open(proxy, &in_cloud(echo)).await;
     echoed(&mut client, "before").await;
-    assert_eq!(assert_eventually("the edge's end", edge.shutdown(pending())).await, Drained::Cut(1));
+    assert_eq!(assert_eventually("the end of the edge", edge.shutdown(pending())).await, Drained::Cut(1));
     is_reset(&mut client).await;
 }
 
-/// What a pod's config has to say for edges to reach one another, and loopback in the cloud.
+/// Config with which a server lets edges reach one another, and loopback in the cloud.
 const ALLOW: &str = "[mode.cloud.allow]\nnodes = [\"*\"]\ntargets = [\"127.0.0.0/8:*\", \"[::1]:*\"]\n";

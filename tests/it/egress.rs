@@ -17,7 +17,7 @@ use crate::support::{assert_eventually, targets, wait_until};
 
 const APISERVER: &str = "system:kube-apiserver";
 
-/// A pod whose egress port asks for certificates of its own authority, with lines in that table.
+/// Starts a server with an egress port. `more` is appended to that table.
 fn server(place: &TestDir, more: &str) -> TestServer {
     let dir = place.path().display();
     TestServer::with(
@@ -36,7 +36,7 @@ fn port(server: &TestServer) -> SocketAddr {
     server.server.bound.clients.iter().find(|(name, _)| *name == "egress").unwrap().1
 }
 
-/// A TLS connection, which shows a certificate if there is one, and offers these protocols.
+/// Opens a TLS connection that presents a certificate if there is one, and offers these protocols.
 async fn dial(
     place: &TestDir,
     at: SocketAddr,
@@ -54,7 +54,7 @@ async fn dial(
     .await
 }
 
-/// Asks as kube-apiserver does, and gives the head of the answer.
+/// Sends a request like kube-apiserver, and returns the head of the response.
 async fn ask<S: AsyncRead + AsyncWrite + Unpin>(socket: &mut S, target: &str) -> io::Result<String> {
     socket.write_all(format!("CONNECT {target} HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n").as_bytes()).await?;
     let mut head = Vec::new();
@@ -82,7 +82,7 @@ async fn kube_apiserver_reaches_a_node_over_mutual_tls() {
         let mut socket = dial(&place, port(&server), Some(&shows), alpn).await.unwrap();
         assert_eq!(ask(&mut socket, &at("node-a", echo)).await.unwrap(), ESTABLISHED);
         echoes(&mut socket).await;
-        // It ends its direction as TLS does, and hears the end of the other one.
+        // It closes its direction as TLS does, and receives the end of the other one.
         socket.shutdown().await.unwrap();
         assert_eq!(assert_eventually("the end", socket.read_to_end(&mut Vec::new())).await.unwrap(), 0);
     }
@@ -92,7 +92,7 @@ async fn kube_apiserver_reaches_a_node_over_mutual_tls() {
 }
 
 #[tokio::test]
-async fn who_has_no_certificate_that_is_let_in_is_told_so() {
+async fn a_client_without_an_accepted_certificate_is_refused_with_the_reason() {
     let (place, echo) = (TestDir::new(), targets::echo().await);
     let server = guarded(&place);
     let _edge = edge(&place, &server, "node-a").await;
@@ -139,7 +139,7 @@ async fn the_name_in_a_certificate_is_the_user_of_the_rules() {
 }
 
 #[tokio::test]
-async fn without_an_authority_it_is_served_as_superedge_does_and_a_cause_is_in_the_reason_phrase() {
+async fn without_a_client_ca_all_are_served_and_the_reason_phrase_has_the_cause() {
     let place = TestDir::new();
     let server = server(&place, "");
     let mut socket = dial(&place, port(&server), None, &[]).await.unwrap();
@@ -151,7 +151,7 @@ async fn without_an_authority_it_is_served_as_superedge_does_and_a_cause_is_in_t
 }
 
 #[tokio::test]
-async fn a_unix_socket_is_its_owners_and_goes_with_the_server() {
+async fn a_unix_socket_is_private_and_is_removed_with_the_server() {
     let (place, echo) = (TestDir::new(), targets::echo().await);
     let path = place.path().join("egress.sock");
     let text = format!("[mode.cloud.egress]\nlisten = \"unix:{}\"\n", path.display());
@@ -168,7 +168,7 @@ async fn a_unix_socket_is_its_owners_and_goes_with_the_server() {
     assert!(!path.exists());
 }
 
-/// Writes an answer and breaks off, with what its client sent unread.
+/// Starts a target that sends a response and resets the connection, with the client's bytes unread.
 async fn breaker(answer: Vec<u8>) -> SocketAddr {
     targets::serve(move |mut socket| {
         let answer = answer.clone();
@@ -182,7 +182,7 @@ async fn breaker(answer: Vec<u8>) -> SocketAddr {
 }
 
 #[tokio::test]
-async fn what_a_target_said_before_it_broke_off_arrives_over_tls_and_does_not_look_complete() {
+async fn bytes_before_a_target_reset_arrive_over_tls_and_look_incomplete() {
     let place = TestDir::new();
     let server = guarded(&place);
     let edge = edge(&place, &server, "node-a").await;
@@ -194,8 +194,8 @@ async fn what_a_target_said_before_it_broke_off_arrives_over_tls_and_does_not_lo
             assert_eq!(ask(&mut socket, &at("node-a", target)).await.unwrap(), ESTABLISHED);
             socket.write_all(b"go").await.unwrap();
             let mut got = Vec::new();
-            let ended = assert_eventually("the end of an answer", socket.read_to_end(&mut got)).await;
-            // What a kernel has not sent yet is lost with its reset, with and without a tunnel.
+            let ended = assert_eventually("the end of the response", socket.read_to_end(&mut got)).await;
+            // Bytes that a kernel has not sent yet are lost with its reset, with and without a tunnel.
             assert!(targets::pattern(bytes).starts_with(&got) && ended.is_err(), "{} of {bytes}", got.len());
         }
     }
@@ -204,7 +204,7 @@ async fn what_a_target_said_before_it_broke_off_arrives_over_tls_and_does_not_lo
 }
 
 #[tokio::test]
-async fn a_client_whose_tls_ends_without_a_word_breaks_its_target_off() {
+async fn tls_that_ends_without_close_notify_resets_the_target() {
     let place = TestDir::new();
     let (target, mut tells) = targets::broken_off().await;
     let server = server(&place, "");
@@ -238,7 +238,7 @@ async fn a_session_over_tls_is_finished_while_the_server_drains() {
     echoes(&mut socket).await;
     let stops = server.server.shutdown(std::future::pending());
     let client = async {
-        // Until the port is closed.
+        // Waits until the port is closed.
         while TcpStream::connect(at_port).await.is_ok() {
             tokio::time::sleep(std::time::Duration::from_millis(5)).await;
         }
@@ -246,6 +246,7 @@ async fn a_session_over_tls_is_finished_while_the_server_drains() {
         socket.shutdown().await.unwrap();
         assert_eq!(assert_eventually("the end", socket.read_to_end(&mut Vec::new())).await.unwrap(), 0);
     };
-    let (drained, ()) = assert_eventually("a stop", async { tokio::join!(stops, client) }).await;
+    let (drained, ()) =
+        assert_eventually("the end of the server", async { tokio::join!(stops, client) }).await;
     assert_eq!(drained, Drained::Finished);
 }

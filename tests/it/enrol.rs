@@ -1,4 +1,4 @@
-//! Machines that join by invitation, at pods that share who is invited.
+//! Machines that join by invitation, at servers that share the invitations.
 
 use std::net::SocketAddr;
 use std::os::unix::fs::PermissionsExt;
@@ -14,7 +14,7 @@ use crate::support::clients::echoed;
 use crate::support::programs::{NAME, TestDir, TestServer, at, start_edge};
 use crate::support::{hurry, servers, targets, wait_within};
 
-/// Pods that share a file of who is invited, and let nobody in by the token file.
+/// Starts servers that share a file of invitations. Their token file admits none of the test's nodes.
 fn cloud(place: &TestDir, count: u8) -> Vec<TestServer> {
     place.file("token", "other:0123456789\n");
     let all = servers::addresses(count);
@@ -26,14 +26,14 @@ fn cloud(place: &TestDir, count: u8) -> Vec<TestServer> {
     all.iter().map(|at| TestServer::from_text(&servers::config(place, *at, &lines))).collect()
 }
 
-/// An invitation of `edge7`, made at a pod.
+/// Returns the code of an invitation for `edge7`, created at a server.
 async fn invited(server: &TestServer) -> String {
     let enrolment = server.server.enrolment.as_ref().unwrap();
     let node = "edge7".parse().unwrap();
     enrolment.invite(&node, Duration::from_secs(3600), "test").await.unwrap().code.to_string()
 }
 
-/// What the command line says.
+/// Returns the arguments of a command line.
 fn line(server: impl std::fmt::Display, code: &str, node: &str, to: &Path) -> JoinArgs {
     let (server, to) = (server.to_string(), to.to_str().unwrap());
     let line = ["tunnel", "join", &server, "--invite", code, "--node", node, "--dns", NAME, "--to", to];
@@ -47,14 +47,14 @@ async fn join(server: SocketAddr, code: &str, node: &str, to: &Path) -> Result<S
     invitations::run(&line(server, code, node, to), &Environment::default()).await
 }
 
-/// The settings that were written, with a free port for the log.
+/// Returns the config that was written, with a free log port.
 fn settings(to: &Path) -> String {
     let text = std::fs::read_to_string(to.join("edge.toml")).unwrap();
     text.replace("127.0.0.1:51010", "127.0.0.1:0")
 }
 
 #[tokio::test]
-async fn a_machine_joins_at_another_server_than_has_invited_it_and_is_linked_at_a_third() {
+async fn a_machine_joins_at_a_second_server_and_links_to_a_third() {
     let (place, echo) = (TestDir::new(), targets::echo().await);
     let servers = cloud(&place, 3);
     let code = invited(&servers[0]).await;
@@ -81,7 +81,7 @@ async fn a_machine_joins_at_another_server_than_has_invited_it_and_is_linked_at_
 }
 
 #[tokio::test]
-async fn a_second_use_and_another_name_are_refused_with_the_reason_and_leave_nothing() {
+async fn a_second_use_and_another_name_are_refused_and_leave_no_files() {
     let place = TestDir::new();
     let servers = cloud(&place, 2);
     let code = invited(&servers[0]).await;
@@ -98,12 +98,12 @@ async fn a_second_use_and_another_name_are_refused_with_the_reason_and_leave_not
 }
 
 #[tokio::test]
-async fn a_join_whose_answer_was_lost_is_asked_again_with_the_same_token() {
+async fn a_join_whose_response_was_lost_is_repeated_with_the_same_token() {
     let place = TestDir::new();
     let servers = cloud(&place, 2);
     let code = invited(&servers[0]).await;
     let to = place.path().join("etc");
-    // As it stands once the pod has let the machine in and died: the token is there, and no authority.
+    // The state after the server has admitted the machine and died: the token is there, but no CA.
     let token = "a".repeat(64);
     std::fs::create_dir_all(to.join(".unfinished/token")).unwrap();
     std::fs::write(to.join(".unfinished/token/token"), format!("{token}\n")).unwrap();
@@ -117,7 +117,7 @@ async fn a_join_whose_answer_was_lost_is_asked_again_with_the_same_token() {
 }
 
 #[tokio::test]
-async fn another_cloud_is_told_nothing_and_one_that_takes_no_invitations_says_so() {
+async fn another_cloud_gets_no_code_and_one_without_invitations_reports_it() {
     let (place, theirs) = (TestDir::new(), TestDir::new());
     let (ours, others) = (cloud(&place, 1), cloud(&theirs, 1));
     let code = invited(&ours[0]).await;
@@ -127,7 +127,7 @@ async fn another_cloud_is_told_nothing_and_one_that_takes_no_invitations_says_so
         told.code == 69 && told.text.contains("does not belong to the cloud of this invitation"),
         "{told}"
     );
-    assert_eq!(others[0].server.metrics.calls_refused.counted("invitation"), 0, "it was not shown");
+    assert_eq!(others[0].server.metrics.calls_refused.counted("invitation"), 0, "the code was not sent");
     let closed = TestServer::start(&place);
     let told = join(closed.server.bound.grpc, &code, "edge7", &to).await.unwrap_err();
     assert!(told.text.contains("takes no invitations"), "{told}");
@@ -146,5 +146,5 @@ async fn a_revoked_node_loses_its_link_at_every_server() {
     let node = "edge7".parse().unwrap();
     assert!(servers[1].server.enrolment.as_ref().unwrap().revoke(&node, "test").await.unwrap());
     hurry();
-    wait_within(Duration::from_secs(60), "its link is gone", || servers[0].link("edge7").is_none()).await;
+    wait_within(Duration::from_secs(60), "its link is closed", || servers[0].link("edge7").is_none()).await;
 }

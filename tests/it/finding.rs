@@ -1,4 +1,4 @@
-//! One search for everybody: what clients open, what edges open, and what is resumed through a pod.
+//! One search for all sessions: opened by clients, opened by edges, or resumed through a server.
 
 use std::time::Duration;
 
@@ -18,10 +18,10 @@ use crate::support::servers::{self, Dns, DnsScript};
 use crate::support::sessions;
 use crate::support::{Stopwatch, TIMEOUT, hurry, remote, targets, wait_until};
 
-/// Lets edges reach every node.
+/// Config that lets edges reach every node.
 const ALLOW: &str = "[mode.cloud.allow]\nnodes = [\"*\"]\n";
 
-/// The config of the pod at an address, which lets edges reach every node.
+/// Returns the config of the server at an address, which lets edges reach every node.
 fn open_config(place: &TestDir, at: std::net::SocketAddr, registry: &str) -> String {
     format!("{}\n{ALLOW}", servers::config(place, at, registry))
 }
@@ -31,7 +31,7 @@ fn start(place: &TestDir) -> TestServer {
     TestServer::from_text(&open_config(place, at, &servers::peers(&[at])))
 }
 
-/// Refuses the next session that is asked for: the node is not here.
+/// Refuses the next session that is opened, because the node is not here.
 async fn refuses(server: &mut Call) {
     let (id, word) = server.word().await;
     let SessionFrame::Open { epoch, .. } = word else { panic!("{word:?}") };
@@ -40,13 +40,13 @@ async fn refuses(server: &mut Call) {
             id,
             SessionFrame::Refused {
                 epoch,
-                refusal: SessionError::new(ErrorCode::NodeNotConnected, "it has gone"),
+                refusal: SessionError::new(ErrorCode::NodeNotConnected, "the node has disconnected"),
             },
         )
         .await;
 }
 
-/// Says of the node, for as long as the link lives, that it is not here.
+/// Answers that the node is not here, until the link ends.
 async fn has_not(mut server: Call) {
     loop {
         let question = asked(&mut server).await;
@@ -60,7 +60,7 @@ async fn between(edge: &Edge, to: &str) -> Result<Session, String> {
 }
 
 #[tokio::test]
-async fn what_edges_open_finds_a_node_that_has_moved_without_a_word() {
+async fn a_session_of_an_edge_finds_a_node_that_moved_without_notice() {
     let place = TestDir::new();
     let server = start(&place);
     let (mut wrong, mut right) =
@@ -76,15 +76,15 @@ async fn what_edges_open_finds_a_node_that_has_moved_without_a_word() {
     opens(&mut right).await;
     let (answered, word) = one.word().await;
     assert_eq!((answered, matches!(word, SessionFrame::Opened { epoch: 1, .. })), (id, true), "{word:?}");
-    // What this search has learned, all know.
+    // The result of this search is shared by all.
     let (_client, ()) = tokio::join!(server.open("node1:22"), opens(&mut right));
 }
 
 #[tokio::test]
-async fn what_an_edge_opened_leaves_a_silent_server_once_its_node_is_at_another() {
+async fn an_edges_session_leaves_an_unresponsive_server_when_its_node_moves() {
     let (place, echo) = (TestDir::new(), targets::echo().await);
     let all = servers::addresses(3);
-    // The first pod reaches the second over a line of its own.
+    // The first server reaches the second over a separate path.
     let between_servers = Line::to(all[1]).await;
     let text = |n: usize, list: &[std::net::SocketAddr]| open_config(&place, all[n], &servers::peers(list));
     let first = TestServer::from_text(&text(0, &[between_servers.at, all[2]]));
@@ -106,7 +106,7 @@ async fn what_an_edge_opened_leaves_a_silent_server_once_its_node_is_at_another(
 }
 
 #[tokio::test]
-async fn a_server_that_says_nothing_to_what_an_edge_opens_is_left_for_another() {
+async fn an_edges_session_leaves_a_server_that_does_not_answer_its_open() {
     let place = TestDir::new();
     let server = start(&place);
     let (mut silent, mut right) =
@@ -120,7 +120,7 @@ async fn a_server_that_says_nothing_to_what_an_edge_opens_is_left_for_another() 
     assert!(matches!(word, SessionFrame::Open { epoch: 1, .. }), "{word:?}");
     let question = asked(&mut right).await;
     says(&right, question, true, Duration::ZERO).await;
-    // Only who has opened a session moves it.
+    // Only the opener of a session moves it.
     let (_, word) = one.word().await;
     assert!(matches!(word, SessionFrame::PathLost { epoch: 1 }), "{word:?}");
     assert!(started.elapsed() < Duration::from_secs(5), "{:?}", started.elapsed());
@@ -133,7 +133,7 @@ async fn a_server_that_says_nothing_to_what_an_edge_opens_is_left_for_another() 
 }
 
 #[tokio::test]
-async fn the_first_client_of_a_node_that_has_gone_waits_three_seconds_and_reads_why() {
+async fn the_first_client_of_a_lost_node_waits_3_s_and_gets_the_reason() {
     let place = TestDir::new();
     let server = start(&place);
     let mut gone = scripted_server(&place, &server, 7).await;
@@ -150,7 +150,7 @@ async fn the_first_client_of_a_node_that_has_gone_waits_three_seconds_and_reads_
 }
 
 #[tokio::test]
-async fn an_edge_that_opens_to_a_node_that_has_gone_waits_three_seconds_and_reads_why() {
+async fn an_edges_session_to_a_lost_node_waits_3_s_and_gets_the_reason() {
     let place = TestDir::new();
     let server = start(&place);
     let mut gone = scripted_server(&place, &server, 7).await;
@@ -169,7 +169,7 @@ async fn an_edge_that_opens_to_a_node_that_has_gone_waits_three_seconds_and_read
         why.contains("not connected, last seen ") && why.contains("ago; not in DNS; not at 1 peer"),
         "{why}"
     );
-    // Of one that was never seen, it hears at once.
+    // For a node that was never seen, the refusal comes at once.
     let started = Stopwatch::start();
     let why = between(&asker, "never:22").await.unwrap_err();
     assert!(started.elapsed() < Duration::from_millis(1500), "{:?}", started.elapsed());
@@ -177,7 +177,7 @@ async fn an_edge_that_opens_to_a_node_that_has_gone_waits_three_seconds_and_read
 }
 
 #[tokio::test]
-async fn a_search_that_waits_for_dns_notices_the_node_that_comes() {
+async fn a_search_that_waits_for_dns_notices_a_node_that_links() {
     let (place, echo) = (TestDir::new(), targets::echo().await);
     let dns = Dns::start(DnsScript::Nothing).await;
     let lines = format!("dns = [\"{}\"]\nzone = \"nodes.test\"", dns.at);
@@ -196,7 +196,7 @@ async fn a_search_that_waits_for_dns_notices_the_node_that_comes() {
 }
 
 #[tokio::test]
-async fn a_restarted_edge_is_noticed_after_three_seconds_whatever_is_slow() {
+async fn a_restarted_edge_is_noticed_after_3_s_even_if_dns_is_slow() {
     let place = TestDir::new();
     let dns = Dns::start(DnsScript::Nothing).await;
     let at = servers::addresses(1)[0];
@@ -205,7 +205,7 @@ async fn a_restarted_edge_is_noticed_after_three_seconds_whatever_is_slow() {
     let mut old = remote::link(&place, &server, "node1", Some(Instance::from_bits(1))).await;
     let (mut client, ()) = tokio::join!(server.open("node1:22"), opens(&mut old));
     drop(old);
-    wait_until("the old link is gone", || server.link("node1").is_none()).await;
+    wait_until("the old link is closed", || server.link("node1").is_none()).await;
     let (started, watch) = (Instant::now(), Stopwatch::start());
     let _new = remote::link(&place, &server, "node1", Some(Instance::from_bits(9))).await;
     is_reset(&mut client).await;
@@ -217,7 +217,7 @@ async fn a_restarted_edge_is_noticed_after_three_seconds_whatever_is_slow() {
 }
 
 #[tokio::test]
-async fn a_node_is_found_by_its_name_in_the_zone_and_rules_know_it_by_its_own() {
+async fn a_node_is_found_by_its_zone_name_and_rules_match_its_own_name() {
     let (place, echo) = (TestDir::new(), targets::echo().await);
     let at_server = servers::addresses(1)[0];
     let lines = "zone = \"nodes.test\"\n[[mode.cloud.ssh.rules]]\nnodes = [\"node1\"]\n";
@@ -230,10 +230,9 @@ async fn a_node_is_found_by_its_name_in_the_zone_and_rules_know_it_by_its_own() 
 }
 
 #[tokio::test]
-async fn nothing_is_said_to_what_dns_names_before_it_has_shown_that_it_is_a_server_and_not_again_for_a_minute()
- {
+async fn an_untrusted_address_from_dns_is_not_called_nor_retried_for_a_minute() {
     let place = TestDir::new();
-    // A pod of another authority.
+    // A server with another CA.
     let stranger = TestDir::new();
     let mut other = ScriptedServer::start(&stranger).await;
     let dns = Dns::start(DnsScript::At([127, 0, 0, 1].into())).await;
@@ -255,15 +254,15 @@ async fn nothing_is_said_to_what_dns_names_before_it_has_shown_that_it_is_a_serv
         if other.connections() == 2 {
             break;
         }
-        assert!(started.elapsed() < Duration::from_secs(200), "it is never tried again");
+        assert!(started.elapsed() < Duration::from_secs(200), "the address is never tried again");
         tokio::time::sleep(Duration::from_secs(1)).await;
     }
     assert!(started.elapsed() > Duration::from_secs(55), "{:?}", started.elapsed());
-    assert!(other.no_call(), "it was called");
+    assert!(other.no_call(), "the stranger was called");
 }
 
 #[tokio::test]
-async fn many_clients_of_a_node_that_is_nowhere_ask_dns_once_and_are_served_once_it_comes() {
+async fn clients_of_a_missing_node_share_dns_queries_and_are_served_later() {
     let (place, echo) = (TestDir::new(), targets::echo().await);
     let dns = Dns::start(DnsScript::NoSuchName).await;
     let lines = format!("dns = [\"{}\"]\nzone = \"nodes.test\"", dns.at);
@@ -274,18 +273,18 @@ async fn many_clients_of_a_node_that_is_nowhere_ask_dns_once_and_are_served_once
     }
     let seconds = started.elapsed().as_secs() + 1;
     let asked = dns.asked();
-    assert!(asked <= 2 * usize::try_from(seconds).unwrap(), "{asked} questions in {seconds} s");
+    assert!(asked <= 2 * usize::try_from(seconds).unwrap(), "{asked} queries in {seconds} s");
     let _edge = edge(&place, &server, "node1").await;
     echoed(&mut server.open(&at("node1", echo)).await, "at once").await;
 }
 
 #[tokio::test]
-async fn servers_of_different_authorities_say_so_when_they_are_asked_whether_they_are_ready() {
+async fn servers_of_different_cas_report_it_on_their_readiness_page() {
     let (one, two) = (TestDir::new(), TestDir::new());
     let all = servers::addresses(2);
     let first = TestServer::from_text(&servers::config(&one, all[0], &servers::peers(&all)));
     let second = TestServer::from_text(&servers::config(&two, all[1], &servers::peers(&all)));
-    // The first was there before the second.
+    // The first server was started before the second.
     for (server, other) in [(&second, all[0]), (&first, all[1])] {
         let said = format!("other pods: peer {other} cannot be reached: ");
         let started = Instant::now();

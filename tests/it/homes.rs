@@ -1,4 +1,4 @@
-//! Pods that say falsely where nodes are, to one that takes them for homes.
+//! Servers that give wrong locations of nodes, to a server that takes them for location replicas.
 
 use std::time::Duration;
 
@@ -10,7 +10,7 @@ use crate::support::peer::{asked, is_heard, opens, refers, says, scripted_server
 use crate::support::programs::TestDir;
 use crate::support::servers;
 
-/// Refers to the pod of that number whatever is asked.
+/// Answers each question with a referral to the server of that number.
 async fn always_refers(mut home: Call, server: u128) {
     loop {
         let question = asked(&mut home).await;
@@ -19,20 +19,20 @@ async fn always_refers(mut home: Call, server: u128) {
 }
 
 #[tokio::test]
-async fn a_home_that_refers_to_a_server_that_has_not_got_the_node_misleads_nobody() {
+async fn a_location_replica_that_names_a_wrong_server_misleads_no_client() {
     let place = TestDir::new();
     let server = servers::start(&place, 1).remove(0);
     let mut liar = scripted_server(&place, &server, 7).await;
     let (mut wrong, mut right) =
         (scripted_server(&place, &server, 8).await, scripted_server(&place, &server, 9).await);
-    // Nobody has asked; it is taken for true until the pod that it names says otherwise.
+    // An unrequested referral is trusted until the server that it names contradicts it.
     refers(&liar, 0, 8).await;
     is_heard(&mut liar).await;
     beside(always_refers(liar, 8));
     beside(async move {
         let (id, word) = wrong.word().await;
         let SessionFrame::Open { epoch, .. } = word else { panic!("{word:?}") };
-        let refusal = SessionError::new(ErrorCode::NodeNotConnected, "it never was");
+        let refusal = SessionError::new(ErrorCode::NodeNotConnected, "it was never here");
         wrong.say(id, SessionFrame::Refused { epoch, refusal }).await;
         loop {
             let question = asked(&mut wrong).await;
@@ -48,14 +48,14 @@ async fn a_home_that_refers_to_a_server_that_has_not_got_the_node_misleads_nobod
 }
 
 #[tokio::test]
-async fn a_node_is_found_though_its_homes_never_answer() {
+async fn a_node_is_found_although_its_location_replicas_never_answer() {
     let place = TestDir::new();
     let server = servers::start(&place, 1).remove(0);
     let mut all = Vec::new();
     for number in 2..12 {
         all.push(scripted_server(&place, &server, number).await);
     }
-    // Whoever of the others is its home says nothing.
+    // The location replicas among the others send nothing.
     let mut right = all.pop().unwrap();
     let found = async {
         let question = asked(&mut right).await;

@@ -1,4 +1,4 @@
-//! Peers that break the rules: it costs them their session or their link, and nobody else anything.
+//! Remotes that violate the protocol: they lose their session or their link, and no other party is affected.
 
 use std::time::Duration;
 
@@ -18,7 +18,7 @@ use crate::support::raw::{DATA, Raw};
 use crate::support::remote::ScriptedServer;
 use crate::support::{assert_eventually, beside, hurry, raw, remote, targets, wait_until, wait_within};
 
-/// A hostile edge `bad` and an honest one `node1`.
+/// Links a hostile edge `bad` and an honest edge `node1`.
 async fn both(place: &TestDir, server: &TestServer) -> (Call, Edge) {
     (remote::link(place, server, "bad", Some(Instance::random())).await, edge(place, server, "node1").await)
 }
@@ -48,7 +48,7 @@ async fn a_flood_about_unknown_sessions_is_counted_and_dropped() {
 }
 
 #[tokio::test]
-async fn so_is_one_that_comes_packed_in_few_frames_of_http_from_a_peer_that_gives_no_window_back() {
+async fn a_flood_packed_in_few_http_frames_without_window_updates_is_dropped() {
     let place = TestDir::new();
     let server = TestServer::start(&place);
     let bad = Raw::link(&place, &server, "bad", Some(Instance::random())).await;
@@ -58,14 +58,14 @@ async fn so_is_one_that_comes_packed_in_few_frames_of_http_from_a_peer_that_give
     }
     let unknown = || server.server.metrics.frames_dropped.counted("unknown_session");
     wait_until("all are counted", || unknown() == 50 * 400).await;
-    // What is longer than it may be ends the link, not the pod.
+    // A frame that is too long ends the link, not the server.
     bad.frame(DATA, 0, 1, &[0; 70_000]).await;
-    wait_until("its link is gone", || server.server.metrics.links.get() == 0).await;
+    wait_until("its link is closed", || server.server.metrics.links.get() == 0).await;
     accepted(&server, &mut remote::link(&place, &server, "bad", Some(Instance::random())).await).await;
 }
 
 #[tokio::test]
-async fn what_is_not_known_or_not_allowed_is_dropped_and_the_link_goes_on() {
+async fn unknown_and_forbidden_frames_are_dropped_and_the_link_continues() {
     let place = TestDir::new();
     let server = TestServer::start(&place);
     let mut bad = remote::link(&place, &server, "bad", Some(Instance::random())).await;
@@ -87,16 +87,17 @@ async fn what_is_not_known_or_not_allowed_is_dropped_and_the_link_goes_on() {
 }
 
 #[tokio::test]
-async fn opens_without_end_are_refused_and_take_no_room_from_others() {
+async fn endless_opens_are_refused_and_take_no_memory_from_others() {
     flooded("node1", 1001, ErrorCode::NodeNotAllowed).await;
 }
 
+/// Each of these Opens is a session until it is refused.
 #[tokio::test]
-async fn so_are_those_to_the_cloud_itself_of_which_each_is_a_session_until_it_is_refused() {
+async fn endless_opens_to_the_cloud_itself_are_refused() {
     flooded("bad", 2100, ErrorCode::NotAllowed).await;
 }
 
-/// The edge bad opens sessions to a node without end; at most so many answers wait for it, which have that code.
+/// Lets the edge `bad` open sessions to a node endlessly. At most `most` answers wait for it, all with that code.
 async fn flooded(node: &str, most: usize, code: ErrorCode) {
     let (place, echo) = (TestDir::new(), targets::echo().await);
     let server = TestServer::with(&place, "[mode.cloud.session]\nmemory = \"1MiB\"");
@@ -112,7 +113,7 @@ async fn flooded(node: &str, most: usize, code: ErrorCode) {
     let waiting = server.link("bad").unwrap().sender.waiting();
     assert!((500..=most).contains(&waiting), "{waiting}");
     let left = || (server.server.table.len(), server.server.table.relayed());
-    wait_until("only ours is left", || left().0 <= 1 && left().1 == (0, 0)).await;
+    wait_until("only the client's session is left", || left().0 <= 1 && left().1 == (0, 0)).await;
     let (_, answer) = bad.word().await;
     assert!(matches!(&answer, SessionFrame::Refused { refusal, .. } if refusal.code == code), "{answer:?}");
     echoed(&mut server.open(&at("node1", echo)).await, "hello").await;
@@ -121,7 +122,7 @@ async fn flooded(node: &str, most: usize, code: ErrorCode) {
 }
 
 #[tokio::test]
-async fn an_edge_that_speaks_and_never_reads_loses_its_link_and_keeps_no_session() {
+async fn an_edge_that_sends_but_never_reads_loses_its_link_and_sessions() {
     let (place, echo) = (TestDir::new(), targets::echo().await);
     let server = TestServer::start(&place);
     let (bad, _edge) = both(&place, &server).await;
@@ -132,11 +133,11 @@ async fn an_edge_that_speaks_and_never_reads_loses_its_link_and_keeps_no_session
         client: String::new(),
         opener: None,
     };
-    // So many answers that none more can be sent.
+    // Enough Opens to fill the queue of answers.
     for _ in 0..20_000 {
         bad.say(SessionId::random(), open.clone()).await;
     }
-    wait_until("it is behind", || server.link("bad").unwrap().sender.waiting() > 500).await;
+    wait_until("answers are queued", || server.link("bad").unwrap().sender.waiting() > 500).await;
     hurry();
     let speaking = beside(async move {
         loop {
@@ -155,7 +156,7 @@ async fn an_edge_that_speaks_and_never_reads_loses_its_link_and_keeps_no_session
 }
 
 #[tokio::test]
-async fn an_edge_that_says_unasked_that_it_has_moved_keeps_one_link_that_nobody_finds() {
+async fn an_edge_that_drains_its_own_links_keeps_one_unused_link() {
     let place = TestDir::new();
     let server = TestServer::start(&place);
     let instance = Some(Instance::random());
@@ -165,17 +166,17 @@ async fn an_edge_that_says_unasked_that_it_has_moved_keeps_one_link_that_nobody_
         for body in [FrameKind::Drain(None), FrameKind::Ping(Some(9))] {
             bad.send(to_message(Frame { node: bad.node.clone(), body })).await;
         }
-        // The answer comes when both were heard.
+        // The pong arrives after the server has processed both frames.
         while assert_eventually("a pong", bad.next()).await.is_some_and(|message| message.r#type != "pong") {}
         assert!(server.link("bad").is_none());
         links.push(bad);
     }
     let alive = || server.server.metrics.links.get();
-    wait_within(Duration::from_secs(5), "the others are closed", || alive() == 1).await;
+    wait_within(Duration::from_secs(5), "the other links are closed", || alive() == 1).await;
 }
 
 #[tokio::test]
-async fn an_edge_survives_a_server_that_opens_without_end() {
+async fn an_edge_survives_a_server_that_opens_endlessly() {
     let (place, echo) = (TestDir::new(), targets::echo().await);
     let mut bad = ScriptedServer::start(&place).await;
     let edge = start_edge(&place.edge("node1", bad.at, "[mode.edge.session]\nmemory = \"1MiB\""));
@@ -219,7 +220,7 @@ async fn a_client_that_fills_an_edge_with_idle_sessions_makes_room_for_others() 
             }
         }
     };
-    // Whatever port it comes from it is one client, and alone it may have all.
+    // Connections from different ports are one client, which may use all memory while it is alone.
     let mut all = 0;
     let refusal = loop {
         match asked(&format!("10.0.0.1:{all}")).await {
@@ -234,8 +235,8 @@ async fn a_client_that_fills_an_edge_with_idle_sessions_makes_room_for_others() 
     while let (Ok(()), cut) = asked("ann@10.0.0.2:1").await {
         (others, gone) = (others + 1, gone + cut);
     }
-    assert!(others + 1 >= all - gone && others >= 50, "{others} beside {} of {all}", all - gone);
-    assert_eq!(asked("bob@10.0.0.1:9").await, (Ok(()), 1), "of one that has none, one goes");
+    assert!(others + 1 >= all - gone && others >= 50, "{others} next to {} of {all}", all - gone);
+    assert_eq!(asked("bob@10.0.0.1:9").await, (Ok(()), 1), "a new client evicts one session");
     assert!(edge.table.memory().0 <= 1 << 20);
 }
 
@@ -253,7 +254,7 @@ async fn data_past_the_limit_resets_the_session_and_leaves_the_link() {
     is_reset(&mut victim).await;
     bad.say(other_id, SessionFrame::Data("still here".into())).await;
     let mut text = [0; 10];
-    assert_eventually("the neighbour's bytes", other.read_exact(&mut text)).await.unwrap();
+    assert_eventually("the other session's bytes", other.read_exact(&mut text)).await.unwrap();
     assert_eq!(&text, b"still here");
     assert_eq!(server.server.metrics.sessions.ended("ssh", "violation"), 1);
 }
@@ -305,7 +306,7 @@ async fn bytes_that_are_no_messages_end_the_link_and_not_the_server() {
         let mut bad = remote::link(&place, &server, "bad", Some(Instance::random())).await;
         bad.send_bytes(bytes.into()).await;
         bad.ends().await;
-        wait_until("the node is gone", || server.link("bad").is_none()).await;
+        wait_until("the node is disconnected", || server.link("bad").is_none()).await;
     }
     assert_eq!(server.server.metrics.links_ended.counted("bad_stream"), 3);
     echoed(&mut server.open(&at("node1", echo)).await, "hello").await;
@@ -318,11 +319,11 @@ async fn garbage_before_and_after_tls_is_closed() {
     let _edge = edge(&place, &server, "node1").await;
     let mut before = TcpStream::connect(server.server.bound.grpc).await.unwrap();
     before.write_all(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n").await.unwrap();
-    let _ = assert_eventually("its end", before.read_to_end(&mut Vec::new())).await;
+    let _ = assert_eventually("the end of the connection", before.read_to_end(&mut Vec::new())).await;
     wait_until("it is counted", || server.server.metrics.calls_refused.counted("tls") == 1).await;
     let mut after = remote::encrypted(&place, server.server.bound.grpc).await;
     after.write_all(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n").await.unwrap();
-    let _ = assert_eventually("its end", after.read_to_end(&mut Vec::new())).await;
+    let _ = assert_eventually("the end of the connection", after.read_to_end(&mut Vec::new())).await;
     echoed(&mut server.open(&at("node1", echo)).await, "hello").await;
 }
 
@@ -336,7 +337,7 @@ async fn a_thousand_connections_that_never_speak_do_no_harm() {
     let edge_two = start_edge(&place.edge("node2", server.server.bound.grpc, ""));
     let refused = |cause| server.server.metrics.calls_refused.counted(cause);
     echoed(&mut server.open(&at("node1", echo)).await, "hello").await;
-    wait_until("they are closed", || refused("silent") == 1000).await;
+    wait_until("the silent connections are closed", || refused("silent") == 1000).await;
     server.has("node2").await;
     echoed(&mut server.open(&at("node2", echo)).await, "hello").await;
     for edge in [edge_one, edge_two] {
@@ -345,7 +346,7 @@ async fn a_thousand_connections_that_never_speak_do_no_harm() {
 }
 
 #[tokio::test]
-async fn a_call_that_never_comes_is_not_waited_for() {
+async fn a_connection_without_a_call_is_closed() {
     let place = TestDir::new();
     let server = TestServer::start(&place);
     hurry();
@@ -356,7 +357,7 @@ async fn a_call_that_never_comes_is_not_waited_for() {
 }
 
 #[tokio::test]
-async fn targets_that_lead_elsewhere_are_forbidden_however_they_are_written() {
+async fn targets_outside_the_policy_are_refused_in_any_spelling() {
     let (place, echo) = (TestDir::new(), targets::echo().await);
     let mut server = ScriptedServer::start(&place).await;
     let port = echo.port();
@@ -375,7 +376,7 @@ async fn targets_that_lead_elsewhere_are_forbidden_however_they_are_written() {
     for host in
         ["127.0.0.1", "localhost", "LOCALHOST", "localhost.", "NODE1", "[::ffff:127.0.0.1]", "127.1.2.3"]
     {
-        // All but the last are where the target listens; there it is allowed, and nothing answers.
+        // The target listens at all but the last, which is allowed but refuses connections.
         let answer = open(&mut call, &format!("{host}:{port}")).await;
         let expected = (host == "127.1.2.3").then_some(ErrorCode::TargetRefused);
         assert_eq!(answer, expected, "{host}");
@@ -397,7 +398,7 @@ async fn the_default_policy_is_this_machine_and_nothing_else() {
     }
 }
 
-/// Opens a session at an edge. Why it refuses, if it does.
+/// Opens a session at an edge. Returns the code of the refusal, if it refuses.
 async fn open(call: &mut Call, text: &str) -> Option<ErrorCode> {
     let id = SessionId::random();
     call.say(

@@ -1,4 +1,4 @@
-//! The HTTP proxy: CONNECT and plain requests, one port.
+//! The HTTP proxy: CONNECT and plain requests on one port.
 
 use std::net::SocketAddr;
 
@@ -16,7 +16,8 @@ fn server(place: &TestDir, more: &str) -> (TestServer, SocketAddr) {
     (server, port)
 }
 
-/// A web server that answers each request with its name and the request's head, and keeps its connections.
+/// Starts a web server that responds to each request with its name and the request's head, and keeps its connections
+/// open.
 pub(crate) async fn site(name: &'static str) -> SocketAddr {
     targets::serve(move |mut socket| async move {
         loop {
@@ -35,7 +36,7 @@ pub(crate) async fn site(name: &'static str) -> SocketAddr {
     .await
 }
 
-/// The body of the next answer on a connection that is kept.
+/// Returns the body of the next response on a connection that is kept open.
 pub(crate) async fn body(client: &mut TcpStream) -> String {
     let head = head(client).await.to_lowercase();
     assert!(head.starts_with("http/1.1 200 ok\r\n") && !head.contains("connection: close"), "{head}");
@@ -46,7 +47,7 @@ pub(crate) async fn body(client: &mut TcpStream) -> String {
 }
 
 #[tokio::test]
-async fn each_plain_request_of_one_connection_goes_where_its_own_url_says() {
+async fn each_plain_request_of_one_connection_goes_to_its_own_url() {
     let place = TestDir::new();
     let (server, port) = server(&place, "");
     let edges = [edge(&place, &server, "node1").await, edge(&place, &server, "node2").await];
@@ -54,7 +55,7 @@ async fn each_plain_request_of_one_connection_goes_where_its_own_url_says() {
     let mut client = TcpStream::connect(port).await.unwrap();
     for (node, site) in [sites[0], sites[1], sites[1], sites[0]] {
         let target = at(node, site);
-        // Another Host does not count beside a URL.
+        // A different Host is ignored if the request has an absolute URL.
         let ask = format!(
             "GET http://{target}/metrics?a=b HTTP/1.1\r\nHost: elsewhere:1\r\nProxy-Authorization: Basic eDp5\r\n\
              Proxy-Connection: keep-alive\r\n\r\n"
@@ -65,7 +66,7 @@ async fn each_plain_request_of_one_connection_goes_where_its_own_url_says() {
         let wanted = format!("{name}\nGET /metrics?a=b HTTP/1.1\r\nHost: {target}\r\n\r\n");
         assert_eq!(told.to_lowercase(), wanted.to_lowercase());
     }
-    // SuperEdge takes a Host for a URL that has none.
+    // SuperEdge uses the Host if the request has no absolute URL.
     let target = at("node1", sites[0].1);
     client.write_all(format!("GET / HTTP/1.1\r\nHost: {target}\r\n\r\n").as_bytes()).await.unwrap();
     assert!(body(&mut client).await.starts_with("first\n"));
@@ -77,7 +78,7 @@ async fn each_plain_request_of_one_connection_goes_where_its_own_url_says() {
 }
 
 #[tokio::test]
-async fn connect_is_served_at_the_same_port_in_whatever_pieces_it_comes() {
+async fn connect_is_served_at_the_same_port_even_if_split_into_pieces() {
     let (place, echo) = (TestDir::new(), targets::echo().await);
     let (server, port) = server(&place, "");
     let _edge = edge(&place, &server, "node1").await;
@@ -90,7 +91,7 @@ async fn connect_is_served_at_the_same_port_in_whatever_pieces_it_comes() {
         client.write_all(&ask.as_bytes()[first..]).await.unwrap();
         assert_eq!(head(&mut client).await, ESTABLISHED, "{first}");
         let mut buffered = [0; 5];
-        assert_eventually("what came early", client.read_exact(&mut buffered)).await.unwrap();
+        assert_eventually("the early bytes", client.read_exact(&mut buffered)).await.unwrap();
         assert_eq!(&buffered, b"early");
         echoed(&mut client, "hello").await;
     }
@@ -99,7 +100,7 @@ async fn connect_is_served_at_the_same_port_in_whatever_pieces_it_comes() {
 }
 
 #[tokio::test]
-async fn what_is_no_request_for_a_node_is_told_so() {
+async fn a_request_for_no_node_is_refused_with_the_reason() {
     let place = TestDir::new();
     let (_server, port) = server(&place, "");
     for (ask, told) in [
@@ -116,6 +117,6 @@ async fn what_is_no_request_for_a_node_is_told_so() {
         let answer = head(&mut client).await;
         assert!(answer.starts_with(&format!("HTTP/1.1 {told}")), "{ask}: {answer}");
     }
-    // Who goes without a word is no request.
+    // A client that disconnects without sending anything is not a request.
     clients::reset(TcpStream::connect(port).await.unwrap());
 }

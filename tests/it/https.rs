@@ -1,4 +1,4 @@
-//! Ports for one port of every node: HTTPS that ends at the pod and begins again at the edge, and HTTP by Host.
+//! Ports for one port of every node: HTTPS that ends at the server and starts again at the edge, and HTTP by Host.
 
 use std::io;
 use std::net::SocketAddr;
@@ -23,7 +23,7 @@ use crate::support::line::Line;
 use crate::support::programs::{NAME, TestDir, TestServer, edge_forgets_all, edge_with, start_edge};
 use crate::support::{assert_eventually, targets, wait_until};
 
-/// The TLS of a target that asks for certificates.
+/// Returns the TLS config of a target that requests client certificates.
 fn tls_config(place: &TestDir) -> Arc<ServerConfig> {
     let mut roots = RootCertStore::empty();
     roots.add(CertificateDer::from_pem_file(&place.files.ca).unwrap()).unwrap();
@@ -38,7 +38,8 @@ fn tls_config(place: &TestDir) -> Arc<ServerConfig> {
     Arc::new(tls_config.unwrap())
 }
 
-/// A web server behind TLS that asks for certificates, and how many connections it was given.
+/// Starts a web server behind TLS that requests client certificates. Returns its address and a counter of its
+/// connections.
 async fn web_tls(place: &TestDir) -> (SocketAddr, Arc<AtomicUsize>) {
     web_tls_at(place, "127.0.0.1:0").await
 }
@@ -60,8 +61,8 @@ async fn web_tls_at(place: &TestDir, at: &str) -> (SocketAddr, Arc<AtomicUsize>)
     (at, count)
 }
 
-/// Answers requests: `/exec` changes the protocol to an echo, `/sum` has trailers, `/put` wants a body of 4 bytes,
-/// `/silent` gets nothing.
+/// Serves requests: `/exec` switches to an echo protocol, `/sum` has trailers, `/put` expects a body of 4 bytes,
+/// `/silent` gets no response.
 async fn web<S: AsyncRead + AsyncWrite + Unpin>(stream: &mut S, client: &str) -> io::Result<()> {
     loop {
         let head = head(stream).await?;
@@ -115,12 +116,12 @@ async fn hears<S: AsyncRead + Unpin>(stream: &mut S, text: &str) {
     assert_eq!(String::from_utf8(heard).unwrap(), text);
 }
 
-/// A pod whose HTTPS port stands for that port of every node.
+/// Starts a server with an HTTPS port for that port of every node.
 fn server(place: &TestDir, target: SocketAddr) -> TestServer {
     server_with(place, target, "")
 }
 
-/// As [`server`], with these keys beside the usual.
+/// Like [`server`], but with additional keys.
 fn server_with(place: &TestDir, target: SocketAddr, keys: &str) -> TestServer {
     let dir = place.path().display();
     let more = format!(
@@ -130,20 +131,20 @@ fn server_with(place: &TestDir, target: SocketAddr, keys: &str) -> TestServer {
     TestServer::with(place, &more)
 }
 
-/// The table of an edge that shows targets a certificate.
+/// Returns the table of an edge that presents a certificate to targets.
 fn shows(place: &TestDir) -> String {
     let Identity { cert, key } = place.client("apiserver");
     format!("[mode.edge.https]\ncert = {cert:?}\nkey = {key:?}\n")
 }
 
-/// A pod with such a port, and an edge that shows targets a certificate.
+/// Starts a server with such a port, and an edge that presents a certificate to targets.
 async fn terminating(place: &TestDir, target: SocketAddr) -> (TestServer, Edge) {
     let server = server(place, target);
     let edge = edge_with(place, &server, "node-a", &shows(place)).await;
     (server, edge)
 }
 
-/// A TLS connection that sends this server name, and shows a certificate if there is one.
+/// Opens a TLS connection that sends this server name, and presents a certificate if there is one.
 async fn dial(
     server: &TestServer,
     name: &str,
@@ -165,7 +166,7 @@ fn get(host: &str, path: &str) -> String {
 }
 
 #[tokio::test]
-async fn many_requests_share_one_session_and_the_edge_shows_its_certificate() {
+async fn many_requests_share_a_session_and_the_edge_presents_its_certificate() {
     let place = TestDir::new();
     let (target, connections) = web_tls(&place).await;
     let (server, edge) = terminating(&place, target).await;
@@ -184,7 +185,7 @@ async fn many_requests_share_one_session_and_the_edge_shows_its_certificate() {
 }
 
 #[tokio::test]
-async fn an_exchange_whose_line_breaks_in_the_request_and_in_the_answer_goes_on_over_the_next_one() {
+async fn an_exchange_survives_broken_paths_in_its_request_and_response() {
     let place = TestDir::new();
     let (arrived, mut arrives) = mpsc::channel(8);
     let (tls, go) = (tls_config(&place), Arc::new(Notify::new()));
@@ -214,7 +215,8 @@ async fn an_exchange_whose_line_breaks_in_the_request_and_in_the_answer_goes_on_
     assert!(assert_eventually("a head", arrives.recv()).await.unwrap().starts_with("POST / HTTP/1.1\r\n"));
     assert_eq!(assert_eventually("half a body", arrives.recv()).await.unwrap(), "abc");
     line.reset();
-    wait_until("the link is gone", || server.link("node-a").is_none_or(|link| link.sender.id != first)).await;
+    wait_until("the link is closed", || server.link("node-a").is_none_or(|link| link.sender.id != first))
+        .await;
     say(&mut client, "def").await;
     assert_eq!(assert_eventually("the other half", arrives.recv()).await.unwrap(), "def");
     let answer = head(&mut client).await.unwrap();
@@ -222,7 +224,7 @@ async fn an_exchange_whose_line_breaks_in_the_request_and_in_the_answer_goes_on_
     hears(&mut client, "3\r\nghi\r\n").await;
     let second = server.has("node-a").await.sender.id;
     line.reset();
-    wait_until("the link is gone", || server.link("node-a").is_none_or(|link| link.sender.id != second))
+    wait_until("the link is closed", || server.link("node-a").is_none_or(|link| link.sender.id != second))
         .await;
     go.notify_one();
     hears(&mut client, "3\r\njkl\r\n0\r\n\r\n").await;
@@ -230,7 +232,7 @@ async fn an_exchange_whose_line_breaks_in_the_request_and_in_the_answer_goes_on_
 }
 
 #[tokio::test]
-async fn the_server_name_says_which_node_where_host_does_not() {
+async fn the_tls_server_name_selects_the_node_if_host_names_none() {
     let place = TestDir::new();
     let (target, _) = web_tls(&place).await;
     let (server, _edge) = terminating(&place, target).await;
@@ -278,12 +280,12 @@ async fn an_upgrade_and_trailers_and_100_continue_pass() {
     assert_eq!(
         (under_way(), server.server.metrics.requests.now("PUT", "/put")),
         (1, 0),
-        "it lasts as long as its session"
+        "an upgraded request lasts as long as its session"
     );
     client.shutdown().await.unwrap();
     let mut rest = String::new();
     assert_eventually("the end", client.read_to_string(&mut rest)).await.unwrap();
-    assert_eq!(rest, "bye", "a finished direction is not the end of the other");
+    assert_eq!(rest, "bye", "the end of one direction does not end the other");
     assert_eq!(connections.load(Relaxed), 1);
     wait_until("the session is over", || server.server.metrics.sessions.ended("https", "over") == 1).await;
     wait_until("the request is over", || under_way() == 0).await;
@@ -291,7 +293,7 @@ async fn an_upgrade_and_trailers_and_100_continue_pass() {
 }
 
 #[tokio::test]
-async fn who_shows_no_certificate_or_another_name_is_not_let_in() {
+async fn a_client_without_certificate_or_with_another_name_is_refused() {
     let place = TestDir::new();
     let (target, connections) = web_tls(&place).await;
     let (server, _edge) = terminating(&place, target).await;
@@ -313,30 +315,30 @@ async fn who_shows_no_certificate_or_another_name_is_not_let_in() {
     );
 }
 
-/// Over TLS the end of a client's direction is its end: a log that is followed may have no next line for hours.
+/// Over TLS, the end of a client's direction ends the session: a log that is followed may have no next line for hours.
 #[tokio::test]
-async fn a_client_that_goes_while_its_target_is_silent_ends_the_session_at_once() {
+async fn a_client_that_disconnects_from_a_silent_target_ends_the_session() {
     let place = TestDir::new();
     let (target, connections) = web_tls(&place).await;
     let (server, edge) = terminating(&place, target).await;
     for (sessions, ends) in [(1, true), (2, false)] {
         let mut client = dial(&server, NAME, Some(place.client("apiserver")), &[]).await.unwrap();
         say(&mut client, &get("node-a", "/silent")).await;
-        wait_until("it has asked", || connections.load(Relaxed) == sessions).await;
+        wait_until("the request has arrived", || connections.load(Relaxed) == sessions).await;
         if ends {
             client.shutdown().await.unwrap();
         } else {
             drop(client);
         }
         let ended = || server.server.metrics.sessions.ended("https", "client_failed");
-        wait_until("the session is broken off", || ended() == sessions as u64).await;
+        wait_until("the session has failed", || ended() == sessions as u64).await;
     }
     edge_forgets_all(&edge).await;
 }
 
-/// On loopback nobody can stand between; anywhere else somebody could.
+/// On loopback no attacker can intercept the connection; elsewhere one could.
 #[tokio::test]
-async fn a_target_beyond_loopback_is_not_believed_without_an_authority() {
+async fn a_target_beyond_loopback_is_not_trusted_without_a_ca() {
     let place = TestDir::new();
     let (target, connections) = web_tls_at(&place, &format!("{}:0", own_address())).await;
     let (server, _edge) = terminating(&place, target).await;
@@ -351,7 +353,7 @@ async fn a_target_beyond_loopback_is_not_believed_without_an_authority() {
 }
 
 #[tokio::test]
-async fn a_target_that_speaks_no_tls_is_told_to_the_client() {
+async fn a_target_without_tls_is_reported_to_the_client() {
     let place = TestDir::new();
     let plain = targets::serve(|mut socket| async move {
         let _ = socket.read_u8().await;
@@ -392,7 +394,7 @@ async fn metrics_tools_reach_a_node_by_host() {
     hears(&mut client, "HTTP/1.1 400 only HTTP/1.1 is served here\r\n").await;
 }
 
-/// A web server on this machine's own address that answers each request with the head that it has got.
+/// Starts a web server on this machine's own address that responds to each request with the head that it received.
 async fn repeats_heads() -> SocketAddr {
     targets::serve_at(&format!("{}:0", own_address()), |mut socket| async move {
         while let Ok(head) = head(&mut socket).await {
@@ -403,7 +405,8 @@ async fn repeats_heads() -> SocketAddr {
     .await
 }
 
-/// A port for every port of every node; node-a is known to have this machine's own address. `more` says who may come in.
+/// Starts a server with one port for every port of every node. The address of node-a is this machine's own. `more` sets
+/// the access rules.
 pub(crate) fn by_host(place: &TestDir, more: &str) -> TestServer {
     let own = own_address();
     TestServer::with(
@@ -415,7 +418,7 @@ pub(crate) fn by_host(place: &TestDir, more: &str) -> TestServer {
     )
 }
 
-/// What the target has got of a request with these headers, or the answer's first line.
+/// Returns the request head that the target received for these headers, or the status line of a refusal.
 pub(crate) async fn got(server: &TestServer, host: &str, headers: &str) -> String {
     let mut client = server.client("http").await;
     say(&mut client, &format!("GET /metrics HTTP/1.1\r\nHost: {host}\r\n{headers}\r\n")).await;
@@ -427,7 +430,7 @@ pub(crate) async fn got(server: &TestServer, host: &str, headers: &str) -> Strin
 }
 
 #[tokio::test]
-async fn one_port_leads_to_whichever_port_of_a_node_host_names_by_its_name_and_by_its_address() {
+async fn one_port_reaches_any_port_of_a_node_by_its_name_or_address_in_host() {
     let (place, at) = (TestDir::new(), repeats_heads().await);
     let server = by_host(&place, "");
     let _edge = edge_with(&place, &server, "node-a", "").await;
@@ -441,7 +444,7 @@ async fn one_port_leads_to_whichever_port_of_a_node_host_names_by_its_name_and_b
 }
 
 #[tokio::test]
-async fn headers_say_where_a_request_goes_if_its_client_is_trusted_and_no_target_gets_them() {
+async fn trusted_clients_may_route_by_headers_that_no_target_receives() {
     let (place, at) = (TestDir::new(), repeats_heads().await);
     let server = by_host(&place, "allow_from = [\"127.0.0.0/8\"]");
     let _edge = edge_with(&place, &server, "node-a", "").await;
@@ -468,20 +471,21 @@ async fn headers_say_where_a_request_goes_if_its_client_is_trusted_and_no_target
     assert!(got(&open, &own, "").await.starts_with("GET "));
 }
 
-/// A pod with such a port that speaks TLS with targets itself, and believes those that this key says.
+/// Starts a server with such a port that opens TLS to targets itself. `believed` is the key that sets which targets it
+/// trusts.
 fn showing(place: &TestDir, target: SocketAddr, believed: &str) -> TestServer {
     let [cert, key] = ["shown.crt", "shown.key"].map(|name| place.path().join(name));
-    place.authority.0.client("the pod").unwrap().write(&cert, &key).unwrap();
+    place.authority.0.client("the server").unwrap().write(&cert, &key).unwrap();
     server_with(place, target, &format!("target_cert = {cert:?}\ntarget_key = {key:?}\n{believed}\n"))
 }
 
 #[tokio::test]
-async fn where_the_server_speaks_tls_with_targets_they_see_its_certificate_and_a_cut_line_cuts_nothing() {
+async fn targets_see_the_servers_certificate_and_sessions_survive_a_reset() {
     let place = TestDir::new();
     let (target, connections) = web_tls(&place).await;
     let server = showing(&place, target, &format!("target_ca = {:?}", place.files.ca));
     let line = Line::to(server.server.bound.grpc).await;
-    // The target's certificate has the name of this node alone.
+    // The target's certificate is only valid for the name of this node.
     let _edge = start_edge(&place.edge(NAME, line.at, ""));
     let first = server.has(NAME).await.sender.id;
     let mut client = dial(&server, NAME, Some(place.client("apiserver")), &[]).await.unwrap();
@@ -493,7 +497,7 @@ async fn where_the_server_speaks_tls_with_targets_they_see_its_certificate_and_a
     assert!(head(&mut client).await.unwrap().starts_with("HTTP/1.1 101 Switching Protocols\r\n"));
     hears(&mut client, "hi").await;
     line.reset();
-    wait_until("the link is gone", || server.link(NAME).is_none_or(|link| link.sender.id != first)).await;
+    wait_until("the link is closed", || server.link(NAME).is_none_or(|link| link.sender.id != first)).await;
     say(&mut client, "more").await;
     hears(&mut client, "more").await;
     client.shutdown().await.unwrap();
@@ -503,7 +507,7 @@ async fn where_the_server_speaks_tls_with_targets_they_see_its_certificate_and_a
 }
 
 #[tokio::test]
-async fn a_target_whose_certificate_will_not_do_is_refused_with_the_remedy_unless_none_is_asked_for() {
+async fn a_target_with_a_bad_certificate_is_refused_unless_checks_are_off() {
     let place = TestDir::new();
     let (target, _) = web_tls(&place).await;
     let other = place.file("other.crt", crate::certificates::Authority::new().0.cert());

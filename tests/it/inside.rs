@@ -1,4 +1,4 @@
-//! What edges ask of the cloud itself: targets that a pod dials for them.
+//! Targets in the cloud that a server dials for edges.
 
 use std::future::pending;
 use std::net::SocketAddr;
@@ -16,31 +16,31 @@ use crate::support::servers::{self, SeparateServers};
 use crate::support::sessions::{asked, says};
 use crate::support::{assert_eventually, beside, targets, wait_until};
 
-/// A session from an edge to a target in the cloud, or the words that refuse it.
+/// Opens a session from an edge to a target in the cloud. Returns the text of the refusal if it is refused.
 pub(crate) async fn inside(edge: &Edge, node: &str, to: &str) -> Result<Session, String> {
     asked(edge, node.parse().unwrap(), target(to)).await
 }
 
-/// Waits for the session's end, and gives its cause.
+/// Waits for the session's end, and returns its cause.
 async fn ends(session: &mut Session) -> ErrorCode {
     while assert_eventually("the end", std::future::poll_fn(|cx| session.poll_read_chunk(cx))).await.is_ok() {
     }
     session.account().ended.unwrap().code
 }
 
-/// What a pod's config says of targets.
+/// Returns the config of the targets that a server dials.
 fn allow(entries: &str) -> String {
     format!("[mode.cloud.allow]\ntargets = [{entries}]\n")
 }
 
-/// As many pods as there are addresses, each lets edges have it dial loopback.
+/// Returns the configs of a server at each of these addresses. Each lets edges reach loopback through it.
 fn texts(place: &TestDir, all: &[SocketAddr]) -> Vec<String> {
     let text = |at: &SocketAddr| servers::config(place, *at, &servers::peers(all));
     all.iter().map(|at| format!("{}\n{}", text(at), allow("\"127.0.0.0/8:*\""))).collect()
 }
 
 #[tokio::test]
-async fn a_server_dials_nothing_for_edges_unless_it_is_told_to() {
+async fn by_default_a_server_dials_nothing_for_edges() {
     let (place, echo) = (TestDir::new(), targets::echo().await);
     let server = TestServer::with(&place, "[mode.cloud.allow]\nnodes = [\"*\"]\n");
     let asker = edge(&place, &server, "asker").await;
@@ -56,7 +56,7 @@ async fn a_server_dials_nothing_for_edges_unless_it_is_told_to() {
 }
 
 #[tokio::test]
-async fn of_a_session_that_the_far_end_refused_the_id_is_told() {
+async fn a_refusal_by_the_remote_reports_the_session_id() {
     let place = TestDir::new();
     let server = TestServer::with(&place, "");
     let asker = edge(&place, &server, "asker").await;
@@ -72,7 +72,7 @@ async fn of_a_session_that_the_far_end_refused_the_id_is_told() {
 }
 
 #[tokio::test]
-async fn an_edge_reaches_what_a_server_may_dial_by_address_and_by_name_and_nothing_else() {
+async fn an_edge_reaches_only_the_listed_targets_by_address_and_by_name() {
     let (place, echo, other) = (TestDir::new(), targets::echo().await, targets::echo().await);
     let entry = format!("\"127.0.0.0/8:{}\", \"10.0.0.0/8:{}\", \"own:*\"", echo.port(), other.port());
     let server = TestServer::with(&place, &allow(&entry));
@@ -82,7 +82,7 @@ async fn an_edge_reaches_what_a_server_may_dial_by_address_and_by_name_and_nothi
         says(&mut session, "to the cloud and back").await;
         assert_eq!(server.server.metrics.sessions.now("backend"), 1);
         drop(session);
-        wait_until("its end", || server.server.metrics.sessions.now("backend") == 0).await;
+        wait_until("the end of the session", || server.server.metrics.sessions.now("backend") == 0).await;
     }
     for host in ["127.0.0.1", "localhost", "web.localhost"] {
         let refused = inside(&asker, "asker", &format!("{host}:{}", other.port())).await.unwrap_err();
@@ -90,13 +90,16 @@ async fn an_edge_reaches_what_a_server_may_dial_by_address_and_by_name_and_nothi
     }
     let spare = targets::nothing().await.port();
     let refused = inside(&asker, "asker", &format!("127.0.0.1:{spare}")).await.unwrap_err();
-    assert!(refused.contains("edges may not have the server dial"), "own is not loopback: {refused}");
+    assert!(
+        refused.contains("edges may not have the server dial"),
+        "`own` does not include loopback: {refused}"
+    );
     server.assert_idle().await;
     edge_forgets_all(&asker).await;
 }
 
 #[tokio::test]
-async fn what_a_server_dialled_for_an_edge_goes_on_when_the_edge_moves_to_other_servers() {
+async fn a_session_to_the_cloud_continues_when_its_edge_moves() {
     let (place, echo) = (TestDir::new(), targets::echo().await);
     let all = servers::addresses(3);
     let servers: Vec<_> = texts(&place, &all).iter().map(|text| TestServer::from_text(text)).collect();
@@ -117,12 +120,12 @@ async fn what_a_server_dialled_for_an_edge_goes_on_when_the_edge_moves_to_other_
     for server in &servers {
         server.assert_idle().await;
         assert_eq!(server.server.metrics.sessions.now("backend"), 0);
-        wait_until("nothing passes", || server.server.table.relayed() == (0, 0)).await;
+        wait_until("no session is relayed", || server.server.table.relayed() == (0, 0)).await;
     }
 }
 
 #[tokio::test]
-async fn what_a_server_dialled_for_an_edge_ends_with_that_server() {
+async fn a_session_to_the_cloud_ends_with_its_server() {
     let (place, echo) = (TestDir::new(), targets::echo().await);
     let all = servers::addresses(2);
     let texts = texts(&place, &all);
@@ -136,7 +139,7 @@ async fn what_a_server_dialled_for_an_edge_ends_with_that_server() {
     line.route_to(second.server.bound.grpc);
     first.kill();
     second.has("asker").await;
-    // As long as its pod does not answer it may come back; another process in its place is proof that it does not.
+    // The session may resume while its server does not answer. Another process in its place proves that it cannot.
     let again = TestServer::from_text(&texts[0]);
     assert_eq!(ends(&mut session).await, ErrorCode::UnknownSession);
     let mut session = inside(&asker, "asker", &echo.to_string()).await.unwrap();
@@ -147,7 +150,7 @@ async fn what_a_server_dialled_for_an_edge_ends_with_that_server() {
 }
 
 #[tokio::test]
-async fn what_a_lone_server_dialled_ends_at_once_when_another_process_takes_its_place() {
+async fn a_session_to_a_lone_server_ends_once_another_process_replaces_it() {
     let (place, echo) = (TestDir::new(), targets::echo().await);
     let text = place.cloud(&allow("\"127.0.0.0/8:*\""));
     let mut first = SeparateServers::start(text.clone()).await;
@@ -163,7 +166,7 @@ async fn what_a_lone_server_dialled_ends_at_once_when_another_process_takes_its_
 }
 
 #[tokio::test]
-async fn a_server_that_stops_carries_on_what_it_dialled_for_an_edge_that_has_moved() {
+async fn a_stopping_server_keeps_the_sessions_of_an_edge_that_has_moved() {
     let (place, echo) = (TestDir::new(), targets::echo().await);
     let all = servers::addresses(2);
     let mut both: Vec<_> = texts(&place, &all).iter().map(|text| TestServer::from_text(text)).collect();
@@ -178,10 +181,10 @@ async fn a_server_that_stops_carries_on_what_it_dialled_for_an_edge_that_has_mov
     wait_until("the edge has both links", || asker.metrics.links.get() == 2).await;
     says(&mut session, "over the old link").await;
     let mut newer = inside(&asker, "asker", &echo.to_string()).await.unwrap();
-    says(&mut newer, "by the other pod").await;
+    says(&mut newer, "through the other server").await;
     assert_eq!((metrics.sessions.now("backend"), second.server.metrics.sessions.now("backend")), (1, 1));
     drop(session);
-    assert_eq!(assert_eventually("the pod's end", stopped).await.unwrap(), Drained::Finished);
-    wait_until("the old link is gone", || asker.metrics.links.get() == 1).await;
+    assert_eq!(assert_eventually("the end of the server", stopped).await.unwrap(), Drained::Finished);
+    wait_until("the old link is closed", || asker.metrics.links.get() == 1).await;
     says(&mut newer, "still").await;
 }

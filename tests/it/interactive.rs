@@ -1,4 +1,4 @@
-//! Interactive links, each beside one that is busy with bulk.
+//! Interactive links, each next to a primary link that is busy with bulk.
 
 mod elsewhere;
 mod far;
@@ -22,12 +22,12 @@ use crate::support::servers;
 use crate::support::talk::{ExchangeStep, ScriptedExchange};
 use crate::support::{Stopwatch, hurry, targets, wait_until, wait_within};
 
-/// How long each way of the line is.
+/// Delay of the path in each direction.
 const DELAY: Duration = Duration::from_millis(10);
-/// Less than the 15 s after which a silent link is given up in any case.
+/// Less than the 15 s after which an unresponsive link is closed in any case.
 const SOON: Duration = Duration::from_secs(8);
 
-/// A pod and an edge with a long line between them, and what repeats whatever it is told.
+/// A server and an edge with a long path between them, and an echo target.
 struct World {
     place: TestDir,
     server: TestServer,
@@ -43,7 +43,7 @@ impl World {
         Self::of(place, &server, PROXY).await
     }
 
-    /// The same with that config of the pod, and an edge's that goes on so.
+    /// Like [`World::new`], but with this config of the server, and `edge` appended to the config of the edge.
     async fn of(place: TestDir, server: &str, edge: &str) -> Self {
         let (server, echo) = (TestServer::from_text(server), targets::echo().await);
         let line = Line::slow(server.server.bound.grpc, DELAY).await;
@@ -53,22 +53,22 @@ impl World {
         Self { place, server, line, edge, echo }
     }
 
-    /// A session that a client of the pod opens.
+    /// Opens a session from a client of the server.
     async fn talk(&self, does: ExchangeStep) -> ScriptedExchange {
         ScriptedExchange::on(self.server.open(&at("node1", self.echo)).await, does)
     }
 
-    /// A session that a program at the node opens.
+    /// Opens a session from a program at the node.
     async fn talk_from_node(&self, to: &str, does: ExchangeStep) -> ScriptedExchange {
         ScriptedExchange::on(open(self.edge.bound.proxy.unwrap(), to).await, does)
     }
 
-    /// A target in the cloud.
+    /// Returns the address of a target in the cloud.
     fn in_cloud(&self) -> String {
         format!("web.localhost:{}", self.echo.port())
     }
 
-    /// The same with a session for bulk and one beside it that types.
+    /// Like [`World::new`], with a session for bulk and a session that types.
     async fn shared() -> (Self, ScriptedExchange, ScriptedExchange) {
         let world = Self::new().await;
         let (bulk, typed) = (world.talk(ExchangeStep::Bulk).await, world.talk(ExchangeStep::Types).await);
@@ -77,7 +77,7 @@ impl World {
     }
 }
 
-/// Two pods that know each other, an edge that a long line links to the first, and one that is near the second.
+/// Two servers that know each other, an edge linked to the first over a long path, and an edge near the second.
 struct Pods {
     place: TestDir,
     servers: Vec<TestServer>,
@@ -105,14 +105,14 @@ fn two_servers(place: &TestDir) -> Vec<TestServer> {
     all.iter().map(|at| TestServer::from_text(&text(at))).collect()
 }
 
-/// The link of node1 for interactive sessions at a pod.
+/// Returns node1's interactive link at a server.
 fn interactive(server: &TestServer) -> Option<Arc<LinkSender>> {
     let links = server.server.registry.overview(0).linked;
     let mut links = links
         .into_iter()
         .filter(|(node, standing, ..)| node.as_str() == "node1" && *standing == LinkRole::Interactive);
     let found = links.next().map(|(_, _, linked, _)| linked.sender);
-    assert!(links.next().is_none(), "one at the most");
+    assert!(links.next().is_none(), "at most one interactive link");
     found.filter(|link| !link.is_closed())
 }
 
@@ -120,17 +120,18 @@ fn first(server: &TestServer) -> Option<Arc<LinkSender>> {
     server.link("node1").map(|linked| linked.sender)
 }
 
-/// Waits until so many sessions run on the node's first link at a pod, and so many on the one beside it.
+/// Waits until `busy` sessions run on the node's primary link at a server, and `beside` sessions on the interactive
+/// link.
 async fn has_moved(server: &TestServer, busy: usize, beside: usize) {
     let on = |link: Option<Arc<LinkSender>>| link.map_or(0, |link| link.sessions());
     let counted = || [on(first(server)), on(interactive(server))];
-    wait_until("each session runs where it belongs", || counted() == [busy, beside]).await;
+    wait_until("each session runs on its link", || counted() == [busy, beside]).await;
 }
 
-/// Waits until nothing runs on a dead link any more, which must not take long.
+/// Waits until no session runs on a dead link, which must not take long.
 async fn is_left(dead: &[Arc<LinkSender>]) {
     let watch = Stopwatch::start();
-    wait_until("dead links are left", || dead.iter().all(|link| link.sessions() == 0)).await;
+    wait_until("no session runs on a dead link", || dead.iter().all(|link| link.sessions() == 0)).await;
     assert!(watch.elapsed() < SOON, "{:?}", watch.elapsed());
 }
 
@@ -141,7 +142,7 @@ async fn are_over(talks: impl IntoIterator<Item = ScriptedExchange>) {
 }
 
 #[tokio::test]
-async fn an_echo_beside_bulk_gets_a_link_of_its_own_until_the_bulk_is_over() {
+async fn an_echo_next_to_bulk_gets_its_own_link_until_the_bulk_ends() {
     let (world, bulk, typed) = World::shared().await;
     let link = interactive(&world.server).unwrap();
     let first = first(&world.server).unwrap();
@@ -149,10 +150,10 @@ async fn an_echo_beside_bulk_gets_a_link_of_its_own_until_the_bulk_is_over() {
     let before = link.traffic().received_bytes;
     typed.is_alive().await;
     bulk.is_alive().await;
-    assert!(link.traffic().received_bytes - before < 64 * 1024, "bulk runs elsewhere");
+    assert!(link.traffic().received_bytes - before < 64 * 1024, "bulk runs on the other link");
     bulk.over().await;
     hurry();
-    wait_within(Duration::from_secs(120), "the interactive link goes", || {
+    wait_within(Duration::from_secs(120), "the interactive link is closed", || {
         interactive(&world.server).is_none()
     })
     .await;
@@ -165,7 +166,7 @@ async fn an_echo_beside_bulk_gets_a_link_of_its_own_until_the_bulk_is_over() {
 }
 
 #[tokio::test]
-async fn a_session_that_becomes_bulk_moves_back_and_bulk_that_falls_quiet_moves_over() {
+async fn sessions_move_between_links_as_they_become_bulk_or_interactive() {
     let (world, bulk, typed) = World::shared().await;
     typed.assert_continues(ExchangeStep::Bulk);
     has_moved(&world.server, 2, 0).await;
@@ -176,6 +177,6 @@ async fn a_session_that_becomes_bulk_moves_back_and_bulk_that_falls_quiet_moves_
     are_over([bulk, typed]).await;
 }
 
-/// Edges reach one another and loopback through the pod.
+/// Config with which edges reach one another and loopback through the server.
 const ALLOW: &str = "[mode.cloud.allow]\nnodes = [\"*\"]\ntargets = [\"127.0.0.0/8:*\", \"[::1]:*\"]\n";
 const PROXY: &str = "[mode.edge.http_proxy]\nlisten = \"127.0.0.1:0\"\n";

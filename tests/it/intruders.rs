@@ -1,5 +1,5 @@
-//! Clients that must not get in: expired and foreign certificates, strangers' pages at the admin port, and clients that
-//! look for admin ports behind an edge.
+//! Clients that must be refused: expired and foreign certificates, pages of strangers at the admin port, and clients
+//! that look for admin ports behind an edge.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -22,7 +22,7 @@ use crate::support::clients::{ask, get};
 use crate::support::programs::{NAME, TestDir, TestServer, at, edge, edge_with};
 use crate::support::{assert_eventually, wait_until};
 
-/// A pod whose egress and HTTPS ports accept certificates of its CA with these names.
+/// Starts a server with egress and HTTPS ports that accept certificates of its CA with these names.
 fn server(place: &TestDir, names: &str) -> TestServer {
     let dir = place.path().display();
     let proved = format!(
@@ -35,7 +35,7 @@ fn server(place: &TestDir, names: &str) -> TestServer {
     )
 }
 
-/// A client of these versions of TLS with that certificate.
+/// Returns a client of these TLS versions with that certificate.
 fn client(place: &TestDir, shows: &Identity, ways: Tls12Resumption, is_old: bool) -> Arc<ClientConfig> {
     let mut roots = RootCertStore::empty();
     roots.add_parsable_certificates(CertificateDer::pem_file_iter(&place.files.ca).unwrap().flatten());
@@ -53,14 +53,14 @@ fn client(place: &TestDir, shows: &Identity, ways: Tls12Resumption, is_old: bool
     Arc::new(config)
 }
 
-/// How the client gets in at a port; else what it is told.
+/// Returns the kind of the client's handshake at a port, or the error.
 async fn gets_in(client: &Arc<ClientConfig>, port: SocketAddr) -> Result<HandshakeKind, String> {
     let connect = async {
         let socket = TcpStream::connect(port).await?;
         let connector = TlsConnector::from(client.clone());
         let mut tls = connector.connect(server_name(NAME).unwrap(), socket).await?;
         let kind = tls.get_ref().1.handshake_kind().unwrap();
-        // In TLS 1.3 the client is done before the server has judged its certificate. Nobody speaks first here.
+        // In TLS 1.3 the client finishes before the server has checked its certificate. Neither end sends first here.
         let told = tokio::time::timeout(Duration::from_millis(300), tls.read_u8()).await;
         match told {
             Ok(Err(cause)) if cause.kind() != std::io::ErrorKind::UnexpectedEof => Err(cause),
@@ -71,14 +71,14 @@ async fn gets_in(client: &Arc<ClientConfig>, port: SocketAddr) -> Result<Handsha
 }
 
 #[tokio::test]
-async fn an_expired_certificate_gets_in_at_no_port_by_a_session_of_before() {
+async fn an_expired_certificate_cannot_resume_a_tls_session_at_any_port() {
     let place = TestDir::new();
     let server = server(&place, &format!("[\"{NAME}\"]"));
     let shows = Identity { cert: place.path().join("brief.crt"), key: place.path().join("brief.key") };
     let authority = &place.authority.0;
     let brief = CertificateAuthority::read(authority.cert(), &authority.key()).unwrap().signing_for(BRIEF);
     let ends = SystemTime::now() + BRIEF + Duration::from_secs(1);
-    // A server's, which another pod shows at the port for links.
+    // A server certificate, which a peer presents at the port for links.
     brief.server(&[NAME]).unwrap().write(&shows.cert, &shows.key).unwrap();
     let mut clients = Vec::new();
     for (name, port) in [
@@ -105,11 +105,11 @@ async fn an_expired_certificate_gets_in_at_no_port_by_a_session_of_before() {
         assert!(told.as_ref().is_err_and(|told| told.contains("Expired")), "{name}, {ways:?}: {told:?}");
     }
     for (name, ways, kind, expected) in kinds {
-        assert_eq!(kind, expected, "{name}, {ways:?}, before the end");
+        assert_eq!(kind, expected, "{name}, {ways:?}, before the expiry");
     }
 }
 
-/// What a client shows that this CA has signed for that subject.
+/// Returns a client certificate that this CA signed for that subject.
 fn issued(place: &TestDir, file: &str, subject: &[(DnType, &str)]) -> Identity {
     let authority = &place.authority.0;
     let key = KeyPair::from_pem(&authority.key()).unwrap();
@@ -126,7 +126,7 @@ fn issued(place: &TestDir, file: &str, subject: &[(DnType, &str)]) -> Identity {
 }
 
 #[tokio::test]
-async fn an_edges_certificate_is_no_clients_even_where_every_name_is_let_in() {
+async fn an_edges_certificate_is_refused_even_if_every_name_is_allowed() {
     let place = TestDir::new();
     let server = server(&place, "[\"*\"]");
     let agent = issued(&place, "agent", &[(DnType::CommonName, EDGE.0), (DnType::OrganizationName, EDGE.1)]);
@@ -148,7 +148,7 @@ async fn an_edges_certificate_is_no_clients_even_where_every_name_is_let_in() {
 }
 
 #[tokio::test]
-async fn a_page_whose_name_was_led_here_learns_no_node_and_changes_nothing() {
+async fn a_page_that_uses_dns_rebinding_reads_and_changes_nothing() {
     let place = TestDir::new();
     let server = TestServer::start(&place);
     let edge = edge(&place, &server, "secret-node").await;
@@ -184,7 +184,7 @@ async fn a_page_whose_name_was_led_here_learns_no_node_and_changes_nothing() {
         let two = "Host: localhost\r\nHost: evil.example\r\n";
         assert!(matches!(request("PUT /debug/flags/v", two).await.status, 400 | 403));
         assert_eq!(get(port, health).await.status, 200);
-        // This process has no level to set: it is asked for one nevertheless.
+        // The host is accepted; the request fails only because this process has no log level.
         for host in ["localhost", "127.0.0.1:51010", "[::1]:51010", "10.1.2.3:51010"] {
             let answer = request("PUT /debug/flags/v", &format!("Host: {host}\r\n")).await;
             assert!(answer.body.contains("logs have no level here"), "{host}: {answer:?}");
@@ -193,7 +193,7 @@ async fn a_page_whose_name_was_led_here_learns_no_node_and_changes_nothing() {
 }
 
 #[tokio::test]
-async fn no_edge_leads_to_an_admin_port_of_another_process_of_its_machine() {
+async fn no_edge_dials_an_admin_port_of_another_process_on_its_machine() {
     let place = TestDir::new();
     let server = "channelz_addr = \"127.0.0.1:0\"\n[mode.cloud.ssh]";
     let server = TestServer::from_text(&place.cloud("").replace("[mode.cloud.ssh]", server));
@@ -210,9 +210,9 @@ async fn no_edge_leads_to_an_admin_port_of_another_process_of_its_machine() {
         assert_eq!(answer.status, 403, "{port}: {answer:?}");
         assert!(answer.phrase.contains("a tunnel process's own port"), "{answer:?}");
     }
-    // What is for everybody stays so.
+    // Public ports remain reachable.
     server.open(&at("node1", server.server.bound.metrics.unwrap())).await;
-    // Once its process is gone a port is any other program's.
+    // After its process has ended, a port may belong to any other program.
     let port = neighbour.bound.log.unwrap();
     neighbour.shutdown(async {}).await;
     let answer = server.ask(&at("node1", port)).await;
@@ -222,5 +222,5 @@ async fn no_edge_leads_to_an_admin_port_of_another_process_of_its_machine() {
     drop(listener);
 }
 
-/// For how long a certificate is valid that is to expire within a test: long enough for six handshakes of a busy machine.
+/// Validity of a certificate that must expire within a test: long enough for six handshakes on a busy machine.
 const BRIEF: Duration = Duration::from_secs(12);

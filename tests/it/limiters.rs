@@ -1,4 +1,4 @@
-//! Nobody without rights keeps others out, and nobody takes all.
+//! Clients without rights cannot keep others out, and no client can take all permits.
 
 use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
@@ -15,20 +15,21 @@ use crate::support::clients::{Answer, ESTABLISHED, answer, echoed, get, head, re
 use crate::support::programs::{TestDir, TestServer, at, edge, start_edge};
 use crate::support::{assert_eventually, beside, targets, wait_until, wait_within};
 
-/// A connection from one of this machine's many addresses.
+/// Connects from one of this machine's many addresses.
 async fn connect_from(from: &str, to: SocketAddr) -> TcpStream {
     let socket = TcpSocket::new_v4().unwrap();
     socket.bind(SocketAddr::new(from.parse::<IpAddr>().unwrap(), 0)).unwrap();
     assert_eventually("a connection", socket.connect(to)).await.unwrap()
 }
 
-/// Connections that say nothing. One test at a time has such a crowd, for the whole process shares one limit of files.
+/// Connections that send nothing. Only one test at a time has them, because the whole process shares one limit of open
+/// files.
 struct Crowd {
     sockets: Vec<TcpStream>,
     _turn: MutexGuard<'static, ()>,
 }
 
-/// So many of them from one address.
+/// Opens `count` silent connections from one address.
 async fn silent(count: usize, from: &str, to: SocketAddr) -> Crowd {
     static TURN: Mutex<()> = Mutex::const_new(());
     let turn = TURN.lock().await;
@@ -43,16 +44,16 @@ async fn silent(count: usize, from: &str, to: SocketAddr) -> Crowd {
     Crowd { sockets, _turn: turn }
 }
 
-/// What a CONNECT from an address is told.
+/// Sends a CONNECT request from an address, and returns the response.
 async fn ask_from(from: &str, server: &TestServer, target: &str) -> Answer {
     let mut socket = connect_from(from, server.connect).await;
     let request = format!("CONNECT {target} HTTP/1.1\r\nHost: x\r\n\r\n");
-    // Who is sent away at once may have been closed by then.
+    // The server may have refused and closed the connection by then.
     let _ = socket.write_all(request.as_bytes()).await;
     answer(socket).await
 }
 
-/// A session from an address.
+/// Opens a session from an address.
 async fn open_from(from: &str, server: &TestServer, target: &str) -> TcpStream {
     let mut socket = connect_from(from, server.connect).await;
     socket.write_all(format!("CONNECT {target} HTTP/1.1\r\n\r\n").as_bytes()).await.unwrap();
@@ -72,24 +73,27 @@ async fn silent_connections_from_one_address_keep_no_edge_out() {
     echoed(&mut server.open(&at("node1", echo)).await, "hello").await;
     let refused = |cause| server.server.metrics.calls_refused.counted(cause);
     let all = u64::try_from(SILENT).unwrap();
-    wait_within(Duration::from_secs(30), "they are closed", || {
+    wait_within(Duration::from_secs(30), "the silent connections are closed", || {
         refused("silent") + refused("gave_way") == all
     })
     .await;
     let took = started.elapsed();
-    assert!(took < Duration::from_secs(20), "they were let stay for {took:?}");
+    assert!(took < Duration::from_secs(20), "they stayed open for {took:?}");
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn edges_behind_one_address_come_back_beside_silent_connections_from_there() {
+async fn edges_of_one_address_reconnect_despite_silent_connections() {
     let place = TestDir::new();
     let alone = come_back(&place, 0).await;
     let beside = come_back(&place, SILENT).await;
     // A busy machine needs some slack.
-    assert!(beside < 4 * alone + Duration::from_secs(5), "{alone:?} alone, {beside:?} beside silent ones");
+    assert!(
+        beside < 4 * alone + Duration::from_secs(5),
+        "{alone:?} alone, {beside:?} next to silent connections"
+    );
 }
 
-/// How long it takes until many edges are linked that come at once from an address, beside so many silent connections.
+/// Returns how long many edges at one address take to link at once, next to `others` silent connections.
 async fn come_back(place: &TestDir, others: usize) -> Duration {
     let server = TestServer::start(place);
     let _silent = silent(others, "127.0.0.1", server.server.bound.grpc).await;
@@ -110,17 +114,17 @@ async fn silent_connections_from_one_address_keep_no_client_out() {
     let _edge = edge(&place, &server, "node1").await;
     let mut silent = silent(SILENT, OTHER, server.connect).await;
     echoed(&mut server.open(&at("node1", echo)).await, "hello").await;
-    // From the very address, too: whoever has been silent for longest gives way.
+    // From the same address as well: the connection that was silent for longest is evicted.
     echoed(&mut open_from(OTHER, &server, &at("node1", echo)).await, "hello").await;
     assert_eq!(rest(&mut silent.sockets[0]).await, b"", "the oldest was closed");
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn who_is_forbidden_is_told_at_once_and_takes_no_place() {
+async fn a_forbidden_client_is_refused_at_once_and_takes_no_permit() {
     let (place, echo) = (TestDir::new(), targets::echo().await);
     let server = TestServer::with(&place, "allow_from = [\"127.0.0.1\"]");
     let _edge = edge(&place, &server, "node1").await;
-    // Nothing was asked yet.
+    // Before any request was sent.
     let text = rest(&mut connect_from(OTHER, server.connect).await).await;
     assert!(text.starts_with(b"HTTP/1.1 403 your address 127.0.0.77 is not allowed here\r\n"), "{text:?}");
     for _ in 0..50 {
@@ -171,7 +175,7 @@ async fn a_connect_with_a_body_is_refused_and_nothing_vanishes() {
 }
 
 #[tokio::test]
-async fn one_client_has_its_share_of_sessions_and_is_told_which_key_says_so() {
+async fn a_client_has_its_share_of_sessions_and_the_refusal_names_the_key() {
     let (place, echo) = (TestDir::new(), targets::echo().await);
     let server = TestServer::with(&place, "[mode.cloud.session]\nmax = 8");
     let _edge = edge(&place, &server, "node1").await;
@@ -184,12 +188,12 @@ async fn one_client_has_its_share_of_sessions_and_is_told_which_key_says_so() {
     echoed(&mut open_from(OTHER, &server, &target).await, "hello").await;
     held[0].shutdown().await.unwrap();
     rest(&mut held[0]).await;
-    wait_until("its share is free again", || server.server.metrics.sessions.now("ssh") <= 1).await;
+    wait_until("the client's share is free again", || server.server.metrics.sessions.now("ssh") <= 1).await;
     echoed(&mut server.open(&target).await, "hello").await;
 }
 
 #[tokio::test]
-async fn a_balancers_word_for_where_clients_come_from_counts_and_nobody_elses() {
+async fn proxy_headers_are_accepted_only_from_the_load_balancer() {
     let (place, echo) = (TestDir::new(), targets::echo().await);
     let more = format!("proxy_protocol = [\"{OTHER}\"]\nallow_from = [\"203.0.113.0/24\", \"127.0.0.1\"]");
     let server = TestServer::with(&place, &more);
@@ -210,16 +214,16 @@ async fn a_balancers_word_for_where_clients_come_from_counts_and_nobody_elses() 
         assert_eq!(head(&mut socket).await, ESTABLISHED);
         echoed(&mut socket, "hello").await;
         let opened = server.server.metrics.connections_refused.counted("forbidden");
-        assert_eq!(opened, 0, "the balancer's own address counted");
+        assert_eq!(opened, 0, "the balancer's own address was checked");
     }
-    // Whom it speaks for may be forbidden, and itself, too.
+    // The client that the header names may be forbidden, and so may the balancer itself.
     for header in [&b"PROXY TCP4 192.0.2.1 10.0.0.1 4000 22\r\n"[..], b"PROXY UNKNOWN\r\n"] {
         assert_eq!(answer(says(OTHER, header).await).await.status, 403);
     }
     // No header from there, and a header from elsewhere.
     let _ = rest_of(says(OTHER, b"").await).await;
     let closed = || server.server.metrics.connections_refused.counted("proxy_header");
-    wait_until("it is counted", || closed() == 1).await;
+    wait_until("the connection is counted", || closed() == 1).await;
     let garbage = says("127.0.0.1", b"PROXY TCP4 203.0.113.9 10.0.0.1 4000 22\r\n").await;
     assert_eq!(answer(garbage).await.status, 400);
     assert_eq!(closed(), 1);
@@ -247,16 +251,16 @@ async fn edges_behind_a_balancer_are_known_by_their_own_addresses() {
     assert_eq!(server.has("node1").await.from.to_string(), "203.0.113.9:4000");
 }
 
-/// Waits for a connection's end, however that comes.
+/// Waits until a connection ends in any way, and returns the bytes received.
 async fn rest_of(mut socket: TcpStream) -> Vec<u8> {
     let mut all = Vec::new();
     let _ = assert_eventually("the end", socket.read_to_end(&mut all)).await;
     all
 }
 
-/// What locked everybody out of doors with 1,000 and 4,096 places.
+/// Enough connections to lock out all clients of limiters with 1,000 and 4,096 permits.
 const SILENT: usize = 4500;
-/// An address of this machine that nobody else uses.
+/// An address of this machine that no other test uses.
 const OTHER: &str = "127.0.0.77";
-/// Edges that come at once.
+/// Number of edges that link at once.
 const EDGES: usize = 200;

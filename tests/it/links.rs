@@ -1,4 +1,4 @@
-//! Who may link, and whose link it is when several come.
+//! Which edges may link, and which link wins if there are several.
 
 use std::time::Duration;
 
@@ -17,7 +17,7 @@ use crate::support::programs::{NAME, TOKEN, TestDir, TestServer, at, edge, start
 use crate::support::raw::{PING, Raw};
 use crate::support::{assert_eventually, beside, hurry, remote, targets, wait_until, wait_within};
 
-/// What an edge that is not ready says of it.
+/// Waits until the edge's readiness page is a 503 that contains `because`.
 async fn not_ready(edge: &Edge, because: &str) {
     let log = edge.bound.log.unwrap();
     let mut last = String::new();
@@ -33,7 +33,7 @@ async fn not_ready(edge: &Edge, because: &str) {
         }
     };
     let found = tokio::time::timeout(crate::support::TIMEOUT, ask).await;
-    assert!(found.is_ok(), "want {because:?}, is {last:?}");
+    assert!(found.is_ok(), "expected {because:?}, got {last:?}");
     assert_eq!(get(log, "/edge/healthz").await.status, 500);
 }
 
@@ -46,11 +46,11 @@ async fn is_ready(edge: &Edge) {
     assert_eventually("readiness", ask).await;
 }
 
-/// Between two looks at a page.
+/// Pause between two requests of a page.
 const BETWEEN: Duration = Duration::from_millis(20);
 
 #[tokio::test]
-async fn an_edge_with_a_wrong_token_is_refused_and_says_why() {
+async fn an_edge_with_a_wrong_token_is_refused_and_reports_the_reason() {
     let place = TestDir::new();
     let server = TestServer::start(&place);
     let edge = start_edge(&place.edge("node1", server.server.bound.grpc, "").replace(TOKEN, "wrong"));
@@ -64,20 +64,20 @@ async fn an_edge_with_a_wrong_token_is_refused_and_says_why() {
 }
 
 #[tokio::test]
-async fn an_edge_that_was_refused_does_not_hurry_back() {
+async fn a_refused_edge_waits_before_it_dials_again() {
     let place = TestDir::new();
     let server = TestServer::start(&place);
     let refused = || server.server.metrics.calls_refused.counted("token");
     let _edge = start_edge(&place.edge("node1", server.server.bound.grpc, "").replace(TOKEN, "wrong"));
-    wait_until("it was refused", || refused() > 0).await;
+    wait_until("the edge was refused", || refused() > 0).await;
     tokio::time::pause();
     let started = Instant::now();
-    wait_within(Duration::from_secs(600), "it was refused twice more", || refused() > 2).await;
+    wait_within(Duration::from_secs(600), "the edge was refused twice more", || refused() > 2).await;
     assert!(started.elapsed() > Duration::from_millis(1300), "{:?}", started.elapsed());
 }
 
 #[tokio::test]
-async fn an_edge_believes_only_its_own_authority() {
+async fn an_edge_trusts_only_its_own_ca() {
     let (place, other) = (TestDir::new(), tempfile::tempdir().unwrap());
     let server = TestServer::start(&place);
     let strange = Authority::new().write(other.path(), &[NAME]).ca;
@@ -89,7 +89,7 @@ async fn an_edge_believes_only_its_own_authority() {
 }
 
 #[tokio::test]
-async fn an_edge_that_dials_another_port_of_the_server_is_asked_whether_it_is_that() {
+async fn an_edge_that_dials_a_wrong_port_of_the_server_gets_a_hint() {
     let place = TestDir::new();
     let server = TestServer::start(&place);
     let edge = start_edge(&place.edge("node1", server.connect, ""));
@@ -105,7 +105,7 @@ async fn an_edge_that_dials_another_port_of_the_server_is_asked_whether_it_is_th
 }
 
 #[tokio::test]
-async fn an_edge_wants_the_name_that_it_was_told() {
+async fn an_edge_requires_the_configured_server_name() {
     let place = TestDir::new();
     let server = TestServer::start(&place);
     let edge = start_edge(&place.edge("node1", server.server.bound.grpc, "").replace(NAME, "other.test"));
@@ -116,7 +116,7 @@ async fn an_edge_wants_the_name_that_it_was_told() {
 }
 
 #[tokio::test]
-async fn a_changed_token_file_counts_for_who_comes_next() {
+async fn a_changed_token_file_applies_to_the_next_links() {
     let place = TestDir::new();
     place.file("token", "default:another");
     let server = TestServer::start(&place);
@@ -124,7 +124,7 @@ async fn a_changed_token_file_counts_for_who_comes_next() {
     let edge = start_edge(&place.edge("node1", server.server.bound.grpc, ""));
     not_ready(&edge, "invalid token").await;
     place.file("token", &format!("default:{TOKEN}"));
-    wait_within(4 * crate::support::TIMEOUT, "the edge is let in", || server.link("node1").is_some()).await;
+    wait_within(4 * crate::support::TIMEOUT, "the edge is linked", || server.link("node1").is_some()).await;
     place.file("token", "default:another");
     wait_refused(&place, &server).await;
     std::fs::remove_file(place.path().join("token")).unwrap();
@@ -144,7 +144,7 @@ async fn wait_refused(place: &TestDir, server: &TestServer) {
 }
 
 #[tokio::test]
-async fn a_node_with_a_line_of_its_own_cannot_use_the_default_token() {
+async fn a_node_with_its_own_token_cannot_use_the_default_token() {
     let place = TestDir::new();
     place.file("token", &format!("default:{TOKEN}\nnode1:its own"));
     let server = TestServer::start(&place);
@@ -157,7 +157,7 @@ async fn a_node_with_a_line_of_its_own_cannot_use_the_default_token() {
 }
 
 #[tokio::test]
-async fn a_link_that_is_marked_stands_beside_the_one_before_until_the_edge_ends_one() {
+async fn a_backup_link_runs_next_to_the_previous_one_until_one_is_closed() {
     let place = TestDir::new();
     let server = TestServer::start(&place);
     let instance = Instance::random();
@@ -171,24 +171,24 @@ async fn a_link_that_is_marked_stands_beside_the_one_before_until_the_edge_ends_
         let before = server.link("node1").map(|linked| linked.sender.id);
         let call =
             remote::link_as_peer(&place, server.server.bound.grpc, None, beside(), "node1").await.unwrap();
-        wait_until("the new link is the node's", || server.link("node1").map(|l| l.sender.id) != before)
+        wait_until("the new link is the primary", || server.link("node1").map(|l| l.sender.id) != before)
             .await;
         call
     };
     let mut first = remote::link(&place, &server, "node1", Some(instance)).await;
     let oldest = current();
     let second = link().await;
-    assert!(!oldest.is_closed(), "both stand");
+    assert!(!oldest.is_closed(), "both are up");
     drop(second);
-    wait_until("the older one has its place again", || current().id == oldest.id).await;
+    wait_until("the older link is primary again", || current().id == oldest.id).await;
     let _third = link().await;
     let middle = current();
     let mut fourth = link().await;
     first.ends().await;
-    assert!(!middle.is_closed() && current().id != middle.id, "of three the oldest goes");
+    assert!(!middle.is_closed() && current().id != middle.id, "the oldest of three is closed");
     let _last = remote::try_link(&place, server.server.bound.grpc, "node1", Some(instance)).await.unwrap();
     fourth.ends().await;
-    wait_until("without the mark the newest stands alone", || middle.is_closed()).await;
+    wait_until("without the mark the newest replaces all", || middle.is_closed()).await;
     assert_eq!(server.server.registry.nodes().len(), 1);
 }
 
@@ -200,14 +200,14 @@ async fn a_second_link_of_one_process_replaces_the_first_at_once() {
     let old = server.has("node1").await;
     let _second = remote::try_link(&place, server.server.bound.grpc, "node1", instance).await.unwrap();
     first.ends().await;
-    wait_until("the old one's end is over", || server.server.metrics.links.get() == 1).await;
-    let new = server.link("node1").expect("the old one's end leaves the new one alone");
+    wait_until("the old link has ended", || server.server.metrics.links.get() == 1).await;
+    let new = server.link("node1").expect("the end of the old link leaves the new one");
     assert!(new.sender.id != old.sender.id && !new.sender.is_closed());
     assert_eq!(server.server.metrics.nodes.get(), 1);
 }
 
 #[tokio::test]
-async fn of_two_machines_with_one_name_the_one_that_is_alive_stays() {
+async fn for_one_name_of_two_machines_the_live_link_stays() {
     let (place, echo) = (TestDir::new(), targets::echo().await);
     let server = TestServer::start(&place);
     let edge = edge(&place, &server, "node1").await;
@@ -237,14 +237,14 @@ async fn a_frozen_link_is_replaced_after_two_seconds() {
     let _new =
         remote::try_link(&place, server.server.bound.grpc, "node1", Some(Instance::random())).await.unwrap();
     assert_eq!(started.elapsed().as_secs(), 2);
-    wait_until("the new one is there", || server.link("node1").is_some_and(|l| l.sender.id != old.sender.id))
+    wait_until("the new link is up", || server.link("node1").is_some_and(|l| l.sender.id != old.sender.id))
         .await;
     assert!(old.sender.is_closed());
     drop(frozen);
 }
 
 #[tokio::test]
-async fn a_plain_link_gives_way_at_once() {
+async fn a_plain_link_is_replaced_at_once() {
     let place = TestDir::new();
     let server = TestServer::start(&place);
     let mut plain = remote::link(&place, &server, "node1", None).await;
@@ -253,14 +253,14 @@ async fn a_plain_link_gives_way_at_once() {
     let started = Instant::now();
     let _new =
         remote::try_link(&place, server.server.bound.grpc, "node1", Some(Instance::random())).await.unwrap();
-    wait_until("the old one is closed", || old.sender.is_closed()).await;
+    wait_until("the old link is closed", || old.sender.is_closed()).await;
     assert!(started.elapsed().as_secs() < 1);
     plain.ends().await;
     assert_ne!(server.link("node1").unwrap().sender.id, old.sender.id);
 }
 
 #[tokio::test]
-async fn a_silent_link_is_pinged_and_given_up() {
+async fn an_unresponsive_link_is_pinged_and_closed() {
     let place = TestDir::new();
     let server = TestServer::start(&place);
     hurry();
@@ -271,17 +271,18 @@ async fn a_silent_link_is_pinged_and_given_up() {
     else {
         panic!("a ping")
     };
-    // The edge, which has dialled, would have asked after 6 s.
+    // The edge has dialled, so it would have sent a ping after 6 s.
     assert!(number.is_some() && started.elapsed().as_secs() == 7, "{:?}", started.elapsed());
     while silent.next().await.is_some() {}
     assert_eq!(started.elapsed().as_secs(), 15);
-    wait_until("the node is gone", || server.server.registry.nodes().is_empty()).await;
+    wait_until("the node is disconnected", || server.server.registry.nodes().is_empty()).await;
     assert_eq!(server.server.metrics.links_ended.counted("silent"), 1);
 }
 
-/// An idle link of ours has pings of its own: a clock for HTTP/2's would wake its pod for nothing.
+/// Idle links between processes of this program send their own pings: a timer for HTTP/2 pings would wake the server
+/// needlessly.
 #[tokio::test]
-async fn http_2_pings_only_a_peer_that_knows_no_other_pings() {
+async fn http_2_pings_are_sent_only_on_plain_links() {
     let (place, nine) = (TestDir::new(), Duration::from_secs(9));
     let server = TestServer::start(&place);
     hurry();
@@ -301,12 +302,12 @@ async fn a_link_that_answers_its_pings_stays() {
     let link = server.has("node1").await;
     let started = Instant::now();
     beside(async move { idle.ends().await });
-    wait_within(4 * crate::support::TIMEOUT, "a minute is over", || started.elapsed().as_secs() >= 16).await;
+    wait_within(4 * crate::support::TIMEOUT, "16 s have passed", || started.elapsed().as_secs() >= 16).await;
     assert_eq!(server.link("node1").unwrap().sender.id, link.sender.id);
 }
 
 #[tokio::test]
-async fn an_edge_whose_line_is_cut_is_back_at_once() {
+async fn an_edge_reconnects_at_once_after_its_path_is_reset() {
     let (place, echo) = (TestDir::new(), targets::echo().await);
     let server = TestServer::start(&place);
     let line = Line::to(server.server.bound.grpc).await;

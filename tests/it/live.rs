@@ -1,4 +1,4 @@
-//! Who may reach what follows the config while the programs run, and nobody who is there is cut.
+//! Access rules follow the config while the programs run, and no session is aborted.
 
 use std::path::Path;
 
@@ -20,7 +20,7 @@ fn file(path: &Path, text: &str) -> ConfigFile {
     ConfigFile { path: path.into(), text: text.to_owned(), environment: Environment::default() }
 }
 
-/// Has the file say this, and waits until who comes is answered so.
+/// Writes this to the file, and waits until new requests get that response.
 async fn comes_to(path: &Path, text: &str, server: &TestServer, target: &str, phrase: &str) {
     std::fs::write(path, text).unwrap();
     let started = Instant::now();
@@ -30,13 +30,13 @@ async fn comes_to(path: &Path, text: &str, server: &TestServer, target: &str, ph
         if said.contains(phrase) {
             return;
         }
-        assert!(started.elapsed() < TIMEOUT, "want {phrase:?}, is {said:?}");
+        assert!(started.elapsed() < TIMEOUT, "expected {phrase:?}, got {said:?}");
         sleep(std::time::Duration::from_millis(50)).await;
     }
 }
 
 #[tokio::test]
-async fn who_may_reach_what_follows_the_config_and_nobody_is_cut() {
+async fn access_rules_follow_the_config_and_no_session_is_aborted() {
     let (place, echo) = (TestDir::new(), targets::echo().await);
     let nothing = targets::nothing().await;
     let text = place.cloud("");
@@ -54,7 +54,7 @@ async fn who_may_reach_what_follows_the_config_and_nobody_is_cut() {
 
     let ruled = place.cloud(&format!("rules = [{{ ports = [{}] }}]", echo.port()));
     comes_to(&cloud, &ruled, &server, &gone, "no rule lets you reach").await;
-    // With a fault in it, it counts for nothing.
+    // A config with an error is ignored.
     std::fs::write(&cloud, place.cloud("allow_from = [\"nobody\"]")).unwrap();
     reload_now();
     let elsewhere = place.cloud("allow_from = [\"10.0.0.0/8\"]");
@@ -69,7 +69,7 @@ async fn who_may_reach_what_follows_the_config_and_nobody_is_cut() {
 }
 
 #[tokio::test]
-async fn the_doors_of_all_modules_and_what_edges_may_reach_follow_it_too() {
+async fn the_access_policies_of_all_listeners_follow_the_config() {
     let (place, echo) = (TestDir::new(), targets::echo().await);
     let with = |limiter: &str| {
         let proxy = format!("[mode.cloud.http_proxy]\nlisten = \"127.0.0.1:0\"\n{limiter}\n");
@@ -91,7 +91,7 @@ async fn the_doors_of_all_modules_and_what_edges_may_reach_follow_it_too() {
     let started = Instant::now();
     while asks("http_proxy").await != "your address 127.0.0.1 is not allowed here" {
         reload_now();
-        assert!(started.elapsed() < TIMEOUT, "the proxy's door has not followed");
+        assert!(started.elapsed() < TIMEOUT, "the proxy's access policy was not reloaded");
         sleep(std::time::Duration::from_millis(50)).await;
     }
     // The ports of one config change together.
@@ -100,6 +100,6 @@ async fn the_doors_of_all_modules_and_what_edges_may_reach_follow_it_too() {
     assert_eq!(
         server.ask(&at("node1", echo)).await.phrase,
         "node node1 is not connected",
-        "its table says nothing"
+        "its table has no access rules"
     );
 }

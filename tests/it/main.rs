@@ -1,4 +1,4 @@
-//! Cloud and edge in this process, on loopback sockets with ports of their own.
+//! Servers and edges in this process, on loopback sockets with their own ports.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 

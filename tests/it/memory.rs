@@ -1,4 +1,4 @@
-//! Peers that send more than is read: it costs the process no more than it has set aside for them.
+//! Remotes that send more than is read: they cost the process no more memory than its limits allow.
 
 use std::net::SocketAddr;
 use std::time::Duration;
@@ -20,14 +20,14 @@ use crate::support::programs::{TestDir, TestServer};
 use crate::support::raw::{DATA, Raw};
 use crate::support::{assert_eventually, beside, wait_until};
 
-/// A plain edge's next message.
+/// Returns the next message that an edge receives.
 async fn heard(edge: &mut Raw) -> StreamMsg {
     loop {
         let piece = assert_eventually("a message", edge.next()).await.unwrap();
         if piece.kind == DATA {
             let mut reader = Decoder::default();
             reader.push(piece.payload);
-            let message = reader.next_message().unwrap().expect("a pod says each in one frame");
+            let message = reader.next_message().unwrap().expect("a server sends each in one frame");
             if message.category != "stream" {
                 return message;
             }
@@ -35,7 +35,7 @@ async fn heard(edge: &mut Raw) -> StreamMsg {
     }
 }
 
-/// A session to a plain edge, of a client that reads little if it is slow, and its topic.
+/// Opens a session to a plain edge. Returns its client, which reads little if it is slow, and its topic.
 async fn accepted(at: SocketAddr, edge: &mut Raw, slow: bool) -> (TcpStream, String) {
     let accept = async {
         let asked = heard(edge).await;
@@ -47,7 +47,7 @@ async fn accepted(at: SocketAddr, edge: &mut Raw, slow: bool) -> (TcpStream, Str
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_byte_for_a_quick_session_behind_each_piece_for_a_stalled_one_hides_nothing() {
+async fn a_stalled_session_is_reset_despite_a_quick_one_on_the_same_link() {
     let place = TestDir::new();
     let server = TestServer::start(&place);
     let mut bad = Raw::link(&place, &server, "bad", None).await;
@@ -61,13 +61,13 @@ async fn a_byte_for_a_quick_session_behind_each_piece_for_a_stalled_one_hides_no
         bad.say(piece.iter().map(|(topic, data)| plain(&bad.node, "tcp-forward", topic, data.clone()))).await;
         most = most.max(server.server.table.queued());
     }
-    wait_until("the slow one is reset", || resets() == 1).await;
+    wait_until("the slow session is reset", || resets() == 1).await;
     assert!(most <= (1 << 20) + 64 * 1024, "{most} bytes waited");
     assert!(server.server.metrics.stalls.get() > 0);
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn many_plain_sessions_together_have_no_more_than_the_process_has_for_them() {
+async fn many_plain_sessions_together_stay_within_the_memory_limit() {
     let place = TestDir::new();
     let server = TestServer::with(&place, "[mode.cloud.session]\nmemory = \"4MiB\"");
     let mut bad = Raw::link(&place, &server, "bad", None).await;
@@ -79,7 +79,7 @@ async fn many_plain_sessions_together_have_no_more_than_the_process_has_for_them
     let data = Bytes::from(vec![0; 48 * 1024]);
     let (mut most, limit) = (0, server.server.table.unpromised().1);
     assert_eq!(limit, 2 << 20);
-    // None of them has much, and nobody waits for long.
+    // No session holds much, and none waits for long.
     let flood = async {
         for round in 0..1500 {
             let topic = &slow[round % slow.len()].1;
@@ -87,7 +87,7 @@ async fn many_plain_sessions_together_have_no_more_than_the_process_has_for_them
             most = most.max(server.server.table.unpromised().0);
         }
     };
-    tokio::time::timeout(Duration::from_secs(60), flood).await.expect("it goes on");
+    tokio::time::timeout(Duration::from_secs(60), flood).await.expect("all is read");
     assert!((limit / 4..=limit + 64 * 1024).contains(&most), "{most} bytes of {limit} waited");
     let table = &server.server.table;
     table.tick(tokio::time::Instant::now());
@@ -108,7 +108,7 @@ async fn many_plain_sessions_together_have_no_more_than_the_process_has_for_them
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_plain_edge_that_sends_hundreds_of_mebibytes_for_a_stalled_session_grows_no_process() {
+async fn a_plain_edge_that_floods_a_stalled_session_does_not_grow_the_process() {
     let place = TestDir::new();
     let server = ServerProcess::start(&place).await;
     let mut bad = Raw::link_at(&place, server.grpc, "bad", None).await;
@@ -125,7 +125,7 @@ async fn a_plain_edge_that_sends_hundreds_of_mebibytes_for_a_stalled_session_gro
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn bytes_that_come_one_by_one_for_stalled_sessions_grow_no_process() {
+async fn single_bytes_for_stalled_sessions_do_not_grow_the_process() {
     let place = TestDir::new();
     let server = ServerProcess::start(&place).await;
     let mut bad = Raw::link_at(&place, server.grpc, "bad", None).await;
@@ -145,7 +145,7 @@ async fn bytes_that_come_one_by_one_for_stalled_sessions_grow_no_process() {
     assert!(server.most_memory() <= before + MAX_GROWTH, "{before} became {}", server.most_memory());
 }
 
-/// A session of a hostile edge that speaks extended, and how far it may send.
+/// A session of a hostile edge that speaks the extended dialect, with its send limit.
 struct Extended {
     id: SessionId,
     sent: u64,
@@ -153,11 +153,11 @@ struct Extended {
 }
 
 impl Extended {
-    /// A session to the edge `bad`, of a client that reads nothing.
+    /// Opens a session to the edge `bad`, with a client that reads nothing.
     async fn stalled(at: SocketAddr, edge: &mut Raw) -> (TcpStream, Self) {
         let accept = async {
             let (id, epoch, limit) = loop {
-                // Sessions before this one may have credit to give.
+                // Earlier sessions may send credit first.
                 if let (id, SessionFrame::Open { epoch, limit, .. }) = word(edge).await {
                     break (id, epoch, limit);
                 }
@@ -169,11 +169,11 @@ impl Extended {
         tokio::join!(stalled(at, "bad:22"), accept)
     }
 
-    /// Sends bytes until its client's sockets are full, so that the next one waits in the pod.
+    /// Sends bytes until the client's sockets are full, so that the next byte is queued in the server.
     async fn fill_sockets(&mut self, edge: &mut Raw, server: &TestServer) {
         let before = server.server.table.queued();
         loop {
-            // It has no more room where what was before it waits in the pod already.
+            // The session has no credit left if earlier bytes are queued in the server already.
             if timeout(STUCK, self.say(edge, 16 * 1024, 1)).await.is_err() {
                 return;
             }
@@ -188,14 +188,14 @@ impl Extended {
         }
     }
 
-    /// Sends single bytes, as many as it may.
+    /// Sends single bytes up to the limit.
     async fn fill_pod(&mut self, edge: &mut Raw) {
         while self.sent < self.limit {
             self.say(edge, 1, usize::try_from(self.limit - self.sent).unwrap().min(200)).await;
         }
     }
 
-    /// Sends so many pieces, once it may.
+    /// Sends `pieces` pieces, once the limit allows it.
     async fn say(&mut self, edge: &mut Raw, bytes: usize, pieces: usize) {
         while self.sent + (bytes * pieces) as u64 > self.limit {
             if let (id, SessionFrame::Credit { limit, .. }) = word(edge).await
@@ -211,7 +211,7 @@ impl Extended {
     }
 }
 
-/// An extended edge's next word about a session.
+/// Returns the next session frame that an extended edge receives.
 async fn word(edge: &mut Raw) -> (SessionId, SessionFrame) {
     loop {
         let message = heard(edge).await;
@@ -224,7 +224,7 @@ async fn word(edge: &mut Raw) -> (SessionId, SessionFrame) {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn what_one_byte_frames_cost_is_counted_and_is_little_more_than_their_bytes() {
+async fn the_counted_cost_of_one_byte_frames_is_close_to_their_bytes() {
     let place = TestDir::new();
     let server = TestServer::with(&place, "[mode.cloud.session]\nmemory = \"2MiB\"");
     let mut bad = Raw::link(&place, &server, "bad", Some(Instance::random())).await;
@@ -236,17 +236,17 @@ async fn what_one_byte_frames_cost_is_counted_and_is_little_more_than_their_byte
         sessions.push(client);
     }
     let (table, least) = (&server.server.table, 4 * WINDOW / 2);
-    wait_until("all has come", || table.queued() > least).await;
+    wait_until("all has arrived", || table.queued() > least).await;
     let (queued, promised) = (table.queued(), table.memory().0);
     assert!(queued <= MEMORY && promised >= queued, "{queued} bytes wait, {promised} are counted");
-    // Each by itself would be a hundred times as much.
+    // Counted one by one, they would cost a hundred times as much.
     assert!(promised <= MEMORY + queued / 4, "{promised} are counted for {queued}");
 }
 
-/// The memory for sessions of the pod there, and the window with which a session begins.
+/// Memory for sessions of that server. `WINDOW` is the initial window of a session.
 const MEMORY: usize = 2 << 20;
 const WINDOW: usize = 64 * 1024;
-/// After so long without a byte taken, a socket is full: a busy machine may take a while.
+/// Time without progress after which a socket counts as full. A busy machine may take a while.
 const STUCK: Duration = Duration::from_secs(1);
-/// What a peer that sends without end may cost a pod, with what its allocator keeps.
+/// Memory that a remote that sends endlessly may cost a server, including what the allocator keeps.
 const MAX_GROWTH: usize = 16 << 20;

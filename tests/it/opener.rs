@@ -1,4 +1,4 @@
-//! A session is its opener's: whoever else knows its id cannot take it up, at whatever pod.
+//! A session belongs to its opener: no other party that knows its ID can take it over, at any server.
 
 use std::net::SocketAddr;
 
@@ -14,7 +14,7 @@ use crate::support::programs::{TOKEN, TestDir, TestServer, edge, start_edge};
 use crate::support::remote::{self, ScriptedServer};
 use crate::support::{assert_eventually, servers, targets};
 
-/// So many pods, through which edges reach one another and targets on loopback.
+/// Starts `count` servers, through which edges reach one another and targets on loopback.
 fn start(place: &TestDir, count: u8) -> Vec<TestServer> {
     let all = servers::addresses(count);
     let allow = "[mode.cloud.allow]\nnodes = [\"*\"]\ntargets = [\"127.0.0.0/8:*\"]\n";
@@ -26,7 +26,7 @@ async fn link(place: &TestDir, server: &TestServer, node: &str, instance: u128) 
     remote::link(place, server, node, Some(Instance::from_bits(instance))).await
 }
 
-/// Says a word about a session with another node.
+/// Sends a frame about a session with another node.
 async fn say_to(call: &Call, node: &str, id: SessionId, word: SessionFrame) {
     let node: NodeName = node.parse().unwrap();
     call.send(to_message(Frame { node, body: FrameKind::Session(id, Category::Ssh, word) })).await;
@@ -44,7 +44,7 @@ fn server(number: u128) -> Option<Opener> {
     Some(Opener::Server(Instance::from_bits(number)))
 }
 
-/// Waits for the answer to an Open. Returns the process that has accepted.
+/// Waits for the answer to an Open, and returns the process that has accepted it.
 async fn opened(call: &mut Call, id: SessionId) -> Option<Instance> {
     let (answered, word) = call.word().await;
     let SessionFrame::Opened { instance, .. } = word else { panic!("{word:?}") };
@@ -52,7 +52,7 @@ async fn opened(call: &mut Call, id: SessionId) -> Option<Instance> {
     instance
 }
 
-/// Its Open or Resume is answered as if nobody knew the session.
+/// Checks that the Open or Resume is answered like one for an unknown session.
 async fn is_unknown(call: &mut Call, attempt: u64) {
     let (_, word) = call.word().await;
     let (SessionFrame::Reset { epoch, refusal } | SessionFrame::Refused { epoch, refusal }) = word else {
@@ -61,20 +61,20 @@ async fn is_unknown(call: &mut Call, attempt: u64) {
     assert_eq!((epoch, refusal.code), (attempt, ErrorCode::UnknownSession), "{refusal}");
 }
 
-/// Its Resume is taken.
+/// Checks that the Resume is accepted.
 async fn is_resumed(call: &mut Call, attempt: u64) {
     let (_, word) = call.word().await;
     assert!(matches!(word, SessionFrame::Resumed { epoch, .. } if epoch == attempt), "{word:?}");
 }
 
-/// What the opener says comes back from the target.
+/// Checks that the opener's bytes come back from the target.
 async fn echoes(call: &mut Call, id: SessionId, text: &'static str) {
     call.say(id, SessionFrame::Data(text.into())).await;
     assert_eq!(call.word().await, (id, SessionFrame::Data(text.into())));
 }
 
 #[tokio::test]
-async fn a_session_of_two_edges_is_taken_over_by_no_third_at_whatever_server() {
+async fn a_session_of_two_edges_cannot_be_taken_over_by_a_third() {
     let (place, echo) = (TestDir::new(), targets::echo().await);
     let servers = start(&place, 3);
     let _acceptor = edge(&place, &servers[1], "acceptor").await;
@@ -90,7 +90,7 @@ async fn a_session_of_two_edges_is_taken_over_by_no_third_at_whatever_server() {
         is_unknown(&mut stranger, 50).await;
         echoes(&mut opener, id, "undisturbed").await;
     }
-    // The opener itself moves, and its session with it.
+    // The opener itself moves, with its session.
     for (server, epoch) in [(&servers[2], 2), (&servers[1], 3)] {
         opener = link(&place, server, "opener", 1).await;
         let received = u64::try_from("before".len() + 3 * "undisturbed".len()).unwrap();
@@ -102,7 +102,7 @@ async fn a_session_of_two_edges_is_taken_over_by_no_third_at_whatever_server() {
 }
 
 #[tokio::test]
-async fn a_clients_session_is_taken_over_by_no_edge_not_even_its_acceptor() {
+async fn a_clients_session_cannot_be_taken_over_even_by_its_acceptor() {
     let place = TestDir::new();
     let servers = start(&place, 3);
     let mut acceptor = link(&place, &servers[1], "acceptor", 1).await;
@@ -129,7 +129,7 @@ async fn a_clients_session_is_taken_over_by_no_edge_not_even_its_acceptor() {
 }
 
 #[tokio::test]
-async fn what_a_server_dialled_for_one_edge_is_taken_over_by_no_other() {
+async fn a_session_to_the_cloud_cannot_be_taken_over_by_another_edge() {
     let (place, echo) = (TestDir::new(), targets::echo().await);
     let servers = start(&place, 2);
     let mut opener = link(&place, &servers[0], "opener", 1).await;
@@ -151,7 +151,7 @@ async fn what_a_server_dialled_for_one_edge_is_taken_over_by_no_other() {
 }
 
 #[tokio::test]
-async fn an_edge_lets_its_session_be_taken_up_by_who_opened_it() {
+async fn an_edge_lets_only_the_opener_resume_a_session() {
     let (place, echo) = (TestDir::new(), targets::echo().await);
     let mut cloud = ScriptedServer::start(&place).await;
     let edge = start_edge(&place.edge("node1", cloud.at, ""));
@@ -185,7 +185,7 @@ async fn an_edge_lets_its_session_be_taken_up_by_who_opened_it() {
     is_resumed(&mut call, 3).await;
 }
 
-/// A pod of version 1, linked to that one.
+/// Links to the server as a peer of version 1.
 async fn old_server(place: &TestDir, server: &TestServer, number: u128, node: &str) -> Call {
     let shows = Identity { cert: place.files.cert.clone(), key: place.files.key.clone() };
     let headers = remote::old(Caller::peer_request(Instance::from_bits(number)));
@@ -193,14 +193,14 @@ async fn old_server(place: &TestDir, server: &TestServer, number: u128, node: &s
 }
 
 #[tokio::test]
-async fn sessions_come_from_old_servers_and_go_on_through_old_and_new_ones() {
+async fn sessions_of_old_servers_resume_through_old_and_new_ones() {
     let (place, echo) = (TestDir::new(), targets::echo().await);
     let servers = start(&place, 1);
     let _edge = edge(&place, &servers[0], "node1").await;
     let (mut first, id) = (old_server(&place, &servers[0], 7, "node1").await, SessionId::random());
     first.say(id, open(echo, None)).await;
     let acceptor = opened(&mut first, id).await;
-    // Through another old pod, through a new one, which knows who opened, and through an old one again.
+    // Through another old server, through a new one, which names the opener, and through an old one again.
     for (epoch, opener) in [(2, None), (3, server(8)), (4, None)] {
         let mut next = old_server(&place, &servers[0], 8, "node1").await;
         next.say(id, resume(epoch, acceptor, opener)).await;
@@ -208,7 +208,7 @@ async fn sessions_come_from_old_servers_and_go_on_through_old_and_new_ones() {
         first = next;
     }
     echoes(&mut first, id, "after").await;
-    // By now it is known whose it is.
+    // By now the opener is known.
     let mut stranger = link(&place, &servers[0], "stranger", 9).await;
     say_to(&stranger, "node1", id, resume(50, acceptor, None)).await;
     is_unknown(&mut stranger, 50).await;

@@ -1,4 +1,4 @@
-//! TLS that is passed through to the node that the ClientHello names.
+//! TLS that is passed through to the node named in the ClientHello.
 
 use std::sync::Arc;
 
@@ -15,7 +15,7 @@ use crate::support::clients::rest;
 use crate::support::programs::{TestDir, TestServer, edge, edge_forgets_all};
 use crate::support::{assert_eventually, hurry, remote, targets};
 
-/// Lines of a config with one port that stands for that target of every node; `more` stands in the table.
+/// Returns config lines with one port for that target of every node. `more` is added to the table.
 fn port(target: std::net::SocketAddr, more: &str) -> String {
     format!(
         "[mode.cloud.https]\nmode = \"passthrough\"\nlisten_ip = \"127.0.0.1\"\n{more}\n\
@@ -23,7 +23,7 @@ fn port(target: std::net::SocketAddr, more: &str) -> String {
     )
 }
 
-/// What targets of these nodes show; the pod's authority is another.
+/// Certificates of the targets of these nodes, from another CA than the server's.
 struct Nodes {
     _dir: tempfile::TempDir,
     files: Files,
@@ -36,7 +36,7 @@ impl Nodes {
         Self { _dir: dir, files }
     }
 
-    /// A target that speaks TLS, and sends back what comes.
+    /// Starts a target that speaks TLS and echoes.
     async fn echo(&self) -> std::net::SocketAddr {
         let identity = Identity { cert: self.files.cert.clone(), key: self.files.key.clone() };
         let (offer, _) = TlsParams::parse("", "").unwrap();
@@ -54,7 +54,7 @@ impl Nodes {
         .await
     }
 
-    /// A client's TLS through the pod's port, with that name (an IP address is not sent).
+    /// Opens TLS through the server's port with that name. An IP address is not sent.
     async fn connect(&self, server: &TestServer, name: &str) -> std::io::Result<TlsStream<TcpStream>> {
         let client =
             TlsClientConfig { trust: Trust::Ca(self.files.ca.clone()), identity: None, alpn: Vec::new() };
@@ -64,7 +64,7 @@ impl Nodes {
         assert_eventually("a handshake, or its failure", Box::pin(connector.connect(name, socket))).await
     }
 
-    /// The alert with which a client's handshake ends.
+    /// Returns the alert that ends a client's handshake.
     async fn alert(&self, server: &TestServer, name: &str) -> AlertDescription {
         let failed = self.connect(server, name).await.unwrap_err();
         let Some(error) = failed.get_ref() else { panic!("{failed:?}") };
@@ -97,7 +97,7 @@ async fn tls_goes_between_client_and_the_target_of_the_node_that_it_names() {
 }
 
 #[tokio::test]
-async fn a_client_that_names_no_node_gets_the_alert_to_the_byte() {
+async fn a_client_that_names_no_node_gets_the_exact_alert() {
     let (place, nodes) = (TestDir::new(), Nodes::new(&["127.0.0.1"]));
     let server = TestServer::with(&place, &port(nodes.echo().await, ""));
     let _edge = edge(&place, &server, "node1").await;
@@ -135,7 +135,7 @@ async fn a_refusal_is_an_alert_and_counted_with_its_cause() {
 }
 
 #[tokio::test]
-async fn what_is_no_tls_is_closed_without_a_word() {
+async fn a_connection_without_tls_is_closed_without_a_response() {
     let (place, nodes) = (TestDir::new(), Nodes::new(&["node1"]));
     let server = TestServer::with(&place, &port(nodes.echo().await, ""));
     for said in [&b"GET / HTTP/1.1\r\nHost: node1\r\n\r\n"[..], b"SSH-2.0-x\r\n"] {
@@ -147,7 +147,7 @@ async fn what_is_no_tls_is_closed_without_a_word() {
 }
 
 #[tokio::test]
-async fn a_hello_that_does_not_come_is_given_up_after_ten_seconds() {
+async fn a_missing_client_hello_times_out_after_ten_seconds() {
     let (place, nodes) = (TestDir::new(), Nodes::new(&["node1"]));
     let server = TestServer::with(&place, &port(nodes.echo().await, ""));
     let mut socket = server.client("https").await;
@@ -160,7 +160,7 @@ async fn a_hello_that_does_not_come_is_given_up_after_ten_seconds() {
 }
 
 #[tokio::test]
-async fn a_plain_edge_needs_no_word_for_it() {
+async fn a_plain_edge_gets_an_ordinary_connect_request() {
     let (place, nodes) = (TestDir::new(), Nodes::new(&["node1"]));
     let server = TestServer::with(&place, &port("127.0.0.1:10250".parse().unwrap(), ""));
     let mut edge = remote::link(&place, &server, "node1", None).await;

@@ -1,4 +1,4 @@
-//! Links between pods, and the finding of nodes over them.
+//! Links between servers, and searches for nodes over them.
 
 use std::time::Duration;
 
@@ -28,37 +28,37 @@ use crate::support::remote::ScriptedServer;
 use crate::support::servers::{self, Dns, DnsScript};
 use crate::support::{Stopwatch, assert_eventually, beside, hurry, remote, targets, wait_until, wait_within};
 
-/// Links of a pod, to edges and to other pods.
+/// Returns the number of links of a server, to edges and to peers.
 fn links(server: &TestServer) -> i64 {
     server.server.metrics.links.get()
 }
 
 #[tokio::test]
-async fn a_link_between_servers_is_made_once_and_dropped_when_nobody_needs_it() {
+async fn a_link_between_servers_is_made_once_and_closed_when_unused() {
     let (place, echo) = (TestDir::new(), targets::echo().await);
     let all = servers::addresses(2);
     let lines = format!("{}\nrebalance = false", servers::peers(&all));
     let servers: Vec<_> =
         all.iter().map(|at| TestServer::from_text(&servers::config(&place, *at, &lines))).collect();
     let _edge = edge(&place, &servers[1], "node1").await;
-    // Each has tried the other at its start.
-    wait_until("the pods are linked", || (links(&servers[0]), links(&servers[1])) == (2, 3)).await;
+    // Each server has dialled the other at its start.
+    wait_until("the servers are linked", || (links(&servers[0]), links(&servers[1])) == (2, 3)).await;
     let mut clients = Vec::new();
     for _ in 0..10 {
         clients.push(servers[0].open(&at("node1", echo)).await);
     }
-    assert_eq!((links(&servers[0]), links(&servers[1])), (2, 3), "no more are made");
+    assert_eq!((links(&servers[0]), links(&servers[1])), (2, 3), "no more links are made");
     hurry();
     tokio::time::sleep(Duration::from_secs(180)).await;
-    assert_eq!(links(&servers[0]), 1, "sessions keep it");
+    assert_eq!(links(&servers[0]), 1, "sessions keep the link");
     for client in &mut clients {
         echoed(client, "still there").await;
     }
     drop(clients);
-    // That the sessions end takes its time on a busy machine, and hurried time goes on meanwhile.
-    wait_within(Duration::from_secs(1200), "nobody needs the link", || links(&servers[0]) == 0).await;
+    // On a busy machine the sessions take time to end, and accelerated time continues meanwhile.
+    wait_within(Duration::from_secs(1200), "the unused link is closed", || links(&servers[0]) == 0).await;
     let mut client = servers[0].open(&at("node1", echo)).await;
-    echoed(&mut client, "made anew").await;
+    echoed(&mut client, "made again").await;
 }
 
 #[tokio::test]
@@ -67,7 +67,7 @@ async fn a_server_never_links_to_itself() {
     let servers = servers::start(&place, 1);
     for _ in 0..3 {
         let answer = servers[0].ask("node1:22").await;
-        assert!(!answer.body.contains("pod"), "{answer:?}");
+        assert!(!answer.body.contains("peer"), "{answer:?}");
     }
     let _edge = edge(&place, &servers[0], "node1").await;
     assert_eq!(links(&servers[0]), 1);
@@ -89,7 +89,7 @@ async fn a_peer_that_does_not_answer_costs_a_second_once() {
     let started = Stopwatch::start();
     first.ask("node9:22").await;
     assert!(started.elapsed() < Duration::from_millis(500), "{:?}", started.elapsed());
-    // Who has the node is not waited for longer than it takes to answer.
+    // The search ends as soon as the server that has the node answers.
     let _edge = edge(&place, &second, "node1").await;
     let mut client = first.open(&at("node1", echo)).await;
     echoed(&mut client, "hello").await;
@@ -101,7 +101,7 @@ async fn a_server_in_dns_that_speaks_plain_is_named_in_the_error() {
     let mut other = ScriptedServer::start(&place).await;
     let dns = Dns::start(DnsScript::At([127, 0, 0, 1].into())).await;
     let at = servers::addresses(1)[0];
-    // That the other one is found at its own port, it stands in the list.
+    // The list contains the other server, so that it is found at its own port.
     let lines = format!("dns = [\"{}\"]\nzone = \"nodes.test\"\n{}", dns.at, servers::peers(&[other.at]));
     let server = TestServer::from_text(&servers::config(&place, at, &lines));
     let answering = beside(async move {
@@ -116,7 +116,7 @@ async fn a_server_in_dns_that_speaks_plain_is_named_in_the_error() {
 }
 
 #[tokio::test]
-async fn an_edge_reaches_the_nodes_that_it_may_reach_and_no_other() {
+async fn an_edge_reaches_only_the_nodes_that_it_may_reach() {
     let place = TestDir::new();
     let all = servers::addresses(2);
     let list = format!("{}\n[mode.cloud.allow]\nnodes = [\"node*\"]", servers::peers(&all));
@@ -128,12 +128,12 @@ async fn an_edge_reaches_the_nodes_that_it_may_reach_and_no_other() {
     say_to(&one, "node2", id, open_word(1)).await;
     let asked: StreamMsg = two.hears().await;
     assert_eq!((asked.r#type.as_str(), asked.node.as_str()), ("connecting", "node2"));
-    assert_eq!(asked.category, "httpProxy", "an edge borrows no other front end's rights");
+    assert_eq!(asked.category, "httpProxy", "an edge does not get the rights of another listener");
     two.say(id, SessionFrame::Opened { limit: 1000, epoch: 1, instance: Some(Instance::from_bits(2)) }).await;
     let (answered, word) = one.word().await;
     assert_eq!((answered, matches!(word, SessionFrame::Opened { epoch: 1, .. })), (id, true));
 
-    // By its own name it means the cloud, which dials nothing here.
+    // Its own name means the cloud, which dials nothing here.
     for (node, code) in [
         ("other", ErrorCode::NodeNotAllowed),
         ("node3", ErrorCode::TargetUnreachable),
@@ -148,7 +148,7 @@ async fn an_edge_reaches_the_nodes_that_it_may_reach_and_no_other() {
 }
 
 #[tokio::test]
-async fn edges_reach_no_node_unless_the_settings_say_so() {
+async fn edges_reach_no_node_unless_the_config_allows_it() {
     let place = TestDir::new();
     let server = TestServer::start(&place);
     let mut one = remote::link(&place, &server, "node1", Some(Instance::from_bits(1))).await;
@@ -160,7 +160,7 @@ async fn edges_reach_no_node_unless_the_settings_say_so() {
 }
 
 #[tokio::test]
-async fn an_edge_that_is_silent_on_one_path_is_asked_on_another() {
+async fn an_edge_unresponsive_on_one_path_is_asked_on_another() {
     let place = TestDir::new();
     let servers = servers::start(&place, 2);
     let instance = Some(Instance::from_bits(1));
@@ -169,7 +169,7 @@ async fn an_edge_that_is_silent_on_one_path_is_asked_on_another() {
     let (started, watch) = (Instant::now(), Stopwatch::start());
     let (asked, was_asked) = tokio::sync::oneshot::channel();
     let silent = async {
-        // Alive, but it does not answer what it is asked.
+        // Alive, but it does not answer the Open.
         let (id, word) = near.word().await;
         assert!(matches!(word, SessionFrame::Open { epoch: 1, .. }), "{word:?}");
         asked.send(id).unwrap();
@@ -204,7 +204,7 @@ async fn a_slow_dial_is_no_reason_to_leave_the_only_path() {
 }
 
 #[tokio::test]
-async fn two_hundred_nodes_that_come_at_once_are_told_over_one_link_to_each_server() {
+async fn two_hundred_nodes_are_announced_over_one_link_to_each_server() {
     let place = TestDir::new();
     let servers = servers::start(&place, 3);
     let linking = (0..200).map(|n| {
@@ -212,7 +212,7 @@ async fn two_hundred_nodes_that_come_at_once_are_told_over_one_link_to_each_serv
         async move { remote::link(place, server, &format!("node{n}"), Some(Instance::from_bits(n))).await }
     });
     let mut edges = futures_util::future::join_all(linking).await;
-    // Each pod has tried the others at its start.
+    // Each server has dialled the others at its start.
     wait_until("all links are up", || [0, 1, 2].map(|n| links(&servers[n])) == [4, 204, 4]).await;
     for n in [0, 77, 199] {
         let answers = async {
@@ -239,14 +239,14 @@ async fn a_server_stops_without_waiting_for_its_peers() {
     let started = Stopwatch::start();
     let drained = last.server.shutdown(std::future::pending()).await;
     assert_eq!(drained, Drained::Finished);
-    // For two seconds clients may still come in.
+    // The server still accepts clients for two seconds.
     assert!(started.elapsed() < Duration::from_secs(4), "{:?}", started.elapsed());
     let mut client = servers[0].open(&at("node1", echo)).await;
     echoed(&mut client, "hello").await;
 }
 
 #[tokio::test]
-async fn a_node_that_comes_back_as_another_process_ends_its_sessions_soon() {
+async fn sessions_end_soon_after_their_node_has_restarted() {
     let place = TestDir::new();
     let servers = servers::start(&place, 2);
     let instance = Some(Instance::from_bits(1));
@@ -257,7 +257,7 @@ async fn a_node_that_comes_back_as_another_process_ends_its_sessions_soon() {
     };
     let (mut client, ()) = tokio::join!(servers[0].open("node1:22"), accept);
     drop(old);
-    wait_until("the old link is gone", || servers[1].link("node1").is_none()).await;
+    wait_until("the old link is closed", || servers[1].link("node1").is_none()).await;
     let _new = remote::link(&place, &servers[1], "node1", Some(Instance::from_bits(9))).await;
     let started = Stopwatch::start();
     is_reset(&mut client).await;
@@ -265,7 +265,7 @@ async fn a_node_that_comes_back_as_another_process_ends_its_sessions_soon() {
 }
 
 #[tokio::test]
-async fn of_several_servers_that_have_not_heard_the_node_lately_the_freshest_is_asked() {
+async fn of_several_stale_servers_the_one_with_the_freshest_link_is_asked() {
     let place = TestDir::new();
     let servers = servers::start(&place, 1);
     let (mut stale, mut fresher) =
@@ -282,7 +282,7 @@ async fn of_several_servers_that_have_not_heard_the_node_lately_the_freshest_is_
 }
 
 #[tokio::test]
-async fn a_server_that_has_just_heard_the_node_is_not_compared_with_those_that_are_slow_to_answer() {
+async fn a_server_with_a_fresh_link_is_used_before_slow_peers_answer() {
     let place = TestDir::new();
     let servers = servers::start(&place, 1);
     let (mut slow, mut fresh) =
@@ -307,7 +307,7 @@ async fn a_server_that_was_wrong_about_a_node_is_not_asked_again_before_another(
     let answers = async {
         let (id, word) = wrong.word().await;
         let SessionFrame::Open { epoch, .. } = word else { panic!("{word:?}") };
-        let refusal = SessionError::new(ErrorCode::NodeNotConnected, "it has gone");
+        let refusal = SessionError::new(ErrorCode::NodeNotConnected, "the node has disconnected");
         wrong.say(id, SessionFrame::Refused { epoch, refusal }).await;
         let (one, two) = tokio::join!(asked(&mut wrong), asked(&mut right));
         says(&wrong, one, false, Duration::ZERO).await;
@@ -320,18 +320,18 @@ async fn a_server_that_was_wrong_about_a_node_is_not_asked_again_before_another(
 }
 
 #[tokio::test]
-async fn a_session_is_not_resumed_at_a_server_that_has_another_process_of_the_node() {
+async fn a_session_is_not_resumed_with_another_process_of_its_node() {
     let place = TestDir::new();
     let servers = servers::start(&place, 1);
     let (mut impostor, mut right) =
         (scripted_server(&place, &servers[0], 7).await, scripted_server(&place, &servers[0], 8).await);
     announces(&mut right, 1).await;
     let (mut client, ()) = tokio::join!(servers[0].open("node1:22"), opens(&mut right));
-    // The impostor's name is the same, and it is louder.
+    // The impostor has the same node name, and announces it as well.
     let found = Found { here: true, instance: Some(Instance::from_bits(99)), ..Found::not_here(0) };
     let node = impostor.node.clone();
     impostor.send(to_message(Frame { node, body: FrameKind::Found(found) })).await;
-    // The path is lost. Only the pod that has the right process is asked to resume.
+    // The path is lost. Only the server with the right process is asked to resume.
     drop(right);
     let mut right = scripted_server(&place, &servers[0], 9).await;
     says(&right, 0, true, Duration::ZERO).await;
@@ -347,7 +347,7 @@ async fn a_session_is_not_resumed_at_a_server_that_has_another_process_of_the_no
 }
 
 #[tokio::test]
-async fn a_server_that_claims_a_node_and_refuses_it_does_not_hide_the_one_that_has_it() {
+async fn a_server_that_claims_and_refuses_a_node_does_not_hide_the_right_one() {
     let place = TestDir::new();
     let servers = servers::start(&place, 1);
     let (mut wrong, mut right) =
@@ -355,7 +355,7 @@ async fn a_server_that_claims_a_node_and_refuses_it_does_not_hide_the_one_that_h
     let answers = async {
         let lies = async {
             loop {
-                let message = wrong.next().await.expect("the stream goes on");
+                let message = wrong.next().await.expect("the stream continues");
                 match from_message(message, &Remote::Peer).unwrap().body {
                     FrameKind::Find(question) => says(&wrong, question, true, Duration::ZERO).await,
                     FrameKind::Session(id, _, SessionFrame::Open { epoch, .. }) => {
@@ -368,7 +368,7 @@ async fn a_server_that_claims_a_node_and_refuses_it_does_not_hide_the_one_that_h
         };
         let slower = async {
             loop {
-                let message = right.next().await.expect("the stream goes on");
+                let message = right.next().await.expect("the stream continues");
                 match from_message(message, &Remote::Peer).unwrap().body {
                     FrameKind::Find(question) => {
                         tokio::time::sleep(Duration::from_millis(100)).await;
@@ -390,10 +390,10 @@ async fn a_server_that_claims_a_node_and_refuses_it_does_not_hide_the_one_that_h
 }
 
 #[tokio::test]
-async fn a_server_that_announces_without_end_makes_no_tasks_without_end() {
+async fn endless_announcements_of_a_server_do_not_create_endless_tasks() {
     let place = TestDir::new();
     let servers = servers::start(&place, 1);
-    // It does not answer pings, so that each announcement would wait for a second.
+    // The edge does not answer pings, so each announcement would wait for a second.
     let _silent = remote::link(&place, &servers[0], "node1", Some(Instance::from_bits(1))).await;
     let mut loud = scripted_server(&place, &servers[0], 7).await;
     let before = tokio::runtime::Handle::current().metrics().num_alive_tasks();
@@ -407,13 +407,13 @@ async fn a_server_that_announces_without_end_makes_no_tasks_without_end() {
 }
 
 #[tokio::test]
-async fn a_server_that_links_without_end_has_few_links() {
+async fn a_server_that_links_endlessly_keeps_few_links() {
     let place = TestDir::new();
     let servers = servers::start(&place, 1);
     let mut all = Vec::new();
     for _ in 0..30 {
         let mut call = scripted_server(&place, &servers[0], 7).await;
-        // It answers pings, so that none of them is taken for dead.
+        // It answers pings, so none of its links is taken for dead.
         all.push(beside(async move { call.ends().await }));
     }
     let ended = || all.iter().filter(|call| call.is_finished()).count();
@@ -422,8 +422,7 @@ async fn a_server_that_links_without_end_has_few_links() {
 }
 
 #[tokio::test]
-async fn a_server_gives_a_sign_of_life_and_says_which_process_it_is_and_what_only_takes_connections_does_not()
-{
+async fn only_a_real_server_answers_probes_and_names_its_process() {
     let place = TestDir::new();
     let server = servers::start(&place, 1).remove(0);
     let (at, port) = (server.server.bound.grpc.ip(), server.server.bound.grpc.port());
@@ -434,7 +433,7 @@ async fn a_server_gives_a_sign_of_life_and_says_which_process_it_is_and_what_onl
     let link_context = LinkContext { table, metrics: metrics.clone(), drain: Drain::new(), congestion: None };
     let identity = Identity { cert: place.files.cert.clone(), key: place.files.key.clone() };
     let tls = PeerTlsConfig { identity, ca: place.files.ca.clone(), name: None }.load().unwrap();
-    // What looks like a pod and is a proxy that takes everything.
+    // A proxy that accepts every connection and looks like a server.
     let proxy = TcpListener::bind((std::net::Ipv4Addr::new(127, 0, 0, 250), port)).await.unwrap();
     let (_tell, list) = watch::channel(vec![server.server.bound.grpc, proxy.local_addr().unwrap()]);
     let (own, drain) = (link_context.table.instance(), link_context.drain.clone());
@@ -454,7 +453,7 @@ async fn a_server_gives_a_sign_of_life_and_says_which_process_it_is_and_what_onl
 }
 
 #[tokio::test]
-async fn an_edge_that_looks_for_nodes_without_end_leaves_room_for_others_to_look() {
+async fn an_edge_that_searches_endlessly_does_not_block_other_searches() {
     let place = TestDir::new();
     let dns = Dns::start(DnsScript::Nothing).await;
     let lines = format!("dns = [\"{}\"]\nzone = \"nodes.test\"\n[mode.cloud.allow]\nnodes = [\"*\"]", dns.at);
@@ -468,10 +467,10 @@ async fn an_edge_that_looks_for_nodes_without_end_leaves_room_for_others_to_look
     let (_, word) = bad.word().await;
     let SessionFrame::Refused { refusal, .. } = word else { panic!("{word:?}") };
     assert_eq!(refusal.code, ErrorCode::Overloaded);
-    // What is found at once needs no search; nor is another's held up by that one's.
+    // A node that is found at once needs no search, and another edge's search is not delayed by these.
     for edge in [&bad, &good] {
         say_to(edge, "node2", SessionId::random(), open_word(1)).await;
-        let (_, word) = assert_eventually("what the other edge was asked for", other.word()).await;
+        let (_, word) = assert_eventually("the Open at the other edge", other.word()).await;
         assert!(matches!(word, SessionFrame::Open { .. }), "{word:?}");
     }
     say_to(&good, "away", SessionId::random(), open_word(1)).await;
@@ -481,7 +480,7 @@ async fn an_edge_that_looks_for_nodes_without_end_leaves_room_for_others_to_look
 }
 
 #[tokio::test]
-async fn a_server_that_has_gone_is_not_named_as_one_that_does_not_answer() {
+async fn a_disconnected_server_is_not_reported_as_unresponsive() {
     let place = TestDir::new();
     let server = servers::start(&place, 1).remove(0);
     let mut gone = scripted_server(&place, &server, 7).await;

@@ -1,4 +1,4 @@
-//! An edge that knows several places of its cloud.
+//! An edge that has several addresses of its cloud.
 
 use std::time::Duration;
 
@@ -10,7 +10,7 @@ use crate::support::servers::{self, SeparateServers};
 use crate::support::{hurry, targets, wait_until, wait_within};
 
 #[tokio::test]
-async fn an_edge_goes_to_the_next_place_and_comes_back_without_cutting_a_session() {
+async fn an_edge_uses_the_next_address_and_returns_without_aborting_sessions() {
     let (place, echo) = (TestDir::new(), targets::echo().await);
     let all = servers::addresses(2);
     let text = |n: usize| servers::config(&place, all[n], "");
@@ -20,22 +20,23 @@ async fn an_edge_goes_to_the_next_place_and_comes_back_without_cutting_a_session
     let edge = start_edge(&config);
     second.has("node1").await;
     let mut client = second.open(&at("node1", echo)).await;
-    echoed(&mut client, "at the second place").await;
+    echoed(&mut client, "at the second address").await;
     let first = TestServer::from_text(&text(0));
     hurry();
-    wait_within(Duration::from_secs(600), "it comes back", || first.link("node1").is_some()).await;
-    wait_within(Duration::from_secs(60), "the second one is told", || second.link("node1").is_none()).await;
+    wait_within(Duration::from_secs(600), "the edge is back", || first.link("node1").is_some()).await;
+    wait_within(Duration::from_secs(60), "the second server has no link", || second.link("node1").is_none())
+        .await;
     echoed(&mut client, "over the old link").await;
-    echoed(&mut first.open(&at("node1", echo)).await, "at the first place").await;
+    echoed(&mut first.open(&at("node1", echo)).await, "at the first address").await;
     assert_eq!(edge.metrics.links.get(), 2, "the session keeps the old link");
     client.shutdown().await.unwrap();
     assert_eq!(rest(&mut client).await, b"");
     drop(client);
-    wait_within(Duration::from_secs(60), "the old link goes", || edge.metrics.links.get() == 1).await;
+    wait_within(Duration::from_secs(60), "the old link is closed", || edge.metrics.links.get() == 1).await;
 }
 
 #[tokio::test]
-async fn an_edge_whose_place_dies_is_at_the_next_one_and_stays_there_while_the_first_is_away() {
+async fn an_edge_moves_to_the_next_address_and_stays_while_the_first_is_down() {
     let (place, echo) = (TestDir::new(), targets::echo().await);
     let all = servers::addresses(2);
     let mut first = SeparateServers::start(servers::config(&place, all[0], "")).await;
@@ -44,18 +45,18 @@ async fn an_edge_whose_place_dies_is_at_the_next_one_and_stays_there_while_the_f
     let edge =
         start_edge(&place.edge("node1", all[0], "").replace(&format!("server_name = \"{}\"", all[0]), &list));
     first.server.has("node1").await;
-    assert!(second.link("node1").is_none(), "the first of the list is wanted most");
+    assert!(second.link("node1").is_none(), "the first address is preferred");
     first.kill();
     second.has("node1").await;
     echoed(&mut second.open(&at("node1", echo)).await, "hello").await;
     let dials = edge.metrics.reconnects.get();
     hurry();
     tokio::time::sleep(Duration::from_secs(300)).await;
-    assert!(second.link("node1").is_some() && edge.metrics.reconnects.get() == dials, "it is left in peace");
+    assert!(second.link("node1").is_some() && edge.metrics.reconnects.get() == dials, "it dials no more");
 }
 
 #[tokio::test]
-async fn an_edge_that_no_place_takes_says_what_each_of_them_said() {
+async fn an_edge_without_any_link_reports_the_error_of_each_address() {
     let place = TestDir::new();
     let all = servers::addresses(2);
     let list = format!("server_name = [\"{}\", \"{}\"]", all[0], all[1]);
@@ -65,5 +66,5 @@ async fn an_edge_that_no_place_takes_says_what_each_of_them_said() {
     while !all.iter().all(|at| body.contains(&format!("{at} refused the connection"))) {
         body = get(edge.bound.log.unwrap(), "/readyz").await.body;
     }
-    wait_until("it goes on trying", || edge.metrics.reconnects.get() > 2).await;
+    wait_until("the edge continues to dial", || edge.metrics.reconnects.get() > 2).await;
 }

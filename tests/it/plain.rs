@@ -1,4 +1,4 @@
-//! Peers that speak SuperEdge's words only, message by message.
+//! Remotes that speak only SuperEdge's protocol, message by message.
 
 use std::time::Duration;
 
@@ -24,11 +24,11 @@ async fn accepted(server: &TestServer, edge: &mut Call) -> (tokio::net::TcpStrea
 }
 
 #[tokio::test]
-async fn a_plain_edge_is_asked_and_heard_in_superedges_words() {
+async fn a_plain_edge_is_served_with_superedges_messages() {
     let place = TestDir::new();
     let server = TestServer::start(&place);
     let mut edge = remote::link(&place, &server, "node1", None).await;
-    assert!(edge.headers.contains_key("tunnel-instance"), "a pod names itself to everybody");
+    assert!(edge.headers.contains_key("tunnel-instance"), "a server names itself to every edge");
     let ask = async {
         let asked = edge.hears().await;
         let expected =
@@ -46,14 +46,14 @@ async fn a_plain_edge_is_asked_and_heard_in_superedges_words() {
     assert_eq!(rest(&mut client).await, b"world");
     client.shutdown().await.unwrap();
     server.assert_idle().await;
-    // What still comes is answered as SuperEdge does, so that the far end lets go as well.
+    // Later messages are answered as SuperEdge does, so that the remote closes as well.
     edge.plainly("tcp-forward", &topic, "late").await;
     let gone = edge.plain("closed", &topic, "msg cannot be forwarded due to disconnection".into());
     assert_eq!(edge.hears().await, gone);
 }
 
 #[tokio::test]
-async fn programs_behind_a_plain_edge_reach_in_the_cloud_what_its_server_may_dial() {
+async fn programs_behind_a_plain_edge_reach_allowed_targets_in_the_cloud() {
     let (place, echo, other) = (TestDir::new(), targets::echo().await, targets::echo().await);
     let server = TestServer::with(&place, &format!("[mode.cloud.allow]\ntargets = [\"{echo}\"]\n"));
     let mut edge = remote::link(&place, &server, "node1", None).await;
@@ -98,7 +98,7 @@ async fn a_plain_edges_failed_dial_has_its_status_and_reason() {
 }
 
 #[tokio::test]
-async fn a_plain_edge_that_never_answers_is_timed_out_and_told() {
+async fn a_plain_edge_that_never_answers_times_out_and_gets_a_close() {
     let place = TestDir::new();
     let server = TestServer::with(&place, "[mode.cloud.session]\nopen_timeout = \"300ms\"");
     let mut edge = remote::link(&place, &server, "node1", None).await;
@@ -128,7 +128,7 @@ async fn a_plain_edges_heartbeat_is_echoed_at_once() {
 }
 
 #[tokio::test]
-async fn a_client_that_ends_its_direction_still_gets_the_plain_edges_answer() {
+async fn a_half_closed_client_still_gets_the_plain_edges_response() {
     let place = TestDir::new();
     let server = TestServer::start(&place);
     let mut edge = remote::link(&place, &server, "node1", None).await;
@@ -143,7 +143,7 @@ async fn a_client_that_ends_its_direction_still_gets_the_plain_edges_answer() {
 }
 
 #[tokio::test]
-async fn a_clients_end_alone_closes_a_plain_session_after_half_a_minute_of_silence() {
+async fn a_half_closed_plain_session_ends_after_half_a_minute_of_silence() {
     let place = TestDir::new();
     let server = TestServer::start(&place);
     let mut edge = remote::link(&place, &server, "node1", None).await;
@@ -151,7 +151,7 @@ async fn a_clients_end_alone_closes_a_plain_session_after_half_a_minute_of_silen
     hurry();
     let started = Instant::now();
     client.shutdown().await.unwrap();
-    // Half a minute, longer than a message is waited for otherwise.
+    // Half a minute is longer than the usual timeout of a message.
     let closed = loop {
         let message = edge.next().await.unwrap();
         if message.category != "stream" {
@@ -175,7 +175,7 @@ async fn sessions_of_a_plain_link_end_with_it() {
 }
 
 #[tokio::test]
-async fn a_slow_reader_of_a_plain_link_is_reset_and_its_neighbour_goes_on() {
+async fn a_slow_reader_of_a_plain_link_is_reset_and_others_continue() {
     let place = TestDir::new();
     let server = TestServer::start(&place);
     let mut edge = remote::link(&place, &server, "node1", None).await;
@@ -183,7 +183,7 @@ async fn a_slow_reader_of_a_plain_link_is_reset_and_its_neighbour_goes_on() {
     let (mut neighbour, topic) = accepted(&server, &mut edge).await;
     let started = Stopwatch::start();
     let flood = async {
-        // More than all buffers on the way hold.
+        // More than all buffers on the path hold.
         for _ in 0..2000 {
             edge.plainly("tcp-forward", &slow_topic, vec![0; 16 * 1024]).await;
         }
@@ -199,14 +199,14 @@ async fn a_slow_reader_of_a_plain_link_is_reset_and_its_neighbour_goes_on() {
     wait_until("the reset is counted", || resets() == 1).await;
     assert!(server.server.metrics.stalls.get() > 0);
     let mut all = Vec::new();
-    assert!(assert_eventually("its end", slow.read_to_end(&mut all)).await.is_err());
+    assert!(assert_eventually("the end of the slow session", slow.read_to_end(&mut all)).await.is_err());
     edge.plainly("closed", &topic, "EOF").await;
     drop((slow, neighbour));
     server.assert_idle().await;
 }
 
 #[tokio::test]
-async fn our_edge_serves_a_plain_server_that_is_silent_until_it_hears_a_heartbeat() {
+async fn an_edge_serves_a_plain_server_that_waits_for_a_heartbeat() {
     let (place, echo) = (TestDir::new(), targets::echo().await);
     let mut server = ScriptedServer::start(&place).await;
     let edge = start_edge(&place.edge("node1", server.at, ""));
@@ -235,7 +235,7 @@ async fn our_edge_serves_a_plain_server_that_is_silent_until_it_hears_a_heartbea
 }
 
 #[tokio::test]
-async fn a_target_that_ends_closes_its_plain_session_with_its_last_bytes_before() {
+async fn a_target_that_closes_ends_its_plain_session_after_its_last_bytes() {
     let place = TestDir::new();
     let target = targets::serve(|mut socket| async move {
         let _ = socket.write_all(b"last words").await;
@@ -249,16 +249,16 @@ async fn a_target_that_ends_closes_its_plain_session_with_its_last_bytes_before(
     call.send(StreamMsg { addr: target.to_string(), ..connecting }).await;
     assert_eq!(call.hears().await.r#type, "connected");
     assert_eq!(call.hears().await.data, "last words");
-    // The client waits for nothing but this.
+    // The client waits only for this message.
     let started = Stopwatch::start();
     assert_eq!(call.hears().await.r#type, "closed");
     assert!(started.elapsed().as_millis() < 3000, "{:?}", started.elapsed());
     edge_forgets_all(&edge).await;
 }
 
-/// A client that goes on sending after the target's end is given half a minute, but not where nobody takes its bytes.
+/// A client that continues to send after the target's end gets half a minute, but not if its bytes are not read.
 #[tokio::test]
-async fn a_target_that_takes_no_more_closes_its_plain_session_at_once() {
+async fn a_target_that_stops_reading_closes_its_plain_session_at_once() {
     let place = TestDir::new();
     let ends = targets::serve(|mut socket| async move {
         let _ = socket.write_all(b"last words").await;
@@ -277,7 +277,7 @@ async fn a_target_that_takes_no_more_closes_its_plain_session_at_once() {
     for (target, topic) in [(ends, "ends"), (breaks_off, "breaks off")] {
         let connecting = call.plain("connecting", topic, "".into());
         call.send(StreamMsg { addr: target.to_string(), ..connecting }).await;
-        // What was sent to the one before and crossed its end is answered.
+        // Bytes for the previous target that crossed its end are answered.
         while call.hears().await.r#type != "connected" {}
         assert_eq!(call.hears().await.data, "last words");
         let started = Stopwatch::start();
@@ -294,7 +294,7 @@ async fn a_target_that_takes_no_more_closes_its_plain_session_at_once() {
 }
 
 #[tokio::test]
-async fn our_edge_sends_a_plain_server_a_heartbeat_each_minute() {
+async fn an_edge_sends_a_plain_server_a_heartbeat_each_minute() {
     let place = TestDir::new();
     let mut server = ScriptedServer::start(&place).await;
     let _edge = start_edge(&place.edge("node1", server.at, ""));
@@ -310,12 +310,12 @@ async fn our_edge_sends_a_plain_server_a_heartbeat_each_minute() {
         last = Instant::now();
         call.send(first.clone()).await;
     }
-    // The pod is alive, and so is the link.
+    // The server is alive, and so is the link.
     beside(async move { while call.next().await.is_some() {} });
 }
 
 #[tokio::test]
-async fn an_extended_and_a_plain_edge_hang_at_one_server() {
+async fn an_extended_and_a_plain_edge_share_one_server() {
     let (place, echo) = (TestDir::new(), targets::echo().await);
     let server = TestServer::start(&place);
     let _edge = crate::support::programs::edge(&place, &server, "node2").await;

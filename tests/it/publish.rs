@@ -1,4 +1,4 @@
-//! Which nodes are published where names are those of the whole network.
+//! The nodes that are published without a zone, where names are those of the whole network.
 
 use std::net::Ipv4Addr;
 use std::time::Duration;
@@ -12,7 +12,7 @@ use crate::support::servers::{self, Dns, DnsScript};
 use crate::support::{hurry, remote, wait_until, wait_within};
 
 #[tokio::test]
-async fn without_a_zone_no_node_takes_a_name_that_is_somebody_elses() {
+async fn without_a_zone_no_node_takes_a_name_of_another_host() {
     let place = TestDir::new();
     place.file("token", &format!("default:{TOKEN}\nknown.example.org:{TOKEN}\n"));
     let (dns, hosts, all) =
@@ -37,14 +37,14 @@ async fn without_a_zone_no_node_takes_a_name_that_is_somebody_elses() {
     for node in foreign.iter().chain(&["known.example.org", "a.edge.example.org", "node1"]) {
         calls.push(remote::link(&place, &server, node, None).await);
     }
-    wait_until("the others are published", || {
+    wait_until("the allowed names are published", || {
         published() == ["a.edge.example.org", "known.example.org", "node1"]
     })
     .await;
 
     dns.say(DnsScript::At("127.0.0.3".parse().unwrap()));
     calls.push(remote::link(&place, &server, "moved", None).await);
-    wait_until("a name that leads to a pod may move", || published().contains(&"moved".to_owned())).await;
+    wait_until("a name at a server may move", || published().contains(&"moved".to_owned())).await;
     dns.say(DnsScript::At(Ipv4Addr::new(127, 0, 0, 99)));
     calls.push(remote::link(&place, &server, "intranet", None).await);
     hurry();

@@ -1,4 +1,4 @@
-//! What clients are told when they get no session: a status, and a reason phrase that carries the cause.
+//! Refusals that clients get: a status, and a reason phrase with the cause.
 
 use std::time::Duration;
 
@@ -21,7 +21,7 @@ fn says(answer: &Answer, status: u16, phrase: &str) {
 }
 
 #[tokio::test]
-async fn bad_requests_are_told_what_is_wrong_with_them() {
+async fn bad_requests_are_refused_with_the_reason() {
     let place = TestDir::new();
     let server = TestServer::start(&place);
     let answer = server.ask("node1").await;
@@ -45,7 +45,7 @@ async fn bad_requests_are_told_what_is_wrong_with_them() {
 }
 
 #[tokio::test]
-async fn an_ssh_that_comes_without_a_proxy_command_is_told_so_in_its_own_words() {
+async fn ssh_without_a_proxy_command_is_refused_in_its_own_protocol() {
     let place = TestDir::new();
     let server = TestServer::start(&place);
     let mut ssh = TcpStream::connect(server.connect).await.unwrap();
@@ -61,18 +61,18 @@ async fn an_ssh_that_comes_without_a_proxy_command_is_told_so_in_its_own_words()
 }
 
 #[tokio::test]
-async fn a_node_that_is_not_there_is_told_apart_from_a_target_that_is_not() {
+async fn a_missing_node_and_a_missing_target_have_different_reasons() {
     let (place, nothing) = (TestDir::new(), targets::nothing().await);
     let server = TestServer::start(&place);
     says(&server.ask("node1:22").await, 502, "node node1 is not connected");
     let edge = edge(&place, &server, "node1").await;
     let refused = server.ask(&at("node1", nothing)).await;
-    // Of the machine's other addresses too, whichever those are.
+    // The refusal also names the machine's other addresses, whichever those are.
     let says_first = format!("node node1: {nothing} refused the connection, and so did ");
     let others = refused.phrase.strip_prefix(&says_first);
     assert!(refused.status == 502 && others.is_some_and(|others| others.contains("[::1]:")), "{refused:?}");
     edge.shutdown(std::future::ready(())).await;
-    wait_until("the node is gone", || server.link("node1").is_none()).await;
+    wait_until("the node is disconnected", || server.link("node1").is_none()).await;
     says(&server.ask("node1:22").await, 502, "node node1 is not connected, last seen 3s ago");
     server.assert_idle().await;
 }
@@ -105,7 +105,7 @@ async fn rules_and_networks_keep_clients_out() {
 }
 
 #[tokio::test]
-async fn credentials_are_asked_for_and_checked() {
+async fn credentials_are_requested_and_checked() {
     let (place, echo) = (TestDir::new(), targets::echo().await);
     let hash = bcrypt::hash("right", 4).unwrap();
     let users = place.file("htpasswd", &format!("ops:{hash}\n"));
@@ -138,7 +138,7 @@ async fn credentials_are_asked_for_and_checked() {
 }
 
 #[tokio::test]
-async fn a_full_server_says_so_and_has_room_again_later() {
+async fn a_full_server_refuses_clients_until_a_session_ends() {
     let (place, echo) = (TestDir::new(), targets::echo().await);
     let server = TestServer::with(&place, "[mode.cloud.session]\nmax = 1");
     let _edge = edge(&place, &server, "node1").await;
@@ -156,21 +156,21 @@ async fn a_full_server_says_so_and_has_room_again_later() {
 }
 
 #[tokio::test]
-async fn a_server_that_stops_turns_away_who_was_already_connected() {
+async fn a_stopping_server_refuses_clients_that_are_already_connected() {
     let (place, echo) = (TestDir::new(), targets::echo().await);
     let server = TestServer::start(&place);
     let _edge = edge(&place, &server, "node1").await;
     let session = server.open(&at("node1", echo)).await;
     let mut late = TcpStream::connect(server.connect).await.unwrap();
     late.write_all(b"CONNECT ").await.unwrap();
-    // Accepted in order: once a later connection has its answer, the earlier one is in as well.
+    // Connections are accepted in order: once a later one has its response, the earlier one is accepted as well.
     server.ask("nowhere:1").await;
     let stopped = beside(server.server.shutdown(std::future::pending()));
     wait_until_closed(server.connect).await;
     late.write_all(b"node1:22 HTTP/1.1\r\n\r\n").await.unwrap();
     says(&answer(late).await, 503, "this server is stopping");
     drop(session);
-    assert_eventually("the pod's end", stopped).await.unwrap();
+    assert_eventually("the end of the server", stopped).await.unwrap();
 }
 
 async fn wait_until_closed(at: std::net::SocketAddr) {
@@ -179,7 +179,7 @@ async fn wait_until_closed(at: std::net::SocketAddr) {
 }
 
 #[tokio::test]
-async fn no_answer_in_time_is_told_as_such() {
+async fn an_edge_that_does_not_answer_in_time_is_a_504() {
     let place = TestDir::new();
     let server = TestServer::with(&place, "[mode.cloud.session]\nopen_timeout = \"200ms\"");
     let mut silent = remote::link(&place, &server, "node1", Some(Instance::random())).await;
@@ -189,7 +189,7 @@ async fn no_answer_in_time_is_told_as_such() {
     let (again, reset) = silent.word().await;
     assert!(again == id && matches!(reset, SessionFrame::Reset { .. }), "{reset:?}");
     let (_, SessionFrame::Resume { epoch, .. }) = silent.word().await else {
-        panic!("whether that was heard")
+        panic!("a Resume after the Reset")
     };
     silent
         .say(id, SessionFrame::Reset { epoch, refusal: SessionError::new(ErrorCode::UnknownSession, "") })
@@ -198,7 +198,7 @@ async fn no_answer_in_time_is_told_as_such() {
 }
 
 #[tokio::test]
-async fn what_an_edge_gives_as_reason_has_its_status() {
+async fn each_reason_of_an_edge_has_its_status() {
     let place = TestDir::new();
     let server = TestServer::start(&place);
     let mut edge = remote::link(&place, &server, "node1", Some(Instance::random())).await;
@@ -224,7 +224,7 @@ async fn a_long_head_is_refused() {
 }
 
 #[tokio::test]
-async fn a_slow_head_is_not_waited_for_longer_than_ten_seconds() {
+async fn a_slow_head_times_out_after_ten_seconds() {
     let server = TestServer::start(&TestDir::new());
     hurry();
     let started = Instant::now();

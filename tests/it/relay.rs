@@ -1,4 +1,4 @@
-//! Several pods: a node at another pod, nodes that move, pods that die, DNS that lies.
+//! Several servers: a node at another server, nodes that move, servers that die, wrong DNS.
 
 use std::time::Duration;
 
@@ -20,7 +20,7 @@ use crate::support::programs::{NAME, TestDir, TestServer, at, edge, edge_forgets
 use crate::support::servers::{self, Dns, DnsScript, SeparateServers};
 use crate::support::{Stopwatch, assert_eventually, remote, targets, wait_until};
 
-/// Opens a session as soon as that is possible, within a second.
+/// Opens a session as soon as possible, within a second.
 async fn opens(server: &TestServer, target: &str) -> TcpStream {
     let started = Stopwatch::start();
     loop {
@@ -52,7 +52,7 @@ async fn a_node_is_reached_through_every_server() {
     }
     for server in &servers {
         server.assert_idle().await;
-        wait_until("nothing passes any more", || server.server.table.relayed() == (0, 0)).await;
+        wait_until("no session is relayed", || server.server.table.relayed() == (0, 0)).await;
     }
     edge_forgets_all(&edge).await;
 }
@@ -67,7 +67,7 @@ async fn bulk_goes_through_another_server_unchanged() {
 }
 
 #[tokio::test]
-async fn a_node_that_nobody_has_is_told_with_who_was_asked() {
+async fn a_missing_node_is_reported_with_the_peers_that_were_asked() {
     let place = TestDir::new();
     let all = servers::addresses(3);
     let lines: Vec<_> = all.iter().map(|at| servers::config(&place, *at, &servers::peers(&all))).collect();
@@ -81,7 +81,7 @@ async fn a_node_that_nobody_has_is_told_with_who_was_asked() {
 }
 
 #[tokio::test]
-async fn a_server_that_was_told_of_no_other_asks_nobody() {
+async fn a_server_without_peers_asks_no_other_server() {
     let place = TestDir::new();
     let server = TestServer::start(&place);
     let answer = server.ask("node1:22").await;
@@ -96,7 +96,7 @@ async fn a_session_follows_its_node_from_server_to_server() {
     let edge = start_edge(&place.edge("node1", line.at, ""));
     servers[1].has("node1").await;
     let mut client = servers[0].open(&at("node1", echo)).await;
-    echoed(&mut client, "at the second pod").await;
+    echoed(&mut client, "at the second server").await;
     for to in [0, 2, 1, 2] {
         line.route_to(servers[to].server.bound.grpc);
         line.reset();
@@ -166,27 +166,27 @@ async fn a_session_outlives_the_server_that_holds_the_link() {
 }
 
 #[tokio::test]
-async fn a_servers_old_and_silent_link_is_closed_once_its_node_is_elsewhere() {
+async fn an_unresponsive_link_is_closed_once_its_node_is_elsewhere() {
     let (place, echo) = (TestDir::new(), targets::echo().await);
     let servers = servers::start(&place, 2);
     let silent = Line::to(servers[0].server.bound.grpc).await;
     let _old = start_edge(&place.edge("node1", silent.at, ""));
     servers[0].has("node1").await;
     silent.fall_silent();
-    // The same node comes to the other pod, while the first believes that it has it.
+    // The same node links to the other server, while the first considers it linked.
     let _new = edge(&place, &servers[1], "node1").await;
     let started = Stopwatch::start();
-    wait_until("the first pod has let go", || servers[0].link("node1").is_none()).await;
+    wait_until("the first server has no link", || servers[0].link("node1").is_none()).await;
     assert!(started.elapsed() < Duration::from_secs(3), "{:?}", started.elapsed());
     let mut client = servers[0].open(&at("node1", echo)).await;
     echoed(&mut client, "hello").await;
 }
 
 #[tokio::test]
-async fn a_session_leaves_a_silent_server_once_its_node_is_at_another() {
+async fn a_session_leaves_an_unresponsive_server_once_its_node_moves() {
     let (place, echo) = (TestDir::new(), targets::echo().await);
     let all = servers::addresses(3);
-    // The first pod reaches the second over a line of its own.
+    // The first server reaches the second over a separate path.
     let between = Line::to(all[1]).await;
     let text =
         |n: usize, list: &[std::net::SocketAddr]| servers::config(&place, all[n], &servers::peers(list));
@@ -208,7 +208,7 @@ async fn a_session_leaves_a_silent_server_once_its_node_is_at_another() {
 }
 
 #[tokio::test]
-async fn dns_alone_leads_to_the_server_that_has_the_node() {
+async fn dns_alone_finds_the_server_that_has_the_node() {
     let (place, echo) = (TestDir::new(), targets::echo().await);
     let all = servers::addresses(2);
     let dns = Dns::start(DnsScript::NoSuchName).await;
@@ -219,14 +219,14 @@ async fn dns_alone_leads_to_the_server_that_has_the_node() {
     let answer = servers[0].ask("node1:22").await;
     assert!(answer.body.contains("not in DNS"), "{answer:?}");
     dns.say(DnsScript::At([127, 0, 0, 3].into()));
-    // That it was nowhere is remembered for a second.
+    // The failed search is remembered for a second.
     tokio::time::sleep(Duration::from_millis(1100)).await;
     let mut client = servers[0].open(&at("node1", echo)).await;
     echoed(&mut client, "hello").await;
 }
 
 #[tokio::test]
-async fn dns_that_lies_or_is_down_costs_nothing_while_peers_answer() {
+async fn wrong_or_missing_dns_costs_nothing_while_peers_answer() {
     let (place, echo) = (TestDir::new(), targets::echo().await);
     for says in [
         DnsScript::Nothing,
@@ -238,11 +238,11 @@ async fn dns_that_lies_or_is_down_costs_nothing_while_peers_answer() {
         let dns = Dns::start(says).await;
         let lines = format!("dns = [\"{}\"]\nzone = \"nodes.test\"\n{}", dns.at, servers::peers(&all));
         let mut servers: Vec<_> = Vec::new();
-        // The pod that is asked comes last, so that the others are there when it dials them.
+        // The server that is asked starts last, so that the others are up when it dials them.
         for at in all.iter().rev() {
             servers.insert(0, TestServer::from_text(&servers::config(&place, *at, &lines)));
         }
-        wait_until("the siblings answer", || servers[0].server.metrics.links.get() >= 2).await;
+        wait_until("the peers answer", || servers[0].server.metrics.links.get() >= 2).await;
         let _edge = edge(&place, &servers[1], "node1").await;
         let started = Stopwatch::start();
         let mut client = servers[0].open(&at("node1", echo)).await;
@@ -313,11 +313,11 @@ fn own(place: &TestDir) -> Option<Identity> {
 }
 
 #[tokio::test]
-async fn what_comes_from_a_server_is_never_sent_to_another() {
+async fn a_session_from_a_peer_is_never_relayed_to_another_peer() {
     let place = TestDir::new();
     let servers = servers::start(&place, 2);
     let _edge = edge(&place, &servers[1], "node1").await;
-    // The first pod knows well where the node is.
+    // The first server knows where the node is.
     drop(servers[0].open(&at("node1", targets::echo().await)).await);
     let headers = Caller::peer_request(Instance::from_bits(77));
     let mut link = remote::link_as_peer(&place, servers[0].server.bound.grpc, own(&place), headers, "node1")
@@ -364,7 +364,7 @@ async fn a_session_is_resumed_only_with_the_process_that_holds_it() {
 }
 
 #[tokio::test]
-async fn nobody_is_a_server_without_the_clouds_certificate() {
+async fn a_peer_must_present_the_clouds_certificate() {
     let place = TestDir::new();
     let servers = servers::start(&place, 1);
     let grpc = servers[0].server.bound.grpc;
@@ -389,23 +389,23 @@ async fn nobody_is_a_server_without_the_clouds_certificate() {
     let refused = link(own(&place), with_token).await.unwrap_err();
     assert!(refused.message().contains("role"), "{refused:?}");
 
-    link(own(&place), headers()).await.expect("what the cloud shows to edges will do");
+    link(own(&place), headers()).await.expect("the cloud's own certificate is accepted");
 }
 
 #[tokio::test]
-async fn peers_without_a_ca_file_are_a_fault_at_start() {
+async fn peers_without_a_ca_file_are_an_error_at_start() {
     let place = TestDir::new();
     let all = servers::addresses(1);
     let text = servers::config(&place, all[0], &servers::peers(&all)).replace("ca.crt", "nowhere.crt");
     let (settings, _) = ServerConfig::read(&text, &Environment::default()).unwrap();
     let error = format!("{:#}", Server::start(settings, None).unwrap_err());
     assert!(error.contains("mode.cloud.registry.siblings") && error.contains("nowhere.crt"), "{error}");
-    assert!(error.contains("a cert from one CA"), "what to do about it: {error}");
+    assert!(error.contains("a cert from one CA"), "expected a hint: {error}");
 }
 
 #[cfg(feature = "kubernetes")]
 #[tokio::test]
-async fn a_service_of_servers_without_a_ca_file_is_a_fault_unless_superedges_tables_name_it() {
+async fn a_service_without_a_ca_file_is_an_error_but_not_in_superedges_tables() {
     let place = TestDir::new();
     let env = Environment {
         pod_ip: Some("127.0.0.1".into()),
@@ -419,7 +419,7 @@ async fn a_service_of_servers_without_a_ca_file_is_a_fault_unless_superedges_tab
     };
     let error = format!("{:#}", start("[mode.cloud.registry]\nservice = \"pods\"").unwrap_err());
     assert!(error.contains("mode.cloud.registry.service") && error.contains("nowhere.crt"), "{error}");
-    assert!(error.contains("a cert from one CA"), "what to do about it: {error}");
+    assert!(error.contains("a cert from one CA"), "expected a hint: {error}");
     start("[mode.cloud.stream.register]\nservice = \"pods\"").unwrap();
 }
 
@@ -449,11 +449,11 @@ async fn three_hundred_sessions_follow_their_node_at_once() {
     drop(clients);
     front.assert_idle().await;
     last.assert_idle().await;
-    wait_until("nothing passes any more", || last.server.table.relayed() == (0, 0)).await;
+    wait_until("no session is relayed", || last.server.table.relayed() == (0, 0)).await;
 }
 
 #[tokio::test]
-async fn who_asks_while_a_node_changes_servers_waits_for_it() {
+async fn clients_wait_while_a_node_changes_servers() {
     let (place, echo) = (TestDir::new(), targets::echo().await);
     let servers = servers::start(&place, 3);
     let line = Line::to(servers[1].server.bound.grpc).await;

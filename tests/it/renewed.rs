@@ -1,4 +1,4 @@
-//! Certificates that change on the disk while sessions stand: who comes is shown the new one, and nobody is cut.
+//! Certificates that change on disk while sessions run: new connections get the new one, and no session is aborted.
 
 use std::net::SocketAddr;
 use std::sync::{Arc, Mutex};
@@ -17,7 +17,7 @@ use crate::support::clients::ESTABLISHED;
 use crate::support::programs::{NAME, TestDir, TestServer, at, edge_with};
 use crate::support::{TIMEOUT, assert_eventually, beside, servers, targets};
 
-/// Writes a certificate of a server, or of a client, and gives its files.
+/// Writes a certificate of a server or of a client, and returns its files.
 fn certify(place: &TestDir, name: &str) -> Identity {
     let files = Identity {
         cert: place.path().join(format!("{name}.crt")),
@@ -29,7 +29,7 @@ fn certify(place: &TestDir, name: &str) -> Identity {
     files
 }
 
-/// The lines of a table that name these files.
+/// Returns the lines of a table that name these files.
 fn lines(files: &Identity) -> String {
     format!("cert = {:?}\nkey = {:?}\n", files.cert, files.key)
 }
@@ -43,21 +43,22 @@ async fn dial(server: &TestServer, front: &str) -> Client {
     assert_eventually("a handshake", connector.connect(server_name(NAME).unwrap(), socket)).await.unwrap()
 }
 
-/// The certificate that a server has shown.
+/// Returns the certificate that a server presented.
 fn shown(client: &Client) -> Vec<u8> {
     client.get_ref().1.peer_certificates().unwrap()[0].to_vec()
 }
 
-/// Sends a text, and hears this.
+/// Sends a text, and expects this response.
 async fn told<S: AsyncRead + AsyncWrite + Unpin>(socket: &mut S, text: &str, back: &str) {
     socket.write_all(text.as_bytes()).await.unwrap();
     socket.flush().await.unwrap();
     let mut heard = vec![0; back.len()];
-    assert_eventually("an answer", socket.read_exact(&mut heard)).await.unwrap();
+    assert_eventually("a response", socket.read_exact(&mut heard)).await.unwrap();
     assert_eq!(String::from_utf8(heard).unwrap(), back);
 }
 
-/// A web server behind TLS, and the certificates that its clients have shown, one for each connection.
+/// Starts a web server behind TLS. Returns its address and the certificates that its clients presented, one per
+/// connection.
 async fn web(place: &TestDir) -> (SocketAddr, Arc<Mutex<Vec<Vec<u8>>>>) {
     let clients = ClientAuth::Required(place.files.ca.clone());
     let identity = certify(place, "web");
@@ -85,7 +86,7 @@ async fn web(place: &TestDir) -> (SocketAddr, Arc<Mutex<Vec<Vec<u8>>>>) {
 }
 
 #[tokio::test]
-async fn who_comes_is_shown_the_new_certificate_and_who_is_there_stays() {
+async fn new_connections_get_the_new_certificate_and_sessions_continue() {
     let (place, echo) = (TestDir::new(), targets::echo().await);
     let [egress, https, client] = ["egress", "https", "client"].map(|name| certify(&place, name));
     let (web, seen) = web(&place).await;
@@ -109,24 +110,24 @@ async fn who_comes_is_shown_the_new_certificate_and_who_is_there_stays() {
     let started = Instant::now();
     for (front, old) in [("egress", shown(&tunnel)), ("https", shown(&site))] {
         while shown(&dial(&server, front).await) == old {
-            assert!(started.elapsed() < TIMEOUT, "{front} shows what it has always shown");
+            assert!(started.elapsed() < TIMEOUT, "{front} still presents the old certificate");
             sleep(PAUSE).await;
         }
     }
-    // Each client has a session of its own, for which the edge shows its certificate anew.
+    // Each client has its own session, for which the edge presents its certificate again.
     let same = || seen.lock().unwrap().windows(2).all(|pair| pair[0] == pair[1]);
     while same() {
-        assert!(started.elapsed() < TIMEOUT, "the edge shows what it has always shown");
+        assert!(started.elapsed() < TIMEOUT, "the edge still presents the old certificate");
         told(&mut dial(&server, "https").await, GET, OK).await;
         sleep(PAUSE).await;
     }
     let connections = seen.lock().unwrap().len();
     told(&mut tunnel, "after", "after").await;
     told(&mut site, GET, OK).await;
-    assert_eq!(seen.lock().unwrap().len(), connections, "the first one's session is still there");
+    assert_eq!(seen.lock().unwrap().len(), connections, "the first client's session is still there");
 }
 
-/// Echoes over sessions without a pause, until it is dropped; each that has failed is told.
+/// Starts tasks that echo over sessions without a pause. A task ends if its session fails.
 async fn loaded(servers: &[TestServer], echo: SocketAddr) -> Vec<tokio::task::JoinHandle<()>> {
     let mut all = Vec::new();
     for client in 0..4 {
@@ -142,17 +143,17 @@ async fn loaded(servers: &[TestServer], echo: SocketAddr) -> Vec<tokio::task::Jo
     all
 }
 
-/// Whether a pod has a way to the target.
+/// Returns true if a server has a path to the target.
 async fn reaches(server: &TestServer, echo: SocketAddr) -> bool {
     let mut socket = server.client("ssh").await;
     let request = format!("CONNECT {} HTTP/1.1\r\nHost: x\r\n\r\n", at("node-a", echo));
     socket.write_all(request.as_bytes()).await.unwrap();
     let mut begin = [0; 12];
-    assert_eventually("an answer", socket.read_exact(&mut begin)).await.unwrap();
+    assert_eventually("a response", socket.read_exact(&mut begin)).await.unwrap();
     begin == *b"HTTP/1.1 200"
 }
 
-/// The certificate that the port of the links shows.
+/// Returns the certificate that the port for links presents.
 async fn shown_to_edges(server: &TestServer) -> Vec<u8> {
     let trust = TlsClientConfig { trust: Trust::NoVerify, identity: None, alpn: vec![b"h2".to_vec()] };
     let connector = TlsConnector::from(trust.load().unwrap().load());
@@ -165,7 +166,7 @@ async fn shown_to_edges(server: &TestServer) -> Vec<u8> {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn the_authority_is_exchanged_under_load_and_no_session_is_lost() {
+async fn the_ca_is_replaced_under_load_and_no_session_is_lost() {
     let (place, echo) = (TestDir::new(), targets::echo().await);
     let next = Authority::new();
     let all = servers::addresses(3);
@@ -177,7 +178,7 @@ async fn the_authority_is_exchanged_under_load_and_no_session_is_lost() {
     let both = format!("{}{}", place.authority.0.cert(), next.0.cert());
     let issued = next.0.server(&[NAME, "127.0.0.1"]).unwrap();
     let old = shown_to_edges(&servers[0]).await;
-    // Both authorities, everywhere; then the new certificate; then the new authority alone.
+    // Both CAs everywhere, then the new certificate, then only the new CA.
     for (step, authorities) in [both.as_str(), both.as_str(), next.0.cert()].into_iter().enumerate() {
         if step == 1 {
             issued.write(&place.files.cert, &place.files.key).unwrap();
@@ -190,16 +191,16 @@ async fn the_authority_is_exchanged_under_load_and_no_session_is_lost() {
                 sleep(PAUSE).await;
             }
         }
-        // Who comes now believes what stands in the file now.
+        // New connections trust the current file.
         let late = edge_with(&place, &servers[1], &format!("late-{step}"), "").await;
         told(&mut servers[1].open(&at(&format!("late-{step}"), echo)).await, "new", "new").await;
         late.shutdown(std::future::ready(())).await;
     }
-    // A pod that has never known the old one is linked with the others.
+    // A server that never knew the old CA links to the others.
     let third = server(&all[2]);
     let started = Instant::now();
     while !reaches(&third, echo).await {
-        assert!(started.elapsed() < TIMEOUT, "the third pod reaches no other");
+        assert!(started.elapsed() < TIMEOUT, "the third server reaches no peer");
         sleep(PAUSE).await;
     }
     for session in &load {
@@ -211,5 +212,5 @@ async fn the_authority_is_exchanged_under_load_and_no_session_is_lost() {
 
 const GET: &str = "GET / HTTP/1.1\r\nHost: node-a\r\n\r\n";
 const OK: &str = "HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok";
-/// Between two handshakes.
+/// Pause between two handshakes.
 const PAUSE: std::time::Duration = std::time::Duration::from_millis(50);

@@ -1,4 +1,4 @@
-//! Sessions that outlive their links, and those that may not.
+//! Sessions that outlive their links, and sessions that must not.
 
 use std::time::Duration;
 
@@ -14,7 +14,7 @@ use crate::support::programs::{TestDir, TestServer, at, edge_forgets_all, start_
 use crate::support::{Stopwatch, assert_eventually, beside, hurry, remote, targets, wait_until};
 
 #[tokio::test]
-async fn a_session_goes_on_over_new_links_without_losing_a_byte() {
+async fn a_session_continues_over_new_links_without_losing_a_byte() {
     let (place, echo) = (TestDir::new(), targets::echo().await);
     let server = TestServer::start(&place);
     let line = Line::to(server.server.bound.grpc).await;
@@ -48,7 +48,7 @@ async fn a_session_goes_on_over_new_links_without_losing_a_byte() {
 }
 
 #[tokio::test]
-async fn a_session_outlives_a_line_that_falls_silent() {
+async fn a_session_outlives_a_path_that_stops_responding() {
     let (place, echo) = (TestDir::new(), targets::echo().await);
     let server = TestServer::start(&place);
     let line = Line::to(server.server.bound.grpc).await;
@@ -75,7 +75,7 @@ async fn a_session_outlives_a_line_that_falls_silent() {
 }
 
 #[tokio::test]
-async fn sessions_of_an_edge_that_was_started_again_end_with_a_reason() {
+async fn sessions_of_a_restarted_edge_end_with_a_reason() {
     let (place, echo) = (TestDir::new(), targets::echo().await);
     let server = TestServer::start(&place);
     let line = Line::to(server.server.bound.grpc).await;
@@ -83,7 +83,7 @@ async fn sessions_of_an_edge_that_was_started_again_end_with_a_reason() {
     server.has("node1").await;
     let mut client = server.open(&at("node1", echo)).await;
     echoed(&mut client, "hello").await;
-    // As if its process were killed: it can neither speak nor come back.
+    // Like a killed process: the edge can neither send nor reconnect.
     line.fall_silent();
     let held = line;
     let _new = edge_after(&place, &server).await;
@@ -94,11 +94,11 @@ async fn sessions_of_an_edge_that_was_started_again_end_with_a_reason() {
     drop((old, held));
 }
 
-/// Another process of the same node, once the pod has seen that the old one is dead.
+/// Starts another process of the same node, and waits until the server has replaced the dead link.
 async fn edge_after(place: &TestDir, server: &TestServer) -> Edge {
     let old = server.link("node1").unwrap();
     let new = start_edge(&place.edge("node1", server.server.bound.grpc, ""));
-    wait_until("the new one is linked", || {
+    wait_until("the new edge is linked", || {
         server.link("node1").is_some_and(|link| link.sender.id != old.sender.id)
     })
     .await;
@@ -106,7 +106,7 @@ async fn edge_after(place: &TestDir, server: &TestServer) -> Edge {
 }
 
 #[tokio::test]
-async fn a_session_whose_edge_does_not_come_back_ends_after_the_grace_time() {
+async fn a_session_of_a_lost_edge_ends_after_the_resume_timeout() {
     let (place, instance) = (TestDir::new(), Some(Instance::random()));
     let server = TestServer::with(&place, "[mode.cloud.session]\ngrace = \"30s\"");
     let mut edge = remote::link(&place, &server, "node1", instance).await;
@@ -147,7 +147,7 @@ async fn a_scripted_edge_resumes_where_it_was() {
         panic!("{resume:?}")
     };
     assert!(again == id && epoch > opened && named == instance);
-    // Data before the Resumed belongs to an attempt that is over.
+    // Data before the Resumed belongs to an earlier attempt.
     second.say(id, SessionFrame::Data("stale".into())).await;
     second.say(id, SessionFrame::Resumed { received: 2, limit: 100, epoch }).await;
     assert_eq!(second.word().await, (id, SessionFrame::Data("llo, resume".into())));
@@ -167,9 +167,9 @@ async fn a_scripted_edge_resumes_where_it_was() {
     assert!(server.server.metrics.frames_dropped.counted("out_of_place") >= 1);
 }
 
-/// Whoever has heard an Open may have dialled: it is told that nobody waits for it, over the next path.
+/// A remote that received an Open may have dialled. The next path tells it that the opening was abandoned.
 #[tokio::test]
-async fn an_opening_that_is_given_up_without_a_path_is_taken_back_over_the_next_one() {
+async fn an_open_abandoned_without_a_path_is_cancelled_over_the_next_one() {
     let (place, instance) = (TestDir::new(), Some(Instance::random()));
     let server = TestServer::with(&place, "[mode.cloud.session]\nopen_timeout = \"1s\"");
     let mut first = remote::link(&place, &server, "node1", instance).await;
@@ -196,9 +196,9 @@ async fn an_opening_that_is_given_up_without_a_path_is_taken_back_over_the_next_
     server.assert_idle().await;
 }
 
-/// People give up exactly when the line hangs, and what says so is lost with it.
+/// Users mostly give up while the path hangs, and the abort is lost with the path.
 #[tokio::test]
-async fn an_opening_that_is_given_up_on_a_path_that_is_lost_is_taken_back_over_the_next_one() {
+async fn an_open_abandoned_on_a_lost_path_is_cancelled_over_the_next_one() {
     let (place, instance) = (TestDir::new(), Some(Instance::random()));
     let server = TestServer::with(&place, "[mode.cloud.session]\nopen_timeout = \"1s\"");
     let mut first = remote::link(&place, &server, "node1", instance).await;
@@ -215,11 +215,11 @@ async fn an_opening_that_is_given_up_on_a_path_that_is_lost_is_taken_back_over_t
         panic!("never a second Open: {resume:?}")
     };
     assert!(again == id && epoch > opened && named == instance);
-    // The pod on the way has lost it, and another path is found.
+    // The server on the path has lost the node, so another path is searched for.
     second
         .say(
             id,
-            SessionFrame::Reset { epoch, refusal: SessionError::new(ErrorCode::NodeNotConnected, "gone") },
+            SessionFrame::Reset { epoch, refusal: SessionError::new(ErrorCode::NodeNotConnected, "lost") },
         )
         .await;
     let (_, resume) = second.word().await;
@@ -234,9 +234,9 @@ async fn an_opening_that_is_given_up_on_a_path_that_is_lost_is_taken_back_over_t
     server.assert_idle().await;
 }
 
-/// An answer of *not here* to the question whether it was heard, with nobody yet who seeks a path.
+/// The remote answers *not here* to the Resume that asks about the Open, while no other path is being searched for.
 #[tokio::test]
-async fn an_opening_that_is_given_up_looks_on_when_its_path_does_not_lead_there() {
+async fn an_abandoned_open_tries_another_path_if_its_path_has_no_such_node() {
     let (place, instance) = (TestDir::new(), Some(Instance::random()));
     let server = TestServer::with(&place, "[mode.cloud.session]\nopen_timeout = \"1s\"");
     let mut edge = remote::link(&place, &server, "node1", instance).await;
@@ -252,7 +252,7 @@ async fn an_opening_that_is_given_up_looks_on_when_its_path_does_not_lead_there(
 }
 
 #[tokio::test]
-async fn an_edge_whose_line_is_cut_again_and_again_is_back_each_time_while_a_session_runs() {
+async fn an_edge_with_a_session_reconnects_each_time_its_path_is_reset() {
     let (place, echo) = (TestDir::new(), targets::echo().await);
     let server = TestServer::start(&place);
     let line = Line::to(server.server.bound.grpc).await;
@@ -264,12 +264,12 @@ async fn an_edge_whose_line_is_cut_again_and_again_is_back_each_time_while_a_ses
         line.reset();
         echoed(&mut client, &format!("cut {cut}")).await;
     }
-    // Doubling pauses would make it ten seconds.
+    // Doubled pauses would take ten seconds.
     assert!(started.elapsed().as_secs() < 3, "{:?}", started.elapsed());
 }
 
 #[tokio::test]
-async fn a_path_that_is_lost_again_and_again_is_sought_with_pauses() {
+async fn a_path_that_is_lost_repeatedly_is_searched_for_with_pauses() {
     let place = TestDir::new();
     let server = TestServer::start(&place);
     let instance = Some(Instance::from_bits(1));
@@ -299,7 +299,7 @@ async fn a_path_that_is_lost_again_and_again_is_sought_with_pauses() {
     edge.say(id, SessionFrame::Data("hello".into())).await;
     let mut back = [0; 5];
     assert_eventually("bytes", client.read_exact(&mut back)).await.unwrap();
-    // Bytes have moved: the next loss is mended at once.
+    // Bytes have moved, so the session resumes at once after the next loss.
     edge.say(id, SessionFrame::PathLost { epoch }).await;
     let started = Stopwatch::start();
     let (_, word) = edge.word().await;

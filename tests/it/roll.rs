@@ -1,4 +1,4 @@
-//! Pods that stop while others go on: nothing is cut that can go another way.
+//! Servers that stop while others continue: no session that has another path is aborted.
 
 use std::future::pending;
 use std::time::Duration;
@@ -18,7 +18,7 @@ use crate::support::sessions::{asked, says};
 use crate::support::{Stopwatch, assert_eventually, beside, remote, targets, wait_until};
 
 #[tokio::test]
-async fn a_session_goes_on_when_the_server_in_its_middle_stops() {
+async fn a_session_continues_when_the_server_in_its_middle_stops() {
     let (place, echo) = (TestDir::new(), targets::echo().await);
     let mut both = servers::start(&place, 2);
     let (last, front) = (both.remove(1), both.remove(0));
@@ -39,15 +39,15 @@ async fn a_session_goes_on_when_the_server_in_its_middle_stops() {
     assert_eventually("the rest", from.read_to_end(&mut back)).await.unwrap();
     assert!(back == bytes, "{} of {} bytes, or wrong ones", back.len(), bytes.len());
     sender.await.unwrap();
-    assert_eq!(assert_eventually("the pod's end", stopped).await.unwrap(), Drained::Finished);
+    assert_eq!(assert_eventually("the end of the server", stopped).await.unwrap(), Drained::Finished);
     assert!(front.link("node1").is_some());
     assert_eq!(edge.metrics.resets.counted("given_up"), 0);
     edge_forgets_all(&edge).await;
-    wait_until("the old link is gone", || edge.metrics.links.get() == 1).await;
+    wait_until("the old link is closed", || edge.metrics.links.get() == 1).await;
 }
 
 #[tokio::test]
-async fn a_server_that_stops_serves_its_own_clients_over_the_old_link_and_new_ones_for_a_moment() {
+async fn a_stopping_server_serves_its_clients_and_briefly_new_ones() {
     let (place, echo) = (TestDir::new(), targets::echo().await);
     let mut both = servers::start(&place, 2);
     let (last, other) = (both.remove(1), both.remove(0));
@@ -68,18 +68,18 @@ async fn a_server_that_stops_serves_its_own_clients_over_the_old_link_and_new_on
         client.shutdown().await.unwrap();
         assert_eq!(rest(&mut client).await, b"");
     }
-    assert_eq!(assert_eventually("the pod's end", stopped).await.unwrap(), Drained::Finished);
-    wait_until("the old link is gone", || edge.metrics.links.get() == 1).await;
+    assert_eq!(assert_eventually("the end of the server", stopped).await.unwrap(), Drained::Finished);
+    wait_until("the old link is closed", || edge.metrics.links.get() == 1).await;
 }
 
-/// A session from an edge to a target at another node, or the words that refuse it.
+/// Opens a session from an edge to a target at another node. Returns the text of the refusal if it is refused.
 async fn between(edge: &Edge, to: &str) -> Result<Session, String> {
     let target = target(to);
     asked(edge, target.host.to_string().parse().unwrap(), target).await
 }
 
 #[tokio::test]
-async fn edges_reach_one_another_only_where_that_is_allowed_and_then_through_moves_of_both() {
+async fn edges_reach_one_another_only_if_allowed_and_while_both_move() {
     let (place, echo) = (TestDir::new(), targets::echo().await);
     let all = servers::addresses(3);
     let text = |n: usize| servers::config(&place, all[n], &servers::peers(&all));
@@ -92,15 +92,15 @@ async fn edges_reach_one_another_only_where_that_is_allowed_and_then_through_mov
     let _edge = start_edge(&place.edge("node2", line2.at, ""));
     closed.has("asker").await;
     servers[0].has("node2").await;
-    wait_until("the edge knows its link", || asker.metrics.links.get() == 1).await;
+    wait_until("the edge has a link", || asker.metrics.links.get() == 1).await;
     let refused = between(&asker, &at("node2", echo)).await.unwrap_err();
     assert!(refused.contains("may not reach node node2"), "{refused}");
     line1.route_to(servers[1].server.bound.grpc);
     line1.reset();
     servers[1].has("asker").await;
-    wait_until("the edge knows its link", || asker.metrics.links.get() == 1).await;
+    wait_until("the edge has a link", || asker.metrics.links.get() == 1).await;
     let mut session = between(&asker, &at("node2", echo)).await.unwrap();
-    says(&mut session, "over two pods").await;
+    says(&mut session, "over two servers").await;
     line2.route_to(servers[1].server.bound.grpc);
     line2.reset();
     servers[1].has("node2").await;
@@ -115,7 +115,7 @@ async fn edges_reach_one_another_only_where_that_is_allowed_and_then_through_mov
 }
 
 #[tokio::test]
-async fn what_an_edge_opened_moves_when_its_server_stops() {
+async fn an_edges_session_moves_when_its_server_stops() {
     let (place, echo) = (TestDir::new(), targets::echo().await);
     let all = servers::addresses(2);
     let allow = "[mode.cloud.allow]\nnodes = [\"node2\"]\n";
@@ -126,19 +126,19 @@ async fn what_an_edge_opened_moves_when_its_server_stops() {
     let _edge = start_edge(&place.edge("node2", second.server.bound.grpc, ""));
     first.has("asker").await;
     second.has("node2").await;
-    wait_until("the edge knows its link", || asker.metrics.links.get() == 1).await;
+    wait_until("the edge has a link", || asker.metrics.links.get() == 1).await;
     let mut session = between(&asker, &at("node2", echo)).await.unwrap();
     says(&mut session, "before").await;
     line.route_to(second.server.bound.grpc);
     let started = Stopwatch::start();
-    let stopped = assert_eventually("the pod's end", first.server.shutdown(pending())).await;
+    let stopped = assert_eventually("the end of the server", first.server.shutdown(pending())).await;
     assert_eq!(stopped, Drained::Finished);
     assert!(started.elapsed() < Duration::from_secs(8), "{:?}", started.elapsed());
     says(&mut session, "after").await;
 }
 
 #[tokio::test]
-async fn a_session_with_a_plain_node_goes_on_while_the_server_that_has_it_stops() {
+async fn a_session_with_a_plain_node_continues_while_its_server_stops() {
     let place = TestDir::new();
     let mut servers = servers::start(&place, 2);
     let mut edge = remote::link(&place, &servers[1], "node1", None).await;
@@ -151,18 +151,18 @@ async fn a_session_with_a_plain_node_goes_on_while_the_server_that_has_it_stops(
     let stopping = servers.pop().unwrap();
     let connect = stopping.connect;
     let stopped = beside(stopping.server.shutdown(pending()));
-    // For so long it still takes clients; then it would be gone, but for the session.
+    // The server still accepts clients until then. Without the session it would exit afterwards.
     assert_eventually("a closed port", async { while TcpStream::connect(connect).await.is_ok() {} }).await;
     tokio::time::sleep(Duration::from_millis(500)).await;
     edge.plainly("tcp-forward", &topic, "still here").await;
     edge.plainly("closed", &topic, "EOF").await;
     assert_eq!(rest(&mut client).await, b"still here");
     drop(client);
-    assert_eq!(assert_eventually("the pod's end", stopped).await.unwrap(), Drained::Finished);
+    assert_eq!(assert_eventually("the end of the server", stopped).await.unwrap(), Drained::Finished);
 }
 
 #[tokio::test]
-async fn an_edge_is_back_soon_after_its_only_server_has_taken_its_time_to_stop() {
+async fn an_edge_reconnects_soon_after_a_slow_restart_of_its_only_server() {
     let (place, echo) = (TestDir::new(), targets::echo().await);
     let at_server = servers::addresses(1)[0];
     let text = format!("{}[mode.cloud.session]\ndrain = \"5s\"\n", servers::config(&place, at_server, ""));
@@ -171,7 +171,7 @@ async fn an_edge_is_back_soon_after_its_only_server_has_taken_its_time_to_stop()
     server.has("node1").await;
     let mut client = server.open(&at("node1", echo)).await;
     echoed(&mut client, "before").await;
-    // The session stays until the deadline. Meanwhile the edge is refused again and again.
+    // The session stays until the deadline. Meanwhile the edge is refused repeatedly.
     assert_eq!(server.server.shutdown(pending()).await, Drained::Cut(1));
     assert!(edge.metrics.reconnects.get() > 3);
     let started = Stopwatch::start();

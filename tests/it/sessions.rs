@@ -1,4 +1,4 @@
-//! Many sessions: whatever was opened is gone afterwards, from every table, budget and counter.
+//! Many sessions: afterwards nothing of them is left in any table, budget or counter.
 
 use std::sync::Arc;
 
@@ -11,7 +11,7 @@ use crate::support::{assert_eventually, targets};
 
 #[tokio::test]
 async fn ten_thousand_sessions_one_after_another_leave_nothing_behind() {
-    // A target that closes first, so that no port of the client's side is left waiting.
+    // The target closes first, so that no port of the client is left waiting.
     let (place, target) = (TestDir::new(), targets::serve(one_byte).await);
     let server = TestServer::start(&place);
     let edge = edge(&place, &server, "node1").await;
@@ -65,7 +65,7 @@ async fn five_hundred_sessions_at_once_all_work_and_leave_nothing_behind() {
 async fn an_edge_without_memory_left_refuses_and_takes_sessions_again_later() {
     let (place, echo) = (TestDir::new(), targets::echo().await);
     let server = TestServer::start(&place);
-    // Each session is promised 32 KiB while half of it is left, then 8 KiB, in the last quarter 2 KiB.
+    // Each session reserves 32 KiB while half of the memory is left, then 8 KiB, and 2 KiB in the last quarter.
     let edge = edge_with(&place, &server, "node1", "[mode.edge.session]\nmemory = \"1MiB\"").await;
     let mut open = Vec::new();
     for _ in 0..16 + 32 + 128 {

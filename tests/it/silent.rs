@@ -1,4 +1,4 @@
-//! Lines that fall silent: a second link beside the first, and whichever answers first carries the sessions on.
+//! Paths that stop responding: a backup link is dialled, and the first link that answers carries the sessions.
 
 use std::net::SocketAddr;
 use std::time::Duration;
@@ -18,15 +18,16 @@ use crate::support::remote::{ScriptedServer, old};
 use crate::support::servers;
 use crate::support::{assert_eventually, hurry, targets, wait_within};
 
-/// Less than the 15 s after which a silent link is given up in any case.
+/// Less than the 15 s after which an unresponsive link is closed in any case.
 const SOON: Duration = Duration::from_secs(8);
 
-/// How many second links had that outcome.
+/// Returns the number of backup links with that outcome.
 fn second(edge: &Edge, outcome: &'static str) -> u64 {
     edge.metrics.second_links.counted(outcome)
 }
 
-/// A session over a line that falls silent goes on over the next connection of that line, without losing a byte.
+/// Checks that a session over a path that stops responding continues over the next connection of that path, without
+/// losing a byte.
 async fn goes_on_after(directions: Silent) {
     let (place, echo) = (TestDir::new(), targets::echo().await);
     let server = TestServer::start(&place);
@@ -37,7 +38,7 @@ async fn goes_on_after(directions: Silent) {
     hurry();
     for cut in 1..=3 {
         echoed(&mut client, "before").await;
-        // So long that a ping shows the round trip.
+        // Long enough for a ping to measure the RTT.
         sleep(Duration::from_secs(2)).await;
         let old = server.has("node1").await;
         line.fall_silent_in(directions);
@@ -54,22 +55,22 @@ async fn goes_on_after(directions: Silent) {
 }
 
 #[tokio::test]
-async fn a_session_goes_on_over_a_second_link_when_its_line_falls_silent() {
+async fn a_session_continues_over_a_backup_link_if_its_path_is_silent() {
     goes_on_after(Silent::Both).await;
 }
 
 #[tokio::test]
-async fn the_same_where_only_what_the_edge_says_is_lost() {
+async fn a_session_continues_if_only_bytes_from_the_edge_are_lost() {
     goes_on_after(Silent::Up).await;
 }
 
 #[tokio::test]
-async fn the_same_where_only_what_the_server_says_is_lost() {
+async fn a_session_continues_if_only_bytes_from_the_server_are_lost() {
     goes_on_after(Silent::Down).await;
 }
 
 #[tokio::test]
-async fn a_cloud_that_speaks_first_after_a_pause_finds_the_second_link_there() {
+async fn a_server_that_sends_first_after_a_pause_uses_the_backup_link() {
     let (place, echo) = (TestDir::new(), targets::echo().await);
     let server = TestServer::start(&place);
     let line = Line::to(server.server.bound.grpc).await;
@@ -80,12 +81,12 @@ async fn a_cloud_that_speaks_first_after_a_pause_finds_the_second_link_there() {
     hurry();
     sleep(Duration::from_secs(60)).await;
     line.fall_silent();
-    wait_within(SOON, "a second link, although nobody speaks", || second(&edge, "won") == 1).await;
+    wait_within(SOON, "a backup link without any traffic", || second(&edge, "won") == 1).await;
     echoed(&mut client, "after").await;
 }
 
 #[tokio::test]
-async fn an_edge_that_carried_nothing_for_ten_minutes_dials_no_second_link() {
+async fn an_edge_that_was_idle_for_ten_minutes_dials_no_backup_link() {
     let (place, echo) = (TestDir::new(), targets::echo().await);
     let server = TestServer::start(&place);
     let line = Line::to(server.server.bound.grpc).await;
@@ -106,7 +107,7 @@ async fn an_edge_that_carried_nothing_for_ten_minutes_dials_no_second_link() {
 }
 
 #[tokio::test]
-async fn a_line_that_was_only_slow_keeps_its_link_and_is_not_doubled_at_once_again() {
+async fn a_slow_path_keeps_its_link_and_gets_no_second_backup_at_once() {
     let (place, echo) = (TestDir::new(), targets::echo().await);
     let server = TestServer::start(&place);
     let line = Line::to(server.server.bound.grpc).await;
@@ -120,20 +121,21 @@ async fn a_line_that_was_only_slow_keeps_its_link_and_is_not_doubled_at_once_aga
         line.freeze(true);
         client.write_all(b"late").await.unwrap();
         if slow == 1 {
-            wait_within(SOON, "a second link is dialled", || second(&edge, "dialled") == 1).await;
+            wait_within(SOON, "a backup link is dialled", || second(&edge, "dialled") == 1).await;
         } else {
             sleep(Duration::from_secs(3)).await;
         }
         line.freeze(false);
         let mut back = [0; 4];
         assert_eventually("the echo", client.read_exact(&mut back)).await.unwrap();
-        wait_within(SOON, "the second link has lost", || second(&edge, "lost") == 1).await;
+        wait_within(SOON, "the backup link has lost", || second(&edge, "lost") == 1).await;
         assert_eq!((second(&edge, "dialled"), second(&edge, "won")), (1, 0), "{slow}");
         assert_eq!(server.link("node1").unwrap().sender.id, link, "{slow}");
     }
 }
 
-/// A pod that says nothing more once a session is open; whether it is called a second time, and with which mark.
+/// Plays a server that sends nothing more once a session is open. Returns whether the second call has the mark, or
+/// `None` if there is no second call.
 async fn calls_again(headers: impl Fn(Instance) -> http::HeaderMap) -> Option<bool> {
     let (place, echo) = (TestDir::new(), targets::echo().await);
     let mut server = ScriptedServer::start(&place).await;
@@ -150,7 +152,7 @@ async fn calls_again(headers: impl Fn(Instance) -> http::HeaderMap) -> Option<bo
     first.say(id, SessionFrame::Open { target, limit, epoch, client, opener }).await;
     let (_, word) = first.word().await;
     assert!(matches!(word, SessionFrame::Opened { .. }), "{word:?}");
-    // Its pings are answered for a while, so that it knows the round trip; then nothing is heard of the pod.
+    // Pings are answered for a while, so that the edge measures the RTT. Then the server stops responding.
     let _ = tokio::time::timeout(Duration::from_secs(3), first.ends()).await;
     sleep(Duration::from_secs(8)).await;
     assert_eq!(second(&edge, "dialled"), u64::from(server.connections() == 2));
@@ -162,7 +164,7 @@ async fn calls_again(headers: impl Fn(Instance) -> http::HeaderMap) -> Option<bo
 }
 
 #[tokio::test]
-async fn the_second_link_is_marked_in_its_hello() {
+async fn the_backup_link_is_marked_in_its_hello() {
     assert_eq!(calls_again(Hello::response).await, Some(true));
 }
 
@@ -172,7 +174,7 @@ async fn a_server_that_does_not_know_the_mark_is_not_called_a_second_time() {
 }
 
 #[tokio::test]
-async fn a_second_link_that_comes_to_another_server_takes_the_sessions_along() {
+async fn a_backup_link_to_another_server_takes_over_the_sessions() {
     let (place, echo) = (TestDir::new(), targets::echo().await);
     let servers = servers::start(&place, 2);
     let line = Line::to(servers[0].server.bound.grpc).await;
@@ -191,7 +193,8 @@ async fn a_second_link_that_comes_to_another_server_takes_the_sessions_along() {
     servers[1].has("node1").await;
 }
 
-/// Two pods and an edge at the second; the first reaches the second over a line that falls silent.
+/// Checks that sessions resume between two servers. The edge is at the second server, and the first reaches it over a
+/// path that stops responding.
 async fn servers_resume_after(directions: Silent) {
     let (place, echo) = (TestDir::new(), targets::echo().await);
     let all = servers::addresses(2);
@@ -214,16 +217,16 @@ async fn servers_resume_after(directions: Silent) {
 }
 
 #[tokio::test]
-async fn a_link_between_servers_that_falls_silent_gets_a_second_one_beside_it() {
+async fn an_unresponsive_link_between_servers_gets_a_backup_link() {
     servers_resume_after(Silent::Both).await;
 }
 
 #[tokio::test]
-async fn the_same_between_servers_where_only_what_the_dialling_one_says_is_lost() {
+async fn a_link_between_servers_survives_lost_bytes_of_the_dialling_end() {
     servers_resume_after(Silent::Up).await;
 }
 
 #[tokio::test]
-async fn the_same_between_servers_where_only_what_the_other_one_says_is_lost() {
+async fn a_link_between_servers_survives_lost_bytes_of_the_accepting_end() {
     servers_resume_after(Silent::Down).await;
 }

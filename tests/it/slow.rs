@@ -1,4 +1,4 @@
-//! Readers that stall: it costs nobody else time, and the process no more than their windows.
+//! Readers that stall: they delay no other session, and cost the process no more than their windows.
 
 use std::time::Duration;
 
@@ -10,7 +10,7 @@ use crate::support::clients::{echoed, reset, stalled};
 use crate::support::programs::{TestDir, TestServer, at, edge, edge_forgets_all};
 use crate::support::{assert_eventually, targets, wait_until};
 
-/// How long some words there and back take.
+/// Returns how long some echoes take.
 async fn talks(neighbour: &mut TcpStream) -> Duration {
     let started = Instant::now();
     for round in 0..200 {
@@ -19,10 +19,10 @@ async fn talks(neighbour: &mut TcpStream) -> Duration {
     started.elapsed()
 }
 
-/// Waits until a number stands still for a while, and returns it.
+/// Waits until a number has not changed for a while, and returns it.
 async fn settled(mut number: impl FnMut() -> u64) -> u64 {
     let (mut last, mut since) = (number(), Instant::now());
-    wait_until("nothing moves any more", || {
+    wait_until("the number no longer changes", || {
         let now = number();
         if now != last {
             (last, since) = (now, Instant::now());
@@ -46,10 +46,10 @@ async fn a_stalled_reader_does_not_stall_its_neighbour() {
     settled(|| server.server.metrics.bytes_down.get()).await;
     let mut neighbour = server.open(&at("node1", echo)).await;
     let beside = talks(&mut neighbour).await;
-    assert!(beside < 4 * alone + Duration::from_secs(2), "{alone:?} alone, {beside:?} beside");
-    // Nobody was given more than a window, and what is kept for them stays within what was promised and a little.
+    assert!(beside < 4 * alone + Duration::from_secs(2), "{alone:?} alone, {beside:?} next to stalls");
+    // No session got more than a window. The unacknowledged bytes stay within the reserved bytes and a little more.
     let ((promised, _), (_, kept)) = (server.server.table.memory(), edge.table.memory());
-    assert!(promised <= 21 * (4 << 20) && kept <= 6 << 20, "promised {promised}, kept {kept}");
+    assert!(promised <= 21 * (4 << 20) && kept <= 6 << 20, "reserved {promised}, unacknowledged {kept}");
     for reader in readers {
         reset(reader);
     }
@@ -74,7 +74,7 @@ async fn a_stalled_target_does_not_stall_its_neighbour() {
     settled(|| edge.metrics.bytes_up.get()).await;
     let mut neighbour = server.open(&at("node1", echo)).await;
     let beside = talks(&mut neighbour).await;
-    assert!(beside < 4 * alone + Duration::from_secs(2), "{alone:?} alone, {beside:?} beside");
+    assert!(beside < 4 * alone + Duration::from_secs(2), "{alone:?} alone, {beside:?} next to stalls");
     assert!(edge.table.memory().0 <= 6 << 20);
     sends.abort();
 }
@@ -88,7 +88,7 @@ async fn a_reader_that_stalled_gets_every_byte_once_it_reads() {
     let mut client = stalled(server.connect, &at("node1", source)).await;
     settled(|| server.server.metrics.bytes_down.get()).await;
     let mut all = Vec::with_capacity(bytes);
-    assert_eventually("all of it", client.read_to_end(&mut all)).await.unwrap();
+    assert_eventually("all bytes", client.read_to_end(&mut all)).await.unwrap();
     assert!(all == targets::pattern(bytes), "{} of {bytes} bytes, or wrong ones", all.len());
     client.shutdown().await.unwrap();
     drop(client);
@@ -110,7 +110,7 @@ async fn uploads_with_wide_windows_leave_an_edge_room_for_new_sessions() {
         }));
     }
     let sent = edge.metrics.bytes_up.get();
-    wait_until("they are at full speed", || edge.metrics.bytes_up.get() > sent + (64 << 20)).await;
+    wait_until("the uploads are at full speed", || edge.metrics.bytes_up.get() > sent + (64 << 20)).await;
     for _ in 0..20 {
         echoed(&mut server.open(&at("node1", echo)).await, "hello").await;
     }

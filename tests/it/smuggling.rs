@@ -1,5 +1,5 @@
-//! Requests that two readers could take for two different ones, as bytes on real ports: what comes of each is 400, or
-//! exactly one request at the target that nobody can read in two ways.
+//! Requests that two parsers could read differently, as bytes on real ports. Each gets a 400, or the target gets
+//! exactly one unambiguous request.
 
 use std::net::SocketAddr;
 use std::sync::{Arc, Mutex};
@@ -14,20 +14,21 @@ use tunnel_net::tls::{
 use crate::support::programs::{TestDir, TestServer, edge_with};
 use crate::support::{assert_eventually, targets};
 
-/// What becomes of a request.
+/// The expected result of a request.
 #[derive(Debug, Clone, Copy)]
 enum Comes {
-    /// 400, and no whole request reaches the target.
+    /// A 400, and no complete request reaches the target.
     ToNothing,
-    /// The target gets this head and body, in which `HOST` is its own name, and nothing more.
+    /// The target gets this head and body and nothing more. `HOST` is replaced by its name.
     As(&'static str),
 }
 
 use Comes::{As, ToNothing};
 
-/// Requests of which `HOST` is the target's name.
+/// Requests. `HOST` is replaced by the target's name.
 const REQUESTS: &[(&str, Comes)] = &[
-    // Two lengths. RFC 9112 6.3: the coding counts, the length is not passed on, and the connection ends.
+    // Two lengths. RFC 9112 6.3: Transfer-Encoding overrides the length, the length is not forwarded, and the
+    // connection ends.
     (
         "POST / HTTP/1.1\r\nHost: HOST\r\nContent-Length: 3\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\nGET /x HTTP/1.1\r\nHost: HOST\r\n\r\n",
         As("POST / HTTP/1.1\r\nhost: HOST\r\ntransfer-encoding: chunked\r\n\r\n0\r\n\r\n"),
@@ -43,7 +44,7 @@ const REQUESTS: &[(&str, Comes)] = &[
     ("POST / HTTP/1.1\r\nHost: HOST\r\nContent-Length: 0x3\r\n\r\nabc", ToNothing),
     ("POST / HTTP/1.1\r\nHost: HOST\r\nContent-Length: 3 4\r\n\r\nabcd", ToNothing),
     ("POST / HTTP/1.1\r\nHost: HOST\r\nContent-Length : 3\r\n\r\nabc", ToNothing),
-    // Codings.
+    // Transfer codings.
     ("POST / HTTP/1.1\r\nHost: HOST\r\nTransfer-Encoding: xchunked\r\n\r\n0\r\n\r\n", ToNothing),
     ("POST / HTTP/1.1\r\nHost: HOST\r\nTransfer-Encoding: chunked, identity\r\n\r\n0\r\n\r\n", ToNothing),
     (
@@ -83,22 +84,22 @@ const REQUESTS: &[(&str, Comes)] = &[
     ("GET / HTTP/1.1\r\nHost: elsewhere\r\nHost: HOST\r\n\r\n", ToNothing),
     ("GET / HTTP/1.1\r\nHost: HOST/a\r\n\r\n", ToNothing),
     ("GET / HTTP/1.1\r\nHost: me@HOST\r\n\r\n", ToNothing),
-    // A change of protocol with a body is none.
+    // An upgrade with a body is not an upgrade.
     (
         "POST / HTTP/1.1\r\nHost: HOST\r\nConnection: Upgrade\r\nUpgrade: x\r\nContent-Length: 3\r\n\r\nabc",
         As("POST / HTTP/1.1\r\nhost: HOST\r\ncontent-length: 3\r\n\r\nabc"),
     ),
-    // No Connection takes away what says where a request ends.
+    // A Connection header cannot remove the headers that delimit a request.
     (
         "POST / HTTP/1.1\r\nHost: HOST\r\nConnection: Content-Length, Host\r\nContent-Length: 3\r\n\r\nabc",
         As("POST / HTTP/1.1\r\nhost: HOST\r\ncontent-length: 3\r\n\r\nabc"),
     ),
 ];
 
-/// What a front end that is still there after a request passes on as well.
+/// Second request: a listener that keeps the connection after a request forwards this one as well.
 const LAST: &str = "GET /last HTTP/1.1\r\nHost: HOST\r\nConnection: close\r\n\r\n";
 
-/// A target that answers each request and keeps what it has got on each of its connections.
+/// A target that responds to each request and records the bytes of each of its connections.
 #[derive(Clone, Default)]
 struct Target(Arc<Mutex<Vec<Vec<u8>>>>);
 
@@ -125,7 +126,7 @@ impl Target {
         }
     }
 
-    /// The whole requests that have come, and forgets them. What is left of a connection must be no request.
+    /// Returns the complete requests received so far, and forgets them. The rest of a connection must not be a request.
     fn take(&self) -> Vec<String> {
         let all = std::mem::take(&mut *self.0.lock().unwrap());
         let mut requests = Vec::new();
@@ -137,11 +138,11 @@ impl Target {
     }
 }
 
-/// The whole requests in these bytes as a strict reader sees them, and what is left.
+/// Splits these bytes into complete requests, as a strict parser sees them, and the rest.
 ///
 /// # Panics
 ///
-/// If one of them can be read in two ways.
+/// If one of the requests is ambiguous.
 fn split(mut bytes: &[u8]) -> (Vec<String>, &[u8]) {
     let mut requests = Vec::new();
     while let Some(end) = bytes.windows(4).position(|four| four == b"\r\n\r\n") {
@@ -155,7 +156,7 @@ fn split(mut bytes: &[u8]) -> (Vec<String>, &[u8]) {
     (requests, bytes)
 }
 
-/// The length of the body, if all of it is there.
+/// Returns the length of the body, or `None` if it is incomplete.
 fn body_length(head: &str, body: &[u8]) -> Option<usize> {
     let mut lines = head.split("\r\n");
     let words: Vec<_> = lines.next().unwrap().split(' ').collect();
@@ -180,14 +181,14 @@ fn body_length(head: &str, body: &[u8]) -> Option<usize> {
     (body.len() >= length).then_some(length)
 }
 
-/// A front end of a pod, and how it is spoken to.
+/// A listener of a server, with its protocol.
 enum Front {
     Plain(&'static str),
     Tls(&'static str),
 }
 
 impl Front {
-    /// Says this, and reads to the end.
+    /// Sends this, and reads to the end.
     async fn says(&self, server: &TestServer, text: &str) -> String {
         match self {
             Self::Plain(front) => exchange(server.client(front).await, text).await,
@@ -205,12 +206,12 @@ async fn exchange<S: AsyncRead + AsyncWrite + Unpin>(mut socket: S, text: &str) 
     socket.write_all(text.as_bytes()).await.unwrap();
     socket.flush().await.unwrap();
     let mut told = Vec::new();
-    // How the connection ends is no matter.
+    // How the connection ends does not matter.
     let _ = assert_eventually("the end of the connection", socket.read_to_end(&mut told)).await;
     String::from_utf8(told).unwrap()
 }
 
-/// Sends each of the requests to a front end of this pod, and looks at what the target gets.
+/// Sends each of the requests to a listener of this server, and checks what the target gets.
 async fn none_is_read_in_two_ways(server: &TestServer, front: Front, target: &Target, host: &str) {
     for (request, comes) in REQUESTS {
         let text = format!("{request}{LAST}").replace("HOST", host);

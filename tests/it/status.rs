@@ -1,4 +1,4 @@
-//! What `tunnel status` tells of a running pod and a running edge.
+//! `tunnel status` of a running server and a running edge.
 
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
@@ -12,7 +12,7 @@ use crate::support::clients::{echoed, get};
 use crate::support::programs::{TestDir, TestServer, at, edge_with, start_edge};
 use crate::support::{Stopwatch, assert_eventually, servers, targets, wait_until};
 
-/// The table that gives a program a socket, and where it is.
+/// Returns the path of a program's admin socket, and the table that configures it.
 fn socket(place: &TestDir, mode: &str) -> (PathBuf, String) {
     let path = place.path().join(format!("{mode}.sock"));
     let table = format!("[mode.{mode}.admin]\nlisten = \"unix:{}\"\n", path.display());
@@ -24,7 +24,7 @@ async fn status(path: &Path) -> Status {
     serde_json::from_str(&json).unwrap()
 }
 
-/// Asks until it is so.
+/// Polls the status until it matches.
 async fn status_with(path: &Path, what: &str, is: impl Fn(&Status) -> bool) -> Status {
     let asking = async {
         loop {
@@ -39,7 +39,7 @@ async fn status_with(path: &Path, what: &str, is: impl Fn(&Status) -> bool) -> S
 }
 
 #[tokio::test]
-async fn a_server_tells_of_its_nodes_their_sessions_and_why_they_went() {
+async fn a_server_reports_its_nodes_their_sessions_and_disconnect_reasons() {
     let (place, echo) = (TestDir::new(), targets::echo().await);
     let (path, table) = socket(&place, "cloud");
     let server = TestServer::with(&place, &table);
@@ -51,7 +51,11 @@ async fn a_server_tells_of_its_nodes_their_sessions_and_why_they_went() {
 
     let started = Stopwatch::start();
     let told = status(&path).await;
-    assert!(started.elapsed() < Duration::from_secs(5), "the answer ends the call: {:?}", started.elapsed());
+    assert!(
+        started.elapsed() < Duration::from_secs(5),
+        "the response ends the call: {:?}",
+        started.elapsed()
+    );
     assert_eq!((told.mode.as_str(), told.ready, told.totals.sessions), ("cloud", true, 1));
     let node = &told.links[0];
     assert_eq!((node.name.as_str(), node.state.as_str(), node.sessions), ("node1", "linked", 1));
@@ -77,7 +81,7 @@ async fn a_server_tells_of_its_nodes_their_sessions_and_why_they_went() {
     server.assert_idle().await;
     assert!(status(&path).await.sessions.is_empty());
     edge.shutdown(std::future::ready(())).await;
-    wait_until("the node has gone", || server.link("node1").is_none()).await;
+    wait_until("the node is disconnected", || server.link("node1").is_none()).await;
     let told = status(&path).await;
     assert!(told.links.is_empty());
     assert_eq!(told.gone[0].name, "node1");
@@ -87,28 +91,28 @@ async fn a_server_tells_of_its_nodes_their_sessions_and_why_they_went() {
 }
 
 #[tokio::test]
-async fn an_edge_without_a_cloud_says_why() {
+async fn an_edge_without_a_link_reports_the_reason() {
     let place = TestDir::new();
     let (path, table) = socket(&place, "edge");
     let nothing = targets::nothing().await;
     let _edge = start_edge(&place.edge("node1", nothing, &table));
     let tried = |told: &Status| told.notes.iter().any(|note| !note.ends_with("not yet"));
-    let told = status_with(&path, "a try to link", tried).await;
+    let told = status_with(&path, "an attempt to link", tried).await;
     assert!(!told.ready && told.notes[0].starts_with("link: "), "{:?}", told.notes);
     let text = status::status(Some(path), false, &Environment::default()).await.unwrap();
     assert!(text.contains("not ready") && text.contains("\n! link: "), "{text}");
 }
 
 #[tokio::test]
-async fn other_servers_are_told_whether_they_are_linked_or_why_not() {
+async fn peers_are_listed_with_their_link_or_its_error() {
     let place = TestDir::new();
     let all = servers::addresses(2);
     let (path, table) = socket(&place, "cloud");
     let text = servers::config(&place, all[0], &servers::peers(&all)) + &table;
     let _first = TestServer::from_text(&text);
-    // Its own address is in the list until it has been dialled.
+    // The list contains the server's own address until it has been dialled.
     let known = |told: &Status| told.peers.len() == 1 && told.peers[0].error.is_some();
-    let told = status_with(&path, "why there is no link", known).await;
+    let told = status_with(&path, "the reason for the missing link", known).await;
     let other = &told.peers[0];
     assert_eq!((other.name.as_str(), other.state.as_str()), (&*all[1].to_string(), "away"));
     let second = TestServer::from_text(&servers::config(&place, all[1], &servers::peers(&all)));
@@ -119,14 +123,14 @@ async fn other_servers_are_told_whether_they_are_linked_or_why_not() {
 }
 
 #[tokio::test]
-async fn nobody_at_the_socket_is_told_with_the_remedy() {
+async fn a_socket_without_a_program_is_reported_with_a_hint() {
     let place = TestDir::new();
     let (path, table) = socket(&place, "cloud");
     let failed = status::status(Some(path.clone()), false, &Environment::default()).await.unwrap_err();
     assert!(failed.code == 69 && failed.text.contains("cloud.sock does not answer"), "{failed}");
     let server = TestServer::with(&place, &table);
-    // A port that others may reach shows them nothing: the port for metrics has no such page.
+    // A public port shows none of this: the metrics port has no such page.
     assert_eq!(get(server.server.bound.metrics.unwrap(), "/status").await.status, 404);
     server.server.shutdown(std::future::ready(())).await;
-    assert!(!path.exists(), "it goes with its program");
+    assert!(!path.exists(), "the socket is removed with its program");
 }

@@ -1,4 +1,4 @@
-//! What the tests stand on: pods, edges, clients, targets, and peers that follow a script.
+//! Support of the tests: servers, edges, clients, targets, and remotes that follow a script.
 
 #[cfg(feature = "kubernetes")]
 pub(crate) mod apiserver;
@@ -22,16 +22,16 @@ use std::time::Duration;
 use tokio::task::JoinHandle;
 use tokio::time::{Instant, sleep};
 
-/// Asks until it is so.
+/// Polls until the condition is true.
 ///
 /// # Panics
 ///
-/// Once [`PATIENCE`] is over, with what was waited for.
+/// After [`TIMEOUT`], with what was waited for.
 pub(crate) async fn wait_until(what: &str, is: impl FnMut() -> bool) {
     wait_within(TIMEOUT, what, is).await;
 }
 
-/// [`wait_until`] with a patience of its own, for what takes its time by design.
+/// Like [`wait_until`], but with its own timeout, for events that take time by design.
 pub(crate) async fn wait_within(patience: Duration, what: &str, mut is: impl FnMut() -> bool) {
     let deadline = Instant::now() + patience;
     while !is() {
@@ -40,17 +40,17 @@ pub(crate) async fn wait_within(patience: Duration, what: &str, mut is: impl FnM
     }
 }
 
-/// The result, which has to come soon.
+/// Returns the result, which must come soon.
 ///
 /// # Panics
 ///
-/// Once [`PATIENCE`] is over, with what was waited for.
+/// After [`TIMEOUT`], with what was waited for.
 pub(crate) async fn assert_eventually<F: Future>(what: &str, work: F) -> F::Output {
     let done = tokio::time::timeout(TIMEOUT, work).await;
     done.unwrap_or_else(|_| panic!("not within {TIMEOUT:?}: {what}"))
 }
 
-/// Runs beside the test, until its runtime ends.
+/// Runs a task next to the test, until the test's runtime ends.
 #[expect(clippy::disallowed_methods, reason = "the end of a test's runtime ends its tasks")]
 pub(crate) fn beside<F>(task: F) -> JoinHandle<F::Output>
 where
@@ -59,8 +59,8 @@ where
     tokio::spawn(task)
 }
 
-/// A clock that goes on only as far as this runtime does: while the machine has no time for it, it stands still. For
-/// bounds of what has to come soon. On a runtime of one thread whatever that has to do first stops it as well.
+/// A clock that runs only while this runtime does: it stops while the machine has no time for the runtime. Use it for
+/// upper bounds. On a runtime with one thread, other work on that thread stops it as well.
 pub(crate) struct Stopwatch(Arc<AtomicU32>);
 
 impl Stopwatch {
@@ -76,16 +76,16 @@ impl Stopwatch {
         Self(turns)
     }
 
-    /// For how long it has run.
+    /// Returns how long it has run.
     pub(crate) fn elapsed(&self) -> Duration {
         TURN * self.0.load(Relaxed)
     }
 }
 
-/// From now on time runs a hundred times faster than it does, and every timer keeps its turn.
+/// Makes time run a hundred times faster from now on, with all timers in their order.
 ///
-/// Bare paused time leaps to the next timer whenever the runtime has nothing to do, even if the kernel still carries a
-/// segment from one socket to another.
+/// Plain paused time jumps to the next timer whenever the runtime is idle, even if the kernel still carries a segment
+/// from one socket to another.
 pub(crate) fn hurry() {
     tokio::time::pause();
     beside(async {
@@ -96,12 +96,12 @@ pub(crate) fn hurry() {
     });
 }
 
-/// For whatever should take milliseconds: two busy cores are no failure. Below the grace time after which a session
-/// without a path is forgotten in any case.
+/// Timeout of things that should take milliseconds, long enough for two busy cores. Shorter than the resume timeout
+/// after which a session without a path is dropped in any case.
 pub(crate) const TIMEOUT: Duration = Duration::from_secs(45);
-/// How far hurried time goes at once.
+/// Step of accelerated time.
 const LEAP: Duration = Duration::from_millis(10);
-/// A step of a [`Stopwatch`].
+/// Step of a [`Stopwatch`].
 const TURN: Duration = Duration::from_millis(10);
-/// Between two questions.
+/// Pause between two polls.
 const BETWEEN: Duration = Duration::from_millis(5);

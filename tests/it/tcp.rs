@@ -11,7 +11,7 @@ use crate::support::programs::{TestDir, TestServer, edge, edge_forgets_all};
 use crate::support::{assert_eventually, remote, servers, targets, wait_until};
 use crate::words::Lines;
 
-/// Lines of a config with one TCP port that leads there; `more` stands beside the target.
+/// Returns config lines with one TCP port for that target. `more` is added after the target.
 fn port(to: &str, more: &str) -> String {
     format!("[mode.cloud.tcp]\n\"127.0.0.1:0\" = {{ to = \"{to}\"{more} }}\n")
 }
@@ -19,7 +19,7 @@ fn port(to: &str, more: &str) -> String {
 /// The warning about a port that could lead to more than one node.
 const SEVERAL: &str = "several nodes connected, port uses the longest connected one";
 
-/// What comes before the connection is closed, in good order or not.
+/// Returns the bytes received before the connection is closed, in good order or not.
 async fn until_closed(mut socket: TcpStream) -> Vec<u8> {
     let mut all = Vec::new();
     let _ = assert_eventually("the end", socket.read_to_end(&mut all)).await;
@@ -27,12 +27,12 @@ async fn until_closed(mut socket: TcpStream) -> Vec<u8> {
 }
 
 #[tokio::test]
-async fn a_port_leads_to_its_target_at_its_node_both_ways_and_half_closed() {
+async fn a_port_reaches_its_target_in_both_directions_and_half_closed() {
     let (place, echo) = (TestDir::new(), targets::echo().await);
     let server = TestServer::with(&place, &port(&format!("node2/{echo}"), ""));
     let (one, two) = (edge(&place, &server, "node1").await, edge(&place, &server, "node2").await);
     let mut client = server.client("tcp").await;
-    // Sent at once, before anything is open.
+    // Sent before the session is open.
     echoed(&mut client, "first").await;
     assert_eq!((one.table.len(), two.table.len()), (0, 1));
     client.write_all(b"last").await.unwrap();
@@ -45,7 +45,7 @@ async fn a_port_leads_to_its_target_at_its_node_both_ways_and_half_closed() {
 }
 
 #[tokio::test]
-async fn a_target_may_speak_first_and_an_abrupt_end_stays_one() {
+async fn a_target_may_send_first_and_a_reset_stays_a_reset() {
     let (place, source) = (TestDir::new(), targets::source(70_000).await);
     let server = TestServer::with(&place, &port(&format!("node1/{source}"), ""));
     let edge = edge(&place, &server, "node1").await;
@@ -58,7 +58,7 @@ async fn a_target_may_speak_first_and_an_abrupt_end_stays_one() {
 }
 
 #[tokio::test]
-async fn without_a_node_the_one_serves_that_is_linked_for_longest() {
+async fn without_a_node_name_the_longest_linked_node_serves_the_port() {
     let (place, echo) = (TestDir::new(), targets::echo().await);
     let server = TestServer::with(&place, &format!("[mode.cloud.tcp]\n\"127.0.0.1:0\" = \"{echo}\"\n"));
     is_reset(&mut server.client("tcp").await).await;
@@ -75,7 +75,7 @@ async fn without_a_node_the_one_serves_that_is_linked_for_longest() {
     assert_eq!((one.table.len(), two.table.len()), (0, 1));
     two.shutdown(async {}).await;
     is_reset(&mut client).await;
-    wait_until("it has gone", || server.link("node2").is_none()).await;
+    wait_until("the node is disconnected", || server.link("node2").is_none()).await;
     echoed(&mut server.client("tcp").await, "to the other").await;
 }
 
@@ -88,26 +88,25 @@ async fn a_node_at_another_server_is_reached_by_its_name_and_as_the_only_one() {
     };
     let named = TestServer::from_text(&text(all[0], format!("node1/{echo}")));
     let any = TestServer::from_text(&text(all[1], echo.to_string()));
-    // At one of them it is linked, so that the other has to look for it.
+    // The node is linked to one of them, so the other has to search for it.
     for (has, other) in [(&any, &named), (&named, &any)] {
         let edge = edge(&place, has, "node1").await;
         let mut client = loop {
             let mut client = other.client("tcp").await;
-            // An announcement of the node may be under way.
+            // An announcement of the node may be in flight.
             client.write_all(b"x").await.unwrap();
             if assert_eventually("an answer", client.read_u8()).await.is_ok() {
                 break client;
             }
         };
-        echoed(&mut client, "through two pods").await;
+        echoed(&mut client, "through two servers").await;
         drop(client);
         edge.shutdown(async {}).await;
     }
 }
 
 #[tokio::test]
-async fn a_server_that_starts_after_the_nodes_were_linked_elsewhere_is_told_of_some_and_that_there_are_several()
- {
+async fn a_late_server_learns_of_several_nodes_that_are_linked_elsewhere() {
     let (place, echo) = (TestDir::new(), targets::echo().await);
     let all = servers::addresses(2);
     let config = |at: SocketAddr| servers::config(&place, at, &servers::peers(&all));
@@ -118,7 +117,7 @@ async fn a_server_that_starts_after_the_nodes_were_linked_elsewhere_is_told_of_s
     let warned = || lines.count(SEVERAL);
     while warned() == 0 {
         let mut client = late.client("tcp").await;
-        // It may be linked to the other pod just now.
+        // The server may be linking to the other one just now.
         let _ = client.write_all(b"x").await;
         let _ = assert_eventually("an answer or an end", client.read_u8()).await;
     }
@@ -127,7 +126,7 @@ async fn a_server_that_starts_after_the_nodes_were_linked_elsewhere_is_told_of_s
 }
 
 #[tokio::test]
-async fn who_gets_no_session_is_cut_off_and_counted_with_the_cause() {
+async fn a_client_without_a_session_is_reset_and_counted_with_the_cause() {
     let (place, nothing) = (TestDir::new(), targets::nothing().await);
     let to = format!("node1/{nothing}");
     for (lines, to, cause) in [
@@ -152,7 +151,7 @@ async fn who_gets_no_session_is_cut_off_and_counted_with_the_cause() {
 }
 
 #[tokio::test]
-async fn only_a_network_of_allow_from_may_come_in() {
+async fn only_clients_in_networks_of_allow_from_are_accepted() {
     let (place, echo) = (TestDir::new(), targets::echo().await);
     let lines = port(&format!("node1/{echo}"), ", allow_from = [\"192.0.2.0/24\"]");
     let server = TestServer::with(&place, &lines);
@@ -163,7 +162,7 @@ async fn only_a_network_of_allow_from_may_come_in() {
 }
 
 #[tokio::test]
-async fn a_target_is_told_by_a_proxy_header_who_the_client_is() {
+async fn a_proxy_header_gives_a_target_the_clients_address() {
     let (place, echo) = (TestDir::new(), targets::echo().await);
     let more = ", send_proxy = true, proxy_protocol = [\"127.0.0.1\"]";
     let server = TestServer::with(&place, &port(&format!("node1/{echo}"), more));
@@ -181,7 +180,7 @@ async fn a_target_is_told_by_a_proxy_header_who_the_client_is() {
 }
 
 #[tokio::test]
-async fn a_plain_edge_is_asked_as_superedges_cloud_would() {
+async fn a_plain_edge_gets_the_request_of_superedges_cloud() {
     let place = TestDir::new();
     let server = TestServer::with(&place, &port("node1/127.0.0.1:6443", ""));
     let mut edge = remote::link(&place, &server, "node1", None).await;

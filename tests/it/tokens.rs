@@ -1,4 +1,4 @@
-//! Tokens that change while links stand.
+//! Tokens that change while links are up.
 
 use std::net::SocketAddr;
 use std::time::Duration;
@@ -19,7 +19,7 @@ use crate::support::programs::{TOKEN, TestDir, at, edge, start_edge};
 use crate::support::{assert_eventually, hurry, servers, targets, wait_until, wait_within};
 
 #[tokio::test]
-async fn a_revoked_token_ends_its_links_and_sessions_within_ten_seconds_and_no_others() {
+async fn a_revoked_token_ends_only_its_links_and_sessions_within_ten_seconds() {
     let (place, echo) = (TestDir::new(), targets::echo().await);
     place.file("token", &format!("node1:{TOKEN}\nnode2:{TOKEN}\n"));
     let servers = servers::start(&place, 2);
@@ -37,7 +37,7 @@ async fn a_revoked_token_ends_its_links_and_sessions_within_ten_seconds_and_no_o
     hurry();
     place.file("token", &format!("node1:another\nnode2:{TOKEN}\n"));
     let started = Instant::now();
-    wait_within(Duration::from_secs(10), "its link is gone", || servers[1].link("node1").is_none()).await;
+    wait_within(Duration::from_secs(10), "its link is closed", || servers[1].link("node1").is_none()).await;
     for client in &mut cut {
         is_reset(client).await;
     }
@@ -45,13 +45,16 @@ async fn a_revoked_token_ends_its_links_and_sessions_within_ten_seconds_and_no_o
     for server in &servers {
         assert_eq!(server.server.metrics.resets.counted("not_allowed"), 1);
     }
-    assert_eq!(revoked.metrics.resets.counted("not_allowed"), 2, "the edge has heard why");
+    assert_eq!(revoked.metrics.resets.counted("not_allowed"), 2, "the edge knows the reason");
     for client in &mut kept {
         echoed(client, "after").await;
     }
     let log = revoked.bound.log.unwrap();
     assert!(get(log, "/readyz").await.body.contains("link: "));
-    assert!(servers[1].server.metrics.calls_refused.counted("token") <= 20, "it does not storm");
+    assert!(
+        servers[1].server.metrics.calls_refused.counted("token") <= 20,
+        "the edge does not flood the server"
+    );
 }
 
 #[tokio::test]
@@ -61,7 +64,7 @@ async fn a_token_file_that_is_missing_or_empty_or_holds_nothing_ends_no_link() {
     let _edge = edge(&place, &servers[0], "node1").await;
     let link = servers[0].link("node1").unwrap().sender.id;
     hurry();
-    for text in ["", " \n", "# all gone\n", "default:\n", "garbage"] {
+    for text in ["", " \n", "# all removed\n", "default:\n", "garbage"] {
         place.file("token", text);
         tokio::time::sleep(Duration::from_secs(10)).await;
     }
@@ -82,7 +85,7 @@ async fn an_edge_whose_token_file_has_changed_dials_at_once() {
     let edge = start_edge(&text);
     tokio::time::pause();
     let tries = || edge.metrics.reconnects.get();
-    wait_within(Duration::from_secs(600), "its pauses have grown to 15 s and more", || tries() >= 12).await;
+    wait_within(Duration::from_secs(600), "its pauses have grown to 15 s or more", || tries() >= 12).await;
     let (before, started) = (tries(), Instant::now());
     place.file("mine", "new\n");
     wait_within(Duration::from_secs(60), "it dials again", || tries() > before).await;
@@ -112,13 +115,13 @@ async fn an_edge_with_two_tokens_uses_the_one_that_the_cloud_knows() {
     .await;
 }
 
-/// An edge that shows a certificate of an authority that no pod knows, beside its token.
+/// Starts an edge that presents a certificate of a CA that no server knows, in addition to its token.
 fn start_with_certificate(place: &TestDir, server: SocketAddr) -> Edge {
     let file = place.path().join("agent.pem");
     Authority::new().0.client("tunnel-agent-client").unwrap().write_together(&file).unwrap();
     let (mut settings, _) =
         EdgeConfig::read(&place.edge("node1", server, ""), &Environment::default()).unwrap();
-    // Where there is no kube-apiserver it is never renewed.
+    // Without a kube-apiserver it is never renewed.
     let kubeconfig = Some(place.path().join("none"));
     let cluster = ClusterSettings { kubeconfig, namespace: None, service: None };
     settings.csr = Some(EdgeCsrConfig { cluster, file, lifetime: None, node_ip: None });
@@ -126,7 +129,7 @@ fn start_with_certificate(place: &TestDir, server: SocketAddr) -> Edge {
 }
 
 #[tokio::test]
-async fn an_edge_whose_certificate_is_not_taken_comes_in_by_its_token() {
+async fn an_edge_with_a_rejected_certificate_links_by_its_token() {
     let place = TestDir::new();
     let servers = servers::start(&place, 1);
     let _edge = start_with_certificate(&place, servers[0].server.bound.grpc);
@@ -134,7 +137,7 @@ async fn an_edge_whose_certificate_is_not_taken_comes_in_by_its_token() {
 }
 
 #[tokio::test]
-async fn a_certificate_that_ends_the_connection_is_shown_at_every_second_try_and_the_reason_is_told() {
+async fn a_rejected_certificate_is_sent_at_every_second_try_and_reported() {
     let place = TestDir::new();
     let identity = Identity { cert: place.path().join("cloud.crt"), key: place.path().join("cloud.key") };
     let clients = ClientAuth::Peers(place.files.ca.clone(), None);
@@ -152,7 +155,7 @@ async fn a_certificate_that_ends_the_connection_is_shown_at_every_second_try_and
     .await;
     let edge = start_with_certificate(&place, cloud);
     for is_shown in [true, false, true, false, true] {
-        assert_eq!(assert_eventually("a try", told.recv()).await, Some(is_shown));
+        assert_eq!(assert_eventually("an attempt", told.recv()).await, Some(is_shown));
     }
     let log = edge.bound.log.unwrap();
     assert_eventually("the reason in /readyz", async {

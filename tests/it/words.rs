@@ -1,4 +1,4 @@
-//! What hostile edges and clients say cannot forge the log, nor fill it.
+//! Bytes of hostile edges and clients can neither forge nor flood the log.
 
 use std::io::{self, Write};
 use std::sync::{Arc, LazyLock, Mutex};
@@ -13,7 +13,7 @@ use crate::support::programs::{TestDir, TestServer};
 use crate::support::raw::Raw;
 use crate::support::{remote, wait_until};
 
-/// The lines that this thread's tasks log, as a reader sees them who escapes nothing.
+/// The lines that the tasks of this thread log, as a reader that escapes nothing sees them.
 #[derive(Clone, Default)]
 pub(crate) struct Lines(Arc<Mutex<Vec<u8>>>);
 
@@ -34,7 +34,7 @@ impl Lines {
         self.text().lines().filter(|line| line.contains(part)).count()
     }
 
-    /// Returns the number of refusals logged with `part`, including those summed up for that reason.
+    /// Returns the number of refusals that were logged with `part` in their line, or summed up for that cause.
     fn told(&self, part: &str, cause: &str) -> usize {
         let text = self.text();
         let sums =
@@ -57,11 +57,11 @@ impl Write for Lines {
     }
 }
 
-/// While there is only one log, a line that another test comes to first is taken for one that nobody wants: its thread
-/// has no log. With two, all logs are asked.
+/// With a single log, a line that another test reaches first counts as disabled, because the thread of that test has no
+/// log. With two, every log is asked.
 static SECOND: LazyLock<Dispatch> = LazyLock::new(|| Dispatch::new(tracing_subscriber::registry()));
 
-/// A field of a header block, as it is.
+/// Appends a header field as a literal.
 fn literal(block: &mut BytesMut, name: &str, value: &str) {
     block.put_u8(0);
     for text in [name, value] {
@@ -71,7 +71,7 @@ fn literal(block: &mut BytesMut, name: &str, value: &str) {
 }
 
 #[tokio::test]
-async fn an_edges_last_words_stay_on_their_line_and_move_no_cursor() {
+async fn an_edges_last_message_stays_on_its_line_and_moves_no_cursor() {
     let (lines, _guard) = Lines::start();
     let place = TestDir::new();
     let server = TestServer::start(&place);
@@ -83,7 +83,7 @@ async fn an_edges_last_words_stay_on_their_line_and_move_no_cursor() {
         edge.frame(HEADERS, END_STREAM | END_HEADERS, 1, &trailers).await;
         wait_until("the link has ended", || server.link(node).is_none()).await;
     }
-    wait_until("both are told", || lines.count("link has ended") == 2).await;
+    wait_until("both are logged", || lines.count("link has ended") == 2).await;
     let text = lines.text();
     assert!(text.lines().all(|line| line.contains("link has ended") || !line.contains("forged")), "{text}");
     assert_eq!(lines.count("bye 2026-01-01T00:00:00Z INFO forged"), 2, "{text}");
@@ -94,7 +94,7 @@ async fn an_edges_last_words_stay_on_their_line_and_move_no_cursor() {
 async fn a_clients_head_forges_no_line() {
     let (lines, _guard) = Lines::start();
     let server = TestServer::start(&TestDir::new());
-    let user = "b3BzCklORk8gZm9yZ2VkG1sySjpwdw=="; // ops, a line's end, INFO forged, an escape
+    let user = "b3BzCklORk8gZm9yZ2VkG1sySjpwdw=="; // ops, a newline, INFO forged, an escape
     for head in [
         "CONNECT no\u{9b}de:22 HTTP/1.1\r\n\r\n".to_owned(),
         "CONNECT node1:22 HTTP/1.1\r\nTraceId: a\u{9b}31m\u{2028}\r\nUser-Agent: \u{9b}2J\r\n\r\n".to_owned(),
@@ -103,14 +103,14 @@ async fn a_clients_head_forges_no_line() {
         let answer = ask(server.connect, &head).await;
         assert!(answer.body.chars().all(|c| c == '\n' || !c.is_control()), "{answer:?}");
     }
-    wait_until("both are told", || lines.count("access") >= 2).await;
+    wait_until("both are logged", || lines.count("access") >= 2).await;
     let text = lines.text();
     assert!(text.chars().all(|c| c == '\n' || !c.is_control() && c != '\u{2028}'), "{text:?}");
     assert!(!text.contains("forged"), "{text}");
 }
 
 #[tokio::test]
-async fn refusals_without_end_are_summed_up_and_all_are_counted() {
+async fn endless_refusals_are_summed_up_and_all_are_counted() {
     let (lines, _guard) = Lines::start();
     let place = TestDir::new();
     let server = TestServer::start(&place);
@@ -123,7 +123,7 @@ async fn refusals_without_end_are_summed_up_and_all_are_counted() {
         assert!(remote::try_link(&place, other.server.bound.grpc, "node1", None).await.is_err());
     }
     assert_eq!(server.server.metrics.sessions.ended("ssh", "bad_target"), 100);
-    wait_until("each is told, or summed up", || {
+    wait_until("each is logged or summed up", || {
         lines.told("bad target", "bad_target") == 100 && lines.told("the token differs", "\"token\"") == 30
     })
     .await;

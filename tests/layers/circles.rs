@@ -1,7 +1,8 @@
-//! Circles of files: nobody can read one of them without all the others.
+//! Circles of files: a reader of one file needs all the others.
 //!
-//! A file may use what its parent has, and a parent what its children have; both at once is no circle. So circles are
-//! sought twice: with what children take from their parents left out, and with what parents take from their children.
+//! A file may use items of its parent, and a parent items of its children; both at once is no circle. So circles are
+//! searched for twice: without what children take from their parents, and without what parents take from their
+//! children.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
 
@@ -10,7 +11,7 @@ use super::{Fault, Token, error, imports, is_tests, module_of, report, sources, 
 /// The path of a module from the crate's root.
 type Module = Vec<String>;
 
-/// Which modules are files, what each of them re-exports, and who takes what from whom, on which line first.
+/// The files of the modules, the re-exports of each, and which modules each uses, with the line of the first use.
 struct House {
     files: BTreeMap<Module, String>,
     exports: HashMap<Module, HashMap<String, Module>>,
@@ -48,9 +49,9 @@ impl House {
         house
     }
 
-    /// The file in which a path ends, through whatever re-exports it.
+    /// Returns the file in which a path ends, through all re-exports.
     fn source_of(&self, mut path: Module) -> Option<Module> {
-        // Re-exports that name each other would not compile; the bound is for sources that are made up.
+        // Re-exports that name each other do not compile. The bound is for made-up sources.
         for _ in 0..20 {
             let known = (1..=path.len()).rev().find(|n| self.files.contains_key(&path[..*n]))?;
             let exported = path.get(known).and_then(|name| self.exports[&path[..known]].get(name));
@@ -60,7 +61,7 @@ impl House {
         None
     }
 
-    /// One circle of each knot, among the uses for which `counts` holds.
+    /// Returns one circle of each group of files that use one another, among the uses for which `counts` is true.
     fn circles(&self, counts: impl Fn(&Module, &Module) -> bool) -> Vec<Fault> {
         let mut seen: BTreeSet<&Module> = BTreeSet::new();
         let mut found = Vec::new();
@@ -110,7 +111,7 @@ impl House {
     }
 }
 
-/// What the `use` items of a file make known under its own path.
+/// Returns the names that the `use` items of a file make known under its own path.
 fn exports(home: &[String], tokens: &[Token]) -> HashMap<String, Module> {
     let mut found = HashMap::new();
     for (i, _) in tokens.iter().enumerate().filter(|(_, token)| token.text == "use") {
@@ -140,7 +141,7 @@ fn no_files_use_each_other_in_a_circle() {
     report(&circle_faults(&sources()));
 }
 
-/// The circles among sources of so many lines, as text.
+/// Returns the circles among made-up sources, as text.
 fn circles(sources: &[(&str, &str)]) -> Vec<String> {
     let sources: Vec<_> = sources.iter().map(|(file, text)| ((*file).into(), (*text).into())).collect();
     circle_faults(&sources).iter().map(Fault::to_string).collect()
@@ -167,7 +168,7 @@ fn a_circle_through_three_files_is_found_once() {
 }
 
 #[test]
-fn a_name_that_is_re_exported_leads_to_the_file_that_has_it() {
+fn a_re_exported_name_resolves_to_the_file_that_has_it() {
     let found = circles(&[
         (
             "net.rs",
@@ -180,7 +181,7 @@ fn a_name_that_is_re_exported_leads_to_the_file_that_has_it() {
 }
 
 #[test]
-fn a_parent_and_its_child_are_no_circle_nor_are_children_that_use_each_other_one_way() {
+fn a_parent_with_children_that_use_one_another_one_way_is_no_circle() {
     let found = circles(&[
         ("net.rs", "mod a;\nmod b;\nuse crate::net::a::A;\nuse crate::net::b::B;"),
         ("net/a.rs", "use crate::net::{Net, b::B};"),
@@ -190,7 +191,7 @@ fn a_parent_and_its_child_are_no_circle_nor_are_children_that_use_each_other_one
 }
 
 #[test]
-fn a_circle_that_passes_through_a_parent_is_found_whichever_way_it_goes() {
+fn a_circle_through_a_parent_is_found_in_both_directions() {
     let up = circles(&[
         ("net/a.rs", "use crate::wire::Link;"),
         ("wire.rs", "use crate::net::b::B;"),

@@ -2,11 +2,11 @@
 
 use super::{Fault, Token, error, is_tests, report, sources, tokens, without_tests};
 
-/// A function longer than this, with its signature, is two functions.
+/// Maximum number of lines of a function, with its signature. A longer function is two functions.
 const MAX_FUNCTION: usize = 60;
 
 #[test]
-fn no_function_is_longer_than_a_page() {
+fn no_function_is_too_long() {
     let errors: Vec<_> = sources().iter().flat_map(|(file, text)| function_faults(file, text)).collect();
     report(&errors);
 }
@@ -19,7 +19,7 @@ fn function_faults(file: &str, text: &str) -> Vec<Fault> {
     let mut errors = Vec::new();
     for (i, pair) in tokens.windows(2).enumerate().filter(|(_, pair)| pair[0].text == "fn") {
         let name = &pair[1].text;
-        // Without a name it is a type.
+        // Without a name it is a function pointer type.
         let Some(end) = end_of_function(&tokens[i..]).filter(|_| name != "(") else { continue };
         let length = end - pair[0].line + 1;
         if length > MAX_FUNCTION {
@@ -30,7 +30,7 @@ fn function_faults(file: &str, text: &str) -> Vec<Fault> {
     errors
 }
 
-/// The last line of the function that begins here; none if it has no body.
+/// Returns the last line of the function that begins here, or `None` if it has no body.
 fn end_of_function(tokens: &[Token]) -> Option<usize> {
     let (mut brackets, mut braces) = (0usize, 0usize);
     for token in tokens {

@@ -1,4 +1,4 @@
-//! Both links of an edge die, and its next link leads to another pod.
+//! Both links of an edge fail, and its next link is at another server.
 
 use std::time::Duration;
 
@@ -11,9 +11,10 @@ use crate::support::programs::at;
 use crate::support::talk::{ExchangeStep, ScriptedExchange};
 use crate::support::{Stopwatch, wait_until, wait_within};
 
-/// An edge is linked to the first of two pods. Sessions type over its interactive link: one is opened by a client of the first
-/// pod, one is relayed from the second, and two are opened by the edge, to the cloud and to another node. Then the harm is
-/// done, and the edge's next link leads to the second pod: the sessions go on there soon.
+/// Checks that sessions that type survive `harm` when the edge's next link is at the second of two servers.
+///
+/// A client of the first server opens one of them, and one is relayed from the second server. The edge opens two, to
+/// the cloud and to another node.
 async fn survives(harm: impl Fn(&Line)) {
     let Pods { place: _place, servers, line, edge, _other, echo } = Pods::new().await;
     let [here, there] = [&servers[0], &servers[1]];
@@ -32,11 +33,11 @@ async fn survives(harm: impl Fn(&Line)) {
     line.route_to(there.server.bound.grpc);
     let dies = Stopwatch::start();
     harm(&line);
-    wait_within(SOON, "the edge's next link leads to the second pod", || there.link("node1").is_some()).await;
+    wait_within(SOON, "the edge's next link is at the second server", || there.link("node1").is_some()).await;
     let (came, watch) = (dies.elapsed(), Stopwatch::start());
     let took = join_all(typed.iter().map(ScriptedExchange::is_alive)).await;
     assert!(watch.elapsed() < RESUMED, "linked after {came:?}; each took {took:?}");
-    wait_until("the first pod has no link of it", || first(here).is_none() && interactive(here).is_none())
+    wait_until("the first server has no link of it", || first(here).is_none() && interactive(here).is_none())
         .await;
     for talk in typed.into_iter().chain([bulk]) {
         talk.over().await;
@@ -44,13 +45,12 @@ async fn survives(harm: impl Fn(&Line)) {
 }
 
 #[tokio::test]
-async fn both_fall_silent_and_the_second_link_leads_to_another_server() {
+async fn sessions_survive_two_unresponsive_links_and_move_to_another_server() {
     survives(Line::fall_silent).await;
 }
 
 #[tokio::test]
-async fn the_busy_one_breaks_off_the_interactive_one_falls_silent_and_the_next_link_leads_to_another_server()
-{
+async fn sessions_survive_a_reset_and_an_unresponsive_link_and_move_elsewhere() {
     survives(|line| {
         line.fall_silent_one(1);
         line.reset_one(0);
@@ -58,5 +58,5 @@ async fn the_busy_one_breaks_off_the_interactive_one_falls_silent_and_the_next_l
     .await;
 }
 
-/// Sessions go on within this time after the next link has come.
+/// Time within which sessions continue once the next link is up.
 const RESUMED: Duration = Duration::from_secs(2);

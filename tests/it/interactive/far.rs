@@ -1,4 +1,4 @@
-//! Sessions that only pass through the pod, or that were opened at the edge.
+//! Sessions that the server relays, or that were opened at the edge.
 
 use super::{DELAY, PROXY, Pods, World, are_over, first, has_moved, interactive, two_servers};
 use crate::support::line::Balancer;
@@ -7,23 +7,23 @@ use crate::support::talk::{ExchangeStep, ScriptedExchange};
 use crate::support::{targets, wait_until};
 
 #[tokio::test]
-async fn what_comes_through_a_second_server_is_sorted_by_the_one_that_has_the_edge() {
+async fn the_edges_server_assigns_relayed_sessions_to_links() {
     let Pods { place: _place, servers, line: _line, edge: _edge, _other, echo } = Pods::new().await;
     let bulk = ScriptedExchange::on(servers[1].open(&at("node1", echo)).await, ExchangeStep::Bulk);
     let typed = ScriptedExchange::on(servers[1].open(&at("node1", echo)).await, ExchangeStep::Types);
     has_moved(&servers[0], 1, 1).await;
-    assert_eq!(servers[0].server.table.len(), 0, "both only pass through it");
+    assert_eq!(servers[0].server.table.len(), 0, "both sessions are relayed only");
     typed.is_alive().await;
     typed.assert_continues(ExchangeStep::Bulk);
     has_moved(&servers[0], 2, 0).await;
     bulk.assert_continues(ExchangeStep::Types);
     has_moved(&servers[0], 1, 1).await;
     are_over([bulk, typed]).await;
-    wait_until("nothing passes any more", || servers[0].server.table.relayed() == (0, 0)).await;
+    wait_until("no session is relayed", || servers[0].server.table.relayed() == (0, 0)).await;
 }
 
 #[tokio::test]
-async fn what_the_edge_has_opened_to_the_cloud_and_to_another_node_is_sorted_by_the_edge() {
+async fn the_edge_assigns_the_sessions_that_it_opened_to_links() {
     let world = World::new().await;
     let _other = edge(&world.place, &world.server, "node2").await;
     let (cloud, node) = (world.in_cloud(), at("node2", world.echo));
@@ -47,13 +47,13 @@ async fn what_the_edge_has_opened_to_the_cloud_and_to_another_node_is_sorted_by_
 }
 
 #[tokio::test]
-async fn a_balancer_that_leads_to_another_server_first_delays_it_and_disturbs_nothing() {
+async fn a_balancer_that_picks_another_server_first_disturbs_no_session() {
     let (place, echo) = (TestDir::new(), targets::echo().await);
     let servers = two_servers(&place);
     let all: Vec<_> = servers.iter().map(|server| server.server.bound.grpc).collect();
     let balancer = Balancer::slow(&all, DELAY).await;
     let _edge = start_edge(&place.edge("node1", balancer.at, PROXY));
-    // The first connection leads to the second address.
+    // The first connection goes to the second address.
     let (has, has_not) = (&servers[1], &servers[0]);
     has.has("node1").await;
     let link = first(has).unwrap().id;
@@ -67,14 +67,14 @@ async fn a_balancer_that_leads_to_another_server_first_delays_it_and_disturbs_no
 }
 
 #[tokio::test]
-async fn where_it_is_refused_again_and_again_nothing_is_disturbed() {
+async fn a_link_that_is_refused_repeatedly_disturbs_no_session() {
     let Pods { place: _place, servers, line, edge, _other, echo } = Pods::new().await;
     let refused = || servers[1].server.metrics.calls_refused.counted("not_beside");
     let link = first(&servers[0]).unwrap().id;
     line.route_to(servers[1].server.bound.grpc);
     let bulk = ScriptedExchange::on(servers[0].open(&at("node1", echo)).await, ExchangeStep::Bulk);
     let typed = ScriptedExchange::on(servers[0].open(&at("node1", echo)).await, ExchangeStep::Types);
-    wait_until("it was refused three times", || refused() > 2).await;
+    wait_until("the link was refused three times", || refused() > 2).await;
     typed.is_alive().await;
     assert_eq!(first(&servers[0]).unwrap().id, link);
     assert!(servers[1].link("node1").is_none() && edge.metrics.links.get() == 1);

@@ -1,4 +1,4 @@
-//! Peers that know nothing of it, and peers that mean no good.
+//! Remotes that do not know interactive links, and hostile remotes.
 
 use std::net::SocketAddr;
 use std::time::Duration;
@@ -18,8 +18,8 @@ use crate::support::programs::{TestDir, TestServer, start_edge};
 use crate::support::remote::{self, ScriptedServer};
 use crate::support::{targets, wait_until};
 
-/// The role in the second call that a pod of that dialect gets over a long line, once its edge has bulk and a session that
-/// says nothing.
+/// Returns the role in the second call that a server of that dialect gets over a long path. By then its edge has bulk
+/// and a session that sends nothing.
 async fn calls_again(dialect: &'static str) -> Option<HeaderValue> {
     let place = TestDir::new();
     let mut server = ScriptedServer::start(&place).await;
@@ -35,7 +35,7 @@ async fn calls_again(dialect: &'static str) -> Option<HeaderValue> {
         call.say(SessionId::random(), SessionFrame::Open { target, limit: 1 << 40, epoch, client, opener })
             .await;
     }
-    // It takes what comes, and answers pings.
+    // Reads everything, and answers pings.
     let reads = async {
         let mut received = 0;
         loop {
@@ -54,7 +54,7 @@ async fn calls_again(dialect: &'static str) -> Option<HeaderValue> {
 }
 
 #[tokio::test]
-async fn an_interactive_link_says_so_in_its_hello() {
+async fn an_interactive_link_has_its_role_in_its_hello() {
     assert_eq!(calls_again("4").await, Some(HeaderValue::from_static("interactive")));
 }
 
@@ -70,15 +70,15 @@ fn beside(node: &str, instance: Option<Instance>) -> HeaderMap {
 }
 
 #[tokio::test]
-async fn beside_nothing_or_another_process_or_as_another_node_it_is_refused() {
+async fn an_interactive_link_without_its_primary_link_is_refused() {
     let (world, bulk, typed) = World::shared().await;
     let (at, link) = (world.server.server.bound.grpc, interactive(&world.server).unwrap().id);
     let other = Some(Instance::random());
     let refused = async |node: &str, instance| {
         remote::dial(&world.place, at, beside(node, instance), node).await.err().map(|status| status.code())
     };
-    assert_eq!(refused("node2", other).await, Some(Grpc::FailedPrecondition), "it has no first link");
-    assert_eq!(refused("node1", other).await, Some(Grpc::AlreadyExists), "the other process lives");
+    assert_eq!(refused("node2", other).await, Some(Grpc::FailedPrecondition), "it has no primary link");
+    assert_eq!(refused("node1", other).await, Some(Grpc::AlreadyExists), "the other process is alive");
     assert_eq!(refused("node2", Some(world.edge.table.instance())).await, Some(Grpc::FailedPrecondition));
     assert_eq!(world.server.server.registry.nodes().len(), 1);
     assert_eq!(interactive(&world.server).map(|now| now.id), Some(link));
@@ -86,7 +86,7 @@ async fn beside_nothing_or_another_process_or_as_another_node_it_is_refused() {
 }
 
 #[tokio::test]
-async fn hundreds_of_them_replace_one_another_and_the_sessions_go_on() {
+async fn sessions_continue_while_hundreds_of_interactive_links_are_replaced() {
     let (world, bulk, typed) = World::shared().await;
     let instance = Some(world.edge.table.instance());
     let link = first(&world.server).unwrap().id;
@@ -96,7 +96,7 @@ async fn hundreds_of_them_replace_one_another_and_the_sessions_go_on() {
         calls.push(remote::dial(&world.place, world.server.server.bound.grpc, said, "node1").await.unwrap());
         interactive(&world.server);
     }
-    // The first link, the last of these, and perhaps one that the edge has made again.
+    // The primary link, the last of these, and perhaps one that the edge has recreated.
     wait_until("all but the last are closed", || world.server.server.metrics.links.get() <= 3).await;
     drop(calls);
     has_moved(&world.server, 1, 1).await;
@@ -107,7 +107,7 @@ async fn hundreds_of_them_replace_one_another_and_the_sessions_go_on() {
 }
 
 #[tokio::test]
-async fn a_process_that_comes_again_closes_the_interactive_link_of_the_one_before() {
+async fn a_restarted_process_closes_the_interactive_link_of_the_old_one() {
     let (place, server) = {
         let place = TestDir::new();
         let server = TestServer::start(&place);
@@ -117,7 +117,7 @@ async fn a_process_that_comes_again_closes_the_interactive_link_of_the_one_befor
     let dead = remote::link(&place, &server, "node1", Some(before)).await;
     let mut second =
         remote::dial(&place, server.server.bound.grpc, beside("node1", Some(before)), "node1").await.unwrap();
-    wait_until("both stand", || interactive(&server).is_some()).await;
+    wait_until("both are up", || interactive(&server).is_some()).await;
     let _new = remote::try_link(&place, server.server.bound.grpc, "node1", Some(after)).await.unwrap();
     second.ends().await;
     wait_until("one link is left", || server.server.metrics.links.get() == 1).await;
@@ -125,7 +125,7 @@ async fn a_process_that_comes_again_closes_the_interactive_link_of_the_one_befor
 }
 
 #[tokio::test]
-async fn a_session_moves_only_to_a_link_on_which_its_edge_has_said_something() {
+async fn a_session_moves_only_to_a_link_on_which_its_edge_has_sent() {
     let place = TestDir::new();
     let server = TestServer::start(&place);
     let instances = [Some(Instance::random()), Some(Instance::random())];
@@ -142,7 +142,7 @@ async fn a_session_moves_only_to_a_link_on_which_its_edge_has_said_something() {
         let at = server.server.bound.grpc;
         interactive.push(remote::dial(&place, at, beside(node, instance), node).await.unwrap());
     }
-    // The first one is silent, and so would have been sorted before the second.
+    // The first edge sends nothing. Without the check, its session would have moved before that of the second.
     let says = &mut interactive[1];
     says.send(to_message(Frame { node: says.node.clone(), body: FrameKind::Ping(Some(1)) })).await;
     let (_, word) = says.word().await;

@@ -1,4 +1,4 @@
-//! By which congestion control the kernel sends an interactive link.
+//! The congestion control with which the kernel sends an interactive link.
 
 use std::io::{Read as _, Write as _};
 use std::net::Ipv4Addr;
@@ -12,7 +12,7 @@ use crate::support::talk::ExchangeStep;
 use crate::support::wait_until;
 
 #[tokio::test]
-async fn an_interactive_link_runs_under_cubic_or_reno_at_both_ends_whatever_is_configured() {
+async fn an_interactive_link_always_uses_cubic_or_reno_at_both_ends() {
     let usable = |name: &&str| try_congestion(name).is_ok();
     let configured = ["bbr", "reno"].into_iter().find(usable).unwrap();
     let interactive = ["cubic", "reno"].into_iter().find(usable).unwrap();
@@ -21,7 +21,7 @@ async fn an_interactive_link_runs_under_cubic_or_reno_at_both_ends_whatever_is_c
     let server = place.cloud(ALLOW).replace(table, &format!("{table}{key}"));
     let world = World::of(place, &server, &format!("{key}{PROXY}")).await;
     let (at_server, at_edge) = (world.server.server.bound.grpc.port(), world.line.at.port());
-    // Those of the pod's end, and those of the edge's.
+    // Congestion controls of the server's sockets, and of the edge's.
     let both = || [congestion(|near, _| near == at_server), congestion(|_, far| far == at_edge)];
     assert_eq!(both(), [[configured], [configured]]);
     let (bulk, typed) = (world.talk(ExchangeStep::Bulk).await, world.talk(ExchangeStep::Types).await);
@@ -32,7 +32,8 @@ async fn an_interactive_link_runs_under_cubic_or_reno_at_both_ends_whatever_is_c
     are_over([bulk, typed]).await;
 }
 
-/// The congestion controls of the established connections of loopback whose two ports, here and there, are wanted.
+/// Returns the congestion controls of the established loopback connections with a local and a remote port that are
+/// wanted.
 fn congestion(wanted: impl Fn(u16, u16) -> bool) -> Vec<String> {
     let kernel = Socket::new(Domain::from(16), Type::DGRAM, Some(Protocol::from(4))).unwrap();
     // `nlmsghdr`, then `inet_diag_req_v2`: a dump of TCP's established sockets over IPv4, each with INET_DIAG_CONG.
@@ -64,7 +65,7 @@ fn congestion(wanted: impl Fn(u16, u16) -> bool) -> Vec<String> {
     }
 }
 
-/// The text of the attribute INET_DIAG_CONG among those of one socket.
+/// Returns the text of the attribute INET_DIAG_CONG of one socket.
 fn name(mut attributes: &[u8]) -> String {
     loop {
         let half = |at: usize| u16::from_ne_bytes([attributes[at], attributes[at + 1]]);

@@ -1,4 +1,4 @@
-//! Links that break off or fall silent, while sessions run on both.
+//! Links that are reset or stop responding, while sessions run on both.
 
 use std::time::Duration;
 
@@ -8,8 +8,9 @@ use crate::support::programs::at;
 use crate::support::talk::{ExchangeStep, ScriptedExchange};
 use crate::support::{Stopwatch, targets, wait_until};
 
-/// A world with bulk and typed sessions, of each one that the pod has opened and one that the edge has; and what the harm
-/// is for which the dead links are left soon, and nothing is lost.
+/// Checks that sessions leave the dead links soon and lose no bytes. `harm` breaks the links that `which` selects.
+///
+/// The server opens one bulk session and one that types, and so does the edge.
 async fn survives(harm: impl Fn(&Line), which: [bool; 2]) {
     let world = World::new().await;
     let bulk = [
@@ -38,17 +39,17 @@ async fn survives(harm: impl Fn(&Line), which: [bool; 2]) {
 }
 
 #[tokio::test]
-async fn the_interactive_link_breaks_off() {
+async fn sessions_survive_a_reset_of_the_interactive_link() {
     survives(|line| line.reset_one(1), [false, true]).await;
 }
 
 #[tokio::test]
-async fn the_interactive_link_falls_silent() {
+async fn sessions_survive_an_unresponsive_interactive_link() {
     survives(|line| line.fall_silent_one(1), [false, true]).await;
 }
 
 #[tokio::test]
-async fn the_interactive_link_falls_silent_and_tries_at_another_one_come_to_another_server() {
+async fn sessions_survive_while_new_interactive_links_reach_another_server() {
     let Pods { place: _place, servers, line, edge: _edge, _other, echo } = Pods::new().await;
     let refused = || servers[1].server.metrics.calls_refused.counted("not_beside");
     let bulk = ScriptedExchange::on(servers[0].open(&at("node1", echo)).await, ExchangeStep::Bulk);
@@ -59,7 +60,7 @@ async fn the_interactive_link_falls_silent_and_tries_at_another_one_come_to_anot
     line.fall_silent_one(1);
     let took = typed.is_alive().await;
     assert!(took < SILENT, "{took:?}");
-    wait_until("it was refused three times", || refused() > 2).await;
+    wait_until("the link was refused three times", || refused() > 2).await;
     let took = typed.is_alive().await;
     assert!(took < SILENT, "{took:?}");
     line.route_to(servers[0].server.bound.grpc);
@@ -69,32 +70,32 @@ async fn the_interactive_link_falls_silent_and_tries_at_another_one_come_to_anot
 }
 
 #[tokio::test]
-async fn the_first_link_breaks_off() {
+async fn sessions_survive_a_reset_of_the_primary_link() {
     survives(|line| line.reset_one(0), [true, false]).await;
 }
 
 #[tokio::test]
-async fn the_first_link_falls_silent() {
+async fn sessions_survive_an_unresponsive_primary_link() {
     survives(|line| line.fall_silent_one(0), [true, false]).await;
 }
 
 #[tokio::test]
-async fn both_break_off() {
+async fn sessions_survive_a_reset_of_both_links() {
     survives(Line::reset, [true, true]).await;
 }
 
 #[tokio::test]
-async fn both_fall_silent() {
+async fn sessions_survive_two_unresponsive_links() {
     survives(Line::fall_silent, [true, true]).await;
 }
 
 #[tokio::test]
-async fn while_there_is_no_first_link_what_runs_on_the_interactive_one_stays_there() {
+async fn without_a_primary_link_sessions_stay_on_the_interactive_one() {
     let (world, bulk, typed) = World::shared().await;
     let link = interactive(&world.server).unwrap();
     world.line.route_to(targets::nothing().await);
     world.line.reset_one(0);
-    wait_until("the first link has ended", || first(&world.server).is_none()).await;
+    wait_until("the primary link has ended", || first(&world.server).is_none()).await;
     typed.assert_continues(ExchangeStep::Bulk);
     moves_for(&typed, Duration::from_secs(3)).await;
     assert_eq!(link.sessions(), 1);
@@ -102,7 +103,7 @@ async fn while_there_is_no_first_link_what_runs_on_the_interactive_one_stays_the
     are_over([bulk, typed]).await;
 }
 
-/// The session moves bulk for so long, without a pause that is worth mentioning.
+/// Checks that the session moves bulk for `time` without a notable pause.
 async fn moves_for(talk: &ScriptedExchange, time: Duration) {
     let watch = Stopwatch::start();
     while watch.elapsed() < time {
@@ -111,6 +112,6 @@ async fn moves_for(talk: &ScriptedExchange, time: Duration) {
     }
 }
 
-/// A silent link is found out within this time: half a second until the next question, 1 s and four round trips, and a
-/// little for what goes on elsewhere.
+/// Time within which an unresponsive link is detected: half a second until the next ping, 1 s and four RTTs, and a
+/// little for other work.
 const SILENT: Duration = Duration::from_secs(3);

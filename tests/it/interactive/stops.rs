@@ -1,4 +1,4 @@
-//! Pods and edges that stop, and tokens that are revoked, while sessions run on both links.
+//! Servers and edges that stop, and tokens that are revoked, while sessions run on both links.
 
 use std::future::pending;
 use std::time::Duration;
@@ -11,7 +11,7 @@ use crate::support::talk::{ExchangeStep, ScriptedExchange};
 use crate::support::{Stopwatch, assert_eventually, beside, wait_until};
 
 #[tokio::test]
-async fn the_server_stops_and_sessions_go_on_at_another_one() {
+async fn sessions_continue_at_another_server_when_their_server_stops() {
     let Pods { place: _place, mut servers, line, edge, _other, echo } = Pods::new().await;
     let proxy = edge.bound.proxy.unwrap();
     let mut talks = Vec::new();
@@ -29,9 +29,9 @@ async fn the_server_stops_and_sessions_go_on_at_another_one() {
         let took = typed.is_alive().await;
         assert!(took < SOON, "{took:?}");
     }
-    assert_eq!(assert_eventually("the pod's end", stopped).await.unwrap(), Drained::Finished);
+    assert_eq!(assert_eventually("the end of the server", stopped).await.unwrap(), Drained::Finished);
     are_over(talks).await;
-    wait_until("nothing passes any more", || servers[0].server.table.relayed() == (0, 0)).await;
+    wait_until("no session is relayed", || servers[0].server.table.relayed() == (0, 0)).await;
 }
 
 #[tokio::test]
@@ -42,19 +42,19 @@ async fn the_edge_stops_once_its_sessions_are_over() {
     typed.is_alive().await;
     are_over([bulk, typed]).await;
     let watch = Stopwatch::start();
-    assert_eq!(assert_eventually("the edge's end", stopped).await.unwrap(), Drained::Finished);
-    assert!(watch.elapsed() < Duration::from_secs(2), "both links end by themselves: {:?}", watch.elapsed());
+    assert_eq!(assert_eventually("the end of the edge", stopped).await.unwrap(), Drained::Finished);
+    assert!(watch.elapsed() < Duration::from_secs(2), "both links end on their own: {:?}", watch.elapsed());
     assert_eq!(metrics.links.get(), 0);
-    wait_until("the pod has no link of it", || server.server.metrics.links.get() == 0).await;
+    wait_until("the server has no link", || server.server.metrics.links.get() == 0).await;
     assert!(interactive(&server).is_none() && server.link("node1").is_none());
 }
 
 #[tokio::test]
-async fn a_token_that_is_revoked_ends_both() {
+async fn a_revoked_token_closes_both_links() {
     let (world, bulk, typed) = World::shared().await;
     world.place.file("token", "default:another\n");
     wait_until("both links have ended", || world.server.server.metrics.links.get() == 0).await;
     assert!(interactive(&world.server).is_none() && world.server.link("node1").is_none());
-    wait_until("the edge has heard why", || world.edge.metrics.resets.counted("not_allowed") == 2).await;
+    wait_until("the edge knows the reason", || world.edge.metrics.resets.counted("not_allowed") == 2).await;
     [bulk, typed].into_iter().for_each(ScriptedExchange::assert_fails);
 }

@@ -142,10 +142,7 @@ impl<F: Fn(EnrolRequest) -> bool> EnrolHandler<F> {
 
 #[tonic::async_trait]
 impl<F: Fn(EnrolRequest) -> bool + Send + Sync + 'static> Enrol for EnrolHandler<F> {
-    async fn get_ca(
-        &self,
-        _: tonic::Request<GetCaRequest>,
-    ) -> Result<Response<CaReply>, Status> {
+    async fn get_ca(&self, _: tonic::Request<GetCaRequest>) -> Result<Response<CaReply>, Status> {
         self.ask(EnrolMethod::Ca).await
     }
 
