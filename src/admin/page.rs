@@ -23,6 +23,7 @@ use tokio::sync::mpsc;
 use tokio::time::sleep;
 use tracing::info_span;
 
+use crate::admin::readiness::ConditionStatus;
 use crate::admin::status::{LinkStatus, Status, Totals};
 use crate::admin::{Admin, AdminAccessError, Reply, Requester, plain_text};
 use tunnel_base::drain::Drain;
@@ -149,21 +150,21 @@ pub(crate) struct Events(mpsc::Receiver<Bytes>);
 /// The content of one event.
 #[derive(Serialize)]
 struct Update {
-    mode: String,
+    role: String,
     version: String,
-    process: String,
+    instance: String,
     node: Option<String>,
-    started: f64,
+    started_at: f64,
     now: f64,
     ready: bool,
-    notes: Vec<String>,
+    conditions: Vec<ConditionStatus>,
     totals: Totals,
     /// Number of all links; at most [`MAX_LINKS`] are in the list.
-    links_in_all: usize,
+    links_total: usize,
     links: ListDelta,
     sessions: ListDelta,
     peers: ListDelta,
-    gone: ListDelta,
+    disconnected: ListDelta,
 }
 
 /// The changes of one list: new and changed items with their keys, and the keys of removed items.
@@ -172,7 +173,7 @@ struct ListDelta {
     #[serde(skip_serializing_if = "Vec::is_empty")]
     set: Vec<(String, serde_json::Value)>,
     #[serde(skip_serializing_if = "Vec::is_empty")]
-    gone: Vec<String>,
+    removed: Vec<String>,
 }
 
 /// The items that the reader of one stream has received, as hashes.
@@ -181,7 +182,7 @@ struct SentState {
     links: HashMap<String, u64>,
     sessions: HashMap<String, u64>,
     peers: HashMap<String, u64>,
-    gone: HashMap<String, u64>,
+    disconnected: HashMap<String, u64>,
 }
 
 impl Events {
@@ -230,25 +231,27 @@ impl Body for Events {
 impl SentState {
     /// Returns the next event, or `None` if it cannot be serialized, which does not happen.
     fn event(&mut self, status: Status) -> Option<Bytes> {
-        let Status { mode, version, process, node, started, now, ready, notes, totals, links, .. } = status;
-        let links_in_all = links.len();
+        let Status {
+            role, version, instance, node, started_at, now, ready, conditions, totals, links, ..
+        } = status;
+        let links_total = links.len();
         let by_link =
             |link: &LinkStatus| link.link.map_or_else(|| link.name.clone(), |number| number.to_string());
         let update = Update {
-            mode,
+            role,
             version,
-            process,
+            instance,
             node,
-            started,
+            started_at,
             now,
             ready,
-            notes,
+            conditions,
             totals,
-            links_in_all,
+            links_total,
             links: changes(&mut self.links, links.into_iter().take(MAX_LINKS), by_link),
             sessions: changes(&mut self.sessions, status.sessions, |one| format!("{} {}", one.id, one.since)),
             peers: changes(&mut self.peers, status.peers, by_link),
-            gone: changes(&mut self.gone, status.gone, |one| one.name.clone()),
+            disconnected: changes(&mut self.disconnected, status.disconnected, |one| one.name.clone()),
         };
         let json = serde_json::to_string(&update).ok()?;
         Some(format!("event: status\ndata: {json}\n\n").into())
@@ -273,7 +276,7 @@ fn changes<T: Serialize>(
     }
     let gone = told.keys().filter(|key| !seen.contains_key(*key)).cloned().collect();
     *told = seen;
-    ListDelta { set, gone }
+    ListDelta { set, removed: gone }
 }
 
 /// Time between two events.
@@ -292,7 +295,7 @@ mod tests {
             let change = changes(told, now.iter().copied(), |(key, _)| (*key).to_owned());
             let set: Vec<_> =
                 change.set.into_iter().map(|(key, value)| format!("{key}={}", value[1])).collect();
-            (set.join(" "), change.gone.join(" "))
+            (set.join(" "), change.removed.join(" "))
         };
         assert_eq!(change(&mut told, &[("a", 1), ("b", 2)]), ("a=1 b=2".into(), String::new()));
         assert_eq!(change(&mut told, &[("a", 1), ("b", 3)]), ("b=3".into(), String::new()));

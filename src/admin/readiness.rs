@@ -5,6 +5,7 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, SystemTime};
 
+use serde::{Deserialize, Serialize};
 use tokio::time::{Instant, sleep};
 use tracing::info_span;
 
@@ -17,6 +18,18 @@ use tunnel_net::tls::certificate::{NotAfter, date};
 /// The conditions of this process's readiness. Cheap to clone; clones share their state.
 #[derive(Debug, Clone)]
 pub struct Readiness(Arc<Mutex<BTreeMap<&'static str, ConditionState>>>);
+
+/// A condition as JSON.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ConditionStatus {
+    /// Name of the condition, as in `/readyz`.
+    pub name: String,
+    /// `ready`, `not_ready`, or `degraded`: something does not work, but the process stays ready.
+    pub status: String,
+    /// The problem, unless it is ready.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub message: Option<String>,
+}
 
 /// The state of one condition.
 #[derive(Debug)]
@@ -80,6 +93,22 @@ impl Readiness {
         } else {
             Ok(lines)
         }
+    }
+
+    /// Returns all conditions by name, each with its state and the problem, if there is one.
+    pub fn conditions(&self) -> Vec<ConditionStatus> {
+        let all = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let status = |(name, state): (&&'static str, &ConditionState)| ConditionStatus {
+            name: (*name).to_owned(),
+            status: match (state, state.trouble()) {
+                (_, None) => "ready",
+                (ConditionState::NotReady(_), _) => "not_ready",
+                _ => "degraded",
+            }
+            .to_owned(),
+            message: state.trouble().cloned(),
+        };
+        all.iter().map(status).collect()
     }
 
     /// Returns the current problem of a condition, if there is one.

@@ -6,6 +6,7 @@ use std::time::{Duration, SystemTime};
 use serde::{Deserialize, Serialize};
 use tokio::time::Instant;
 
+use crate::admin::readiness::ConditionStatus;
 use crate::admin::{Admin, ProcessView};
 use crate::invitations::Enrolment;
 use crate::registry::Registry;
@@ -19,30 +20,30 @@ use tunnel_link::table::SessionTable;
 /// The response to `GET /status`. Times are seconds since 1970, all by the same clock; durations are seconds.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Status {
-    /// `cloud` or `edge`.
-    pub mode: String,
+    /// `server` or `edge`.
+    pub role: String,
     /// Version of this program.
     pub version: String,
     /// Id of this process, with the same digits as in the log.
-    pub process: String,
+    pub instance: String,
     /// Name of the node, on an edge.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub node: Option<String>,
     /// Time of the start.
-    pub started: f64,
+    pub started_at: f64,
     /// Time of this response.
     pub now: f64,
     /// Whether `/readyz` responds with 200.
     pub ready: bool,
-    /// Lines of `/readyz`: unmet conditions and other problems.
-    pub notes: Vec<String>,
+    /// What `/readyz` checks, by name.
+    pub conditions: Vec<ConditionStatus>,
     /// Totals of all sessions.
     pub totals: Totals,
     /// Links: on a server to nodes, sorted by name; on an edge to servers, newest first.
     pub links: Vec<LinkStatus>,
     /// Nodes disconnected from this server, the most recent first; at most 100.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    pub gone: Vec<DisconnectedStatus>,
+    pub disconnected: Vec<DisconnectedStatus>,
     /// Peers.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub peers: Vec<LinkStatus>,
@@ -59,11 +60,11 @@ pub struct Totals {
     /// Number of sessions with an end here.
     pub sessions: usize,
     /// Number of relayed sessions.
-    pub passing: usize,
+    pub sessions_relayed: usize,
     /// Bytes from clients to targets since the start.
-    pub up_bytes: u64,
+    pub bytes_to_target: u64,
     /// Bytes from targets to clients since the start.
-    pub down_bytes: u64,
+    pub bytes_to_client: u64,
 }
 
 /// A link, or a peer without a link.
@@ -74,11 +75,11 @@ pub struct LinkStatus {
     /// State of the link:
     ///
     /// - `linked`: in use
-    /// - `older`: previous link of a process that has a newer one
+    /// - `previous`: previous link of a process that has a newer one
     /// - `interactive`: link next to a busy one, for interactive sessions
-    /// - `leaving`: the node is found elsewhere
+    /// - `retiring`: the node is found elsewhere
     /// - `draining`: the edge was asked to link elsewhere
-    /// - `away`: a peer without a link
+    /// - `not_linked`: a peer without a link
     pub state: String,
     /// Number of the link, as in the log.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -88,7 +89,7 @@ pub struct LinkStatus {
     pub address: Option<String>,
     /// Id of the remote process, with the same digits as in the log.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub process: Option<String>,
+    pub instance: Option<String>,
     /// Name and version that the remote program reports.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub version: Option<String>,
@@ -100,7 +101,7 @@ pub struct LinkStatus {
     pub since: Option<f64>,
     /// Latest RTT, once measured.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub rtt: Option<f64>,
+    pub rtt_seconds: Option<f64>,
     /// Number of current sessions, including relayed ones.
     pub sessions: usize,
     /// Bytes sent.
@@ -117,7 +118,7 @@ pub struct LinkStatus {
 pub struct ErrorStatus {
     /// Time of the error, if known.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub at: Option<f64>,
+    pub time: Option<f64>,
     /// Text of the error.
     pub text: String,
 }
@@ -128,7 +129,7 @@ pub struct DisconnectedStatus {
     /// Name of the node.
     pub name: String,
     /// Time of the disconnection.
-    pub at: f64,
+    pub time: f64,
     /// Reason.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub error: Option<ErrorStatus>,
@@ -161,7 +162,7 @@ pub struct SessionStatus {
     /// Client; only where the session was opened.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub client: Option<String>,
-    /// `opening`, `open`, `parked` (its link has closed), `resuming` or `ending`.
+    /// `opening`, `open`, `parked` (its link has closed), `resuming` or `closing`.
     pub state: String,
     /// Link that carries the session.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -169,7 +170,7 @@ pub struct SessionStatus {
     /// Time of its start here.
     pub since: f64,
     /// Number of times it was resumed on another link.
-    pub resumed: u32,
+    pub resume_count: u32,
     /// Bytes sent from here to its other end.
     pub sent_bytes: u64,
     /// Bytes received from its other end.
@@ -233,31 +234,27 @@ impl Clock {
 impl Admin {
     /// Returns the current status.
     pub fn status(&self) -> Status {
-        let (ready, notes) = match self.readiness.check() {
-            Ok(notes) => (true, notes),
-            Err(notes) => (false, notes),
-        };
         let table = match &self.side {
             ProcessView::Cloud(server) => &server.table,
             ProcessView::Edge(edge) => &edge.table,
         };
         let mut status = Status {
-            mode: "edge".into(),
+            role: "edge".into(),
             version: env!("CARGO_PKG_VERSION").into(),
-            process: format!("{:?}", table.instance()),
+            instance: format!("{:?}", table.instance()),
             node: None,
-            started: self.clock.time(self.clock.at),
+            started_at: self.clock.time(self.clock.at),
             now: self.clock.time(Instant::now()),
-            ready,
-            notes: notes.lines().map(str::to_owned).collect(),
+            ready: self.readiness.check().is_ok(),
+            conditions: self.readiness.conditions(),
             totals: Totals {
                 sessions: table.len(),
-                passing: table.relayed().0,
-                up_bytes: self.metrics.bytes_up.get(),
-                down_bytes: self.metrics.bytes_down.get(),
+                sessions_relayed: table.relayed().0,
+                bytes_to_target: self.metrics.bytes_up.get(),
+                bytes_to_client: self.metrics.bytes_down.get(),
             },
             links: Vec::new(),
-            gone: Vec::new(),
+            disconnected: Vec::new(),
             peers: Vec::new(),
             publisher: None,
             sessions: table.overview(MAX_SESSIONS).into_iter().map(|one| self.session(one)).collect(),
@@ -278,7 +275,7 @@ impl Admin {
     }
 
     fn show_server(&self, server: &ServerView, status: &mut Status) {
-        status.mode = "cloud".into();
+        status.role = "server".into();
         let Overview { linked, gone } = server.registry.overview(MAX_GONE);
         status.links = linked
             .into_iter()
@@ -286,20 +283,20 @@ impl Admin {
                 let mut link = self.link(node.to_string(), &linked.sender);
                 match standing {
                     LinkRole::Primary => {}
-                    LinkRole::Previous => link.state = "older".into(),
+                    LinkRole::Previous => link.state = "previous".into(),
                     LinkRole::Interactive => link.state = "interactive".into(),
-                    LinkRole::Retiring => link.state = "leaving".into(),
+                    LinkRole::Retiring => link.state = "retiring".into(),
                 }
                 link.address = Some(linked.from.to_string());
                 link.error = error.map(|error| self.error(&error));
                 link
             })
             .collect();
-        status.gone = gone
+        status.disconnected = gone
             .into_iter()
             .map(|(node, at, error)| DisconnectedStatus {
                 name: node.to_string(),
-                at: self.clock.time(at),
+                time: self.clock.time(at),
                 error: error.map(|error| self.error(&error)),
             })
             .collect();
@@ -314,7 +311,7 @@ impl Admin {
     }
 
     fn peer(&self, server: &PeerHandle) -> LinkStatus {
-        let error = server.last_error().map(|why| ErrorStatus { at: None, text: why.to_string() });
+        let error = server.last_error().map(|why| ErrorStatus { time: None, text: why.to_string() });
         match server.up() {
             Some(link) => LinkStatus { error, ..self.link(server.to_string(), &link) },
             None => LinkStatus { error, ..LinkStatus::away(server.to_string()) },
@@ -327,11 +324,11 @@ impl Admin {
             state: if link.is_drained() { "draining" } else { "linked" }.into(),
             link: Some(link.id.0),
             address: ends.and_then(|ends| ends.remote).map(|at| at.to_string()),
-            process: link.instance.map(|process| format!("{process:?}")),
+            instance: link.instance.map(|process| format!("{process:?}")),
             version: ends.and_then(|ends| ends.version.as_deref()).map(str::to_owned),
             dialect: Some(link.dialect.to_string()),
             since: Some(self.clock.time(link.created_at())),
-            rtt: link.measured_round_trip().map(|trip| trip.as_secs_f64()),
+            rtt_seconds: link.measured_round_trip().map(|trip| trip.as_secs_f64()),
             sessions: link.sessions(),
             sent_bytes: traffic.sent_bytes,
             received_bytes: traffic.received_bytes,
@@ -349,14 +346,14 @@ impl Admin {
             state: view.phase.into(),
             link: view.link.map(|link| link.0),
             since: self.clock.time(view.started),
-            resumed: view.resumed,
+            resume_count: view.resumed,
             sent_bytes: view.sent_bytes,
             received_bytes: view.received_bytes,
         }
     }
 
     fn error(&self, error: &LastError) -> ErrorStatus {
-        ErrorStatus { at: Some(self.clock.time(error.at)), text: error.why.to_string() }
+        ErrorStatus { time: Some(self.clock.time(error.at)), text: error.why.to_string() }
     }
 }
 
@@ -365,14 +362,14 @@ impl LinkStatus {
     fn away(name: String) -> Self {
         Self {
             name,
-            state: "away".into(),
+            state: "not_linked".into(),
             link: None,
             address: None,
-            process: None,
+            instance: None,
             version: None,
             dialect: None,
             since: None,
-            rtt: None,
+            rtt_seconds: None,
             sessions: 0,
             sent_bytes: 0,
             received_bytes: 0,

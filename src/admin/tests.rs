@@ -5,6 +5,7 @@ use tokio::time::Instant;
 use tracing_subscriber::layer::SubscriberExt;
 
 use crate::admin;
+use crate::admin::readiness::ConditionStatus;
 use crate::admin::status::LinkStatus;
 use crate::admin::status::Status;
 use crate::registry::{LinkedNode, Registry};
@@ -243,6 +244,11 @@ async fn a_trouble_that_is_not_said_again_is_forgotten() {
     assert_eq!(readiness.check(), Ok(String::new()));
 }
 
+fn problems(status: &Status) -> Vec<String> {
+    let line = |one: &ConditionStatus| Some(format!("{} {} {}", one.name, one.status, one.message.as_ref()?));
+    status.conditions.iter().filter_map(line).collect()
+}
+
 #[tokio::test]
 async fn the_status_of_a_server_names_its_nodes_by_name_and_what_troubles_it() {
     let server = cloud(&["b", "a"]);
@@ -251,18 +257,18 @@ async fn the_status_of_a_server_names_its_nodes_by_name_and_what_troubles_it() {
     let (status, body) = ask(&server, Port::Log, "GET /status").await;
     assert_eq!(status, 200, "{body}");
     let told: Status = serde_json::from_str(&body).unwrap();
-    assert_eq!((told.mode.as_str(), told.process.as_str(), told.ready), ("cloud", "00000007", true));
-    assert_eq!(told.notes, ["publisher: the disk is full"]);
+    assert_eq!((told.role.as_str(), told.instance.as_str(), told.ready), ("server", "00000007", true));
+    assert_eq!(problems(&told), ["publisher degraded the disk is full"]);
     let names: Vec<_> = told.links.iter().map(|link| link.name.as_str()).collect();
     assert_eq!(names, ["a", "b"]);
-    let LinkStatus { state, address, dialect, rtt, sessions, .. } = &told.links[0];
+    let LinkStatus { state, address, dialect, rtt_seconds, sessions, .. } = &told.links[0];
     assert_eq!(
-        (state.as_str(), address.as_deref(), dialect.as_deref(), *rtt, *sessions),
+        (state.as_str(), address.as_deref(), dialect.as_deref(), *rtt_seconds, *sessions),
         ("linked", Some("10.0.0.1:5"), Some("plain"), None, 0)
     );
     let publisher = told.publisher.unwrap();
     assert_eq!((publisher.store.as_str(), publisher.error.as_deref()), ("hosts", Some("the disk is full")));
-    assert!(told.now >= told.started && told.started > 1.5e9);
+    assert!(told.now >= told.started_at && told.started_at > 1.5e9);
     assert_eq!(ask(&server, Port::Log, "POST /status").await.0, 405);
 }
 
@@ -271,8 +277,11 @@ async fn the_status_of_an_edge_says_why_it_is_not_linked() {
     let lost = edge(false);
     lost.readiness.set("link", Err("the cloud refused our token".into()));
     let told: Status = serde_json::from_str(&ask(&lost, Port::Log, "GET /status").await.1).unwrap();
-    assert_eq!((told.mode.as_str(), told.node.as_deref(), told.ready), ("edge", Some("node1"), false));
-    assert_eq!((told.links.len(), told.notes), (0, vec!["link: the cloud refused our token".to_owned()]));
+    assert_eq!((told.role.as_str(), told.node.as_deref(), told.ready), ("edge", Some("node1"), false));
+    assert_eq!(
+        (told.links.len(), problems(&told)),
+        (0, vec!["link not_ready the cloud refused our token".to_owned()])
+    );
     let told: Status = serde_json::from_str(&ask(&edge(true), Port::Log, "GET /status").await.1).unwrap();
     assert_eq!(
         (told.links[0].name.as_str(), told.links[0].dialect.as_deref()),

@@ -75,12 +75,12 @@ pub struct Findings(Vec<Finding>);
 struct Finding {
     /// Name of the check; one or two fixed words.
     check: &'static str,
-    state: CheckStatus,
+    status: CheckStatus,
     /// What was found.
     found: String,
     /// What was expected.
     #[serde(skip_serializing_if = "Option::is_none")]
-    wanted: Option<String>,
+    expected: Option<String>,
     /// A hint what to do.
     #[serde(skip_serializing_if = "Option::is_none")]
     hint: Option<String>,
@@ -125,13 +125,13 @@ pub async fn run(asked: &DoctorArgs, variable: fn(&str) -> Option<String>) -> Fi
 impl Findings {
     /// Returns true if no check failed.
     pub fn is_well(&self) -> bool {
-        self.0.iter().all(|finding| finding.state != CheckStatus::Error)
+        self.0.iter().all(|finding| finding.status != CheckStatus::Error)
     }
 
     /// Returns all results as text, a few lines each.
     pub fn text(&self) -> String {
         let mut text = String::new();
-        for Finding { check, state, found, wanted, hint } in &self.0 {
+        for Finding { check, status: state, found, expected: wanted, hint } in &self.0 {
             let state = match state {
                 CheckStatus::Ok => "ok",
                 CheckStatus::Warning => "warn",
@@ -145,12 +145,12 @@ impl Findings {
                 }
             }
         }
-        let bad = self.0.iter().filter(|finding| finding.state == CheckStatus::Error).count();
+        let bad = self.0.iter().filter(|finding| finding.status == CheckStatus::Error).count();
         let _ = writeln!(text, "{} checks, {bad} failed", self.0.len());
         text
     }
 
-    /// Returns all results as JSON: a list of objects with `check`, `state`, `found`, `wanted`, `hint`.
+    /// Returns all results as JSON: a list of objects with `check`, `status`, `found`, `expected`, `hint`.
     pub fn json(&self) -> String {
         serde_json::to_string_pretty(self).unwrap_or_default()
     }
@@ -176,7 +176,13 @@ impl Findings {
         hint: &str,
     ) {
         let said = |text: &str| Some(text.to_owned()).filter(|text| !text.is_empty());
-        self.0.push(Finding { check, state, found: found.into(), wanted: said(wanted), hint: said(hint) });
+        self.0.push(Finding {
+            check,
+            status: state,
+            found: found.into(),
+            expected: said(wanted),
+            hint: said(hint),
+        });
     }
 }
 
@@ -681,7 +687,7 @@ mod tests {
             assert!(text.contains(part), "{part}: {text}");
         }
         let json: serde_json::Value = serde_json::from_str(&found.json()).unwrap();
-        assert_eq!((&json[1]["state"], &json[1]["check"]), (&"bad".into(), &"token".into()));
-        assert!(json[0].get("remedy").is_none());
+        assert_eq!((&json[1]["status"], &json[1]["check"]), (&"error".into(), &"token".into()));
+        assert!(json[0].get("hint").is_none());
     }
 }

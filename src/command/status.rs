@@ -13,6 +13,7 @@ use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::UnixStream;
 use tokio::time::timeout;
 
+use crate::admin::readiness::ConditionStatus;
 use crate::admin::status::{LinkStatus, Status};
 use crate::command::CommandError;
 use crate::config::Environment;
@@ -43,23 +44,28 @@ pub async fn status(named: Option<PathBuf>, json: bool, env: &Environment) -> Re
     Ok(socket.choice() + &text(&told))
 }
 
+/// Formats a condition that is not ready.
+fn problem(condition: &ConditionStatus) -> Option<String> {
+    Some(format!("! {}: {}", clean(&condition.name), clean(condition.message.as_ref()?)))
+}
+
 /// Formats the status for people.
 fn text(told: &Status) -> String {
     let what =
         told.node.as_ref().map_or_else(|| "server".to_owned(), |node| format!("edge of {}", clean(node)));
     let state = if told.ready { "ready" } else { "not ready" };
-    let up = duration(told.now - told.started);
+    let up = duration(told.now - told.started_at);
     let mut lines =
-        vec![format!("{what} {}, version {}, up {up}, {state}", told.process, clean(&told.version))];
+        vec![format!("{what} {}, version {}, up {up}, {state}", told.instance, clean(&told.version))];
     let totals = told.totals;
     lines.push(format!(
         "{} sessions, {} relayed; {} to targets, {} from targets",
         totals.sessions,
-        totals.passing,
-        bytes(totals.up_bytes),
-        bytes(totals.down_bytes)
+        totals.sessions_relayed,
+        bytes(totals.bytes_to_target),
+        bytes(totals.bytes_to_client)
     ));
-    lines.extend(told.notes.iter().map(|note| format!("! {}", clean(note))));
+    lines.extend(told.conditions.iter().filter_map(problem));
     if let Some(publisher) = &told.publisher {
         let error = publisher.error.as_ref().map(|error| format!("; failing: {}", clean(error)));
         lines.push(format!(
@@ -70,7 +76,7 @@ fn text(told: &Status) -> String {
             error.unwrap_or_default()
         ));
     }
-    let (server, now) = (told.mode == "cloud", told.now);
+    let (server, now) = (told.role == "server", told.now);
     lines.push(String::new());
     lines.push(links(if server { "NODE" } else { "LINK" }, &told.links, now));
     if told.links.is_empty() {
@@ -78,11 +84,11 @@ fn text(told: &Status) -> String {
             if server { "no node is connected" } else { "not connected; see the reason above" }.to_owned(),
         );
     }
-    if !told.gone.is_empty() {
+    if !told.disconnected.is_empty() {
         let mut table = Table::new(&["DISCONNECTED", "AGO", "LAST ERROR"]);
-        for gone in &told.gone {
+        for gone in &told.disconnected {
             let why = gone.error.as_ref().map_or("-".to_owned(), |error| clean(&error.text));
-            table.row(vec![clean(&gone.name), duration(now - gone.at), why]);
+            table.row(vec![clean(&gone.name), duration(now - gone.time), why]);
         }
         lines.extend([String::new(), table.to_string()]);
     }
@@ -109,14 +115,14 @@ fn links(title: &'static str, links: &[LinkStatus], now: f64) -> String {
     let or_dash = |text: &Option<String>| text.as_deref().map_or("-".to_owned(), clean);
     for link in links {
         let error = link.error.as_ref().map_or("-".to_owned(), |error| {
-            let ago = error.at.map(|at| format!(" ({} ago)", duration(now - at)));
+            let ago = error.time.map(|at| format!(" ({} ago)", duration(now - at)));
             clean(&error.text) + &ago.unwrap_or_default()
         });
         table.row(vec![
             clean(&link.name),
             clean(&link.state),
             link.since.map_or("-".to_owned(), |since| duration(now - since)),
-            link.rtt.map_or("-".to_owned(), round_trip),
+            link.rtt_seconds.map_or("-".to_owned(), round_trip),
             link.sessions.to_string(),
             bytes(link.sent_bytes),
             bytes(link.received_bytes),

@@ -38,10 +38,10 @@ async fn found_in(
     let json: Vec<serde_json::Value> = serde_json::from_str(&found.json()).unwrap();
     let text = |finding: &serde_json::Value, key: &str| finding[key].as_str().unwrap_or_default().to_owned();
     let all: Vec<_> =
-        json.iter().map(|one| (text(one, "check"), text(one, "state"), text(one, "found"))).collect();
-    assert_eq!(found.is_well(), all.iter().all(|(_, state, _)| state != "bad"), "{all:?}");
+        json.iter().map(|one| (text(one, "check"), text(one, "status"), text(one, "found"))).collect();
+    assert_eq!(found.is_well(), all.iter().all(|(_, state, _)| state != "error"), "{all:?}");
     let mended = |one: &serde_json::Value| {
-        one["state"] != "bad" || one["check"] == "config" || !text(one, "remedy").is_empty()
+        one["status"] != "error" || one["check"] == "config" || !text(one, "hint").is_empty()
     };
     assert!(json.iter().all(mended), "each error has a hint: {json:#?}");
     all
@@ -50,7 +50,7 @@ async fn found_in(
 /// Checks that exactly this check fails.
 async fn fails(place: &TestDir, text: &str, check: &str, found_text: &str) {
     let all = found(place, Mode::Edge, text, |_| ()).await;
-    let bad: Vec<_> = all.iter().filter(|(_, state, _)| state == "bad").collect();
+    let bad: Vec<_> = all.iter().filter(|(_, state, _)| state == "error").collect();
     assert!(
         matches!(bad.as_slice(), [(name, _, told)] if name == check && told.contains(found_text)),
         "{check}: {all:#?}"
@@ -64,9 +64,9 @@ async fn an_edge_without_errors_passes_all_checks() {
     let text = place.edge("node1", server.server.bound.grpc, "");
     let all = found(&place, Mode::Edge, &text, |asked| asked.target = vec![echo.into()]).await;
     for check in ["config", "port", "tls", "token", "dialect", "target"] {
-        assert!(all.iter().any(|(name, state, _)| name == check && state == "good"), "{check}: {all:#?}");
+        assert!(all.iter().any(|(name, state, _)| name == check && state == "ok"), "{check}: {all:#?}");
     }
-    assert!(all.iter().all(|(_, state, _)| state != "bad"), "{all:#?}");
+    assert!(all.iter().all(|(_, state, _)| state != "error"), "{all:#?}");
 }
 
 #[tokio::test]
@@ -84,12 +84,13 @@ async fn each_error_on_the_path_to_the_cloud_is_reported() {
     fails(&place, &place.edge("node1", "no-such-name.invalid:9000", ""), "dns", "no-such-name.invalid").await;
     let all = found(&place, Mode::Edge, &text.replace("token = ", "tokken = "), |_| ()).await;
     assert!(
-        all.iter().any(|(check, state, told)| check == "config" && state == "bad" && told.contains("tokken"))
+        all.iter()
+            .any(|(check, state, told)| check == "config" && state == "error" && told.contains("tokken"))
     );
     let proxied = |name: &str| (name == "HTTPS_PROXY").then(|| "http://127.0.0.1:1".to_owned());
     let away = place.edge("node1", "192.0.2.1:9000", "");
     let all = found_in(&place, Mode::Edge, &away, proxied, |_| ()).await;
-    assert!(all.iter().any(|(check, state, _)| check == "proxy" && state == "bad"), "{all:#?}");
+    assert!(all.iter().any(|(check, state, _)| check == "proxy" && state == "error"), "{all:#?}");
 }
 
 #[tokio::test]
@@ -108,7 +109,7 @@ async fn two_machines_with_one_name_and_an_older_dialect_are_reported() {
     };
     let (all, _call) = tokio::join!(found(&place, Mode::Edge, &text, |_| ()), answers);
     let dialect = all.iter().find(|(check, ..)| check == "dialect").unwrap();
-    assert_eq!(dialect.1, "doubt", "{all:#?}");
+    assert_eq!(dialect.1, "warning", "{all:#?}");
 }
 
 #[tokio::test]
@@ -158,7 +159,7 @@ async fn dates_clock_and_kind_of_a_certificate_are_checked() {
         fails(&place, &place.edge("node1", server.server.bound.grpc, ""), check, "its certificate").await;
         let all = found(&place, Mode::Server, &place.cloud(""), |_| ()).await;
         let told = |(name, state, told): &(String, String, String)| {
-            name == check && state == "bad" && told.contains("cloud.crt")
+            name == check && state == "error" && told.contains("cloud.crt")
         };
         assert!(all.iter().any(told), "the server's doctor reports it as well: {check}: {all:#?}");
     }
@@ -184,8 +185,8 @@ async fn a_servers_peers_and_its_publishing_are_checked() {
     let states = |check: &str| {
         all.iter().filter(|(name, ..)| name == check).map(|(_, state, _)| state.as_str()).collect::<Vec<_>>()
     };
-    assert_eq!((states("siblings"), states("authority")), (vec!["good", "bad"], vec!["bad"]), "{all:#?}");
-    assert_eq!(states("registry"), ["bad", "bad"], "{all:#?}");
-    assert_eq!(states("token"), ["doubt"], "all nodes share the test's token: {all:#?}");
+    assert_eq!((states("siblings"), states("authority")), (vec!["ok", "error"], vec!["error"]), "{all:#?}");
+    assert_eq!(states("registry"), ["error", "error"], "{all:#?}");
+    assert_eq!(states("token"), ["warning"], "all nodes share the test's token: {all:#?}");
     assert!(Path::new(&place.files.cert).exists());
 }

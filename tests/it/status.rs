@@ -56,7 +56,7 @@ async fn a_server_reports_its_nodes_their_sessions_and_disconnect_reasons() {
         "the response ends the call: {:?}",
         started.elapsed()
     );
-    assert_eq!((told.mode.as_str(), told.ready, told.totals.sessions), ("cloud", true, 1));
+    assert_eq!((told.role.as_str(), told.ready, told.totals.sessions), ("cloud", true, 1));
     let node = &told.links[0];
     assert_eq!((node.name.as_str(), node.state.as_str(), node.sessions), ("node1", "linked", 1));
     assert_eq!(
@@ -71,10 +71,10 @@ async fn a_server_reports_its_nodes_their_sessions_and_disconnect_reasons() {
     assert_eq!((session.sent_bytes, session.received_bytes, session.link), (5, 5, node.link));
 
     let told = status(&edge_path).await;
-    assert_eq!((told.mode.as_str(), told.node.as_deref(), told.ready), ("edge", Some("node1"), true));
+    assert_eq!((told.role.as_str(), told.node.as_deref(), told.ready), ("edge", Some("node1"), true));
     assert_eq!((told.links.len(), told.links[0].state.as_str()), (1, "linked"));
     assert_eq!(told.links[0].address.as_deref(), Some(&*server.server.bound.grpc.to_string()));
-    assert_eq!(told.links[0].process, Some(status(&path).await.process));
+    assert_eq!(told.links[0].instance, Some(status(&path).await.instance));
     assert_eq!((told.sessions[0].sent_bytes, told.sessions[0].target.as_deref()), (5, None));
 
     drop(client);
@@ -84,8 +84,8 @@ async fn a_server_reports_its_nodes_their_sessions_and_disconnect_reasons() {
     wait_until("the node is disconnected", || server.link("node1").is_none()).await;
     let told = status(&path).await;
     assert!(told.links.is_empty());
-    assert_eq!(told.gone[0].name, "node1");
-    assert!(!told.gone[0].error.as_ref().unwrap().text.is_empty());
+    assert_eq!(told.disconnected[0].name, "node1");
+    assert!(!told.disconnected[0].error.as_ref().unwrap().text.is_empty());
     let table = status::status(Some(path.clone()), false, &Environment::default()).await.unwrap();
     assert!(table.contains("no node is connected") && table.contains("DISCONNECTED"), "{table}");
 }
@@ -96,9 +96,9 @@ async fn an_edge_without_a_link_reports_the_reason() {
     let (path, table) = socket(&place, "edge");
     let nothing = targets::nothing().await;
     let _edge = start_edge(&place.edge("node1", nothing, &table));
-    let tried = |told: &Status| told.notes.iter().any(|note| !note.ends_with("not yet"));
+    let tried = |told: &Status| told.conditions.iter().any(|note| !note.ends_with("not yet"));
     let told = status_with(&path, "an attempt to link", tried).await;
-    assert!(!told.ready && told.notes[0].starts_with("link: "), "{:?}", told.notes);
+    assert!(!told.ready && told.conditions[0].starts_with("link: "), "{:?}", told.conditions);
     let text = status::status(Some(path), false, &Environment::default()).await.unwrap();
     assert!(text.contains("not ready") && text.contains("\n! link: "), "{text}");
 }
@@ -114,12 +114,12 @@ async fn peers_are_listed_with_their_link_or_its_error() {
     let known = |told: &Status| told.peers.len() == 1 && told.peers[0].error.is_some();
     let told = status_with(&path, "the reason for the missing link", known).await;
     let other = &told.peers[0];
-    assert_eq!((other.name.as_str(), other.state.as_str()), (&*all[1].to_string(), "away"));
+    assert_eq!((other.name.as_str(), other.state.as_str()), (&*all[1].to_string(), "not_linked"));
     let second = TestServer::from_text(&servers::config(&place, all[1], &servers::peers(&all)));
     let linked = |told: &Status| told.peers[0].state == "linked";
     let told = status_with(&path, "the link", linked).await;
     assert_eq!(told.peers[0].error, None);
-    assert_eq!(told.peers[0].process, Some(format!("{:?}", second.server.table.instance())));
+    assert_eq!(told.peers[0].instance, Some(format!("{:?}", second.server.table.instance())));
 }
 
 #[tokio::test]

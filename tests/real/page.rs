@@ -159,7 +159,7 @@ fn the_live_page_shows_500_nodes_and_their_changes() {
     browser.shows("that the node has disconnected", "document.querySelectorAll('#links tr').length === 500");
     browser.shows(
         "the reason",
-        "document.querySelector('#gone').textContent.includes('nothing was received for 15s')",
+        "document.querySelector('#disconnected').textContent.includes('nothing was received for 15s')",
     );
 
     let session = server

@@ -707,7 +707,7 @@ fn word(phase: Phase) -> &'static str {
         Phase::Open => "open",
         Phase::Parked => "parked",
         Phase::Resuming => "resuming",
-        Phase::LastAck | Phase::Closing | Phase::Closed => "ending",
+        Phase::LastAck | Phase::Closing | Phase::Closed => "closing",
     }
 }
 

@@ -1,3 +1,4 @@
+use crate::admin::readiness::ConditionStatus;
 use crate::admin::status::{DisconnectedStatus, ErrorStatus, PublisherStatus, Totals};
 use crate::command::status;
 
@@ -9,29 +10,38 @@ fn told() -> Status {
         state: "linked".into(),
         link: Some(3),
         address: Some("10.0.0.5:40312".into()),
-        process: Some("00000001".into()),
+        instance: Some("00000001".into()),
         version: Some("0.1.0".into()),
         dialect: Some("extended/2".into()),
         since: Some(1_000_000.0),
-        rtt: Some(0.0123),
+        rtt_seconds: Some(0.0123),
         sessions: 4,
         sent_bytes: 1_258_291,
         received_bytes: 7,
-        error: Some(ErrorStatus { at: Some(999_940.0), text: "nothing was\u{1b}[2J received".into() }),
+        error: Some(ErrorStatus { time: Some(999_940.0), text: "nothing was\u{1b}[2J received".into() }),
     };
     Status {
-        mode: "cloud".into(),
+        role: "cloud".into(),
         version: "0.1.0".into(),
-        process: "3f2a1b9c".into(),
+        instance: "3f2a1b9c".into(),
         node: None,
-        started: 900_000.0,
+        started_at: 900_000.0,
         now: 1_011_520.0,
         ready: true,
-        notes: vec!["publisher: the disk is full".into()],
-        totals: Totals { sessions: 4, passing: 2, up_bytes: 5, down_bytes: 3 << 30 },
+        conditions: vec![condition("publisher", "the disk is full")],
+        totals: Totals { sessions: 4, sessions_relayed: 2, bytes_to_target: 5, bytes_to_client: 3 << 30 },
         links: vec![link.clone()],
-        gone: vec![DisconnectedStatus { name: "edge9".into(), at: 1_011_500.0, error: link.error.clone() }],
-        peers: vec![LinkStatus { name: "10.0.0.7:9000".into(), state: "away".into(), since: None, ..link }],
+        disconnected: vec![DisconnectedStatus {
+            name: "edge9".into(),
+            time: 1_011_500.0,
+            error: link.error.clone(),
+        }],
+        peers: vec![LinkStatus {
+            name: "10.0.0.7:9000".into(),
+            state: "not_linked".into(),
+            since: None,
+            ..link
+        }],
         publisher: Some(PublisherStatus {
             store: "hosts".into(),
             records: 1,
@@ -40,6 +50,10 @@ fn told() -> Status {
         }),
         sessions: Vec::new(),
     }
+}
+
+fn condition(name: &str, message: &str) -> ConditionStatus {
+    ConditionStatus { name: name.into(), status: "degraded".into(), message: Some(message.into()) }
 }
 
 #[test]
@@ -65,12 +79,12 @@ PEER           STATE  LINKED  RTT    SESSIONS  SENT     RECEIVED  VERSION  DIALE
 #[test]
 fn an_edge_without_a_link_says_why() {
     let edge = Status {
-        mode: "edge".into(),
+        role: "edge".into(),
         node: Some("edge7".into()),
         ready: false,
-        notes: vec!["link: the cloud refused our token".into()],
+        conditions: vec![condition("link", "the cloud refused our token")],
         links: Vec::new(),
-        gone: Vec::new(),
+        disconnected: Vec::new(),
         peers: Vec::new(),
         publisher: None,
         ..told()

@@ -53,12 +53,12 @@ fn doctor_names_the_node_label_that_servers_need() {
     };
     let found = told();
     let line = format!("kubectl label node NODE {SERVERS}=true");
-    assert!(found["state"] == "doubt" && found["remedy"].as_str().unwrap().contains(&line), "{found}");
+    assert!(found["status"] == "warning" && found["hint"].as_str().unwrap().contains(&line), "{found}");
     let labels = json!({SERVERS: "true"});
     cluster.kubernetes.apply_everywhere::<Node>(
         &json!({"apiVersion": "v1", "kind": "Node", "metadata": {"name": "cloud1", "labels": labels}}),
     );
-    assert_eq!(told()["state"], "good");
+    assert_eq!(told()["status"], "ok");
 }
 
 #[test]
