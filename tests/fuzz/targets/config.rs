@@ -1,4 +1,4 @@
-//! What an operator may write into a config file: settings, or faults that say what is wrong, one line each.
+//! What an operator may write into a config file: either a config, or errors with a reason, one per line.
 
 #![no_main]
 
@@ -16,8 +16,8 @@ fuzz_target!(|text: &str| {
 fn check(faults: Option<ConfigErrors>) {
     let Some(faults) = faults else { return };
     let said = faults.to_string();
-    assert!(faults.iter().count() > 0, "refused without a reason");
+    assert!(faults.iter().count() > 0, "rejected without a reason");
     assert_eq!(said.lines().count(), faults.iter().count(), "{said}");
-    // A terminal must not be led astray by what somebody wrote into a file.
+    // Errors must not contain escape sequences of the file, as a terminal would interpret them.
     assert!(!said.contains('\u{1b}'), "{said:?}");
 }
