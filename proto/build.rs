@@ -1,5 +1,5 @@
-//! Compiles etcd's messages and those of gRPC's debugging port without an installed protoc. The messages of links and
-//! invitations are compiled by the crates that speak them.
+//! Compiles the messages of etcd and of gRPC's debugging port without an installed protoc. The messages of links and
+//! invitations are compiled by the crates that use them.
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
     println!("cargo:rerun-if-changed=proto");
@@ -8,7 +8,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let mut debugging = protox::Compiler::new(["proto"])?;
     debugging.include_imports(true).open_files(["channelz.proto", "reflection.proto"])?;
     tonic_prost_build::configure().build_client(false).compile_fds(debugging.file_descriptor_set())?;
-    let out = std::path::PathBuf::from(std::env::var_os("OUT_DIR").ok_or("cargo says where to")?);
+    let out = std::path::PathBuf::from(std::env::var_os("OUT_DIR").ok_or("OUT_DIR is not set")?);
     std::fs::write(out.join("channelz.bin"), debugging.encode_file_descriptor_set())?;
     Ok(())
 }

@@ -1,7 +1,7 @@
 #!/bin/sh
 # Builds the program for release and measures it: scripts/bench.sh [--profile fast] [flags of the benchmark].
-# `cargo bench --profile fast --bench compare -- --help` shows those flags; `--quick --only bulk,echo` is the short way
-# while working on something.
+# `cargo bench --profile fast --bench compare -- --help` lists these flags. During development use
+# `--quick --only bulk,echo`.
 set -eu
 # shellcheck source=scripts/help.sh
 . "$(dirname "$0")/help.sh"
@@ -14,8 +14,8 @@ if [ "${1:-}" = --profile ]; then
     shift 2
 fi
 
-# First the benchmark, then the program: building the former also builds the latter, but with the features that
-# tests want.
+# First the benchmark, then the program: building the benchmark also builds the program, but with the features that
+# tests require.
 bench=$(cargo bench --profile fast --bench compare --no-run --message-format=json-render-diagnostics |
     sed -n 's/.*"name":"compare".*"executable":"\([^"]*\)".*/\1/p')
 cargo build --profile "$profile" --bin tunnel

@@ -1,6 +1,5 @@
 #!/usr/bin/env bash
-# What can be known without running the program: format, lints, documents, dependencies, the arrows between modules,
-# shell scripts.
+# Static checks: format, lints, documents, dependencies, dependencies between modules, shell scripts.
 set -euo pipefail
 # shellcheck source=scripts/help.sh
 . "$(dirname "$0")/help.sh"
@@ -15,7 +14,7 @@ shell() {
   shellcheck -x "${files[@]}"
 }
 
-# With the compiler alone, as these need nothing but the sources: by cargo they would wait for a build of everything.
+# With rustc only, as these tests need nothing but the sources: cargo would build everything first.
 with_rustc() {
   local built=${CARGO_TARGET_DIR:-target}
   mkdir -p "$built"

@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
-# Three pods with etcd and CoreDNS, and four edges behind what stands for the Service of the pods, all on loopback
-# addresses: to play with. Stays until Ctrl-C.
+# Runs a cluster to experiment with: three servers with etcd and CoreDNS, a replacement for the Service of the servers,
+# and four edges, all on loopback addresses. Runs until Ctrl-C.
 #
-#   --check         ask every pod for every node, say what happened, and end
+#   --check         request every node from every server, print the results, and exit
 #   TUNNEL=FILE     the program; otherwise target/release/tunnel is built
 set -euo pipefail
 # shellcheck source=scripts/help.sh
@@ -13,7 +13,7 @@ cd "$(dirname "$0")/.."
 # shellcheck source=scripts/local.sh
 . scripts/local.sh
 cache=${XDG_CACHE_HOME:-$HOME/.cache}/tunnel-tests
-# With job control each child is a group of its own: Ctrl-C reaches us alone, and we end them in order.
+# With job control each child is a separate process group: Ctrl-C reaches only this script, which stops them in order.
 set -m
 
 pods=(127.0.0.11 127.0.0.12 127.0.0.13)
@@ -24,7 +24,7 @@ dns_port=5300 etcd_port=23790 connect=2222
 
 stop() {
   trap '' INT TERM
-  # Pods take their records away, so etcd, CoreDNS and the Service go last.
+  # Servers remove their records, so etcd, CoreDNS and the Service stop last.
   finish "${started[@]:3}"
   finish "${started[@]:0:3}"
   rm -rf "$dir"
@@ -47,7 +47,7 @@ nodes = ["node*"]
 END
 }
 
-# more_of_edge NUMBER: what edges here have beside the rest.
+# more_of_edge NUMBER: further config of an edge in this cluster.
 more_of_edge() {
   cat <<END
 metrics_listen = "127.0.0.1:1202$1"
@@ -56,7 +56,7 @@ drain = "1s"
 END
 }
 
-# What stands for the Service: each connection goes to some pod that is up.
+# The replacement for the Service: sends each connection to a random server that is up.
 balancer() {
   cat <<END
 #!/usr/bin/env bash
@@ -120,10 +120,10 @@ if [[ ${1:-} == --check ]]; then
   for pod in "${pods[@]}"; do
     for i in "${edges[@]}"; do
       curl -sSf -m 10 -p -x "http://$pod:$connect" "http://node$i:1202$i/metrics" >/dev/null || {
-        echo "node$i does not answer through $pod" >&2
+        echo "node$i does not respond through $pod" >&2
         exit 1
       }
-      echo "node$i answers through $pod"
+      echo "node$i responds through $pod"
     done
   done
   exit
@@ -133,15 +133,15 @@ cat <<END
 
 Logs, configs and process ids are in $dir. Try:
 
-  curl -p -x http://${pods[0]}:$connect http://node1:12021/metrics            # any node through any pod
+  curl -p -x http://${pods[0]}:$connect http://node1:12021/metrics            # any node through any server
   ssh -o ProxyCommand="nc -X connect -x ${pods[1]}:$connect %h %p" node2     # if an sshd listens here
-  dig +short -p $dns_port @$service node1.$zone                           # which pod holds it
-  curl http://${pods[0]}:51010/metrics                                  # what a pod counts
-  kill -9 \$(cat $dir/pod1.pid)                            # its nodes move to the others
-  POD_IP=${pods[0]} $TUNNEL --m=cloud --c=$dir/pod1.toml      # and it comes back
+  dig +short -p $dns_port @$service node1.$zone                           # the server it is connected to
+  curl http://${pods[0]}:51010/metrics                                  # the metrics of a server
+  kill -9 \$(cat $dir/pod1.pid)                            # its nodes move to its peers
+  POD_IP=${pods[0]} $TUNNEL --m=cloud --c=$dir/pod1.toml      # and it restarts
 
-Ctrl-C ends all of it.
+Ctrl-C stops everything.
 END
-# A pod that ends, or is ended, is part of the game: only this one is waited for.
+# Servers may be killed as part of the experiment: wait only for this process.
 start idle sleep infinity
 wait "${started[-1]}"

@@ -1,15 +1,16 @@
 #!/usr/bin/env bash
-# Does this program work with the one before it? scripts/compat.sh REV [flags of cargo build], or with programs that are
-# built already: OLD=PROGRAM NEW=PROGRAM scripts/compat.sh
+# Tests the compatibility of this program with an older version: scripts/compat.sh REV [flags of cargo build], or with
+# programs that are already built: OLD=PROGRAM NEW=PROGRAM scripts/compat.sh
 #
-# Builds the program as it was at REV, and as it stands here, and lets pods and edges of both work together on loopback
-# addresses, old with new, both ways. In each pairing a client has a session to the node through the second pod, while
-# the edge is linked to the first: it opens; it goes on after the edge's line was cut; it goes on when the first pod is
-# told to stop and the edge has moved to the second; and a new one opens there. Then four pods, old and new, have one node
-# each, and a client of each pod reaches every node; again once one old pod was replaced by a new one and one new pod by
-# an old one. A table says how each went; the exit code is 1 if anything failed, and logs are kept then.
+# Builds the program at REV and the current one, and runs servers and edges of both together on loopback addresses, old
+# with new, both ways. In each pairing a client has a session to the node through the second server, while the edge is
+# linked to the first. The session opens, resumes after the edge's connection was cut, and resumes when the first server
+# is stopped and the edge has moved to the second. Then a new session opens there. Next, four servers, old and new, have
+# one node each, and a client of each server reaches every node. This is repeated after one old server was replaced by a
+# new one, and one new server by an old one. A table shows the results. The exit code is 1 if anything failed; logs are
+# kept then.
 #
-#   PROFILE=NAME    of cargo, for both programs (fast)
+#   PROFILE=NAME    profile of cargo for both programs (fast)
 set -euo pipefail
 # shellcheck source=scripts/help.sh
 . "$(dirname "$0")/help.sh"
@@ -18,7 +19,7 @@ case ${1:-} in -*) wrong "$1" ;; esac
 cd "$(dirname "$0")/.."
 # shellcheck source=scripts/local.sh
 . scripts/local.sh
-# With job control each child is a group of its own.
+# With job control each child is a separate process group.
 set -m
 
 if [[ -z ${OLD:-} || -z ${NEW:-} ]]; then
@@ -47,8 +48,8 @@ stop() {
 trap stop EXIT
 trap 'exit 130' INT TERM
 
-# build TREE TARGET NAME [FLAGS]: the program of a tree becomes $dir/NAME. Two trees must not share a target folder: to
-# cargo they are the same package, and it would take one's parts for the other's.
+# build TREE TARGET NAME [FLAGS]: builds the program of a tree as $dir/NAME. Two trees must not share a target
+# directory: cargo treats them as the same package and would mix their artifacts.
 build() {
   local tree=$1 target=$PWD/$2 name=$3 out=$profile
   shift 3
@@ -64,7 +65,7 @@ siblings = [$(printf '"%s", ' "${@/%/:$grpc}")]
 END
 }
 
-# lead POD: new connections to the service go there. Those that are up stay.
+# lead ADDRESS: directs new connections of the service to this server. Existing connections stay.
 lead() {
   if [[ -e $dir/line.pid ]]; then
     kill -KILL "$(cat "$dir/line.pid")" || true
@@ -74,13 +75,13 @@ lead() {
   await line nc -z "$service" "$grpc"
 }
 
-# Breaks off what is up on the line, which goes on to take connections.
+# Aborts the connections on the line, which continues to accept new ones.
 cut_line() {
   local connection
   for connection in $(pgrep -P "$(cat "$dir/line.pid")"); do kill -KILL "$connection" 2>/dev/null || true; done
 }
 
-# says WORD: it goes to the target and comes back, within 20 s.
+# says WORD: sends the word to the target and receives it back within 20 s.
 says() {
   local back
   echo "$1" >&"${client[1]}" && read -r -t 20 back <&"${client[0]}" && [[ $back == "$1" ]]
@@ -96,14 +97,14 @@ leave() {
   wait "$client_pid" 2>/dev/null || true
 }
 
-# number METRIC: what the second pod counts.
+# number METRIC: the value of a metric of the second server.
 number() { curl -sf -m 2 "http://$second:$log/metrics" | sed -n "s/^$1 //p"; }
 
 linked() { [[ $(curl -sf -m 2 "http://$1:$log/cloud/healthz") == *node1* ]]; }
 
 ended() { ! kill -0 "$1" 2>/dev/null; }
 
-# session: `result` is what failed, or ok.
+# session: sets `result` to the failure, or to ok.
 session() {
   local before pod
   result="does not open"
@@ -112,26 +113,26 @@ session() {
   cut_line
   result="does not resume"
   says resumed || return 0
-  result="went on without a resume"
+  result="continued without a resume"
   (($(number tunnel_sessions_resumed_total) > before)) || return 0
   lead "$second"
   pod=$(cat "$dir/first.pid")
   kill -TERM "$pod"
   await second linked "$second"
-  result="does not go on while the first pod stops"
+  result="does not continue while the first server stops"
   says moved || return 0
   await first ended "$pod"
-  result="does not go on once the first pod has stopped"
+  result="does not continue after the first server has stopped"
   says drained || return 0
-  # A new session, at the pod to which the edge has moved.
+  # A new session, at the server to which the edge has moved.
   leave
   opens
-  result="does not open once the edge has moved"
-  says anew || return 0
+  result="does not open after the edge has moved"
+  says reopened || return 0
   result=ok
 }
 
-# pairing FIRST SECOND EDGE: which program each of them is.
+# pairing FIRST SECOND EDGE: runs one pairing; each argument is old or new.
 pairing() {
   local result
   started=()
@@ -154,7 +155,7 @@ pairing() {
   finish "${started[@]}"
 }
 
-# keep_logs NAME: if the result is not ok.
+# keep_logs NAME: keeps the logs if the result is not ok.
 keep_logs() {
   [[ $result != ok ]] || return 0
   failed=1
@@ -162,13 +163,13 @@ keep_logs() {
   cp "$dir"/*.log "$dir/$1"
 }
 
-# fleet_pod NUMBER PROGRAM: the pod of that number, from 0.
+# fleet_pod NUMBER PROGRAM: starts the server of that number, from 0.
 fleet_pod() {
   start "pod$1" "$dir/$2" --m=cloud --c="$dir/pod$1.toml"
   await "pod$1" ready "${fleet[$1]}:$log"
 }
 
-# reaches POD NODE: a client of the pod gets a line back from the node, within 20 s.
+# reaches ADDRESS NODE: a client of the server receives a line back from the node within 20 s.
 reaches() {
   local back
   for _ in {1..20}; do
@@ -180,17 +181,18 @@ reaches() {
   return 1
 }
 
-# all_reach HOW: `result` names the pod and node between which nothing goes. HOW is again if edges may still be linking.
+# all_reach HOW WHEN: sets `result` to the server and node that cannot communicate. HOW is again if edges may still be
+# linking.
 all_reach() {
   local at n
   for at in "${fleet[@]}"; do
     for n in 0 1 2 3; do
-      reaches "$at" "node$n" "$1" || { result="node$n is not reached from $at $2"; return 0; }
+      reaches "$at" "node$n" "$1" || { result="node$n is not reachable from $at $2"; return 0; }
     done
   done
 }
 
-# mixed: pods in turn old and new, each with one edge, in turn new and old.
+# mixed: servers alternate between old and new, each with one edge, which alternates between new and old.
 mixed() {
   local result=ok n pods=(old new old new) edges=(new old old new)
   started=()
@@ -209,9 +211,9 @@ mixed() {
     [[ $result == ok ]] || break
     finish "$(cat "$dir/pod$n.pid")"
     fleet_pod "$n" "${pods[1 - n]}"
-    all_reach again "once pod $n was ${pods[n]} and is ${pods[1 - n]}"
+    all_reach again "after server $n was replaced: ${pods[n]} by ${pods[1 - n]}"
   done
-  printf '%-32s %s\n' 'four pods, old and new' "$result"
+  printf '%-32s %s\n' 'four servers, old and new' "$result"
   keep_logs mixed
   finish "${started[@]}"
 }
@@ -234,7 +236,7 @@ certificates "$service" "${fleet[@]}"
 tokens node0 node1 node2 node3
 edge_config node1 "$service:$grpc" "127.0.0.1:$log" >"$dir/edge.toml"
 
-printf '%-10s %-10s %-10s %s\n' 'first pod' 'second pod' edge "session (old is $rev)"
+printf '%-10s %-10s %-10s %s\n' 'server 1' 'server 2' edge "session (old is $rev)"
 for edge in old new; do
   for pods in 'old old' 'new new' 'old new' 'new old'; do
     read -r one two <<<"$pods"

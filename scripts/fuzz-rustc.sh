@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# Cargo's RUSTC_WORKSPACE_WRAPPER for fuzzing: our own crates are compiled so that libFuzzer sees which branches
-# an input takes, and which constants it is compared with. Dependencies and build scripts stay as they are, so
-# nothing but our own code is built a second time, and the stable compiler does.
+# Cargo's RUSTC_WORKSPACE_WRAPPER for fuzzing: compiles our own crates so that libFuzzer sees which branches an input
+# takes, and which constants it is compared with. Dependencies and build scripts are unchanged, so only our own code is
+# built a second time, with the stable compiler.
 set -euo pipefail
 rustc=$1
 shift

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Fuzzes every target named in tests/fuzz/Cargo.toml, as many at a time as there are cores.
+# Fuzzes every target of tests/fuzz/Cargo.toml, one per core at a time.
 #
 #   scripts/fuzz.sh [SECONDS for each, default 60] [TARGET...]
 set -euo pipefail
@@ -25,9 +25,9 @@ fuzz() {
   log=$artifacts/log
   local command=("$built/fuzz-$target" -max_total_time="$seconds" -timeout=10 -rss_limit_mb=1024 -print_final_stats=1
     -artifact_prefix="$artifacts/" "$corpus")
-  # Inputs to begin with: what people wrote by hand.
+  # Initial inputs, written by hand.
   if [[ -d tests/fuzz/seeds/$target ]]; then command+=("tests/fuzz/seeds/$target"); fi
-  # Words that chance alone would not spell.
+  # Words that random mutation would not find.
   if [[ -f tests/fuzz/$target.dict ]]; then command+=(-dict="tests/fuzz/$target.dict"); fi
   if ! "${command[@]}" >"$log" 2>&1; then
     tail -n 60 "$log"
@@ -39,10 +39,10 @@ fuzz() {
   found=$(grep -c . < <(ls "$corpus"))
   if ! grep -q ' cov: [1-9][0-9]' "$log"; then
     tail -n 20 "$log"
-    echo "$target: no coverage was seen, so this was not fuzzing"
+    echo "$target: no coverage reported, so this was not fuzzing"
     return 1
   fi
-  echo "$target: $runs runs in $seconds s, $found inputs that reach something new, nothing found"
+  echo "$target: $runs runs in $seconds s, $found inputs with new coverage, no failures"
 }
 export -f fuzz
 export built seconds

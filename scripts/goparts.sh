@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Builds CoreDNS, etcd, grpcurl, Helm, metrics-server and programs of Kubernetes for the tests, once for each version; minutes the first
-# time, nothing after.
+# Builds CoreDNS, etcd, grpcurl, Helm, metrics-server and programs of Kubernetes for the tests, once per version. The
+# first run takes minutes, later runs nothing.
 set -euo pipefail
 # shellcheck source=scripts/help.sh
 . "$(dirname "$0")/help.sh"
@@ -17,7 +17,7 @@ export CGO_ENABLED=0 GOFLAGS=-trimpath
 build=$(mktemp -d)
 trap 'rm -rf "$build"' EXIT
 
-# Moved into place when whole: whoever sees the name sees a whole program.
+# keep FILE PROGRAM: moves a built program into place atomically, so that PROGRAM is always complete.
 keep() {
   mkdir -p "$(dirname "$2")"
   mv "$1" "$2.$$"
@@ -44,18 +44,18 @@ if [[ ! -x $cache/helm-$helm/helm ]]; then
 fi
 
 if [[ ! -x $cache/metrics-server-$metrics/metrics-server ]]; then
-  # As Kubernetes' own programs, below.
+  # Like Kubernetes' own programs, below.
   GOBIN=$build go install -ldflags="-s -w -X k8s.io/client-go/pkg/version.gitVersion=v$metrics" \
     "sigs.k8s.io/metrics-server/cmd/metrics-server@v$metrics"
   keep "$build/metrics-server" "$cache/metrics-server-$metrics/metrics-server"
 fi
 
-# One of Kubernetes' own programs.
+# kubernetes PROGRAM: builds one of Kubernetes' own programs.
 kubernetes() {
   local version package flags='-s -w' program=$1
   version=$(sed -n 's/^require k8s.io\/kubernetes v//p' kubernetes/go.mod)
   [[ ! -x $cache/kubernetes-$version/$program ]] || return 0
-  # Without this it does not know its own version, on which its features depend.
+  # Without this the program does not know its own version, on which its features depend.
   for package in k8s.io/component-base/version k8s.io/client-go/pkg/version; do
     flags+=" -X $package.gitVersion=v$version"
   done

@@ -1,19 +1,19 @@
 # shellcheck shell=sh
-# To be sourced before the script leaves its folder: the comment at the head of a script is its help.
+# To be sourced before the script changes its directory. The comment at the top of a script is its help.
 
-# helps "$@": if the first argument asks for help, prints it and ends the script.
+# helps "$@": if the first argument requests help, prints it and exits.
 helps() {
     case ${1:-} in -h | --help) head_comment && exit 0 ;; esac
 }
 
-# wrong ARGUMENT: the script knows no such argument; says so, and ends.
+# wrong ARGUMENT: reports an invalid argument, prints the help, and exits.
 wrong() {
-    echo "$0: what is $1?" >&2
+    echo "$0: invalid arguments: $1" >&2
     head_comment >&2
     exit 64
 }
 
-# alone "$@": as `helps`, for a script without arguments.
+# alone "$@": like `helps`, for a script without arguments.
 alone() {
     helps "$@"
     [ $# = 0 ] || wrong "$1"

@@ -1,12 +1,12 @@
 #!/usr/bin/env bash
-# etcd, CoreDNS, kube-apiserver and a real kubelet with a pod, on two machines made of namespaces between which there is
-# nothing but a tunnel: to play with kubectl. As root on Linux. Stays until Ctrl-C.
+# Runs a cluster to experiment with by kubectl: etcd, CoreDNS, kube-apiserver, and a real kubelet with a pod. They run on
+# two machines made of namespaces, connected only by the tunnel. Requires root on Linux. Runs until Ctrl-C.
 #
-#   --way WAY       how kube-apiserver comes to the kubelet: egress (its egress selector, over mutual TLS; the default),
-#                   unix (its egress selector, over a unix socket) or names (DNS leads the node's name to the pod)
-#   --check         run the lines that it prints, and end
-#   --measure       measure kubectl through the tunnel and without it, with a release build, and end
-#   TUNNEL=FILE     the program, by its whole path; otherwise a debug build
+#   --way WAY       how kube-apiserver reaches the kubelet: egress (its egress selector, over mutual TLS; the default),
+#                   unix (its egress selector, over a Unix socket) or names (DNS resolves the node's name to the server)
+#   --check         run the printed commands, and exit
+#   --measure       measure kubectl through the tunnel and without it, with a release build, and exit
+#   TUNNEL=FILE     absolute path of the program; otherwise a debug build
 set -euo pipefail
 # shellcheck source=scripts/help.sh
 . "$(dirname "$0")/help.sh"
@@ -23,7 +23,7 @@ while (($#)); do
   esac
   shift
 done
-case $way in egress | unix | names) ;; *) echo "--way $way: want egress, unix or names" >&2 && exit 64 ;; esac
+case $way in egress | unix | names) ;; *) echo "--way $way: expected egress, unix or names" >&2 && exit 64 ;; esac
 
 scripts/parts.sh
 scripts/goparts.sh
@@ -33,8 +33,8 @@ if [[ $measure ]]; then
     cargo test --quiet --features kubernetes --test real -- --ignored --exact measure::kubectl --nocapture
   exit
 fi
-# The tests know how it is made; all of it ends with their input. With job control it is a group of its own, so that
-# Ctrl-C reaches us alone.
+# The tests contain the setup; everything stops when their input closes. With job control they are a separate process
+# group, so that Ctrl-C reaches only this script.
 set -m
 hold=$(mktemp -u)
 mkfifo "$hold"

@@ -1,17 +1,17 @@
 # shellcheck shell=bash
-# To be sourced with job control on (`set -m`): programs on loopback addresses, with their files in $dir. Their process
-# ids stand in `started`, in order.
+# To be sourced with job control (`set -m`): runs programs on loopback addresses, with their files in $dir. `started`
+# contains their process ids, in order.
 dir=$(mktemp -d)
 started=()
 
-# finish PID...: ends these, all at once.
+# finish PID...: stops these processes, all at once.
 finish() {
   local pid
   for pid; do kill -TERM -- "-$pid" 2>/dev/null || true; done
   for pid; do wait "$pid" 2>/dev/null || true; done
 }
 
-# start NAME COMMAND...: its log is NAME.log, its process id stands in NAME.pid.
+# start NAME COMMAND...: starts a program with the log NAME.log and its process id in NAME.pid.
 start() {
   local name=$1
   shift
@@ -20,7 +20,7 @@ start() {
   echo $! >"$dir/$name.pid"
 }
 
-# await WHAT COMMAND...: until the command succeeds, or the log of WHAT is shown.
+# await NAME COMMAND...: waits until the command succeeds. After 20 s, prints the log of NAME and exits.
 await() {
   local name=$1
   shift
@@ -28,14 +28,14 @@ await() {
     if "$@" &>/dev/null; then return; fi
     sleep 0.1
   done
-  echo "$name does not come up:" >&2
+  echo "$name did not start in time:" >&2
   tail -n 20 "$dir/$name.log" >&2
   exit 1
 }
 
 ready() { curl -sf -m 2 "http://$1/readyz"; }
 
-# pod_config ADDRESS GRPC LOG CONNECT DRAIN: the settings of a pod with these ports there, and this time to stop.
+# pod_config ADDRESS GRPC LOG CONNECT DRAIN: prints the config of a server with these ports and this drain time.
 pod_config() {
   cat <<END
 [mode.cloud.stream.server]
@@ -52,7 +52,7 @@ drain = "$5"
 END
 }
 
-# edge_config NODE CLOUD LOG: the settings of an edge that links to the cloud there, with its log port here.
+# edge_config NODE SERVER LOG: prints the config of an edge that links to this server, with this log address.
 edge_config() {
   cat <<END
 [mode.edge.stream.client]
@@ -65,13 +65,13 @@ log_listen = "$3"
 END
 }
 
-# tokens NODE...: the tokens of these nodes, as `edge_config` has them.
+# tokens NODE...: writes the tokens of these nodes, the same as in `edge_config`.
 tokens() {
   local node
   for node; do echo "$node:token-of-$node"; done >"$dir/tokens"
 }
 
-# certificates ADDRESS...: an authority, and a certificate that is good for pods at these addresses.
+# certificates ADDRESS...: creates a CA, and a certificate for servers at these addresses.
 certificates() {
   local names="DNS:tunnel.test" at
   for at; do names+=",IP:$at"; done

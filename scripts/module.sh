@@ -1,12 +1,12 @@
 #!/usr/bin/env bash
-# One module of the tunnel alone on loopback: a pod and an edge with that module's settings and nothing else, to see what
-# it says and does. Prints the settings, the request, its answer and the last lines of both logs; ends by itself.
+# Runs one module of the tunnel on loopback: a server and an edge with only that module's config. Prints the config, the
+# request, its response and the last lines of both logs, and exits.
 #
-#   stream          the link alone: the edge links, and nothing is asked
-#   ssh             CONNECT, as ssh's ProxyCommand and curl -p ask
-#   tcp             a TCP port of the pod for a port of the node
-#   https           TLS ports of the pod, to a target with TLS at the node
-#   --v N           how much both log; 2 tells each change of a session (default 2), 8 each frame of a link
+#   stream          only the link: the edge links, and no session is opened
+#   ssh             CONNECT, as used by ssh's ProxyCommand and curl -p
+#   tcp             a TCP port of the server for a port of the node
+#   https           TLS ports of the server, to a target with TLS at the node
+#   --v N           log level of both; 2 logs each change of a session (default 2), 8 each frame of a link
 #   TUNNEL=FILE     the program; otherwise a debug build
 set -euo pipefail
 # shellcheck source=scripts/help.sh
@@ -68,12 +68,12 @@ case $module in
   https) request=(curl -sSk --connect-to "node1:$port:$at:$port" "https://node1:$port/page") ;;
 esac
 (cd "$dir" && await "$module" "${request[@]}")
-echo "--- the pod's settings of this module"
+echo "--- the server's config of this module"
 sed -n '/^\[mode.cloud.session\]/,$p' "$dir/pod.toml"
 echo "--- ${request[*]}"
 (cd "$dir" && "${request[@]}")
 for side in pod edge; do
-  # So much else is said at level 8 that frames would drown in it.
+  # Level 8 logs so many other lines that the frames would be hard to find.
   if ((level >= 8)); then
     echo "--- the frames in the log of the $side"
     grep ' frames: ' "$dir/$side.log" | tail -n 24

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Installs the programs that the tests drive, as far as they are missing (Debian, as root), and says what is missing
-# otherwise. No daemon is started by their installation.
+# Installs missing programs that the tests use (Debian, as root); otherwise reports them. Their installation starts no
+# daemons.
 set -euo pipefail
 # shellcheck source=scripts/help.sh
 . "$(dirname "$0")/help.sh"
@@ -27,14 +27,14 @@ command -v go >/dev/null || echo "go is missing: the plain peer, CoreDNS, etcd a
 if ((${#missing[@]} == 0)); then exit 0; fi
 mapfile -t missing < <(printf '%s\n' "${missing[@]}" | sort -u)
 if ((EUID != 0)) || ! command -v apt-get >/dev/null; then
-  echo "missing, and only root on Debian can install them here: ${missing[*]}" >&2
+  echo "missing, and only root on Debian can install them: ${missing[*]}" >&2
   exit 1
 fi
 
 echo "installing ${missing[*]}"
 policy=/usr/sbin/policy-rc.d
 if [[ ! -e $policy ]]; then
-  # Debian asks this file before it starts a daemon; 101 means no.
+  # Debian runs this file before it starts a daemon; 101 denies the start.
   trap 'rm -f "$policy"' EXIT
   printf '#!/bin/sh\nexit 101\n' >"$policy"
   chmod 755 "$policy"

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Builds the plain peer in Go, once for each version of its sources, tests it, and prints where it is.
+# Builds and tests the plain peer in Go (SuperEdge's dialect), once per version of its sources, and prints its path.
 set -euo pipefail
 # shellcheck source=scripts/help.sh
 . "$(dirname "$0")/help.sh"
@@ -12,15 +12,15 @@ program=$cache/plainpeer-$version
 if [[ ! -x $program ]]; then
   unformatted=$(gofmt -l .)
   if [[ -n $unformatted ]]; then
-    echo "gofmt these: $unformatted" >&2
+    echo "not formatted, run gofmt: $unformatted" >&2
     exit 1
   fi
-  # One set of flags for all three, so that each package is compiled once.
+  # The same flags for all three commands, so that each package is compiled once.
   export CGO_ENABLED=0 GOFLAGS=-trimpath
   go vet ./... >&2
   go test ./... >&2
   mkdir -p "$cache"
-  # Under another name first: whoever sees the name sees a whole program.
+  # Under a temporary name first: the final name is then always a complete program.
   go build -ldflags='-s -w' -o "$program.$$" .
   mv "$program.$$" "$program"
 fi

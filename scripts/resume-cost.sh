@@ -1,7 +1,8 @@
 #!/bin/sh
-# What it costs bulk that sessions can be resumed: scripts/resume-cost.sh [--profile fast] [flags of the benchmark].
-# Builds the program once more with two lines changed, so that a session forgets what it has sent and its far end does
-# not say what has arrived, and measures both in 20 alternating pairs. That program works as long as no line is cut.
+# Measures the cost of resumable sessions in bulk transfers: scripts/resume-cost.sh [--profile fast] [flags of the
+# benchmark]. Builds the program again with two lines changed, so that a session drops the bytes it has sent, and its
+# remote does not acknowledge them. Measures both in 20 alternating pairs. The changed program works while no connection
+# fails.
 set -eu
 # shellcheck source=scripts/help.sh
 . "$(dirname "$0")/help.sh"
@@ -18,21 +19,21 @@ here=$PWD
 tree=$here/target/forgetful
 rm -rf "$tree"
 mkdir -p "$tree"
-# What stands in this tree now, committed or not.
+# The current files of this tree, committed or not.
 git ls-files -z --cached --others --exclude-standard | tar --null -c -T - | tar -x -C "$tree"
-# Without resume nobody needs to hear what has arrived, only what may be sent.
+# Without resuming, no acknowledgements are required, only credit.
 change() {
     file=$tree/crates/proto/src/halves.rs
     sed -i "s/$1/$2/" "$file"
     if [ "$(grep -c -F "$3" "$file")" != 1 ]; then
-        echo "resume-cost.sh: crates/proto/src/halves.rs is not as this script knows it: no single line $1" >&2
+        echo "resume-cost.sh: crates/proto/src/halves.rs does not match this script: expected exactly one line $1" >&2
         exit 1
     fi
 }
 change '^ *self.reached = self.reached.max(self.next);$' '& self.drop_before(self.next);' \
     'max(self.next); self.drop_before(self.next);'
-change '^const MOST_UNHEARD: u64 = .*$' 'const MOST_UNHEARD: u64 = u64::MAX;' 'MOST_UNHEARD: u64 = u64::MAX;'
-# The libraries are those of this tree's own build.
+change '^const MAX_DELAYED_ACK: u64 = .*$' 'const MAX_DELAYED_ACK: u64 = u64::MAX;' 'MAX_DELAYED_ACK: u64 = u64::MAX;'
+# The dependencies come from this tree's own build.
 (cd "$tree" && cargo build --target-dir "$here/target" --profile "$profile" --bin tunnel)
 cp "target/$profile/tunnel" target/forgetful-tunnel
 rm -rf "$tree"

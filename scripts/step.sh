@@ -1,11 +1,11 @@
 # shellcheck shell=bash
-# To be sourced: `step NAME COMMAND...` runs a command, tells how long it took, and ends the script if it fails.
+# To be sourced: `step NAME COMMAND...` runs a command, prints how long it took, and exits if it fails.
 
 step() {
   local name=$1 began=$SECONDS status=0
   shift
   echo "-- $name"
-  # In a list `set -e` would not hold inside a function, hence the subshell.
+  # In a list `set -e` would not apply inside a function, hence the subshell.
   set +e
   (
     set -e

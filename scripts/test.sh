@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Installs what the tests need, and runs them all; CI runs the same.
+# Installs what the tests require, and runs all tests; CI runs the same.
 #
 #   TUNNEL_FUZZ_SECONDS   how long each fuzz target runs, default 60
 set -euo pipefail
@@ -12,20 +12,20 @@ cd "$(dirname "$0")/.."
 PATH=$PATH:/usr/sbin:/sbin
 
 step 'programs for the tests' scripts/parts.sh
-# What fails soonest comes first.
+# The quickest checks come first.
 step 'checks' scripts/check.sh
 step 'plain peer' scripts/plainpeer.sh
 step 'CoreDNS, etcd and Kubernetes' scripts/goparts.sh
-# With all features: what a smaller program leaves out is then the only difference, and the checks compile that, too.
+# With all features. The checks above also compile the program without them.
 step 'build of the tests' cargo test --quiet --workspace --exclude tunnel-fuzz --features kubernetes --no-run
-# Here a test that lacks a program fails instead of being skipped.
+# With TUNNEL_TESTS_REQUIRE, a test whose program is missing fails instead of being skipped.
 TUNNEL_PLAINPEER=$(scripts/plainpeer.sh)
 # Most tests wait for other processes, so more of them than cores may run at once.
 export TUNNEL_PLAINPEER TUNNEL_TESTS_REQUIRE=1 RUST_TEST_THREADS=4
 SIM_SECONDS=60 step 'tests' scripts/cargo-test.sh
-# As for tests, see scripts/cargo-test.sh.
+# Retries once, like scripts/cargo-test.sh.
 again() { "$@" || { echo "-- FLAKY, unless it fails again: $*" && "$@"; }; }
-step 'cluster to play with' again env TUNNEL="${CARGO_TARGET_DIR:-target}/debug/tunnel" scripts/cluster.sh --check
-step 'Kubernetes to play with' again scripts/kubernetes.sh --check
+step 'example cluster' again env TUNNEL="${CARGO_TARGET_DIR:-target}/debug/tunnel" scripts/cluster.sh --check
+step 'example Kubernetes cluster' again scripts/kubernetes.sh --check
 step 'fuzzing' scripts/fuzz.sh "${TUNNEL_FUZZ_SECONDS:-60}"
 echo "all passed in $SECONDS s"

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Makes a Debian package of a program that was built: deploy/debian/build.sh [PROGRAM [DIR]]
+# Makes a Debian package of a built program: deploy/debian/build.sh [PROGRAM [DIR]]
 set -euo pipefail
 root=$(cd "$(dirname "$0")/../.." && pwd)
 program=$(realpath "${1:-$root/target/release/tunnel}")
@@ -36,10 +36,10 @@ Architecture: $arch
 Depends: libc6, adduser
 Maintainer: tunnel <tunnel@example.org>
 Description: cloud-edge reverse tunnel
- Reaches machines behind NAT by their name, with ssh, curl, kubectl or anything that speaks HTTP CONNECT. A session
- survives what usually cuts it: a line that breaks, a server that restarts, a rolling update.
+ Reaches machines behind NAT by their name, with ssh, curl, kubectl or any program that speaks HTTP CONNECT. Sessions
+ survive network failures, restarts of servers and rolling updates.
 END
-# Neither service is enabled: which one this machine needs, and its settings, only its operator knows.
+# Neither service is enabled: the operator chooses the service and its config.
 cat >"$tree/DEBIAN/postinst" <<'END'
 #!/bin/sh
 set -e

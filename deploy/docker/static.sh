@@ -1,21 +1,21 @@
 #!/usr/bin/env bash
-# Builds the program with a static glibc, for images without any file beside it, and says so if it is not static:
-#   deploy/docker/static.sh [PROFILE]     the profile is release, or another one of Cargo.toml
+# Builds the program with a static glibc, for images without any other files, and fails if it is not static:
+#   deploy/docker/static.sh [PROFILE]     release, or another profile of Cargo.toml
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 
 profile=${1:-release}
 host=$(rustc -vV | sed -n 's/^host: //p')
-# With a target named, the flag is not for build scripts and macros, which have to be loaded.
+# With --target, the flag does not apply to build scripts and macros, which must be loadable.
 RUSTFLAGS="${RUSTFLAGS:-} -C target-feature=+crt-static" \
   cargo build --locked --profile "$profile" --features kubernetes --target "$host" --bin tunnel
 program=${CARGO_TARGET_DIR:-target}/$host/$profile/tunnel
-# Neither a loader nor a library of the machine.
+# It must need neither a loader nor a library of the machine.
 needs=$(readelf --program-headers --dynamic "$program" | grep -E 'INTERP|\(NEEDED\)' || true)
 if [[ $needs ]]; then
-  printf '%s needs files of the machine:\n%s\n' "$program" "$needs" >&2
+  printf '%s is not static, it needs files of the machine:\n%s\n' "$program" "$needs" >&2
   exit 1
 fi
 ls -l "$program"
-# A pod, an edge and a request through them.
+# A server, an edge and a request through them.
 "$program" demo --check

@@ -1,4 +1,4 @@
-//! A line between edge and pod that can be cut under their hands: broken off, silent, frozen, or refusing.
+//! A line between edge and server that can be cut while in use: reset, silent, frozen, or refusing connections.
 
 use std::net::{Ipv4Addr, SocketAddr};
 use std::pin::pin;
@@ -15,35 +15,35 @@ use tokio::sync::{broadcast, mpsc};
 use tokio::time::{Instant, sleep, sleep_until};
 use tunnel_net::socket::Connection as _;
 
-/// A relay in this process; the network is back at once for whoever connects after a cut.
+/// A relay in this process. After a cut, new connections work at once.
 #[derive(Debug)]
 pub(crate) struct Cutter {
-    /// Where it listens.
+    /// The address it listens on.
     pub(crate) at: SocketAddr,
     cuts: broadcast::Sender<Cut>,
     refuses: Arc<AtomicBool>,
 }
 
-/// How a line is cut.
+/// A way to cut a line.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Cut {
-    /// Both ends get a RST.
+    /// Both ends receive a RST.
     Reset,
-    /// Whatever is sent vanishes, and neither end is told.
+    /// Discards all data, without notifying either end.
     Silent,
-    /// The same for about half of the connections.
+    /// Like `Silent`, but for about half of the connections.
     SilentHalf,
-    /// Nothing is carried for this long; then all goes on.
+    /// Carries nothing for this long, then continues.
     Frozen(Duration),
 }
 
 impl Cutter {
-    /// A line to `to`, until the process ends.
+    /// Creates a line to `to`, which lasts until the process ends.
     pub(crate) fn to(to: SocketAddr) -> Result<Self> {
         Self::among(vec![to], Duration::ZERO)
     }
 
-    /// A line to whichever of `to` takes a connection, each time a random one. Bytes arrive after `delay`.
+    /// Creates a line to a random address of `to` for each connection. Bytes arrive after `delay`.
     pub(crate) fn among(to: Vec<SocketAddr>, delay: Duration) -> Result<Self> {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
         let listener = runtime.block_on(TcpListener::bind((Ipv4Addr::LOCALHOST, 0)))?;
@@ -65,13 +65,13 @@ impl Cutter {
         Ok(Self { at, cuts, refuses })
     }
 
-    /// Cuts all connections that stand now.
+    /// Cuts all current connections.
     pub(crate) fn cut(&self, how: Cut) {
-        // Fails only if no connection stands.
+        // Fails only if there is no connection.
         let _ = self.cuts.send(how);
     }
 
-    /// Whether whoever connects from now on is sent away.
+    /// Sets whether new connections are reset.
     pub(crate) fn refuse(&self, refuses: bool) {
         self.refuses.store(refuses, Relaxed);
     }
@@ -105,7 +105,7 @@ async fn carry(
         }
     };
     if how == Ok(Cut::Silent) {
-        // Both ends give it up by themselves; what they say until then is swallowed, so that they never see it wait.
+        // Both ends give up on their own. Their data is read and discarded until then, so that it never queues up.
         let (mut near, mut far) = (near, far);
         let swallow = async |socket: &mut TcpStream| tokio::io::copy(socket, &mut tokio::io::sink()).await;
         let _ = tokio::join!(swallow(&mut near), swallow(&mut far));
@@ -116,7 +116,7 @@ async fn carry(
     Ok(())
 }
 
-/// Copies one direction to its end; each byte arrives after `delay`.
+/// Copies one direction until it ends. Each byte arrives after `delay`.
 async fn copy(
     mut from: impl AsyncRead + Unpin,
     mut to: impl AsyncWrite + Unpin,
@@ -143,7 +143,7 @@ async fn copy(
     tokio::try_join!(read, write).map(drop)
 }
 
-/// Bytes that are read at once.
+/// Maximum bytes of one read.
 const PIECE: usize = 64 * 1024;
-/// Pieces that one direction holds.
+/// Maximum number of pieces in flight in one direction.
 const UNDER_WAY: usize = 64;

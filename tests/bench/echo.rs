@@ -1,4 +1,4 @@
-//! Echo clients: 64 bytes there and back, timed.
+//! Echo clients: send 64 bytes and time their return.
 
 use std::io::{Read, Write};
 use std::thread;
@@ -11,49 +11,49 @@ use crate::process::Process;
 use crate::role::{Role, say};
 use crate::way::Way;
 
-/// What the clients are to do.
+/// The clients' task.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct Echo {
-    /// Where to.
+    /// The route to the target.
     pub(crate) way: Way,
-    /// Clients at once, each its own session.
+    /// Number of concurrent clients, each with its own session.
     pub(crate) clients: usize,
-    /// Pause between one echo and the next; none means back to back.
+    /// Pause between two echoes; `None` means back to back.
     pub(crate) pause: Option<Duration>,
-    /// How long they echo before it counts: caches, windows and clocks settle, sessions go where they belong.
+    /// Time before the measurement, until caches, windows and clocks settle and sessions have moved to their links.
     pub(crate) warm: Duration,
-    /// How long it counts.
+    /// Duration of the measurement.
     pub(crate) time: Duration,
-    /// Echoes that took longer than this are told one by one.
+    /// Echoes that take longer than this are reported one by one.
     pub(crate) tell: Option<Duration>,
 }
 
-/// What came of it.
+/// The result.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub(crate) struct Echoes {
-    /// Every round trip, in nanoseconds, sorted.
+    /// All round-trip times in nanoseconds, sorted.
     pub(crate) nanos: Vec<u64>,
-    /// When the long ones began (seconds since 1970) and how long they took.
+    /// Start (seconds since 1970) and duration of each long echo.
     pub(crate) long: Vec<(f64, Duration)>,
 }
 
 impl Echo {
-    /// Back to back, one client.
+    /// Echoes back to back, with one client.
     pub(crate) fn tight(way: &Way, time: Duration) -> Self {
         Self { way: way.clone(), clients: 1, pause: None, warm: WARM, time, tell: None }
     }
 
-    /// Starts it in its own process, waits for its end.
+    /// Starts the clients in a separate process and waits for its end.
     pub(crate) fn measure(self, space: Option<&str>) -> Result<Echoes> {
         self.start(space)?.hear()
     }
 
-    /// Starts it in its own process, which says [`Echoes`] at its end.
+    /// Starts the clients in a separate process, which prints [`Echoes`] at its end.
     pub(crate) fn start(self, space: Option<&str>) -> Result<Process> {
         Process::role(space, &Role::Echo(self))
     }
 
-    /// The process's own part.
+    /// Runs the clients in this process.
     pub(crate) fn run(&self) -> Result<()> {
         let mut all = Echoes::default();
         let clients: Vec<_> = (0..self.clients)
@@ -99,7 +99,7 @@ impl Echo {
         Ok(found)
     }
 
-    /// Tries for a while: in a namespace nobody else has waited for the proxy to come up.
+    /// Retries for a while: in a namespace no other part has waited for the proxy to start.
     fn open(&self) -> Result<(std::net::TcpStream, Vec<u8>)> {
         let since = Instant::now();
         loop {
@@ -112,7 +112,7 @@ impl Echo {
 }
 
 impl Echoes {
-    /// A quantile in microseconds.
+    /// Returns a quantile in microseconds.
     pub(crate) fn micros(&self, quantile: f64) -> f64 {
         let last = self.nanos.len().saturating_sub(1);
         #[expect(clippy::cast_precision_loss, clippy::cast_possible_truncation, clippy::cast_sign_loss)]
@@ -121,38 +121,38 @@ impl Echoes {
         self.nanos.get(at).map_or(f64::NAN, |&nanos| nanos as f64 / 1000.0)
     }
 
-    /// The median in microseconds.
+    /// Returns the median in microseconds.
     pub(crate) fn p50(&self) -> f64 {
         self.micros(0.5)
     }
 
-    /// The 99th percentile in microseconds.
+    /// Returns the 99th percentile in microseconds.
     pub(crate) fn p99(&self) -> f64 {
         self.micros(0.99)
     }
 
-    /// The longest in microseconds.
+    /// Returns the maximum in microseconds.
     pub(crate) fn max(&self) -> f64 {
         self.micros(1.0)
     }
 }
 
-/// Opens, sees one byte come back, closes.
+/// Opens a session, echoes one byte, and closes it.
 pub(crate) fn once(way: &Way) -> Result<()> {
     let (mut stream, _) = way.open()?;
     stream.set_read_timeout(Some(LOST))?;
     stream.write_all(b"x")?;
     let mut byte = [0];
     stream.read_exact(&mut byte)?;
-    ensure!(&byte == b"x", "something else came back");
+    ensure!(&byte == b"x", "a wrong byte came back");
     Ok(())
 }
 
-/// Bytes of one echo: a keystroke with its ssh packet around it.
+/// Bytes of one echo: a keystroke in its ssh packet.
 const MESSAGE: usize = 64;
-/// Enough for a session that stays where it began.
+/// Enough for a session that stays on its first link.
 pub(crate) const WARM: Duration = Duration::from_millis(200);
-/// An echo that takes longer is lost.
+/// An echo that takes longer counts as lost.
 const LOST: Duration = Duration::from_secs(30);
-/// A proxy that is not there by now will not come.
+/// Timeout for the start of a proxy.
 const COME_UP: Duration = Duration::from_secs(10);

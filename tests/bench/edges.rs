@@ -1,4 +1,4 @@
-//! Many edges in one process: each its own link over real gRPC and TLS, its own session table and its own backoff.
+//! Many edges in one process, each with its own link over real gRPC and TLS, its own session table and its own backoff.
 
 use std::collections::BTreeMap;
 use std::io::{self, BufRead};
@@ -34,41 +34,41 @@ use crate::process::Process;
 use crate::role::say;
 use crate::tunnel::TOKEN;
 
-/// So many edges, and where they link.
+/// A number of edges, and the servers they link to.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct Edges {
-    /// The pods; an edge dials any of them, as behind a balancer.
+    /// The servers; an edge dials any of them, as through a load balancer.
     pub(crate) servers: Vec<SocketAddr>,
-    /// The authority to trust, PEM.
+    /// The trusted CA, in PEM.
     pub(crate) ca: PathBuf,
-    /// The first edge's number; nodes are called after their numbers.
+    /// Number of the first edge; nodes are named after their numbers.
     pub(crate) first: usize,
-    /// How many.
+    /// Number of edges.
     pub(crate) count: usize,
 }
 
-/// How they are, told for each line on the process's input.
+/// The edges' state, printed for each line on the process's input.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub(crate) struct State {
     /// Edges that have a link.
     pub(crate) linked: usize,
-    /// Links at each pod.
+    /// Number of links of each server.
     pub(crate) at: Vec<usize>,
-    /// Times that an edge was asked to link to another pod.
+    /// Number of times that an edge was asked to link to another server.
     pub(crate) asked: u64,
-    /// Dials so far, of all edges.
+    /// Number of dials of all edges so far.
     pub(crate) dials: u64,
-    /// Most dials of one edge in a row, since it last had a link that was worth its dial.
+    /// Maximum number of consecutive dials of one edge since its last link that reset its backoff.
     pub(crate) most: usize,
-    /// Dials that came before the pause was over which the backoff asked for.
+    /// Number of dials before the end of the pause that the backoff requires.
     pub(crate) buffered: u64,
-    /// Dials that came to nothing, by what was said.
+    /// Failed dials, by error.
     pub(crate) failed: BTreeMap<String, u64>,
-    /// Links that ended, by what was said.
+    /// Closed links, by error.
     pub(crate) ended: BTreeMap<String, u64>,
 }
 
-/// What the edges count together.
+/// Counters shared by the edges.
 #[derive(Debug, Default)]
 struct Counts {
     linked: AtomicUsize,
@@ -93,7 +93,7 @@ struct Edge {
 }
 
 impl Edges {
-    /// The process's own part: answers each line of its input with a [`State`], and ends with it.
+    /// Runs the edges in this process. Prints a [`State`] for each line of input, and ends with the input.
     pub(crate) fn run(&self) -> Result<()> {
         let at = self.servers.iter().map(|_| AtomicUsize::new(0)).collect();
         let counts = Arc::new(Counts { at, ..Counts::default() });
@@ -104,14 +104,14 @@ impl Edges {
         let tls = tls.load()?;
         let (drain, pool) = (Drain::new(), Pool::new());
         for number in self.first..self.first + self.count {
-            // Its own tickets: one store for all would hand one edge's tickets to the next.
+            // A separate ticket store per edge: a shared one would give one edge's tickets to the next.
             let mut own = ClientConfig::clone(&tls.load());
             own.resumption = Resumption::in_memory_sessions(1);
             let metrics = Metrics::edge();
             let table = SessionTable::new(Instance::random(), LIMITS, metrics.clone());
             let edge = Edge {
                 servers: servers.clone(),
-                node: format!("edge{number}").parse().context("a node's name")?,
+                node: format!("edge{number}").parse().context("invalid node name")?,
                 address: Ipv4Addr::from_bits(FIRST_ADDRESS + u32::try_from(number)?),
                 tls: Arc::new(own),
                 pool: pool.clone(),
@@ -130,7 +130,7 @@ impl Edges {
 }
 
 impl Edge {
-    /// As the real edge's keeper does: dials, serves the link, dials again.
+    /// Dials, serves the link, and dials again, like the real edge.
     async fn keep(self, begin: Duration) {
         sleep(begin).await;
         let mut backoff = Backoff::new();
@@ -163,22 +163,22 @@ impl Edge {
         }
     }
 
-    /// A link, and to which of the pods.
+    /// Returns a link, and the index of its server.
     async fn connect(&self) -> Result<(Link, usize)> {
         let at = rand::rng().random_range(0..self.servers.len());
-        let server = self.servers.get(at).context("no pod is listed")?;
-        let socket = timeout(TIMEOUT, self.dial(*server)).await.context("connecting took too long")?;
+        let server = self.servers.get(at).context("no server is listed")?;
+        let socket = timeout(TIMEOUT, self.dial(*server)).await.context("timeout while connecting")?;
         let socket = socket.context("connecting")?;
         tune_link(&socket, None)?;
         let tls = TlsConnector::from(self.tls.clone());
         let name = tls::server_name("localhost")?;
         let accepted = timeout(TIMEOUT, tls.connect(name, Buffered::new(socket, self.pool.clone()))).await;
-        let io = accepted.context("the TLS handshake took too long")?.context("TLS")?;
+        let io = accepted.context("timeout in the TLS handshake")?.context("TLS")?;
         let said = Hello::edge_request(&self.node, TOKEN, self.link_context.table.instance());
         Ok((dial::dial(io, "localhost", &self.node, said, &self.link_context).await?, at))
     }
 
-    /// From its own address of loopback, as edges have it that are not behind one NAT.
+    /// Dials from a separate loopback address, like edges that do not share a NAT.
     async fn dial(&self, server: SocketAddr) -> io::Result<TcpStream> {
         let socket = TcpSocket::new_v4()?;
         if server.ip().is_loopback() {
@@ -187,14 +187,14 @@ impl Edge {
         socket.connect(server).await
     }
 
-    /// Until the link ends, or its pod wants another one in its place: then the link is given back.
+    /// Serves the link until it ends. Returns the link if its server wants to replace it.
     async fn serve(&self, mut link: Link, at: usize) -> Option<Link> {
         self.counts.linked.fetch_add(1, Relaxed);
         self.counts.at[at].fetch_add(1, Relaxed);
         let why = loop {
             match link.next().await {
                 Ok(Event::Drain(_)) => break None,
-                // Nobody asks these edges for anything else.
+                // These edges receive no other requests.
                 Ok(_event) => {}
                 Err(why) => break Some(why),
             }
@@ -211,7 +211,7 @@ impl Edge {
     }
 }
 
-/// As the real edge does once it has another link: says so, and lets the old one go, as no session runs there.
+/// Retires the old link, as the real edge does once it has another one. No session runs there.
 async fn leave(mut old: Link) {
     old.sender.drain(None);
     let said = timeout(LEAVE, async { while old.next().await.is_ok() {} });
@@ -220,7 +220,7 @@ async fn leave(mut old: Link) {
 }
 
 impl State {
-    /// How the edges of several processes are, together.
+    /// Returns the state of the edges of several processes together.
     pub(crate) fn of_all(processes: &mut [Process]) -> Result<Self> {
         let mut all = Self::default();
         for process in processes {
@@ -249,7 +249,7 @@ impl Counts {
             at: self.at.iter().map(|at| at.load(Relaxed)).collect(),
             asked: self.asked.load(Relaxed),
             dials: self.dials.load(Relaxed),
-            // Counted afresh from here on.
+            // Restarts this count.
             most: self.most.swap(0, Relaxed),
             buffered: self.buffered.load(Relaxed),
             failed: copy(&self.failed),
@@ -262,15 +262,15 @@ fn count(causes: &Mutex<BTreeMap<String, u64>>, why: &str) {
     *causes.lock().unwrap_or_else(PoisonError::into_inner).entry(why.to_owned()).or_default() += 1;
 }
 
-/// Between one edge's first dial and the next one's: a node joins now and then, never thousands in a blink.
+/// Time between the first dials of two edges: nodes join one by one, not all at the same moment.
 const BETWEEN: Duration = Duration::from_millis(1);
-/// That of the first edge: 127.1.0.0.
+/// Loopback address of the first edge: 127.1.0.0.
 const FIRST_ADDRESS: u32 = 0x7f01_0000;
-/// For the last word on a link that another one has replaced.
+/// Timeout for the last frames on a replaced link.
 const LEAVE: Duration = Duration::from_millis(250);
-/// For each step of connecting, as long as the real edge waits.
+/// Timeout of each step of connecting, as in the real edge.
 const TIMEOUT: Duration = Duration::from_secs(10);
-/// No session comes: these bind nothing.
+/// No sessions are opened, so these limits do not matter.
 const LIMITS: SessionLimits = SessionLimits {
     windows: WindowLimits { start: 32 * 1024, max: 1 << 20 },
     memory: 6 << 20,

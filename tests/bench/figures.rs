@@ -1,4 +1,4 @@
-//! The figures: what is started for each, and what is asked of it.
+//! The figures: setup and measurement of each.
 
 mod balance;
 mod bulk;
@@ -31,42 +31,42 @@ use crate::targets::Targets;
 use crate::tunnel::Tunnel;
 use crate::{Figure, relay, ssh};
 
-/// What a run was asked for.
+/// The options of a run.
 #[derive(Debug)]
 pub(crate) struct Bench {
-    /// The program under test; none measures the references only.
+    /// The program under test; `None` measures the references only.
     pub(crate) binary: Option<PathBuf>,
-    /// Where configs and logs go.
+    /// Directory of configs and logs.
     pub(crate) dir: PathBuf,
-    /// Shorter everything.
+    /// Whether to shorten everything.
     pub(crate) quick: bool,
-    /// Rounds of what is taken in pairs.
+    /// Rounds of figures that are measured in pairs.
     pub(crate) rounds: usize,
-    /// Compare with `ssh -R` too.
+    /// Whether to compare with `ssh -R` too.
     pub(crate) ssh: bool,
-    /// How long the idle line is watched.
+    /// How long to watch the idle line.
     pub(crate) idle: Duration,
-    /// What is asked of the long lines.
+    /// Options of the long lines.
     pub(crate) lines: lines::Asked,
-    /// How many edges hang at one pod.
+    /// Number of edges linked to one server.
     pub(crate) edges: usize,
-    /// A program that cannot resume, to compare with.
+    /// A program that cannot resume, for comparison.
     pub(crate) against: Option<PathBuf>,
 }
 
-/// What stands for one figure on loopback: all proxies side by side, fresh for each figure.
+/// The setup of one figure on loopback: all proxies in parallel, restarted for each figure.
 #[derive(Debug)]
 struct Stand {
     tunnel: Option<Proxy>,
     relay: Proxy,
     ssh: Option<Proxy>,
     targets: Targets,
-    /// How to start the program once more.
+    /// Config for starting the program again.
     again: Option<Tunnel>,
 }
 
 impl Bench {
-    /// Takes one figure.
+    /// Measures one figure.
     pub(crate) fn measure(&self, figure: Figure, table: &mut Table) -> Result<()> {
         match figure {
             Figure::Bulk => self.bulk(table),
@@ -94,7 +94,7 @@ impl Bench {
         }
     }
 
-    /// The row of a figure that could not be taken: it misses whatever is asked of it.
+    /// Returns the row of a failed figure, which misses its requirement.
     pub(crate) fn failed(figure: Figure, why: &Error) -> Row {
         Row {
             figure: format!("{figure:?}"),
@@ -106,7 +106,7 @@ impl Bench {
         }
     }
 
-    /// What the table is about: the program and the machine.
+    /// Returns the heading of the table: the program and the machine.
     pub(crate) fn heading(&self) -> Result<String> {
         let cores = std::thread::available_parallelism()?;
         let cpu = std::fs::read_to_string("/proc/cpuinfo")?;
@@ -123,7 +123,7 @@ impl Bench {
         Ok(format!("{cores} cores of {model}, Linux {}, {build}{speed}\n", kernel.trim()))
     }
 
-    /// Starts everything for one figure on loopback.
+    /// Starts all proxies of one figure on loopback.
     fn stand(&self) -> Result<Stand> {
         let dir = tempfile::tempdir_in(&self.dir)?.keep();
         let place = Place::loopback(&dir)?;
@@ -146,30 +146,30 @@ impl Bench {
         let stand = Stand { tunnel, relay, ssh, targets, again };
         for proxy in stand.all() {
             let ids: Vec<u32> = proxy.processes.iter().map(Process::id).collect();
-            eprintln!("{}: processes {ids:?}, cloud side first", proxy.name);
+            eprintln!("{}: processes {ids:?}, server side first", proxy.name);
         }
         Ok(stand)
     }
 
-    /// A time that a quick run divides by four.
+    /// Returns a duration, divided by four in a quick run.
     fn time(&self, seconds: f64) -> Duration {
         Duration::from_secs_f64(if self.quick { seconds / 4.0 } else { seconds })
     }
 }
 
 impl Stand {
-    /// The proxies to compare: the program first, the relay second.
+    /// Returns the proxies to compare: the program first, the relay second.
     fn all(&self) -> Vec<&Proxy> {
         self.tunnel.iter().chain([&self.relay]).chain(&self.ssh).collect()
     }
 }
 
-/// What another proxy reached in this run as a goal; without that proxy, `otherwise`.
+/// Returns the value that another proxy reached in this run as a goal; `otherwise` without that proxy.
 fn goal(reached: f64, otherwise: f64) -> f64 {
     if reached.is_nan() { otherwise } else { (reached * 100.0).round() / 100.0 }
 }
 
-/// For rows about the program: absent, they only inform.
+/// Returns the bound for rows about the program. Without the program, rows have no bound.
 fn only_with<T>(tunnel: Option<&Proxy>, bound: T) -> Option<T> {
     tunnel.map(|_| bound)
 }

@@ -1,4 +1,4 @@
-//! Limits of memory and processor time as Kubernetes sets them for a container: control groups (version 1).
+//! Limits of memory and CPU time, as Kubernetes sets them for a container: control groups (version 1).
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -6,36 +6,33 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 
-/// Two groups for the processes of one container; they must have ended before this is dropped.
+/// Two control groups for the processes of one container. The processes must have ended before this is dropped.
 #[derive(Debug)]
 pub(crate) struct Groups {
     memory: PathBuf,
     cpu: PathBuf,
 }
 
-/// What became of the processes under their limits.
+/// Statistics of the processes under their limits.
 #[derive(Debug)]
 pub(crate) struct Seen {
-    /// The most memory that they had at once, in bytes.
+    /// Maximum memory in use at one time, in bytes.
     pub(crate) most: u64,
-    /// How often they wanted more than their limit, before the kernel made room.
+    /// Number of times that they reached the memory limit, before the kernel reclaimed memory.
     pub(crate) hits: u64,
-    /// How many were killed for it.
+    /// Number of processes killed for it.
     pub(crate) kills: u64,
-    /// For how long they were held back for the processor time that they had used.
+    /// Total time that they were throttled by the CPU limit.
     pub(crate) held_back: Duration,
 }
 
 impl Groups {
-    /// Makes them: so many bytes, and so many thousandths of a core.
+    /// Creates the groups with a limit of memory in bytes and of CPU in thousandths of a core.
     pub(crate) fn make(name: &str, bytes: u64, millicores: u64) -> Result<Self> {
         let of = |kind: &str| {
             let path = Path::new(GROUPS).join(kind).join(format!("bench{}-{name}", std::process::id()));
             fs::create_dir(&path).with_context(|| {
-                format!(
-                    "cannot make {}: this figure wants root and control groups of version 1",
-                    path.display()
-                )
+                format!("cannot create {}: requires root and control groups of version 1", path.display())
             })?;
             Ok::<_, anyhow::Error>(path)
         };
@@ -47,12 +44,12 @@ impl Groups {
         Ok(groups)
     }
 
-    /// The files into which a process that is to be limited writes its number.
+    /// Returns the files to which a process writes its id to join the groups.
     pub(crate) fn limiters(&self) -> Vec<PathBuf> {
         [&self.memory, &self.cpu].map(|group| group.join("cgroup.procs")).to_vec()
     }
 
-    /// What has become of them so far.
+    /// Returns the statistics so far.
     pub(crate) fn seen(&self) -> Result<Seen> {
         let memory = |file: &str| read(&self.memory.join(file));
         let kills = field(&memory("memory.oom_control")?, "oom_kill")?;
@@ -70,7 +67,7 @@ impl Drop for Groups {
     fn drop(&mut self) {
         for group in [&self.memory, &self.cpu] {
             if let Err(why) = fs::remove_dir(group) {
-                eprintln!("{} is left behind: {why}", group.display());
+                eprintln!("cannot remove {}: {why}", group.display());
             }
         }
     }
@@ -80,7 +77,7 @@ fn read(path: &Path) -> Result<String> {
     fs::read_to_string(path).with_context(|| format!("cannot read {}", path.display()))
 }
 
-/// The number behind a word.
+/// Returns the number after a word.
 fn field(text: &str, name: &str) -> Result<u64> {
     let words = text.lines().map(|line| line.split_whitespace().collect::<Vec<_>>());
     let found: Vec<_> = words.filter(|words| words.first() == Some(&name)).collect();
@@ -89,5 +86,5 @@ fn field(text: &str, name: &str) -> Result<u64> {
 }
 
 const GROUPS: &str = "/sys/fs/cgroup";
-/// As Kubernetes has it.
+/// The period that Kubernetes uses.
 const PERIOD_MICROS: u64 = 100_000;

@@ -1,4 +1,4 @@
-//! A slow line in user space: two network namespaces, and packets carried between them at a rate, late.
+//! A slow line in user space: two network namespaces, and packets carried between them at a rate and with a delay.
 
 use std::collections::VecDeque;
 use std::net::{IpAddr, Ipv4Addr};
@@ -14,58 +14,58 @@ use tappers::{Interface, Tun};
 use crate::process::Process;
 use crate::role::{Role, say, until_dismissed};
 
-/// Both namespaces and their line; this part outlives a benchmark that is killed, and removes them.
+/// Both namespaces and their line. This process outlives a benchmark that is killed, and removes them.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct Line {
-    /// Unique to the run; the namespaces are called after it.
+    /// Unique to the run; prefix of the namespaces' names.
     pub(crate) name: String,
-    /// How the line carries.
+    /// Properties of the line.
     pub(crate) carry: Carry,
-    /// The congestion control of all that is sent in the two namespaces.
+    /// The congestion control for all traffic in the two namespaces.
     pub(crate) congestion: String,
 }
 
-/// How the line carries, the same both ways.
+/// Properties of a line, the same both ways.
 #[derive(Clone, Copy, Debug, Serialize, Deserialize)]
 pub(crate) struct Carry {
-    /// Bits a second.
+    /// Bits per second.
     pub(crate) rate: u64,
-    /// One way.
+    /// Delay of one direction.
     pub(crate) delay: Duration,
-    /// Bytes that may wait for the line; what comes on top is dropped.
+    /// Maximum bytes queued for the line; further packets are dropped.
     pub(crate) queue: usize,
-    /// Of a thousand packets, how many are lost.
+    /// Number of lost packets per thousand.
     pub(crate) loss: u32,
-    /// How much longer than [`Self::delay`] a packet may take one way. How much it is changes by chance, every so long;
-    /// no packet overtakes another.
+    /// Maximum additional delay of one direction, on top of [`Self::delay`]. The actual value is random and changes
+    /// after each such interval. Packets are never reordered.
     pub(crate) jitter: Duration,
 }
 
-/// The two ends as the benchmark uses them.
+/// The two ends, for use by the benchmark.
 #[derive(Debug)]
 pub(crate) struct Ends {
-    /// The namespaces' names.
+    /// Names of the namespaces.
     pub(crate) spaces: [String; 2],
-    /// Their addresses.
+    /// Addresses of the ends.
     pub(crate) addresses: [IpAddr; 2],
     _line: Process,
 }
 
 impl Ends {
-    /// Lays a line; it is taken away when this is dropped.
+    /// Creates a line, which is removed on drop.
     pub(crate) fn lay(carry: Carry, congestion: &str) -> Result<Self> {
         let name = format!("bench{}", std::process::id());
         let line = Line { name: name.clone(), carry, congestion: congestion.to_owned() };
         let mut line = Process::survivor(None, &Role::Line(line))?;
         let _: String =
-            line.hear().context("cannot lay a line between namespaces (root and iproute2 needed)")?;
+            line.hear().context("cannot create a line between namespaces; requires root and iproute2")?;
         let spaces = [format!("{name}-a"), format!("{name}-b")];
         Ok(Self { spaces, addresses: ADDRESSES.map(IpAddr::from), _line: line })
     }
 }
 
 impl Line {
-    /// The keeper's own part.
+    /// Runs the process that creates and removes the line.
     pub(crate) fn run(&self) -> Result<()> {
         let done = self.lay().and_then(|_carrier| {
             say(&"laid")?;
@@ -78,8 +78,8 @@ impl Line {
         done
     }
 
-    /// Makes three namespaces: the ends', and one in which the devices are made before they are moved, so that
-    /// the machine's own network never sees them.
+    /// Creates three namespaces: two for the ends, and one in which the devices are created before they are moved, so
+    /// that the machine's own network never sees them.
     fn lay(&self) -> Result<Process> {
         let Self { name, congestion, .. } = self;
         for end in SPACES {
@@ -93,9 +93,9 @@ impl Line {
             ip(&format!("-n {space} link set lo up"))?;
             ip(&format!("-n {space} addr add {here}/32 dev {device}"))?;
             ip(&format!("-n {space} link set {device} mtu 1500 txqueuelen 1000 up"))?;
-            // Or a connection would begin with what the last one to that address has learnt.
+            // Otherwise a connection would start with metrics of the previous one to that address.
             ip(&format!("netns exec {space} sysctl -qw net.ipv4.tcp_no_metrics_save=1"))?;
-            // By route, because the namespace-wide setting is refused where cubic is not the machine's default.
+            // Set by route, because the namespace-wide setting is refused if cubic is not the machine's default.
             ip(&format!("-n {space} route add {there}/32 dev {device} src {here} congctl {congestion}"))?;
             for own in [here, Ipv4Addr::LOCALHOST] {
                 let route = format!("{own}/32 dev lo table local scope host src {own} congctl {congestion}");
@@ -107,7 +107,7 @@ impl Line {
 }
 
 impl Carry {
-    /// The carrier's own part: four threads, two each way.
+    /// Runs the line in this process, with four threads, two for each direction.
     pub(crate) fn run(self) -> Result<()> {
         let ends = ["line-a", "line-b"];
         let [a, b] = ends.map(|name| Interface::new(name).and_then(Tun::new_named).map(Arc::new));
@@ -123,13 +123,13 @@ impl Carry {
         Ok(())
     }
 
-    /// Takes packets from a device; each gets the time at which it arrives, or is dropped.
+    /// Takes packets from a device. Each gets the time at which it arrives, or is dropped.
     fn take(&self, from: &Tun, way: &OneWay) {
         let mut buffer = [0; 2048];
         let mut line_free = Instant::now();
         let mut later = Later { until: line_free, by: Duration::ZERO, last: line_free };
         loop {
-            // Until it is up a device has nothing; once its namespace is gone it never has again.
+            // Fails until the device is up, and after its namespace was removed.
             let Ok(n) = from.recv(&mut buffer) else {
                 thread::sleep(Duration::from_millis(1));
                 continue;
@@ -162,17 +162,17 @@ impl Carry {
     }
 }
 
-/// How much longer packets take just now.
+/// The current additional delay of packets.
 #[derive(Debug)]
 struct Later {
     until: Instant,
     by: Duration,
-    /// When the packet before arrives.
+    /// Arrival time of the previous packet.
     last: Instant,
 }
 
 impl Later {
-    /// When a packet arrives that would at `due`.
+    /// Returns when a packet arrives that would arrive at `due` without jitter.
     fn due(&mut self, due: Instant, jitter: Duration) -> Instant {
         if due >= self.until {
             self.until = due + jitter;
@@ -183,7 +183,7 @@ impl Later {
     }
 }
 
-/// Packets under way in one direction, the next to arrive first; bounded by the line's rate, delay and queue.
+/// Packets in flight in one direction, in order of arrival. Bounded by the line's rate, delay and queue.
 #[derive(Debug, Default)]
 struct OneWay {
     late: Mutex<VecDeque<(Instant, Vec<u8>)>>,
@@ -198,7 +198,7 @@ impl OneWay {
             match late.front().map(|(due, _)| *due) {
                 None => late = self.more.wait(late).unwrap_or_else(PoisonError::into_inner),
                 Some(due) if due > now => {
-                    // Nothing overtakes: only the time has to pass.
+                    // Packets are not reordered, so waiting for the first is enough.
                     drop(late);
                     thread::sleep(due - now);
                     late = self.late.lock().unwrap_or_else(PoisonError::into_inner);
@@ -222,7 +222,7 @@ fn ip(words: &str) -> Result<()> {
     Ok(())
 }
 
-/// The ends, and where their devices are born.
+/// Suffixes of the namespaces: the two ends, and the one in which the devices are created.
 const SPACES: [&str; 3] = ["a", "b", "line"];
-/// From the range kept for benchmarks (RFC 2544); seen in the namespaces only.
+/// From the range reserved for benchmarks (RFC 2544); visible in the namespaces only.
 const ADDRESSES: [Ipv4Addr; 2] = [Ipv4Addr::new(198, 18, 0, 1), Ipv4Addr::new(198, 18, 0, 2)];

@@ -1,4 +1,4 @@
-//! Bulk clients: downloads, uploads, readers with a pace, readers that have stopped.
+//! Bulk clients: downloads, uploads, paced readers, stalled readers.
 
 use std::io::{self, Read, Write};
 use std::net::{Shutdown, TcpStream};
@@ -14,45 +14,45 @@ use crate::process::Process;
 use crate::role::{Role, say, until_dismissed};
 use crate::way::Way;
 
-/// What the clients are to do.
+/// The clients' task.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct Load {
-    /// Where to.
+    /// The route to the target.
     pub(crate) way: Way,
-    /// What they do there.
+    /// What the clients do.
     pub(crate) kind: Kind,
-    /// Clients at once, each its own session.
+    /// Number of concurrent clients, each with its own session.
     pub(crate) clients: usize,
-    /// How long; none means until dismissed.
+    /// Duration; `None` means until dismissed.
     pub(crate) time: Option<Duration>,
 }
 
-/// What a bulk client does.
+/// A kind of bulk client.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) enum Kind {
     /// Reads as fast as it can.
     Download,
     /// Writes as fast as it can, until the target has confirmed every byte.
     Upload,
-    /// Reads so many bytes a second.
+    /// Reads this number of bytes per second.
     Paced(u64),
     /// Reads nothing at all.
     Stalled,
 }
 
-/// What came of it.
+/// The result.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub(crate) struct Moved {
     /// Bytes that arrived, of all clients.
     pub(crate) bytes: u64,
-    /// Of each.
+    /// Bytes of each client.
     pub(crate) each: Vec<u64>,
-    /// How long that took.
+    /// Duration.
     pub(crate) time: Duration,
 }
 
 impl Moved {
-    /// Bytes a second.
+    /// Returns bytes per second.
     #[expect(clippy::cast_precision_loss, reason = "no run moves 2^52 bytes")]
     pub(crate) fn rate(&self) -> f64 {
         self.bytes as f64 / self.time.as_secs_f64()
@@ -60,19 +60,19 @@ impl Moved {
 }
 
 impl Load {
-    /// Starts it in its own process and waits until every client is at work.
+    /// Starts the clients in a separate process and waits until all of them work.
     pub(crate) fn start(self, space: Option<&str>) -> Result<Process> {
         let mut process = Process::role(space, &Role::Load(self))?;
         let _: String = process.hear()?;
         Ok(process)
     }
 
-    /// Starts it and waits for its end.
+    /// Starts the clients and waits for their end.
     pub(crate) fn measure(self, space: Option<&str>) -> Result<Moved> {
         self.start(space)?.hear()
     }
 
-    /// The process's own part: says that all are at work, then what they moved.
+    /// Runs the clients in this process. Reports when all are working, then the bytes they moved.
     pub(crate) fn run(&self) -> Result<()> {
         let streams = self.open().context("opening")?;
         let begin = Instant::now();
@@ -98,7 +98,7 @@ impl Load {
 }
 
 impl Load {
-    /// Opens all at once: one after the other, the first would have a head start of some round trips.
+    /// Opens all sessions at the same time: in sequence, the first would have a head start of some RTTs.
     fn open(&self) -> io::Result<Vec<(TcpStream, Vec<u8>)>> {
         thread::scope(|scope| {
             let opening: Vec<_> = (0..self.clients).map(|_| scope.spawn(|| self.way.open())).collect();
@@ -130,7 +130,7 @@ fn read(stream: &mut TcpStream, end: Option<Instant>, count: &AtomicU64, pace: O
     let mut mine = 0;
     while end.is_none_or(|end| Instant::now() < end) {
         let n = stream.read(&mut buffer)?;
-        anyhow::ensure!(n > 0, "a download ended before its time");
+        anyhow::ensure!(n > 0, "a download ended early");
         mine += n as u64;
         count.fetch_add(n as u64, Ordering::Relaxed);
         if let Some(rate) = pace {
@@ -153,7 +153,7 @@ fn write(stream: &mut TcpStream, end: Option<Instant>, count: &AtomicU64) -> Res
     Ok(())
 }
 
-/// Bytes of one call into the kernel: the clients must not be what bounds a figure.
+/// Bytes of one system call: large enough that the clients do not limit a figure.
 const BLOCK: usize = 256 * 1024;
-/// A paced reader takes this much at once.
+/// Bytes of one read of a paced reader.
 const PACED_BLOCK: usize = 32 * 1024;

@@ -1,7 +1,7 @@
 //! Measures `tunnel` against a bare TLS relay and `ssh -R`, all as real processes on this machine, and prints a table.
 #![allow(clippy::disallowed_types, reason = "a benchmark measures real time, never paused time")]
-#![allow(clippy::disallowed_methods, reason = "these processes are ended as a whole: nothing drains")]
-#![allow(clippy::print_stdout, clippy::print_stderr, reason = "a table on a terminal is what this is for")]
+#![allow(clippy::disallowed_methods, reason = "these processes are stopped as a whole, without draining")]
+#![allow(clippy::print_stdout, clippy::print_stderr, reason = "prints a table on a terminal")]
 
 mod cutter;
 mod echo;
@@ -37,93 +37,93 @@ use crate::table::Table;
 /// Measures `tunnel` against a bare TLS relay and `ssh -R`; prints a Markdown table.
 #[derive(Debug, Parser)]
 struct Flags {
-    /// The program under test; else target/release/tunnel, else target/fast/tunnel.
+    /// Program under test. Default: target/release/tunnel, otherwise target/fast/tunnel.
     #[arg(long)]
     tunnel: Option<PathBuf>,
     /// Measure the references only.
     #[arg(long)]
     no_tunnel: bool,
-    /// Leave `ssh -R` out.
+    /// Do not measure `ssh -R`.
     #[arg(long)]
     no_ssh: bool,
-    /// Only these figures; `idle` (ten minutes), `lines` (half an hour), `limits`, `thousand`, `edges`, `shrink`, `balance` and
-    /// `resume` run only when named here or by --all.
+    /// Only these figures. `idle` (ten minutes), `lines` (half an hour), `limits`, `thousand`, `edges`, `shrink`,
+    /// `balance` and `resume` run only if listed here, or with --all.
     #[arg(long, value_delimiter = ',', value_enum)]
     only: Vec<Figure>,
-    /// Every figure, the long ones too.
+    /// Every figure, including the long ones.
     #[arg(long, conflicts_with = "only")]
     all: bool,
-    /// Fewer rounds, shorter: for profiling, not for the record.
+    /// Fewer and shorter rounds: for profiling, not for the record.
     #[arg(long)]
     quick: bool,
     #[command(flatten)]
     lines: figures::lines::Asked,
-    /// How long the idle line is watched, in seconds.
+    /// Duration of the idle line, in seconds.
     #[arg(long, default_value_t = 600)]
     idle_seconds: u64,
-    /// Rounds of every figure that is taken in pairs.
+    /// Rounds of every figure that is measured in pairs.
     #[arg(long)]
     rounds: Option<usize>,
-    /// How many edges hang at one pod in `edges`.
+    /// Number of edges linked to one server in `edges`.
     #[arg(long, default_value_t = 10_000)]
     edges: usize,
-    /// The program that cannot resume, for `resume`; scripts/resume-cost.sh builds it.
+    /// Program that cannot resume, for `resume`; scripts/resume-cost.sh builds it.
     #[arg(long)]
     against: Option<PathBuf>,
-    /// Keep configs and logs, and say where.
+    /// Keep configs and logs, and print their directory.
     #[arg(long)]
     keep: bool,
-    /// What cargo says to every benchmark.
+    /// Passed by cargo to every benchmark.
     #[arg(long, hide = true)]
     bench: bool,
 }
 
-/// What can be measured.
+/// A figure that can be measured.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub(crate) enum Figure {
-    /// One session, and eight at once, as fast as they go, each direction: rate and CPU.
+    /// One session, and eight at once, at full speed in each direction: rate and CPU.
     Bulk,
-    /// 64 bytes there and back, nothing else going on.
+    /// Echoes of 64 bytes without other traffic.
     Echo,
-    /// The same beside four downloads.
+    /// Echoes in parallel with four downloads.
     Loaded,
-    /// The same beside four readers that take 2 MiB/s each.
+    /// Echoes in parallel with four readers at 2 MiB/s each.
     Paced,
-    /// The same beside twenty readers that have stopped.
+    /// Echoes in parallel with twenty stalled readers.
     Stalled,
-    /// CONNECT to first echoed byte, one after another and fifty at once.
+    /// From CONNECT to the first echoed byte, in sequence and fifty at once.
     Open,
     /// CONNECT inside mutual TLS.
     Egress,
-    /// HTTPS requests over kept connections, against two nginx in a row.
+    /// HTTPS requests over persistent connections, against two nginx in a row.
     Https,
     /// The target ends while the client still sends.
     Tail,
-    /// Memory idle, with sessions, after them.
+    /// Memory while idle, with sessions, and after them.
     Memory,
     /// The same with a thousand sessions.
     Thousand,
-    /// Edge or pod killed and started again.
+    /// Edge or server killed and restarted.
     Restart,
-    /// 20 Mbit/s, 40 ms: echoes beside downloads, bulk.
+    /// 20 Mbit/s, 40 ms: echoes in parallel with downloads, bulk.
     Slow,
-    /// Lines as edges have them, each against plain TCP: rates fresh and after a pause, shares, echoes, a second pod.
+    /// Lines that edges have, each against plain TCP: rates fresh and after a pause, fairness, echoes, a second server.
     Lines,
-    /// Pod and edge with as little memory and processor time as a small node gives them.
+    /// Server and edge with the memory and CPU limits of a small node.
     Limits,
-    /// Ten idle minutes on that line.
+    /// Ten idle minutes on the line of `slow`.
     Idle,
-    /// The line between edge and pod cut while a session runs.
+    /// The line between edge and server cut while a session runs.
     Cut,
-    /// Client and edge at different pods.
+    /// Client and edge at different servers.
     Relayed,
-    /// Bulk against a program that cannot resume; wants --against.
+    /// Bulk against a program that cannot resume; requires --against.
     Resume,
-    /// Ten thousand idle edges at one pod, and half of them coming back to it.
+    /// Ten thousand idle edges at one server, and half of them reconnecting.
     Edges,
-    /// One pod's memory once nine of ten edges have gone.
+    /// One server's memory after nine of ten edges have disconnected.
     Shrink,
-    /// Half as many edges at two pods, and a third pod that comes late.
+    /// Half as many edges at two servers, and a third server that starts later.
     Balance,
 }
 
@@ -188,8 +188,8 @@ fn main() -> Result<()> {
     Ok(())
 }
 
-/// On Ctrl-C or SIGTERM: away with the files, then with us; the kernel ends the processes, and the line's keeper
-/// removes its namespaces when our end of its input closes.
+/// On Ctrl-C or SIGTERM, removes the files and exits. The kernel kills the child processes. The process of the line
+/// removes its namespaces when its input closes.
 fn end_on_signal(dir: PathBuf) -> Result<()> {
     use tokio::signal::unix::{SignalKind, signal};
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;

@@ -1,4 +1,4 @@
-//! nginx: a target behind TLS, and reverse proxies that can stand in a row before it.
+//! nginx: a target with TLS, and reverse proxies that can be chained in front of it.
 
 use std::fs;
 use std::net::{SocketAddr, TcpStream};
@@ -11,22 +11,22 @@ use anyhow::{Context, Result, ensure};
 use crate::place::{Place, free_ports};
 use crate::process::Process;
 
-/// One nginx, of one process.
+/// One nginx with one process.
 #[derive(Debug)]
 pub(crate) struct Nginx {
-    /// Where it speaks TLS.
+    /// The address where it accepts TLS.
     pub(crate) at: SocketAddr,
     pub(crate) process: Process,
 }
 
 impl Nginx {
-    /// Starts one that answers everything with so many bytes.
+    /// Starts a target that responds to everything with this number of bytes.
     pub(crate) fn target(place: &Place, bytes: usize) -> Result<Self> {
         let answer = "x".repeat(bytes);
         Self::start(place, "target", "", &format!("default_type text/plain; return 200 {answer};"))
     }
 
-    /// Starts one that passes everything on by connections that it keeps.
+    /// Starts a proxy that forwards everything over persistent connections.
     pub(crate) fn proxy(place: &Place, name: &str, to: SocketAddr) -> Result<Self> {
         let upstream = format!(
             "upstream next {{ server {to}; keepalive {KEPT}; keepalive_requests {ENDLESS}; keepalive_timeout 1h; }}"
@@ -39,7 +39,7 @@ impl Nginx {
     fn start(place: &Place, name: &str, beside: &str, location: &str) -> Result<Self> {
         let program = ["/usr/sbin/nginx", "/usr/bin/nginx", "/usr/local/sbin/nginx"];
         let program = program.iter().find(|path| Path::new(path).is_file());
-        let program = program.context("no nginx on this machine: scripts/parts.sh installs it")?;
+        let program = program.context("nginx is not installed; run scripts/parts.sh")?;
         let [port] = free_ports()?;
         let at = SocketAddr::from((place.cloud_address, port));
         let dir = place.file(&format!("nginx-{name}"));
@@ -48,7 +48,7 @@ impl Nginx {
             .iter()
             .map(|what| format!("    {what}_temp_path {};\n", dir.join(what).display()))
             .collect();
-        // One process each, as two cores are shared by all. What would end connections now and then is off.
+        // One process each, as two cores are shared by all. Limits that would close connections are disabled.
         let config = format!(
             "daemon off;\nmaster_process off;\npid {pid};\nerror_log stderr;\nevents {{}}\nhttp {{\n{temporary}    \
              access_log off;\n    keepalive_requests {ENDLESS};\n    keepalive_timeout 1h;\n    {beside}\n    server {{\n        \
@@ -68,7 +68,7 @@ impl Nginx {
         while TcpStream::connect(at).is_err() {
             ensure!(
                 process.alive() && since.elapsed() < COME_UP,
-                "nginx does not come up: {}",
+                "nginx did not start: {}",
                 fs::read_to_string(&log)?
             );
             thread::sleep(Duration::from_millis(10));
@@ -77,9 +77,9 @@ impl Nginx {
     }
 }
 
-/// Connections kept to the next: as many as there are clients.
+/// Persistent connections to the next hop: as many as there are clients.
 const KEPT: usize = 64;
-/// Requests of one connection; after 1000 it would be closed otherwise.
+/// Requests per connection; the default closes it after 1000.
 const ENDLESS: u32 = 1_000_000_000;
-/// One that is not there by now will not come.
+/// Timeout for the start.
 const COME_UP: Duration = Duration::from_secs(5);

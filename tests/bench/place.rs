@@ -1,4 +1,4 @@
-//! Where a measurement takes place: the two machines, be they loopback or namespaces, and their files.
+//! The place of a measurement: the two machines, either loopback or namespaces, and their files.
 
 use std::fs;
 use std::net::{IpAddr, Ipv4Addr, TcpListener};
@@ -11,25 +11,25 @@ use anyhow::{Context, Result};
 use serde::{Deserialize, Serialize};
 use tunnel_net::pki::CertificateAuthority;
 
-/// Two machines, one for clients and pod, one for edge and targets.
+/// Two machines: one for clients and server, one for edge and targets.
 #[derive(Debug)]
 pub(crate) struct Place {
-    /// The pod's namespace, if it has one.
+    /// The server's namespace, if it has one.
     pub(crate) cloud_space: Option<String>,
     /// The edge's namespace, if it has one.
     pub(crate) edge_space: Option<String>,
-    /// Where the pod listens for everything.
+    /// The address of all listeners of the server.
     pub(crate) cloud_address: IpAddr,
-    /// The edge's address as the pod's machine sees it.
+    /// The edge's address, as seen from the server's machine.
     pub(crate) edge_address: IpAddr,
-    /// Certificates that both ends of every proxy use.
+    /// Certificates for both ends of every proxy.
     pub(crate) certificates: Certificates,
-    /// Where configs and logs go.
+    /// Directory of configs and logs.
     pub(crate) dir: PathBuf,
 }
 
 impl Place {
-    /// Both machines are this one.
+    /// Creates a place in which both machines are this one.
     pub(crate) fn loopback(dir: &Path) -> Result<Self> {
         let here = IpAddr::from(Ipv4Addr::LOCALHOST);
         Ok(Self {
@@ -42,20 +42,20 @@ impl Place {
         })
     }
 
-    /// A file of this place.
+    /// Returns the path of a file of this place.
     pub(crate) fn file(&self, name: &str) -> PathBuf {
         self.dir.join(name)
     }
 }
 
-/// An authority, a certificate for `localhost` and one for a client, as files.
+/// Files of a CA, a certificate for `localhost` and a client's certificate.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct Certificates(PathBuf);
 
 impl Certificates {
-    /// Makes them afresh.
+    /// Creates new files.
     pub(crate) fn make(dir: &Path) -> Result<Self> {
-        let authority = CertificateAuthority::new("authority of a benchmark", VALID)?;
+        let authority = CertificateAuthority::new("CA of a benchmark", VALID)?;
         let made = Self(dir.to_owned());
         fs::write(made.ca(), authority.cert())?;
         authority.server(&["localhost", "127.0.0.1"])?.write(&made.cert(), &made.key())?;
@@ -63,33 +63,33 @@ impl Certificates {
         Ok(made)
     }
 
-    /// The authority, PEM.
+    /// The CA, in PEM.
     pub(crate) fn ca(&self) -> PathBuf {
         self.0.join("ca.crt")
     }
 
-    /// The server's certificate, PEM.
+    /// The server's certificate, in PEM.
     pub(crate) fn cert(&self) -> PathBuf {
         self.0.join("server.crt")
     }
 
-    /// Its key, PEM.
+    /// The server's key, in PEM.
     pub(crate) fn key(&self) -> PathBuf {
         self.0.join("server.key")
     }
 
-    /// The client's certificate, PEM.
+    /// The client's certificate, in PEM.
     pub(crate) fn client_cert(&self) -> PathBuf {
         self.0.join("client.crt")
     }
 
-    /// Its key, PEM.
+    /// The client's key, in PEM.
     pub(crate) fn client_key(&self) -> PathBuf {
         self.0.join("client.key")
     }
 }
 
-/// Ports that were free just now, for programs that cannot say which one they got.
+/// Returns ports that are currently free, for programs that cannot report their port.
 pub(crate) fn free_ports<const N: usize>() -> Result<[u16; N]> {
     let first = FIXED.start + u16::try_from(std::process::id() % 100)? * 100;
     let free = |port: &u16| TcpListener::bind((Ipv4Addr::LOCALHOST, *port)).is_ok();
@@ -99,10 +99,10 @@ pub(crate) fn free_ports<const N: usize>() -> Result<[u16; N]> {
     ports.try_into().ok().context("no free ports")
 }
 
-/// No benchmark takes longer.
+/// Longer than any benchmark.
 const VALID: Duration = Duration::from_secs(24 * 3600);
-/// Below the ports that the kernel gives to clients: else an edge that dials a pod which is down may get the pod's
-/// own port, and even connect to itself.
+/// Below the kernel's ephemeral ports. Otherwise an edge that dials a stopped server may get the server's own port, and
+/// even connect to itself.
 const FIXED: Range<u16> = 20_000..32_000;
-/// The next port to try in this run: one that is free may still be in another figure's config.
+/// The next port to try in this run: a free port may already be in the config of another figure.
 static TAKEN: Mutex<u16> = Mutex::new(0);

@@ -1,4 +1,4 @@
-//! Real processes: started, listened to, weighed, and surely ended.
+//! Real processes: started, read from, measured, and reliably stopped.
 
 use std::ffi::OsStr;
 use std::fs;
@@ -13,36 +13,36 @@ use serde::de::DeserializeOwned;
 
 use crate::role::Role;
 
-/// A running process; dropping it kills it, and the kernel kills it if the benchmark itself is killed.
+/// A running process. Dropping it kills it, and the kernel kills it if the benchmark itself is killed.
 #[derive(Debug)]
 pub(crate) struct Process {
     child: Child,
-    /// Closing it asks a part of ours to end.
+    /// Closing it asks a process of this benchmark to end.
     input: Option<ChildStdin>,
     output: Option<BufReader<ChildStdout>>,
     name: String,
-    /// It has something to clear up, and ends when its input does: not to be killed.
+    /// Whether it must not be killed: it has cleanup to do, and ends when its input does.
     gentle: bool,
 }
 
-/// What a process can be told by its kernel.
+/// A signal to a process.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Signal {
-    /// To end.
+    /// Ends the process.
     Terminate,
-    /// To stand still.
+    /// Stops the process.
     Stop,
-    /// To go on.
+    /// Continues a stopped process.
     Continue,
 }
 
 impl Process {
-    /// Starts a program, in a namespace if one is named. What it prints goes to `log`.
+    /// Starts a program, in a namespace if one is given. Its output goes to `log`.
     pub(crate) fn start<S: AsRef<OsStr>>(space: Option<&str>, args: &[S], log: &Path) -> Result<Self> {
         Self::start_within(&[], space, args, log)
     }
 
-    /// As [`Self::start`], in the control groups with these doors.
+    /// Like [`Self::start`], in the control groups of `doors`.
     pub(crate) fn start_within<S: AsRef<OsStr>>(
         limiters: &[PathBuf],
         space: Option<&str>,
@@ -55,7 +55,7 @@ impl Process {
         Self::spawn(command, args.first().map(AsRef::as_ref).unwrap_or_default())
     }
 
-    /// Starts this program again in another role; its output is for [`Process::hear`].
+    /// Starts this program again in another role. [`Process::hear`] reads its output.
     pub(crate) fn role(space: Option<&str>, role: &Role) -> Result<Self> {
         let mut command = wrapped(&[], space, true);
         command.arg(std::env::current_exe()?).arg("role").arg(serde_json::to_string(role)?);
@@ -63,57 +63,57 @@ impl Process {
         Self::spawn(command, OsStr::new(&format!("{role:?}")))
     }
 
-    /// As `role`, but it outlives a benchmark that was killed, to clear up behind it.
+    /// Like `role`, but the process outlives a benchmark that was killed, to clean up after it.
     pub(crate) fn survivor(space: Option<&str>, role: &Role) -> Result<Self> {
         let mut command = wrapped(&[], space, false);
         command.arg(std::env::current_exe()?).arg("role").arg(serde_json::to_string(role)?);
-        // Out of our group, so that a Ctrl-C does not reach it.
+        // In a separate process group, so that Ctrl-C does not reach it.
         command.stdin(Stdio::piped()).stdout(Stdio::piped()).process_group(0);
         let mut process = Self::spawn(command, OsStr::new("the survivor"))?;
         process.gentle = true;
         Ok(process)
     }
 
-    /// The next line the part says; an error once it has ended.
+    /// Reads the next line of its output. Returns an error if it has ended.
     pub(crate) fn hear<T: DeserializeOwned>(&mut self) -> Result<T> {
-        let output = self.output.as_mut().context("this process has no output to hear")?;
+        let output = self.output.as_mut().context("this process has no output")?;
         let mut line = String::new();
         if output.read_line(&mut line)? == 0 {
-            bail!("{} ended without a word: {}", self.name, self.child.wait()?);
+            bail!("{} ended without output: {}", self.name, self.child.wait()?);
         }
-        serde_json::from_str(&line).with_context(|| format!("{} said {line:?}", self.name))
+        serde_json::from_str(&line).with_context(|| format!("invalid output of {}: {line:?}", self.name))
     }
 
-    /// Asks a part that answers each line it is given, and hears the answer.
+    /// Requests a response from a process that prints one for each line of input, and reads it.
     pub(crate) fn ask<T: DeserializeOwned>(&mut self) -> Result<T> {
         self.input.as_mut().context("this process has no input")?.write_all(b"\n")?;
         self.hear()
     }
 
-    /// Asks a part to end by closing its input; what it says then can still be heard.
+    /// Asks the process to end by closing its input. Its last output can still be read.
     pub(crate) fn dismiss(&mut self) {
         self.input = None;
     }
 
-    /// Asks a part to end, and waits until it has.
+    /// Asks the process to end, and waits for it.
     pub(crate) fn finish(mut self) -> Result<()> {
         self.dismiss();
         self.child.wait()?;
         Ok(())
     }
 
-    /// Kills it as `kill -9` does, and waits until it is gone.
+    /// Kills it like `kill -9`, and waits for its end.
     pub(crate) fn kill(&mut self) {
         let _ = self.child.kill();
         let _ = self.child.wait();
     }
 
-    /// How it ended, once it has.
+    /// Returns the exit status once it has ended.
     pub(crate) fn ended(&mut self) -> Result<Option<ExitStatus>> {
         Ok(self.child.try_wait()?)
     }
 
-    /// Sends it a signal; it must not have been waited for yet.
+    /// Sends it a signal. Its exit status must not have been read yet.
     pub(crate) fn signal(&self, signal: Signal) -> Result<()> {
         let name = match signal {
             Signal::Terminate => "TERM",
@@ -125,17 +125,17 @@ impl Process {
         Ok(())
     }
 
-    /// True while it runs.
+    /// Returns true while it runs.
     pub(crate) fn alive(&mut self) -> bool {
         matches!(self.child.try_wait(), Ok(None))
     }
 
-    /// The process's number, for whoever wants to look at it while it runs.
+    /// Returns the process id, for inspection while it runs.
     pub(crate) fn id(&self) -> u32 {
         self.child.id()
     }
 
-    /// CPU time of it and of all below it so far, user and system.
+    /// Returns the CPU time, user and system, of the process and its descendants so far.
     pub(crate) fn cpu(&self) -> Result<Duration> {
         let mut ticks = 0;
         for pid in tree(self.child.id())? {
@@ -144,7 +144,7 @@ impl Process {
         Ok(Duration::from_millis(ticks * 1000 / TICKS))
     }
 
-    /// Resident memory of it and of all below it, in bytes.
+    /// Returns the resident memory of the process and its descendants, in bytes.
     pub(crate) fn rss(&self) -> Result<u64> {
         let mut sum = 0;
         for pid in tree(self.child.id())? {
@@ -173,8 +173,8 @@ impl Drop for Process {
     }
 }
 
-/// A command that dies with us, run in a namespace or not; each wrapper becomes the program itself, so that the
-/// process id is the program's.
+/// Returns a command that dies with this process, optionally in a namespace. Each wrapper becomes the program itself by
+/// exec, so the process id is the program's.
 fn wrapped(limiters: &[PathBuf], space: Option<&str>, mortal: bool) -> Command {
     let mut words: Vec<&str> = Vec::new();
     if let Some(space) = space {
@@ -183,11 +183,11 @@ fn wrapped(limiters: &[PathBuf], space: Option<&str>, mortal: bool) -> Command {
     if mortal {
         words.extend(["setpriv", "--pdeathsig", "KILL"]);
     }
-    // A thousand sessions need more open files than many machines allow a program at first.
+    // A thousand sessions need more open files than the default limit of many machines.
     words.extend(["sh", "-c", "ulimit -n $(ulimit -Hn); exec \"$@\"", "sh"]);
     let mut command = Command::new("env");
     if !limiters.is_empty() {
-        // Before the namespace, in which they cannot be seen.
+        // Before the namespace, in which these files are not visible.
         command.args([
             "sh",
             "-c",
@@ -203,7 +203,7 @@ fn wrapped(limiters: &[PathBuf], space: Option<&str>, mortal: bool) -> Command {
     command
 }
 
-/// A process and all below it.
+/// Returns a process and its descendants.
 fn tree(root: u32) -> Result<Vec<u32>> {
     let mut parents = Vec::new();
     for entry in fs::read_dir("/proc")? {
@@ -225,13 +225,13 @@ fn ticks_of(pid: u32) -> Option<u64> {
     Some(stat_field(pid, 11)? + stat_field(pid, 12)?)
 }
 
-/// A field of /proc/PID/stat, counted from 0 behind the name in parentheses.
+/// Returns a field of /proc/PID/stat, counted from 0 after the name in parentheses.
 fn stat_field(pid: u32, field: usize) -> Option<u64> {
     let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
     stat.rsplit_once(')')?.1.split_whitespace().nth(field)?.parse().ok()
 }
 
-/// The exact figure where the kernel gives one: VmRSS may be off by some pages for each core.
+/// Returns the exact value if the kernel has one: VmRSS may be off by some pages per core.
 fn rss_of(pid: u32) -> Option<u64> {
     let exact = fs::read_to_string(format!("/proc/{pid}/smaps_rollup")).ok();
     let rough = fs::read_to_string(format!("/proc/{pid}/status")).ok();
@@ -243,7 +243,7 @@ fn rss_of(pid: u32) -> Option<u64> {
     find(exact, "Rss:").or_else(|| find(rough, "VmRSS:")).map(|kib| kib * 1024)
 }
 
-/// What would lead the program elsewhere than its config says.
+/// Variables that would override the config.
 const NOT_OURS: [&str; 9] = [
     "HTTPS_PROXY",
     "https_proxy",
@@ -255,5 +255,5 @@ const NOT_OURS: [&str; 9] = [
     "NODE_IP",
     "POD_IP",
 ];
-/// Linux counts a process's time in hundredths of a second for programs, whatever its own clock.
+/// Linux reports CPU time in hundredths of a second, whatever the kernel's own clock.
 const TICKS: u64 = 100;

@@ -1,4 +1,4 @@
-//! A proxy under comparison: its ways and its two processes.
+//! A proxy under comparison: its routes and its two processes.
 
 use std::thread;
 use std::time::{Duration, Instant};
@@ -12,31 +12,31 @@ use crate::way::Ways;
 /// A running proxy.
 #[derive(Debug)]
 pub(crate) struct Proxy {
-    /// What the table calls it.
+    /// The name in the table.
     pub(crate) name: &'static str,
-    /// How clients reach the targets through it.
+    /// Routes of clients to the targets through the proxy.
     pub(crate) ways: Ways,
-    /// The process at the clients' side, then the one at the targets'; none for straight ways.
+    /// The process on the clients' side, then the one on the targets' side; empty for direct routes.
     pub(crate) processes: Vec<Process>,
 }
 
 impl Proxy {
-    /// CPU time of all its processes so far.
+    /// Returns the CPU time of all its processes so far.
     pub(crate) fn cpu(&self) -> Result<Duration> {
         self.processes.iter().map(Process::cpu).sum()
     }
 
-    /// Resident bytes of each process.
+    /// Returns the resident bytes of each process.
     pub(crate) fn rss(&self) -> Result<Vec<u64>> {
         self.processes.iter().map(Process::rss).collect()
     }
 
-    /// Resident bytes of the process at the targets' side.
+    /// Returns the resident bytes of the process on the targets' side.
     pub(crate) fn edge_rss(&self) -> Result<u64> {
-        self.processes.last().context("a straight way has no process")?.rss()
+        self.processes.last().context("a direct route has no process")?.rss()
     }
 
-    /// Tries until an echo comes back, as tightly as the machine allows; answers how long that took.
+    /// Retries without delay until an echo returns. Returns how long that took.
     pub(crate) fn until_reachable(&mut self, patience: Duration) -> Result<Duration> {
         let since = Instant::now();
         loop {
@@ -57,5 +57,5 @@ impl Proxy {
     }
 }
 
-/// Between two tries: well below what is measured.
+/// Pause between two attempts: well below the measured times.
 const TIGHT: Duration = Duration::from_millis(2);

@@ -1,4 +1,4 @@
-//! The reference: a bare TLS relay of two processes, one connection for each session.
+//! The reference: a bare TLS relay of two processes, with one connection per session.
 
 use std::future::Future;
 use std::net::{IpAddr, SocketAddr};
@@ -25,7 +25,7 @@ pub(crate) fn start(place: &Place, targets: &Targets) -> Result<Proxy> {
     start_front(place, vec![back])
 }
 
-/// The same with one more process between the two ends, which decrypts and encrypts all that passes.
+/// Like [`start`], with one more process between the two ends, which decrypts and encrypts all bytes.
 pub(crate) fn start_longer(place: &Place, targets: &Targets) -> Result<Proxy> {
     let mut back = start_back(place, targets)?;
     let certificates = place.certificates.clone();
@@ -41,9 +41,9 @@ fn start_back(place: &Place, targets: &Targets) -> Result<Process> {
     Process::role(place.edge_space.as_deref(), &role)
 }
 
-/// The front end, to the first of `beyond`.
+/// Starts the clients' end, connected to the first of `beyond`.
 fn start_front(place: &Place, mut beyond: Vec<Process>) -> Result<Proxy> {
-    let backs = beyond.first_mut().context("a relay needs a back end")?.hear()?;
+    let backs = beyond.first_mut().context("a relay needs another end")?.hear()?;
     let certificates = place.certificates.clone();
     let role = Role::RelayFront { listen: place.cloud_address, backs, certificates };
     let mut front = Process::role(place.cloud_space.as_deref(), &role)?;
@@ -55,7 +55,7 @@ fn start_front(place: &Place, mut beyond: Vec<Process>) -> Result<Proxy> {
     Ok(Proxy { name: "relay", ways, processes: beyond })
 }
 
-/// The end where clients come in.
+/// Runs the clients' end.
 pub(crate) fn front(listen: IpAddr, backs: &[SocketAddr], certificates: &Certificates) -> Result<()> {
     let connector = TlsConnector::from(Arc::new(tls::client(certificates)?));
     serve(listen, backs, move |client, back| {
@@ -64,7 +64,7 @@ pub(crate) fn front(listen: IpAddr, backs: &[SocketAddr], certificates: &Certifi
     })
 }
 
-/// What stands between two ends.
+/// Runs the process between the two ends.
 pub(crate) fn middle(listen: IpAddr, backs: &[SocketAddr], certificates: &Certificates) -> Result<()> {
     let acceptor = TlsAcceptor::from(Arc::new(tls::server(certificates, false)?));
     let connector = TlsConnector::from(Arc::new(tls::client(certificates)?));
@@ -77,7 +77,7 @@ pub(crate) fn middle(listen: IpAddr, backs: &[SocketAddr], certificates: &Certif
     })
 }
 
-/// The end that dials the targets.
+/// Runs the end that dials the targets.
 pub(crate) fn back(listen: IpAddr, targets: &[SocketAddr], certificates: &Certificates) -> Result<()> {
     let acceptor = TlsAcceptor::from(Arc::new(tls::server(certificates, false)?));
     serve(listen, targets, move |link, target| {
@@ -97,7 +97,7 @@ async fn link_to(back: SocketAddr, connector: &TlsConnector) -> Result<TlsStream
     Ok(connector.connect(ServerName::try_from("localhost")?, link).await?)
 }
 
-/// One listener for each address beyond, until dismissed; says the listeners' addresses.
+/// Runs one listener per address of `beyond` until dismissed. Prints the listeners' addresses.
 fn serve<F, R>(listen: IpAddr, beyond: &[SocketAddr], handle: F) -> Result<()>
 where
     F: Fn(TcpStream, SocketAddr) -> R + Clone + Send + 'static,
@@ -144,7 +144,7 @@ async fn pump(from: &mut (impl AsyncRead + Unpin), to: &mut (impl AsyncWrite + U
             return Ok(to.shutdown().await?);
         }
         to.write_all(buffer.get(..n).unwrap_or_default()).await?;
-        // Without it the TLS layer may keep the end of what it was given.
+        // Without this the TLS layer may keep the last bytes.
         to.flush().await?;
         since_yield += n;
         if since_yield >= TURN {
@@ -154,7 +154,7 @@ async fn pump(from: &mut (impl AsyncRead + Unpin), to: &mut (impl AsyncWrite + U
     }
 }
 
-/// Bytes of one read: large enough that calls into the kernel do not dominate.
+/// Bytes of one read: large enough that system calls do not dominate.
 const BUFFER: usize = 64 * 1024;
-/// Bytes after which a pump lets others run. Without it a neighbour waits for 128 reads, 8 ms instead of 1.
+/// Bytes after which a copy yields to other tasks. Without it another session waits for 128 reads, 8 ms instead of 1.
 const TURN: usize = 256 * 1024;

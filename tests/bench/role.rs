@@ -1,4 +1,4 @@
-//! What this program does when it starts itself again: one process for each part of a measurement.
+//! The roles of this program when it starts itself again: one process for each part of a measurement.
 
 use std::io::Write;
 use std::net::{IpAddr, SocketAddr};
@@ -9,71 +9,71 @@ use crate::place::Certificates;
 use crate::way::Way;
 use crate::{echo, edges, line, load, relay, sessions, soak, targets};
 
-/// One part, with all it needs to know; it travels as JSON in the command line.
+/// One role with all its parameters, passed as JSON on the command line.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) enum Role {
-    /// The bare relay's end where clients come in.
+    /// The clients' end of the bare relay.
     RelayFront {
-        /// Where to listen.
+        /// The address to listen on.
         listen: IpAddr,
-        /// The relay's back ends, one listener for each.
+        /// The addresses of the relay's other end, with one listener for each.
         backs: Vec<SocketAddr>,
-        /// Of them the authority, which is trusted.
+        /// The CA of these certificates is trusted.
         certificates: Certificates,
     },
     /// One more process between the two ends of the bare relay.
     RelayMiddle {
-        /// Where to listen.
+        /// The address to listen on.
         listen: IpAddr,
-        /// The back ends, one listener for each.
+        /// The addresses of the next process, with one listener for each.
         backs: Vec<SocketAddr>,
-        /// What it shows, and the authority, which it trusts.
+        /// The presented certificate, and the trusted CA.
         certificates: Certificates,
     },
-    /// The bare relay's end that dials the targets.
+    /// The end of the bare relay that dials the targets.
     RelayBack {
-        /// Where to listen.
+        /// The address to listen on.
         listen: IpAddr,
-        /// The targets, one listener for each.
+        /// The targets, with one listener for each.
         targets: Vec<SocketAddr>,
-        /// What it shows.
+        /// The presented certificate.
         certificates: Certificates,
     },
     /// The echo target.
     EchoTarget {
-        /// Where to listen.
+        /// The address to listen on.
         listen: IpAddr,
     },
-    /// The echo target behind TLS, for clients with a certificate.
+    /// The echo target with TLS, for clients with a certificate.
     TlsEchoTarget {
-        /// Where to listen.
+        /// The address to listen on.
         listen: IpAddr,
-        /// What it shows, and whose clients it takes.
+        /// The presented certificate, and the CA of clients' certificates.
         certificates: Certificates,
     },
-    /// The targets that move many bytes: source, sink, file.
+    /// The bulk targets: source, sink, file.
     BulkTargets {
-        /// Where to listen.
+        /// The address to listen on.
         listen: IpAddr,
     },
-    /// Clients that move many bytes.
+    /// Bulk clients.
     Load(load::Load),
-    /// Clients that send 64 bytes and wait for them.
+    /// Clients that send 64 bytes and wait for their return.
     Echo(echo::Echo),
-    /// Clients that open, see one byte come back, and close.
+    /// Clients that open a session, echo one byte, and close it.
     Open(sessions::Open),
     /// A client that does the same over TLS.
     OpenTls(sessions::OpenTls),
     /// Clients that send while the target sends a file and ends.
     Tail(sessions::Tail),
-    /// Clients that open, see one byte come back, and stay until told to go.
+    /// Clients that open a session, echo one byte, and keep it until dismissed.
     Hold {
-        /// Where to.
+        /// The route to the target.
         way: Way,
-        /// How many.
+        /// Number of clients.
         count: usize,
     },
-    /// Many edges, linked to one pod.
+    /// Many edges, linked to one server.
     Edges(edges::Edges),
     /// Two namespaces and the line between them.
     Line(line::Line),
@@ -84,7 +84,7 @@ pub(crate) enum Role {
 }
 
 impl Role {
-    /// Plays the part; returns when it is over, or when whoever started it has gone.
+    /// Runs the role until it is over, or until the parent process has ended.
     pub(crate) fn play(self) -> anyhow::Result<()> {
         match self {
             Self::RelayFront { listen, backs, certificates } => relay::front(listen, &backs, &certificates),
@@ -107,7 +107,7 @@ impl Role {
     }
 }
 
-/// Tells whoever started this process something, as one line of JSON.
+/// Sends a message to the parent process, as one line of JSON.
 pub(crate) fn say<T: Serialize>(what: &T) -> anyhow::Result<()> {
     let mut out = std::io::stdout().lock();
     serde_json::to_writer(&mut out, what)?;
@@ -115,7 +115,7 @@ pub(crate) fn say<T: Serialize>(what: &T) -> anyhow::Result<()> {
     Ok(out.flush()?)
 }
 
-/// Waits until whoever started this process closes our input, on purpose or by dying.
+/// Waits until the parent process closes our input, on purpose or by its end.
 pub(crate) fn until_dismissed() {
     let _ = std::io::copy(&mut std::io::stdin().lock(), &mut std::io::sink());
 }

@@ -1,4 +1,4 @@
-//! Clients that are about sessions rather than bytes: opened, held, ended by the target.
+//! Clients that open sessions, hold them, or have them ended by the target.
 
 use std::io::{Read, Write};
 use std::sync::Arc;
@@ -17,50 +17,50 @@ use crate::targets::{FILE, file_byte};
 use crate::way::Way;
 use crate::{echo, tls};
 
-/// Opens, sees one byte come back, closes, and again.
+/// Clients that repeatedly open a session, echo one byte, and close it.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct Open {
-    /// Where to.
+    /// The route to the target.
     pub(crate) way: Way,
-    /// Loops at once.
+    /// Number of concurrent loops.
     pub(crate) loops: usize,
-    /// How long.
+    /// Duration.
     pub(crate) time: Duration,
 }
 
-/// The same over TLS with a certificate of the client's, one after another.
+/// Like [`Open`], over TLS with a client certificate, in sequence.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct OpenTls {
-    /// Where to; what it asks for, it asks for inside TLS.
+    /// The route; CONNECT is sent inside TLS.
     pub(crate) way: Way,
-    /// What it shows, and whom it believes.
+    /// The presented certificate, and the trusted CA.
     pub(crate) certificates: Certificates,
-    /// How long.
+    /// Duration.
     pub(crate) time: Duration,
 }
 
-/// What came of it.
+/// The result.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub(crate) struct Opened {
-    /// From the first packet to the echoed byte.
+    /// Times from the first packet to the echoed byte.
     pub(crate) echoes: echo::Echoes,
-    /// Loops that did not come back with the byte.
+    /// Number of attempts that failed.
     pub(crate) failed: u64,
-    /// Why the last of them did not.
+    /// Error of the last failed attempt.
     pub(crate) why: Option<String>,
 }
 
-/// Sends without end while the target sends a file and ends.
+/// A client that sends continuously while the target sends a file and ends.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct Tail {
-    /// Where to.
+    /// The route to the target.
     pub(crate) way: Way,
-    /// How often.
+    /// Number of times.
     pub(crate) times: usize,
 }
 
 impl Open {
-    /// The process's own part; says [`Opened`].
+    /// Runs the clients in this process; prints [`Opened`].
     pub(crate) fn run(&self) -> Result<()> {
         let loops: Vec<_> = (0..self.loops)
             .map(|_| {
@@ -85,10 +85,10 @@ impl Open {
 }
 
 impl OpenTls {
-    /// The process's own part; says [`Opened`].
+    /// Runs the client in this process; prints [`Opened`].
     pub(crate) fn run(&self) -> Result<()> {
         let mut config = tls::client(&self.certificates)?;
-        // Each connection has a whole handshake: kube-apiserver keeps nothing of the one before.
+        // Each connection does a full handshake, as kube-apiserver does not resume TLS sessions.
         config.resumption = Resumption::disabled();
         let config = Arc::new(config);
         let mut opened = again(self.time, || {
@@ -103,7 +103,7 @@ impl OpenTls {
     }
 }
 
-/// Does it again and again, and times each.
+/// Repeats an operation for `time`, and times each run.
 fn again(time: Duration, mut once: impl FnMut() -> Result<()>) -> Result<Opened> {
     let mut done = Opened::default();
     let begin = Instant::now();
@@ -121,7 +121,7 @@ fn again(time: Duration, mut once: impl FnMut() -> Result<()>) -> Result<Opened>
 }
 
 impl Tail {
-    /// The process's own part; says how many files came whole.
+    /// Runs the client in this process; prints how many files were complete.
     pub(crate) fn run(&self) -> Result<()> {
         let mut whole = 0;
         for _ in 0..self.times {
@@ -130,13 +130,13 @@ impl Tail {
         say(&whole)
     }
 
-    /// True if the whole file came although this client never stopped sending.
+    /// Returns true if the whole file arrived although this client never stopped sending.
     fn once(&self) -> Result<bool> {
         let (mut stream, mut got) = self.way.open()?;
         stream.set_read_timeout(Some(LOST))?;
         let mut sender = stream.try_clone()?;
         let sending = thread::spawn(move || while sender.write_all(&[3; 16 * 1024]).is_ok() {});
-        // The file's end waits in the proxy for a while, which is where it is lost if anywhere.
+        // The end of the file waits in the proxy for a while, which is where it could be lost.
         thread::sleep(SLOW_START);
         let ended = stream.read_to_end(&mut got);
         let _ = stream.shutdown(std::net::Shutdown::Both);
@@ -146,7 +146,7 @@ impl Tail {
     }
 }
 
-/// Opens so many sessions one after another, says when all are open, keeps them until dismissed.
+/// Opens `count` sessions in sequence, reports when all are open, and keeps them until dismissed.
 pub(crate) fn hold(way: &Way, count: usize) -> Result<()> {
     let mut held = Vec::with_capacity(count);
     for _ in 0..count {
@@ -162,7 +162,7 @@ pub(crate) fn hold(way: &Way, count: usize) -> Result<()> {
     say(&0)
 }
 
-/// A client that starts reading this late has an end waiting for it.
+/// Delay of the first read: the end of the file is then already waiting.
 const SLOW_START: Duration = Duration::from_millis(30);
-/// What has not come by now will not.
+/// Timeout for a read.
 const LOST: Duration = Duration::from_secs(10);

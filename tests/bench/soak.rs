@@ -1,4 +1,5 @@
-//! The soak: a cloud of three pods and six edges is attacked for minutes while forty clients check every byte.
+//! The soak test: injects faults into a cloud of three servers and six edges for minutes, while forty clients check
+//! every byte.
 
 mod client;
 mod cluster;
@@ -31,28 +32,29 @@ use crate::soak::cluster::Cluster;
 use crate::soak::faults::Conductor;
 use crate::soak::world::{HANG, World};
 
-/// Attacks three pods and six edges while clients check every byte; prints tables, and fails on any fault.
+/// Injects faults into three servers and six edges while clients check every byte. Prints tables, and fails on any
+/// error.
 #[derive(Debug, Parser)]
 #[command(name = "soak")]
 pub(crate) struct Flags {
-    /// The program under test; else target/release/tunnel, else target/fast/tunnel.
+    /// Program under test. Default: target/release/tunnel, otherwise target/fast/tunnel.
     #[arg(long)]
     tunnel: Option<PathBuf>,
-    /// How long faults are injected, in seconds.
+    /// Duration of fault injection, in seconds.
     #[arg(long, default_value_t = 600)]
     seconds: u64,
-    /// Decides sessions and faults, though not how they meet; printed, else random.
+    /// Seed for sessions and faults, but not for their timing. Printed at the start. Default: random.
     #[arg(long)]
     seed: Option<u64>,
-    /// Clients at once.
+    /// Number of concurrent clients.
     #[arg(long, default_value_t = 40)]
     clients: u64,
-    /// Keep configs and logs even if nothing went wrong.
+    /// Keep configs and logs even if there were no errors.
     #[arg(long)]
     keep: bool,
 }
 
-/// The whole run.
+/// Runs the soak test.
 pub(crate) fn run(flags: &Flags) -> Result<()> {
     let seed = flags.seed.unwrap_or_else(rand::random);
     let dir = tempfile::Builder::new().prefix("tunnel-soak-").tempdir()?.keep();
@@ -62,13 +64,13 @@ pub(crate) fn run(flags: &Flags) -> Result<()> {
         if !flags.keep {
             std::fs::remove_dir_all(&dir)?;
         }
-        println!("seed {seed}: no fault.");
+        println!("seed {seed}: no errors.");
         return Ok(());
     }
     for fault in &faults {
-        println!("FAULT {fault}");
+        println!("ERROR {fault}");
     }
-    bail!("seed {seed}: {} faults; see {}", faults.len(), dir.display())
+    bail!("seed {seed}: {} errors; see {}", faults.len(), dir.display())
 }
 
 /// One run.
@@ -89,7 +91,7 @@ impl Soak {
         Ok(Self { seed, clients: flags.clients, runtime, world, cluster })
     }
 
-    /// Warms up, attacks, lets all come to rest; answers what was not as it should be.
+    /// Warms up, injects faults, and waits until everything is idle. Returns the errors.
     fn run(mut self, time: Duration) -> Result<Vec<String>> {
         let mut conductor = Conductor::new(StdRng::seed_from_u64(self.seed));
         self.reaches_all("before any fault");
@@ -121,13 +123,13 @@ impl Soak {
             self.world.fault(what);
         }
         if self.cluster.interactive_links() == 0 && time > INTERACTIVE_WITHIN {
-            self.world.fault("no edge has made an interactive link".to_owned());
+            self.world.fault("no edge has opened an interactive link".to_owned());
         }
         println!("{}", tables::all(&self.cluster, &self.world, &conductor, &before));
         Ok(std::mem::take(&mut self.world.book().faults))
     }
 
-    /// Clients work until then, and `meanwhile` runs again and again.
+    /// Runs clients until `until`, and calls `meanwhile` repeatedly.
     fn work(
         &mut self,
         first: u64,
@@ -147,12 +149,12 @@ impl Soak {
         Ok(())
     }
 
-    /// No new faults and sessions; all that was done is undone, and all sessions come to their end.
+    /// Stops new faults and sessions, undoes all faults, and waits until all sessions have ended.
     fn rests(&mut self, conductor: &mut Conductor) -> Result<()> {
         let until = Instant::now() + LONGEST;
         while conductor.tidy(&mut self.cluster, &self.world)? || self.world.running.load(Relaxed) > 0 {
             if Instant::now() > until {
-                self.world.fault(format!("not at rest after {LONGEST:?}: {}", self.world.progress()));
+                self.world.fault(format!("not idle after {LONGEST:?}: {}", self.world.progress()));
                 break;
             }
             std::thread::sleep(TURN);
@@ -160,7 +162,7 @@ impl Soak {
         Ok(())
     }
 
-    /// Each node can be reached through each door.
+    /// Checks that each node is reachable through each door.
     fn reaches_all(&self, when: &str) {
         for why in self.runtime.block_on(client::unreachable(&self.world, &self.cluster.ways)) {
             self.world.fault(format!("{when}: {why}"));
@@ -168,19 +170,19 @@ impl Soak {
     }
 }
 
-/// Within which some edge has bulk and keystrokes on one line.
+/// Time within which some edge has both bulk and keystrokes on one line.
 const INTERACTIVE_WITHIN: Duration = Duration::from_secs(60);
 /// Numbers of the clients that warm up.
 const WARM: u64 = 1_000;
-/// How long clients work before anything is done to them: what a process needs once, it has then.
+/// How long clients work before the first fault, so that one-off allocations are done.
 const WARM_UP: Duration = Duration::from_secs(10);
-/// After which threads that were needed once have gone.
+/// Time after which unused threads have ended.
 const IDLE: Duration = Duration::from_secs(12);
-/// Between two looks at what is due.
+/// Interval between two checks for due work.
 const TURN: Duration = Duration::from_millis(50);
-/// Between two lines of progress.
+/// Interval between two lines of progress.
 const PROGRESS: Duration = Duration::from_secs(10);
-/// The longest session, and what may hang at both its sides.
+/// The longest session, and how long each of its sides may hang.
 const LONGEST: Duration = Duration::from_secs(60 + 2 * HANG.as_secs());
-/// Within which a cluster that nobody uses has let go of what it does not need; siblings' idle links go after a minute.
+/// Time within which an unused cluster frees what it does not need. Peers close idle links after a minute.
 const SETTLES: Duration = Duration::from_secs(90);

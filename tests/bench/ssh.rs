@@ -1,4 +1,4 @@
-//! The second reference: `ssh -R` between an sshd and an ssh of the benchmark's own.
+//! The second reference: `ssh -R` between an sshd and an ssh of the benchmark itself.
 
 use std::fs;
 use std::net::SocketAddr;
@@ -15,11 +15,11 @@ use crate::proxy::Proxy;
 use crate::targets::Targets;
 use crate::way::{Way, Ways};
 
-/// Starts it on loopback; an error says why it cannot run here.
+/// Starts it on loopback. The error contains the reason if it cannot run here.
 pub(crate) fn start(place: &Place, targets: &Targets) -> Result<Proxy> {
     let sshd = ["/usr/sbin/sshd", "/usr/local/sbin/sshd", "/usr/lib/openssh/sshd"];
     let sshd = sshd.iter().find(|path| Path::new(path).is_file()).context("no sshd on this machine")?;
-    // sshd wants this directory even when it runs as an ordinary user's own.
+    // sshd requires this directory even if it runs as an ordinary user.
     let _ = fs::create_dir_all("/run/sshd");
     let host_key = make_key(place, "ssh-host-key")?;
     let user_key = make_key(place, "ssh-user-key")?;
@@ -87,9 +87,9 @@ fn log(place: &Place) -> String {
     format!("sshd: {} ssh: {}", read("sshd.log"), read("ssh.log"))
 }
 
-/// The fastest cipher ssh has on machines with AES instructions.
+/// The fastest cipher of ssh on machines with AES instructions.
 const CIPHER: &str = "aes128-gcm@openssh.com";
-/// Nothing of the user's own is read or changed.
+/// These options ignore the user's own files.
 const OPTIONS: &[&str] = &[
     "Ciphers=aes128-gcm@openssh.com",
     "StrictHostKeyChecking=no",
@@ -99,5 +99,5 @@ const OPTIONS: &[&str] = &[
     "ExitOnForwardFailure=yes",
     "LogLevel=ERROR",
 ];
-/// Longer than any handshake on loopback takes.
+/// Longer than any handshake on loopback.
 const START: Duration = Duration::from_secs(10);

@@ -1,8 +1,8 @@
-//! The table that a run ends with: each figure beside what it is measured against and what is required.
+//! The table at the end of a run: each figure with its reference and its requirement.
 
 use std::fmt::Write;
 
-/// Rows as they come in.
+/// Rows in order of arrival.
 #[derive(Debug, Default)]
 pub(crate) struct Table {
     rows: Vec<Row>,
@@ -17,31 +17,31 @@ pub(crate) struct Row {
     pub(crate) tunnel: String,
     /// The number it is compared with, with its unit; may be empty.
     pub(crate) reference: String,
-    /// Other proxies' numbers; may be empty.
+    /// Numbers of other proxies; may be empty.
     pub(crate) others: String,
-    /// What the requirement is about: mostly a ratio.
+    /// The value that the requirement applies to: usually a ratio.
     pub(crate) value: f64,
-    /// What is asked of it; none if the row only informs.
+    /// The requirement; `None` if the row only informs.
     pub(crate) bound: Option<Bound>,
 }
 
-/// What a value must keep.
+/// A bound of a value.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Bound {
-    /// At least the first; the goal is the second.
+    /// At least the first value; the second is the goal.
     Least(f64, f64),
-    /// At most the first; the goal is the second.
+    /// At most the first value; the second is the goal.
     Most(f64, f64),
 }
 
 impl Table {
-    /// Takes a row, and shows it at once for whoever waits.
+    /// Adds a row, and prints it at once.
     pub(crate) fn add(&mut self, row: Row) {
         eprintln!("{}", row.cells().join(" | "));
         self.rows.push(row);
     }
 
-    /// The whole as Markdown.
+    /// Returns the table as Markdown.
     pub(crate) fn markdown(&self) -> String {
         let mut text = String::new();
         let heads = ["figure", "tunnel", "reference", "others", "value", "required", "goal", ""];
@@ -53,7 +53,7 @@ impl Table {
         text
     }
 
-    /// What came of all that is required, in one sentence.
+    /// Returns the number of requirements that were met, as a sentence.
     pub(crate) fn verdict(&self) -> String {
         let asked = self.rows.iter().filter(|row| row.bound.is_some()).count();
         let met = |row: &&Row| row.bound.is_some_and(|bound| bound.kept(row.value));
@@ -86,7 +86,7 @@ impl Row {
 }
 
 impl Bound {
-    /// A value that could not be measured keeps nothing.
+    /// Returns true if the requirement is met. A value that could not be measured (NaN) meets none.
     fn kept(self, value: f64) -> bool {
         match self {
             Self::Least(must, _) => value >= must,
@@ -102,7 +102,7 @@ impl Bound {
     }
 }
 
-/// A number with as many digits as mean something.
+/// Formats a number with its significant digits.
 pub(crate) fn short(value: f64) -> String {
     match value.abs() {
         size if size.is_nan() => "-".to_owned(),
@@ -112,13 +112,13 @@ pub(crate) fn short(value: f64) -> String {
     }
 }
 
-/// Bytes as MiB.
+/// Converts bytes to MiB.
 #[expect(clippy::cast_precision_loss, reason = "no process has 2^52 bytes")]
 pub(crate) fn mib(bytes: u64) -> f64 {
     bytes as f64 / f64::from(1 << 20)
 }
 
-/// The middle one of some values; not a number if there are none.
+/// Returns the median of some values; NaN if there are none.
 pub(crate) fn median(mut values: Vec<f64>) -> f64 {
     values.sort_by(f64::total_cmp);
     let upper = values.get(values.len() / 2);
@@ -126,7 +126,7 @@ pub(crate) fn median(mut values: Vec<f64>) -> f64 {
     upper.zip(lower).map_or(f64::NAN, |(a, b)| (a + b) / 2.0)
 }
 
-/// The largest of some values; not a number if there are none.
+/// Returns the largest of some values; NaN if there are none.
 pub(crate) fn largest(values: &[f64]) -> f64 {
     values.iter().copied().fold(f64::NAN, f64::max)
 }

@@ -1,4 +1,4 @@
-//! The targets behind every proxy: echo, source, sink, and one that sends a file and ends.
+//! The targets of every proxy: echo, source, sink, and one that sends a file and ends.
 
 use std::io::{Read, Write};
 use std::net::{IpAddr, Shutdown, SocketAddr, TcpListener, TcpStream};
@@ -16,14 +16,14 @@ use crate::role::{Role, say, until_dismissed};
 use crate::tls;
 use crate::way::{Way, Ways};
 
-/// The targets, in two processes so that bulk does not stand in the way of echoes.
+/// The targets, in two processes so that bulk does not delay echoes.
 #[derive(Debug)]
 pub(crate) struct Targets {
-    /// Sends everything back.
+    /// Echoes everything.
     pub(crate) echo: SocketAddr,
-    /// Sends without end.
+    /// Sends endlessly.
     pub(crate) source: SocketAddr,
-    /// Counts until the end, then answers the count.
+    /// Counts the bytes until the end, then responds with the count.
     pub(crate) sink: SocketAddr,
     /// Sends a file and ends.
     pub(crate) file: SocketAddr,
@@ -31,7 +31,7 @@ pub(crate) struct Targets {
 }
 
 impl Targets {
-    /// Starts both processes, in a namespace if one is named.
+    /// Starts both processes, in a namespace if one is given.
     pub(crate) fn start(space: Option<&str>, listen: IpAddr) -> Result<Self> {
         let mut quick = Process::role(space, &Role::EchoTarget { listen })?;
         let mut bulk = Process::role(space, &Role::BulkTargets { listen })?;
@@ -42,7 +42,7 @@ impl Targets {
         Ok(Self { echo: next()?, source: next()?, sink: next()?, file: next()?, _processes: [quick, bulk] })
     }
 
-    /// The ways without any proxy.
+    /// Returns the routes without any proxy.
     pub(crate) fn straight(&self) -> Ways {
         Ways {
             echo: Way::straight(self.echo),
@@ -53,14 +53,14 @@ impl Targets {
     }
 }
 
-/// The echo target's process: one thread, so that many short connections cost little.
+/// Runs the echo target: one thread, so that many short connections cost little.
 pub(crate) fn echo(listen: IpAddr) -> Result<()> {
     let listener = TcpListener::bind((listen, 0))?;
     say(&[listener.local_addr()?])?;
     serve(listener, echo_one)
 }
 
-/// The echo target's process behind TLS.
+/// Runs the echo target with TLS.
 pub(crate) fn tls_echo(listen: IpAddr, certificates: &Certificates) -> Result<()> {
     let acceptor = TlsAcceptor::from(Arc::new(tls::server(certificates, true)?));
     let listener = TcpListener::bind((listen, 0))?;
@@ -111,7 +111,7 @@ async fn echo_one(mut client: impl AsyncRead + AsyncWrite + Unpin) -> std::io::R
     }
 }
 
-/// The bulk targets' process: a thread for each connection, large blocking writes and reads.
+/// Runs the bulk targets: one thread per connection, large blocking writes and reads.
 pub(crate) fn bulk(listen: IpAddr) -> Result<()> {
     let handlers: [fn(TcpStream) -> std::io::Result<()>; 3] = [source, sink, file];
     let mut addresses = Vec::new();
@@ -129,7 +129,7 @@ pub(crate) fn bulk(listen: IpAddr) -> Result<()> {
     Ok(())
 }
 
-/// The byte at an offset of the file: not a power of two long, so that a lost block shows.
+/// Returns the byte at an offset of the file. The period is not a power of two, so that a lost block is noticed.
 pub(crate) fn file_byte(offset: usize) -> u8 {
     u8::try_from(offset % 251).unwrap_or_default()
 }
@@ -152,8 +152,8 @@ fn sink(mut client: TcpStream) -> std::io::Result<()> {
     }
 }
 
-/// Sends the file and ends its direction, then takes what the client still sends: a target that closed with
-/// unread bytes would have its own kernel destroy the tail.
+/// Sends the file, ends its direction, and reads what the client still sends: a close with unread bytes would make the
+/// kernel discard the end of the file.
 fn file(mut client: TcpStream) -> std::io::Result<()> {
     let bytes: Vec<u8> = (0..FILE).map(file_byte).collect();
     client.write_all(&bytes)?;
@@ -166,7 +166,7 @@ fn file(mut client: TcpStream) -> std::io::Result<()> {
 
 /// Length of the file in bytes.
 pub(crate) const FILE: usize = 1_000_003;
-/// Bytes of one call into the kernel by a bulk target.
+/// Bytes of one system call of a bulk target.
 const BLOCK: usize = 256 * 1024;
-/// How long the file's target waits for a client that says nothing more.
+/// How long the file's target waits for further bytes of a client.
 const LINGER: Duration = Duration::from_secs(5);

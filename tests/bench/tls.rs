@@ -11,7 +11,7 @@ use tokio_rustls::rustls::{CipherSuite, ClientConfig, RootCertStore, ServerConfi
 
 use crate::place::Certificates;
 
-/// A client that verifies the server, and shows its own certificate if it is asked for one.
+/// Returns the config of a client that verifies the server, and presents its own certificate if requested.
 pub(crate) fn client(certificates: &Certificates) -> Result<ClientConfig> {
     let key = PrivateKeyDer::from_pem_file(certificates.client_key())?;
     Ok(ClientConfig::builder_with_provider(Arc::new(provider()))
@@ -20,7 +20,7 @@ pub(crate) fn client(certificates: &Certificates) -> Result<ClientConfig> {
         .with_client_auth_cert(chain(&certificates.client_cert())?, key)?)
 }
 
-/// A server, which takes only clients with a certificate if it `asks`.
+/// Returns the config of a server, which accepts only clients with a certificate if `asks` is set.
 pub(crate) fn server(certificates: &Certificates, asks: bool) -> Result<ServerConfig> {
     let provider = Arc::new(crypto::aws_lc_rs::default_provider());
     let verifier = if asks {
@@ -36,7 +36,7 @@ pub(crate) fn server(certificates: &Certificates, asks: bool) -> Result<ServerCo
         .with_single_cert(chain(&certificates.cert())?, key)?)
 }
 
-/// Prefers the suite that the program prefers.
+/// Returns a provider that prefers the same suite as the program.
 fn provider() -> crypto::CryptoProvider {
     let mut provider = crypto::aws_lc_rs::default_provider();
     provider.cipher_suites.sort_by_key(|suite| suite.suite() != CipherSuite::TLS13_AES_128_GCM_SHA256);

@@ -1,4 +1,4 @@
-//! The program under test: a pod and an edge as they are started by people.
+//! The program under test: a server and an edge, started like in production.
 
 use std::fs;
 use std::net::SocketAddr;
@@ -13,18 +13,18 @@ use crate::proxy::Proxy;
 use crate::targets::Targets;
 use crate::way::{Way, Ways};
 
-/// How to start it, again and again, with the same ports and files.
+/// Parameters for starting it repeatedly, with the same ports and files.
 #[derive(Debug)]
 pub(crate) struct Tunnel {
     binary: PathBuf,
     dir: PathBuf,
-    /// The pod's files are called after this.
+    /// Prefix of the names of the server's files.
     name: &'static str,
     spaces: [Option<String>; 2],
-    /// The control groups of pod and edge.
+    /// The control groups of server and edge.
     limiters: [Vec<PathBuf>; 2],
     ways: Ways,
-    /// Where edges link.
+    /// Address that edges link to.
     pub(crate) grpc: SocketAddr,
 }
 
@@ -45,7 +45,8 @@ impl Tunnel {
         Ok(this)
     }
 
-    /// A second pod, to which no edge links; both pods' configs name each other. Only for pods that do not run yet.
+    /// Configures a second server, which no edge links to. Both servers' configs list each other. Only for servers that
+    /// do not run yet.
     pub(crate) fn peer(&self, place: &Place, targets: &Targets) -> Result<Self> {
         let [grpc] = free_ports()?;
         let grpc = SocketAddr::from((place.cloud_address, grpc));
@@ -56,7 +57,7 @@ impl Tunnel {
         Self::server_of(place, targets, &self.binary, "cloud2", grpc, &of(self.grpc))
     }
 
-    /// Three pods that know each other.
+    /// Configures three servers that know each other.
     pub(crate) fn three(place: &Place, targets: &Targets, binary: &Path) -> Result<[Self; 3]> {
         fs::write(place.file("token"), format!("default:{TOKEN}\n"))?;
         let all = free_ports::<3>()?.map(|port| SocketAddr::from((place.cloud_address, port)));
@@ -68,32 +69,32 @@ impl Tunnel {
         Ok([server("cloud", all[0])?, server("cloud2", all[1])?, server("cloud3", all[2])?])
     }
 
-    /// Adds tables to the pod's config. Only for a pod that does not run yet.
+    /// Adds tables to the server's config. Only for a server that does not run yet.
     pub(crate) fn server_has(&self, tables: &str) -> Result<()> {
         let path = self.dir.join(format!("{}.toml", self.name));
         let config = fs::read_to_string(&path)? + tables;
         Ok(fs::write(path, config)?)
     }
 
-    /// Makes the edge dial another address than its pod's own. Only for an edge that does not run yet.
+    /// Makes the edge dial another address than its server's own. Only for an edge that does not run yet.
     pub(crate) fn edge_dials(&self, at: SocketAddr) -> Result<()> {
         let path = self.dir.join("edge.toml");
         let config = fs::read_to_string(&path)?.replace(&self.grpc.to_string(), &at.to_string());
         Ok(fs::write(path, config)?)
     }
 
-    /// Has pod and edge run in the control groups with these doors. Only before they run.
+    /// Makes server and edge run in the control groups of `doors`. Only before they run.
     pub(crate) fn within(mut self, limiters: [Vec<PathBuf>; 2]) -> Self {
         self.limiters = limiters;
         self
     }
 
-    /// How clients reach the targets by this pod.
+    /// Returns the routes of clients to the targets through this server.
     pub(crate) fn ways(&self) -> Ways {
         self.ways.clone()
     }
 
-    /// Writes the config of one pod, which goes on with `more`.
+    /// Writes the config of one server, followed by `more`.
     fn server_of(
         place: &Place,
         targets: &Targets,
@@ -132,22 +133,22 @@ impl Tunnel {
         })
     }
 
-    /// Starts the pod alone.
+    /// Starts only the server.
     pub(crate) fn server(&self) -> Result<Process> {
         self.start(self.name, "cloud", 0)
     }
 
-    /// Starts the edge alone.
+    /// Starts only the edge.
     pub(crate) fn edge(&self) -> Result<Process> {
         self.start("edge", "edge", 1)
     }
 
-    /// The pair, not yet known to be reachable.
+    /// Starts the pair, without waiting until it is reachable.
     pub(crate) fn pair(&self) -> Result<Proxy> {
         Ok(Proxy { name: "tunnel", ways: self.ways.clone(), processes: vec![self.server()?, self.edge()?] })
     }
 
-    /// The pair, once an echo came back through it (on loopback; in a namespace the clients' parts wait).
+    /// Starts the pair and waits for an echo through it (on loopback; in a namespace the clients wait).
     pub(crate) fn reachable(&self) -> Result<Proxy> {
         let mut proxy = self.pair()?;
         if self.spaces.iter().all(Option::is_none) {
@@ -169,9 +170,9 @@ impl Tunnel {
         Process::start_within(limiters, space, &args, &self.dir.join(format!("{name}.log")))
     }
 
-    /// The ends of both logs, for whoever has to find out why it did not come up.
+    /// Returns the last lines of both logs, for debugging a failed start.
     fn last_words(&self) -> String {
-        let mut words = String::from("the tunnel did not come up:");
+        let mut words = String::from("the tunnel did not start:");
         for mode in ["cloud", "edge"] {
             let log = fs::read_to_string(self.dir.join(format!("{mode}.log"))).unwrap_or_default();
             let lines: Vec<&str> = log.lines().collect();
@@ -182,7 +183,7 @@ impl Tunnel {
     }
 }
 
-/// Finds the program: the one named, else what was built last for release.
+/// Returns the path of the program: the given one, otherwise the release or fast build.
 pub(crate) fn find(named: Option<&Path>) -> Result<PathBuf> {
     let choices = match named {
         Some(path) => vec![path.to_owned()],
@@ -190,13 +191,13 @@ pub(crate) fn find(named: Option<&Path>) -> Result<PathBuf> {
     };
     let found = choices.iter().find(|path| path.is_file());
     let found =
-        found.with_context(|| format!("no program at {choices:?}; build it, or say --tunnel PATH"))?;
+        found.with_context(|| format!("no program at {choices:?}; build it, or set --tunnel PATH"))?;
     Ok(fs::canonicalize(found)?)
 }
 
 /// The edge's name.
 pub(crate) const NODE: &str = "node1";
-/// Any token will do: it is as short-lived as the run.
+/// Any token is sufficient, as it lives only as long as the run.
 pub(crate) const TOKEN: &str = "benchmark-0123456789";
-/// A pair that has not come up by now will not.
+/// Timeout for the start of a pair.
 const START: Duration = Duration::from_secs(10);

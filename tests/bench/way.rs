@@ -1,4 +1,4 @@
-//! How a client of the benchmark reaches a target: straight, or by CONNECT through a proxy.
+//! How a client of the benchmark reaches a target: directly, or by CONNECT through a proxy.
 
 use std::io::{self, Read, Write};
 use std::net::{SocketAddr, TcpStream};
@@ -6,35 +6,35 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
-/// One way to one target.
+/// One route to one target.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct Way {
-    /// Where the client's own connection goes.
+    /// Address that the client connects to.
     pub(crate) address: SocketAddr,
-    /// What it asks for by CONNECT there, `host:port`; none if that address is already the way.
+    /// `host:port` for CONNECT there; `None` if the address is the target itself.
     pub(crate) connect: Option<String>,
 }
 
-/// The same proxy's ways to all targets.
+/// The routes of one proxy to all targets.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct Ways {
-    /// To the target that sends everything back.
+    /// To the target that echoes everything.
     pub(crate) echo: Way,
-    /// To the target that sends without end.
+    /// To the target that sends endlessly.
     pub(crate) source: Way,
-    /// To the target that counts what it gets and answers the count.
+    /// To the target that counts the received bytes and responds with the count.
     pub(crate) sink: Way,
     /// To the target that sends one file and ends.
     pub(crate) file: Way,
 }
 
 impl Way {
-    /// A way without CONNECT.
+    /// Returns a route without CONNECT.
     pub(crate) fn straight(address: SocketAddr) -> Self {
         Self { address, connect: None }
     }
 
-    /// Opens the way; the bytes are those of the target that came in one read with the proxy's answer.
+    /// Opens the route. Returns the bytes of the target that arrived in the same read as the proxy's response.
     pub(crate) fn open(&self) -> io::Result<(TcpStream, Vec<u8>)> {
         let mut stream = self.dial()?;
         let buffered = self.ask(&mut stream)?;
@@ -42,7 +42,7 @@ impl Way {
         Ok((stream, buffered))
     }
 
-    /// The client's own connection, on which nothing has been said yet; reads that take too long fail.
+    /// Opens the client's own connection, without sending anything. Reads have a timeout.
     pub(crate) fn dial(&self) -> io::Result<TcpStream> {
         let stream = TcpStream::connect_timeout(&self.address, TIMEOUT)?;
         stream.set_nodelay(true)?;
@@ -50,7 +50,7 @@ impl Way {
         Ok(stream)
     }
 
-    /// Asks for the target over such a connection; the bytes are as [`Way::open`] returns them.
+    /// Sends CONNECT on such a connection. Returns the same bytes as [`Way::open`].
     pub(crate) fn ask<S: Read + Write>(&self, stream: &mut S) -> io::Result<Vec<u8>> {
         let Some(target) = &self.connect else { return Ok(Vec::new()) };
         stream.write_all(format!("CONNECT {target} HTTP/1.1\r\nHost: {target}\r\n\r\n").as_bytes())?;
@@ -59,7 +59,9 @@ impl Way {
         loop {
             let n = stream.read(&mut some)?;
             if n == 0 {
-                return Err(io::Error::other("the proxy closed instead of answering CONNECT"));
+                return Err(io::Error::other(
+                    "the proxy closed the connection without a response to CONNECT",
+                ));
             }
             head.extend_from_slice(some.get(..n).unwrap_or_default());
             if let Some(end) = head.windows(4).position(|four| four == b"\r\n\r\n") {
@@ -75,7 +77,7 @@ impl Way {
     }
 }
 
-/// A proxy that has not answered by now will not.
+/// Timeout for a response of the proxy.
 const TIMEOUT: Duration = Duration::from_secs(15);
-/// More than any answer to CONNECT that we know.
+/// Longer than any known response to CONNECT.
 const HEAD: usize = 2048;

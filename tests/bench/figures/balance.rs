@@ -1,4 +1,4 @@
-//! Thousands of edges at two pods, and a third pod that comes late.
+//! Thousands of edges at two servers, and a third server that starts later.
 
 use std::thread;
 use std::time::{Duration, Instant};
@@ -16,10 +16,10 @@ use crate::targets::Targets;
 use crate::tunnel::Tunnel;
 
 impl Bench {
-    /// How soon the third pod has its share, and how many dials that takes.
+    /// Measures how soon the third server has its share, and how many dials that takes.
     pub(crate) fn balance(&self, table: &mut Table) -> Result<()> {
         let Some(binary) = &self.binary else {
-            eprintln!("balance: only the program itself is measured");
+            eprintln!("balance: skipped, measures only the program");
             return Ok(());
         };
         let dir = tempfile::tempdir_in(&self.dir)?.keep();
@@ -38,7 +38,7 @@ impl Bench {
         until_linked(&mut edges, count)?;
         thread::sleep(SETTLED);
         let before: State = edges[0].ask()?;
-        eprintln!("nodes at each pod: {:?}", before.at);
+        eprintln!("nodes of each server: {:?}", before.at);
         let _third = servers[2].server()?;
         let since = Instant::now();
         #[expect(
@@ -52,7 +52,7 @@ impl Bench {
         let state = loop {
             thread::sleep(LOOK);
             let state: State = edges[0].ask()?;
-            ensure!(since.elapsed() < TIMEOUT, "no rest within {TIMEOUT:?}: {:?}", state.at);
+            ensure!(since.elapsed() < TIMEOUT, "still rebalancing after {TIMEOUT:?}: {:?}", state.at);
             if even.is_none() && state.at.iter().all(|nodes| *nodes <= most) {
                 even = Some(since.elapsed());
             }
@@ -98,10 +98,10 @@ impl Bench {
         Ok(())
     }
 
-    /// What a pod keeps of nine edges of ten that have gone.
+    /// Measures the memory of a server after nine of ten edges have disconnected.
     pub(crate) fn shrink(&self, table: &mut Table) -> Result<()> {
         let Some(binary) = &self.binary else {
-            eprintln!("shrink: only the program itself is measured");
+            eprintln!("shrink: skipped, measures only the program");
             return Ok(());
         };
         let dir = tempfile::tempdir_in(&self.dir)?.keep();
@@ -143,13 +143,13 @@ impl Bench {
     }
 }
 
-/// Longer than an edge that has come is left in peace, and than buffers of its handshake are kept.
+/// Longer than a new edge is exempt from rebalancing, and than buffers of its handshake are kept.
 const SETTLED: Duration = Duration::from_secs(32);
-/// Between two looks.
+/// Interval between two samples.
 const LOOK: Duration = Duration::from_millis(500);
-/// Between two lines about it.
+/// Interval between two lines of progress.
 const TOLD: Duration = Duration::from_secs(10);
-/// Nobody is asked for so long: it is over.
+/// Rebalancing is over if no edge is asked to move for this long.
 const REST: Duration = Duration::from_secs(30);
-/// What has not come to rest by now will not.
+/// Maximum time until rebalancing is over.
 const TIMEOUT: Duration = Duration::from_secs(600);

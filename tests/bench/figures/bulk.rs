@@ -1,4 +1,4 @@
-//! Sessions as fast as they go, one and eight at once: rate and CPU time of each proxy, in turns.
+//! One and eight sessions at full speed: rate and CPU time of each proxy, measured in turns.
 
 use std::collections::BTreeMap;
 
@@ -9,11 +9,11 @@ use crate::load::{Kind, Load};
 use crate::proxy::Proxy;
 use crate::table::{Bound, Row, Table, median, mib, short};
 
-/// One proxy's rounds: MiB a second, CPU seconds per GiB.
+/// The rounds of one proxy: MiB per second, CPU seconds per GiB.
 type Rounds = BTreeMap<&'static str, (Vec<f64>, Vec<f64>)>;
 
 impl Bench {
-    /// Both directions, one session and eight.
+    /// Measures both directions, with one session and eight.
     pub(crate) fn bulk(&self, table: &mut Table) -> Result<()> {
         let stand = self.stand()?;
         for (sessions, kind, word) in [
@@ -67,7 +67,8 @@ impl Bench {
         });
     }
 
-    /// One run of so many sessions at once: MiB a second of all, and CPU seconds per GiB of all the proxy's processes.
+    /// Runs this number of concurrent sessions once. Returns their total MiB per second, and the CPU seconds per GiB of
+    /// all the proxy's processes.
     pub(crate) fn one(&self, proxy: &Proxy, kind: Kind, sessions: usize) -> Result<(f64, f64)> {
         let way = if kind == Kind::Upload { &proxy.ways.sink } else { &proxy.ways.source };
         let load = Load { way: way.clone(), kind, clients: sessions, time: Some(self.time(3.0)) };
@@ -78,5 +79,5 @@ impl Bench {
     }
 }
 
-/// Sessions of a link that is shared.
+/// Number of sessions that share a link.
 const MANY: usize = 8;

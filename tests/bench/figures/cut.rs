@@ -1,4 +1,4 @@
-//! The line between edge and pod is cut while a session runs: how long until its bytes flow again.
+//! The line between edge and server is cut while a session runs: time until its bytes flow again.
 
 use std::io::{Read, Write};
 use std::net::TcpStream;
@@ -15,10 +15,10 @@ use crate::targets::Targets;
 use crate::tunnel::Tunnel;
 
 impl Bench {
-    /// By RST, and by silence.
+    /// Measures cuts by RST and by silence.
     pub(crate) fn cut(&self, table: &mut Table) -> Result<()> {
         let Some(binary) = &self.binary else {
-            eprintln!("cut: only the program itself is measured");
+            eprintln!("cut: skipped, measures only the program");
             return Ok(());
         };
         let dir = tempfile::tempdir_in(&self.dir)?.keep();
@@ -67,7 +67,7 @@ impl Bench {
     }
 }
 
-/// Seconds from each cut to the next echo.
+/// Returns the seconds from each cut to the next echo.
 fn cut_often(
     session: &mut TcpStream,
     line: &Cutter,
@@ -97,9 +97,9 @@ fn echo(session: &mut TcpStream) -> Result<()> {
     Ok(session.read_exact(&mut buffer)?)
 }
 
-/// A session that works for so long between cuts.
+/// Time for which a session works between two cuts.
 const CALM: Duration = Duration::from_millis(500);
-/// Between two echoes of that time.
+/// Pause between two echoes during that time.
 const PAUSE: Duration = Duration::from_millis(10);
-/// An echo that takes longer is lost.
+/// An echo that takes longer counts as lost.
 const LOST: Duration = Duration::from_secs(60);

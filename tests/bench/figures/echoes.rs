@@ -1,4 +1,4 @@
-//! A bystander's echo: alone, beside downloads, beside paced readers, beside readers that have stopped.
+//! Echoes of an interactive session: alone, and in parallel with downloads, paced readers or stalled readers.
 
 use std::collections::BTreeMap;
 use std::thread;
@@ -12,11 +12,11 @@ use crate::load::{Kind, Load, Moved};
 use crate::proxy::Proxy;
 use crate::table::{Bound, Row, Table, median, mib, short};
 
-/// One proxy's rounds: medians and 99th percentiles, in microseconds.
+/// The rounds of one proxy: medians and 99th percentiles, in microseconds.
 type Rounds = BTreeMap<&'static str, (Vec<f64>, Vec<f64>)>;
 
 impl Bench {
-    /// Alone.
+    /// Measures echoes alone.
     pub(crate) fn echo(&self, table: &mut Table) -> Result<()> {
         let stand = self.stand()?;
         let mut rounds = Rounds::new();
@@ -43,7 +43,7 @@ impl Bench {
         Ok(())
     }
 
-    /// Beside four downloads.
+    /// Measures echoes in parallel with four downloads.
     pub(crate) fn loaded(&self, table: &mut Table) -> Result<()> {
         let rounds = self.beside("4 bulk downloads", Kind::Download, Bound::Most(1.5, 1.0), table)?;
         let (own, ssh) = (at(&rounds, "tunnel").1, at(&rounds, "ssh -R").1);
@@ -58,7 +58,7 @@ impl Bench {
         Ok(())
     }
 
-    /// Beside four readers at 2 MiB/s.
+    /// Measures echoes in parallel with four readers at 2 MiB/s.
     pub(crate) fn paced(&self, table: &mut Table) -> Result<()> {
         self.beside("4 readers of 2 MiB/s", Kind::Paced(2 << 20), Bound::Most(2.0, 1.5), table).map(drop)
     }
@@ -99,12 +99,12 @@ impl Bench {
         Ok((echo, load.hear()?))
     }
 
-    /// With pauses, as a person types, so that the echo itself is no load.
+    /// Returns echoes with pauses, as a person types, so that they cause no load themselves.
     fn seldom(&self, proxy: &Proxy, seconds: f64) -> Echo {
         Echo { pause: Some(PAUSE), ..Echo::tight(&proxy.ways.echo, self.time(seconds)) }
     }
 
-    /// Beside twenty readers that have stopped: against its own idle, and what each costs in memory.
+    /// Measures echoes in parallel with twenty stalled readers, against idle echoes, and the memory of each reader.
     pub(crate) fn stalled(&self, table: &mut Table) -> Result<()> {
         let stand = self.stand()?;
         for proxy in stand.all() {
@@ -123,7 +123,7 @@ impl Bench {
             let before = proxy.rss()?;
             let way = proxy.ways.source.clone();
             let load = Load { way, kind: Kind::Stalled, clients: STALLED, time: None }.start(None)?;
-            // The burst until all buffers are full is no standstill yet.
+            // Wait for the burst that fills all buffers.
             thread::sleep(SETTLED);
             let found = self.seldom(proxy, 2.0).measure(None)?;
             note(&mut beside, proxy, &found);
@@ -185,7 +185,7 @@ fn tell(what: &str, rounds: &Rounds) {
     }
 }
 
-/// Microseconds, or milliseconds where those read better.
+/// Formats a time as microseconds, or as milliseconds if that is easier to read.
 pub(crate) fn micros(value: f64) -> String {
     match value {
         value if value.is_nan() => "-".to_owned(),
@@ -194,9 +194,9 @@ pub(crate) fn micros(value: f64) -> String {
     }
 }
 
-/// Between two echoes of a bystander.
+/// Pause between two echoes.
 const PAUSE: Duration = Duration::from_millis(1);
-/// Readers that have stopped.
+/// Number of stalled readers.
 const STALLED: usize = 20;
-/// Until readers that have stopped stand still.
+/// Time until stalled readers receive nothing more.
 const SETTLED: Duration = Duration::from_secs(1);

@@ -1,5 +1,5 @@
-//! Thousands of idle edges at one pod: its memory and CPU for them, and how soon all and a half of them are back when it was
-//! away.
+//! Thousands of idle edges at one server: its memory and CPU, and how soon all or half of them reconnect after it was
+//! down.
 
 use std::io::{ErrorKind, Read as _};
 use std::net::{SocketAddr, TcpStream};
@@ -20,10 +20,10 @@ use crate::targets::Targets;
 use crate::tunnel::Tunnel;
 
 impl Bench {
-    /// All of it, with the edges in two processes: a half stays for the return.
+    /// Measures everything, with the edges in two processes: the half that stays reconnects once more.
     pub(crate) fn idle_edges(&self, table: &mut Table) -> Result<()> {
         let Some(binary) = &self.binary else {
-            eprintln!("edges: only the program itself is measured");
+            eprintln!("edges: skipped, measures only the program");
             return Ok(());
         };
         let dir = tempfile::tempdir_in(&self.dir)?.keep();
@@ -46,14 +46,14 @@ impl Bench {
         drop(gone);
         let mut half_of_them = [stay];
         for silent in [0, SILENT] {
-            // Long enough for each to begin its pauses anew.
+            // Long enough for each edge to reset its backoff.
             thread::sleep(PINGED);
             back(table, &tunnel, &mut server, &mut half_of_them, half, silent)?;
         }
         Ok(())
     }
 
-    /// Memory for each edge, and what their being idle costs.
+    /// Measures the memory of each edge, and the CPU of idle edges.
     fn weigh_idle(
         &self,
         table: &mut Table,
@@ -61,7 +61,7 @@ impl Bench {
         empty: u64,
         halves: &mut [Process; 2],
     ) -> Result<()> {
-        // Buffers of the handshakes go back meanwhile, and every link has been pinged.
+        // Meanwhile buffers of the handshakes are freed, and every link is pinged.
         thread::sleep(PINGED);
         let full = server.rss()?;
         let watched = self.time(60.0);
@@ -73,7 +73,7 @@ impl Bench {
         until_linked(halves, self.edges).context("edges were lost while idle")?;
         let after = server.rss()?;
         eprintln!(
-            "pod RSS MiB: alone {:.1}, with {} edges {:.1}, {watched:?} later {:.1}",
+            "server RSS MiB: without edges {:.1}, with {} edges {:.1}, {watched:?} later {:.1}",
             mib(empty),
             self.edges,
             mib(full),
@@ -101,7 +101,7 @@ impl Bench {
     }
 }
 
-/// The pod is killed, away for a while, and started again, beside so many `silent` sockets of the edges' own address.
+/// Kills the server, waits, and restarts it, in parallel with `silent` sockets from the edges' own address.
 fn back(
     table: &mut Table,
     tunnel: &Tunnel,
@@ -115,7 +115,7 @@ fn back(
     server.kill();
     thread::sleep(AWAY);
     let away = State::of_all(edges)?;
-    ensure!(away.linked == 0, "{} edges are linked to a pod that is away", away.linked);
+    ensure!(away.linked == 0, "{} edges are linked to a stopped server", away.linked);
     let theirs = cpu(edges)?;
     *server = tunnel.server()?;
     let _crowd = Crowd::start(tunnel.grpc, silent);
@@ -131,14 +131,14 @@ fn back(
         }
     }
     let took = since.elapsed().as_secs_f64();
-    ensure!(state.linked == count, "only {} of {count} edges came back: {:?}", state.linked, state.failed);
+    ensure!(state.linked == count, "only {} of {count} edges reconnected: {:?}", state.linked, state.failed);
     let (own, theirs) = (server.cpu()?, cpu(edges)?.saturating_sub(theirs));
     eprintln!(
-        "quarters of the edges were back after, s: {quarters:.2?}; pod CPU {own:?}, all edges' {theirs:?}"
+        "quarters of the edges reconnected after, s: {quarters:.2?}; server CPU {own:?}, all edges' {theirs:?}"
     );
     for (why, times) in &state.failed {
         let new = times - before.failed.get(why).copied().unwrap_or(0);
-        eprintln!("{new} dials came to nothing: {why}");
+        eprintln!("{new} failed dials: {why}");
     }
     let beside = if silent > 0 { format!(", beside {silent} silent sockets") } else { String::new() };
     table.add(Row {
@@ -177,7 +177,7 @@ fn back(
     Ok(())
 }
 
-/// Sockets that connect and say nothing, and come again when they are closed, until this is dropped.
+/// Sockets that connect, send nothing, and reconnect when they are closed, until this is dropped.
 struct Crowd(Arc<AtomicBool>);
 
 impl Crowd {
@@ -226,15 +226,15 @@ pub(crate) fn until_linked(halves: &mut [Process], count: usize) -> Result<()> {
     }
 }
 
-/// A program that has just started, or lost much, is still tidying up.
+/// Time for cleanup after a program has started, or has lost many links.
 const SETTLE: Duration = Duration::from_secs(2);
-/// Longer than a silent link stays unasked, and than the upkeep takes to give buffers back.
+/// Longer than the interval of pings on an idle link, and than buffers are kept.
 const PINGED: Duration = Duration::from_secs(15);
-/// How long the pod is away.
+/// How long the server is down.
 const AWAY: Duration = Duration::from_secs(2);
-/// Sockets that say nothing, beside which the edges come back.
+/// Number of silent sockets while the edges reconnect.
 const SILENT: usize = 4500;
-/// Between two looks.
+/// Interval between two samples.
 const LOOK: Duration = Duration::from_millis(50);
-/// What has not happened by now will not.
+/// Maximum time until edges are linked.
 const TIMEOUT: Duration = Duration::from_secs(120);

@@ -1,4 +1,4 @@
-//! CONNECT inside mutual TLS, as kube-apiserver's egress selector asks, against a direct TLS connection.
+//! CONNECT inside mutual TLS, as kube-apiserver's egress selector does it, against a direct TLS connection.
 
 use std::net::SocketAddr;
 use std::time::Duration;
@@ -17,10 +17,10 @@ use crate::tunnel::{NODE, Tunnel};
 use crate::way::Way;
 
 impl Bench {
-    /// Both with a whole handshake, in which the client shows a certificate.
+    /// Measures both with a full handshake, in which the client presents a certificate.
     pub(crate) fn egress(&self, table: &mut Table) -> Result<()> {
         let Some(binary) = &self.binary else {
-            eprintln!("egress: only the program itself is measured");
+            eprintln!("egress: skipped, measures only the program");
             return Ok(());
         };
         let dir = tempfile::tempdir_in(&self.dir)?.keep();

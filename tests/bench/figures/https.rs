@@ -1,4 +1,5 @@
-//! HTTPS requests over kept connections, TLS on every leg: the HTTPS ports of a pod against two nginx in a row.
+//! HTTPS requests over persistent connections, with TLS on every leg: a server's HTTPS ports against two nginx in a
+//! row.
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
@@ -16,18 +17,18 @@ use crate::table::{Bound, Row, Table, median, short};
 use crate::targets::Targets;
 use crate::tunnel::{NODE, Tunnel};
 
-/// One way to the target.
+/// One route to the target.
 struct Leg<'a> {
     name: &'static str,
     at: SocketAddr,
     processes: Vec<&'a Process>,
 }
 
-/// One way's rounds: requests a second, microseconds of CPU for each.
+/// The rounds of one route: requests per second, microseconds of CPU per request.
 type Rounds = BTreeMap<&'static str, (Vec<f64>, Vec<f64>)>;
 
 impl Bench {
-    /// In turns: all ways lead to the same target.
+    /// Measures all routes in turns; they have the same target.
     pub(crate) fn https(&self, table: &mut Table) -> Result<()> {
         let dir = tempfile::tempdir_in(&self.dir)?.keep();
         let place = Place::loopback(&dir)?;
@@ -86,7 +87,7 @@ impl Bench {
         Ok(())
     }
 
-    /// A pod with an HTTPS port for that target, and an edge.
+    /// Starts a server with an HTTPS port for that target, and an edge.
     fn https_port(
         &self,
         place: &Place,
@@ -107,7 +108,7 @@ impl Bench {
 }
 
 impl Leg<'_> {
-    /// One run: requests a second, and microseconds of CPU that the processes between spent for each.
+    /// Runs once. Returns requests per second, and microseconds of CPU per request of the processes between.
     fn requests(&self, time: Duration) -> Result<(f64, f64)> {
         let before = self.cpu()?;
         let said = Command::new("h2load")
@@ -115,11 +116,11 @@ impl Leg<'_> {
             .arg(format!("--connect-to={}", self.at))
             .arg(format!("https://{NODE}/"))
             .output()
-            .context("no h2load on this machine: scripts/parts.sh installs it")?;
+            .context("h2load is not installed; run scripts/parts.sh")?;
         let spent = self.cpu()?.saturating_sub(before);
         let said = String::from_utf8_lossy(&said.stdout).into_owned();
-        let done = requests(&said).with_context(|| format!("h2load said {said:?}"))?;
-        ensure!(done.others == 0.0 && done.succeeded > 0.0, "{}: not all succeeded: {said}", self.name);
+        let done = requests(&said).with_context(|| format!("unexpected output of h2load: {said:?}"))?;
+        ensure!(done.others == 0.0 && done.succeeded > 0.0, "{}: some requests failed: {said}", self.name);
         Ok((done.succeeded / time.as_secs_f64(), spent.as_secs_f64() * 1e6 / done.succeeded))
     }
 
@@ -128,13 +129,13 @@ impl Leg<'_> {
     }
 }
 
-/// What became of the requests of a run.
+/// The outcome of the requests of a run.
 struct Done {
     succeeded: f64,
     others: f64,
 }
 
-/// Reads h2load's line `requests: 9 total, 9 started, 9 done, 9 succeeded, 0 failed, 0 errored, 0 timeout`.
+/// Parses h2load's line `requests: 9 total, 9 started, 9 done, 9 succeeded, 0 failed, 0 errored, 0 timeout`.
 fn requests(said: &str) -> Option<Done> {
     let line = said.lines().find_map(|line| line.strip_prefix("requests: "))?;
     let of = |word: &str| -> Option<f64> {
@@ -144,9 +145,9 @@ fn requests(said: &str) -> Option<Done> {
     Some(Done { succeeded: of(" succeeded")?, others: of(" failed")? + of(" errored")? + of(" timeout")? })
 }
 
-/// Bytes of one answer's body.
+/// Bytes of one response body.
 const ANSWER: usize = 1024;
-/// Connections at once.
+/// Number of concurrent connections.
 const CLIENTS: usize = 64;
-/// A first run that does not count.
+/// Duration of a first run that is not measured.
 const WARM: Duration = Duration::from_secs(1);

@@ -1,4 +1,4 @@
-//! Pod and edge under the limits of a small node: a bulk copy beside twenty sessions, over a long line.
+//! Server and edge under the limits of a small node: a bulk copy in parallel with twenty sessions, over a long line.
 
 use std::time::Duration;
 
@@ -14,11 +14,11 @@ use crate::process::Process;
 use crate::table::{Bound, Row, Table, mib, short};
 
 impl Bench {
-    /// Each way once.
+    /// Measures each direction once.
     pub(crate) fn limits(&self, table: &mut Table) -> Result<()> {
         for (what, kind) in [("download", Kind::Download), ("upload", Kind::Upload)] {
             let groups = [Groups::make("pod", 100 << 20, 50)?, Groups::make("edge", 20 << 20, 20)?];
-            // Dropped before the groups, in which its processes are.
+            // Dropped before the control groups, which contain its processes.
             let mut stand =
                 self.over_line_within(LINE, "cubic", false, groups.each_ref().map(Groups::limiters))?;
             let mut rates = Vec::new();
@@ -31,7 +31,7 @@ impl Bench {
                 };
                 let way = if kind == Kind::Download { &proxy.ways.source } else { &proxy.ways.sink };
                 let load = Load { way: way.clone(), kind, clients: 1, time: Some(self.time(40.0)) };
-                // It waits until the proxy is up, which under such limits takes seconds.
+                // Waits until the proxy is up, which takes seconds under such limits.
                 Echo::tight(&proxy.ways.echo, Duration::from_secs(1)).measure(Some(&stand.space))?;
                 let mut beside = echo.start(Some(&stand.space))?;
                 let moved: Moved = load.measure(Some(&stand.space))?;
@@ -79,10 +79,10 @@ fn told(who: &str, seen: &Seen) -> String {
     format!("{who} {} MiB at most, at its limit {hits} times, held back {held_back:.1?}", short(mib(*most)))
 }
 
-/// Beside the copy.
+/// Sessions in parallel with the copy.
 const SESSIONS: usize = 20;
 
-/// The line of the requirement, there and back.
+/// The line of the requirement, both ways.
 const LINE: Carry = Carry {
     rate: 100_000_000,
     delay: Duration::from_millis(100),

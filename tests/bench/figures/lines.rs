@@ -1,5 +1,5 @@
-//! Lines as edges have them: what one session gets of each against plain TCP, fresh and after a pause; how sessions share
-//! it; what an echo beside them waits; and the same through a second pod.
+//! Lines that edges have: rates of one session against plain TCP, fresh and after a pause; fairness between sessions;
+//! echoes in parallel with them; the same through a second server.
 
 use std::thread;
 use std::time::Duration;
@@ -16,7 +16,7 @@ use crate::load::{Kind, Load, Moved};
 use crate::table::{Bound, Row, Table, short};
 use crate::way::Ways;
 
-/// Which lines are measured, and what of them.
+/// The lines and parts to measure.
 #[derive(Args, Clone, Debug)]
 pub(crate) struct Asked {
     /// Of `lines`, only these.
@@ -28,12 +28,12 @@ pub(crate) struct Asked {
     /// Of `lines`, only these parts.
     #[arg(long, value_delimiter = ',', value_enum)]
     parts: Vec<Part>,
-    /// How long a link of `lines` is left alone before the rates after a pause, in seconds.
+    /// Idle time of a link of `lines` before the rates after a pause, in seconds.
     #[arg(long, default_value_t = 20)]
     pause_seconds: u64,
 }
 
-/// A line by its name.
+/// The name of a line.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 enum Which {
     /// 100 Mbit/s, 200 ms.
@@ -50,19 +50,19 @@ enum Which {
     Uneven,
 }
 
-/// What is measured of a line.
+/// A measurement of a line.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 enum Part {
-    /// One session's rate, of a fresh link and after a pause.
+    /// One session's rate, on a fresh link and after a pause.
     Rates,
-    /// How four sessions share it, and an echo beside them.
+    /// Fairness of four sessions, and an echo in parallel with them.
     Beside,
-    /// One session's rate through a second pod.
+    /// One session's rate through a second server.
     Pods,
 }
 
 impl Bench {
-    /// Every line with every congestion control.
+    /// Measures every line with every congestion control.
     pub(crate) fn lines(&self, table: &mut Table) -> Result<()> {
         let wanted = |which: &&Which| self.lines.lines.is_empty() || self.lines.lines.contains(which);
         for which in Which::value_variants().iter().filter(wanted) {
@@ -77,22 +77,22 @@ impl Bench {
         let wanted = |part| self.lines.parts.is_empty() || self.lines.parts.contains(&part);
         let stand = self.over_line(which.carry(), congestion, wanted(Part::Pods))?;
         let [tunnel, direct] = stand.proxies.as_slice() else {
-            anyhow::bail!("only a program can be compared with the straight way");
+            anyhow::bail!("lines: requires the program, to compare it with the direct route");
         };
         let name = format!("{}, {congestion}", which.words());
         let measured = Measured { bench: self, stand: &stand, carry: which.carry(), name };
-        // It is linked from here on.
+        // The edge is linked once this returns.
         Echo::tight(&tunnel.ways.echo, Duration::ZERO).measure(Some(&stand.space))?;
         let fresh = wanted(Part::Rates).then(|| measured.both(&tunnel.ways)).transpose()?;
         let paused = wanted(Part::Rates).then(|| measured.paused(&tunnel.ways)).transpose()?;
         let mixed = wanted(Part::Beside).then(|| measured.mixed(&tunnel.ways, "tunnel")).transpose()?;
         let mut by_second = None;
         if wanted(Part::Pods) {
-            let far = stand.far.as_ref().context("there is no second pod")?;
+            let far = stand.far.as_ref().context("there is no second server")?;
             Echo::tight(&far.echo, Duration::ZERO).measure(Some(&stand.space))?;
             by_second = Some(measured.both(far)?);
         }
-        // Plain TCP comes last: it fills the line's queue, and a link that rests meanwhile would take that for the line.
+        // Plain TCP comes last: it fills the line's queue, which an idle link would mistake for congestion of the line.
         if fresh.is_some() || by_second.is_some() {
             let direct = measured.twice(&direct.ways)?;
             let pause = format!(" after {} s", self.lines.pause_seconds);
@@ -119,12 +119,12 @@ struct Measured<'a> {
 }
 
 impl Measured<'_> {
-    /// A download's rate and an upload's behind it, Mbit/s.
+    /// Returns the rates of a download and of an upload after it, in Mbit/s.
     fn both(&self, ways: &Ways) -> Result<[f64; 2]> {
         Ok([self.rate(ways, Kind::Download)?, self.rate(ways, Kind::Upload)?])
     }
 
-    /// As [`Self::both`], each after a pause.
+    /// Like [`Self::both`], each after a pause.
     fn paused(&self, ways: &Ways) -> Result<[f64; 2]> {
         let pause = || thread::sleep(Duration::from_secs(self.bench.lines.pause_seconds));
         pause();
@@ -133,7 +133,7 @@ impl Measured<'_> {
         Ok([down, self.rate(ways, Kind::Upload)?])
     }
 
-    /// The mean of two of [`Self::both`].
+    /// Returns the mean of two runs of [`Self::both`].
     fn twice(&self, ways: &Ways) -> Result<[f64; 2]> {
         let ([down, up], [again_down, again_up]) = (self.both(ways)?, self.both(ways)?);
         Ok([down.midpoint(again_down), up.midpoint(again_up)])
@@ -165,8 +165,8 @@ impl Measured<'_> {
         });
     }
 
-    /// Echoes alone, and beside four downloads: first while these come up, which a line's first round trips decide, then
-    /// while they go on. Where packets are lost, the few that are lost twice decide the 99th percentile, so it takes longer.
+    /// Measures echoes alone and in parallel with four downloads, first while these start, then at full rate. On lines
+    /// with loss, the few packets that are lost twice decide the 99th percentile, so it takes longer.
     fn mixed(&self, ways: &Ways, name: &str) -> Result<Mixed> {
         let space = Some(self.stand.space.as_str());
         let echo = Echo {
@@ -198,7 +198,7 @@ impl Measured<'_> {
         Ok(Mixed { idle, begin, after, moved })
     }
 
-    /// Down and up of the tunnel, measured `when`, against plain TCP's.
+    /// Adds rows for the tunnel's download and upload, measured `when`, against plain TCP's.
     fn compare(&self, when: &str, tunnel: [f64; 2], direct: [f64; 2], table: &mut Table) {
         for ((what, tunnel), direct) in ["download", "upload"].into_iter().zip(tunnel).zip(direct) {
             eprintln!("{}: {what}{when}: {} Mbit/s, direct {}", self.name, short(tunnel), short(direct));
@@ -213,7 +213,7 @@ impl Measured<'_> {
         }
     }
 
-    /// One session's, Mbit/s.
+    /// Returns the rate of one session in Mbit/s.
     fn rate(&self, ways: &Ways, kind: Kind) -> Result<f64> {
         let way = if kind == Kind::Upload { &ways.sink } else { &ways.source };
         let load = Load { way: way.clone(), kind, clients: 1, time: Some(self.time()) };
@@ -231,7 +231,7 @@ impl Measured<'_> {
     }
 }
 
-/// Echoes beside four downloads.
+/// Echoes in parallel with four downloads.
 #[derive(Debug)]
 struct Mixed {
     idle: Echoes,
@@ -241,7 +241,7 @@ struct Mixed {
 }
 
 impl Mixed {
-    /// Milliseconds above idle, 99th percentile.
+    /// Returns the milliseconds above idle at the 99th percentile.
     fn start(&self) -> f64 {
         (self.begin.p99() - self.idle.p99()) / 1000.0
     }
@@ -250,7 +250,7 @@ impl Mixed {
         (self.after.p99() - self.idle.p99()) / 1000.0
     }
 
-    /// What the least of the four got, of what the most got.
+    /// Returns the share of the slowest of the four, relative to the fastest.
     #[expect(clippy::cast_precision_loss, reason = "no run moves 2^52 bytes")]
     fn share(&self) -> f64 {
         let [least, most] = [self.moved.each.iter().min(), self.moved.each.iter().max()];
@@ -258,7 +258,7 @@ impl Mixed {
     }
 }
 
-/// What was left on the line and in the kernel is gone.
+/// Waits until the line and the kernel's buffers are empty.
 fn settle() {
     thread::sleep(SETTLE);
 }
@@ -298,16 +298,16 @@ fn mbit(moved: &Moved) -> f64 {
     moved.rate() * 8.0 / 1e6
 }
 
-/// Of one rate: long enough that what a line needs to come up to its rate counts little.
+/// Duration of one rate: long enough that the start of a transfer hardly matters.
 const LONG: Duration = Duration::from_secs(12);
-/// The same where chance decides what is lost: plain TCP's slow start counts little, and how long it lasted.
+/// Duration on lines with random loss: plain TCP's slow start, of random length, hardly matters.
 const LONG_WITH_LOSS: Duration = Duration::from_secs(30);
-/// The same in a quick run.
+/// Duration in a quick run.
 const QUICK: Duration = Duration::from_secs(6);
-/// Until a session that says little runs beside the link that is busy; two round trips come on top. What it says before that
-/// waits behind bulk, and the move takes a round trip. Both are told with the downloads' begin.
+/// Time until an interactive session has moved to the interactive link, in addition to two RTTs. Before that its bytes
+/// wait behind bulk, and the move takes an RTT. Both are part of the figure for the start of the downloads.
 const FOUND: Duration = Duration::from_secs(3);
-/// Until four downloads are at the line's rate: at 600 ms TCP needs as long.
+/// Time until four downloads are at the line's rate; TCP needs this long at 600 ms.
 const COME_UP: Duration = Duration::from_secs(6);
-/// Until what was left of one measurement is gone.
+/// Time until the line is empty after a measurement.
 const SETTLE: Duration = Duration::from_secs(2);

@@ -11,24 +11,24 @@ use crate::proxy::Proxy;
 use crate::role::Role;
 use crate::table::{Bound, Row, Table, mib, short};
 
-/// Which weight a row is about.
+/// Selects the value of a row.
 type Pick = fn(&Weights) -> u64;
 
-/// One proxy's edge side, bytes.
+/// The memory of one proxy's edge side, in bytes.
 #[derive(Debug)]
 struct Weights {
     name: &'static str,
     idle: u64,
     busy: u64,
     after: u64,
-    /// The other process, with the sessions.
+    /// Memory of the other process while the sessions are open.
     cloud_busy: u64,
-    /// How long until it had come back, or the patience.
+    /// Time until the memory was freed, at most [`TIMEOUT`].
     back: Duration,
 }
 
 impl Bench {
-    /// With so many sessions.
+    /// Measures with this number of sessions.
     pub(crate) fn memory(&self, count: usize, table: &mut Table) -> Result<()> {
         let stand = self.stand()?;
         let mut all = Vec::new();
@@ -38,7 +38,7 @@ impl Bench {
         for one in &all {
             let [idle, busy, after, cloud] = [one.idle, one.busy, one.after, one.cloud_busy].map(mib);
             eprintln!(
-                "{}: edge MiB idle {idle:.1}, with {count} {busy:.1}, {:.1?} after {after:.1}; cloud with {count} {cloud:.1}",
+                "{}: edge MiB idle {idle:.1}, with {count} {busy:.1}, {:.1?} after {after:.1}; server with {count} {cloud:.1}",
                 one.name, one.back
             );
         }
@@ -88,7 +88,7 @@ fn weigh(proxy: &Proxy, count: usize) -> Result<Weights> {
     Ok(Weights { name: proxy.name, idle, busy, after, cloud_busy, back: since.elapsed() })
 }
 
-/// Its memory once half a second has passed without a change.
+/// Returns the edge side's memory once it has not changed for half a second.
 fn steady(proxy: &Proxy) -> Result<u64> {
     let mut last = proxy.edge_rss()?;
     for _ in 0..20 {
@@ -102,9 +102,9 @@ fn steady(proxy: &Proxy) -> Result<u64> {
     Ok(last)
 }
 
-/// Behind its start a program has done by now what it does once, and has been pinged; what it needs each time stays.
+/// Time for one-off work after the start, and for a first ping. Only recurring work is measured.
 const IDLE: Duration = Duration::from_secs(30);
-/// Within this many bytes of idle, what sessions took counts as given back.
+/// Memory within this many bytes of idle counts as freed.
 const GIVEN_BACK: u64 = 4 << 20;
-/// What has not been given back by now stays.
+/// Maximum time until memory is freed.
 const TIMEOUT: Duration = Duration::from_secs(20);

@@ -1,4 +1,4 @@
-//! What stands on both sides of a line between two namespaces.
+//! The processes on both sides of a line between two namespaces.
 
 use std::path::PathBuf;
 
@@ -14,15 +14,15 @@ use crate::targets::Targets;
 use crate::tunnel::Tunnel;
 use crate::way::Ways;
 
-/// Clients and pods on one side, the edge and its targets on the other. Dropped in this order: processes first, the line
-/// last.
+/// Clients and servers on one side, the edge and its targets on the other. Dropped in this order: processes first, the
+/// line last.
 #[derive(Debug)]
 pub(crate) struct OverLine {
-    /// The program, if there is one to test, and the straight way over the line.
+    /// The program, if one is tested, and the direct route over the line.
     pub(crate) proxies: Vec<Proxy>,
-    /// How clients reach the targets by the second pod.
+    /// Routes of clients to the targets through the second server.
     pub(crate) far: Option<Ways>,
-    /// Where clients are.
+    /// Namespace of the clients.
     pub(crate) space: String,
     targets: Targets,
     place: Place,
@@ -32,12 +32,12 @@ pub(crate) struct OverLine {
 }
 
 impl Bench {
-    /// Lays the line and starts all that stands on it; with `servers` a second pod, too.
+    /// Creates the line and starts all processes; with `servers` also a second server.
     pub(crate) fn over_line(&self, carry: Carry, congestion: &str, servers: bool) -> Result<OverLine> {
         self.over_line_within(carry, congestion, servers, [const { Vec::new() }; 2])
     }
 
-    /// As [`Self::over_line`], with pod and edge in the control groups with these doors.
+    /// Like [`Self::over_line`], with server and edge in the control groups of `doors`.
     pub(crate) fn over_line_within(
         &self,
         carry: Carry,
@@ -82,7 +82,7 @@ impl Bench {
 }
 
 impl OverLine {
-    /// With the bare relay beside the others.
+    /// Adds the bare relay to the proxies.
     pub(crate) fn with_relay(mut self) -> Result<Self> {
         self.proxies.push(relay::start(&self.place, &self.targets)?);
         Ok(self)

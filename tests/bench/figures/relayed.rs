@@ -1,4 +1,4 @@
-//! A session whose client and edge are at different pods, against one at the same pod.
+//! A session with client and edge at different servers, against a session at one server.
 
 use anyhow::Result;
 
@@ -12,22 +12,22 @@ use crate::table::{Bound, Row, Table, median, short};
 use crate::targets::Targets;
 use crate::tunnel::Tunnel;
 
-/// What the rounds showed of one of the two.
+/// The rounds of one of the two.
 #[derive(Debug, Default)]
 struct Shown {
     /// CPU seconds per GiB.
     cost: Vec<f64>,
-    /// MiB a second.
+    /// MiB per second.
     rate: Vec<f64>,
     /// Microseconds.
     echo: Vec<f64>,
 }
 
 impl Bench {
-    /// In turns: both ways lead to the same edge.
+    /// Measures in turns; both routes lead to the same edge.
     pub(crate) fn relayed(&self, table: &mut Table) -> Result<()> {
         let Some(binary) = &self.binary else {
-            eprintln!("relayed: only the program itself is measured");
+            eprintln!("relayed: skipped, measures only the program");
             return Ok(());
         };
         let dir = tempfile::tempdir_in(&self.dir)?.keep();
@@ -36,7 +36,7 @@ impl Bench {
         let near = Tunnel::configure(&place, &targets, binary)?;
         let far = near.peer(&place, &targets)?;
         let mut stand = near.reachable()?;
-        // What a session costs is what all three processes spend, whichever pod it came in by.
+        // The cost of a session is the CPU time of all three processes, whichever server accepted it.
         stand.processes.push(far.server()?);
         let local = stand.ways.clone();
         let ways = [("local", local), ("relayed", far.ways())];
@@ -115,5 +115,5 @@ impl Bench {
     }
 }
 
-/// A pod that has not found its sibling's node by now will not.
+/// Maximum time until a server finds its peer's node.
 const COME_UP: std::time::Duration = std::time::Duration::from_secs(10);

@@ -1,4 +1,4 @@
-//! Edge or pod killed and started again: how long until an echo comes through.
+//! Edge or server killed and restarted: time until an echo succeeds.
 
 use std::thread;
 use std::time::{Duration, Instant};
@@ -9,17 +9,17 @@ use super::Bench;
 use crate::table::{Bound, Row, Table, largest, median, short};
 
 impl Bench {
-    /// Both, each started again at once, and after a second of absence.
+    /// Measures both, each restarted at once, and after a pause of one second.
     pub(crate) fn restart(&self, table: &mut Table) -> Result<()> {
         let mut stand = self.stand()?;
         let (Some(again), Some(mut proxy)) = (stand.again.take(), stand.tunnel.take()) else {
-            eprintln!("restart: only the program itself is measured");
+            eprintln!("restart: skipped, measures only the program");
             return Ok(());
         };
         let starts: [(&str, usize); 2] = [("edge", 1), ("pod", 0)];
         for (what, which) in starts {
-            // After an absence it is the backoff that decides, which is the price of not being a storm: told, not
-            // judged.
+            // After a pause the backoff decides, which is necessary to avoid a storm of dials: reported without a
+            // bound.
             for (absence, bound) in [(Duration::ZERO, Some(Bound::Most(0.5, 0.3))), (ABSENCE, None)] {
                 let mut took = Vec::new();
                 for _ in 0..self.rounds {
@@ -47,7 +47,7 @@ impl Bench {
     }
 }
 
-/// Long enough that the other end has tried in vain some times.
+/// Long enough for some failed attempts of the other end.
 const ABSENCE: Duration = Duration::from_secs(1);
-/// What is not reachable by now will not be.
+/// Maximum time until the pair is reachable.
 const TIMEOUT: Duration = Duration::from_secs(20);

@@ -1,4 +1,4 @@
-//! What it costs bulk that sessions can be resumed: the program against one that forgets what it has sent.
+//! The cost of resumable sessions in bulk transfers: the program against one that drops the bytes it has sent.
 
 use anyhow::{Context, Result};
 
@@ -11,10 +11,10 @@ use crate::targets::Targets;
 use crate::tunnel::Tunnel;
 
 impl Bench {
-    /// In pairs, each program first in every other one.
+    /// Measures in pairs; the two programs alternate in running first.
     pub(crate) fn resume(&self, table: &mut Table) -> Result<()> {
         let (Some(binary), Some(against)) = (&self.binary, &self.against) else {
-            eprintln!("resume: say --against PROGRAM; scripts/resume-cost.sh builds it and measures");
+            eprintln!("resume: requires --against PROGRAM; run scripts/resume-cost.sh, which builds it");
             return Ok(());
         };
         let mut stands = Vec::new();
@@ -62,7 +62,7 @@ impl Bench {
         Ok(())
     }
 
-    /// The median of the pairs' ratios, and how sure it is.
+    /// Adds a row with the median of the pairs' ratios, and its confidence interval.
     fn told(table: &mut Table, what: &str, own: String, mut ratios: Vec<f64>, bound: Bound) {
         ratios.sort_by(f64::total_cmp);
         let at = |n: usize| short_ratio(ratios.get(n).copied().unwrap_or(f64::NAN));
@@ -85,7 +85,7 @@ fn short_ratio(ratio: f64) -> String {
     format!("{ratio:.3}")
 }
 
-/// Pairs of runs.
+/// Number of pairs of runs.
 const PAIRS: usize = 20;
-/// The sixth smallest and the sixth largest of twenty values have their median between them with 95 % certainty.
+/// The median lies between the sixth smallest and the sixth largest of twenty values with 95 % certainty.
 const SURE: usize = 5;

@@ -1,4 +1,4 @@
-//! Opening sessions, and the last bytes of those that the target ends.
+//! Opening sessions, and the last bytes of sessions that the target ends.
 
 use anyhow::Result;
 
@@ -11,7 +11,7 @@ use crate::sessions::{Open, Opened, Tail};
 use crate::table::{Bound, Row, Table, median, short};
 
 impl Bench {
-    /// CONNECT to first echoed byte.
+    /// Measures the time from CONNECT to the first echoed byte.
     pub(crate) fn open(&self, table: &mut Table) -> Result<()> {
         let stand = self.stand()?;
         let straight = Proxy { name: "direct", ways: stand.targets.straight(), processes: Vec::new() };
@@ -40,7 +40,8 @@ impl Bench {
             median(which.and_then(|which| of.get(which)).cloned().unwrap_or_default())
         };
         table.add(Row {
-            // 0.5 ms (goal 0.3) where a direct connection takes 0.04: machines differ, so it is judged as that ratio.
+            // 0.5 ms (goal 0.3) if a direct connection takes 0.04 ms. Machines differ, so the requirement is that
+            // ratio.
             figure: "CONNECT to first echoed byte, p50, in direct connections' time".into(),
             tunnel: micros(by(&times, "tunnel")),
             reference: format!("direct {}", micros(by(&times, "direct"))),
@@ -86,5 +87,5 @@ impl Bench {
     }
 }
 
-/// How often the target ends.
+/// Number of times that the target ends.
 const TIMES: usize = 50;

@@ -1,4 +1,4 @@
-//! A slow line: echoes beside downloads, bulk, and ten idle minutes.
+//! A slow line: echoes in parallel with downloads, bulk, and ten idle minutes.
 
 use std::time::Duration;
 
@@ -11,19 +11,19 @@ use crate::load::{Kind, Load};
 use crate::proxy::Proxy;
 use crate::table::{Bound, Row, Table, short};
 
-/// What one proxy showed.
+/// The results of one proxy.
 #[derive(Debug)]
 struct Shown {
     idle: Echoes,
     beside: Echoes,
-    /// Four downloads together, Mbit/s.
+    /// Rate of four downloads together, in Mbit/s.
     downloads: f64,
-    /// One download alone, Mbit/s.
+    /// Rate of one download alone, in Mbit/s.
     bulk: f64,
 }
 
 impl Bench {
-    /// Echoes and bulk.
+    /// Measures echoes and bulk.
     pub(crate) fn slow(&self, table: &mut Table) -> Result<()> {
         let stand = self.over_line(LINE, "cubic", false)?.with_relay()?;
         let mut shown = Vec::new();
@@ -90,13 +90,13 @@ impl Bench {
         four.dismiss();
         let downloads = four.hear::<crate::load::Moved>()?;
         drop(four);
-        // What the four left on the line and in the kernel is gone before one goes alone.
+        // Wait until the line and the kernel's buffers are empty, before one download runs alone.
         std::thread::sleep(Duration::from_secs(2));
         let bulk = load(1, Some(self.time(20.0))).measure(Some(space))?;
         Ok(Shown { idle, beside, downloads: downloads.rate() * 8.0 / 1e6, bulk: bulk.rate() * 8.0 / 1e6 })
     }
 
-    /// Ten minutes of one echo after the other; the straight way beside it shows what is the machine's own doing.
+    /// Measures echoes for ten minutes. The direct route in parallel shows the machine's own effects.
     pub(crate) fn idle_line(&self, table: &mut Table) -> Result<()> {
         let stand = self.over_line(LINE, "cubic", false)?.with_relay()?;
         let mut watched = Vec::new();
@@ -154,7 +154,7 @@ const LINE: Carry = Carry {
     loss: 0,
     jitter: Duration::ZERO,
 };
-/// The same rate, Mbit/s.
+/// The same rate, in Mbit/s.
 const LINE_MBIT: f64 = 20.0;
 /// An echo this much above idle is a stall.
 const STALL: Duration = Duration::from_millis(100);

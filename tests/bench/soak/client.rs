@@ -1,4 +1,4 @@
-//! The clients: each opens one session after another, checks it, and hands it to the judge.
+//! The clients: each opens one session after another, checks it, and passes it to the judge.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -20,14 +20,14 @@ use crate::soak::pump::{End, Pulse, Side, give, take, write};
 use crate::soak::target::line;
 use crate::soak::world::{HANG, PODS, World};
 
-/// How sessions can be asked for.
+/// The routes for opening sessions.
 #[derive(Clone, Debug)]
 pub(crate) struct Ways {
-    /// Where to ask, and which process that is: pods, and edges that open sessions themselves.
+    /// Addresses of CONNECT ports, each with its process: servers, and edges that open sessions themselves.
     pub(crate) doors: Vec<(usize, SocketAddr)>,
     /// The nodes, in the order of their processes.
     pub(crate) nodes: Vec<String>,
-    /// The one target behind all of them.
+    /// The only target, the same for all nodes.
     pub(crate) target: SocketAddr,
 }
 
@@ -41,13 +41,13 @@ pub(crate) struct Client {
 }
 
 impl Client {
-    /// A client whose sessions come from the run's seed and its own number.
+    /// Creates a client. Its sessions depend on the run's seed and on `number`.
     pub(crate) fn new(world: Arc<World>, ways: Ways, seed: u64, number: u64) -> Self {
         let rng = StdRng::seed_from_u64(seed.wrapping_add(number));
         Self { world, ways, rng, number, sessions: 0 }
     }
 
-    /// Session after session, until clients are to rest.
+    /// Runs sessions in sequence until clients must rest.
     pub(crate) async fn work(mut self) {
         while !self.world.resting.load(Relaxed) {
             self.session().await;
@@ -62,7 +62,7 @@ impl Client {
             return;
         };
         if near == PODS + node {
-            // What an edge asks of its own name is meant for the cloud.
+            // A request of an edge for its own name would go to a server.
             return;
         }
         let id = self.number * 1_000_000 + self.sessions;
@@ -73,7 +73,7 @@ impl Client {
         let told = self.world.expect(id);
         let started = Instant::now();
         let opened = timeout(HANG, open(at, &target, &plan)).await;
-        match opened.unwrap_or_else(|_| Err("no answer at all".to_owned())) {
+        match opened.unwrap_or_else(|_| Err("no response".to_owned())) {
             Ok(stream) => {
                 self.world.opened(id, started.elapsed());
                 self.world.note(&format!("{id} begins: door {near}, {name}, {plan:?}"));
@@ -95,7 +95,7 @@ impl Client {
     }
 }
 
-/// Which nodes cannot be reached by which doors, and why.
+/// Returns the nodes that are not reachable, with the door and the reason.
 pub(crate) async fn unreachable(world: &World, ways: &Ways) -> Vec<String> {
     let mut rng = StdRng::seed_from_u64(0);
     let mut troubles = Vec::new();
@@ -113,21 +113,21 @@ pub(crate) async fn unreachable(world: &World, ways: &Ways) -> Vec<String> {
                     other => format!("{other:?}"),
                 },
                 Ok(Err(why)) => why,
-                Err(_) => "no answer at all".to_owned(),
+                Err(_) => "no response".to_owned(),
             };
             if started.elapsed() > BACK {
                 break Some(tried);
             }
             sleep(Duration::from_millis(200)).await;
         };
-        troubles.extend(trouble.map(|why| format!("{name} cannot be reached by door {door}: {why}")));
+        troubles.extend(trouble.map(|why| format!("{name} is not reachable through door {door}: {why}")));
     }
     troubles
 }
 
-/// Asks for a session, with the plan behind the request or behind its answer.
+/// Requests a session. Sends the plan either with the request or after the response.
 async fn open(at: SocketAddr, target: &str, plan: &Plan) -> Result<TcpStream, String> {
-    let told = |what: std::io::Error| format!("the door: {what}");
+    let told = |what: std::io::Error| format!("connection: {what}");
     let mut stream = TcpStream::connect(at).await.map_err(told)?;
     stream.set_nodelay(true).map_err(told)?;
     let head = format!("CONNECT {target} HTTP/1.1\r\nHost: {target}\r\nTraceId: {}\r\n\r\n", plan.id);
@@ -146,7 +146,7 @@ async fn open(at: SocketAddr, target: &str, plan: &Plan) -> Result<TcpStream, St
     Ok(stream)
 }
 
-/// What the plan wants of the client.
+/// Carries out the client's part of the plan.
 async fn act(mut stream: TcpStream, plan: &Plan, world: &World, rng: &mut StdRng) -> Side {
     let (mut read, mut write) = stream.split();
     let (up, down) = (Pattern::up(plan.seed), Pattern::down(plan.seed));
@@ -174,7 +174,7 @@ async fn act(mut stream: TcpStream, plan: &Plan, world: &World, rng: &mut StdRng
         }
         Kind::ClientAborts => {
             unsent = give(&mut write, up, plan.up, pulse).await.err();
-            // Only a close with bytes unread is abrupt.
+            // A close is abrupt only if there are unread bytes.
             let _ = pulse.within(read.peek(&mut [0])).await;
             (0, End::Own)
         }
@@ -197,7 +197,7 @@ async fn finished(to: &mut WriteHalf<'_>, up: Pattern, pulse: &Pulse<'_>) -> Res
     to.shutdown().await.map_err(|why| why.to_string())
 }
 
-/// Keystrokes, and pastes now and then.
+/// Sends keystrokes, and occasional pastes.
 async fn keys(
     to: &mut WriteHalf<'_>,
     up: Pattern,
@@ -218,9 +218,9 @@ async fn keys(
     to.shutdown().await.map_err(|why| why.to_string())
 }
 
-/// Within which every node is linked again: the longest pause of an edge that has dialled in vain, and some.
+/// Time within which every node is linked again: the maximum backoff of an edge, and some more.
 const BACK: Duration = Duration::from_secs(40);
-/// Numbers of the sessions that only try a way.
+/// First id of the sessions that only check whether a node is reachable.
 const TRIES: u64 = 1_000_000_000_000;
-/// After which the rest of what is typed comes at once.
+/// Time after which the remaining keystrokes are sent at once.
 const TYPED: Duration = Duration::from_secs(40);

@@ -17,31 +17,31 @@ use crate::soak::weigh::Weight;
 use crate::soak::world::{MEMBERS, PODS};
 use crate::tunnel::{TOKEN, find};
 
-/// Three pods, six edges, and twelve lines.
+/// Three servers, six edges, and twelve lines.
 #[derive(Debug)]
 pub(crate) struct Cluster {
-    /// Pods, then edges.
+    /// Servers, then edges.
     pub(crate) members: Vec<Member>,
-    /// From each edge to what stands for the Service of the pods.
+    /// Lines from each edge to the replacement for the Service of the servers.
     pub(crate) edge_lines: Vec<Cutter>,
-    /// From each pod to each other.
+    /// Lines from each server to each other.
     pub(crate) server_lines: Vec<Cutter>,
-    /// How sessions can be asked for.
+    /// The routes for opening sessions.
     pub(crate) ways: Ways,
 }
 
-/// A process, or the place of one that is down.
+/// A process, or the place of a stopped one.
 #[derive(Debug)]
 pub(crate) struct Member {
-    /// What configs and logs are called after.
+    /// Prefix of the names of its config and log.
     pub(crate) name: String,
-    /// It, while it runs.
+    /// The process, while it runs.
     pub(crate) process: Option<Process>,
-    /// How often it was started.
+    /// Number of starts.
     pub(crate) starts: u32,
-    /// The last look at it.
+    /// The last sample of the process.
     pub(crate) last: Option<Weight>,
-    /// Sessions resumed by those that ran here before.
+    /// Sessions resumed by earlier processes in this place.
     resumed: f64,
     args: Vec<String>,
     log: PathBuf,
@@ -49,7 +49,7 @@ pub(crate) struct Member {
 }
 
 impl Cluster {
-    /// Writes all configs and starts all processes; some may not be ready yet.
+    /// Writes all configs and starts all processes. Some may not be ready yet.
     pub(crate) fn start(dir: &Path, binary: Option<&Path>, target: SocketAddr) -> Result<Self> {
         let binary = find(binary)?.display().to_string();
         let certificates = Certificates::make(dir)?;
@@ -103,19 +103,19 @@ impl Cluster {
         Ok(Self { members, edge_lines, server_lines, ways })
     }
 
-    /// A member.
+    /// Returns a member.
     pub(crate) fn member(&mut self, number: usize) -> Result<&mut Member> {
         self.members.get_mut(number).context("no such member")
     }
 
-    /// How often sessions have gone on over another path, as both their ends count it.
+    /// Returns how many times sessions were resumed, as counted by both their ends.
     pub(crate) fn resumed(&mut self) -> f64 {
         self.members.iter_mut().for_each(Member::look);
         self.members.iter().map(Member::resumed).sum()
     }
 
-    /// Looks at every process until nothing is in excess of what was before, or for as long as the patience lasts;
-    /// answers what is in excess then.
+    /// Samples every process until none exceeds its value in `before`, or until `patience` is over. Returns what is
+    /// still in excess.
     pub(crate) fn settles(&mut self, before: &[Weight], patience: Duration) -> Vec<String> {
         let until = Instant::now() + patience;
         loop {
@@ -128,7 +128,7 @@ impl Cluster {
                     let excess = member
                         .last
                         .as_ref()
-                        .map_or_else(|| vec!["cannot be looked at".to_owned()], |now| now.excess(before));
+                        .map_or_else(|| vec!["cannot be sampled".to_owned()], |now| now.excess(before));
                     excess.into_iter().map(|what| format!("{}: {what}", member.name)).collect::<Vec<_>>()
                 })
                 .collect();
@@ -139,18 +139,18 @@ impl Cluster {
         }
     }
 
-    /// Each process as it is now.
+    /// Returns a sample of each process.
     pub(crate) fn weigh(&self) -> Result<Vec<Weight>> {
         self.members.iter().map(Member::weigh).collect()
     }
 
-    /// How many interactive links edges have made, as their logs say.
+    /// Returns how many interactive links edges have opened, according to their logs.
     pub(crate) fn interactive_links(&self) -> usize {
         let logs = self.members.iter().map(|member| fs::read_to_string(&member.log).unwrap_or_default());
         logs.map(|log| log.matches(INTERACTIVE).count()).sum()
     }
 
-    /// What processes have said that none ever should.
+    /// Returns log lines that must never occur.
     pub(crate) fn screams(&self) -> Vec<String> {
         let mut screams = Vec::new();
         for member in &self.members {
@@ -163,26 +163,26 @@ impl Cluster {
 }
 
 impl Member {
-    /// Starts it, for the first time or again.
+    /// Starts the process, for the first time or again.
     pub(crate) fn start(&mut self) -> Result<()> {
         self.process = Some(Process::start(None, &self.args, &self.log)?);
         self.starts += 1;
         Ok(())
     }
 
-    /// What ran here before is gone.
+    /// Notes that the process has ended.
     pub(crate) fn is_gone(&mut self) {
         self.process = None;
         self.resumed = self.resumed();
         self.last = None;
     }
 
-    /// Sessions resumed by all that ran here, as of the last look.
+    /// Returns the sessions resumed by all processes in this place, as of the last sample.
     pub(crate) fn resumed(&self) -> f64 {
         self.resumed + self.last.as_ref().map_or(0.0, |last| last.count("tunnel_sessions_resumed_total"))
     }
 
-    /// Looks at it, if it can be looked at now.
+    /// Samples the process, if that is possible now.
     pub(crate) fn look(&mut self) {
         if let Ok(now) = self.weigh() {
             self.last = Some(now);
@@ -190,12 +190,12 @@ impl Member {
     }
 
     fn weigh(&self) -> Result<Weight> {
-        Weight::of(self.process.as_ref().context("it does not run")?, self.admin)
+        Weight::of(self.process.as_ref().context("not running")?, self.admin)
             .with_context(|| self.name.clone())
     }
 }
 
-/// Edges are members behind the pods; nodes count from 1.
+/// Returns the name of an edge. Edges follow the servers in the list of members; nodes count from 1.
 fn node(number: usize) -> String {
     format!("node{}", number + 1 - PODS)
 }
@@ -231,9 +231,9 @@ fn loopback(port: u16) -> SocketAddr {
 
 /// What an edge logs of a new interactive link.
 const INTERACTIVE: &str = "interactive link opened";
-/// How long bytes are on their way between an edge and a server. A line of this length gets an interactive link.
+/// Delay between an edge and a server. With this delay edges open interactive links.
 const DELAY: Duration = Duration::from_millis(5);
-/// Seconds that a process which is told to stop leaves to its sessions.
+/// Drain time of the processes, in seconds.
 pub(crate) const DRAIN: u64 = 4;
-/// The last edges open sessions themselves.
+/// Number of edges, the last ones, that open sessions themselves.
 const OPENERS: usize = 2;

@@ -1,4 +1,4 @@
-//! What is done to the cluster: drawn from the seed, undone after a while.
+//! The faults that are injected into the cluster: chosen by the seed, undone after a while.
 
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
@@ -18,12 +18,12 @@ pub(crate) struct Conductor {
     rng: StdRng,
     next: Instant,
     undo: Vec<(Instant, Undo)>,
-    /// Those that are told to end, and until when they may take.
+    /// Processes that were asked to end, and their deadlines.
     leaving: Vec<(usize, Instant)>,
     injected: BTreeMap<Fault, u64>,
 }
 
-/// What can be done.
+/// A kind of fault.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Fault {
     CutLine,
@@ -46,7 +46,7 @@ pub(crate) enum Fault {
     FreezeEdge,
 }
 
-/// What is due later.
+/// An action that is due later.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Undo {
     Start(usize),
@@ -60,12 +60,12 @@ impl Conductor {
         Self { rng, next: Instant::now(), undo: Vec::new(), leaving: Vec::new(), injected: BTreeMap::new() }
     }
 
-    /// Faults injected so far, by kind.
+    /// Returns the number of faults injected so far, by kind.
     pub(crate) fn injected(&self) -> &BTreeMap<Fault, u64> {
         &self.injected
     }
 
-    /// Does what is due.
+    /// Runs the actions that are due.
     pub(crate) fn turn(&mut self, cluster: &mut Cluster, world: &World) -> Result<()> {
         self.tidy(cluster, world)?;
         if Instant::now() >= self.next {
@@ -75,7 +75,7 @@ impl Conductor {
         Ok(())
     }
 
-    /// Undoes what is due, and sees who has ended; true while there is more to undo.
+    /// Undoes the faults that are due, and handles processes that have ended. Returns true while there is more to undo.
     pub(crate) fn tidy(&mut self, cluster: &mut Cluster, world: &World) -> Result<bool> {
         let now = Instant::now();
         let (due, later) = self.undo.drain(..).partition(|(at, _)| *at <= now);
@@ -93,7 +93,7 @@ impl Conductor {
         Ok(!self.undo.is_empty() || !self.leaving.is_empty())
     }
 
-    /// Those that have ended: as they were told to, or by themselves.
+    /// Handles processes that have ended, on request or on their own.
     fn see_off(&mut self, cluster: &mut Cluster, world: &World) -> Result<()> {
         for number in 0..MEMBERS {
             let told = self.leaving.iter().position(|(leaving, _)| *leaving == number);
@@ -104,7 +104,7 @@ impl Conductor {
                 (None, Some(told))
                     if self.leaving.get(told).is_some_and(|(_, until)| Instant::now() > *until) =>
                 {
-                    world.fault(format!("{} does not end though it was told to", member.name));
+                    world.fault(format!("{} does not end after SIGTERM", member.name));
                     process.kill();
                 }
                 (None, _) => continue,
@@ -197,7 +197,7 @@ impl Conductor {
         Ok(())
     }
 
-    /// Does something to one process, unless too many suffer already.
+    /// Injects a fault into one process, unless too many are already affected.
     fn strike(
         &mut self,
         fault: Fault,
@@ -253,18 +253,18 @@ impl Conductor {
     }
 
     fn later(&mut self, after: Duration, what: Undo) {
-        // A line that refuses already does so for longer.
+        // A line that already refuses connections does so for longer.
         self.undo.retain(|(_, other)| *other != what);
         self.undo.push((Instant::now() + after, what));
     }
 
-    /// A time, in milliseconds; short ones are as likely as long ones.
+    /// Returns a random duration in milliseconds, uniformly distributed.
     fn between(&mut self, least: u64, most: u64) -> Duration {
         Duration::from_millis(self.rng.random_range(least..most))
     }
 }
 
-/// Whom a fault of that process strikes.
+/// Returns the parties affected by a fault of a process.
 fn struck(member: usize) -> Struck {
     member.checked_sub(PODS).map_or(Struck::Servers, Struck::Edge)
 }
@@ -281,7 +281,7 @@ fn signal(cluster: &mut Cluster, member: usize, signal: Signal) -> Result<()> {
     cluster.member(member)?.process.iter().try_for_each(|process| process.signal(signal))
 }
 
-/// Each fault and how often it comes, against the others.
+/// The faults, each with its relative frequency.
 const FAULTS: [(Fault, u32); 17] = [
     (Fault::CutLine, 6),
     (Fault::SilentLine, 3),
@@ -301,7 +301,7 @@ const FAULTS: [(Fault, u32); 17] = [
     (Fault::StopEdge, 2),
     (Fault::FreezeEdge, 3),
 ];
-/// A pod, an edge and an edge that opens sessions are never ended, so that what gathers over time shows in them.
+/// A server, an edge and an edge that opens sessions are never ended, so that leaks show in them.
 pub(crate) const SURVIVORS: [usize; 3] = [PODS - 1, MEMBERS - 3, MEMBERS - 1];
-/// Within which a process that is told to stop has ended.
+/// Maximum time until a process has ended after it was asked to.
 const LEAVES: Duration = Duration::from_secs(DRAIN + 8);

@@ -1,4 +1,5 @@
-//! Was a session as it should be? Only the death of one of its two end processes may cut it, and nothing may lie.
+//! Checks whether a session was correct: only the death of one of its two end processes may cut it, and no end may be
+//! false.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
@@ -11,7 +12,7 @@ use crate::soak::plan::{Kind, Plan};
 use crate::soak::pump::{End, Side};
 use crate::soak::world::{Died, Ends, HANG, OUTLIVES, World};
 
-/// One session whose client has ended.
+/// A session after its client has ended.
 #[derive(Debug)]
 pub(crate) struct Judge {
     pub(crate) world: Arc<World>,
@@ -21,7 +22,7 @@ pub(crate) struct Judge {
 }
 
 impl Judge {
-    /// Hears the target, too, and judges.
+    /// Waits for the target's report, and judges the session.
     pub(crate) async fn hear(self, told: oneshot::Receiver<Side>) {
         let started = Instant::now();
         let target = timeout(HANG + self.plan.doze, told).await.ok().and_then(Result::ok);
@@ -50,34 +51,34 @@ impl Judge {
         self.world.running.fetch_sub(1, Relaxed);
     }
 
-    /// What was wrong with it; `over` is when its last side has ended.
+    /// Returns what was wrong with the session. `over` is when its last side ended.
     fn faults(&self, target: Option<&Side>, [near, far]: [Died; 2], over: Instant) -> Vec<String> {
         let mut faults = Vec::new();
         let fell = near != Died::No || far != Died::No;
         for (who, side) in [("client", Some(&self.client)), ("target", target)] {
             match side.map(|side| &side.end) {
-                Some(End::Wrong(what)) => faults.push(format!("the {who} got wrong bytes: {what}")),
+                Some(End::Wrong(what)) => faults.push(format!("the {who} received wrong bytes: {what}")),
                 Some(End::Hung) => faults.push(format!("the {who} hung")),
                 None if !fell => faults.push("the target has not ended".to_owned()),
-                // A target that was never reached, or whose process was killed before it dialled.
+                // The target was never reached, or its process was killed before it dialled.
                 _ => {}
             }
         }
         if !faults.is_empty() {
             return faults;
         }
-        // The kernel of a process that was killed ends its connections as if all were well: no other may.
+        // The kernel of a killed process ends its connections as if they were complete. No other process may.
         if near != Died::Killed && self.client.lies(self.client_expects()) {
-            faults.push("the client's bytes ended too early, as if they were all".to_owned());
+            faults.push("the client's bytes ended early without an error".to_owned());
         }
         if far != Died::Killed && target.is_some_and(|side| side.lies(self.target_expects())) {
-            faults.push("the target's bytes ended too early, as if they were all".to_owned());
+            faults.push("the target's bytes ended early without an error".to_owned());
         }
         if fell && let Some(time) = self.world.outlived(&self.ends, over).filter(|time| *time > OUTLIVES) {
             faults.push(format!("it outlived its process by {time:?}"));
         }
         if !fell && faults.is_empty() && !self.is_whole(target) {
-            faults.push("it was cut though both its processes live".to_owned());
+            faults.push("it was cut although both its processes are alive".to_owned());
         }
         faults
     }
@@ -88,7 +89,7 @@ impl Judge {
         let target_has_all = self.target_expects().is_none_or(|bytes| target.got == bytes);
         let ended = match self.plan.kind {
             Kind::TargetAborts => true,
-            // Breaking off is no end.
+            // An aborted connection is not an end.
             Kind::ClientAborts => target.is_reset(),
             Kind::Vanish => true,
             _ => self.client.end == End::Finished && target.end == End::Finished,
@@ -96,24 +97,25 @@ impl Judge {
         client_has_all && target_has_all && ended
     }
 
-    /// Bytes that the client must get; none if it does not stay for them.
+    /// Returns the bytes that the client must receive; `None` if it does not wait for them.
     fn client_expects(&self) -> Option<u64> {
         (!matches!(self.plan.kind, Kind::ClientAborts | Kind::Vanish)).then_some(self.plan.down)
     }
 
-    /// Bytes that the target must get; none if it does not stay for them, or the client did not send them all.
+    /// Returns the bytes that the target must receive; `None` if it does not wait for them, or the client did not send
+    /// all.
     fn target_expects(&self) -> Option<u64> {
         (!matches!(self.plan.kind, Kind::TargetAborts | Kind::Vanish)).then_some(self.plan.up)
     }
 }
 
 impl Side {
-    /// An end that is no reset, before all has come.
+    /// Returns true for an end without a reset before all bytes have arrived.
     fn lies(&self, expected: Option<u64>) -> bool {
         self.end == End::Finished && !self.is_reset() && expected.is_some_and(|bytes| self.got < bytes)
     }
 
-    /// A write that failed takes the news of a reset from the reader, who then sees an end.
+    /// A failed write consumes the error of a reset, so that the reader sees a regular end.
     fn is_reset(&self) -> bool {
         matches!(self.end, End::Reset(_)) || self.unsent.is_some()
     }

@@ -1,5 +1,5 @@
-//! An edge whose programs open sessions to other nodes: the library's edge with a CONNECT port of its own, since the
-//! program offers none.
+//! An edge with programs that open sessions to other nodes: the library's edge with its own CONNECT port, as the
+//! program has none.
 
 use std::fs;
 use std::net::SocketAddr;
@@ -28,14 +28,14 @@ use crate::soak::target::line;
 /// One such edge.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct Opener {
-    /// Its config file.
+    /// Path of the config file.
     pub(crate) config: PathBuf,
-    /// Where its programs ask.
+    /// Address of the CONNECT port.
     pub(crate) listen: SocketAddr,
 }
 
 impl Opener {
-    /// The process's own part, until SIGTERM.
+    /// Runs the edge in this process, until SIGTERM.
     pub(crate) fn run(&self) -> Result<()> {
         let _lines = Logs::start(LogSettings::default())?;
         let text = fs::read_to_string(&self.config)?;
@@ -59,7 +59,7 @@ impl Opener {
     }
 }
 
-/// As the pod's front end does it.
+/// Serves a client like the server's CONNECT listener.
 async fn open(mut client: TcpStream, route: SessionRouter, pool: Pool) -> Result<()> {
     client.set_nodelay(true)?;
     let request = String::from_utf8_lossy(&line(&mut client).await?).into_owned();

@@ -1,21 +1,21 @@
-//! Bytes that tell where they belong: any piece can be made, and checked, from its offset alone.
+//! Bytes that depend on their offset: any part can be generated, and checked, from its offset alone.
 
 /// One direction of one session.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Pattern(u64);
 
 impl Pattern {
-    /// What the client sends.
+    /// Returns the pattern that the client sends.
     pub(crate) fn up(seed: u64) -> Self {
         Self(mixed(seed))
     }
 
-    /// What the target sends.
+    /// Returns the pattern that the target sends.
     pub(crate) fn down(seed: u64) -> Self {
         Self(mixed(!seed))
     }
 
-    /// The bytes from an offset on.
+    /// Returns the bytes at an offset.
     pub(crate) fn bytes(self, at: u64, length: usize) -> Vec<u8> {
         let skipped = usize::try_from(at % 8).unwrap_or_default();
         let words = at / 8..=(at + length as u64) / 8;
@@ -25,7 +25,7 @@ impl Pattern {
         bytes
     }
 
-    /// What is wrong with bytes that came at an offset, if anything is.
+    /// Returns what is wrong with bytes that arrived at an offset, or `None` if they are correct.
     pub(crate) fn fault(self, at: u64, came: &[u8]) -> Option<String> {
         let meant = self.bytes(at, came.len());
         let first = meant.iter().zip(came).position(|(meant, came)| meant != came)?;
@@ -36,17 +36,17 @@ impl Pattern {
         let found = around.windows(piece.len()).position(|window| window == piece);
         Some(match found.map(|found| from + found as u64) {
             Some(other) if piece.len() == TELLING && other > wrong => {
-                format!("at {wrong} came the bytes of {other}: {} are lost", other - wrong)
+                format!("at offset {wrong} came the bytes of {other}: {} lost", other - wrong)
             }
             Some(other) if piece.len() == TELLING => {
-                format!("at {wrong} came the bytes of {other}: {} are doubled", wrong - other)
+                format!("at offset {wrong} came the bytes of {other}: {} duplicated", wrong - other)
             }
-            _ => format!("at {wrong} came bytes that are nobody's: {piece:02x?}"),
+            _ => format!("at offset {wrong} came unknown bytes: {piece:02x?}"),
         })
     }
 }
 
-/// A word in which each bit depends on all of the given ones (the finisher of SplitMix64).
+/// Mixes a word so that each bit depends on all bits (the finalizer of SplitMix64).
 fn mixed(word: u64) -> u64 {
     let word = word.wrapping_add(0x9e37_79b9_7f4a_7c15);
     let word = (word ^ (word >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
@@ -54,7 +54,7 @@ fn mixed(word: u64) -> u64 {
     word ^ (word >> 31)
 }
 
-/// How far around a wrong byte its true place is looked for.
+/// Distance from a wrong byte within which its true offset is searched for.
 const AROUND: u64 = 8 << 20;
-/// So many bytes are found at one place only.
+/// This number of bytes occurs at one offset only.
 const TELLING: usize = 16;

@@ -1,4 +1,4 @@
-//! What a session is to do: drawn by the client, told to the target in the first line.
+//! The plan of a session: chosen by the client, sent to the target in the first line.
 
 use std::time::Duration;
 
@@ -9,55 +9,55 @@ use serde::{Deserialize, Serialize};
 /// One session.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct Plan {
-    /// Its name in every log.
+    /// The id in every log.
     pub(crate) id: u64,
-    /// What both patterns come from.
+    /// Seed of both patterns.
     pub(crate) seed: u64,
-    /// Who does what.
+    /// What both sides do.
     pub(crate) kind: Kind,
-    /// Bytes from the client; none binds a client that breaks off.
+    /// Bytes from the client. A client that aborts may send fewer.
     pub(crate) up: u64,
     /// Bytes from the target.
     pub(crate) down: u64,
-    /// Bytes a second, either way.
+    /// Bytes per second, in either direction.
     pub(crate) rate: u64,
-    /// Nothing is said for this long: before an answer, or between two keystrokes.
+    /// Pause before a response, or between two keystrokes.
     pub(crate) pause: Duration,
-    /// Readers stop for this long on their way.
+    /// Time for which readers stop in the middle.
     pub(crate) doze: Duration,
 }
 
-/// Who does what, and who ends first.
+/// What both sides do, and which side ends first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub(crate) enum Kind {
-    /// The target sends and ends; then the client does.
+    /// The target sends and ends; then the client ends.
     Download,
-    /// The client sends and ends; then the target answers.
+    /// The client sends and ends; then the target responds.
     Upload,
-    /// Both send at once, and each ends by itself.
+    /// Both send at the same time, and each ends on its own.
     Both,
     /// Small pieces, each sent back.
     Echo,
-    /// A short question that ends, a pause, a long answer.
+    /// A short request that ends, a pause, a long response.
     HalfClose,
-    /// The target answers and closes without reading what the client sends.
+    /// The target responds and closes without reading what the client sends.
     TargetAborts,
     /// The client sends and closes without reading what the target sends.
     ClientAborts,
-    /// The client breaks off in the middle.
+    /// The client aborts in the middle.
     Vanish,
 }
 
 impl Plan {
-    /// Any session; one that an edge opens ends in an orderly way.
+    /// Returns a random session. Sessions opened by an edge end in an orderly way.
     pub(crate) fn random(id: u64, rng: &mut StdRng, by_edge: bool) -> Self {
         let kinds = if by_edge { KINDS.get(..5).unwrap_or_default() } else { &KINDS };
         let kind = kinds.get(rng.random_range(0..kinds.len())).copied().unwrap_or(Kind::Download);
-        // 64 KiB/s to 4 MiB/s, as many slow ones as quick ones.
+        // 64 KiB/s to 4 MiB/s, with as many slow sessions as fast ones.
         let rate = 1 << rng.random_range(16..=22);
         let much = (rate * rng.random_range(2..=25)).min(MOST);
         let little = rng.random_range(0..2048);
-        // What fits into the window of a connection that is new arrives though its sender closes at once.
+        // Bytes that fit into the initial window of a connection arrive even if their sender closes at once.
         let abrupt = rng.random_range(1..=32 * 1024);
         let (up, down) = match kind {
             Kind::Download => (0, much),
@@ -79,7 +79,7 @@ impl Plan {
         Self { id, seed: rng.random(), kind, up, down, rate, pause, doze: Duration::from_millis(doze) }
     }
 
-    /// A few bytes there and back.
+    /// Returns a plan of a few bytes in each direction.
     pub(crate) fn short(id: u64) -> Self {
         let (up, down, rate) = (100, 100, 1 << 20);
         Self { id, seed: id, kind: Kind::Echo, up, down, rate, pause: Duration::ZERO, doze: Duration::ZERO }
@@ -97,5 +97,5 @@ const KINDS: [Kind; 8] = [
     Kind::ClientAborts,
     Kind::Vanish,
 ];
-/// Most bytes of one direction.
+/// Maximum bytes of one direction.
 const MOST: u64 = 48 << 20;

@@ -1,4 +1,4 @@
-//! Sending and checking one direction at its pace.
+//! Sending and checking one direction at its rate.
 
 use std::pin::pin;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
@@ -11,14 +11,14 @@ use crate::soak::pattern::Pattern;
 use crate::soak::plan::Plan;
 use crate::soak::world::{HANG, World};
 
-/// One side's account of a session.
+/// The report of one side of a session.
 #[derive(Debug)]
 pub(crate) struct Side {
-    /// Bytes that came, all of them right.
+    /// Bytes that arrived, all of them correct.
     pub(crate) got: u64,
     /// How they ended.
     pub(crate) end: End,
-    /// What became of the bytes it sent, if they could not be sent.
+    /// The error of sending, if this side could not send all its bytes.
     pub(crate) unsent: Option<String>,
 }
 
@@ -27,34 +27,34 @@ pub(crate) struct Side {
 pub(crate) enum End {
     /// In an orderly way.
     Finished,
-    /// Broken off by the other side.
+    /// Aborted by the other side.
     Reset(String),
-    /// By this side's own doing.
+    /// Ended by this side itself.
     Own,
-    /// Nothing came, and no end, for longer than any session may hang.
+    /// Neither bytes nor an end arrived within the maximum time that a session may hang.
     Hung,
-    /// A byte that does not belong there.
+    /// A wrong byte arrived.
     Wrong(String),
 }
 
-/// One side's view of a session: when it last got anywhere, either way.
+/// The progress of a session, as seen by one side.
 #[derive(Debug)]
 pub(crate) struct Pulse<'a> {
-    /// What it is to do.
+    /// The plan of this session.
     pub(crate) plan: &'a Plan,
     world: &'a World,
     started: Instant,
-    /// Milliseconds after the begin.
+    /// Time of the last progress, in milliseconds after the start.
     last: AtomicU64,
 }
 
 impl<'a> Pulse<'a> {
-    /// The view of one that begins now.
+    /// Creates the progress of a session that starts now.
     pub(crate) fn new(plan: &'a Plan, world: &'a World) -> Self {
         Self { plan, world, started: Instant::now(), last: AtomicU64::new(0) }
     }
 
-    /// It got somewhere, and by so many bytes taken.
+    /// Records progress, and the number of received bytes.
     pub(crate) fn beats(&self, taken: u64) {
         let idle = self.idle().saturating_sub(self.plan.pause + self.plan.doze + RHYTHM);
         self.world.stalled(self.plan.id, idle);
@@ -63,12 +63,12 @@ impl<'a> Pulse<'a> {
         self.last.store(now, Relaxed);
     }
 
-    /// How long it has got nowhere.
+    /// Returns how long there was no progress.
     fn idle(&self) -> Duration {
         self.started.elapsed().saturating_sub(Duration::from_millis(self.last.load(Relaxed)))
     }
 
-    /// Something that must not hang.
+    /// Waits for an operation. Returns `None` if the session hangs.
     pub(crate) async fn within<T>(&self, done: impl Future<Output = T>) -> Option<T> {
         let mut done = pin!(done);
         while self.idle() < HANG + self.plan.pause + self.plan.doze {
@@ -115,7 +115,7 @@ pub(crate) async fn take(
     }
 }
 
-/// Sends so many bytes at the plan's pace.
+/// Sends `total` bytes at the plan's rate.
 pub(crate) async fn give(
     to: &mut (impl AsyncWrite + Unpin),
     pattern: Pattern,
@@ -134,7 +134,7 @@ pub(crate) async fn give(
     Ok(())
 }
 
-/// Writes one piece, within the time that nothing may hang.
+/// Writes one piece. Fails if the session hangs.
 pub(crate) async fn write(
     to: &mut (impl AsyncWrite + Unpin),
     piece: &[u8],
@@ -148,5 +148,5 @@ pub(crate) async fn write(
 
 /// Bytes of one read or write.
 const BLOCK: usize = 32 * 1024;
-/// Between two blocks at the slowest pace.
+/// Time between two blocks at the slowest rate.
 const RHYTHM: Duration = Duration::from_millis(500);

@@ -1,4 +1,4 @@
-//! What a run ends with.
+//! The tables at the end of a run.
 
 use std::fmt::Write;
 use std::time::Duration;
@@ -9,10 +9,10 @@ use crate::soak::weigh::{TASKS, Weight};
 use crate::soak::world::World;
 use crate::table::mib;
 
-/// Sessions, refusals, faults, processes; as Markdown.
+/// Returns the tables of sessions, refusals, faults and processes as Markdown.
 pub(crate) fn all(cluster: &Cluster, world: &World, conductor: &Conductor, before: &[Weight]) -> String {
     let mut text = String::new();
-    // Writing to a text cannot fail.
+    // Writing to a `String` cannot fail.
     let _ = write(&mut text, cluster, world, conductor, before);
     text
 }
@@ -60,12 +60,12 @@ fn write(
         writeln!(to, "| {} | {} |", then.count(TASKS), now.count(TASKS))?;
     }
     writeln!(to)?;
-    writeln!(to, "{} MiB checked at both sides together.", world.bytes() >> 20)?;
+    writeln!(to, "{} MiB checked on both sides together.", world.bytes() >> 20)?;
     writeln!(to, "{} interactive links.", cluster.interactive_links())?;
     let spans = [
-        ("Longest stall of a session that went on", book.stall),
-        ("Longest silence of a session after its line was back", book.silence),
-        ("Longest life of a target whose client broke off", book.lag),
+        ("Longest stall of a session that continued", book.stall),
+        ("Longest silence of a session after its line worked again", book.silence),
+        ("Longest time that a target outlived its client", book.lag),
         ("Longest opening", book.opening),
         ("Longest refusal", book.refusing),
     ];

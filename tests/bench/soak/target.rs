@@ -1,4 +1,4 @@
-//! The target of all sessions: reads what it is to do from the first line, does it, and reports.
+//! The target of all sessions: reads the plan from the first line, carries it out, and reports.
 
 use std::io;
 use std::net::{Ipv4Addr, SocketAddr};
@@ -34,7 +34,7 @@ async fn serve(mut client: TcpStream, world: Arc<World>) -> Result<()> {
         world.fault("a target hung before the first line".to_owned());
         return Ok(());
     };
-    // A client that could not open its session has nothing to say here.
+    // A client that could not open its session sends nothing here.
     let Ok(line) = line else { return Ok(()) };
     let plan: Plan = serde_json::from_slice(&line)?;
     let side = act(client, &plan, &world).await;
@@ -42,7 +42,7 @@ async fn serve(mut client: TcpStream, world: Arc<World>) -> Result<()> {
     Ok(())
 }
 
-/// What the plan wants of the target.
+/// Carries out the target's part of the plan.
 async fn act(mut client: TcpStream, plan: &Plan, world: &World) -> Side {
     let (mut read, mut write) = client.split();
     let (up, down) = (Pattern::up(plan.seed), Pattern::down(plan.seed));
@@ -60,7 +60,7 @@ async fn act(mut client: TcpStream, plan: &Plan, world: &World) -> Side {
         Kind::Echo => echo(&mut read, &mut write, up, pulse).await,
         Kind::TargetAborts => {
             unsent = give(&mut write, down, plan.down, pulse).await.err();
-            // Only a close with bytes unread is abrupt.
+            // A close is abrupt only if there are unread bytes.
             let _ = pulse.within(read.peek(&mut [0])).await;
             (0, End::Own)
         }
@@ -84,7 +84,7 @@ async fn sent(
     write.shutdown().await.map_err(|why| why.to_string())
 }
 
-/// Sends back whatever comes, as it comes.
+/// Echoes all bytes as they arrive.
 async fn echo(
     read: &mut ReadHalf<'_>,
     back: &mut tokio::net::tcp::WriteHalf<'_>,
@@ -115,7 +115,7 @@ async fn echo(
     }
 }
 
-/// The first line, byte by byte, so that the kernel keeps all that follows it.
+/// Reads the first line byte by byte, so that all following bytes stay in the kernel.
 pub(crate) async fn line(from: &mut TcpStream) -> io::Result<Vec<u8>> {
     let mut line = Vec::new();
     loop {

@@ -1,4 +1,4 @@
-//! What a process holds: memory, descriptors, threads, and what it counts itself.
+//! The resources of a process: memory, descriptors, threads, and its own metrics.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -11,21 +11,21 @@ use anyhow::{Context, Result};
 use crate::process::Process;
 use crate::table::mib;
 
-/// One look at one process.
+/// One sample of one process.
 #[derive(Clone, Debug)]
 pub(crate) struct Weight {
     /// Resident bytes.
     pub(crate) rss: u64,
-    /// Open descriptors.
+    /// Number of open descriptors.
     pub(crate) descriptors: usize,
-    /// Threads.
+    /// Number of threads.
     pub(crate) threads: usize,
-    /// What `/metrics` tells, by series.
+    /// Values from `/metrics`, by series.
     pub(crate) counts: BTreeMap<String, f64>,
 }
 
 impl Weight {
-    /// Looks at a process and at its metrics.
+    /// Samples a process and its metrics.
     pub(crate) fn of(process: &Process, admin: SocketAddr) -> Result<Self> {
         let entries = |what: &str| {
             Ok::<_, anyhow::Error>(fs::read_dir(format!("/proc/{}/{what}", process.id()))?.count())
@@ -38,7 +38,7 @@ impl Weight {
         })
     }
 
-    /// The sum of all series of a metric.
+    /// Returns the sum of all series of a metric.
     pub(crate) fn count(&self, metric: &str) -> f64 {
         let is = |series: &str| {
             series.strip_prefix(metric).is_some_and(|rest| rest.is_empty() || rest.starts_with('{'))
@@ -47,14 +47,14 @@ impl Weight {
     }
 
     #[expect(clippy::cast_precision_loss, reason = "no process has 2^52 descriptors")]
-    /// Everything that should be gone or back, now that nobody asks for anything: empty if all is.
+    /// Returns the resources that should have been freed while the process is idle; empty if there are none.
     pub(crate) fn excess(&self, before: &Self) -> Vec<String> {
         let mut excess = Vec::new();
         let (now, then) = (mib(self.rss), mib(before.rss));
         if now > (then * RSS_FACTOR).max(then + RSS_MORE) {
             excess.push(format!("RSS {now:.1} MiB, before {then:.1} MiB"));
         }
-        // Each link is a connection, and where a link goes changes.
+        // Each link is a connection, and links move between processes.
         let links = (self.links() - before.links()).max(0.0);
         let descriptors = self.descriptors as f64;
         if descriptors > before.descriptors as f64 + links + 2.0 {
@@ -67,7 +67,7 @@ impl Weight {
         if now > then + links * TASKS_OF_A_LINK + 2.0 {
             excess.push(format!("{now} tasks, before {then}; {links} more links"));
         }
-        // Threads that read files live for 10 s, and a process follows about that many files.
+        // Threads that read files live for 10 s, and a process watches about that many files.
         if self.threads > before.threads + 6 {
             excess.push(format!("threads {}, before {}", self.threads, before.threads));
         }
@@ -79,13 +79,13 @@ impl Weight {
         excess
     }
 
-    /// Links alive.
+    /// Returns the number of open links.
     pub(crate) fn links(&self) -> f64 {
         self.count("tunnel_links")
     }
 }
 
-/// What a process counts, by series.
+/// Returns a process's metrics, by series.
 pub(crate) fn metrics(admin: SocketAddr) -> Result<BTreeMap<String, f64>> {
     let mut stream = TcpStream::connect_timeout(&admin, TIMEOUT)?;
     stream.set_read_timeout(Some(TIMEOUT))?;
@@ -99,7 +99,7 @@ pub(crate) fn metrics(admin: SocketAddr) -> Result<BTreeMap<String, f64>> {
     Ok(page.lines().filter(|line| line.starts_with("tunnel_")).filter_map(value).collect())
 }
 
-/// Gauges that fall to nothing once all sessions have ended.
+/// Gauges that are zero once all sessions have ended.
 const EMPTY: [&str; 3] = ["tunnel_sessions", "tunnel_sessions_passing", "tunnel_memory_bytes"];
 /// A process that has worked for long keeps more free memory than one that has worked for seconds.
 const RSS_FACTOR: f64 = 1.5;
@@ -107,7 +107,7 @@ const RSS_FACTOR: f64 = 1.5;
 const RSS_MORE: f64 = 16.0;
 /// The gauge of tasks.
 pub(crate) const TASKS: &str = "tunnel_tasks";
-/// Serving its connection and the call, and what watches over it.
+/// Tasks that serve a link's connection and its call, and that supervise them.
 const TASKS_OF_A_LINK: f64 = 4.0;
-/// A process that stands still has none to tell.
+/// A stopped process sends no metrics.
 const TIMEOUT: Duration = Duration::from_secs(2);

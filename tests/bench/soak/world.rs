@@ -1,4 +1,4 @@
-//! What clients, targets and the one who injects faults know together.
+//! State shared by clients, targets and the fault injection.
 
 use std::collections::{BTreeMap, HashMap};
 use std::fs::File;
@@ -17,35 +17,35 @@ use crate::soak::pump::Side;
 /// One run.
 #[derive(Debug)]
 pub(crate) struct World {
-    /// How often each process has begun or finished to die.
+    /// How often each process has started or finished dying.
     deaths: [Deaths; MEMBERS],
-    /// Clients begin no more sessions.
+    /// Whether clients start no more sessions.
     pub(crate) resting: AtomicBool,
-    /// Sessions that run, or whose target has not reported yet.
+    /// Number of sessions that run, or have no report of the target yet.
     pub(crate) running: AtomicU64,
     moved: AtomicU64,
     book: Mutex<Book>,
     waited_for: Mutex<HashMap<u64, oneshot::Sender<Side>>>,
-    /// The two end processes of each session that runs.
+    /// The two end processes of each running session.
     between: Mutex<HashMap<u64, [usize; 2]>>,
     calm: Mutex<Calm>,
     events: Mutex<File>,
 }
 
-/// What is counted for the table.
+/// The values for the tables.
 #[derive(Debug, Default)]
 pub(crate) struct Book {
-    /// Sessions by kind: whole, and cut by the death of one of their two end processes.
+    /// Sessions by kind: complete, and cut by the death of one of their two end processes.
     pub(crate) sessions: BTreeMap<Kind, [u64; 2]>,
-    /// Sessions that could not be opened, by what was said.
+    /// Sessions that could not be opened, by error.
     pub(crate) refused: BTreeMap<String, u64>,
-    /// What is not as it should be.
+    /// Errors that were found.
     pub(crate) faults: Vec<String>,
-    /// The longest time without a byte in a session that was to have some, and which one.
+    /// The longest time without a byte in a session that should have received some, and its id.
     pub(crate) stall: (Duration, u64),
-    /// The same, counted from when its lines and processes were back.
+    /// The same, measured from when its lines and processes worked again.
     pub(crate) silence: (Duration, u64),
-    /// The longest time that a target lived on after its client had broken off.
+    /// The longest time that a target outlived its client's abort.
     pub(crate) lag: (Duration, u64),
     /// The longest time until a session was open.
     pub(crate) opening: (Duration, u64),
@@ -53,25 +53,25 @@ pub(crate) struct Book {
     pub(crate) refusing: (Duration, u64),
 }
 
-/// Since when lines and processes work again; a time to come while they do not.
+/// Times since when lines and processes have worked; in the future while they do not.
 #[derive(Debug)]
 struct Calm {
-    /// Those of one edge.
+    /// Those of each edge.
     edges: [Instant; MEMBERS - PODS],
-    /// Servers, and the lines between them: any session may need them.
+    /// Servers, and the lines between them: any session may use them.
     servers: Instant,
 }
 
-/// Whom a fault strikes.
+/// The parties affected by a fault.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Struck {
     /// One edge, by its number among the edges, or its line.
     Edge(usize),
-    /// A server, or a line between two.
+    /// A server, or a line between two servers.
     Servers,
 }
 
-/// How often a process has begun or finished to die: odd while it does.
+/// How often a process has started or finished dying: odd while it is dying.
 #[derive(Debug, Default)]
 struct Deaths {
     all: AtomicU64,
@@ -79,30 +79,30 @@ struct Deaths {
     last: Mutex<Option<Instant>>,
 }
 
-/// Which processes a session ends in, and how often they had died when it began.
+/// The end processes of a session, and how often they had died when it started.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Ends {
-    /// Where the client's connection ends.
+    /// The process that accepted the client's connection.
     pub(crate) near: usize,
-    /// Which dials the target.
+    /// The process that dials the target.
     pub(crate) far: usize,
     deaths: [(u64, u64); 2],
     started: Instant,
 }
 
-/// How an end process has died since a session began.
+/// How an end process has died since a session started.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Died {
-    /// Not at all.
+    /// It has not died.
     No,
-    /// It was told to.
+    /// It was asked to end.
     Told,
-    /// By SIGKILL: its kernel ends its connections, and has no idea how.
+    /// By SIGKILL: its kernel ends its connections as if they were complete.
     Killed,
 }
 
 impl World {
-    /// A new one; what happens stands in `events.log`.
+    /// Creates a new run. Events are written to `events.log`.
     pub(crate) fn new(dir: &Path) -> Result<Arc<Self>> {
         Ok(Arc::new(Self {
             deaths: Default::default(),
@@ -117,7 +117,7 @@ impl World {
         }))
     }
 
-    /// A line for whoever has to find out what happened when.
+    /// Writes a line to the event log, for debugging.
     pub(crate) fn note(&self, what: &str) {
         let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
         let (day, ms) = (now.as_secs() % 86_400, now.subsec_millis());
@@ -125,44 +125,44 @@ impl World {
         let _ = writeln!(held(&self.events), "{hours:02}:{minutes:02}:{seconds:02}.{ms:03} {what}");
     }
 
-    /// Something is not as it should be.
+    /// Records an error.
     pub(crate) fn fault(&self, what: String) {
-        self.note(&format!("FAULT {what}"));
-        println!("FAULT {what}");
+        self.note(&format!("ERROR {what}"));
+        println!("ERROR {what}");
         self.book().faults.push(what);
     }
 
-    /// The counts.
+    /// Returns the values for the tables.
     pub(crate) fn book(&self) -> MutexGuard<'_, Book> {
         held(&self.book)
     }
 
-    /// Bytes arrived.
+    /// Records bytes that arrived.
     pub(crate) fn moved(&self, bytes: u64) {
         self.moved.fetch_add(bytes, Relaxed);
     }
 
-    /// Bytes that have arrived and been checked, at both sides.
+    /// Returns the bytes that have arrived and been checked, on both sides.
     pub(crate) fn bytes(&self) -> u64 {
         self.moved.load(Relaxed)
     }
 
-    /// A session had nothing for this long.
+    /// Records that a session received nothing for this long.
     pub(crate) fn stalled(&self, id: u64, time: Duration) {
         if time > Duration::from_secs(1) {
-            self.note(&format!("{id} goes on after {:.1} s", time.as_secs_f64()));
+            self.note(&format!("{id} continues after {:.1} s", time.as_secs_f64()));
             let silence = self.back_for(id).map_or(Duration::ZERO, |back| back.min(time));
             let mut book = self.book();
             book.stall = book.stall.max((time, id));
             book.silence = book.silence.max((silence, id));
             drop(book);
             if silence > SILENCE {
-                self.fault(format!("session {id} was silent for {silence:?} after its line came back"));
+                self.fault(format!("session {id} was silent for {silence:?} after its line worked again"));
             }
         }
     }
 
-    /// A fault strikes, and is over after that time.
+    /// Records a fault that ends after `time`.
     pub(crate) fn strikes(&self, whom: Struck, time: Duration) {
         let mut calm = held(&self.calm);
         let until = Instant::now() + time;
@@ -172,7 +172,7 @@ impl World {
         }
     }
 
-    /// For how long everything that a session needs has worked; none for one whose ends are not known.
+    /// Returns how long everything that a session requires has worked; `None` if its ends are unknown.
     fn back_for(&self, id: u64) -> Option<Duration> {
         let between = held(&self.between).get(&id).copied()?;
         let calm = held(&self.calm);
@@ -181,13 +181,13 @@ impl World {
         edges.chain([calm.servers]).max().map(|at| Instant::now().saturating_duration_since(at))
     }
 
-    /// A session took this long to open.
+    /// Records how long a session took to open.
     pub(crate) fn opened(&self, id: u64, time: Duration) {
         let mut book = self.book();
         book.opening = book.opening.max((time, id));
     }
 
-    /// A session could not be opened.
+    /// Records a session that could not be opened.
     pub(crate) fn refused(&self, id: u64, why: &str, node: &str, time: Duration) {
         let mut book = self.book();
         book.refusing = book.refusing.max((time, id));
@@ -197,20 +197,20 @@ impl World {
         }
     }
 
-    /// A target lived on for this long after its client had broken off.
+    /// Records how long a target outlived its client's abort.
     pub(crate) fn lagged(&self, id: u64, time: Duration) {
         let mut book = self.book();
         book.lag = book.lag.max((time, id));
     }
 
-    /// A session is over: whole, or cut.
+    /// Records the end of a session, complete or cut.
     pub(crate) fn ended(&self, kind: Kind, whole: bool) {
         let mut book = self.book();
         let [all, cut] = book.sessions.entry(kind).or_default();
         *(if whole { all } else { cut }) += 1;
     }
 
-    /// A process is about to die: suddenly, or because it is told to.
+    /// Records that a process is about to die, suddenly or on request.
     pub(crate) fn dies(&self, member: usize, suddenly: bool) {
         let Some(deaths) = self.deaths.get(member) else { return };
         if suddenly {
@@ -219,27 +219,28 @@ impl World {
         deaths.all.fetch_add(1, Relaxed);
     }
 
-    /// A process has died.
+    /// Records that a process has died.
     pub(crate) fn is_dead(&self, member: usize) {
         let Some(deaths) = self.deaths.get(member) else { return };
         *held(&deaths.last) = Some(Instant::now());
         deaths.all.fetch_add(1, Relaxed);
     }
 
-    /// How long after the last death of one of its processes a session was over; none if none died since it began.
+    /// Returns how long a session outlived the last death of one of its processes; `None` if none has died since it
+    /// started.
     pub(crate) fn outlived(&self, ends: &Ends, over: Instant) -> Option<Duration> {
         let deaths = [ends.near, ends.far].into_iter().filter_map(|member| self.deaths.get(member));
         let times = deaths.filter_map(|deaths| *held(&deaths.last)).filter(|time| *time > ends.started);
         times.max().map(|time| over.saturating_duration_since(time))
     }
 
-    /// A session begins between two processes.
+    /// Records the start of a session between two processes.
     pub(crate) fn ends(&self, id: u64, near: usize, far: usize) -> Ends {
         held(&self.between).insert(id, [near, far]);
         Ends { near, far, deaths: [near, far].map(|member| self.dead(member)), started: Instant::now() }
     }
 
-    /// How its near and its far process have died since.
+    /// Returns how its near and its far process have died since.
     pub(crate) fn died(&self, ends: &Ends) -> [Died; 2] {
         let [near, far] = ends.deaths;
         [(ends.near, near), (ends.far, far)].map(|(member, (all, sudden))| {
@@ -258,31 +259,31 @@ impl World {
         self.deaths.get(member).map_or((0, 0), |d| (d.all.load(Relaxed), d.sudden.load(Relaxed)))
     }
 
-    /// The target's account of a session, once it has one.
+    /// Returns a receiver of the target's report on a session.
     pub(crate) fn expect(&self, id: u64) -> oneshot::Receiver<Side> {
         let (tell, told) = oneshot::channel();
         held(&self.waited_for).insert(id, tell);
         told
     }
 
-    /// The target's account of a session; nobody waits for that of a session which could not be opened.
+    /// Sends the target's report on a session. There is no receiver if the session could not be opened.
     pub(crate) fn report(&self, id: u64, side: Side) {
         let waits = held(&self.waited_for).remove(&id);
         let _ = waits.map(|tell| tell.send(side));
     }
 
-    /// Nobody waits for it any more.
+    /// Drops the state of a session that is over.
     pub(crate) fn forget(&self, id: u64) {
         held(&self.waited_for).remove(&id);
         held(&self.between).remove(&id);
     }
 
-    /// Where things stand, in a line.
+    /// Returns the current state as one line.
     pub(crate) fn progress(&self) -> String {
         let book = self.book();
         let [whole, cut] = book.sessions.values().fold([0, 0], |[a, b], [c, d]| [a + c, b + d]);
         format!(
-            "{} run, {whole} whole, {cut} died with their process, {} refused, {} MiB, longest stall {:.1} s, silence {:.1} s, {} faults found",
+            "{} running, {whole} whole, {cut} died with their process, {} refused, {} MiB, longest stall {:.1} s, silence {:.1} s, {} errors found",
             self.running.load(Relaxed),
             book.refused.values().sum::<u64>(),
             self.bytes() >> 20,
@@ -297,15 +298,15 @@ fn held<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// No session may be silent for longer once its line is back.
+/// Maximum silence of a session once its line works again.
 pub(crate) const SILENCE: Duration = Duration::from_secs(5);
-/// Different words of refusals that are counted apart.
+/// Maximum number of distinct refusals that are counted separately.
 const CAUSES: usize = 60;
-/// Pods, then edges.
+/// Number of servers; edges follow them.
 pub(crate) const PODS: usize = 3;
-/// All processes under test.
+/// Number of processes under test.
 pub(crate) const MEMBERS: usize = PODS + 6;
-/// The grace time, and a while until a death is noticed: no session may outlive a process of its own for longer.
+/// The resume timeout, and the time until a death is noticed: the maximum by which a session may outlive its process.
 pub(crate) const OUTLIVES: Duration = Duration::from_secs(60 + 25);
-/// The grace time, and what may come together before it begins: processes and lines that stand still.
+/// The resume timeout, and what may delay its start: stopped processes and frozen lines.
 pub(crate) const HANG: Duration = Duration::from_secs(60 + 60);

@@ -1,4 +1,5 @@
-//! What a peer may send on a stream: messages and frames whatever the pieces, or a refusal; and the same once sent on.
+//! What a remote may send on a stream: messages and frames, or an error, however the stream is split. Encoding them
+//! again yields the same.
 
 #![no_main]
 
@@ -13,14 +14,14 @@ fuzz_target!(|input: (u8, &[u8])| {
     let (piece, stream) = input;
     let (messages, end) = read(stream, stream.len());
     let (in_pieces, end_in_pieces) = read(stream, usize::from(piece));
-    assert_eq!(in_pieces, messages, "the pieces of a stream change its messages");
-    assert_eq!(end_in_pieces, end, "the pieces of a stream change its end");
+    assert_eq!(in_pieces, messages, "splitting a stream changes its messages");
+    assert_eq!(end_in_pieces, end, "splitting a stream changes its end");
     for message in messages {
         send_on(&message);
     }
 });
 
-/// Every message of a stream that arrives in pieces of a length, and why it cannot go on.
+/// Returns every message of a stream that arrives in pieces of a length, and the error that ends it.
 fn read(stream: &[u8], piece: usize) -> (Vec<StreamMsg>, Option<DecodeError>) {
     let mut reader = Decoder::default();
     let mut messages = Vec::new();
@@ -39,13 +40,17 @@ fn read(stream: &[u8], piece: usize) -> (Vec<StreamMsg>, Option<DecodeError>) {
 
 fn send_on(message: &StreamMsg) {
     let wire = encode(message.clone()).to_bytes();
-    assert_eq!(read(&wire, wire.len()), (vec![message.clone()], None), "a message changes on its way");
+    assert_eq!(
+        read(&wire, wire.len()),
+        (vec![message.clone()], None),
+        "encoding and decoding changes a message"
+    );
     let Ok(node) = message.node.parse::<NodeName>() else { return };
     for peer in [Remote::Edge(node), Remote::Peer] {
         let Ok(frame) = from_message(message.clone(), &peer) else { continue };
         let again = from_message(to_message(frame.clone()), &peer);
-        // A pong without a number is a plain peer's, whose pongs look like its pings.
+        // A pong without a number comes from a plain remote, whose pongs equal its pings.
         let expected = if frame.body == FrameKind::Pong(None) { FrameKind::Ping(None) } else { frame.body };
-        assert_eq!(again.map(|f| f.body), Ok(expected), "a frame changes on its way");
+        assert_eq!(again.map(|f| f.body), Ok(expected), "encoding and decoding changes a frame");
     }
 }

@@ -1,4 +1,4 @@
-//! What an operator may write into a config file: settings, or faults that say what is wrong, one line each.
+//! What an operator may write into a config file: either a config, or errors with a reason, one per line.
 
 #![no_main]
 
@@ -16,8 +16,8 @@ fuzz_target!(|text: &str| {
 fn check(errors: Option<ConfigErrors>) {
     let Some(errors) = errors else { return };
     let said = errors.to_string();
-    assert!(errors.iter().count() > 0, "refused without a reason");
+    assert!(errors.iter().count() > 0, "rejected without a reason");
     assert_eq!(said.lines().count(), errors.iter().count(), "{said}");
-    // A terminal must not be led astray by what somebody wrote into a file.
+    // Errors must not contain escape sequences of the file, as a terminal would interpret them.
     assert!(!said.contains('\u{1b}'), "{said:?}");
 }

@@ -1,4 +1,4 @@
-//! What a client may write behind CONNECT: parsed or refused, and the same again once printed.
+//! What a client may write after CONNECT: either parsed or rejected, and unchanged when printed and parsed again.
 
 #![no_main]
 
