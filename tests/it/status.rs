@@ -96,7 +96,9 @@ async fn an_edge_without_a_link_reports_the_reason() {
     let (path, table) = socket(&place, "edge");
     let nothing = targets::nothing().await;
     let _edge = start_edge(&place.edge("node1", nothing, &table));
-    let tried = |told: &Status| told.conditions.iter().any(|one| one.message.as_deref() != Some("not yet"));
+    let tried = |told: &Status| {
+        told.conditions.iter().any(|one| one.message.as_deref().is_some_and(|text| text != "not yet"))
+    };
     let told = status_with(&path, "an attempt to link", tried).await;
     assert!(
         !told.ready && told.conditions.iter().any(|one| one.name == "link" && one.status == "not_ready"),

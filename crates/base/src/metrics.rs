@@ -637,8 +637,8 @@ mod tests {
         let text = all_shown().encode(ExpositionFormat::Plain);
         let shown = text.lines().filter_map(|line| line.strip_prefix("# TYPE ")?.split(' ').next());
         let shown: std::collections::BTreeSet<_> = shown.collect();
-        let root = std::path::Path::new(env!("CARGO_MANIFEST_DIR"));
-        let page = std::fs::read_to_string(root.join("../..").join("docs").join("operating.md")).unwrap();
+        let root = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).ancestors().nth(2).unwrap();
+        let page = std::fs::read_to_string(root.join("docs/operating.md")).unwrap();
         let table = page.split("### Metrics").nth(1).unwrap().split("\n## ").next().unwrap();
         let cells = table.lines().filter_map(|line| line.strip_prefix("| `")?.split(" | ").next());
         let told = cells.flat_map(|cell| cell.split(", ").map(|name| name.trim_matches('`'))).collect();
