@@ -22,7 +22,18 @@ with_rustc() {
   "$built/$1" --quiet
 }
 
+# How many files there are, and how long the largest is without its tests: a reader has to find each idea in one place.
+sizes() {
+  find src crates/*/src -name '*.rs' ! -name 'tests.rs' ! -name '*_tests.rs' ! -path '*/tests/*' -print0 | xargs -0 awk '
+    FNR == 1 { if (lines > most) { most = lines; largest = file }; files++; lines = 0; file = FILENAME; tests = marked = 0 }
+    tests { next }
+    marked && /^(pub\(crate\) )?mod .*\{$/ { tests = 1; lines--; next }
+    { marked = /^#\[cfg\(test\)\]$/; lines++ }
+    END { if (lines > most) { most = lines; largest = file }; printf "%d files, the largest %s: %d lines\n", files, largest, most }'
+}
+
 step 'shellcheck' shell
+step 'sizes' sizes
 step 'layers' with_rustc layers
 step 'documents' with_rustc docs
 step 'dependencies' scripts/deps.sh

@@ -1,10 +1,8 @@
 //! Builds, runs and stops a server.
 
 pub mod authenticated_links;
+pub mod client_ports;
 pub mod config_files;
-pub mod connect;
-pub mod egress;
-pub mod http_proxy;
 pub mod https;
 pub mod intercept;
 pub mod kubernetes;
@@ -12,7 +10,6 @@ pub mod link_events;
 pub mod links;
 pub mod peers;
 pub mod registry;
-pub mod tcp;
 
 use std::collections::BTreeSet;
 use std::future::Future;
@@ -122,10 +119,10 @@ const CONNECT: &str = <Ssh as ConnectVariant>::NAME;
 
 /// The modules with listeners for clients, one per line.
 const MODULES: [PrepareListener; 6] = [
-    connect::prepare,
-    egress::prepare,
-    http_proxy::prepare,
-    tcp::prepare,
+    client_ports::connect,
+    client_ports::egress,
+    client_ports::http_proxy,
+    client_ports::tcp,
     https::prepare,
     https::prepare_http,
 ];

@@ -14,6 +14,11 @@ const CITING: [&str; 10] =
 /// This file, which contains broken citations on purpose.
 const OURSELVES: &str = "tests/docs.rs";
 
+/// Words that the sources no longer use, in names, comments and texts; [the glossary](../docs/glossary.md) has the
+/// words in use. `siblings` remains a key of the config.
+const OLD_WORDS: [&str; 8] =
+    ["sibling", "caught", "whoever", "anew", "unshaken", "of late", "in vain", "for want of"];
+
 /// All checked files, by their path from the root.
 #[derive(Debug, Default)]
 struct Project {
@@ -41,6 +46,40 @@ fn every_document_is_reachable_from_the_readme() {
     }
     let lost: Vec<_> = project.anchors.keys().filter(|file| !seen.contains(*file)).collect();
     assert!(lost.is_empty(), "not reachable: {lost:?}");
+}
+
+#[test]
+fn the_sources_do_without_old_words() {
+    let project = Project::read(root());
+    let sources = project.texts.iter().filter(|(file, _)| file.ends_with(".rs") || file.ends_with(".sh"));
+    let found: Vec<_> = sources.flat_map(|(file, text)| old_words(file, text)).collect();
+    assert!(found.is_empty(), "{} old words:\n{}", found.len(), found.join("\n"));
+}
+
+/// Returns the old words in a source, one per line of it. An underscore ends a word, too.
+fn old_words(file: &str, text: &str) -> Vec<String> {
+    let mut found = Vec::new();
+    for (number, line) in text.lines().enumerate() {
+        let line = line.to_lowercase().replace('_', " ");
+        let is_old = |word: &&&str| {
+            line.match_indices(**word).any(|(at, _)| {
+                let (before, after) = (&line[..at], line[at + word.len()..].trim_start_matches('s'));
+                let is_key =
+                    line[at..].starts_with("siblings") && before.ends_with(['"', '.', '}', '`', 'n']);
+                let ends = |c: Option<char>| !c.is_some_and(char::is_alphanumeric);
+                ends(before.chars().next_back()) && ends(after.chars().next()) && !is_key
+            })
+        };
+        found.extend(OLD_WORDS.iter().find(is_old).map(|word| format!("{file}:{}: {word}", number + 1)));
+    }
+    found
+}
+
+#[test]
+fn an_old_word_is_found_in_names_and_texts_and_not_inside_of_others() {
+    let words = |text: &str| old_words("src/x.rs", text).len();
+    assert_eq!(words("let sibling = f();\n// tried In Vain\nfn is_caught_here() {}\nSibling"), 4);
+    assert_eq!(words("\"siblings = []\" mode.cloud.registry.siblings foreground of latest"), 0);
 }
 
 impl Project {

@@ -335,15 +335,19 @@ async fn running_server(settings: &ServerConfig, found: &mut Findings) {
     let at = if at.ip().is_unspecified() { SocketAddr::new([127, 0, 0, 1].into(), at.port()) } else { at };
     match page(at, "/readyz").await {
         None => found.doubt(
-            "pod",
+            "server",
             format!("no server on this machine responds at {at}"),
             "start it with systemctl start tunnel-cloud",
         ),
-        Some((200, body)) if body.trim() == "ok" => found.good("pod", "the server on this machine is ready"),
-        Some((200, body)) => {
-            body.lines().filter(|line| *line != "ok").for_each(|line| found.doubt("pod", line, ""));
+        Some((200, body)) if body.trim() == "ok" => {
+            found.good("server", "the server on this machine is ready")
         }
-        Some((_, body)) => body.lines().for_each(|line| found.bad("pod", line, "a server that is ready", "")),
+        Some((200, body)) => {
+            body.lines().filter(|line| *line != "ok").for_each(|line| found.doubt("server", line, ""));
+        }
+        Some((_, body)) => {
+            body.lines().for_each(|line| found.bad("server", line, "a server that is ready", ""))
+        }
     }
 }
 
@@ -357,7 +361,7 @@ async fn peers(settings: &ServerConfig, resolver: &Resolver, found: &mut Finding
             Err(why) => {
                 let hint = "check mode.cloud.registry.siblings_service: a headless Service with \
                               publishNotReadyAddresses, or another name of all servers";
-                found.bad("siblings", format!("{name}: {why}"), "the addresses of all servers", hint);
+                found.bad("peers", format!("{name}: {why}"), "the addresses of all servers", hint);
             }
         }
     }
@@ -379,7 +383,7 @@ async fn peers(settings: &ServerConfig, resolver: &Resolver, found: &mut Finding
         Ok(config) => config.load(),
         Err(why) => {
             let hint = "set the file to the CA that signed the certificates of all servers";
-            return found.bad("siblings", why.to_string(), "the file mode.cloud.stream.server.ca", hint);
+            return found.bad("peers", why.to_string(), "the file mode.cloud.stream.server.ca", hint);
         }
     };
     for at in all {
@@ -388,13 +392,13 @@ async fn peers(settings: &ServerConfig, resolver: &Resolver, found: &mut Finding
             Err(why) => {
                 let hint =
                     "check that this peer is running, and that firewalls between servers allow the port";
-                found.bad("siblings", why.to_string(), "a server that responds", hint);
+                found.bad("peers", why.to_string(), "a server that responds", hint);
                 continue;
             }
         };
         let accepted = TlsConnector::from(config.clone()).connect(name.clone(), socket);
         match timeout(TIMEOUT, accepted).await.unwrap_or_else(|late| Err(late.into())) {
-            Ok(_) => found.good("siblings", format!("{at} is a server of this cloud")),
+            Ok(_) => found.good("peers", format!("{at} is a server of this cloud")),
             Err(error) => {
                 let fault = HandshakeError::of(&error);
                 let wanted = format!("a certificate of mode.cloud.stream.server.ca for {:?}", name.to_str());

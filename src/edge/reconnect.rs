@@ -22,7 +22,7 @@ use tunnel_link::sender::LinkSender;
 use tunnel_link::sender::signals::BackupLink;
 use tunnel_link::table::Event;
 use tunnel_link::table::traffic_class::TrafficClassifier;
-use tunnel_net::network_monitor::NetworkChanges;
+use tunnel_net::interfaces::NetworkChanges;
 use tunnel_proto::frame::{ErrorCode, SessionError};
 use tunnel_proto::hello::{Dialect, LinkPurpose};
 

@@ -185,7 +185,7 @@ async fn a_servers_peers_and_its_publishing_are_checked() {
     let states = |check: &str| {
         all.iter().filter(|(name, ..)| name == check).map(|(_, state, _)| state.as_str()).collect::<Vec<_>>()
     };
-    assert_eq!((states("siblings"), states("authority")), (vec!["ok", "error"], vec!["error"]), "{all:#?}");
+    assert_eq!((states("peers"), states("authority")), (vec!["ok", "error"], vec!["error"]), "{all:#?}");
     assert_eq!(states("registry"), ["error", "error"], "{all:#?}");
     assert_eq!(states("token"), ["warning"], "all nodes share the test's token: {all:#?}");
     assert!(Path::new(&place.files.cert).exists());

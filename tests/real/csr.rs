@@ -412,7 +412,7 @@ fn the_certificate_of_an_edge_is_valid_while_its_node_exists() {
     cloud.process.terminate();
     cloud.process.ends(TIMEOUT);
     let (env, at) = ([("POD_NAMESPACE", NAMESPACE)], crate::parts::loopback(cloud.grpc));
-    let mut cloud = Cloud::launch(&place, ("cloud-anew", at), &tables, &env, &[&k]);
+    let mut cloud = Cloud::launch(&place, ("cloud-renewed", at), &tables, &env, &[&k]);
     cloud.process.says("client certificate cannot be checked: Node list not loaded yet");
     let _by_token = Edge::start_as(&place, "node2", &at.to_string());
     cloud.has("node2");

@@ -7,7 +7,6 @@ pub mod http_proxy;
 pub mod interfaces;
 pub mod limiter;
 pub mod listen;
-pub mod network_monitor;
 pub mod pki;
 pub mod pool;
 pub mod reload;

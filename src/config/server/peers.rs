@@ -61,7 +61,9 @@ fn service(value: &toml::de::DeValue<'_>) -> Result<Target, ValueError> {
     let target: Target = value::parsed(value)?;
     match target.host {
         Host::Name(_) => Ok(target),
-        Host::Ip(_) => Err(value::wrong(value, "expected name:port; list addresses in siblings")),
+        Host::Ip(_) => {
+            Err(value::wrong(value, "expected name:port; list addresses under mode.cloud.registry.siblings"))
+        }
     }
 }
 

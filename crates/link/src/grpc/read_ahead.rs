@@ -71,7 +71,7 @@ impl ReadAhead {
             match &piece {
                 Poll::Ready(Ok(bytes)) => self.took(bytes.len()),
                 Poll::Ready(Err(_)) => {}
-                Poll::Pending => self.caught_up(cx),
+                Poll::Pending => self.on_all_taken(cx),
             }
             piece
         })
@@ -91,7 +91,7 @@ impl ReadAhead {
     /// Records that the link has taken all its data, so the remaining unread bytes were HTTP/2's own.
     ///
     /// Registers the link to be woken, to call this again, when the connection reaches its bound.
-    fn caught_up(&self, cx: &Context<'_>) {
+    fn on_all_taken(&self, cx: &Context<'_>) {
         self.0.link.register(cx.waker());
         if self.0.stalled.load(SeqCst) == 0 {
             self.0.unread.store(0, SeqCst);
@@ -221,7 +221,7 @@ mod tests {
     }
 
     fn catches_up(ahead: &ReadAhead) {
-        ahead.caught_up(&Context::from_waker(std::task::Waker::noop()));
+        ahead.on_all_taken(&Context::from_waker(std::task::Waker::noop()));
     }
 
     #[tokio::test]
@@ -254,7 +254,7 @@ mod tests {
         let ahead = ReadAhead::default();
         let mut bounded = Bounded { io: endless(), hook: ahead.clone() };
         let (link, connection) = (Arc::new(Woken::default()), Arc::new(Woken::default()));
-        ahead.caught_up(&Context::from_waker(&link.clone().into()));
+        ahead.on_all_taken(&Context::from_waker(&link.clone().into()));
         assert_eq!(reads(&mut bounded).await, MAX_READ_AHEAD);
         assert_eq!(link.0.load(SeqCst), 1);
         let mut buf = [0; 1];

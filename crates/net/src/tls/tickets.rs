@@ -106,7 +106,7 @@ impl ClientAuth {
             Self::Anonymous => "anonymous".into(),
             Self::Required(_) => "required".into(),
             Self::Peers(_, name) => {
-                format!("siblings {}", name.as_ref().map(ServerName::to_str).unwrap_or_default())
+                format!("peers {}", name.as_ref().map(ServerName::to_str).unwrap_or_default())
             }
             Self::Edges(_, others) => format!("agents, {}", others.rule()),
         }

@@ -1,0 +1,96 @@
+//! Binds the ports of clients whose table needs no more than that: CONNECT, egress, HTTP proxy and TCP.
+//!
+//! Each function reads the files of its listener and binds its ports. It returns `None` if there are errors, which
+//! `startup` has noted.
+
+use std::sync::atomic::AtomicBool;
+
+use tracing::info_span;
+
+use crate::config::server::ServerConfig;
+use crate::config::server::egress::EgressConfig;
+use crate::config::server::tcp::{Forward, TcpListenerConfig};
+use crate::listener::authenticated::{OverTls, OverUnix};
+use crate::listener::connect::{Connect, Egress, Ssh};
+use crate::listener::http_proxy::Proxy;
+use crate::listener::tcp::Tcp;
+use crate::server::{ClientListener, ServerCore, https};
+use crate::startup::Startup;
+use crate::startup::access::AccessPolicies;
+
+/// Prepares the listeners of `[mode.cloud.ssh]`.
+pub(crate) fn connect(
+    settings: &ServerConfig,
+    gates: &mut AccessPolicies,
+    startup: &mut Startup,
+) -> Option<Vec<ClientListener>> {
+    let ssh = &settings.ssh;
+    let guard = gates.prepare("mode.cloud.ssh", &ssh.access, startup);
+    let listener = startup.bind_optional("mode.cloud.ssh", ssh.listen);
+    let (guard, listener) = (guard?, listener?);
+    let port = |listener| ClientListener::tcp(listener, guard.clone(), |_| Connect::<Ssh>::default());
+    Some(listener.into_iter().map(port).collect())
+}
+
+/// Prepares the listeners of `[mode.cloud.egress]`.
+pub(crate) fn egress(
+    settings: &ServerConfig,
+    gates: &mut AccessPolicies,
+    startup: &mut Startup,
+) -> Option<Vec<ClientListener>> {
+    let Some(egress) = &settings.egress else { return Some(Vec::new()) };
+    let guard = gates.prepare("mode.cloud.egress", egress.access(), startup);
+    let connect = Connect::<Egress>::default();
+    let port = match egress {
+        EgressConfig::Port { listen, certificates, .. } => {
+            let tls = https::read(settings, certificates, startup);
+            let listener = startup.bind(&format!("mode.cloud.egress.{}", listen.key), listen.at);
+            let (guard, tls, listener) = (guard?, tls?, listener?);
+            ClientListener::tcp(listener, guard, move |core: &ServerCore| {
+                let links = &core.shutdown.links;
+                links.spawn(info_span!("tls"), tls.clone().watch(links.clone()));
+                OverTls::new(connect, tls, core.context.pool.clone())
+            })
+        }
+        EgressConfig::Unix { path, .. } => {
+            let listener = startup.bind_local("mode.cloud.egress.listen", path);
+            let (guard, listener) = (guard?, listener?);
+            ClientListener::new(listener, guard, |_| OverUnix(connect))
+        }
+    };
+    Some(vec![port])
+}
+
+/// Prepares the listeners of `[mode.cloud.http_proxy]`.
+pub(crate) fn http_proxy(
+    settings: &ServerConfig,
+    gates: &mut AccessPolicies,
+    startup: &mut Startup,
+) -> Option<Vec<ClientListener>> {
+    let Some(proxy) = &settings.http_proxy else { return Some(Vec::new()) };
+    let guard = gates.prepare("mode.cloud.http_proxy", &proxy.access, startup);
+    let listener = startup.bind(&format!("mode.cloud.http_proxy.{}", proxy.listen.key), proxy.listen.at);
+    Some(vec![ClientListener::tcp(listener?, guard?, |_| Proxy)])
+}
+
+/// Prepares the listeners of `[mode.cloud.tcp]`.
+pub(crate) fn tcp(
+    settings: &ServerConfig,
+    gates: &mut AccessPolicies,
+    startup: &mut Startup,
+) -> Option<Vec<ClientListener>> {
+    let ports = settings.tcp.iter().map(|port| {
+        let guard = gates.prepare(&port.key, &port.access, startup);
+        let listener = startup.bind(&port.key, port.at);
+        let port = port.clone();
+        Some(ClientListener::tcp(listener?, guard?, move |core| forward(port, core)))
+    });
+    // All ports first, so that each error is noted.
+    ports.collect::<Vec<_>>().into_iter().collect()
+}
+
+fn forward(port: TcpListenerConfig, core: &ServerCore) -> Tcp {
+    let Forward { node, target } = port.to;
+    let finder = core.context.finder.clone();
+    Tcp { node, target, send_proxy: port.send_proxy, finder, warned: AtomicBool::new(false) }
+}
