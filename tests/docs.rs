@@ -64,8 +64,12 @@ fn old_words(file: &str, text: &str) -> Vec<String> {
         let is_old = |word: &&&str| {
             line.match_indices(**word).any(|(at, _)| {
                 let (before, after) = (&line[..at], line[at + word.len()..].trim_start_matches('s'));
-                let is_key =
-                    line[at..].starts_with("siblings") && before.ends_with(['"', '.', '}', '`', 'n']);
+                let key = line[at..].strip_prefix("siblings");
+                let is_key = key.is_some_and(|rest| {
+                    before.ends_with(['"', '.', '`'])
+                        || rest.starts_with(" =")
+                        || rest.starts_with(" service")
+                });
                 let ends = |c: Option<char>| !c.is_some_and(char::is_alphanumeric);
                 ends(before.chars().next_back()) && ends(after.chars().next()) && !is_key
             })
