@@ -403,7 +403,7 @@ async fn peers(settings: &ServerConfig, resolver: &Resolver, found: &mut Finding
                 let fault = HandshakeError::of(&error);
                 let wanted = format!("a certificate of mode.cloud.stream.server.ca for {:?}", name.to_str());
                 let hint = "give all servers certificates from one CA with one common name (mode.cloud.registry.name)";
-                found.bad(check_of(&fault), format!("server {at}: {error}"), &wanted, hint);
+                found.bad(check_of(&fault), format!("server {at}: {fault}"), &wanted, hint);
             }
         }
     }
@@ -618,7 +618,7 @@ async fn secure(
         Ok(Err(error)) => {
             let fault = HandshakeError::of(&error);
             let wanted = format!("a certificate for {}, signed by mode.edge.stream.client.cert", server.dns);
-            found.bad(check_of(&fault), format!("{}: {error}", server.at), &wanted, tls_remedy(&fault));
+            found.bad(check_of(&fault), format!("{}: {fault}", server.at), &wanted, tls_remedy(&fault));
             None
         }
         Err(_) => {

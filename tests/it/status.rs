@@ -56,7 +56,7 @@ async fn a_server_reports_its_nodes_their_sessions_and_disconnect_reasons() {
         "the response ends the call: {:?}",
         started.elapsed()
     );
-    assert_eq!((told.role.as_str(), told.ready, told.totals.sessions), ("cloud", true, 1));
+    assert_eq!((told.role.as_str(), told.ready, told.totals.sessions), ("server", true, 1));
     let node = &told.links[0];
     assert_eq!((node.name.as_str(), node.state.as_str(), node.sessions), ("node1", "linked", 1));
     assert_eq!(
@@ -133,7 +133,7 @@ async fn a_socket_without_a_program_is_reported_with_a_hint() {
     let place = TestDir::new();
     let (path, table) = socket(&place, "cloud");
     let failed = status::status(Some(path.clone()), false, &Environment::default()).await.unwrap_err();
-    assert!(failed.code == 69 && failed.text.contains("cloud.sock does not answer"), "{failed}");
+    assert!(failed.code == 69 && failed.text.contains("cloud.sock does not respond"), "{failed}");
     let server = TestServer::with(&place, &table);
     // A public port shows none of this: the metrics port has no such page.
     assert_eq!(get(server.server.bound.metrics.unwrap(), "/status").await.status, 404);

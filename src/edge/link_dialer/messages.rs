@@ -38,7 +38,7 @@ pub(crate) fn no_tls(error: &io::Error, at: &Target, name: &str, shows: bool) ->
     let fault = HandshakeError::of(error);
     let hint = if shows && matches!(fault, HandshakeError::AlertReceived(_)) { "" } else { hint(&fault) };
     let then = if hint.is_empty() { "" } else { "; " };
-    format!("TLS handshake as {name:?} with {at} failed: {error}{then}{hint}")
+    format!("TLS handshake as {name:?} with {at} failed: {fault}{then}{hint}")
 }
 
 /// Returns the hint with the config key of the edge or server that fixes the error. May be empty.
