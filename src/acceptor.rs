@@ -66,7 +66,7 @@ impl SessionAcceptor {
     }
 
     async fn serve(&self, offer: IncomingSession) {
-        let mut access = AccessLogEntry::start(FRONT, offer.client().to_owned());
+        let mut access = AccessLogEntry::start(LISTENER_LABEL, offer.client().to_owned());
         access.id = Some(offer.id());
         access.node = self.dialer.node().cloned();
         access.target = Some(offer.target().clone());
@@ -81,7 +81,7 @@ impl SessionAcceptor {
             Ok(TargetConnection::Tcp(socket)) => self.carry(offer, access, socket).await,
             Ok(TargetConnection::Tls(stream)) => self.carry(offer, access, *stream).await,
             Err(refusal) => {
-                self.metrics.sessions.refused(FRONT, refusal.code.name());
+                self.metrics.sessions.refused(LISTENER_LABEL, refusal.code.name());
                 let from = address(offer.client());
                 access.refuse(refusal.code.name(), &refusal.reason, from, &self.metrics.refusals);
                 offer.refuse(refusal);
@@ -90,7 +90,7 @@ impl SessionAcceptor {
     }
 
     async fn carry<C: Connection>(&self, offer: IncomingSession, access: AccessLogEntry, target: C) {
-        let alive = self.metrics.sessions.start(FRONT);
+        let alive = self.metrics.sessions.start(LISTENER_LABEL);
         let opened =
             OpenSession { session: offer.accept().into(), buffered: Bytes::new(), access, alive, permit: () };
         run_session(opened, LocalPeer::Target, Socket::new(target, self.pool.clone()), &self.metrics).await;
@@ -127,7 +127,7 @@ fn address(client: &str) -> IpAddr {
 }
 
 /// The acceptor's label in metrics and the access log.
-const FRONT: &str = "backend";
+const LISTENER_LABEL: &str = "backend";
 
 // TLS to targets, for clients with TLS that ends at the server.
 
@@ -256,7 +256,7 @@ impl TargetDialer {
         let socket = dialled.map_err(|why| refusal(&why))?;
         // Checked only now, because an operator's port is announced before it accepts connections.
         let is_private = socket.peer_addr().is_ok_and(|at| is_private(at, &here.all));
-        if is_private { Err(self.is_own_address(target).into()) } else { Ok(socket) }
+        if is_private { Err(self.own_address_error(target).into()) } else { Ok(socket) }
     }
 
     /// Returns true if an address is off limits for this dialler, whatever name leads to it.
@@ -305,7 +305,7 @@ impl TargetDialer {
             if targets.allows(at, &here.own) && !found.contains(&at) {
                 // Even if the target has other addresses: their errors would only hide the reason.
                 if self.listening.holds(at, &here.all) {
-                    return Err(self.is_own_address(target).into());
+                    return Err(self.own_address_error(target).into());
                 }
                 // At a node the unspecified address is loopback, from which access rules may exclude the client.
                 if !(at_node && ip.is_unspecified()) {
@@ -337,7 +337,7 @@ impl TargetDialer {
         }
     }
 
-    fn is_own_address(&self, target: &Target) -> SessionError {
+    fn own_address_error(&self, target: &Target) -> SessionError {
         let why = match self.place {
             DialerRole::Node(_) => {
                 format!("{target} is a tunnel process's own port; use its metrics_listen instead")
@@ -456,7 +456,7 @@ mod tls_tests {
     use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _, duplex};
     use tokio_rustls::TlsAcceptor;
 
-    use tunnel_net::tls::testing::Authority;
+    use tunnel_net::tls::testing::TestCa;
     use tunnel_net::tls::{ClientAuth, TlsClientConfig, TlsParams, TlsServerConfig, Trust};
 
     use super::*;
@@ -466,7 +466,7 @@ mod tls_tests {
     }
 
     /// Performs a handshake with a target that has a certificate for `edge-1` from a CA.
-    async fn accepted(tls: &TargetTls, near: bool, host: &str, by: &Authority) -> Result<(), String> {
+    async fn accepted(tls: &TargetTls, near: bool, host: &str, by: &TestCa) -> Result<(), String> {
         let identity = by.issue("target", "edge-1");
         let clients = ClientAuth::Anonymous;
         let server =
@@ -480,7 +480,7 @@ mod tls_tests {
 
     #[tokio::test]
     async fn only_a_target_on_loopback_is_believed_without_proof() {
-        let (ours, theirs) = (Authority::new("ours"), Authority::new("theirs"));
+        let (ours, theirs) = (TestCa::new("ours"), TestCa::new("theirs"));
         let unsure = TargetTls { loopback: client(Trust::NoVerify), others: None };
         accepted(&unsure, true, "127.0.0.1", &theirs).await.unwrap();
         let why = accepted(&unsure, false, "edge-1", &ours).await.unwrap_err();

@@ -137,7 +137,7 @@ impl Edge {
         let apply = move |settings: &Settings| {
             targets.store(Arc::new(settings.targets.clone()));
             if let Some(proxy) = &settings.http_proxy {
-                limiters.apply(&[(http_proxy::DOOR, &proxy.access)]);
+                limiters.apply(&[(http_proxy::KEY, &proxy.access)]);
             }
         };
         config.follow(Settings::examine, &self.links, apply);

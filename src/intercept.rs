@@ -100,7 +100,7 @@ impl NftTable {
     /// Returns the reason if interception is not possible.
     pub fn claim(catch: InterceptRules) -> Result<Self, InterceptError> {
         let owner = TableOwner::of(&catch.table)?;
-        catch.is_name_free()?;
+        catch.check_name_free()?;
         wait(&["-c", "-j", "-f", "-"], &text(&catch.whole(&Sets::default())))?;
         Ok(Self { catch, kept: None, _owner: owner })
     }
@@ -149,7 +149,7 @@ impl NftTable {
 
 impl InterceptRules {
     /// Checks that the name is free, or belongs to a table of this program with a dead owner.
-    fn is_name_free(&self) -> Result<(), InterceptError> {
+    fn check_name_free(&self) -> Result<(), InterceptError> {
         match wait(&["-j", "-t", "list", "table", "inet", &self.table], "") {
             Ok(listed) => {
                 let ours = [NODES4, NODES6, PORTS];

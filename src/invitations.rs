@@ -20,7 +20,7 @@ use tokio::time::{Instant, sleep};
 use tracing::{info, warn};
 
 use crate::invitations::store::{
-    CellError, EnrolmentState, InvitationError, SecretHash, SharedState, TooManyInvitations,
+    EnrolmentState, InvitationError, SecretHash, SharedState, SharedStateError, TooManyInvitations,
 };
 use tunnel_base::drain::Drain;
 use tunnel_base::logging::AUDIT;
@@ -62,7 +62,7 @@ pub enum EnrolError<E> {
     Refused(E),
     /// The store is not available now.
     #[error("cannot access the store of invitations: {0}")]
-    Store(#[from] CellError),
+    Store(#[from] SharedStateError),
     /// The store contains something else.
     #[error("cannot read invitations: {0}; name another store, or fix this one")]
     Foreign(String),

@@ -182,7 +182,7 @@ async fn serve(
 
 /// Notifies systemd that the process is up, then waits for a signal.
 async fn ends(signals: &mut Signals) {
-    SystemdNotifier.is_up();
+    SystemdNotifier.notify_ready();
     tokio::select! {
         () = signals.next() => SystemdNotifier.stops(),
         () = SystemdNotifier.run_watchdog() => {}

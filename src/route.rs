@@ -324,7 +324,7 @@ impl<'a> PathSearch<'a> {
         let until = self.timeout.map_or(self.until, |patience| self.until.min(Instant::now() + patience));
         let before = self.path.take().filter(|_| self.tried);
         if let Some(before) = &before {
-            self.paths.is_wrong(self.node, before);
+            self.paths.invalidate(self.node, before);
         }
         let mut paused = before.is_none();
         // The server that was asked may still claim to have the node, and reply sooner than the server that does. So
@@ -502,7 +502,7 @@ impl PathSource {
     }
 
     /// Invalidates this path: its server reported that the node is not connected there.
-    pub(crate) fn is_wrong(&self, node: &NodeName, path: &Path) {
+    pub(crate) fn invalidate(&self, node: &NodeName, path: &Path) {
         if let Self::Server(finder) = self {
             finder.invalidate(node, path);
         }

@@ -63,7 +63,7 @@ impl<P> OpenSession<P> {
             return None;
         }
         if ended.how == EndKind::Finished {
-            session.is_over();
+            session.mark_finished();
         }
         Some(session)
     }
@@ -147,7 +147,7 @@ pub async fn run_session<C: Connection, P>(
         LocalPeer::Target => (up, down),
     };
     let mut counted = Counted { stream: session, buffered: std::mem::take(buffered), taken, given };
-    socket.io().breaks_off(true);
+    socket.io().set_reset_on_drop(true);
     let ended = copy_bidirectional(&mut socket, &mut counted).await.ended;
     drop(opened.end(ended, local));
     close(&mut socket, Side::A, ended).await;
@@ -205,7 +205,7 @@ type TlsOverTarget = Socket<TlsStream<ByteStreamIo<TargetStream>>>;
 impl TargetStream {
     /// Wraps a connection dialled by this process. Dropping it resets the connection.
     pub fn direct(connection: TcpStream, pool: Pool) -> Self {
-        connection.breaks_off(true);
+        connection.set_reset_on_drop(true);
         Self::Direct(Socket::new(connection, pool))
     }
 
@@ -261,11 +261,11 @@ impl TargetStream {
     }
 
     /// Marks both directions as finished, so that dropping the stream still delivers bytes in flight.
-    pub fn is_over(&self) {
+    pub fn mark_finished(&self) {
         match self {
             Self::Session(_) => {}
-            Self::Direct(connection) => connection.io().breaks_off(false),
-            Self::Tls(over) => inside(over).is_over(),
+            Self::Direct(connection) => connection.io().set_reset_on_drop(false),
+            Self::Tls(over) => inside(over).mark_finished(),
         }
     }
 }

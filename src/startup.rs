@@ -328,7 +328,7 @@ pub struct SystemdNotifier;
 
 impl SystemdNotifier {
     /// Reports that the service is ready, so that dependent units may start.
-    pub fn is_up(self) {
+    pub fn notify_ready(self) {
         tell(&[NotifyState::Ready]);
     }
 

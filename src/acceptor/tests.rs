@@ -72,10 +72,10 @@ impl Pair {
 
     /// Waits until the acceptor has no session. Returns how often sessions ended with `result`.
     async fn ended(&self, result: &'static str) -> u64 {
-        while self.metrics.sessions.now(FRONT) > 0 {
+        while self.metrics.sessions.now(LISTENER_LABEL) > 0 {
             tokio::task::yield_now().await;
         }
-        self.metrics.sessions.ended(FRONT, result)
+        self.metrics.sessions.ended(LISTENER_LABEL, result)
     }
 }
 

@@ -163,7 +163,7 @@ async fn serve(
     server: &ConnectEndpoint,
     target: &Target,
 ) -> Result<(), CommandError> {
-    client.io().breaks_off(true);
+    client.io().set_reset_on_drop(true);
     let mut session = server.open(target).await?;
     let ended = session.carry(&mut client).await;
     close(&mut client, Side::A, ended).await;
@@ -601,7 +601,7 @@ pub(crate) fn broken_off(why: &str) -> CommandError {
 
 async fn copy_between<C: Connection>(here: &mut impl ByteStream, server: &mut Socket<C>) -> CopyEnd {
     // Set in advance in case this process is killed: a truncated upload must not look complete to the target.
-    server.io().breaks_off(true);
+    server.io().set_reset_on_drop(true);
     let ended = copy_bidirectional(here, server).await.ended;
     close(server, Side::B, ended).await;
     ended

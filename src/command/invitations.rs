@@ -249,7 +249,7 @@ pub(crate) struct JoinError {
 }
 
 /// The error of an attempt at one server.
-enum AttemptError {
+enum JoinAttemptError {
     /// The server refused.
     Refused(String),
     /// The server belongs to another cloud. Nothing was revealed to it.
@@ -303,14 +303,14 @@ impl<'a> JoinClient<'a> {
             for at in self.addresses().await.map_err(|failure| JoinError { failure, is_final: !was_sent })? {
                 match self.ask_at(at).await {
                     Ok(authority) => return Ok(authority),
-                    Err(AttemptError::Refused(text)) => {
+                    Err(JoinAttemptError::Refused(text)) => {
                         return Err(JoinError { failure: CommandError::refused(text), is_final: true });
                     }
-                    Err(AttemptError::Here(failure)) => {
+                    Err(JoinAttemptError::Here(failure)) => {
                         return Err(JoinError { failure, is_final: !was_sent });
                     }
-                    Err(AttemptError::Foreign(text)) => last = text,
-                    Err(AttemptError::Unanswered { text, sent }) => {
+                    Err(JoinAttemptError::Foreign(text)) => last = text,
+                    Err(JoinAttemptError::Unanswered { text, sent }) => {
                         (was_sent, may_mend) = (was_sent | sent, true);
                         last = text;
                     }
@@ -329,7 +329,7 @@ impl<'a> JoinClient<'a> {
 
     /// Requests to join at one server. First fetches its CA and compares it with the hash in the invitation. Sends the
     /// invitation only after the server has proved its identity with that CA.
-    async fn ask_at(&self, at: SocketAddr) -> Result<String, AttemptError> {
+    async fn ask_at(&self, at: SocketAddr) -> Result<String, JoinAttemptError> {
         let authority = self.asked.cloud.to_string();
         let anyone = self.encrypted(at, Trust::NoVerify).await?;
         let shown = call_enrol(anyone, &authority, EnrolMethod::Ca).await.map_err(|why| miss(why, false))?;
@@ -340,15 +340,19 @@ impl<'a> JoinClient<'a> {
             rustls_pemfile::certs(&mut block).any(|der| der.is_ok_and(|der| ServerCa::pin_of(&der) == pin))
         };
         let pinned = shown.split_inclusive(END).find(fits);
-        let pinned = pinned.ok_or_else(|| AttemptError::Foreign(format!("{at} {NOT_THE_CLOUD}")))?;
-        self.folder.rewrite(AUTHORITY, pinned).map_err(AttemptError::Here)?;
+        let pinned = pinned.ok_or_else(|| JoinAttemptError::Foreign(format!("{at} {NOT_THE_CLOUD}")))?;
+        self.folder.rewrite(AUTHORITY, pinned).map_err(JoinAttemptError::Here)?;
         let proved = self.encrypted(at, Trust::Ca(self.pinned.clone())).await?;
         let wish = EnrolMethod::Join(self.joining.clone());
         call_enrol(proved, &authority, wish).await.map_err(|why| miss(why, true))
     }
 
-    async fn encrypted(&self, at: SocketAddr, trust: Trust) -> Result<TlsStream<TcpStream>, AttemptError> {
-        let failed = |text: String| AttemptError::Unanswered { text, sent: false };
+    async fn encrypted(
+        &self,
+        at: SocketAddr,
+        trust: Trust,
+    ) -> Result<TlsStream<TcpStream>, JoinAttemptError> {
+        let failed = |text: String| JoinAttemptError::Unanswered { text, sent: false };
         let tls = TlsClientConfig { trust, identity: None, alpn: vec![b"h2".to_vec()] }.load();
         let tls = tls.map_err(|cause| failed(cause.to_string()))?;
         let socket = match self.proxy.as_ref().filter(|proxy| proxy.applies_to(&self.asked.cloud)) {
@@ -381,11 +385,11 @@ impl<'a> JoinClient<'a> {
     }
 }
 
-fn miss(why: EnrolCallError, sent: bool) -> AttemptError {
+fn miss(why: EnrolCallError, sent: bool) -> JoinAttemptError {
     match why {
-        EnrolCallError::Refused(text) => AttemptError::Refused(text),
-        EnrolCallError::Unserved => AttemptError::Refused(why.to_string()),
-        EnrolCallError::Unanswered(text) => AttemptError::Unanswered { text, sent },
+        EnrolCallError::Refused(text) => JoinAttemptError::Refused(text),
+        EnrolCallError::Unserved => JoinAttemptError::Refused(why.to_string()),
+        EnrolCallError::Unanswered(text) => JoinAttemptError::Unanswered { text, sent },
     }
 }
 

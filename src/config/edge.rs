@@ -9,7 +9,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crate::config::edge::csr::EdgeCsrConfig;
-use crate::config::edge::http_proxy::HttpProxy;
+use crate::config::edge::http_proxy::HttpProxyConfig;
 use crate::config::listen::{self, AuthConfig};
 use crate::config::table::ConfigTable;
 use crate::config::{
@@ -33,7 +33,7 @@ pub struct EdgeConfig {
     /// TLS to targets.
     pub https: TargetTlsConfig,
     /// The proxy for programs on this node; `None` disables it.
-    pub http_proxy: Option<HttpProxy>,
+    pub http_proxy: Option<HttpProxyConfig>,
     /// The certificate that identifies this edge in addition to its token; `None` if it has none.
     pub csr: Option<EdgeCsrConfig>,
     /// `NODE_IP` and `POD_IP`: addresses of this machine in addition to those of its interfaces.

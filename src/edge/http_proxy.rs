@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use tracing::{info, info_span};
 
-use crate::config::edge::http_proxy::HttpProxy;
+use crate::config::edge::http_proxy::HttpProxyConfig;
 use crate::edge::{Edge, MAX_SESSIONS};
 use crate::listener::admission::destination::EdgeRouting;
 use crate::listener::admission::{ListenerContext, serve, sessions};
@@ -27,9 +27,9 @@ pub(crate) struct ProxyListener {
 
 impl ProxyListener {
     /// Reads the proxy's files and binds its port. Returns `None` on errors, which `startup` has collected.
-    pub(crate) fn prepare(settings: &HttpProxy, startup: &mut Startup) -> Option<Self> {
+    pub(crate) fn prepare(settings: &HttpProxyConfig, startup: &mut Startup) -> Option<Self> {
         let mut gates = AccessPolicies::default();
-        let guard = gates.prepare(DOOR, &settings.access, startup);
+        let guard = gates.prepare(KEY, &settings.access, startup);
         let listener =
             startup.bind(&format!("mode.edge.http_proxy.{}", settings.listen.key), settings.listen.at);
         Some(Self { listener: listener?, guard: guard?, gates, nodes: settings.nodes.clone() })
@@ -64,6 +64,6 @@ impl ProxyListener {
 }
 
 /// Key of the config table.
-pub(crate) const DOOR: &str = "mode.edge.http_proxy";
+pub(crate) const KEY: &str = "mode.edge.http_proxy";
 /// Number of clients that together may use all sessions.
 const CLIENTS: usize = 4;

@@ -25,7 +25,7 @@ use tracing::{debug, info};
 use crate::config::Secret;
 use crate::config::edge::ServerAddress;
 use crate::config::edge::csr::EdgeCsrConfig;
-use crate::edge::link_dialer::known_addresses::{Found, KnownAddresses};
+use crate::edge::link_dialer::known_addresses::{KnownAddresses, ResolvedServer};
 #[cfg(feature = "kubernetes")]
 use crate::kubernetes::cluster::Cluster;
 #[cfg(feature = "kubernetes")]
@@ -256,7 +256,7 @@ impl LinkDialer {
         let (found, failure) = match &target.host {
             Host::Ip(ip) => (vec![*ip], None),
             Host::Name(name) => {
-                let Found { addresses, failure } = self.known.of(name).await?;
+                let ResolvedServer { addresses, failure } = self.known.of(name).await?;
                 (addresses, failure)
             }
         };
@@ -399,12 +399,12 @@ mod tests {
 mod csr_tests {
     use std::ops::Range;
 
-    use tunnel_net::tls::testing::Authority;
+    use tunnel_net::tls::testing::TestCa;
 
     use super::*;
 
     /// Issues a certificate for those years into one file with its key.
-    fn issue(ca: &Authority, years: Range<i32>) -> PathBuf {
+    fn issue(ca: &TestCa, years: Range<i32>) -> PathBuf {
         let Identity { cert, key } = ca.issue_for("agent", "node1", years);
         let file = cert.with_extension("pem");
         let both = [cert, key].map(|part| std::fs::read_to_string(part).unwrap()).concat();
@@ -414,7 +414,7 @@ mod csr_tests {
 
     #[tokio::test]
     async fn a_certificate_that_is_over_is_not_shown() {
-        let ca = Authority::new("ca");
+        let ca = TestCa::new("ca");
         for (years, is_shown) in [(2020..2021, false), (2020..4000, true)] {
             let own = EdgeCertificate::new(issue(&ca, years), ca.ca());
             assert_eq!(own.tls().await.is_some(), is_shown);
@@ -423,7 +423,7 @@ mod csr_tests {
 
     #[tokio::test]
     async fn tickets_are_kept_from_link_to_link_until_the_certificate_is_renewed() {
-        let ca = Authority::new("ca");
+        let ca = TestCa::new("ca");
         let own = EdgeCertificate::new(issue(&ca, 2020..4000), ca.ca());
         let (first, second) = (own.tls().await.unwrap(), own.clone().tls().await.unwrap());
         assert!(Arc::ptr_eq(&first, &second));

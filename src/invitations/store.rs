@@ -212,7 +212,7 @@ pub struct Revision {
 
 /// Error reading or writing the text.
 #[derive(Debug, thiserror::Error)]
-pub enum CellError {
+pub enum SharedStateError {
     /// The file failed.
     #[error(transparent)]
     File(#[from] SharedFileError),
@@ -246,7 +246,7 @@ impl SharedState {
     /// # Errors
     ///
     /// Fails if the store does not respond or denies access.
-    pub async fn read(&mut self) -> Result<Revision, CellError> {
+    pub async fn read(&mut self) -> Result<Revision, SharedStateError> {
         match self {
             Self::File(file) => file.read().await,
             Self::Etcd(etcd) => etcd.read().await,
@@ -261,7 +261,7 @@ impl SharedState {
     /// # Errors
     ///
     /// Like [`Self::read`]; after an error the text may or may not be written.
-    pub async fn write(&mut self, seen: &Revision, text: Vec<u8>) -> Result<bool, CellError> {
+    pub async fn write(&mut self, seen: &Revision, text: Vec<u8>) -> Result<bool, SharedStateError> {
         match self {
             Self::File(file) => file.write(seen.clone(), text).await,
             Self::Etcd(etcd) => etcd.write(seen, &text).await,
@@ -283,13 +283,13 @@ impl FileSharedState {
         Self(file)
     }
 
-    pub(crate) async fn read(&self) -> Result<Revision, CellError> {
+    pub(crate) async fn read(&self) -> Result<Revision, SharedStateError> {
         let file = self.0.clone();
         let text = publish::in_background(move || publish::content(&file)).await?;
         Ok(Revision { text: text.unwrap_or_default(), version: String::new() })
     }
 
-    pub(crate) async fn write(&self, seen: Revision, text: Vec<u8>) -> Result<bool, CellError> {
+    pub(crate) async fn write(&self, seen: Revision, text: Vec<u8>) -> Result<bool, SharedStateError> {
         let file = self.0.clone();
         let write = move || {
             publish::make_directory(&file);
@@ -322,7 +322,7 @@ impl EtcdSharedState {
         Self { members: EtcdEndpoints::new(dialer), key: key.as_bytes().to_vec() }
     }
 
-    pub(crate) async fn read(&mut self) -> Result<Revision, CellError> {
+    pub(crate) async fn read(&mut self) -> Result<Revision, SharedStateError> {
         let mut left = self.members.len();
         loop {
             let found = match self.members.connected().await {
@@ -337,7 +337,7 @@ impl EtcdSharedState {
         }
     }
 
-    pub(crate) async fn write(&mut self, seen: &Revision, text: &[u8]) -> Result<bool, CellError> {
+    pub(crate) async fn write(&mut self, seen: &Revision, text: &[u8]) -> Result<bool, SharedStateError> {
         let last_changed = seen.version.parse().unwrap_or(0);
         let mut left = self.members.len();
         loop {

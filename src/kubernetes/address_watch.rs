@@ -135,7 +135,7 @@ impl<K: PartialObject + Resource<DynamicType = ()>> WatchHandler<K> for KindHand
         self.listed
     }
 
-    fn is_cut_off(&mut self, cause: &ClusterError) {
+    fn on_watch_failed(&mut self, cause: &ClusterError) {
         self.report(Err(cause.to_string()));
     }
 }
@@ -172,7 +172,7 @@ impl WatchHandler<Cache> for ManualServices<'_> {
         self.listed
     }
 
-    fn is_cut_off(&mut self, cause: &ClusterError) {
+    fn on_watch_failed(&mut self, cause: &ClusterError) {
         (self.watch.report)(CACHE_WORDS, Err(cause.to_string()));
     }
 }

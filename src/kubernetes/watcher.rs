@@ -33,7 +33,7 @@ pub(crate) trait WatchHandler<K> {
     fn on_event(&mut self, event: Event<K>) -> bool;
 
     /// Called when the watch fails. No events follow until it has restarted; the known objects remain valid.
-    fn is_cut_off(&mut self, _cause: &ClusterError) {}
+    fn on_watch_failed(&mut self, _cause: &ClusterError) {}
 }
 
 impl ObjectWatcher<'_> {
@@ -60,7 +60,7 @@ impl ObjectWatcher<'_> {
                 warn!(objects = what, error = %cause, "watch failed, retrying");
                 warned = true;
             }
-            taker.is_cut_off(&cause);
+            taker.on_watch_failed(&cause);
             sleep(backoff.pause(rand::random())).await;
         }
     }

@@ -101,7 +101,7 @@ impl ListenerContext {
     }
 
     /// Returns the denial while this process is stopping.
-    fn is_stopping(&self) -> Denial {
+    fn stopping_denial(&self) -> Denial {
         Denial::Busy(if self.edge_routing.is_some() {
             "this edge is stopping"
         } else {
@@ -464,7 +464,7 @@ impl<'a> Admission<'a> {
         // Check again, because the config may have changed since the connection was accepted.
         policy.check_source(from)?;
         if self.context.drain.is_draining() {
-            return Err(self.context.is_stopping());
+            return Err(self.context.stopping_denial());
         }
         let OpenRequest { node, target, credentials } = request?;
         access.target = Some(target.clone());

@@ -80,7 +80,7 @@ where
     C: Connection,
     R: Router,
 {
-    socket.breaks_off(true);
+    socket.set_reset_on_drop(true);
     let clock = Arc::new(IdleTimer::new());
     let exchange = Exchange::new(router, Arc::clone(&clock), &context.metrics, &context.drain);
     let io = TokioIo::new(ClientIo::new(socket, Arc::clone(&clock)));
@@ -145,7 +145,7 @@ async fn finish<C: Connection>(
             match ended {
                 ServeEnd::Hyper(ended) => ended.err(),
                 ServeEnd::TooSlow => {
-                    socket.breaks_off(false);
+                    socket.set_reset_on_drop(false);
                     return HandshakeOutcome::Failed { cause: "slow_head", socket: Some(socket) };
                 }
                 ServeEnd::Gone => return HandshakeOutcome::Failed { cause: "reset", socket: None },
@@ -158,7 +158,7 @@ async fn finish<C: Connection>(
         return HandshakeOutcome::Served(None);
     }
     reject_http2(&mut socket, &buffered).await;
-    socket.breaks_off(false);
+    socket.set_reset_on_drop(false);
     match error {
         Some(error) => HandshakeOutcome::Failed { cause: no_head(&error), socket: Some(socket) },
         None => HandshakeOutcome::Served(Some(socket)),

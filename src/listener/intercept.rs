@@ -108,7 +108,7 @@ impl ListenerProtocol<TcpStream> for Intercept {
         admission: &mut Admission<'_>,
     ) -> HandshakeOutcome<TcpStream> {
         // Reset on failure, because TCP cannot report a denial and a normal close would look like an empty response.
-        socket.breaks_off(true);
+        socket.set_reset_on_drop(true);
         let (node, target) = match self.asked(&socket, admission.from().ip()) {
             Ok(asked) => asked,
             Err(cause) => return HandshakeOutcome::Failed { cause, socket: None },

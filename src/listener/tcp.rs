@@ -87,7 +87,7 @@ impl ListenerProtocol<TcpStream> for Tcp {
             }
             Err(_) => {
                 // Reset, because TCP cannot report a denial and a normal close would look like an empty response.
-                socket.breaks_off(true);
+                socket.set_reset_on_drop(true);
                 HandshakeOutcome::Served(None)
             }
         }

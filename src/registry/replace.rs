@@ -22,7 +22,7 @@ pub(crate) struct Conflicts(Mutex<HashMap<NodeName, NameConflict>>);
 #[derive(Debug)]
 struct NameConflict {
     /// The process at a peer that was last refused the name.
-    kept_from: Option<Instance>,
+    last_refused: Option<Instance>,
     logged: Instant,
     /// Conflicts since then that were not logged.
     left_out: u64,
@@ -77,20 +77,20 @@ impl Conflicts {
         if all.len() >= MAX_TRACKED_NAMES {
             return None;
         }
-        all.insert(node.clone(), NameConflict { kept_from: None, logged: now, left_out: 0 });
+        all.insert(node.clone(), NameConflict { last_refused: None, logged: now, left_out: 0 });
         Some(0)
     }
 
     /// Records that a process at a peer was refused the name.
-    pub(crate) fn kept(&self, node: &NodeName, from: Option<Instance>) {
+    pub(crate) fn record_refused(&self, node: &NodeName, from: Option<Instance>) {
         if let Some(known) = self.lock().get_mut(node) {
-            known.kept_from = from;
+            known.last_refused = from;
         }
     }
 
     /// Returns true if that process was the last to be refused the name.
-    pub(crate) fn was_kept(&self, node: &NodeName, from: Instance) -> bool {
-        self.lock().get(node).is_some_and(|known| known.kept_from == Some(from))
+    pub(crate) fn was_refused(&self, node: &NodeName, from: Instance) -> bool {
+        self.lock().get(node).is_some_and(|known| known.last_refused == Some(from))
     }
 
     fn lock(&self) -> MutexGuard<'_, HashMap<NodeName, NameConflict>> {
@@ -159,7 +159,7 @@ impl Finder {
         let Ok(other) = others.peers.process(at).await else { return };
         let place = format!("at peer {}", others.peers.peer_of(&other));
         let taken = self.registry.reject_newcomer(node, &linked, &place);
-        self.registry.conflicts.kept(node, found.instance);
+        self.registry.conflicts.record_refused(node, found.instance);
         other.conflict(node, linked.instance, taken);
     }
 
@@ -173,7 +173,7 @@ impl Finder {
         let Some(linked) = self.registry.link_of(node) else { return };
         let Some(keeper) = conflict.instance.filter(|_| conflict.instance != linked.instance) else { return };
         let smaller = linked.instance.is_some_and(|own| own.to_bytes() < keeper.to_bytes());
-        if smaller && self.registry.conflicts.was_kept(node, keeper) {
+        if smaller && self.registry.conflicts.was_refused(node, keeper) {
             return;
         }
         self.registry.close_loser(node, &linked, conflict.reason);
@@ -219,13 +219,13 @@ impl Registry {
 
     /// Returns true if that process may add an interactive link to its node's primary link. It must be linked here and
     /// have no previous link, because then one of its two links is about to close.
-    pub fn may_stand_beside(&self, node: &NodeName, instance: Option<Instance>) -> bool {
+    pub fn may_add_interactive(&self, node: &NodeName, instance: Option<Instance>) -> bool {
         self.lock().primary_for_interactive(node, instance).is_some()
     }
 
     /// Adds an interactive link to its node's primary link and returns that. Closes the earlier interactive link, if
     /// any. Returns `None` if [`Self::may_stand_beside`] does not allow it.
-    pub fn stand_beside(&self, linked: LinkedNode) -> Option<Arc<LinkSender>> {
+    pub fn add_interactive(&self, linked: LinkedNode) -> Option<Arc<LinkSender>> {
         let node = linked.sender.peer.node().cloned()?;
         let (busy, before) = {
             let mut nodes = self.lock();
@@ -345,20 +345,20 @@ mod interactive_tests {
         let registry = Registry::new(Metrics::server("", ""));
         let [busy, first, second] = [(1, 7), (2, 7), (3, 7)].map(|(number, of)| linked(number, of));
         let node = "node1".parse().unwrap();
-        assert!(registry.stand_beside(first.clone()).is_none(), "the node is not linked here");
+        assert!(registry.add_interactive(first.clone()).is_none(), "the node is not linked here");
         registry.insert(busy.clone(), false);
-        assert!(registry.stand_beside(linked(9, 8)).is_none(), "another process");
-        assert_eq!(registry.stand_beside(first.clone()).map(|busy| busy.id), Some(busy.sender.id));
+        assert!(registry.add_interactive(linked(9, 8)).is_none(), "another process");
+        assert_eq!(registry.add_interactive(first.clone()).map(|busy| busy.id), Some(busy.sender.id));
         assert_eq!(registry.link_of(&node).map(|found| found.sender.id), Some(busy.sender.id));
-        registry.stand_beside(second.clone()).unwrap();
+        registry.add_interactive(second.clone()).unwrap();
         assert!(first.sender.is_closed() && !second.sender.is_closed(), "the newer one stays");
         registry.remove(&first.sender);
         assert_eq!(registry.lock().interactive[&node].sender.id, second.sender.id);
         let again = linked(10, 7);
-        assert!(registry.may_stand_beside(&node, busy.instance));
+        assert!(registry.may_add_interactive(&node, busy.instance));
         let beside_silent = linked(8, 7);
         registry.insert(beside_silent.clone(), true);
-        assert!(!registry.may_stand_beside(&node, busy.instance), "one of the two is about to close");
+        assert!(!registry.may_add_interactive(&node, busy.instance), "one of the two is about to close");
         registry.remove(&beside_silent.sender);
         registry.insert(again.clone(), false);
         assert!(busy.sender.is_closed() && !second.sender.is_closed(), "its process may continue there");

@@ -45,7 +45,7 @@ pub(crate) struct NodeQuery {
 #[derive(Debug)]
 pub(crate) struct Searches {
     means: SearchContext,
-    running: Mutex<HashMap<NodeQuery, WeakShared<Running>>>,
+    running: Mutex<HashMap<NodeQuery, WeakShared<RunningSearches>>>,
 }
 
 #[derive(Debug, Clone)]
@@ -57,7 +57,7 @@ pub(crate) struct SearchContext {
 }
 
 type SearchResult = Result<NodeLocationAnswer, NodeNotFound>;
-type Running = BoxFuture<'static, SearchResult>;
+type RunningSearches = BoxFuture<'static, SearchResult>;
 
 impl NodeQuery {
     pub(crate) fn new(node: &NodeName, instance: Option<Instance>, not: Option<&LinkSender>) -> Self {
@@ -113,7 +113,7 @@ impl Searches {
         }
     }
 
-    fn lock(&self) -> MutexGuard<'_, HashMap<NodeQuery, WeakShared<Running>>> {
+    fn lock(&self) -> MutexGuard<'_, HashMap<NodeQuery, WeakShared<RunningSearches>>> {
         self.running.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -122,7 +122,7 @@ impl Searches {
 struct SearchWaiter<'a> {
     searches: &'a Searches,
     wanted: NodeQuery,
-    search: Option<Shared<Running>>,
+    search: Option<Shared<RunningSearches>>,
 }
 
 impl Drop for SearchWaiter<'_> {

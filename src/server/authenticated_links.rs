@@ -19,7 +19,7 @@ use tunnel_base::addresses::{AddressClaim, ClaimSource};
 use tunnel_base::drain::Drain;
 use tunnel_base::logging::AUDIT;
 use tunnel_base::names::NodeName;
-use tunnel_base::policy::tokens::{TokenError, Tokens};
+use tunnel_base::policy::tokens::{NodeTokens, TokenError};
 use tunnel_link::sender::LinkSender;
 use tunnel_link::table::SessionTable;
 use tunnel_net::reload::Reload;
@@ -31,7 +31,7 @@ use tunnel_proto::state::LinkId;
 /// The links that were accepted for a token or a certificate.
 #[derive(Debug)]
 pub(crate) struct AuthenticatedLinks {
-    tokens: Reload<Tokens>,
+    tokens: Reload<NodeTokens>,
     /// The nodes that joined by invitation; `None` if that is not enabled.
     enrolment: Option<Arc<Enrolment>>,
     /// The Nodes of the cluster; `None` if no cluster is used.
@@ -65,10 +65,10 @@ pub(crate) fn read(
     certificates: bool,
     egress: bool,
     startup: &mut Startup,
-) -> Option<Reload<Tokens>> {
+) -> Option<Reload<NodeTokens>> {
     let (path, first) = (file.to_owned(), AtomicBool::new(true));
     let tokens = Reload::file(file, move |text| {
-        let tokens = Tokens::parse(&String::from_utf8_lossy(text));
+        let tokens = NodeTokens::parse(&String::from_utf8_lossy(text));
         for (line, error) in tokens.errors() {
             warn!(file = %path.display(), line, error = %error, "invalid line in token file");
         }
@@ -102,14 +102,14 @@ pub(crate) fn read(
 
 /// Returns true if a file without any token is intended. Where edges have certificates, it may only contain nodes that
 /// are blocked.
-fn is_empty_intended(tokens: &Tokens, certificates: bool) -> bool {
+fn is_empty_intended(tokens: &NodeTokens, certificates: bool) -> bool {
     certificates && tokens.shut_some_out()
 }
 
 impl AuthenticatedLinks {
     /// Starts watching the token file.
     pub(crate) fn start(
-        tokens: Reload<Tokens>,
+        tokens: Reload<NodeTokens>,
         enrolment: Option<Arc<Enrolment>>,
         (nodes, certificates): (Option<ClusterNodes>, bool),
         table: Arc<SessionTable>,
@@ -289,7 +289,7 @@ async fn close_links(revoked: Vec<(TokenError, AuthenticatedLink)>, table: &Sess
 }
 
 /// Logs changes of tokens in the token file.
-fn log_token_changes(read: &Tokens, before: &Tokens) {
+fn log_token_changes(read: &NodeTokens, before: &NodeTokens) {
     let nodes = read.changed_since(before);
     if !nodes.is_empty() {
         info!(
@@ -335,7 +335,7 @@ mod tests {
     }
 
     fn proven(nodes: Option<ClusterNodes>) -> AuthenticatedLinks {
-        let tokens = Reload::fixed(Tokens::parse("node1:right\n"));
+        let tokens = Reload::fixed(NodeTokens::parse("node1:right\n"));
         AuthenticatedLinks { tokens, enrolment: None, nodes, certificates: true, links: Mutex::default() }
     }
 
@@ -347,7 +347,7 @@ mod tests {
     #[test]
     fn a_node_without_an_edges_label_is_refused_and_a_name_that_is_no_node_passes() {
         let nodes = watch::Sender::new(None);
-        let tokens = Reload::fixed(Tokens::parse("default:shared\ncp2:own\n"));
+        let tokens = Reload::fixed(NodeTokens::parse("default:shared\ncp2:own\n"));
         let proven = AuthenticatedLinks { tokens, ..proven(Some(nodes.subscribe())) };
         let says = |name: &str, token: &str, agent: Option<&str>| {
             let mut evidence = evidence(token, agent);
@@ -407,7 +407,7 @@ mod tests {
     fn a_node_whose_line_has_no_token_is_shut_out_whatever_it_shows() {
         let nodes = watch::Sender::new(known([("node1", true)]));
         for (text, is_in) in [("node2:a", true), ("default:a", true), ("Node1:\ndefault:a", false)] {
-            let tokens = Reload::fixed(Tokens::parse(text));
+            let tokens = Reload::fixed(NodeTokens::parse(text));
             let proven = AuthenticatedLinks { tokens, ..proven(Some(nodes.subscribe())) };
             let judged = proven.authenticate(&evidence("a", Some("node1")));
             assert_eq!(judged.is_ok(), is_in, "{text}: {judged:?}");
@@ -417,7 +417,7 @@ mod tests {
 
     #[test]
     fn a_file_that_only_shuts_nodes_out_is_meant_so_where_edges_have_certificates() {
-        let meant = |text, certificates| is_empty_intended(&Tokens::parse(text), certificates);
+        let meant = |text, certificates| is_empty_intended(&NodeTokens::parse(text), certificates);
         assert!(meant("node1:\n", true) && !meant("node1:\n", false));
         assert!(!meant("default:\n", true) && !meant("all gone", true), "that is a mistake");
     }

@@ -14,7 +14,7 @@ use crate::startup::access::ListenerPolicies;
 use crate::startup::{Startup, StartupErrorKind};
 use tunnel_base::policy::Glob;
 use tunnel_base::policy::targets::Targets;
-use tunnel_base::policy::tokens::Tokens;
+use tunnel_base::policy::tokens::NodeTokens;
 use tunnel_net::reload::Reload;
 use tunnel_net::resolver::Resolver;
 use tunnel_net::tls::{self, ClientAuth, Identity, PeerTls, TlsParams, TlsServerConfig};
@@ -29,7 +29,7 @@ pub(crate) struct ServerFiles {
     /// The CA and certificate that joining nodes receive; `None` if joining is not enabled.
     pub(crate) authority: Option<Reload<ServerCa>>,
     /// The tokens of edges.
-    pub(crate) tokens: Reload<Tokens>,
+    pub(crate) tokens: Reload<NodeTokens>,
     /// A client of the system's DNS servers.
     pub(crate) resolver: Resolver,
     /// A client of the DNS servers that know where nodes are; by default the system's.

@@ -164,11 +164,11 @@ fn refuse_node(request: RelayRequest, shared: &ServerContext) {
     let asker = request.from().peer.node();
     let linked = asker.and_then(|asker| shared.registry.link_of(asker));
     let at = linked.map_or(Ipv4Addr::UNSPECIFIED.into(), |linked| linked.from.ip());
-    let mut access = AccessLogEntry::start(FRONT, at.to_string());
+    let mut access = AccessLogEntry::start(LISTENER_LABEL, at.to_string());
     access.user = asker.map(ToString::to_string);
     access.node = Some(node.clone());
     access.target = request.target().cloned();
-    metrics.sessions.refused(FRONT, ErrorCode::NodeNotAllowed.name());
+    metrics.sessions.refused(LISTENER_LABEL, ErrorCode::NodeNotAllowed.name());
     access.refuse(ErrorCode::NodeNotAllowed.name(), &why, at, &metrics.refusals);
     request.refuse(SessionError::new(ErrorCode::NodeNotAllowed, why));
 }
@@ -196,7 +196,7 @@ fn dial_for_edge(request: RelayRequest, shared: &ServerContext) {
 }
 
 /// The name of edges' requests to a server in metrics and the access log.
-const FRONT: &str = "backend";
+const LISTENER_LABEL: &str = "backend";
 /// Maximum number of concurrent searches for nodes and servers for all edges; each takes at most a few seconds.
 pub(crate) const MAX_SEARCHES: usize = 1000;
 /// Maximum number of concurrent searches for one edge.

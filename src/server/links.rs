@@ -356,13 +356,13 @@ pub(crate) async fn admit_interactive(
     shared: &ServerContext,
 ) {
     let hello = &evidence.hello;
-    if !shared.registry.may_stand_beside(&hello.node, hello.instance) {
+    if !shared.registry.may_add_interactive(&hello.node, hello.instance) {
         shared.link_context.metrics.calls_refused.count("not_beside");
         return call.refuse(CallRejection::NoPrimaryLink);
     }
     let link = call.accept();
     let sender = link.sender.clone();
-    let Some(busy) = shared.registry.stand_beside(linked(&sender)) else { return };
+    let Some(busy) = shared.registry.add_interactive(linked(&sender)) else { return };
     shared.proven.track(&sender, evidence);
     info!(link = %sender.id, node = %hello.node, primary = %busy.id, "interactive link accepted");
     if shared.stopping.is_cancelled() {

@@ -423,7 +423,7 @@ impl<D: ByteStream> ByteStream for Counted<'_, D> {
 /// socket resets the connection.
 pub async fn close<C: Connection>(socket: &mut Socket<C>, side: Side, ended: CopyEnd) {
     if ended.by == side || ended.how == EndKind::Finished {
-        socket.io().breaks_off(false);
+        socket.io().set_reset_on_drop(false);
         close_gracefully(socket).await;
     } else {
         wait_acknowledged(socket).await;

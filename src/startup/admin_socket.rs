@@ -26,7 +26,7 @@ impl SocketDirs {
     /// owns it.
     pub fn of_user(runtime: Option<&Path>) -> Self {
         let user = rustix::process::geteuid().as_raw();
-        let runtime = runtime.filter(|dir| dir.is_absolute() && is_private(dir, user).is_ok());
+        let runtime = runtime.filter(|dir| dir.is_absolute() && check_private(dir, user).is_ok());
         let temporary = Path::new(TEMPORARY).join(format!("tunnel-{user}"));
         let own = runtime.map(|dir| dir.join("tunnel")).into_iter().chain([temporary]).collect();
         Self { shared: RUN_DIR.into(), own, user }
@@ -56,7 +56,7 @@ impl SocketDirs {
 
     /// Returns the sockets of programs with these names that this user can trust. Some programs may have ended.
     pub fn sockets(&self, names: &[&str]) -> Vec<PathBuf> {
-        let own = self.own.iter().filter(|dir| is_private(dir, self.user).is_ok());
+        let own = self.own.iter().filter(|dir| check_private(dir, self.user).is_ok());
         let dirs = std::iter::once(&self.shared).chain(own);
         let mut found: Vec<_> = dirs.flat_map(|dir| sockets_in(dir, names)).collect();
         // Servers before edges, in any directory.
@@ -76,7 +76,7 @@ impl SocketDirs {
     /// sockets in it.
     fn make_own(&self, dir: &Path) -> io::Result<()> {
         make(dir, 0o700)?;
-        is_private(dir, self.user)
+        check_private(dir, self.user)
     }
 }
 
@@ -94,7 +94,7 @@ fn make(dir: &Path, mode: u32) -> io::Result<()> {
 }
 
 /// Checks that a directory belongs to this user, and that no other user may enter it.
-fn is_private(dir: &Path, user: u32) -> io::Result<()> {
+fn check_private(dir: &Path, user: u32) -> io::Result<()> {
     let found = fs::symlink_metadata(dir)?;
     if found.is_dir() && found.uid() == user && found.mode() & 0o077 == 0 {
         return Ok(());

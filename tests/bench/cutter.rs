@@ -55,7 +55,7 @@ impl Cutter {
             runtime.block_on(async {
                 while let Ok((socket, _)) = listener.accept().await {
                     if refusing.load(Relaxed) {
-                        socket.breaks_off(true);
+                        socket.set_reset_on_drop(true);
                     } else {
                         tokio::spawn(carry(socket, to.clone(), delay, sender.subscribe()));
                     }
@@ -111,8 +111,8 @@ async fn carry(
         let _ = tokio::join!(swallow(&mut near), swallow(&mut far));
         return Ok(());
     }
-    near.breaks_off(true);
-    far.breaks_off(true);
+    near.set_reset_on_drop(true);
+    far.set_reset_on_drop(true);
     Ok(())
 }
 

@@ -18,7 +18,7 @@ use tracing::{Instrument, Span};
 pub struct Drain {
     draining: CancellationToken,
     tasks: TaskTracker,
-    running: Arc<Mutex<Running>>,
+    running: Arc<Mutex<TaskTable>>,
 }
 
 /// The tasks that can be aborted. Their handles are kept here, so that a running task never has to check for the abort.
@@ -29,7 +29,7 @@ pub struct Drain {
 /// [`Drain::finish`] finds the handle in the table, or the spawner finds `cut` set and aborts the task itself. Both may
 /// happen, so a task may be aborted twice.
 #[derive(Debug, Default)]
-struct Running {
+struct TaskTable {
     next: u64,
     /// `None` while the task is being spawned.
     tasks: HashMap<u64, Option<AbortHandle>>,
@@ -123,7 +123,7 @@ impl Drain {
         self.draining.cancelled_owned()
     }
 
-    fn running(&self) -> MutexGuard<'_, Running> {
+    fn running(&self) -> MutexGuard<'_, TaskTable> {
         self.running.lock().unwrap_or_else(PoisonError::into_inner)
     }
 

@@ -314,7 +314,7 @@ impl TcpInfoWindow {
         });
         (self.latest, self.sent, self.at) = (reading, sent, now);
         if reading.in_flight <= FEW {
-            self.cap.varies(reading.variation * RANGE, now);
+            self.cap.on_rtt_variation(reading.variation * RANGE, now);
         }
         self.cap.sample(reading.rtt, reading.delivered, now);
         if let Some(least) =

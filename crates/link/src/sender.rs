@@ -627,7 +627,7 @@ fn in_order<T>(members: impl Iterator<Item = (u64, T)>) -> Vec<T> {
 impl LinkSender {
     /// Sets the reader for the kernel's TCP state of a new link. The link's RTT is the kernel's until a ping is
     /// answered. A plain link has no congestion control, so its reader is not used afterwards.
-    pub(crate) fn reads_tcp_info(&self, reader: Option<TcpInfoReader>) {
+    pub(crate) fn set_tcp_info_reader(&self, reader: Option<TcpInfoReader>) {
         if let Some(info) = reader.as_ref().and_then(TcpInfoReader::read) {
             self.set_rtt(info.rtt);
         }
@@ -820,7 +820,7 @@ mod tcp_info_tests {
         let reader = TcpInfoReader::of(&near).unwrap();
         let link = LinkSender::new(LinkId(1), Remote::Edge(NodeName::none()), None, Dialect::Plain);
         let assumed = link.round_trip();
-        link.reads_tcp_info(Some(reader));
+        link.set_tcp_info_reader(Some(reader));
         assert!(link.round_trip() < assumed, "{:?}", link.round_trip());
     }
 }

@@ -437,7 +437,7 @@ impl SessionCore {
             let meant = again == inner.state.needs_path();
             let effects = if meant { inner.state.ask(sender.id) } else { Actions::default() };
             if meant {
-                inner.state.asks_of(process);
+                inner.state.set_expected_process(process);
             }
             match room {
                 _ if !meant => {}

@@ -170,12 +170,12 @@ impl<K: Clone + Ord + Hash> Permit<K> {
 
     /// Suspends the permit while another limit applies to its holder. [`Self::mark_idle`] resumes it.
     pub fn suspend(&self) {
-        self.limiter.apply(|shares| shares.step_aside(self.id, Instant::now()));
+        self.limiter.apply(|shares| shares.suspend(self.id, Instant::now()));
     }
 
     /// Marks the holder as idle: from now on this process waits for it. Resumes a suspended permit.
     pub fn mark_idle(&self) {
-        self.limiter.apply(|shares| shares.waits(self.id, Instant::now()));
+        self.limiter.apply(|shares| shares.mark_idle(self.id, Instant::now()));
     }
 
     /// Wraps the holder's connection so that its reads mark the permit as active or idle.
@@ -389,7 +389,7 @@ impl<K: Clone + Ord + Hash> FairShares<K> {
     /// Suspends a holder's permit while another limit applies to it; [`Self::waits`] resumes it.
     ///
     /// Does nothing if it holds none.
-    pub fn step_aside(&mut self, id: u64, now: Instant) -> Changes {
+    pub fn suspend(&mut self, id: u64, now: Instant) -> Changes {
         let Some((who, State::Holds { busy, since })) = self.entrants.get(&id).cloned() else {
             return Changes::default();
         };
@@ -402,7 +402,7 @@ impl<K: Clone + Ord + Hash> FairShares<K> {
     /// Marks an entrant as idle as of `now`, and resumes a suspended permit.
     ///
     /// If none is free, it takes the permit that would be revoked next.
-    pub fn waits(&mut self, id: u64, now: Instant) -> Changes {
+    pub fn mark_idle(&mut self, id: u64, now: Instant) -> Changes {
         let Some((who, State::Aside)) = self.entrants.get(&id).cloned() else {
             self.mark(id, false, now);
             return Changes::default();

@@ -47,7 +47,7 @@ pub trait Connection: AsyncRead + AsyncWrite + Unpin + Send {
     /// A session may be aborted at any moment, and its bytes must not look complete then. After a clean end, nc and an
     /// ssh that uses it would even wait for the rest. So set `true` while bytes are copied, and `false` once all of
     /// them were. Has no effect on a closed socket.
-    fn breaks_off(&self, broken: bool) {
+    fn set_reset_on_drop(&self, broken: bool) {
         if let Some(tcp) = self.tcp() {
             let _ = SockRef::from(tcp).set_linger(broken.then_some(Duration::ZERO));
         }

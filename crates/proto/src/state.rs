@@ -159,7 +159,7 @@ impl SessionState {
     }
 
     /// Opener: records the process that the next Open is expected to reach.
-    pub fn asks_of(&mut self, process: Option<Instance>) {
+    pub fn set_expected_process(&mut self, process: Option<Instance>) {
         if self.phase == Phase::Opening {
             self.instance = process.or(self.instance);
         }
@@ -390,7 +390,7 @@ impl SessionState {
             _ if self.path != Some(from) => DROPPED,
             SessionFrame::Opened { limit, epoch, instance } => self.opened(limit, epoch, instance),
             SessionFrame::Refused { epoch, refusal } => self.refused(epoch, refusal, now),
-            SessionFrame::Resumed { received, limit, epoch } => self.put_back(received, limit, epoch),
+            SessionFrame::Resumed { received, limit, epoch } => self.on_resumed(received, limit, epoch),
             SessionFrame::PathLost { epoch } if epoch >= self.epoch => self.lose_path(now),
             SessionFrame::PathLost { .. } => DROPPED,
             SessionFrame::Reset { epoch, refusal } => self.reset(epoch, refusal, now),
@@ -462,7 +462,7 @@ impl SessionState {
         self.phase == Phase::Opening || self.phase == Phase::Resuming && self.departed.is_some()
     }
 
-    fn put_back(&mut self, received: u64, limit: u64, epoch: u64) -> Actions {
+    fn on_resumed(&mut self, received: u64, limit: u64, epoch: u64) -> Actions {
         if self.phase != Phase::Resuming || epoch != self.epoch {
             return DROPPED;
         }

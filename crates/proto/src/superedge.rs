@@ -135,7 +135,7 @@ impl PlainCodec {
 
     /// Ends a session in both directions. Returns the frames for this end.
     pub fn close(&mut self, id: SessionId) -> Option<Decoded> {
-        self.end(id, "EOF").map(|session| is_fully_closed(id, &session))
+        self.end(id, "EOF").map(|session| closing_frames(id, &session))
     }
 
     fn send_session_frame(
@@ -282,7 +282,7 @@ pub fn heartbeat(node: &NodeName) -> StreamMsg {
 }
 
 /// Returns the frames for a remote that has closed both directions.
-fn is_fully_closed(id: SessionId, session: &PlainSession) -> Decoded {
+fn closing_frames(id: SessionId, session: &PlainSession) -> Decoded {
     let frames = vec![
         SessionFrame::Fin { total: session.received + 1 },
         SessionFrame::Reset {
@@ -375,7 +375,7 @@ impl PlainCodec {
                 vec![SessionFrame::Data(message.data)]
             }
             "closed" => {
-                let decoded = is_fully_closed(id, session);
+                let decoded = closing_frames(id, session);
                 self.drop_session(id);
                 decoded.frames
             }

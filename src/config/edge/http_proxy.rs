@@ -9,7 +9,7 @@ use tunnel_base::policy::Glob;
 
 /// `[mode.edge.http_proxy]`.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct HttpProxy {
+pub struct HttpProxyConfig {
     /// Address where clients connect.
     pub listen: ListenConfig,
     /// Access rules.
@@ -19,13 +19,13 @@ pub struct HttpProxy {
 }
 
 /// Reads the table. Returns `None` if it is absent, or has no address to listen on, which is an error.
-pub(crate) fn read(edge: &mut ConfigTable<'_>, report: &mut Diagnostics) -> Option<HttpProxy> {
+pub(crate) fn read(edge: &mut ConfigTable<'_>, report: &mut Diagnostics) -> Option<HttpProxyConfig> {
     let mut table = edge.table("http_proxy", report);
     let listen = listen::proxy(&mut table, Ipv4Addr::LOCALHOST, report);
     let access = AccessConfig::read(&mut table, PROOFS, &AccessConfig::default(), report);
     let nodes = table.list("nodes", value::parsed::<Glob>, report);
-    let proxy = listen.map(|listen| HttpProxy { listen, access, nodes });
-    if let Some(HttpProxy { listen, access, .. }) = &proxy {
+    let proxy = listen.map(|listen| HttpProxyConfig { listen, access, nodes });
+    if let Some(HttpProxyConfig { listen, access, .. }) = &proxy {
         let reached = "everything that [mode.cloud.allow] allows this edge";
         access.warn_if_open(table.key(listen.key), listen.at, PROOFS, reached, report);
     }
@@ -39,7 +39,7 @@ const PROOFS: AuthMethods = AuthMethods { password: true, certificate: None };
 mod tests {
     use super::*;
 
-    fn read_text(text: &str) -> (Option<HttpProxy>, Vec<String>) {
+    fn read_text(text: &str) -> (Option<HttpProxyConfig>, Vec<String>) {
         let mut report = Diagnostics::default();
         let mut file = ConfigTable::parse(text, &mut report);
         let proxy = read(&mut file, &mut report);

@@ -25,7 +25,7 @@ pub(crate) struct KnownAddresses {
 
 /// Addresses to dial.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Found {
+pub(crate) struct ResolvedServer {
     pub(crate) addresses: Vec<IpAddr>,
     /// The DNS error, if these are the last known addresses.
     pub(crate) failure: Option<LookupError>,
@@ -50,7 +50,7 @@ impl KnownAddresses {
     /// # Errors
     ///
     /// Returns the DNS error if no address is cached.
-    pub(crate) async fn of(&self, name: &str) -> Result<Found, LookupError> {
+    pub(crate) async fn of(&self, name: &str) -> Result<ResolvedServer, LookupError> {
         let Some(addresses) = self.last(name) else { return self.look_up(name).await };
         let (answers, answer) = oneshot::channel();
         let (known, asked) = (self.clone(), name.to_owned());
@@ -64,19 +64,19 @@ impl KnownAddresses {
             Ok(Ok(found)) => found,
             Ok(Err(_)) | Err(_) => {
                 let failure = LookupError::Timeout { name: name.to_owned(), timeout: DNS_TIMEOUT };
-                Ok(Found { addresses, failure: Some(failure) })
+                Ok(ResolvedServer { addresses, failure: Some(failure) })
             }
         }
     }
 
     /// Queries DNS. If it fails, the last addresses stay in use; if the name does not exist, only for `grace`.
-    async fn look_up(&self, name: &str) -> Result<Found, LookupError> {
+    async fn look_up(&self, name: &str) -> Result<ResolvedServer, LookupError> {
         let found = self.resolver.lookup(name).await;
         let mut all = self.last.lock().unwrap_or_else(PoisonError::into_inner);
         let failure = match found {
             Ok(addresses) => {
                 all.insert(name.to_owned(), Last { addresses: addresses.clone(), missing: None });
-                return Ok(Found { addresses, failure: None });
+                return Ok(ResolvedServer { addresses, failure: None });
             }
             Err(failure) => failure,
         };
@@ -88,7 +88,7 @@ impl KnownAddresses {
                 return Err(failure);
             }
         }
-        Ok(Found { addresses: last.addresses.clone(), failure: Some(failure) })
+        Ok(ResolvedServer { addresses: last.addresses.clone(), failure: Some(failure) })
     }
 
     fn last(&self, name: &str) -> Option<Vec<IpAddr>> {

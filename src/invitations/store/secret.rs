@@ -6,7 +6,7 @@ use kube::api::PostParams;
 use kube::{Api, Error};
 use tokio::time::timeout;
 
-use crate::invitations::store::{CellError, Revision};
+use crate::invitations::store::{Revision, SharedStateError};
 use crate::kubernetes::cluster::{Cluster, ClusterError, REQUEST_TIMEOUT};
 
 /// A Secret in this server's namespace.
@@ -22,14 +22,14 @@ impl SecretSharedState {
         Self { cluster, name, api: None }
     }
 
-    pub(crate) async fn read(&mut self) -> Result<Revision, CellError> {
+    pub(crate) async fn read(&mut self) -> Result<Revision, SharedStateError> {
         let found = self.found().await;
         self.checked(found).map(|found| found.as_ref().map_or_else(Revision::default, seen))
     }
 
-    pub(crate) async fn write(&mut self, before: &Revision, text: Vec<u8>) -> Result<bool, CellError> {
+    pub(crate) async fn write(&mut self, before: &Revision, text: Vec<u8>) -> Result<bool, SharedStateError> {
         if text.len() > MAX_BYTES {
-            return Err(CellError::Full { bytes: text.len(), most: MAX_BYTES });
+            return Err(SharedStateError::Full { bytes: text.len(), most: MAX_BYTES });
         }
         let written = self.try_write(before, text).await;
         self.checked(written)
@@ -76,11 +76,11 @@ impl SecretSharedState {
         Ok(self.api.insert(Api::namespaced(client, &namespace)).clone())
     }
 
-    fn checked<T>(&mut self, done: Result<T, ClusterError>) -> Result<T, CellError> {
+    fn checked<T>(&mut self, done: Result<T, ClusterError>) -> Result<T, SharedStateError> {
         done.map_err(|cause| {
             // The next attempt reads the files again: a certificate or token may have expired.
             self.api = None;
-            CellError::Secret { name: self.name.clone(), cause }
+            SharedStateError::Secret { name: self.name.clone(), cause }
         })
     }
 }

@@ -143,7 +143,7 @@ impl<W: PartialEq> Upstream<W> {
         let (body, seen) = (error.is_user(), error.to_string());
         let (mut over, cut) = self.take();
         if let Some(over) = over.as_mut().filter(|_| !answered) {
-            over.pipe.answers(if body { StatusCode::BAD_REQUEST } else { StatusCode::BAD_GATEWAY });
+            over.pipe.set_status(if body { StatusCode::BAD_REQUEST } else { StatusCode::BAD_GATEWAY });
         }
         let silence = !error.is_parse() && over.as_ref().is_none_or(|over| over.unused.is_empty());
         let why = over.and_then(|over| self.leave(FinishedSession { error: Some(error), ..over }, cut));
@@ -298,7 +298,7 @@ impl HyperSession {
     }
 
     /// Records the status of the response that the client gets instead of the session's.
-    pub(crate) fn answers(&mut self, status: StatusCode) {
+    pub(crate) fn set_status(&mut self, status: StatusCode) {
         self.opened.access.status = Some(status.as_u16());
     }
 

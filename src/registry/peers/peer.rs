@@ -264,7 +264,7 @@ impl Peer {
 
     /// Sets the state as if it had just been linked.
     #[cfg(test)]
-    pub(crate) fn is_linked(&self, link: &Arc<LinkSender>) {
+    pub(crate) fn set_linked(&self, link: &Arc<LinkSender>) {
         self.becomes(PeerState::Linked(link.clone()));
     }
 

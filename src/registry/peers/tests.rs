@@ -72,7 +72,7 @@ async fn who_is_off_the_list_stays_a_server_as_long_as_its_link_lives() {
     // It is dialled at once, unsuccessfully.
     peers.changes().changed().await.unwrap();
     let link = LinkSender::new(LinkId(7), Remote::Peer, Some(Instance::from_bits(7)), Dialect::NEWEST);
-    peer.is_linked(&link);
+    peer.set_linked(&link);
     tell.send_replace(vec!["127.0.0.1:2".parse().unwrap()]);
     while !names(&peers.all()).contains(&"127.0.0.1:2".to_owned()) {
         tokio::time::sleep(Duration::from_millis(1)).await;
@@ -211,7 +211,7 @@ async fn a_server_that_is_linked_both_ways_is_asked_once() {
     let link = |id| LinkSender::new(LinkId(id), Remote::Peer, Some(Instance::from_bits(7)), Dialect::NEWEST);
     peers.add_incoming(&link(1), false);
     assert_eq!(peers.all().len(), 2, "not yet known to be the same server");
-    known.is_linked(&link(2));
+    known.set_linked(&link(2));
     assert_eq!(names(&peers.all()), ["127.0.0.1:1"]);
 }
 
@@ -263,7 +263,7 @@ async fn loads_count_while_they_are_fresh_and_all_servers_are_known() {
     peers.add_incoming(&incoming, false);
     peers.on_load(&incoming, load(80));
     assert_eq!(peers.loads(), None, "the listed peer has no link");
-    listed.is_linked(&dialled);
+    listed.set_linked(&dialled);
     assert_eq!(peers.loads(), None, "it has not reported yet");
     peers.on_load(&dialled, load(70));
     let known = PeerLoad { at: Some(listed.at), nodes: 70 };

@@ -12,7 +12,7 @@ use tokio_rustls::{TlsAcceptor, TlsConnector};
 use tunnel_net::pool::Pool;
 use tunnel_net::socket::Buffered;
 use tunnel_net::socket::{Connection, Socket};
-use tunnel_net::tls::testing::{self, Authority, client, server};
+use tunnel_net::tls::testing::{self, TestCa, client, server};
 use tunnel_net::tls::{ClientAuth, Trust, server_name};
 
 use super::*;
@@ -394,7 +394,7 @@ async fn what_tls_holds_back_is_delivered_before_the_socket_is_broken_off() {
     socket2::SockRef::from(&near).set_send_buffer_size(4096).unwrap();
     let (mut client, server) = testing::over(far, near).await;
     let mut socket = Socket::new(server, Pool::new());
-    socket.io().breaks_off(true);
+    socket.io().set_reset_on_drop(true);
     let mut sent = 0;
     poll_fn(|cx| {
         // As much as it accepts while the client does not read.
@@ -421,7 +421,7 @@ async fn what_tls_holds_back_is_delivered_before_the_socket_is_broken_off() {
 /// The pipe below TLS is much smaller than the data, so TLS buffers ciphertext. Neither side finishes meanwhile.
 #[tokio::test]
 async fn what_tls_holds_back_arrives_without_waiting_for_the_end() {
-    let ca = Authority::new("one");
+    let ca = TestCa::new("one");
     let served = server(ca.issue("s", "a.b"), ClientAuth::Anonymous);
     let trust = client(Trust::Ca(ca.ca()), None);
     let (near, far) = duplex(1000);

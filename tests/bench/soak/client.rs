@@ -184,7 +184,7 @@ async fn act(mut stream: TcpStream, plan: &Plan, world: &World, rng: &mut StdRng
                 tokio::join!(take(&mut read, down, plan.down, pulse), give(&mut write, up, plan.up, pulse))
             };
             let done = timeout(after, both).await;
-            stream.breaks_off(true);
+            stream.set_reset_on_drop(true);
             done.map_or((0, End::Own), |(taken, _)| taken)
         }
     };

@@ -78,10 +78,10 @@ async fn open(mut client: TcpStream, route: SessionRouter, pool: Pool) -> Result
     };
     client.write_all(b"HTTP/1.1 200 OK\r\n\r\n").await?;
     let mut client = Socket::with_early(client, pool, Bytes::new());
-    client.io().breaks_off(true);
+    client.io().set_reset_on_drop(true);
     let ended = copy_bidirectional(&mut client, &mut session).await.ended;
     if ended.by == Side::A || ended.how == EndKind::Finished {
-        client.io().breaks_off(false);
+        client.io().set_reset_on_drop(false);
         close_gracefully(&mut client).await;
     }
     Ok(())

@@ -10,7 +10,7 @@ use crate::names::NodeName;
 /// The contents of a token file (docs/superedge.md#token-file). Each line is `node:token`; spaces are dropped, and
 /// later lines win. `default` applies to nodes without their own line. A node whose line has no token is blocked. The
 /// node's addresses may follow the token: `node:token ip=10.0.0.7,fd00::7`. Never logged or displayed.
-pub struct Tokens {
+pub struct NodeTokens {
     lines: HashMap<String, String>,
     /// Each address, with the node whose line contains it.
     ips: Vec<(IpAddr, NodeName)>,
@@ -59,7 +59,7 @@ pub enum TokenError {
     NodesUnknown,
 }
 
-impl Tokens {
+impl NodeTokens {
     /// Parses a file's text. A line without a colon is ignored, and an empty token authenticates no node; both are in
     /// [`Self::errors`]. Empty lines and lines that start with `#` are ignored.
     pub fn parse(text: &str) -> Self {
@@ -184,7 +184,7 @@ fn addresses(line: &str) -> (&str, Option<Vec<IpAddr>>) {
     }
 }
 
-impl std::fmt::Debug for Tokens {
+impl std::fmt::Debug for NodeTokens {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         write!(f, "Tokens({} lines)", self.lines.len())
     }
@@ -203,7 +203,7 @@ mod tests {
     use super::*;
 
     fn prove(text: &str, node: &str, token: &str) -> bool {
-        Tokens::parse(text).prove(&node.parse().unwrap(), token).is_ok()
+        NodeTokens::parse(text).prove(&node.parse().unwrap(), token).is_ok()
     }
 
     #[test]
@@ -216,18 +216,18 @@ mod tests {
 
     #[test]
     fn a_node_whose_own_line_has_no_token_is_shut_out() {
-        let shut_out = |text, node: &str| Tokens::parse(text).is_blocked(&node.parse().unwrap());
+        let shut_out = |text, node: &str| NodeTokens::parse(text).is_blocked(&node.parse().unwrap());
         assert!(shut_out("Node1:\nnode2:a", "nODE1") && shut_out("node1: ip=10.0.0.7", "node1"));
         assert!(!shut_out("node1:\nnode2:a", "node2") && !shut_out("default:", "node1"));
         assert!(!shut_out("node1:\nnode1:a", "node1"), "the last line applies");
-        assert!(Tokens::parse("node1:").shut_some_out());
-        assert!(!Tokens::parse("default:\nnode1\nnode2:a").shut_some_out());
+        assert!(NodeTokens::parse("node1:").shut_some_out());
+        assert!(!NodeTokens::parse("default:\nnode1\nnode2:a").shut_some_out());
     }
 
     #[test]
     fn a_shared_token_is_a_default_line_with_a_token() {
-        assert!(Tokens::parse("node1:a\ndefault:b\n").has_default());
-        assert!(!Tokens::parse("node1:a\ndefault:\n").has_default());
+        assert!(NodeTokens::parse("node1:a\ndefault:b\n").has_default());
+        assert!(!NodeTokens::parse("node1:a\ndefault:\n").has_default());
     }
 
     #[test]
@@ -239,7 +239,7 @@ mod tests {
     #[test]
     fn why_a_token_does_not_prove_a_node_is_told_apart() {
         let why = |text, node: &str| {
-            Tokens::parse(text).prove(&node.parse().unwrap(), "t").unwrap_err().to_string()
+            NodeTokens::parse(text).prove(&node.parse().unwrap(), "t").unwrap_err().to_string()
         };
         for (text, says) in [
             ("node1:t", "the token file has no line for node7, and no default; add one"),
@@ -258,18 +258,18 @@ mod tests {
     fn lines_that_are_not_as_they_should_be_are_told_by_their_number_and_nothing_of_them_is_shown() {
         let text =
             "# a:b:c\n\ndefault:s\nnode1 SECRET\nnode2:\nnode3:a:b\nNode4:a\nnode4:b\n!:a\n node5 : a \n";
-        let tokens = Tokens::parse(text);
+        let tokens = NodeTokens::parse(text);
         let lines: Vec<usize> = tokens.errors().iter().map(|(line, _)| *line).collect();
         assert_eq!(lines, [4, 5, 6, 8, 9]);
         assert!(!format!("{:?}", tokens.errors()).contains("SECRET"));
-        assert_eq!(Tokens::parse(&"x\n".repeat(1000)).errors().len(), MAX_FAULTS);
+        assert_eq!(NodeTokens::parse(&"x\n".repeat(1000)).errors().len(), MAX_FAULTS);
     }
 
     #[test]
     fn behind_a_token_may_stand_which_addresses_its_node_has() {
         let text = "edge7:secret ip=10.0.0.7,fd00::7\nedge8 : s e c r e t\tip=10.0.0.8 \nedge9:a ip=10.0.0.9\nedge9:a\n\
                     default:d ip=10.0.0.1\nip=10.0.0.2\n";
-        let tokens = Tokens::parse(text);
+        let tokens = NodeTokens::parse(text);
         assert!(
             prove(text, "edge7", "secret") && prove(text, "edge8", "secret"),
             "they are no part of the token"
@@ -281,15 +281,15 @@ mod tests {
             ["10.0.0.7 edge7", "10.0.0.8 edge8", "fd00::7 edge7"],
             "the later line applies, and the default has no address"
         );
-        let wrong = Tokens::parse("edge7:secret ip=10.0.0.300\n");
+        let wrong = NodeTokens::parse("edge7:secret ip=10.0.0.300\n");
         assert_eq!((wrong.ips().len(), wrong.errors()[0].0), (0, 1));
         assert!(wrong.prove(&"edge7".parse().unwrap(), "secret").is_ok(), "its token is valid nevertheless");
     }
 
     #[test]
     fn what_has_changed_is_told_by_the_names_of_nodes() {
-        let earlier = Tokens::parse("default:a\nsame:b\nother:c\ngone:d\n");
-        let later = Tokens::parse("default:e\nsame:b\nother:f\nnew:g\nno name!:h\n");
+        let earlier = NodeTokens::parse("default:a\nsame:b\nother:c\ngone:d\n");
+        let later = NodeTokens::parse("default:e\nsame:b\nother:f\nnew:g\nno name!:h\n");
         assert_eq!(later.changed_since(&earlier), ["default", "gone", "new", "other"]);
         assert_eq!(later.changed_since(&later), Vec::<&str>::new());
     }
@@ -297,7 +297,7 @@ mod tests {
     proptest! {
         #[test]
         fn no_text_makes_it_panic_or_shows_a_token(text in ".{0,200}") {
-            let tokens = Tokens::parse(&text);
+            let tokens = NodeTokens::parse(&text);
             prop_assert_eq!(format!("{tokens:?}"), format!("Tokens({} lines)", tokens.len()));
         }
     }

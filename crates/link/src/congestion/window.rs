@@ -89,7 +89,7 @@ impl CongestionWindow {
     }
 
     /// Records how much RTTs vary with little in flight. The variation is the line's own once no queue of ours is left.
-    pub(crate) fn varies(&mut self, by: Duration, now: Instant) {
+    pub(crate) fn on_rtt_variation(&mut self, by: Duration, now: Instant) {
         if self.busy_at.is_none_or(|busy| now - busy >= RESTED) {
             self.noise.on_idle_sample(by, self.quiet >= QUIET_ROUNDS);
         }

@@ -188,7 +188,7 @@ impl Call {
         };
         let Shared { link_context, ahead, tcp_info, connection, accepted, alarm } = self.shared;
         let puller = puller(peer, instance, dialect, &link_context.table, &alarm);
-        puller.sender.reads_tcp_info(tcp_info);
+        puller.sender.set_tcp_info_reader(tcp_info);
         puller.sender.set_endpoints(self.ends);
         let mut response = Response::new(CallBody::Stream { puller: puller.clone(), trailers: true });
         *response.headers_mut() = Hello::response(link_context.table.instance());

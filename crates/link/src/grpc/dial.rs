@@ -133,7 +133,7 @@ impl CallResponse {
 
     fn link(self, peer: Remote, link_context: &LinkContext) -> Link {
         let puller = puller(peer, self.instance, self.dialect, &link_context.table, &self.alarm);
-        puller.sender.reads_tcp_info(self.tcp_info);
+        puller.sender.set_tcp_info_reader(self.tcp_info);
         puller.sender.set_endpoints(self.ends);
         // Fails only if the body was dropped with its connection; then the link's first read fails too.
         let _ = self.agree.send(puller.clone());

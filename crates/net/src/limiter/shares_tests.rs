@@ -152,12 +152,12 @@ fn live(limits: Limits, steps: &[Step]) {
                 if model.state(id).is_some_and(holds) {
                     model.set(id, State::Aside);
                 }
-                let effects = shares.step_aside(id, now);
+                let effects = shares.suspend(id, now);
                 model.follow(effects, limits, now);
             }
             Step::Waits(n) => {
                 let Some(id) = nth(n) else { continue };
-                let effects = shares.waits(id, now);
+                let effects = shares.mark_idle(id, now);
                 let full = model.state(id) == Some(State::Aside) && model.all_held() == limits.permits;
                 assert_eq!((effects.granted, effects.lost.is_some()), (None, full));
                 if let Some(lost) = effects.lost {
@@ -246,7 +246,7 @@ fn of_one_source_the_silent_go_and_those_who_speak_stay() {
 fn who_has_stepped_aside_loses_nothing_and_has_its_slot_again_when_it_comes_back() {
     let (mut shares, now) = (FairShares::new(Limits::permits(2)), Instant::now());
     let [works, idle] = ["rich"; 2].map(|who| shares.enter(&who, now).unwrap().0);
-    assert_eq!(shares.step_aside(works, now), Changes::default());
+    assert_eq!(shares.suspend(works, now), Changes::default());
     let first = shares.enter(&"a", now).unwrap();
     assert_eq!(first.1, Changes { granted: Some(first.0), lost: None }, "the permit is free");
     let second = shares.enter(&"b", now).unwrap();
@@ -256,7 +256,7 @@ fn who_has_stepped_aside_loses_nothing_and_has_its_slot_again_when_it_comes_back
         let stranger: &str = format!("stranger {n}").leak();
         assert_ne!(shares.enter(&stranger, later).unwrap().1.lost, Some(works));
     }
-    let back = shares.waits(works, now);
+    let back = shares.mark_idle(works, now);
     assert!(back.lost.is_some() && back.granted.is_none(), "another holder is evicted for it");
     assert_eq!((shares.held, shares.entrants.len()), (2, 2));
 }

@@ -398,13 +398,13 @@ mod tests {
 #[cfg(test)]
 mod shown_tests {
     use crate::tls::TlsParams;
-    use crate::tls::testing::Authority;
+    use crate::tls::testing::TestCa;
 
     use super::*;
 
     #[tokio::test(start_paused = true)]
     async fn a_name_that_the_certificate_lacks_is_told_once_a_minute() {
-        let ca = Authority::new("ca");
+        let ca = TestCa::new("ca");
         let identity = ca.issue("s", "*.edge.example");
         let read = |file: &PathBuf| std::fs::read(file).unwrap();
         let (cert, key) = (read(&identity.cert), read(&identity.key));

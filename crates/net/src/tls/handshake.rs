@@ -343,7 +343,7 @@ mod tests {
     use tokio_rustls::TlsConnector;
     use tokio_rustls::rustls::HandshakeKind;
 
-    use crate::tls::testing::{Authority, client, server};
+    use crate::tls::testing::{TestCa, client, server};
     use crate::tls::tests::{SetTime, server_at};
     use crate::tls::{ClientAuth, Trust, server_name};
 
@@ -361,7 +361,7 @@ mod tests {
 
     #[tokio::test]
     async fn a_session_is_resumed_for_as_long_as_the_clients_own_certificate_is_valid() {
-        let (ca, clock) = (Authority::new("ca"), SetTime(Arc::new(AtomicU64::new(YEAR_2029))));
+        let (ca, clock) = (TestCa::new("ca"), SetTime(Arc::new(AtomicU64::new(YEAR_2029))));
         let clients = ClientAuth::Required(ca.ca());
         let config = server_at(ca.issue("s", "a.b"), clients, &clock);
         let acceptor = TlsHandshaker::new(Reload::fixed(config), Pool::new(), 9);
@@ -407,7 +407,7 @@ mod tests {
 
     #[tokio::test]
     async fn who_has_left_while_it_waited_costs_no_handshake() {
-        let ca = Authority::new("ca");
+        let ca = TestCa::new("ca");
         let limits = Limits { permits: 1, per_source: usize::MAX, waiting: 9, idle_timeout: None };
         let acceptor = TlsHandshaker {
             tls: server(ca.issue("s", "a.b"), ClientAuth::Anonymous),
@@ -431,7 +431,7 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn a_slow_handshake_gives_way_to_another_source_and_silence_ends_by_itself() {
-        let ca = Authority::new("ca");
+        let ca = TestCa::new("ca");
         let limits = Limits {
             permits: 1,
             per_source: usize::MAX,
@@ -472,13 +472,13 @@ mod fault_tests {
     use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _, duplex};
     use tokio_rustls::{TlsAcceptor, TlsConnector};
 
-    use crate::tls::testing::{Authority, client, server};
+    use crate::tls::testing::{TestCa, client, server};
     use crate::tls::{ClientAuth, Identity, Trust, server_name};
 
     use super::*;
 
     /// Returns what each end finds when a client that trusts `trusted` expects `a.b`.
-    async fn met(shown: Identity, trusted: &Authority) -> (Option<HandshakeError>, Option<HandshakeError>) {
+    async fn met(shown: Identity, trusted: &TestCa) -> (Option<HandshakeError>, Option<HandshakeError>) {
         let (near, far) = duplex(1 << 16);
         let accept = TlsAcceptor::from(server(shown, ClientAuth::Anonymous).load());
         let connect = TlsConnector::from(client(Trust::Ca(trusted.ca()), None).load());
@@ -489,7 +489,7 @@ mod fault_tests {
 
     #[tokio::test]
     async fn each_fault_of_a_certificate_has_its_words_at_both_ends() {
-        let (ca, other) = (Authority::new("ca"), Authority::new("other"));
+        let (ca, other) = (TestCa::new("ca"), TestCa::new("other"));
         assert_eq!(met(ca.issue("s", "a.b"), &ca).await, (None, None));
         let (ours, theirs) = met(ca.issue("s", "a.b"), &other).await;
         assert_eq!(
@@ -511,7 +511,7 @@ mod fault_tests {
 
     #[tokio::test]
     async fn a_far_end_without_tls_is_told_from_one_that_goes_away() {
-        let ca = Authority::new("ca");
+        let ca = TestCa::new("ca");
         for (says, error) in [
             (&b"HTTP/1.1 400 Bad Request\r\n\r\n"[..], HandshakeError::NotTls),
             (b"", HandshakeError::Closed),

@@ -28,12 +28,12 @@ impl Connection for Join<Repeat, Sink> {
 }
 
 /// A CA, and files issued by it, in a directory of its own.
-pub struct Authority {
+pub struct TestCa {
     dir: TempDir,
     pub(crate) issuer: Issuer<'static, KeyPair>,
 }
 
-impl Authority {
+impl TestCa {
     pub fn new(name: &str) -> Self {
         let mut params = CertificateParams::default();
         params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
@@ -82,7 +82,7 @@ where
     N: AsyncRead + AsyncWrite + Unpin,
     F: AsyncRead + AsyncWrite + Unpin,
 {
-    let ca = Authority::new("ca");
+    let ca = TestCa::new("ca");
     let (serves, dials) =
         (server(ca.issue("s", "a.b"), ClientAuth::Anonymous), client(Trust::Ca(ca.ca()), None));
     let (connect, accept) = (TlsConnector::from(dials.load()), TlsAcceptor::from(serves.load()));

@@ -11,7 +11,7 @@ use tokio_rustls::{TlsAcceptor, TlsConnector};
 
 use crate::pool::Pool;
 use crate::socket::Buffered;
-use crate::tls::testing::{Authority, client, server};
+use crate::tls::testing::{TestCa, client, server};
 use tunnel_base::drain::Drain;
 
 use super::*;
@@ -57,7 +57,7 @@ async fn meet(server: &Reload<ServerConfig>, client: &Reload<ClientConfig>, name
 
 #[tokio::test]
 async fn names_and_addresses_are_checked_against_the_certificate() {
-    let ca = Authority::new("one");
+    let ca = TestCa::new("one");
     let trust = client(Trust::Ca(ca.ca()), None);
     let by_name = server(ca.issue("name", "tunnel.cloud.io"), ClientAuth::Anonymous);
     let by_address = server(ca.issue("address", "127.0.0.1"), ClientAuth::Anonymous);
@@ -72,7 +72,7 @@ async fn names_and_addresses_are_checked_against_the_certificate() {
 
 #[tokio::test]
 async fn a_ca_file_may_hold_several_and_others_are_not_believed() {
-    let (one, two) = (Authority::new("one"), Authority::new("two"));
+    let (one, two) = (TestCa::new("one"), TestCa::new("two"));
     let served = server(two.issue("s", "a.b"), ClientAuth::Anonymous);
     assert!(meet(&served, &client(Trust::Ca(one.ca()), None), "a.b").await.is_err());
     let both = [std::fs::read(one.ca()).unwrap(), std::fs::read(two.ca()).unwrap()].concat();
@@ -82,7 +82,7 @@ async fn a_ca_file_may_hold_several_and_others_are_not_believed() {
 
 #[tokio::test]
 async fn a_client_without_a_certificate_of_that_authority_is_refused() {
-    let (ours, theirs) = (Authority::new("ours"), Authority::new("theirs"));
+    let (ours, theirs) = (TestCa::new("ours"), TestCa::new("theirs"));
     let required = server(ours.issue("s", "a.b"), ClientAuth::Required(ours.ca()));
     let nobody = client(Trust::Ca(ours.ca()), None);
     let known = client(Trust::Ca(ours.ca()), Some(ours.issue("c", "pod")));
@@ -95,7 +95,7 @@ async fn a_client_without_a_certificate_of_that_authority_is_refused() {
 
 #[tokio::test(start_paused = true)]
 async fn changed_files_are_used_for_the_next_handshake() {
-    let (old, new) = (Authority::new("old"), Authority::new("new"));
+    let (old, new) = (TestCa::new("old"), TestCa::new("new"));
     let identity = old.issue("s", "a.b");
     let served = server(identity.clone(), ClientAuth::Anonymous);
     let trust = client(Trust::Ca(old.ca()), None);
@@ -121,7 +121,7 @@ async fn changed_files_are_used_for_the_next_handshake() {
 
 #[test]
 fn a_key_of_another_certificate_is_said_so() {
-    let ca = Authority::new("one");
+    let ca = TestCa::new("one");
     let (one, two) = (ca.issue("1", "a.b"), ca.issue("2", "a.b"));
     let mixed = Identity { cert: one.cert, key: two.key };
     let failed = TlsServerConfig {
@@ -136,11 +136,7 @@ fn a_key_of_another_certificate_is_said_so() {
 }
 
 /// Returns what a server serves with, and what it dials with.
-fn peer_server(
-    ca: &Authority,
-    identity: Identity,
-    name: Option<&str>,
-) -> (Reload<ServerConfig>, PeerTlsConfig) {
+fn peer_server(ca: &TestCa, identity: Identity, name: Option<&str>) -> (Reload<ServerConfig>, PeerTlsConfig) {
     let name = name.map(|name| server_name(name).unwrap());
     let served = server(identity.clone(), ClientAuth::Peers(ca.ca(), name.clone()));
     (served, PeerTlsConfig { identity, ca: ca.ca(), name })
@@ -173,7 +169,7 @@ async fn meet_as(
 
 #[tokio::test]
 async fn servers_know_each_other_by_what_they_show_to_edges() {
-    let ca = Authority::new("ours");
+    let ca = TestCa::new("ours");
     let (first, _) = peer_server(&ca, ca.issue("1", "cloud.test"), None);
     let (_, second) = peer_server(&ca, ca.issue("2", "cloud.test"), None);
     let (second, name) = dialer(second);
@@ -184,7 +180,7 @@ async fn servers_know_each_other_by_what_they_show_to_edges() {
 
 #[tokio::test]
 async fn who_is_of_another_ca_or_has_another_name_is_no_server() {
-    let (ours, theirs) = (Authority::new("ours"), Authority::new("theirs"));
+    let (ours, theirs) = (TestCa::new("ours"), TestCa::new("theirs"));
     let (served, _) = peer_server(&ours, ours.issue("s", "cloud.test"), None);
     let of_theirs = theirs.issue("c", "cloud.test");
     let of_another_name = ours.issue("c", "edge.test");
@@ -196,7 +192,7 @@ async fn who_is_of_another_ca_or_has_another_name_is_no_server() {
 
 #[tokio::test]
 async fn a_client_only_certificate_is_no_servers() {
-    let ca = Authority::new("ours");
+    let ca = TestCa::new("ours");
     let (served, _) = peer_server(&ca, ca.issue("s", "cloud.test"), None);
     let key = KeyPair::generate().unwrap();
     let mut params = CertificateParams::new(["cloud.test".to_owned()]).unwrap();
@@ -210,8 +206,8 @@ async fn a_client_only_certificate_is_no_servers() {
 
 #[test]
 fn what_is_wrong_with_our_own_certificate_is_said_with_the_remedy() {
-    let (ours, theirs) = (Authority::new("ours"), Authority::new("theirs"));
-    let why = |ca: &Authority, identity: Identity, name: Option<&str>| {
+    let (ours, theirs) = (TestCa::new("ours"), TestCa::new("theirs"));
+    let why = |ca: &TestCa, identity: Identity, name: Option<&str>| {
         peer_server(ca, identity, name).1.load().unwrap_err().to_string()
     };
     let missing = why(&ours, ours.issue("1", "cloud.test"), Some("tunnel.test"));
@@ -224,14 +220,14 @@ fn what_is_wrong_with_our_own_certificate_is_said_with_the_remedy() {
 
 #[tokio::test]
 async fn a_server_that_no_other_would_believe_still_serves_its_edges() {
-    let (ours, theirs) = (Authority::new("ours"), Authority::new("theirs"));
+    let (ours, theirs) = (TestCa::new("ours"), TestCa::new("theirs"));
     let (served, _) = peer_server(&ours, theirs.issue("s", "cloud.test"), None);
     assert!(!meet_as(&served, &client(Trust::Ca(theirs.ca()), None), "cloud.test").await.unwrap());
 }
 
 #[tokio::test]
 async fn a_certificate_that_is_not_valid_now_is_no_servers() {
-    let ca = Authority::new("ours");
+    let ca = TestCa::new("ours");
     let (served, _) = peer_server(&ca, ca.issue("s", "cloud.test"), None);
     for (from, to) in [(2000, 2001), (2090, 2091)] {
         let late = client(Trust::Ca(ca.ca()), Some(ca.issue_for("c", "cloud.test", from..to)));

@@ -43,7 +43,7 @@ pub(crate) struct Tickets {
 /// The keys of all servers with the same [`TicketScope`].
 struct Shared {
     root: Prk,
-    link_context: Digest,
+    scope: Digest,
     keys: ArcSwap<Keys>,
 }
 
@@ -67,8 +67,11 @@ impl TlsServerConfig {
         let until =
             leaf.first().map_or(Ok(0), |leaf| certificate::validity(leaf).map(|dates| *dates.end()))?;
         let own = Ticketer::new().map_err(text)?;
-        let shared =
-            if self.clients.are_named() { None } else { Some(self.shared(cert, key, cas, &*clock)?) };
+        let shared = if self.clients.forbids_shared_tickets() {
+            None
+        } else {
+            Some(self.shared(cert, key, cas, &*clock)?)
+        };
         Ok(Tickets { until, clock, shared, own })
     }
 
@@ -92,11 +95,11 @@ impl ClientAuth {
     ///
     /// Peers authenticate with the same key that shared tickets are derived from, and edges have fewer rights than
     /// peers.
-    fn are_named(&self) -> bool {
+    fn forbids_shared_tickets(&self) -> bool {
         match self {
             Self::Required(_) => true,
             Self::Anonymous | Self::Peers(..) => false,
-            Self::Edges(_, others) => others.are_named(),
+            Self::Edges(_, others) => others.forbids_shared_tickets(),
         }
     }
 
@@ -119,16 +122,16 @@ impl Shared {
     /// # Errors
     ///
     /// The library cannot create keys.
-    fn new(link_context: &TicketScope<'_>, now: u64) -> Result<Self, Unspecified> {
-        let root = Salt::new(HKDF_SHA256, LABEL).extract(link_context.key);
+    fn new(scope: &TicketScope<'_>, now: u64) -> Result<Self, Unspecified> {
+        let root = Salt::new(HKDF_SHA256, LABEL).extract(scope.key);
         let mut parts = Context::new(&SHA256);
-        for part in &link_context.parts {
+        for part in &scope.parts {
             parts.update(&(part.len() as u64).to_be_bytes());
             parts.update(part);
         }
-        let link_context = parts.finish();
-        let keys = ArcSwap::from_pointee(Keys::new(&root, link_context.as_ref(), now / DAY)?);
-        Ok(Self { root, link_context, keys })
+        let scope = parts.finish();
+        let keys = ArcSwap::from_pointee(Keys::new(&root, scope.as_ref(), now / DAY)?);
+        Ok(Self { root, scope, keys })
     }
 
     fn keys(&self, now: u64) -> Option<Arc<Keys>> {
@@ -136,7 +139,7 @@ impl Shared {
         if keys.today == now / DAY {
             return Some(keys);
         }
-        let keys = Arc::new(Keys::new(&self.root, self.link_context.as_ref(), now / DAY).ok()?);
+        let keys = Arc::new(Keys::new(&self.root, self.scope.as_ref(), now / DAY).ok()?);
         self.keys.store(Arc::clone(&keys));
         Some(keys)
     }
@@ -169,10 +172,10 @@ impl Tickets {
 }
 
 impl Keys {
-    fn new(root: &Prk, link_context: &[u8], today: u64) -> Result<Self, Unspecified> {
+    fn new(root: &Prk, scope: &[u8], today: u64) -> Result<Self, Unspecified> {
         let of_day = |day: u64| {
             let (mut key, day) = ([0; 32], day.to_be_bytes());
-            root.expand(&[link_context, &day], HKDF_SHA256)?.fill(&mut key)?;
+            root.expand(&[scope, &day], HKDF_SHA256)?.fill(&mut key)?;
             RandomizedNonceKey::new(&AES_256_GCM, &key)
         };
         let days = today.saturating_sub(DAYS)..=today + 1;

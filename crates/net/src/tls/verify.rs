@@ -367,7 +367,7 @@ mod tests {
     use tokio_rustls::rustls::HandshakeKind;
     use tokio_rustls::{TlsAcceptor, TlsConnector};
 
-    use crate::tls::testing::{Authority, client, server};
+    use crate::tls::testing::{TestCa, client, server};
     use crate::tls::tickets::tests::meet;
     use crate::tls::{ClientAuth, Identity, TlsParams, TlsServerConfig, Trust, server_name};
 
@@ -405,7 +405,7 @@ mod tests {
 
     #[test]
     fn the_authority_of_edges_certificates_is_never_the_servers() {
-        let (cloud, cluster) = (Authority::new("cloud"), Cluster::new());
+        let (cloud, cluster) = (TestCa::new("cloud"), Cluster::new());
         let load = |ca: PathBuf| {
             let agents = EdgeCerts { ca };
             let peers = ClientAuth::Peers(cloud.ca(), None);
@@ -426,7 +426,7 @@ mod tests {
 
     #[tokio::test]
     async fn an_edge_with_a_certificate_resumes_at_any_server() {
-        let (cloud, cluster) = (Authority::new("cloud"), Cluster::new());
+        let (cloud, cluster) = (TestCa::new("cloud"), Cluster::new());
         let agents = EdgeCerts { ca: cluster.dir.path().join("ca.crt") };
         let peers = ClientAuth::Peers(cloud.ca(), None);
         let (identity, clients) = (cloud.issue("pod", "a.b"), ClientAuth::Edges(agents, Box::new(peers)));
@@ -438,7 +438,7 @@ mod tests {
 
     #[tokio::test]
     async fn an_edges_certificate_is_of_the_clusters_authority_and_a_servers_of_the_clouds() {
-        let (cloud, cluster, other) = (Authority::new("cloud"), Cluster::new(), Cluster::new());
+        let (cloud, cluster, other) = (TestCa::new("cloud"), Cluster::new(), Cluster::new());
         let agents = EdgeCerts { ca: cluster.dir.path().join("ca.crt") };
         let peers = ClientAuth::Peers(cloud.ca(), None);
         let peer_server = cloud.issue("pod", "a.b");

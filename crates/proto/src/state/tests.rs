@@ -612,7 +612,7 @@ async fn what_waits_to_be_delivered_gives_way() {
 #[tokio::test]
 async fn an_opening_that_is_given_up_without_a_path_takes_itself_back_over_the_next_one() {
     let mut end = opener(Phase::Opening);
-    end.asks_of(instance());
+    end.set_expected_process(instance());
     let _ = end.link_ended(A, None, now());
     assert!(!end.abandon(refusal(ErrorCode::Cancelled), now()).forget);
     assert!(end.needs_path() && end.departed_since().is_some() && end.instance() == instance());

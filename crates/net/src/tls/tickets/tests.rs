@@ -8,7 +8,7 @@ use tokio_rustls::rustls::{ClientConfig, HandshakeKind, ServerConfig, version};
 use tokio_rustls::{TlsAcceptor, TlsConnector};
 
 use crate::tls::certificate::EDGE;
-use crate::tls::testing::{Authority, client, server};
+use crate::tls::testing::{TestCa, client, server};
 use crate::tls::tests::{SetTime, server_at};
 use crate::tls::verify::{EdgeCerts, NoVerifier};
 use crate::tls::{self, Identity, Trust, roots};
@@ -40,7 +40,7 @@ pub(crate) async fn meet(edge: &Arc<ClientConfig>, peer_server: &Arc<ServerConfi
 
 #[tokio::test]
 async fn a_session_of_one_server_is_resumed_at_any_other_and_after_its_restart() {
-    let ca = Authority::new("ca");
+    let ca = TestCa::new("ca");
     let identity = ca.issue("s", "a.b");
     let edge = client(Trust::Ca(ca.ca()), None).load();
     let fresh = || peer_server(&identity, ClientAuth::Anonymous);
@@ -52,7 +52,7 @@ async fn a_session_of_one_server_is_resumed_at_any_other_and_after_its_restart()
 
 #[tokio::test]
 async fn a_server_with_other_files_takes_no_ticket() {
-    let ca = Authority::new("ca");
+    let ca = TestCa::new("ca");
     let identity = ca.issue("s", "a.b");
     let peers = || ClientAuth::Peers(ca.ca(), None);
     let renewed = ca.issue("renewed", "a.b");
@@ -66,7 +66,7 @@ async fn a_server_with_other_files_takes_no_ticket() {
 
 #[tokio::test]
 async fn once_another_authority_is_believed_no_ticket_of_before_is_taken() {
-    let (ca, one, later) = (Authority::new("ca"), Authority::new("one"), Authority::new("later"));
+    let (ca, one, later) = (TestCa::new("ca"), TestCa::new("one"), TestCa::new("later"));
     let identity = ca.issue("s", "a.b");
     let edge = client(Trust::Ca(ca.ca()), None).load();
     let asks = || peer_server(&identity, ClientAuth::Peers(one.ca(), None));
@@ -78,7 +78,7 @@ async fn once_another_authority_is_believed_no_ticket_of_before_is_taken() {
 
 #[tokio::test]
 async fn where_clients_are_known_by_their_certificates_a_ticket_is_for_the_server_alone_that_gave_it() {
-    let ca = Authority::new("ca");
+    let ca = TestCa::new("ca");
     let identity = ca.issue("s", "a.b");
     let clients = ClientAuth::Required(ca.ca());
     let edge = client(Trust::Ca(ca.ca()), Some(ca.issue("c", "client"))).load();
@@ -90,7 +90,7 @@ async fn where_clients_are_known_by_their_certificates_a_ticket_is_for_the_serve
 
 #[tokio::test]
 async fn tickets_of_tls_1_2_are_for_the_server_alone_that_gave_them() {
-    let ca = Authority::new("ca");
+    let ca = TestCa::new("ca");
     let identity = ca.issue("s", "a.b");
     let provider = Arc::new(aws_lc_rs::default_provider());
     let trust = client(Trust::Ca(ca.ca()), None).load();
@@ -109,7 +109,7 @@ async fn tickets_of_tls_1_2_are_for_the_server_alone_that_gave_them() {
 }
 
 /// Returns a client of TLS 1.2 with that certificate and these kinds of resumption.
-fn client_of_tls12(ca: &Authority, shows: &Identity, ways: Tls12Resumption) -> Arc<ClientConfig> {
+fn client_of_tls12(ca: &TestCa, shows: &Identity, ways: Tls12Resumption) -> Arc<ClientConfig> {
     let read = |path: &std::path::Path| std::fs::read(path).unwrap();
     let config = ClientConfig::builder_with_provider(Arc::new(aws_lc_rs::default_provider()))
         .with_protocol_versions(&[&version::TLS12])
@@ -144,7 +144,7 @@ async fn is_met(client: &Arc<ClientConfig>, server: &Arc<ServerConfig>) -> Optio
 
 #[tokio::test]
 async fn an_expired_certificate_gets_in_by_no_session_of_before_neither_by_ticket_nor_by_id() {
-    let (ca, cluster) = (Authority::new("ca"), Authority::new("cluster"));
+    let (ca, cluster) = (TestCa::new("ca"), TestCa::new("cluster"));
     let identity = ca.issue("s", "a.b");
     let edges = {
         let mut params = rcgen::CertificateParams::new(["node1".to_owned()]).unwrap();
@@ -185,8 +185,8 @@ const YEAR_2029: u64 = 1_877_000_000;
 const SESSION: &[u8] = &[1, 3, b'a', b'.', b'b', 3, 4, 9, 9, 2, 8, 8, 1, 0, 7];
 
 fn tickets(key: &[u8], until: u64, clock: &SetTime) -> Tickets {
-    let link_context = TicketScope { key, parts: vec![b"certificate", b"ca"] };
-    let shared = Some(Shared::new(&link_context, clock.0.load(Relaxed)).unwrap());
+    let scope = TicketScope { key, parts: vec![b"certificate", b"ca"] };
+    let shared = Some(Shared::new(&scope, clock.0.load(Relaxed)).unwrap());
     let own = aws_lc_rs::Ticketer::new().unwrap();
     Tickets { until, clock: Arc::new(clock.clone()), shared, own }
 }
