@@ -192,7 +192,7 @@ fn failures_of_disks_and_permissions_are_reported_and_leave_no_damage() {
             ("", Nobody, "status --socket=SOCKET", 77, "only the user that runs its program and root"),
             ("chmod 600 pod.toml", Nobody, "doctor --m=cloud --c=CONFIG", 1, "Permission denied"),
             ("", Root, "status --socket=SOCKET", 0, "ready"),
-            ("", Root, "status --socket=SOCKET --json", 0, "\"mode\""),
+            ("", Root, "status --socket=SOCKET --json", 0, "\"role\""),
             (&mounts("size=8k"), Root, join, 73, "No space left on device"),
             (&mounts("ro"), Root, join, 73, "Read-only file system"),
             (&mounts("mode=755"), Nobody, join, 73, "Permission denied"),

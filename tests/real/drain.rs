@@ -15,7 +15,7 @@ fn a_server_that_stops_lets_an_ssh_session_end() {
     let Some((sshd, mut pair)) = ready() else { return };
     let (mut ssh, mut input) = session(&sshd, &pair);
     pair.cloud.process.terminate();
-    pair.cloud.process.says("stopping");
+    pair.cloud.process.says("draining");
     let args = format!("-X connect -x 127.0.0.1:{} node1 {}", pair.cloud.connect, sshd.port);
     let said = run("nc.openbsd", &args.split(' ').collect::<Vec<_>>(), None, TIMEOUT);
     assert!(!said.status.success() && said.stdout.is_empty(), "no new session: {said:?}");
@@ -28,7 +28,7 @@ fn an_edge_that_stops_lets_an_ssh_session_end() {
     let Some((sshd, mut pair)) = ready() else { return };
     let (mut ssh, mut input) = session(&sshd, &pair);
     pair.edge.process.terminate();
-    pair.edge.process.says("stopping");
+    pair.edge.process.says("draining");
     ends_well(&mut ssh, &mut input);
     assert_eq!(pair.edge.process.ends(SOON).code(), Some(0));
 }
@@ -38,7 +38,7 @@ fn a_second_signal_ends_the_server_at_once() {
     let Some((sshd, mut pair)) = ready() else { return };
     let (mut ssh, _input) = session(&sshd, &pair);
     pair.cloud.process.terminate();
-    pair.cloud.process.says("stopping");
+    pair.cloud.process.says("draining");
     pair.cloud.process.terminate();
     assert_eq!(pair.cloud.process.ends(SOON).code(), Some(0));
     assert_eq!(ssh.ends(TIMEOUT).code(), Some(255), "ssh reports that its connection was lost");
@@ -49,7 +49,7 @@ fn a_second_signal_ends_the_edge_at_once() {
     let Some((sshd, mut pair)) = ready() else { return };
     let (mut ssh, _input) = session(&sshd, &pair);
     pair.edge.process.terminate();
-    pair.edge.process.says("stopping");
+    pair.edge.process.says("draining");
     pair.edge.process.terminate();
     assert_eq!(pair.edge.process.ends(SOON).code(), Some(0));
     assert_eq!(ssh.ends(TIMEOUT).code(), Some(255), "ssh reports that its connection was lost");

@@ -517,7 +517,7 @@ const ANSWER: &str = r#"end=$(printf '\r'); while read -r line && [ "$line" != "
 printf 'HTTP/1.0 200 OK\r\n\r\n%s' "${1:-$SOCAT_SOCKADDR}"
 "#;
 /// The field of access log lines of intercepted clients.
-pub(crate) const FRONT: &str = "listener=\"intercept\"";
+pub(crate) const FRONT: &str = "access: listener=\"intercept\"";
 /// Releases the addresses of disconnected nodes soon.
 const SHORT: &str = "[mode.cloud.session]\ngrace = \"1s\"\n";
 /// A machine that is not a node.
