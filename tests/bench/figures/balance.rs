@@ -76,7 +76,9 @@ impl Bench {
         let share = state.at.get(2).copied().unwrap_or(0) as f64 * 3.0 / count as f64;
         for (figure, tunnel, value, bound) in [
             (
-                format!("{count} edges at two pods, a third comes: s until none has over 1.2 times the mean"),
+                format!(
+                    "{count} edges at two servers, a third comes: s until none has over 1.2 times the mean"
+                ),
                 format!("{} s; at rest after {} s, with {:?}", short(even), short(rest), state.at),
                 even,
                 Some(Bound::Most(180.0, 120.0)),
@@ -129,7 +131,7 @@ impl Bench {
         let value = after as f64 / fresh as f64;
         table.add(Row {
             figure: format!(
-                "pod RSS once {} of {} edges have gone, against a fresh pod's with the rest",
+                "server RSS once {} of {} edges have gone, against a fresh server's with the rest",
                 self.edges - tenth,
                 self.edges
             ),

@@ -82,7 +82,7 @@ impl Bench {
         #[expect(clippy::cast_precision_loss, reason = "thousands")]
         let each = mib(full.max(after).saturating_sub(empty)) * 1024.0 / self.edges as f64;
         table.add(Row {
-            figure: format!("pod RSS for each of {} idle edges, KiB", self.edges),
+            figure: format!("server RSS for each of {} idle edges, KiB", self.edges),
             tunnel: format!("{} KiB", short(each)),
             reference: String::new(),
             others: String::new(),
@@ -90,7 +90,7 @@ impl Bench {
             bound: Some(Bound::Most(60.0, 60.0)),
         });
         table.add(Row {
-            figure: format!("pod CPU with {} idle edges, percent of a core", self.edges),
+            figure: format!("server CPU with {} idle edges, percent of a core", self.edges),
             tunnel: format!("{} %; all edges together {} %", short(busy), short(theirs)),
             reference: String::new(),
             others: String::new(),
@@ -143,7 +143,7 @@ fn back(
     let beside = if silent > 0 { format!(", beside {silent} silent sockets") } else { String::new() };
     table.add(Row {
         figure: format!(
-            "{count} edges back after the pod was away for {AWAY:?}{beside}: s from its start to the last"
+            "{count} edges back after the server was away for {AWAY:?}{beside}: s from its start to the last"
         ),
         tunnel: format!(
             "{} s; half of them {} s",
@@ -164,7 +164,7 @@ fn back(
     table.add(Row {
         figure: "their dials sooner than their backoff says".into(),
         tunnel: format!(
-            "{buffered}; dials of an edge {}, of them {} before the pod was started, at most {}",
+            "{buffered}; dials of an edge {}, of them {} before the server was started, at most {}",
             short(each),
             short(meanwhile),
             state.most.max(away.most)

@@ -17,7 +17,7 @@ impl Bench {
     /// Measures each direction once.
     pub(crate) fn limits(&self, table: &mut Table) -> Result<()> {
         for (what, kind) in [("download", Kind::Download), ("upload", Kind::Upload)] {
-            let groups = [Groups::make("pod", 100 << 20, 50)?, Groups::make("edge", 20 << 20, 20)?];
+            let groups = [Groups::make("server", 100 << 20, 50)?, Groups::make("edge", 20 << 20, 20)?];
             // Dropped before the control groups, which contain its processes.
             let mut stand =
                 self.over_line_within(LINE, "cubic", false, groups.each_ref().map(Groups::limiters))?;
@@ -53,7 +53,8 @@ impl Bench {
             let kills = (server.kills + edge.kills) as f64;
             table.add(Row {
                 figure: format!(
-                    "edge 20m/20Mi, pod 50m/100Mi, 100 Mbit/s and 200 ms: one {what} beside {SESSIONS} sessions; killed"
+                    "edge 20m/20Mi, server 50m/100Mi, 100 Mbit/s and 200 ms: one {what} beside {SESSIONS} sessions; \
+                     killed"
                 ),
                 tunnel: format!(
                     "{} Mbit/s; echoes p50 {} ms, max {} ms; {}; {}",
@@ -61,7 +62,7 @@ impl Bench {
                     millis(echoes.p50()),
                     millis(echoes.max()),
                     told("edge", &edge),
-                    told("pod", &server),
+                    told("server", &server),
                 ),
                 reference: format!("direct {} Mbit/s", short(rate("direct"))),
                 others: String::new(),

@@ -96,7 +96,7 @@ impl Bench {
         if fresh.is_some() || by_second.is_some() {
             let direct = measured.twice(&direct.ways)?;
             let pause = format!(" after {} s", self.lines.pause_seconds);
-            for (when, rates) in [("", fresh), (&*pause, paused), (" through a second pod", by_second)] {
+            for (when, rates) in [("", fresh), (&*pause, paused), (" through a second server", by_second)] {
                 if let Some(rates) = rates {
                     measured.compare(when, rates, direct, table);
                 }

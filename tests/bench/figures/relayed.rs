@@ -60,7 +60,7 @@ impl Bench {
         let ([local, relayed], [two, three]) = (shown, bare);
         Self::compare(
             table,
-            "relayed session: CPU per GiB of pods and edge, download",
+            "relayed session: CPU per GiB of servers and edge, download",
             "s",
             (relayed.cost, local.cost),
             (three.cost, two.cost),

@@ -16,7 +16,7 @@ impl Bench {
             eprintln!("restart: skipped, measures only the program");
             return Ok(());
         };
-        let starts: [(&str, usize); 2] = [("edge", 1), ("pod", 0)];
+        let starts: [(&str, usize); 2] = [("edge", 1), ("server", 0)];
         for (what, which) in starts {
             // After a pause the backoff decides, which is necessary to avoid a storm of dials: reported without a
             // bound.
