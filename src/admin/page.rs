@@ -57,7 +57,8 @@ impl Default for EventStreamLimiter {
 
 impl Admin {
     /// Returns the response that denies a request, see [`Requester::may_ask`], or `None` if access is allowed. A user's
-    /// name and password replace both checks: no browser sends them to a foreign name.
+    /// name and password replace both checks: a browser never sends them to a host name under an
+    /// attacker's control.
     pub(crate) async fn denial(
         &self,
         asker: Requester,

@@ -32,7 +32,7 @@ pub struct EnrolmentState {
     tokens: BTreeMap<String, SecretHash>,
 }
 
-/// A hash of a secret that cannot be guessed. Equal hashes mean equal secrets.
+/// The hash of a secret. The secret is random and long, so the hash needs no salt.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(transparent)]
 pub struct SecretHash(String);
@@ -273,7 +273,7 @@ impl SharedState {
 
 // A shared text in a file, on a disk that the servers share.
 
-/// A shared file.
+/// The enrolment state in a file, on a disk that all servers share.
 #[derive(Debug, Clone)]
 pub struct FileSharedState(PathBuf);
 

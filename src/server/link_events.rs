@@ -92,8 +92,8 @@ pub(crate) fn on_link_ended(link: &Link, why: &LinkEnd, shared: &ServerContext) 
 
 /// Migrates the sessions of a retired link to the node's primary link.
 ///
-/// The link itself stays. If it was unresponsive for the process that dialled it and answers first after all, the new
-/// link ends, and the sessions return.
+/// The link itself stays. The edge may have dialled the new link as a backup because the old one did not answer. If the
+/// old one then answers first, the edge closes the new one, and the sessions return.
 pub(crate) fn migrate_sessions(left: &Arc<LinkSender>, shared: &ServerContext) {
     let table = &shared.link_context.table;
     table.detach_relays(left, |_| true);

@@ -87,7 +87,7 @@ fn ports_of_the_configmap_are_redirected_without_aborted_sessions() {
 
     service(&kubernetes, false);
     map(&kubernetes, &json!({"http-proxy-ports": "9054"}));
-    cloud.is_troubled("is left as it is: it has no annotation tunnel.cloud.io/ports: managed");
+    cloud.is_troubled("it has no annotation tunnel.cloud.io/ports: managed");
     assert_eq!(led(), [(9053, front)].into());
     service(&kubernetes, true);
     kubernetes.delete::<ConfigMap>(PORTS);

@@ -192,7 +192,9 @@ fn status(link: &LinkSender) -> HeaderMap {
 // hyper checks every few seconds whether anything was received, with a timer that wakes the connection. With thousands
 // of links that ping each other anyway, this would be a considerable part of the cost of idle links.
 
-/// hyper's timer for one connection. Cheap to clone; disabling one clone disables all.
+/// hyper's timer for one connection. It is disabled once the link sends its own pings, and HTTP/2 then sends none.
+///
+/// Cheap to clone; disabling one clone disables all.
 #[derive(Debug, Clone)]
 pub(crate) struct PingTimer {
     timer: TokioTimer,

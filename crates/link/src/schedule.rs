@@ -168,9 +168,9 @@ const FRAME_OVERHEAD: u64 = 128;
 // Pacing of acknowledgements: Pongs and credits are sent together, a few times per RTT.
 //
 // While bulk is received, each would be a packet of its own. The kernel's congestion window grows as long as such
-// packets use half of it. From 16 packets on, with nine acknowledgements per RTT, cubic ends its slow start for good if
-// they take longer than before. They wait behind the bulk in the line's queue, so later bulk of ours would start at the
-// rate of the small packets. Four per RTT, and what is sent with them, leave the window near its start at ten.
+// packets use half of it. From a window of 16 packets on, and with nine acknowledgements per RTT, cubic leaves slow
+// start for good once the RTT of these packets grows. It does grow, because they queue behind the bulk; our later bulk
+// would then start at the rate of the small packets. Four per RTT keep the window near its initial ten.
 
 /// When Pongs and credits are sent on one link.
 #[derive(Debug, Default)]

@@ -549,19 +549,21 @@ const RECENT_LOSS: Duration = Duration::from_secs(10);
 
 // The interface between a session and the process that it runs in.
 
-/// The owner of a process's sessions. It is never called under a session's lock.
+/// What a session calls in its process; the session table implements it. Never called under a session's lock.
 pub(crate) trait SessionHost: fmt::Debug + Send + Sync {
     /// Returns the instance of this process.
     fn instance(&self) -> Instance;
 
-    /// Returns two empty reservations for the bytes that a plain remote sends over that link. One is in the process's
-    /// budget, the other in a quarter of it, which limits the link once half of the budget is in use.
+    /// Returns two empty reservations for the bytes that a plain remote sends over that link.
+    ///
+    /// One is in the process's budget. The other is in the link's, a quarter of it, which applies once half of the
+    /// process's budget is in use.
     fn room_unread(&self, link: &LinkSender) -> (Reservation, Reservation);
 
     /// Takes over an orphaned session that still has bytes to deliver.
     fn departed(&self, id: SessionId);
 
-    /// Forgets a session that is over; `why` is set if it did not end in good order.
+    /// Forgets a session that is over; `why` is set if it did not end cleanly.
     fn forget(&self, id: SessionId, why: Option<ErrorCode>);
 }
 

@@ -5,7 +5,7 @@
 //! requests one, the source with most loses a permit: that of its longest idle holder.
 //!
 //! [`FairShares`] decides, and reads no clock. [`FairLimiter`] applies its decisions to tasks, [`FairMap`] to data
-//! about sources. Code that serves a listening socket uses [`crate::net::accept_loop`], which has a limiter.
+//! about sources. Code that serves a listening socket uses [`crate::accept_loop`], which has a limiter.
 
 use std::collections::{BTreeSet, HashMap};
 use std::hash::Hash;
@@ -386,7 +386,7 @@ impl<K: Clone + Ord + Hash> FairShares<K> {
         true
     }
 
-    /// Suspends a holder's permit while another limit applies to it; [`Self::waits`] resumes it.
+    /// Suspends a holder's permit while another limit applies to it; [`Self::mark_idle`] resumes it.
     ///
     /// Does nothing if it holds none.
     pub fn suspend(&mut self, id: u64, now: Instant) -> Changes {

@@ -118,7 +118,7 @@ pub struct Socket<T> {
 /// buffered.
 pub type Buffered<T> = Hooked<T, ReadBuffer>;
 
-/// The bytes of a [`Buffered`] socket that have arrived.
+/// Bytes read from the socket of a [`Buffered`] that TLS has not taken yet.
 pub struct ReadBuffer {
     pool: Pool,
     arrived: Option<Arrived>,

@@ -79,11 +79,11 @@ pub struct Found {
     pub ips: Arc<[IpAddr]>,
 }
 
-/// Two running processes have the same name.
+/// Two running processes use the same node name. Sent to an edge that keeps or loses it, and between servers.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Conflict {
-    /// The process that keeps the name. Between servers, the sender holds its link, and the receiver closes its own
-    /// link.
+    /// The process that keeps the name. Between servers, that process is linked to the sender, and the receiver closes
+    /// its link to the other process.
     pub instance: Option<Instance>,
     /// Explanation for people: printable, at most 200 bytes.
     pub reason: String,

@@ -261,7 +261,7 @@ impl PlainCodec {
     }
 }
 
-/// Returns the name of a category for a plain remote. It no longer has one for TCP ports, and `ssh` has the same
+/// Returns the name of a category for a plain remote. A plain remote no longer has one for TCP ports, and `ssh` has the same
 /// effect.
 fn name(category: Category) -> &'static str {
     match category {

@@ -6,7 +6,7 @@ use crate::config::listen::{self, AccessConfig, AuthConfig, AuthMethods};
 use crate::config::table::ConfigTable;
 use crate::config::{Diagnostics, Environment, ListenConfig, WarningKind};
 
-/// `[mode.cloud.http_proxy]`.
+/// `[mode.cloud.http_proxy]`: the HTTP proxy for clients of this server.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct HttpProxyConfig {
     /// Address where clients connect.

@@ -54,7 +54,8 @@ enum ContinueState {
     No,
 }
 
-/// The error of a body that the target did not request before its response was complete.
+/// The error of a request body that is dropped: the client waited for 100 (Continue), and the target responded
+/// without sending one.
 #[derive(Debug, thiserror::Error)]
 #[error("the target did not request the body")]
 pub(crate) struct BodyNotWanted;

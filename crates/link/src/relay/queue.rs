@@ -34,6 +34,7 @@ pub(crate) struct RelayQueue {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct QueueFull;
 
+/// The frames that wait in a [`RelayQueue`], under its lock.
 #[derive(Debug)]
 struct Queue {
     /// Open, Opened, Refused, Resume or Resumed.

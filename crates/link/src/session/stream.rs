@@ -37,7 +37,7 @@ pub struct SessionTotals {
     pub received: u64,
     /// Number of times it was resumed on another path.
     pub resumed: u32,
-    /// Why it ended, if it did not end in good order.
+    /// Why it ended, if it did not end cleanly.
     pub ended: Option<SessionError>,
 }
 

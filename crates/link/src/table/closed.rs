@@ -218,7 +218,7 @@ impl Tombstones {
         self.0.get(&id).map(|ended| SessionError::new(ended.why, "session has ended"))
     }
 
-    /// Adds an ended session of a client; `why` is set if it did not end in good order.
+    /// Adds an ended session of a client; `why` is set if it did not end cleanly.
     fn add(&mut self, client: &Arc<str>, id: SessionId, why: Option<ErrorCode>, now: Instant) {
         // These two would make the opener search elsewhere, or look like success.
         let why = why

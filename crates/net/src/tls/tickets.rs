@@ -91,10 +91,10 @@ impl TlsServerConfig {
 }
 
 impl ClientAuth {
-    /// Returns true if a client may be authenticated by its certificate.
+    /// Returns true if shared tickets must not be used, because clients are authenticated by certificates.
     ///
-    /// Peers authenticate with the same key that shared tickets are derived from, and edges have fewer rights than
-    /// peers.
+    /// Anyone who has the server's key could create a ticket with any client's certificate. Peers have that key anyway,
+    /// and edges have fewer rights than peers.
     fn forbids_shared_tickets(&self) -> bool {
         match self {
             Self::Required(_) => true,
