@@ -126,8 +126,8 @@ impl ConnectionHandler for Served {
     }
 
     async fn serve(self: Arc<Self>, accepted: Accepted) {
-        let asker = Requester::Address(accepted.from.ip());
-        let answer = |request| self.admin.answer(request, self.port, asker, &self.drain);
+        let requester = Requester::Address(accepted.from.ip());
+        let answer = |request| self.admin.answer(request, self.port, requester, &self.drain);
         connection(accepted.socket, answer, &self.drain, &accepted.permit).await;
     }
 }
@@ -140,8 +140,8 @@ impl ConnectionHandler<UnixStream> for Served {
     async fn serve(self: Arc<Self>, accepted: Accepted<UnixStream>) {
         // The system cannot name a client that has disconnected.
         let Ok(user) = accepted.socket.peer_cred() else { return };
-        let asker = Requester::User(user.uid());
-        let answer = |request| self.admin.answer(request, self.port, asker, &self.drain);
+        let requester = Requester::User(user.uid());
+        let answer = |request| self.admin.answer(request, self.port, requester, &self.drain);
         connection(accepted.socket, answer, &self.drain, &accepted.permit).await;
     }
 }
@@ -222,32 +222,32 @@ impl Admin {
         &self,
         request: Request<Incoming>,
         port: Port,
-        asker: Requester,
+        requester: Requester,
         drain: &Drain,
     ) -> Response<Reply> {
         let path = request.uri().path();
         let private = PRIVATE.contains(&path) && READS.contains(request.method());
         if port != Port::Metrics
             && !PUBLIC.contains(&path)
-            && let Some(refused) = self.denial(asker, request.headers(), private).await
+            && let Some(refused) = self.denial(requester, request.headers(), private).await
         {
             return refused.map(Reply::Left);
         }
         if port != Port::Metrics && private {
             return match path {
-                "/events" => self.events(asker, drain),
+                "/events" => self.events(requester, drain),
                 "/status" => json(&self.status()).map(Reply::Left),
                 _ => live_page().map(Reply::Left),
             };
         }
-        self.answer_at_once(request, port, asker).await.map(Reply::Left)
+        self.answer_at_once(request, port, requester).await.map(Reply::Left)
     }
 
     async fn answer_at_once(
         &self,
         request: Request<Incoming>,
         port: Port,
-        asker: Requester,
+        requester: Requester,
     ) -> Response<Full<Bytes>> {
         if port == Port::Metrics && !PUBLIC.contains(&request.uri().path()) {
             return plain_text(StatusCode::NOT_FOUND, NOT_FOUND);
@@ -283,22 +283,22 @@ impl Admin {
                 only("POST", "only supports POST method\n")
             }
             ("/invitations", ProcessView::Cloud(server)) => {
-                invite(server.enrolment.as_ref(), server.port, request, asker).await
+                invite(server.enrolment.as_ref(), server.port, request, requester).await
             }
             ("/revocations", ProcessView::Cloud(server)) => {
-                revoke(server.enrolment.as_ref(), request, asker).await
+                revoke(server.enrolment.as_ref(), request, requester).await
             }
-            ("/debug/flags/v", _) => self.set_level(request, asker).await,
+            ("/debug/flags/v", _) => self.set_level(request, requester).await,
             _ => plain_text(StatusCode::NOT_FOUND, NOT_FOUND),
         }
     }
 
     /// Sets the log level like SuperEdge, with its texts and statuses, including 406.
-    async fn set_level(&self, request: Request<Incoming>, asker: Requester) -> Response<Full<Bytes>> {
+    async fn set_level(&self, request: Request<Incoming>, requester: Requester) -> Response<Full<Bytes>> {
         if *request.method() != Method::PUT {
             return plain_text(StatusCode::NOT_ACCEPTABLE, "unsupported http method\n");
         }
-        if !self.level_from_anywhere && !asker.is_local() {
+        if !self.level_from_anywhere && !requester.is_local() {
             return plain_text(StatusCode::FORBIDDEN, "the log level can only be set from this machine\n");
         }
         let body = tokio::time::timeout(BODY_TIME, Limited::new(request.into_body(), BODY_BYTES).collect());
@@ -317,7 +317,7 @@ impl Admin {
         });
         match set {
             Ok(v) => {
-                info!(target: AUDIT, actor = %asker, verbosity = v, "log level set");
+                info!(target: AUDIT, actor = %requester, verbosity = v, "log level set");
                 plain_text(StatusCode::OK, format!("successfully set klog.logging.verbosity to {value}\n"))
             }
             Err(why) => {
@@ -494,14 +494,14 @@ pub(crate) async fn invite(
     enrolment: Option<&Arc<Enrolment>>,
     port: u16,
     request: Request<Incoming>,
-    asker: Requester,
+    requester: Requester,
 ) -> Response<Full<Bytes>> {
     let (enrolment, node, seconds) = match asked(enrolment, request).await {
         Ok((enrolment, node, Some(seconds))) if LASTING.contains(&seconds) => (enrolment, node, seconds),
         Ok(_) => return plain_text(StatusCode::BAD_REQUEST, "seconds: expected 60 to 604800\n"),
         Err(refused) => return refused,
     };
-    match enrolment.invite(&node, Duration::from_secs(seconds), &asker.to_string()).await {
+    match enrolment.invite(&node, Duration::from_secs(seconds), &requester.to_string()).await {
         Ok(made) => {
             let until = made.until.duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default().as_secs();
             let cloud = format!("{}:{port}", made.host.as_deref().unwrap_or("CLOUD"));
@@ -515,13 +515,13 @@ pub(crate) async fn invite(
 pub(crate) async fn revoke(
     enrolment: Option<&Arc<Enrolment>>,
     request: Request<Incoming>,
-    asker: Requester,
+    requester: Requester,
 ) -> Response<Full<Bytes>> {
     let (enrolment, node, _) = match asked(enrolment, request).await {
         Ok(asked) => asked,
         Err(refused) => return refused,
     };
-    match enrolment.revoke(&node, &asker.to_string()).await {
+    match enrolment.revoke(&node, &requester.to_string()).await {
         Ok(true) => plain_text(StatusCode::OK, "revoked\n"),
         Ok(false) => {
             let why = format!(

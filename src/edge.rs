@@ -94,9 +94,9 @@ impl Edge {
     pub fn start(settings: Settings, level: Option<LogLevel>) -> Result<Self, StartupErrors> {
         let mut startup = Startup::default();
         let prepared = prepare(&settings, &mut startup);
-        let (files, ports, proxy, (viewers, gates)) = startup.finish(prepared)?;
+        let (files, ports, proxy, (viewers, policies)) = startup.finish(prepared)?;
         let mut edge = Self::new(&settings, &ports, proxy.as_ref().map(ProxyListener::at));
-        gates.watch(&edge.links);
+        policies.watch(&edge.links);
         let level_from_anywhere = !settings.client.log_listen.is_local();
         let pool = Pool::new();
         if let Some(proxy) = proxy {
@@ -353,9 +353,9 @@ pub(crate) fn prepare(settings: &Settings, startup: &mut Startup) -> Option<Prep
         None => Some(None),
         Some(proxy) => ProxyListener::prepare(proxy, startup).map(Some),
     };
-    let mut gates = AccessPolicies::default();
-    let viewers = gates.viewers(&settings.admin, startup);
-    Some((files?, ports?, proxy?, (viewers?, gates)))
+    let mut policies = AccessPolicies::default();
+    let viewers = policies.viewers(&settings.admin, startup);
+    Some((files?, ports?, proxy?, (viewers?, policies)))
 }
 
 impl EdgeFiles {

@@ -61,12 +61,12 @@ impl Admin {
     /// attacker's control.
     pub(crate) async fn denial(
         &self,
-        asker: Requester,
+        requester: Requester,
         head: &HeaderMap,
         private: bool,
     ) -> Option<Response<Full<Bytes>>> {
-        let why = asker.may_ask(head, private).err()?;
-        if let (Some(check), Requester::Address(ip)) = (&self.viewers.0, asker) {
+        let why = requester.may_ask(head, private).err()?;
+        if let (Some(check), Requester::Address(ip)) = (&self.viewers.0, requester) {
             if check(head.clone(), ip).await {
                 return None;
             }
@@ -84,8 +84,8 @@ impl Admin {
     }
 
     /// Returns a response with the stream of events for the live page.
-    pub(crate) fn events(&self, asker: Requester, drain: &Drain) -> Response<Reply> {
-        let source = match asker {
+    pub(crate) fn events(&self, requester: Requester, drain: &Drain) -> Response<Reply> {
+        let source = match requester {
             Requester::Address(ip) => Source::of(ip),
             Requester::User(_) => Source::of(std::net::Ipv4Addr::LOCALHOST.into()),
         };

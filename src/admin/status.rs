@@ -279,9 +279,9 @@ impl Admin {
         let Overview { linked, gone } = server.registry.overview(MAX_GONE);
         status.links = linked
             .into_iter()
-            .map(|(node, standing, linked, error)| {
+            .map(|(node, role, linked, error)| {
                 let mut link = self.link(node.to_string(), &linked.sender);
-                match standing {
+                match role {
                     LinkRole::Primary => {}
                     LinkRole::Previous => link.state = "previous".into(),
                     LinkRole::Interactive => link.state = "interactive".into(),

@@ -21,18 +21,18 @@ use tunnel_net::pool::Pool;
 pub(crate) struct ProxyListener {
     listener: TcpAccept,
     guard: ListenerAccess,
-    gates: AccessPolicies,
+    policies: AccessPolicies,
     nodes: Option<Vec<Glob>>,
 }
 
 impl ProxyListener {
     /// Reads the proxy's files and binds its port. Returns `None` on errors, which `startup` has collected.
     pub(crate) fn prepare(settings: &HttpProxyConfig, startup: &mut Startup) -> Option<Self> {
-        let mut gates = AccessPolicies::default();
-        let guard = gates.prepare(KEY, &settings.access, startup);
+        let mut policies = AccessPolicies::default();
+        let guard = policies.prepare(KEY, &settings.access, startup);
         let listener =
             startup.bind(&format!("mode.edge.http_proxy.{}", settings.listen.key), settings.listen.at);
-        Some(Self { listener: listener?, guard: guard?, gates, nodes: settings.nodes.clone() })
+        Some(Self { listener: listener?, guard: guard?, policies, nodes: settings.nodes.clone() })
     }
 
     /// Returns the listening address.
@@ -43,9 +43,9 @@ impl ProxyListener {
     /// Starts serving clients until the edge stops; its drain waits for them. Returns the access policy, which can be
     /// reloaded.
     pub(crate) fn spawn(self, node: NodeName, edge: &Edge, pool: Pool) -> ListenerPolicies {
-        let Self { listener, guard, gates, nodes } = self;
+        let Self { listener, guard, policies, nodes } = self;
         info!(local_addr = %listener.at(), "HTTP proxy started");
-        let limiters = gates.watch(&edge.links);
+        let limiters = policies.watch(&edge.links);
         let proxies = guard.proxies();
         let context = ListenerContext {
             policy: guard.policy(None),

@@ -146,14 +146,14 @@ impl NodePort {
                 return Err(Denial::Forbidden("this port requires a client certificate".to_owned()));
             }
             let policy = context.policy.load();
-            let asker = RoutingContext {
+            let requester = RoutingContext {
                 server_name: server_name.as_deref(),
                 trusted: policy.is_trusted_proxy(&proof, from),
                 default_port,
                 policy: &policy,
                 addresses: &context.addresses,
             };
-            let (node, target) = self.place(head, &asker)?.ok_or_else(unnamed)?;
+            let (node, target) = self.place(head, &requester)?.ok_or_else(unnamed)?;
             Ok(OpenRequest { node: Some(node), target, credentials: credentials(&head.headers) })
         };
         forward(socket, RequestRouter::with_target_tls(tls, admission, parse), context).await

@@ -216,9 +216,9 @@ impl Registry {
     /// Returns all links, and up to `most` of the disconnected nodes.
     pub fn overview(&self, most: usize) -> Overview {
         let nodes = self.lock();
-        let links = |map: &HashMap<NodeName, LinkedNode>, standing| -> Vec<_> {
+        let links = |map: &HashMap<NodeName, LinkedNode>, role| -> Vec<_> {
             let error = |node| nodes.past.error(node);
-            map.iter().map(|(node, linked)| (node.clone(), standing, linked.clone(), error(node))).collect()
+            map.iter().map(|(node, linked)| (node.clone(), role, linked.clone(), error(node))).collect()
         };
         let mut linked = links(&nodes.linked, LinkRole::Primary);
         linked.extend(links(&nodes.older, LinkRole::Previous));
@@ -368,7 +368,7 @@ mod overview_tests {
         let Overview { linked, gone } = registry.overview(10);
         let told: Vec<_> = linked
             .iter()
-            .map(|(node, standing, _, error)| (node.as_str(), *standing, error.as_ref().map(|e| &*e.why)))
+            .map(|(node, role, _, error)| (node.as_str(), *role, error.as_ref().map(|e| &*e.why)))
             .collect();
         assert_eq!(
             told,

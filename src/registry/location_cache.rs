@@ -568,9 +568,9 @@ mod announce_tests {
         let finder = Finder::new(Registry::new(Metrics::server("", "")), own, peers.clone(), nowhere(), 1);
         let server = |id| Instance::from_bits(u128::from(id));
         let link = |id, dialect| LinkSender::new(LinkId(id), Remote::Peer, Some(server(id)), dialect);
-        let [first, second, asker] = [7, 8, 9].map(|id| link(id, Dialect::NEWEST));
+        let [first, second, requester] = [7, 8, 9].map(|id| link(id, Dialect::NEWEST));
         let older = link(10, Dialect::Extended(2));
-        for link in [&first, &second, &asker, &older] {
+        for link in [&first, &second, &requester, &older] {
             peers.add_incoming(link, false);
         }
         settled().await;
@@ -578,14 +578,14 @@ mod announce_tests {
         let node = &names.into_iter().find(|node| peers.is_replica_for(node)).unwrap();
         let here = Found { here: true, instance: Some(server(77)), ..Found::not_here(0) };
         assert_eq!(finder.on_found(&first, node, here.clone()), Some(server(7)));
-        finder.answer(&asker, node, 5);
+        finder.answer(&requester, node, 5);
         finder.answer(&older, node, 5);
-        assert_eq!(told(&asker), [Found { at: Some(server(7)), ..Found::not_here(5) }]);
+        assert_eq!(told(&requester), [Found { at: Some(server(7)), ..Found::not_here(5) }]);
         assert_eq!(told(&older), [Found::not_here(5)], "it does not support location replicas");
         assert_eq!(finder.on_found(&second, node, here), Some(server(8)));
         settled().await;
         let moved = Found { at: Some(server(8)), instance: Some(server(77)), ..Found::not_here(0) };
-        assert_eq!((told(&first), told(&asker)), (vec![moved.clone()], vec![moved.clone()]));
+        assert_eq!((told(&first), told(&requester)), (vec![moved.clone()], vec![moved.clone()]));
         assert_eq!((told(&second), told(&older)), (vec![], vec![moved.clone()]), "an older server drops it");
         // Like the other two servers that receive it.
         assert_eq!(finder.on_found(&second, node, moved.clone()), Some(server(8)));
@@ -605,12 +605,12 @@ mod announce_tests {
         let link = |id, peer| {
             LinkSender::new(LinkId(id), peer, Some(Instance::from_bits(id.into())), Dialect::NEWEST)
         };
-        let (asker, other) = (link(9, Remote::Peer), link(8, Remote::Peer));
-        peers.add_incoming(&asker, false);
+        let (requester, other) = (link(9, Remote::Peer), link(8, Remote::Peer));
+        peers.add_incoming(&requester, false);
         peers.add_incoming(&other, false);
         settled().await;
-        finder.answer(&asker, node, 5);
-        assert_eq!(told(&asker), [Found::not_here(5)], "it was never linked anywhere");
+        finder.answer(&requester, node, 5);
+        assert_eq!(told(&requester), [Found::not_here(5)], "it was never linked anywhere");
         let edge = link(7, Remote::Edge(node.clone()));
         registry.insert(
             LinkedNode {
@@ -623,17 +623,17 @@ mod announce_tests {
         );
         registry.remove(&edge);
         tokio::time::advance(Duration::from_secs(2)).await;
-        finder.answer(&asker, node, 6);
-        assert_eq!(told(&asker), [Found { silence: Duration::from_secs(2), ..Found::not_here(6) }]);
+        finder.answer(&requester, node, 6);
+        assert_eq!(told(&requester), [Found { silence: Duration::from_secs(2), ..Found::not_here(6) }]);
         // A peer reports that it has the node, and then disconnects.
         let gone: &NodeName = &"node2".parse().unwrap();
         finder.on_found(&other, gone, Found { here: true, ..Found::not_here(0) });
-        finder.answer(&asker, gone, 7);
-        assert_eq!(told(&asker), [Found { at: other.instance, ..Found::not_here(7) }]);
+        finder.answer(&requester, gone, 7);
+        assert_eq!(told(&requester), [Found { at: other.instance, ..Found::not_here(7) }]);
         peers.remove(&other);
         other.close();
-        finder.answer(&asker, gone, 8);
-        assert_eq!(told(&asker), [Found { silence: Duration::from_millis(1), ..Found::not_here(8) }]);
+        finder.answer(&requester, gone, 8);
+        assert_eq!(told(&requester), [Found { silence: Duration::from_millis(1), ..Found::not_here(8) }]);
     }
 
     #[tokio::test(start_paused = true)]

@@ -21,11 +21,11 @@ use crate::startup::access::AccessPolicies;
 /// Prepares the listeners of `[mode.cloud.ssh]`.
 pub(crate) fn connect(
     settings: &ServerConfig,
-    gates: &mut AccessPolicies,
+    policies: &mut AccessPolicies,
     startup: &mut Startup,
 ) -> Option<Vec<ClientListener>> {
     let ssh = &settings.ssh;
-    let guard = gates.prepare("mode.cloud.ssh", &ssh.access, startup);
+    let guard = policies.prepare("mode.cloud.ssh", &ssh.access, startup);
     let listener = startup.bind_optional("mode.cloud.ssh", ssh.listen);
     let (guard, listener) = (guard?, listener?);
     let port = |listener| ClientListener::tcp(listener, guard.clone(), |_| Connect::<Ssh>::default());
@@ -35,11 +35,11 @@ pub(crate) fn connect(
 /// Prepares the listeners of `[mode.cloud.egress]`.
 pub(crate) fn egress(
     settings: &ServerConfig,
-    gates: &mut AccessPolicies,
+    policies: &mut AccessPolicies,
     startup: &mut Startup,
 ) -> Option<Vec<ClientListener>> {
     let Some(egress) = &settings.egress else { return Some(Vec::new()) };
-    let guard = gates.prepare("mode.cloud.egress", egress.access(), startup);
+    let guard = policies.prepare("mode.cloud.egress", egress.access(), startup);
     let connect = Connect::<Egress>::default();
     let port = match egress {
         EgressConfig::Port { listen, certificates, .. } => {
@@ -64,11 +64,11 @@ pub(crate) fn egress(
 /// Prepares the listeners of `[mode.cloud.http_proxy]`.
 pub(crate) fn http_proxy(
     settings: &ServerConfig,
-    gates: &mut AccessPolicies,
+    policies: &mut AccessPolicies,
     startup: &mut Startup,
 ) -> Option<Vec<ClientListener>> {
     let Some(proxy) = &settings.http_proxy else { return Some(Vec::new()) };
-    let guard = gates.prepare("mode.cloud.http_proxy", &proxy.access, startup);
+    let guard = policies.prepare("mode.cloud.http_proxy", &proxy.access, startup);
     let listener = startup.bind(&format!("mode.cloud.http_proxy.{}", proxy.listen.key), proxy.listen.at);
     Some(vec![ClientListener::tcp(listener?, guard?, |_| Proxy)])
 }
@@ -76,11 +76,11 @@ pub(crate) fn http_proxy(
 /// Prepares the listeners of `[mode.cloud.tcp]`.
 pub(crate) fn tcp(
     settings: &ServerConfig,
-    gates: &mut AccessPolicies,
+    policies: &mut AccessPolicies,
     startup: &mut Startup,
 ) -> Option<Vec<ClientListener>> {
     let ports = settings.tcp.iter().map(|port| {
-        let guard = gates.prepare(&port.key, &port.access, startup);
+        let guard = policies.prepare(&port.key, &port.access, startup);
         let listener = startup.bind(&port.key, port.at);
         let port = port.clone();
         Some(ClientListener::tcp(listener?, guard?, move |core| forward(port, core)))

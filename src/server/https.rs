@@ -18,14 +18,14 @@ use tunnel_net::tls::{self, ClientAuth, Identity, TlsClientConfig, TlsServerConf
 /// Binds all ports with TLS. Returns `None` if there are errors, which `startup` has noted.
 pub(crate) fn prepare(
     settings: &ServerConfig,
-    gates: &mut AccessPolicies,
+    policies: &mut AccessPolicies,
     startup: &mut Startup,
 ) -> Option<Vec<ClientListener>> {
     let https = &settings.https;
     if https.ports.is_empty() {
         return Some(Vec::new());
     }
-    let guard = gates.prepare("mode.cloud.https", &https.access, startup);
+    let guard = policies.prepare("mode.cloud.https", &https.access, startup);
     // Outer: whether the files are valid; inner: whether there are any.
     let tls = match &https.mode {
         HttpsMode::Passthrough => Some(None),
@@ -75,7 +75,7 @@ impl HttpsTls {
 /// Binds all ports without TLS. Returns `None` if there are errors, which `startup` has noted.
 pub(crate) fn prepare_http(
     settings: &ServerConfig,
-    gates: &mut AccessPolicies,
+    policies: &mut AccessPolicies,
     startup: &mut Startup,
 ) -> Option<Vec<ClientListener>> {
     let http = &settings.http;
@@ -83,7 +83,7 @@ pub(crate) fn prepare_http(
         return Some(Vec::new());
     }
     let (guard, ports) =
-        (gates.prepare("mode.cloud.http", &http.access, startup), bind(&http.ports, startup));
+        (policies.prepare("mode.cloud.http", &http.access, startup), bind(&http.ports, startup));
     let (guard, ports) = (guard?, ports?);
     let port = |(listener, stands_for)| {
         ClientListener::tcp(listener, guard.clone(), |core: &ServerCore| Http(node_port(stands_for, core)))

@@ -46,11 +46,11 @@ struct InterceptListeners {
 /// means that interception is not configured.
 pub(crate) fn prepare(
     settings: &ServerConfig,
-    gates: &mut AccessPolicies,
+    policies: &mut AccessPolicies,
     startup: &mut Startup,
 ) -> Option<(Vec<ClientListener>, Option<PreparedIntercept>)> {
     let Some(settings) = settings.intercept.clone() else { return Some((Vec::new(), None)) };
-    let guard = gates.prepare(KEY, &settings.access, startup);
+    let guard = policies.prepare(KEY, &settings.access, startup);
     let is_on_host = check_host_network(settings.host_ip, startup);
     let listeners = InterceptListeners::bind(&settings, startup);
     let (listeners, guard) = listeners.zip(guard).filter(|_| is_on_host)?;

@@ -161,11 +161,11 @@ pub(crate) fn handle_request(request: RelayRequest, shared: &ServerContext, room
 fn refuse_node(request: RelayRequest, shared: &ServerContext) {
     let (node, metrics) = (request.node(), &shared.link_context.metrics);
     let why = format!("edges may not reach node {node}: not in mode.cloud.allow.nodes of their server");
-    let asker = request.from().peer.node();
-    let linked = asker.and_then(|asker| shared.registry.link_of(asker));
+    let requester = request.from().peer.node();
+    let linked = requester.and_then(|requester| shared.registry.link_of(requester));
     let at = linked.map_or(Ipv4Addr::UNSPECIFIED.into(), |linked| linked.from.ip());
     let mut access = AccessLogEntry::start(LISTENER_LABEL, at.to_string());
-    access.user = asker.map(ToString::to_string);
+    access.user = requester.map(ToString::to_string);
     access.node = Some(node.clone());
     access.target = request.target().cloned();
     metrics.sessions.refused(LISTENER_LABEL, ErrorCode::NodeNotAllowed.name());

@@ -69,9 +69,9 @@ async fn accept_calls(mut arrivals: mpsc::Receiver<IncomingCall>, shared: Server
         let call = match arrival {
             None => return,
             Some(IncomingCall::Call(call)) => *call,
-            Some(IncomingCall::Enrol(petition)) => {
-                let span = info_span!("enrol", remote_addr = %petition.from);
-                links.spawn(span, registry::judge(petition, shared.clone()));
+            Some(IncomingCall::Enrol(enrol_request)) => {
+                let span = info_span!("enrol", remote_addr = %enrol_request.from);
+                links.spawn(span, registry::judge(enrol_request, shared.clone()));
                 continue;
             }
         };

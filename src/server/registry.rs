@@ -249,19 +249,19 @@ pub(crate) fn start(
 }
 
 /// Authorizes an enrolment request from a caller that is not a node yet.
-pub(crate) async fn judge(petition: EnrolRequest, shared: ServerContext) {
+pub(crate) async fn judge(enrol_request: EnrolRequest, shared: ServerContext) {
     let refused = &shared.link_context.metrics.calls_refused;
     let Some(enrolment) = &shared.enrolment else {
         refused.count("no_invitations");
-        return petition
+        return enrol_request
             .refuse(SessionError::new(ErrorCode::NodeNotConnected, "joining by invitation is not enabled"));
     };
     if shared.stopping.is_cancelled() {
         refused.count("stopping");
-        return petition.refuse(SessionError::new(ErrorCode::Overloaded, "this server is stopping"));
+        return enrol_request.refuse(SessionError::new(ErrorCode::Overloaded, "this server is stopping"));
     }
-    let from = petition.from.ip();
-    if let EnrolMethod::Join(JoinParams { secret, node, token }) = &petition.wish
+    let from = enrol_request.from.ip();
+    if let EnrolMethod::Join(JoinParams { secret, node, token }) = &enrol_request.wish
         && let Err(why) = enrolment.join(from, secret, node, token).await
     {
         refused.count("invitation");
@@ -270,9 +270,9 @@ pub(crate) async fn judge(petition: EnrolRequest, shared: ServerContext) {
         }
         let code =
             if matches!(why, JoinRefusal::Later(_)) { ErrorCode::Overloaded } else { ErrorCode::NotAllowed };
-        return petition.refuse(SessionError::new(code, why));
+        return enrol_request.refuse(SessionError::new(code, why));
     }
-    petition.accept(enrolment.certificates());
+    enrol_request.accept(enrolment.certificates());
 }
 
 /// The key below the prefix.

@@ -17,8 +17,8 @@ use crate::support::programs::{TestDir, TestServer, at, edge, edge_forgets_all, 
 use crate::support::servers;
 use crate::support::{assert_eventually, beside, targets, wait_until};
 
-/// Starts an edge named `asker` that links to that address, with its proxy. `more` is appended to the proxy's table.
-async fn asker(place: &TestDir, server: &TestServer, to: SocketAddr, more: &str) -> (Edge, SocketAddr) {
+/// Starts an edge named `requester` that links to that address, with its proxy. `more` is appended to the proxy's table.
+async fn requester(place: &TestDir, server: &TestServer, to: SocketAddr, more: &str) -> (Edge, SocketAddr) {
     let proxy = format!("[mode.edge.http_proxy]\nlisten = \"127.0.0.1:0\"\n{more}");
     let edge = start_edge(&place.edge("asker", to, &proxy));
     server.has("asker").await;
@@ -30,7 +30,7 @@ async fn asker(place: &TestDir, server: &TestServer, to: SocketAddr, more: &str)
 /// Starts a server through which edges reach one another and loopback, and an asker that is linked to it.
 async fn alone(place: &TestDir) -> (TestServer, Edge, SocketAddr) {
     let server = TestServer::with(place, ALLOW);
-    let (edge, proxy) = asker(place, &server, server.server.bound.grpc, "").await;
+    let (edge, proxy) = requester(place, &server, server.server.bound.grpc, "").await;
     (server, edge, proxy)
 }
 
@@ -50,7 +50,7 @@ async fn programs_reach_the_cloud_and_other_nodes_over_one_server_and_over_two()
     let text = |at: &SocketAddr| servers::config(&place, *at, &format!("{}\n{ALLOW}", servers::peers(&all)));
     let servers = [TestServer::from_text(&text(&all[0])), TestServer::from_text(&text(&all[1]))];
     let others = [edge(&place, &servers[0], "node1").await, edge(&place, &servers[1], "node2").await];
-    let (edge, proxy) = asker(&place, &servers[0], all[0], "").await;
+    let (edge, proxy) = requester(&place, &servers[0], all[0], "").await;
     for target in [at("node1", echo), at("Node2", echo), in_cloud(echo)] {
         let mut client = open(proxy, &target).await;
         echoed(&mut client, "there and back").await;
@@ -93,7 +93,7 @@ async fn by_default_the_server_refuses_both_and_names_the_key_that_allows_them()
     let (place, echo) = (TestDir::new(), targets::echo().await);
     let server = TestServer::start(&place);
     let _other = edge(&place, &server, "node2").await;
-    let (edge, proxy) = asker(&place, &server, server.server.bound.grpc, "").await;
+    let (edge, proxy) = requester(&place, &server, server.server.bound.grpc, "").await;
     let node = connect(proxy, &at("node2", echo)).await;
     assert_eq!(node.status, 403, "{node:?}");
     assert!(
@@ -153,7 +153,7 @@ async fn clients_must_authenticate_with_their_password() {
     let server = TestServer::with(&place, ALLOW);
     let users = place.file("htpasswd", &format!("app:{}\n", bcrypt::hash("right", 4).unwrap()));
     let more = format!("auth = \"basic\"\nusers = {users:?}\nrules = [{{ nodes = [\"-\"] }}]\n");
-    let (_edge, proxy) = asker(&place, &server, server.server.bound.grpc, &more).await;
+    let (_edge, proxy) = requester(&place, &server, server.server.bound.grpc, &more).await;
     let with = |target: &str, password: &str| {
         let shown = STANDARD.encode(format!("app:{password}"));
         format!("CONNECT {target} HTTP/1.1\r\nProxy-Authorization: Basic {shown}\r\n\r\n")
@@ -184,7 +184,7 @@ async fn sessions_of_the_proxy_continue_over_new_links() {
     let server = TestServer::with(&place, ALLOW);
     let _other = edge(&place, &server, "node2").await;
     let line = Line::to(server.server.bound.grpc).await;
-    let (edge, proxy) = asker(&place, &server, line.at, "").await;
+    let (edge, proxy) = requester(&place, &server, line.at, "").await;
     let mut clients = [open(proxy, &at("node2", echo)).await, open(proxy, &in_cloud(echo)).await];
     for _ in 0..3 {
         for client in &mut clients {
@@ -235,7 +235,7 @@ async fn a_stopping_edge_accepts_no_clients_and_lets_sessions_finish() {
 
     let more = "[mode.edge.session]\ndrain = \"0s\"\n";
     let server = TestServer::with(&place, ALLOW);
-    let (edge, proxy) = asker(&place, &server, server.server.bound.grpc, more).await;
+    let (edge, proxy) = requester(&place, &server, server.server.bound.grpc, more).await;
     let mut client = open(proxy, &in_cloud(echo)).await;
     echoed(&mut client, "before").await;
     assert_eq!(assert_eventually("the end of the edge", edge.shutdown(pending())).await, Drained::Cut(1));

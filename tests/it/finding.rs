@@ -93,8 +93,8 @@ async fn an_edges_session_leaves_an_unresponsive_server_when_its_node_moves() {
     let line = Line::to(all[1]).await;
     let _node = start_edge(&place.edge("node1", line.at, ""));
     second.has("node1").await;
-    let asker = edge(&place, &first, "asker").await;
-    let mut session = between(&asker, &at("node1", echo)).await.unwrap();
+    let requester = edge(&place, &first, "asker").await;
+    let mut session = between(&requester, &at("node1", echo)).await.unwrap();
     sessions::says(&mut session, "before").await;
     between_servers.fall_silent();
     line.route_to(all[2]);
@@ -155,14 +155,14 @@ async fn an_edges_session_to_a_lost_node_waits_3_s_and_gets_the_reason() {
     let server = start(&place);
     let mut gone = scripted_server(&place, &server, 7).await;
     announces(&mut gone, 1).await;
-    let asker = edge(&place, &server, "asker").await;
+    let requester = edge(&place, &server, "asker").await;
     let says_no = async {
         refuses(&mut gone).await;
         has_not(gone).await;
     };
     let started = Stopwatch::start();
     let answer =
-        tokio::select! { answer = between(&asker, "node1:22") => answer, () = says_no => unreachable!() };
+        tokio::select! { answer = between(&requester, "node1:22") => answer, () = says_no => unreachable!() };
     assert!(started.elapsed() < Duration::from_millis(3500), "{:?}", started.elapsed());
     let why = answer.unwrap_err();
     assert!(
@@ -171,7 +171,7 @@ async fn an_edges_session_to_a_lost_node_waits_3_s_and_gets_the_reason() {
     );
     // For a node that was never seen, the refusal comes at once.
     let started = Stopwatch::start();
-    let why = between(&asker, "never:22").await.unwrap_err();
+    let why = between(&requester, "never:22").await.unwrap_err();
     assert!(started.elapsed() < Duration::from_millis(1500), "{:?}", started.elapsed());
     assert!(why.contains("not connected"), "{why}");
 }

@@ -43,31 +43,31 @@ fn texts(place: &TestDir, all: &[SocketAddr]) -> Vec<String> {
 async fn by_default_a_server_dials_nothing_for_edges() {
     let (place, echo) = (TestDir::new(), targets::echo().await);
     let server = TestServer::with(&place, "[mode.cloud.allow]\nnodes = [\"*\"]\n");
-    let asker = edge(&place, &server, "asker").await;
+    let requester = edge(&place, &server, "asker").await;
     for to in [format!("127.0.0.1:{}", echo.port()), format!("localhost:{}", echo.port()), "asker:22".into()]
     {
-        let refused = inside(&asker, "asker", &to).await.unwrap_err();
+        let refused = inside(&requester, "asker", &to).await.unwrap_err();
         assert!(refused.contains(&format!("edges may not have the server dial {to}")), "{refused}");
         assert!(refused.contains("mode.cloud.allow.targets"), "{refused}");
     }
     assert_eq!(server.server.metrics.sessions.ended("backend", "not_allowed"), 3);
     server.assert_idle().await;
-    edge_forgets_all(&asker).await;
+    edge_forgets_all(&requester).await;
 }
 
 #[tokio::test]
 async fn a_refusal_by_the_remote_reports_the_session_id() {
     let place = TestDir::new();
     let server = TestServer::with(&place, "");
-    let asker = edge(&place, &server, "asker").await;
-    wait_until("the edge has a link", || asker.metrics.links.get() > 0).await;
+    let requester = edge(&place, &server, "asker").await;
+    wait_until("the edge has a link", || requester.metrics.links.get() > 0).await;
     let request = |to| SessionRequest {
         node: "asker".parse().unwrap(),
         target: target(to),
         category: Category::HttpProxy,
         client: "test".into(),
     };
-    let refused = asker.route.open(request("asker:22")).await.unwrap_err();
+    let refused = requester.route.open(request("asker:22")).await.unwrap_err();
     assert!(refused.session.is_some(), "{refused}");
 }
 
@@ -76,26 +76,26 @@ async fn an_edge_reaches_only_the_listed_targets_by_address_and_by_name() {
     let (place, echo, other) = (TestDir::new(), targets::echo().await, targets::echo().await);
     let entry = format!("\"127.0.0.0/8:{}\", \"10.0.0.0/8:{}\", \"own:*\"", echo.port(), other.port());
     let server = TestServer::with(&place, &allow(&entry));
-    let asker = edge(&place, &server, "asker").await;
+    let requester = edge(&place, &server, "asker").await;
     for host in ["127.0.0.1", "localhost", "web.localhost"] {
-        let mut session = inside(&asker, "asker", &format!("{host}:{}", echo.port())).await.unwrap();
+        let mut session = inside(&requester, "asker", &format!("{host}:{}", echo.port())).await.unwrap();
         says(&mut session, "to the cloud and back").await;
         assert_eq!(server.server.metrics.sessions.now("backend"), 1);
         drop(session);
         wait_until("the end of the session", || server.server.metrics.sessions.now("backend") == 0).await;
     }
     for host in ["127.0.0.1", "localhost", "web.localhost"] {
-        let refused = inside(&asker, "asker", &format!("{host}:{}", other.port())).await.unwrap_err();
+        let refused = inside(&requester, "asker", &format!("{host}:{}", other.port())).await.unwrap_err();
         assert!(refused.contains("edges may not have the server dial"), "{host}: {refused}");
     }
     let spare = targets::nothing().await.port();
-    let refused = inside(&asker, "asker", &format!("127.0.0.1:{spare}")).await.unwrap_err();
+    let refused = inside(&requester, "asker", &format!("127.0.0.1:{spare}")).await.unwrap_err();
     assert!(
         refused.contains("edges may not have the server dial"),
         "`own` does not include loopback: {refused}"
     );
     server.assert_idle().await;
-    edge_forgets_all(&asker).await;
+    edge_forgets_all(&requester).await;
 }
 
 #[tokio::test]
@@ -104,9 +104,9 @@ async fn a_session_to_the_cloud_continues_when_its_edge_moves() {
     let all = servers::addresses(3);
     let servers: Vec<_> = texts(&place, &all).iter().map(|text| TestServer::from_text(text)).collect();
     let line = Line::to(servers[0].server.bound.grpc).await;
-    let asker = start_edge(&place.edge("asker", line.at, ""));
+    let requester = start_edge(&place.edge("asker", line.at, ""));
     servers[0].has("asker").await;
-    let mut session = inside(&asker, "asker", &echo.to_string()).await.unwrap();
+    let mut session = inside(&requester, "asker", &echo.to_string()).await.unwrap();
     says(&mut session, "at the first").await;
     for server in [&servers[1], &servers[2], &servers[0], &servers[1]] {
         line.route_to(server.server.bound.grpc);
@@ -116,7 +116,7 @@ async fn a_session_to_the_cloud_continues_when_its_edge_moves() {
     }
     assert_eq!(servers[0].server.metrics.sessions.now("backend"), 1);
     drop(session);
-    edge_forgets_all(&asker).await;
+    edge_forgets_all(&requester).await;
     for server in &servers {
         server.assert_idle().await;
         assert_eq!(server.server.metrics.sessions.now("backend"), 0);
@@ -132,9 +132,9 @@ async fn a_session_to_the_cloud_ends_with_its_server() {
     let mut first = SeparateServers::start(texts[0].clone()).await;
     let second = TestServer::from_text(&texts[1]);
     let line = Line::to(first.server.server.bound.grpc).await;
-    let asker = start_edge(&place.edge("asker", line.at, "[mode.edge.session]\ngrace = \"30s\"\n"));
+    let requester = start_edge(&place.edge("asker", line.at, "[mode.edge.session]\ngrace = \"30s\"\n"));
     first.server.has("asker").await;
-    let mut session = inside(&asker, "asker", &echo.to_string()).await.unwrap();
+    let mut session = inside(&requester, "asker", &echo.to_string()).await.unwrap();
     says(&mut session, "before").await;
     line.route_to(second.server.bound.grpc);
     first.kill();
@@ -142,7 +142,7 @@ async fn a_session_to_the_cloud_ends_with_its_server() {
     // The session may resume while its server does not answer. Another process in its place proves that it cannot.
     let again = TestServer::from_text(&texts[0]);
     assert_eq!(ends(&mut session).await, ErrorCode::UnknownSession);
-    let mut session = inside(&asker, "asker", &echo.to_string()).await.unwrap();
+    let mut session = inside(&requester, "asker", &echo.to_string()).await.unwrap();
     says(&mut session, "after").await;
     line.route_to(again.server.bound.grpc);
     line.reset();
@@ -155,9 +155,9 @@ async fn a_session_to_a_lone_server_ends_once_another_process_replaces_it() {
     let text = place.cloud(&allow("\"127.0.0.0/8:*\""));
     let mut first = SeparateServers::start(text.clone()).await;
     let line = Line::to(first.server.server.bound.grpc).await;
-    let asker = start_edge(&place.edge("asker", line.at, ""));
+    let requester = start_edge(&place.edge("asker", line.at, ""));
     first.server.has("asker").await;
-    let mut session = inside(&asker, "asker", &echo.to_string()).await.unwrap();
+    let mut session = inside(&requester, "asker", &echo.to_string()).await.unwrap();
     says(&mut session, "before").await;
     let second = TestServer::from_text(&text);
     line.route_to(second.server.bound.grpc);
@@ -172,19 +172,19 @@ async fn a_stopping_server_keeps_the_sessions_of_an_edge_that_has_moved() {
     let mut both: Vec<_> = texts(&place, &all).iter().map(|text| TestServer::from_text(text)).collect();
     let (second, first) = (both.remove(1), both.remove(0));
     let line = Line::to(first.server.bound.grpc).await;
-    let asker = start_edge(&place.edge("asker", line.at, ""));
+    let requester = start_edge(&place.edge("asker", line.at, ""));
     first.has("asker").await;
-    let mut session = inside(&asker, "asker", &echo.to_string()).await.unwrap();
+    let mut session = inside(&requester, "asker", &echo.to_string()).await.unwrap();
     line.route_to(second.server.bound.grpc);
     let (metrics, stopped) = (first.server.metrics.clone(), beside(first.server.shutdown(pending())));
     second.has("asker").await;
-    wait_until("the edge has both links", || asker.metrics.links.get() == 2).await;
+    wait_until("the edge has both links", || requester.metrics.links.get() == 2).await;
     says(&mut session, "over the old link").await;
-    let mut newer = inside(&asker, "asker", &echo.to_string()).await.unwrap();
+    let mut newer = inside(&requester, "asker", &echo.to_string()).await.unwrap();
     says(&mut newer, "through the other server").await;
     assert_eq!((metrics.sessions.now("backend"), second.server.metrics.sessions.now("backend")), (1, 1));
     drop(session);
     assert_eq!(assert_eventually("the end of the server", stopped).await.unwrap(), Drained::Finished);
-    wait_until("the old link is closed", || asker.metrics.links.get() == 1).await;
+    wait_until("the old link is closed", || requester.metrics.links.get() == 1).await;
     says(&mut newer, "still").await;
 }

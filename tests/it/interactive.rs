@@ -110,7 +110,7 @@ fn interactive(server: &TestServer) -> Option<Arc<LinkSender>> {
     let links = server.server.registry.overview(0).linked;
     let mut links = links
         .into_iter()
-        .filter(|(node, standing, ..)| node.as_str() == "node1" && *standing == LinkRole::Interactive);
+        .filter(|(node, role, ..)| node.as_str() == "node1" && *role == LinkRole::Interactive);
     let found = links.next().map(|(_, _, linked, _)| linked.sender);
     assert!(links.next().is_none(), "at most one interactive link");
     found.filter(|link| !link.is_closed())

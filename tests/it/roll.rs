@@ -88,18 +88,18 @@ async fn edges_reach_one_another_only_if_allowed_and_while_both_move() {
     let servers = [1, 2].map(|n| TestServer::from_text(&format!("{}\n{allow}", text(n))));
     let (line1, line2) =
         (Line::to(closed.server.bound.grpc).await, Line::to(servers[0].server.bound.grpc).await);
-    let asker = start_edge(&place.edge("asker", line1.at, ""));
+    let requester = start_edge(&place.edge("asker", line1.at, ""));
     let _edge = start_edge(&place.edge("node2", line2.at, ""));
     closed.has("asker").await;
     servers[0].has("node2").await;
-    wait_until("the edge has a link", || asker.metrics.links.get() == 1).await;
-    let refused = between(&asker, &at("node2", echo)).await.unwrap_err();
+    wait_until("the edge has a link", || requester.metrics.links.get() == 1).await;
+    let refused = between(&requester, &at("node2", echo)).await.unwrap_err();
     assert!(refused.contains("may not reach node node2"), "{refused}");
     line1.route_to(servers[1].server.bound.grpc);
     line1.reset();
     servers[1].has("asker").await;
-    wait_until("the edge has a link", || asker.metrics.links.get() == 1).await;
-    let mut session = between(&asker, &at("node2", echo)).await.unwrap();
+    wait_until("the edge has a link", || requester.metrics.links.get() == 1).await;
+    let mut session = between(&requester, &at("node2", echo)).await.unwrap();
     says(&mut session, "over two servers").await;
     line2.route_to(servers[1].server.bound.grpc);
     line2.reset();
@@ -111,7 +111,7 @@ async fn edges_reach_one_another_only_if_allowed_and_while_both_move() {
     says(&mut session, "over two again").await;
     assert_eq!(session.account().ended.map(|why| why.code), None::<ErrorCode>);
     drop(session);
-    edge_forgets_all(&asker).await;
+    edge_forgets_all(&requester).await;
 }
 
 #[tokio::test]
@@ -122,12 +122,12 @@ async fn an_edges_session_moves_when_its_server_stops() {
     let text = |n: usize| format!("{}\n{allow}", servers::config(&place, all[n], &servers::peers(&all)));
     let (first, second) = (TestServer::from_text(&text(0)), TestServer::from_text(&text(1)));
     let line = Line::to(first.server.bound.grpc).await;
-    let asker = start_edge(&place.edge("asker", line.at, ""));
+    let requester = start_edge(&place.edge("asker", line.at, ""));
     let _edge = start_edge(&place.edge("node2", second.server.bound.grpc, ""));
     first.has("asker").await;
     second.has("node2").await;
-    wait_until("the edge has a link", || asker.metrics.links.get() == 1).await;
-    let mut session = between(&asker, &at("node2", echo)).await.unwrap();
+    wait_until("the edge has a link", || requester.metrics.links.get() == 1).await;
+    let mut session = between(&requester, &at("node2", echo)).await.unwrap();
     says(&mut session, "before").await;
     line.route_to(second.server.bound.grpc);
     let started = Stopwatch::start();

@@ -199,8 +199,8 @@ async fn a_port_of_the_server_is_no_target_for_edges() {
     let place = TestDir::new();
     let lines = "[mode.cloud.allow]\ntargets = [\"127.0.0.1:*\"]\n";
     let server = TestServer::with(&place, &format!("{lines}{}", port("node1/127.0.0.1:22", "")));
-    let asker = edge(&place, &server, "asker").await;
-    let refused = inside(&asker, "asker", &server.port("tcp").to_string()).await.unwrap_err();
+    let requester = edge(&place, &server, "asker").await;
+    let refused = inside(&requester, "asker", &server.port("tcp").to_string()).await.unwrap_err();
     let echo = targets::echo().await;
-    assert!(inside(&asker, "asker", &echo.to_string()).await.is_ok(), "{refused}");
+    assert!(inside(&requester, "asker", &echo.to_string()).await.is_ok(), "{refused}");
 }

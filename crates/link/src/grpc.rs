@@ -58,27 +58,27 @@ pub struct LinkContext {
 }
 
 /// Creates the outbound side of a new link. If the remote answers the link's own pings, these replace HTTP/2's and
-/// `alarm` is disabled.
-fn puller(
+/// `ping_timer` is disabled.
+fn outbound(
     peer: Remote,
     instance: Option<Instance>,
     dialect: Dialect,
     table: &Arc<SessionTable>,
-    alarm: &PingTimer,
+    ping_timer: &PingTimer,
 ) -> OutboundStream {
     let id = LinkId(NEXT_LINK.fetch_add(1, Relaxed));
-    let voice = match dialect {
+    let encoding = match dialect {
         Dialect::Plain => {
             let node = peer.node().cloned().unwrap_or_else(NodeName::none);
             Encoding::Plain(Arc::new(Mutex::new(PlainCodec::new(node))))
         }
         Dialect::Extended(_) => {
-            alarm.disable();
+            ping_timer.disable();
             Encoding::Extended
         }
     };
     let sender = LinkSender::new(id, peer, instance, dialect);
-    OutboundStream { sender, table: table.clone(), dialect: voice }
+    OutboundStream { sender, table: table.clone(), dialect: encoding }
 }
 
 /// Returns the addresses of a connection.
@@ -131,7 +131,7 @@ pub(crate) enum CallBody {
     /// The link's frames.
     Stream {
         /// The link's outbound side.
-        puller: OutboundStream,
+        outbound: OutboundStream,
         /// Whether a status follows once the link is closed: a server sends one, an edge does not.
         trailers: bool,
     },
@@ -159,15 +159,15 @@ impl http_body::Body for CallBody {
                         return Poll::Ready(Some(Ok(Frame::data(first))));
                     }
                     *self = match ready!(Pin::new(agreed).poll(cx)) {
-                        Ok(puller) => Self::Stream { puller, trailers: false },
+                        Ok(outbound) => Self::Stream { outbound, trailers: false },
                         Err(_) => Self::Refused,
                     };
                 }
-                Self::Stream { puller, trailers } => {
-                    if let Some(chunk) = ready!(puller.poll_message(cx)) {
+                Self::Stream { outbound, trailers } => {
+                    if let Some(chunk) = ready!(outbound.poll_message(cx)) {
                         return Poll::Ready(Some(Ok(Frame::data(chunk))));
                     }
-                    let last = trailers.then(|| status(&puller.sender));
+                    let last = trailers.then(|| status(&outbound.sender));
                     *self = Self::Refused;
                     if let Some(last) = last {
                         return Poll::Ready(Some(Ok(Frame::trailers(last))));
@@ -269,7 +269,7 @@ type BoxTask = Pin<Box<dyn Future<Output = ()> + Send>>;
 pub(crate) struct ConnectionTask {
     members: FuturesUnordered<BoxTask>,
     arrivals: ConnectionExecutor,
-    bell: Arc<WakeFlag>,
+    wake_flag: Arc<WakeFlag>,
     waker: Waker,
 }
 
@@ -294,9 +294,9 @@ where
 impl ConnectionExecutor {
     /// Creates the task that runs the connection `lead` and all futures that it spawns here.
     pub(crate) fn run(self, lead: BoxTask) -> ConnectionTask {
-        let bell = Arc::<WakeFlag>::default();
-        let waker = Waker::from(bell.clone());
-        ConnectionTask { members: FuturesUnordered::from_iter([lead]), arrivals: self, bell, waker }
+        let wake_flag = Arc::<WakeFlag>::default();
+        let waker = Waker::from(wake_flag.clone());
+        ConnectionTask { members: FuturesUnordered::from_iter([lead]), arrivals: self, wake_flag, waker }
     }
 }
 
@@ -319,13 +319,13 @@ impl Future for ConnectionTask {
 
     fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<()> {
         let this = self.get_mut();
-        this.bell.task.register(cx.waker());
+        this.wake_flag.task.register(cx.waker());
         for _ in 0..ROUNDS {
-            this.bell.start();
+            this.wake_flag.start();
             if this.poll_woken().is_ready() {
                 return Poll::Ready(());
             }
-            if !this.bell.take_woken() {
+            if !this.wake_flag.take_woken() {
                 return Poll::Pending;
             }
         }
@@ -399,15 +399,15 @@ mod alarm_tests {
 
     #[tokio::test(start_paused = true)]
     async fn an_alarm_goes_off_until_it_is_turned_off() {
-        let (alarm, nine) = (PingTimer::new(), Duration::from_secs(9));
-        let mut sleep = alarm.sleep(nine);
+        let (ping_timer, nine) = (PingTimer::new(), Duration::from_secs(9));
+        let mut sleep = ping_timer.sleep(nine);
         let minute = Duration::from_secs(60);
         assert!(timeout(minute, sleep.as_mut()).await.is_ok());
-        let later = alarm.now() + nine;
-        alarm.reset(&mut sleep, later);
-        assert!(timeout(minute, sleep.as_mut()).await.is_ok() && alarm.now() >= later);
-        alarm.reset(&mut sleep, later + nine);
-        alarm.clone().disable();
+        let later = ping_timer.now() + nine;
+        ping_timer.reset(&mut sleep, later);
+        assert!(timeout(minute, sleep.as_mut()).await.is_ok() && ping_timer.now() >= later);
+        ping_timer.reset(&mut sleep, later + nine);
+        ping_timer.clone().disable();
         assert!(timeout(minute, sleep.as_mut()).await.is_err());
     }
 }
@@ -442,11 +442,11 @@ mod crew_tests {
 
     /// Returns a task whose two futures pass a number to and fro, `times` each.
     fn two(times: u32) -> ConnectionTask {
-        let (crew, (one, from_one), (other, from_other)) =
+        let (executor, (one, from_one), (other, from_other)) =
             (ConnectionExecutor::default(), mpsc::channel(1), mpsc::channel(1));
         one.try_send(0).unwrap();
-        crew.execute(pass(from_one, other, times));
-        crew.run(Box::pin(pass(from_other, one, times)))
+        executor.execute(pass(from_one, other, times));
+        executor.run(Box::pin(pass(from_other, one, times)))
     }
 
     #[test]
@@ -459,12 +459,12 @@ mod crew_tests {
 
     #[test]
     fn a_lead_is_not_polled_for_what_concerns_a_member_alone() {
-        let (crew, (send, receive), (back, mut came)) =
+        let (executor, (send, receive), (back, mut came)) =
             (ConnectionExecutor::default(), mpsc::channel(1), mpsc::channel(1));
-        crew.execute(pass(receive, back, u32::MAX));
+        executor.execute(pass(receive, back, u32::MAX));
         let polls = Arc::<AtomicUsize>::default();
         let counted = polls.clone();
-        let mut run = crew.run(Box::pin(std::future::poll_fn(move |_| {
+        let mut run = executor.run(Box::pin(std::future::poll_fn(move |_| {
             counted.fetch_add(1, SeqCst);
             Poll::Pending
         })));
@@ -491,21 +491,21 @@ mod crew_tests {
 
     #[test]
     fn what_a_member_executes_runs_at_once_and_the_lead_may_end_first() {
-        let (crew, (done, mut ended)) = (ConnectionExecutor::default(), mpsc::channel(1));
-        let inner = crew.clone();
-        crew.execute(async move { inner.execute(async move { done.send(7).await }) });
-        let mut run = crew.run(Box::pin(std::future::ready(())));
+        let (executor, (done, mut ended)) = (ConnectionExecutor::default(), mpsc::channel(1));
+        let inner = executor.clone();
+        executor.execute(async move { inner.execute(async move { done.send(7).await }) });
+        let mut run = executor.run(Box::pin(std::future::ready(())));
         assert!(Pin::new(&mut run).poll(&mut Context::from_waker(Waker::noop())).is_ready());
         assert_eq!(ended.try_recv(), Ok(7));
     }
 
     #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
     async fn nothing_that_another_thread_wakes_is_lost() {
-        let (crew, (send, receive), (back, mut came)) =
+        let (executor, (send, receive), (back, mut came)) =
             (ConnectionExecutor::default(), mpsc::channel(1), mpsc::channel(1));
-        crew.execute(pass(receive, back, u32::MAX));
+        executor.execute(pass(receive, back, u32::MAX));
         let drain = Drain::new();
-        drain.spawn(tracing::Span::none(), crew.run(Box::pin(std::future::ready(()))));
+        drain.spawn(tracing::Span::none(), executor.run(Box::pin(std::future::ready(()))));
         for n in 0..20_000 {
             send.send(n).await.unwrap();
             assert_eq!(came.recv().await, Some(n + 1));

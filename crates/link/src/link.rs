@@ -69,19 +69,19 @@ pub(crate) struct RemoteInfo {
 }
 
 impl Link {
-    pub(crate) fn new(puller: &OutboundStream, far: RemoteInfo, metrics: Metrics) -> Self {
+    pub(crate) fn new(outbound: &OutboundStream, far: RemoteInfo, metrics: Metrics) -> Self {
         let now = Instant::now();
-        let silence = match (&puller.dialect, far.answers) {
+        let silence = match (&outbound.dialect, far.answers) {
             (Encoding::Extended, _) => IDLE_TIMEOUT,
             (Encoding::Plain(_), true) => PLAIN_EDGE_IDLE_TIMEOUT,
             (Encoding::Plain(_), false) => HEARTBEAT_INTERVAL + IDLE_TIMEOUT,
         };
         let ask_after = if far.answers { PING_CALLER_AFTER } else { PING_AFTER };
         Self {
-            sender: puller.sender.clone(),
-            table: puller.table.clone(),
+            sender: outbound.sender.clone(),
+            table: outbound.table.clone(),
             metrics,
-            dialect: puller.dialect.clone(),
+            dialect: outbound.dialect.clone(),
             answers: far.answers,
             incoming: far.incoming,
             ahead: far.ahead,
@@ -99,7 +99,7 @@ impl Link {
             },
             stall: ReadPause::new(now),
             fed: None,
-            more_ending: match &puller.dialect {
+            more_ending: match &outbound.dialect {
                 Encoding::Plain(plain) => lock(plain).more_ending.clone(),
                 Encoding::Extended => Arc::default(),
             },

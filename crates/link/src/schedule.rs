@@ -47,7 +47,7 @@ pub(crate) struct QueuedFlow<K> {
     /// Breaks ties: first come, first served.
     entered: u64,
     /// Its current state.
-    standing: FlowState,
+    flow_state: FlowState,
     /// Whether it has little to send.
     small: bool,
     /// The flow that has this turn.
@@ -62,11 +62,11 @@ impl<K> Scheduler<K> {
 
     /// Queues `key` for its turn, with its state, the bytes that it has to send, and the longest frame it may send at
     /// once.
-    pub(crate) fn enter(&mut self, key: K, standing: FlowState, backlog: usize, longest: usize) {
-        let account = standing.account.max(self.clock.saturating_sub(MAX_LAG));
+    pub(crate) fn enter(&mut self, key: K, flow_state: FlowState, backlog: usize, longest: usize) {
+        let account = flow_state.account.max(self.clock.saturating_sub(MAX_LAG));
         let ends = account + cost(backlog.min(longest));
-        let (standing, small) = (FlowState { account, ..standing }, backlog <= INTERACTIVE_BACKLOG);
-        let turn = QueuedFlow { ends, entered: self.entered, standing, small, key };
+        let (flow_state, small) = (FlowState { account, ..flow_state }, backlog <= INTERACTIVE_BACKLOG);
+        let turn = QueuedFlow { ends, entered: self.entered, flow_state, small, key };
         self.entered += 1;
         if small { self.small.push(turn) } else { self.bulk.push(turn) }
     }
@@ -81,8 +81,8 @@ impl<K> Scheduler<K> {
     }
 
     /// Advances the clock to the end of the frame that was just sent.
-    pub(crate) fn sent(&mut self, standing: FlowState) {
-        self.clock = self.clock.max(standing.account);
+    pub(crate) fn sent(&mut self, flow_state: FlowState) {
+        self.clock = self.clock.max(flow_state.account);
     }
 
     /// Keeps only the flows for which `stays` returns true.
@@ -112,16 +112,16 @@ impl FlowState {
 
 impl<K> QueuedFlow<K> {
     /// Returns the sender's state before this turn.
-    pub(crate) fn standing(&self) -> FlowState {
-        self.standing
+    pub(crate) fn flow_state(&self) -> FlowState {
+        self.flow_state
     }
 
     /// Returns the sender's state after it has sent `len` bytes in this turn.
-    pub(crate) fn standing_after(&self, len: usize) -> FlowState {
+    pub(crate) fn flow_state_after(&self, len: usize) -> FlowState {
         // A frame may be shorter than the backlog, and more may have been added while it waited.
         let little = self.small && len <= INTERACTIVE_BACKLOG;
-        let small = if little { self.standing.small.saturating_add(1) } else { 0 };
-        FlowState { account: self.standing.account + cost(len), small }
+        let small = if little { self.flow_state.small.saturating_add(1) } else { 0 };
+        FlowState { account: self.flow_state.account + cost(len), small }
     }
 }
 
@@ -293,7 +293,7 @@ pub(crate) struct SendOutcome {
     /// Bytes of data in `frame`.
     pub(crate) bytes: usize,
     /// The source's state afterwards.
-    pub(crate) standing: FlowState,
+    pub(crate) flow_state: FlowState,
     /// Bytes that it still has to send, if it needs another turn.
     pub(crate) backlog: Option<usize>,
 }
@@ -330,10 +330,10 @@ mod tests {
             let len = (*left).min(LONGEST);
             *left -= len;
             said.push((turn.key, len));
-            let standing = turn.standing_after(len);
-            schedule.sent(standing);
+            let flow_state = turn.flow_state_after(len);
+            schedule.sent(flow_state);
             if *left > 0 {
-                schedule.enter(turn.key, standing, *left, LONGEST);
+                schedule.enter(turn.key, flow_state, *left, LONGEST);
             }
         }
         said
@@ -365,9 +365,9 @@ mod tests {
         }
         for _ in 0..100 {
             let turn = schedule.next(false).unwrap();
-            let standing = turn.standing_after(LONGEST);
-            schedule.sent(standing);
-            schedule.enter(turn.key, standing, 1 << 20, LONGEST);
+            let flow_state = turn.flow_state_after(LONGEST);
+            schedule.sent(flow_state);
+            schedule.enter(turn.key, flow_state, 1 << 20, LONGEST);
         }
         schedule.enter(99, new(), 40, LONGEST);
         assert_eq!(schedule.next(false).unwrap().key, 99);
@@ -393,7 +393,7 @@ mod tests {
         for _ in 0..2000 {
             let turn = schedule.next(false).unwrap();
             let len = if turn.key == "sly" { 4000 } else { LONGEST };
-            let after = turn.standing_after(len);
+            let after = turn.flow_state_after(len);
             schedule.sent(after);
             if turn.key == "sly" {
                 sly += len;
@@ -410,9 +410,9 @@ mod tests {
     fn who_sends_little_each_time_is_interactive_and_bulk_with_a_small_rest_is_not() {
         let mut schedule = Scheduler::new();
         let mut run = |lens: &[usize]| {
-            lens.iter().fold(new(), |standing, &len| {
-                schedule.enter("one", standing, len, 1 << 20);
-                schedule.next(false).unwrap().standing_after(len)
+            lens.iter().fold(new(), |flow_state, &len| {
+                schedule.enter("one", flow_state, len, 1 << 20);
+                schedule.next(false).unwrap().flow_state_after(len)
             })
         };
         assert!(run(&[40, INTERACTIVE_BACKLOG, 1, 0]).is_interactive());
@@ -423,7 +423,7 @@ mod tests {
         let mut bulk = new();
         for _ in 0..10 {
             schedule.enter("one", bulk, 1 << 20, INTERACTIVE_BACKLOG);
-            bulk = schedule.next(false).unwrap().standing_after(INTERACTIVE_BACKLOG);
+            bulk = schedule.next(false).unwrap().flow_state_after(INTERACTIVE_BACKLOG);
         }
         assert!(!bulk.is_interactive(), "a slow line has small frames");
     }
@@ -481,7 +481,7 @@ pub(crate) mod reports_tests {
             _: usize,
             _: Instant,
         ) -> SendOutcome {
-            SendOutcome { frame: None, bytes: 0, standing: turn.standing(), backlog: None }
+            SendOutcome { frame: None, bytes: 0, flow_state: turn.flow_state(), backlog: None }
         }
 
         fn is_over(&self) -> bool {

@@ -154,9 +154,9 @@ impl LinkSender {
             }
             None => {}
         }
-        if let Some((standing, backlog)) = intent.data {
+        if let Some((flow_state, backlog)) = intent.data {
             let longest = waiting.longest_frame();
-            waiting.turns.enter(source.clone(), standing, backlog, longest);
+            waiting.turns.enter(source.clone(), flow_state, backlog, longest);
         }
         waiting.wake();
     }
@@ -234,10 +234,10 @@ impl LinkSender {
         let frame = self.sent(&*turn.key, sent.frame, now);
         let mut waiting = self.lock();
         if sent.bytes > 0 {
-            waiting.sent(sent.bytes, sent.standing, now);
+            waiting.sent(sent.bytes, sent.flow_state, now);
         }
         if let Some(backlog) = sent.backlog {
-            waiting.turns.enter(turn.key, sent.standing, backlog, longest);
+            waiting.turns.enter(turn.key, sent.flow_state, backlog, longest);
         }
         frame
     }
@@ -292,7 +292,7 @@ pub(crate) struct SendQueue {
     sweep_at: usize,
     /// Since when something waits to be sent that the gRPC stream has not pulled.
     pub(crate) unpulled: Option<Instant>,
-    puller: Option<Waker>,
+    outbound: Option<Waker>,
 }
 
 /// What is sent next.
@@ -321,7 +321,7 @@ impl SendQueue {
             look: None,
             sweep_at: SWEEP,
             unpulled: None,
-            puller: None,
+            outbound: None,
         }
     }
 
@@ -362,19 +362,19 @@ impl SendQueue {
             return Poll::Ready(Some(self.ping(now)));
         }
         self.look_later(cx, now, small_only);
-        if !self.puller.as_ref().is_some_and(|w| w.will_wake(cx.waker())) {
-            self.puller = Some(cx.waker().clone());
+        if !self.outbound.as_ref().is_some_and(|w| w.will_wake(cx.waker())) {
+            self.outbound = Some(cx.waker().clone());
         }
         Poll::Pending
     }
 
-    /// Records that a session has sent `bytes` in its turn; `standing` is its state afterwards.
-    pub(crate) fn sent(&mut self, bytes: usize, standing: FlowState, now: Instant) {
-        self.turns.sent(standing);
+    /// Records that a session has sent `bytes` in its turn; `flow_state` is its state afterwards.
+    pub(crate) fn sent(&mut self, bytes: usize, flow_state: FlowState, now: Instant) {
+        self.turns.sent(flow_state);
         self.reports.send_now();
         if let Some(pace) = &mut self.pace {
             pace.on_sent(bytes);
-            if standing.is_interactive() {
+            if flow_state.is_interactive() {
                 pace.interactive(now);
             }
         }
@@ -459,8 +459,8 @@ impl SendQueue {
 
     pub(crate) fn wake(&mut self) {
         self.unpulled.get_or_insert_with(Instant::now);
-        if let Some(puller) = self.puller.take() {
-            puller.wake();
+        if let Some(outbound) = self.outbound.take() {
+            outbound.wake();
         }
     }
 }
@@ -766,10 +766,10 @@ mod tests {
         for (len, bytes) in [8192, 100].into_iter().zip(&mut bytes) {
             let (mut waiting, now) = (SendQueue::new(true), Instant::now());
             waiting.pace.as_mut().unwrap().read(neighbour, now);
-            let mut standing = FlowState::default();
+            let mut flow_state = FlowState::default();
             for _ in 0..5 {
-                standing = turn(&mut waiting, standing, len, now).standing_after(len);
-                waiting.sent(len, standing, now);
+                flow_state = turn(&mut waiting, flow_state, len, now).flow_state_after(len);
+                waiting.sent(len, flow_state, now);
             }
             // The remote's kernel accepts everything, and the remote reads none of it.
             let pace = waiting.pace.as_mut().unwrap();
@@ -785,12 +785,12 @@ mod tests {
     /// Returns the turn of a session in that state with `backlog` bytes to send; everything before it is sent.
     fn turn(
         waiting: &mut SendQueue,
-        standing: FlowState,
+        flow_state: FlowState,
         backlog: usize,
         now: Instant,
     ) -> QueuedFlow<Arc<dyn FrameSource>> {
         let key = SessionKey { id: SessionId::from_bits(1), category: Category::Ssh, node: NodeName::none() };
-        waiting.turns.enter(Arc::new(Speaker(key)), standing, backlog, 65_200);
+        waiting.turns.enter(Arc::new(Speaker(key)), flow_state, backlog, 65_200);
         loop {
             let next = waiting.poll_next(&mut Context::from_waker(Waker::noop()), now);
             if let Poll::Ready(Some(Next::Turn { turn, .. })) = next {

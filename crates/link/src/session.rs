@@ -46,7 +46,7 @@ pub(crate) struct Inner {
     /// The link where it waits for its turn to send data.
     in_turns: Option<LinkId>,
     /// What it has sent on its link, which decides on its turns; reset with each link.
-    standing: FlowState,
+    flow_state: FlowState,
     /// The number of the [`Parked`] that may search for a path, and the number of those handed out.
     seeker: Option<u64>,
     seekers: u64,
@@ -82,7 +82,7 @@ impl SessionCore {
                 left: None,
                 in_control: None,
                 in_turns: None,
-                standing: FlowState::default(),
+                flow_state: FlowState::default(),
                 seeker: None,
                 seekers: 0,
                 lost: None,
@@ -114,13 +114,13 @@ impl SessionCore {
         let (mut dropped, mut here) = (false, true);
         self.with_state(|inner| {
             inner.last_frame = now;
-            let effects = inner.state.on_frame(sender.id, frame, now);
-            dropped = effects.dropped;
+            let actions = inner.state.on_frame(sender.id, frame, now);
+            dropped = actions.dropped;
             here = inner.state.path() == Some(sender.id);
             if here {
                 inner.move_to(sender);
             }
-            effects
+            actions
         });
         if moves && !here {
             self.detach(sender);
@@ -172,9 +172,9 @@ impl SessionCore {
     pub(crate) fn evict(self: &Arc<Self>) -> bool {
         let mut gave_way = false;
         self.with_state(|inner| {
-            let (given, effects) = inner.state.evict();
+            let (given, actions) = inner.state.evict();
             gave_way = given;
-            effects
+            actions
         });
         gave_way
     }
@@ -208,8 +208,8 @@ impl SessionCore {
     /// Runs `step` under the lock, then applies its actions without the lock.
     fn with_state(self: &Arc<Self>, step: impl FnOnce(&mut Inner) -> Actions) {
         let mut inner = self.lock();
-        let effects = step(&mut inner);
-        self.apply_actions(inner, effects);
+        let actions = step(&mut inner);
+        self.apply_actions(inner, actions);
     }
 
     /// Takes the pending actions out of the session, releases its lock, and applies them: logging, waking tasks,
@@ -222,10 +222,10 @@ impl SessionCore {
     /// - [`Self::detach`] checks a second time.
     /// - A request for a turn on a link that the session has left is stale, and the link's puller gets no frame for it.
     /// - A session that may be forgotten never comes back.
-    fn apply_actions(self: &Arc<Self>, mut inner: MutexGuard<'_, Inner>, effects: Actions) {
-        let reader = if effects.read { inner.reader.take() } else { None };
-        let writer = if effects.write { inner.writer.take() } else { None };
-        let watcher = if effects.state || effects.forget { inner.watcher.take() } else { None };
+    fn apply_actions(self: &Arc<Self>, mut inner: MutexGuard<'_, Inner>, actions: Actions) {
+        let reader = if actions.read { inner.reader.take() } else { None };
+        let writer = if actions.write { inner.writer.take() } else { None };
+        let watcher = if actions.state || actions.forget { inner.watcher.take() } else { None };
         let sender = if inner.state.path().is_none() { inner.sender.take() } else { None };
         let left = [inner.left.take(), sender];
         let intent = inner.intent();
@@ -244,7 +244,7 @@ impl SessionCore {
         if let Some((sender, intent)) = intent {
             sender.enter(self, &intent);
         }
-        if effects.forget
+        if actions.forget
             && let Some(host) = self.host.upgrade()
         {
             host.forget(self.key.id, ended);
@@ -273,15 +273,15 @@ impl SessionCore {
 impl Inner {
     /// Abandons the session. With `at_once`, nothing is kept until the remote end has been notified.
     fn abandon(&mut self, why: SessionError, at_once: bool) -> Actions {
-        let effects = self.state.abandon(why, Instant::now());
-        let (gone, last) = if at_once { self.state.evict() } else { (false, effects) };
-        if gone { last } else { effects }
+        let actions = self.state.abandon(why, Instant::now());
+        let (gone, last) = if at_once { self.state.evict() } else { (false, actions) };
+        if gone { last } else { actions }
     }
 
     /// Makes the link of `sender` the session's link. The session leaves the previous link once the lock is released.
     fn move_to(&mut self, sender: &Arc<LinkSender>) {
         if self.sender.as_ref().is_none_or(|o| o.id != sender.id) {
-            self.standing = FlowState::default();
+            self.flow_state = FlowState::default();
             self.left = self.sender.replace(sender.clone());
         }
     }
@@ -309,10 +309,10 @@ impl FrameSource for SessionCore {
         if inner.in_control.is_some_and(|(at, _)| at == link) {
             inner.in_control = None;
         }
-        let (frame, effects) = inner.state.next_frame(link, 0);
+        let (frame, actions) = inner.state.next_frame(link, 0);
         inner.time(frame.as_ref(), now);
         let frame = frame.map(|frame| self.complete(frame, &inner));
-        self.apply_actions(inner, effects);
+        self.apply_actions(inner, actions);
         (frame, false)
     }
 
@@ -326,28 +326,28 @@ impl FrameSource for SessionCore {
     ) -> SendOutcome {
         let mut inner = self.lock();
         let held = inner.state.backlog().is_some_and(|backlog| backlog > most);
-        let (mut frame, mut effects) =
+        let (mut frame, mut actions) =
             if held { (None, Actions::default()) } else { inner.state.next_frame(link, longest) };
         if let Some(SessionFrame::ResetAt { refusal, .. }) = &frame
             && !inner.sender.as_ref().is_some_and(|sender| sender.dialect.supports(Dialect::RESET_AT))
         {
             let (reset, over) = inner.state.reset_instead(refusal.clone());
-            (frame, effects) = (Some(reset), over);
+            (frame, actions) = (Some(reset), over);
         }
         inner.time(frame.as_ref(), now);
         let frame = frame.map(|frame| self.complete(frame, &inner));
         let bytes = if let Some(SessionFrame::Data(data)) = &frame { data.len() } else { 0 };
-        let standing = if held { turn.standing() } else { turn.standing_after(bytes) };
+        let flow_state = if held { turn.flow_state() } else { turn.flow_state_after(bytes) };
         let mut backlog = None;
         if inner.state.path() == Some(link) && inner.in_turns == Some(link) {
-            inner.standing = standing;
+            inner.flow_state = flow_state;
             backlog = inner.state.backlog();
         }
         if inner.in_turns == Some(link) && backlog.is_none() {
             inner.in_turns = None;
         }
-        self.apply_actions(inner, effects);
-        SendOutcome { frame, bytes, standing, backlog }
+        self.apply_actions(inner, actions);
+        SendOutcome { frame, bytes, flow_state, backlog }
     }
 }
 
@@ -387,7 +387,7 @@ impl Inner {
         if data.is_some() {
             self.in_turns = link;
         }
-        Some((sender.clone(), SendRequest { control, data: data.map(|backlog| (self.standing, backlog)) }))
+        Some((sender.clone(), SendRequest { control, data: data.map(|backlog| (self.flow_state, backlog)) }))
     }
 
     fn speaks_to_cloud(&self) -> bool {
@@ -435,7 +435,7 @@ impl SessionCore {
             let before = inner.state.path().filter(|path| *path != sender.id).and(inner.sender.clone());
             let epoch = inner.state.epoch();
             let meant = again == inner.state.needs_path();
-            let effects = if meant { inner.state.ask(sender.id) } else { Actions::default() };
+            let actions = if meant { inner.state.ask(sender.id) } else { Actions::default() };
             if meant {
                 inner.state.set_expected_process(process);
             }
@@ -449,7 +449,7 @@ impl SessionCore {
                 left = before.map(|old| (old, epoch));
                 inner.move_to(sender);
             }
-            if alive { effects } else { inner.state.link_ended(sender.id, None, Instant::now()) }
+            if alive { actions } else { inner.state.link_ended(sender.id, None, Instant::now()) }
         });
         if let Some((old, epoch)) = left {
             old.lost(&self.key, epoch);
@@ -519,9 +519,9 @@ impl SessionCore {
         let mut undelivered = false;
         self.with_state(|inner| {
             if long(inner.state.departed_since()) {
-                let (given, effects) = inner.state.evict();
+                let (given, actions) = inner.state.evict();
                 undelivered = given;
-                effects
+                actions
             } else if long(inner.state.parked_since()) && !inner.state.is_opener() {
                 inner.state.give_up(why.clone())
             } else {

@@ -110,9 +110,9 @@ impl<K: Clone + Ord + Hash> FairLimiter<K> {
         let lost = CancellationToken::new();
         let (id, notices) = {
             let mut inside = self.inside();
-            let (id, effects) = inside.shares.enter_within(who, most, Instant::now())?;
+            let (id, actions) = inside.shares.enter_within(who, most, Instant::now())?;
             inside.holders.insert(id, HolderChannels { granted: Some(granted), lost: lost.clone() });
-            (id, inside.notices(effects))
+            (id, inside.notices(actions))
         };
         notices.send();
         Ok((Permit { limiter: self.clone(), id, lost }, receiver))
@@ -121,8 +121,8 @@ impl<K: Clone + Ord + Hash> FairLimiter<K> {
     fn apply(&self, change: impl FnOnce(&mut FairShares<K>) -> Changes) {
         let notices = {
             let mut inside = self.inside();
-            let effects = change(&mut inside.shares);
-            inside.notices(effects)
+            let actions = change(&mut inside.shares);
+            inside.notices(actions)
         };
         // Sent outside the lock, because a woken task may use this limiter at once.
         notices.send();
@@ -143,9 +143,9 @@ impl<K: Clone + Ord + Hash> Clone for FairLimiter<K> {
 struct Notices(Option<oneshot::Sender<()>>, Option<HolderChannels>);
 
 impl<K> LimiterState<K> {
-    fn notices(&mut self, effects: Changes) -> Notices {
-        let granted = effects.granted.and_then(|id| self.holders.get_mut(&id)?.granted.take());
-        Notices(granted, effects.lost.and_then(|id| self.holders.remove(&id)))
+    fn notices(&mut self, actions: Changes) -> Notices {
+        let granted = actions.granted.and_then(|id| self.holders.get_mut(&id)?.granted.take());
+        Notices(granted, actions.lost.and_then(|id| self.holders.remove(&id)))
     }
 }
 
@@ -194,8 +194,8 @@ impl<K: Clone + Ord + Hash> Drop for Permit<K> {
         let (notices, gone) = {
             let mut inside = self.limiter.inside();
             let gone = inside.holders.remove(&self.id);
-            let effects = inside.shares.leave(self.id, Instant::now());
-            (inside.notices(effects), gone)
+            let actions = inside.shares.leave(self.id, Instant::now());
+            (inside.notices(actions), gone)
         };
         drop(gone);
         notices.send();
@@ -367,11 +367,11 @@ impl<K: Clone + Ord + Hash> FairShares<K> {
         self.entrants.insert(id, (who.clone(), State::Waits));
         self.waiting += 1;
         self.change(who, |own| own.waiting.insert(id));
-        let mut effects = self.settle_within(most, now);
+        let mut actions = self.settle_within(most, now);
         if self.waiting > self.limits.waiting {
-            effects.lost = self.longest_waiting().inspect(|lost| self.forget(*lost));
+            actions.lost = self.longest_waiting().inspect(|lost| self.forget(*lost));
         }
-        Ok((id, effects))
+        Ok((id, actions))
     }
 
     /// Marks an entrant as active (`busy`) or idle as of `now`. Returns false if it holds no permit.
@@ -427,18 +427,18 @@ impl<K: Clone + Ord + Hash> FairShares<K> {
 
     fn settle_within(&mut self, most: usize, now: Instant) -> Changes {
         let Some((_, _, neediest)) = self.by_need.first().cloned() else { return Changes::default() };
-        let mut effects = Changes::default();
+        let mut actions = Changes::default();
         if self.held >= self.limits.permits.min(most) {
-            effects.lost = self.victim_for(&neediest, now);
-            let Some(lost) = effects.lost else { return effects };
+            actions.lost = self.victim_for(&neediest, now);
+            let Some(lost) = actions.lost else { return actions };
             self.forget(lost);
         }
-        effects.granted = self.own.get(&neediest).and_then(|own| own.waiting.first().copied());
-        if let Some(id) = effects.granted {
+        actions.granted = self.own.get(&neediest).and_then(|own| own.waiting.first().copied());
+        if let Some(id) = actions.granted {
             self.waiting -= 1;
             self.hold(id, &neediest, now);
         }
-        effects
+        actions
     }
 
     /// Returns true if there are no entrants.
@@ -569,10 +569,10 @@ impl<S: Clone + Ord + Hash, K: Clone + Eq + Hash, V> FairMap<S, K, V> {
     /// Sets the value of a key, even if it came from another source before. Stores nothing if the map has no capacity.
     pub fn insert(&mut self, source: &S, key: K, value: V, now: Instant) {
         self.remove(&key, now);
-        let Ok((number, effects)) = self.shares.enter(source, now) else { return };
+        let Ok((number, actions)) = self.shares.enter(source, now) else { return };
         self.keys.insert(number, key.clone());
         self.entries.insert(key, Entry { number, value });
-        if let Some(lost) = effects.lost.and_then(|lost| self.keys.remove(&lost)) {
+        if let Some(lost) = actions.lost.and_then(|lost| self.keys.remove(&lost)) {
             self.entries.remove(&lost);
         }
     }

@@ -543,9 +543,9 @@ impl SessionState {
     }
 
     /// Ends the session if everything is sent and received. Call it after an acknowledgement.
-    pub(crate) fn close_if_complete(&mut self, effects: Actions) -> Actions {
+    pub(crate) fn close_if_complete(&mut self, actions: Actions) -> Actions {
         if self.phase != Phase::Open || !self.send.is_done() || self.departed.is_some() {
-            return effects;
+            return actions;
         }
         if self.is_opener() && self.recv.is_ended() {
             self.phase = Phase::Closing;
@@ -553,7 +553,7 @@ impl SessionState {
         } else if !self.is_opener() && self.recv.is_done() && self.answer.is_none() {
             self.phase = Phase::LastAck;
         }
-        effects
+        actions
     }
 }
 
@@ -656,7 +656,7 @@ impl SessionState {
     /// Drops the bytes still to be delivered for an owner that has left. Returns false if there are none.
     pub fn evict(&mut self) -> (bool, Actions) {
         let Some(Orphan { why, .. }) = self.departed.take() else { return (false, Actions::default()) };
-        let effects = match self.phase {
+        let actions = match self.phase {
             Phase::Open | Phase::Resuming => {
                 self.answer = Some(PendingFrame::Reset(why.clone()));
                 self.start_closing(why)
@@ -664,7 +664,7 @@ impl SessionState {
             Phase::Parked => self.close(why),
             _ => Actions::default(),
         };
-        (true, effects)
+        (true, actions)
     }
 
     /// Handles an opener that cancelled while the target was being dialled: replies with a Reset, and sends nothing

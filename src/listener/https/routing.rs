@@ -68,25 +68,25 @@ impl NodePort {
     pub(crate) fn place(
         &self,
         head: &Parts,
-        asker: &RoutingContext<'_>,
+        requester: &RoutingContext<'_>,
     ) -> Result<Option<(NodeName, Target)>, Denial> {
         let (told, dest) = (one(&head.headers, &TUNNEL_HOST)?, one(&head.headers, &TUNNEL_DEST)?);
-        if (told.is_some() || dest.is_some()) && !asker.trusted {
+        if (told.is_some() || dest.is_some()) && !requester.trusted {
             return Err(Denial::Forbidden(UNTRUSTED.to_owned()));
         }
         if dest.is_some() && self.stands_for != PortTarget::Host {
             return Err(Denial::Forbidden(FIXED.to_owned()));
         }
-        let told_node = told.map(|told| asker.node_of_header(&told)).transpose()?;
+        let told_node = told.map(|told| requester.node_of_header(&told)).transpose()?;
         let named = dest.map(|dest| HostHeader { exact: true, ..dest }).or_else(|| host(&head.headers));
         let found = match told_node {
             Some(node) => Some((node, true)),
-            None => self.node(head.uri.path(), named.as_ref(), asker)?,
+            None => self.node(head.uri.path(), named.as_ref(), requester)?,
         };
         let Some((node, is_named)) = found else { return Ok(None) };
         let target = match &self.stands_for {
             PortTarget::Target(target) => target.clone(),
-            PortTarget::Host => self.of_node(&node, named.as_ref().filter(|_| is_named), asker)?,
+            PortTarget::Host => self.of_node(&node, named.as_ref().filter(|_| is_named), requester)?,
         };
         Ok(Some((node, target)))
     }
@@ -97,11 +97,11 @@ impl NodePort {
         &self,
         path: &str,
         named: Option<&HostHeader>,
-        asker: &RoutingContext<'_>,
+        requester: &RoutingContext<'_>,
     ) -> Result<Option<(NodeName, bool)>, Denial> {
         let of_host = match named.map(|named| &named.host) {
-            Some(Host::Ip(ip)) => asker.addresses.node_at(*ip)?.map(|(node, _)| node),
-            Some(Host::Name(name)) => asker.named(name),
+            Some(Host::Ip(ip)) => requester.addresses.node_at(*ip)?.map(|(node, _)| node),
+            Some(Host::Name(name)) => requester.named(name),
             None => None,
         };
         let is_name = matches!(named, Some(HostHeader { host: Host::Name(_), .. }));
@@ -110,9 +110,9 @@ impl NodePort {
         }
         let of_server = || {
             let (namespace, server) = server(path)?;
-            asker.addresses.node_of_pod(namespace, server)
+            requester.addresses.node_of_pod(namespace, server)
         };
-        let other = asker.server_name.and_then(|name| asker.named(name)).or_else(of_server);
+        let other = requester.server_name.and_then(|name| requester.named(name)).or_else(of_server);
         if let Some(HostHeader { exact: true, .. }) = named {
             return Ok(of_host.or(other).map(|node| (node, true)));
         }
@@ -128,12 +128,12 @@ impl NodePort {
         &self,
         node: &NodeName,
         named: Option<&HostHeader>,
-        asker: &RoutingContext<'_>,
+        requester: &RoutingContext<'_>,
     ) -> Result<Target, Denial> {
         let [kubelet, _] = KUBELET;
-        let port = named.map_or(kubelet, |named| named.port.unwrap_or(asker.default_port));
+        let port = named.map_or(kubelet, |named| named.port.unwrap_or(requester.default_port));
         let on_loopback = self.ports.borrow().is_on_loopback(port);
-        let ip = match asker.asked(node, named)? {
+        let ip = match requester.asked(node, named)? {
             // Dialling the unspecified address means dialling loopback.
             Some((ip, is_own)) if on_loopback && (is_own || ip.is_unspecified()) => {
                 Ipv4Addr::LOCALHOST.into()
@@ -141,7 +141,7 @@ impl NodePort {
             Some((ip, _)) => ip,
             None if on_loopback => Ipv4Addr::LOCALHOST.into(),
             None => {
-                let known = asker.addresses.address_of(node);
+                let known = requester.addresses.address_of(node);
                 known.ok_or_else(|| LocateError::NoAddress(node.clone()))?
             }
         };

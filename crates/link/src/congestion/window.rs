@@ -142,7 +142,7 @@ impl CongestionWindow {
         let (Some(shortest), Some(least)) = (self.round.least, self.least) else { return };
         let jitter = self.jitter(least);
         // Half a round more of doubling would fill the queue of any line.
-        let overfull = self.doubling && self.was_near && rtt > least + standing(least) + jitter;
+        let overfull = self.doubling && self.was_near && rtt > least + standing_queue(least) + jitter;
         let (lasts, here) = match jitter {
             _ if overfull => (MIN_ROUND, rtt),
             Duration::ZERO => (rtt.max(MIN_ROUND), shortest),
@@ -189,7 +189,7 @@ impl CongestionWindow {
             if std::mem::take(&mut self.overshot) {
                 self.bytes = self.bytes.max(carried(self.best(), least + self.target(least)));
             }
-        } else if queue > standing(least) {
+        } else if queue > standing_queue(least) {
             if ours {
                 self.on_standing_queue(here, least);
             }
@@ -237,7 +237,7 @@ impl CongestionWindow {
 
     /// Returns by how much the RTT changes without us, or zero if that is less than what counts as a queue.
     fn jitter(&self, least: Duration) -> Duration {
-        Some(self.noise.now(least)).filter(|noise| *noise > standing(least)).unwrap_or_default()
+        Some(self.noise.now(least)).filter(|noise| *noise > standing_queue(least)).unwrap_or_default()
     }
 
     /// Returns the best known rate of the line.
@@ -300,7 +300,7 @@ const GROWN_BY_LITTLE: u32 = 3;
 // How long a queue must be to count as a standing one, and how long a queue may be.
 
 /// Returns by how much an RTT must exceed the minimum to indicate a standing queue.
-pub(crate) fn standing(least: Duration) -> Duration {
+pub(crate) fn standing_queue(least: Duration) -> Duration {
     STANDING.max(least / 8)
 }
 

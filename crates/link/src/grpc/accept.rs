@@ -18,7 +18,7 @@ use crate::grpc::enrol::{self, EnrolRequest};
 use crate::grpc::read_ahead::{Bounded, ReadAhead};
 use crate::grpc::{
     CallBody, ConnectionExecutor, FRAME, GRPC, LinkContext, METADATA, PATH, PING_TIMEOUT, PingTimer,
-    SEND_BUFFER, WINDOW, ends, puller,
+    SEND_BUFFER, WINDOW, ends, outbound,
 };
 use crate::link::{Link, RemoteInfo};
 use crate::sender::signals::LinkEndpoints;
@@ -110,7 +110,8 @@ where
     IO: Connection + 'static,
 {
     let (connection, accepted) = (CancellationToken::new(), CancellationToken::new());
-    let (ahead, crew, alarm) = (ReadAhead::default(), ConnectionExecutor::default(), PingTimer::new());
+    let (ahead, executor, ping_timer) =
+        (ReadAhead::default(), ConnectionExecutor::default(), PingTimer::new());
     let handler = CallHandler {
         from,
         certificate: waiting.certificate.clone(),
@@ -122,7 +123,7 @@ where
             tcp_info: io.tcp().and_then(TcpInfoReader::of),
             connection: connection.clone(),
             accepted: accepted.clone(),
-            alarm: alarm.clone(),
+            ping_timer: ping_timer.clone(),
         },
     };
     let service = hyper::service::service_fn(move |request: Request<Incoming>| {
@@ -131,8 +132,8 @@ where
     });
     // Boxed outside of any async block: an async block would store it twice for the lifetime of the link.
     let io = TokioIo::new(Bounded { io, hook: ahead });
-    let mut serving = Box::pin(http(crew.clone(), alarm).serve_connection(io, service));
-    crew.run(Box::pin(async move {
+    let mut serving = Box::pin(http(executor.clone(), ping_timer).serve_connection(io, service));
+    executor.run(Box::pin(async move {
         let lost = waiting.permits.1.revoked();
         let let_in = async {
             let why = tokio::select! {
@@ -160,10 +161,10 @@ where
     }))
 }
 
-/// Configures HTTP/2 for a server. Its futures run on `crew`, and `alarm` times its pings.
-fn http(crew: ConnectionExecutor, alarm: PingTimer) -> http2::Builder<ConnectionExecutor> {
-    let mut http = http2::Builder::new(crew);
-    http.timer(alarm)
+/// Configures HTTP/2 for a server. Its futures run on `executor`, and `ping_timer` times its pings.
+fn http(executor: ConnectionExecutor, ping_timer: PingTimer) -> http2::Builder<ConnectionExecutor> {
+    let mut http = http2::Builder::new(executor);
+    http.timer(ping_timer)
         .initial_stream_window_size(WINDOW)
         .initial_connection_window_size(WINDOW)
         .max_frame_size(FRAME)
@@ -186,18 +187,18 @@ impl Call {
             }
             Caller::Peer { .. } => Remote::Peer,
         };
-        let Shared { link_context, ahead, tcp_info, connection, accepted, alarm } = self.shared;
-        let puller = puller(peer, instance, dialect, &link_context.table, &alarm);
-        puller.sender.set_tcp_info_reader(tcp_info);
-        puller.sender.set_endpoints(self.ends);
-        let mut response = Response::new(CallBody::Stream { puller: puller.clone(), trailers: true });
+        let Shared { link_context, ahead, tcp_info, connection, accepted, ping_timer } = self.shared;
+        let outbound = outbound(peer, instance, dialect, &link_context.table, &ping_timer);
+        outbound.sender.set_tcp_info_reader(tcp_info);
+        outbound.sender.set_endpoints(self.ends);
+        let mut response = Response::new(CallBody::Stream { outbound: outbound.clone(), trailers: true });
         *response.headers_mut() = Hello::response(link_context.table.instance());
         response.headers_mut().insert(http::header::CONTENT_TYPE, GRPC);
         accepted.cancel();
         // Fails only if the connection is closed; then the link's first read fails too.
         let _ = self.answer.send(response);
         Link::new(
-            &puller,
+            &outbound,
             RemoteInfo { answers: true, incoming: self.incoming, ahead, connection },
             link_context.metrics,
         )
@@ -244,14 +245,14 @@ struct Shared {
     tcp_info: Option<TcpInfoReader>,
     connection: CancellationToken,
     accepted: CancellationToken,
-    alarm: PingTimer,
+    ping_timer: PingTimer,
 }
 
 impl CallHandler {
     async fn answer(self, request: Request<Incoming>) -> Response<CallBody> {
         if enrol::is_petition(&request) {
             let arrivals = self.arrivals;
-            let hand_on = move |petition| arrivals.try_send(IncomingCall::Enrol(petition)).is_ok();
+            let hand_on = move |enrol_request| arrivals.try_send(IncomingCall::Enrol(enrol_request)).is_ok();
             return enrol::answer(request, self.from, hand_on).await;
         }
         if request.uri().path() != PATH {

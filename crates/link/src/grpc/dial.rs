@@ -13,7 +13,7 @@ use tracing::Span;
 use crate::grpc::read_ahead::{Bounded, ReadAhead, cause};
 use crate::grpc::{
     CallBody, ConnectionExecutor, FRAME, GRPC, LinkContext, METADATA, PATH, PING_TIMEOUT, PingTimer,
-    SEND_BUFFER, WINDOW, ends, puller,
+    SEND_BUFFER, WINDOW, ends, outbound,
 };
 use crate::link::{Link, OutboundStream, RemoteInfo};
 use crate::sender::signals::LinkEndpoints;
@@ -114,7 +114,7 @@ struct CallResponse {
     dialect: Dialect,
     instance: Option<Instance>,
     agree: oneshot::Sender<OutboundStream>,
-    alarm: PingTimer,
+    ping_timer: PingTimer,
     connection: DropGuard,
 }
 
@@ -132,14 +132,14 @@ impl CallResponse {
     }
 
     fn link(self, peer: Remote, link_context: &LinkContext) -> Link {
-        let puller = puller(peer, self.instance, self.dialect, &link_context.table, &self.alarm);
-        puller.sender.set_tcp_info_reader(self.tcp_info);
-        puller.sender.set_endpoints(self.ends);
+        let outbound = outbound(peer, self.instance, self.dialect, &link_context.table, &self.ping_timer);
+        outbound.sender.set_tcp_info_reader(self.tcp_info);
+        outbound.sender.set_endpoints(self.ends);
         // Fails only if the body was dropped with its connection; then the link's first read fails too.
-        let _ = self.agree.send(puller.clone());
+        let _ = self.agree.send(outbound.clone());
         let connection = self.connection.disarm();
         let far = RemoteInfo { answers: false, incoming: self.incoming, ahead: self.ahead, connection };
-        Link::new(&puller, far, link_context.metrics.clone())
+        Link::new(&outbound, far, link_context.metrics.clone())
     }
 }
 
@@ -157,9 +157,9 @@ where
     let (ahead, tcp_info) = (ReadAhead::default(), io.tcp().and_then(TcpInfoReader::of));
     let ends = ends(&io);
     let broken = |e: hyper::Error| LinkDialError::Broken(cause(&e));
-    let (crew, alarm) = (ConnectionExecutor::default(), PingTimer::new());
-    let (mut sender, driver) = hyper::client::conn::http2::Builder::new(crew.clone())
-        .timer(alarm.clone())
+    let (executor, ping_timer) = (ConnectionExecutor::default(), PingTimer::new());
+    let (mut sender, driver) = hyper::client::conn::http2::Builder::new(executor.clone())
+        .timer(ping_timer.clone())
         .initial_stream_window_size(WINDOW)
         .initial_connection_window_size(WINDOW)
         .max_frame_size(FRAME)
@@ -178,7 +178,7 @@ where
             () = over.cancelled() => {}
         }
     });
-    link_context.drain.spawn(Span::current(), crew.run(lead));
+    link_context.drain.spawn(Span::current(), executor.run(lead));
     let connection = connection.drop_guard();
     let (agree, agreed) = oneshot::channel();
     let body = CallBody::Greeting { first: Some(encode(heartbeat(node))), agreed };
@@ -190,7 +190,18 @@ where
     let (headers, incoming) = response.into_parts();
     let (dialect, instance) = Hello::from_response(&headers.headers);
     let ends = LinkEndpoints { version: user_agent(&headers.headers), dialled: true, ..ends };
-    Ok(CallResponse { headers, incoming, ahead, tcp_info, ends, dialect, instance, agree, alarm, connection })
+    Ok(CallResponse {
+        headers,
+        incoming,
+        ahead,
+        tcp_info,
+        ends,
+        dialect,
+        instance,
+        agree,
+        ping_timer,
+        connection,
+    })
 }
 
 fn request(authority: &str, headers: HeaderMap, body: CallBody) -> Result<Request<CallBody>, LinkDialError> {

@@ -122,8 +122,8 @@ struct EnrolHandler<F> {
 impl<F: Fn(EnrolRequest) -> bool> EnrolHandler<F> {
     async fn ask(&self, wish: EnrolMethod) -> Result<Response<CaReply>, Status> {
         let (answer, answered) = oneshot::channel();
-        let petition = EnrolRequest { from: self.from, wish, answer };
-        if !(self.hand_on)(petition) {
+        let enrol_request = EnrolRequest { from: self.from, wish, answer };
+        if !(self.hand_on)(enrol_request) {
             return Err(Status::unavailable("server is shutting down or has too many pending calls"));
         }
         match answered.await {

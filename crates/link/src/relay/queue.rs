@@ -54,7 +54,7 @@ struct Queue {
     sealed: bool,
     /// Bytes of data received so far.
     passed: u64,
-    standing: FlowState,
+    flow_state: FlowState,
     in_control: Option<ControlPriority>,
     in_turns: bool,
 }
@@ -72,7 +72,7 @@ impl RelayQueue {
             most,
             sealed: false,
             passed: 0,
-            standing: FlowState::default(),
+            flow_state: FlowState::default(),
             in_control: None,
             in_turns: false,
         };
@@ -186,11 +186,11 @@ impl FrameSource for RelayQueue {
         let held = queue.bytes > most;
         let frame = if held { None } else { queue.answer.take().or_else(|| queue.take(longest)) };
         let bytes = if let Some(SessionFrame::Data(data)) = &frame { data.len() } else { 0 };
-        let standing = if held { turn.standing() } else { turn.standing_after(bytes) };
-        queue.standing = standing;
+        let flow_state = if held { turn.flow_state() } else { turn.flow_state_after(bytes) };
+        queue.flow_state = flow_state;
         let backlog = queue.backlog();
         queue.in_turns = backlog.is_some();
-        SendOutcome { frame, bytes, standing, backlog }
+        SendOutcome { frame, bytes, flow_state, backlog }
     }
 
     fn is_over(&self) -> bool {
@@ -289,7 +289,7 @@ impl Queue {
         let data = if self.in_turns { None } else { self.backlog() };
         self.in_control = control.or(self.in_control);
         self.in_turns |= data.is_some();
-        SendRequest { control, data: data.map(|backlog| (self.standing, backlog)) }
+        SendRequest { control, data: data.map(|backlog| (self.flow_state, backlog)) }
     }
 }
 

@@ -568,18 +568,18 @@ async fn a_late_attempt_does_not_take_a_newer_ones_lane() {
 #[tokio::test]
 async fn not_here_comes_back_to_who_seeks_the_way_and_to_nobody_else() {
     let relay = Relay::new();
-    let (asker, wrong) = (link(5, Remote::Edge("asker".parse().unwrap())), link(6, Remote::Peer));
+    let (requester, wrong) = (link(5, Remote::Edge("asker".parse().unwrap())), link(6, Remote::Peer));
     let not_here = || SessionFrame::Refused {
         epoch: 1,
         refusal: SessionError::new(ErrorCode::NodeNotConnected, "node disconnected"),
     };
-    let request = relay.ask(&asker, open(1)).unwrap();
+    let request = relay.ask(&requester, open(1)).unwrap();
     request.try_path(&wrong);
     assert!(request.path_failed().now_or_never().is_none());
     relay.on_frame(&wrong, not_here());
     assert_eq!(request.path_failed().now_or_never(), Some(true));
     assert_eq!(
-        (frames(&asker), frames(&wrong)),
+        (frames(&requester), frames(&wrong)),
         (vec![], vec![]),
         "the acceptor was not there, so nothing is sent"
     );
@@ -587,12 +587,12 @@ async fn not_here_comes_back_to_who_seeks_the_way_and_to_nobody_else() {
     assert!(matches!(frames(&relay.edge)[..], [SessionFrame::Open { epoch: 1, .. }]));
     relay.on_frame(&relay.edge, SessionFrame::Opened { limit: 1000, epoch: 1, instance: None });
     assert_eq!(request.path_failed().now_or_never(), Some(false));
-    assert!(matches!(frames(&asker)[..], [SessionFrame::Opened { epoch: 1, .. }]));
+    assert!(matches!(frames(&requester)[..], [SessionFrame::Opened { epoch: 1, .. }]));
     drop(request);
     relay.on_frame(&relay.edge, SessionFrame::Data("hello".into()));
-    assert_eq!(frames(&asker).len(), 1, "the binding remains");
+    assert_eq!(frames(&requester).len(), 1, "the binding remains");
     // Once the search has ended, its opener gets the answer.
-    let request = relay.ask(&asker, resume(2)).unwrap();
+    let request = relay.ask(&requester, resume(2)).unwrap();
     request.try_path(&wrong);
     drop(request);
     relay.on_frame(
@@ -602,22 +602,22 @@ async fn not_here_comes_back_to_who_seeks_the_way_and_to_nobody_else() {
             refusal: SessionError::new(ErrorCode::NodeNotConnected, "not here either"),
         },
     );
-    assert!(matches!(frames(&asker)[..], [SessionFrame::Reset { epoch: 2, .. }]));
+    assert!(matches!(frames(&requester)[..], [SessionFrame::Reset { epoch: 2, .. }]));
 }
 
 #[tokio::test]
 async fn nobody_but_its_opener_moves_a_session_to_another_path() {
     let relay = Relay::new();
-    let (asker, silent) = (link(5, Remote::Edge("asker".parse().unwrap())), link(6, Remote::Peer));
-    let request = relay.ask(&asker, open(1)).unwrap();
+    let (requester, silent) = (link(5, Remote::Edge("asker".parse().unwrap())), link(6, Remote::Peer));
+    let request = relay.ask(&requester, open(1)).unwrap();
     request.try_path(&silent);
     request.try_path(&relay.edge);
     assert_eq!(request.path_failed().now_or_never(), Some(false));
-    assert_eq!((frames(&asker), frames(&relay.edge)), (vec![lost(1)], vec![]));
+    assert_eq!((frames(&requester), frames(&relay.edge)), (vec![lost(1)], vec![]));
     assert!(matches!(frames(&silent)[..], [SessionFrame::Open { .. }, SessionFrame::PathLost { epoch: 1 }]));
     assert!(request.wait_cancelled().now_or_never().is_some());
     drop(request);
-    assert!(relay.is_empty() && frames(&asker).is_empty());
+    assert!(relay.is_empty() && frames(&requester).is_empty());
 }
 
 proptest! {

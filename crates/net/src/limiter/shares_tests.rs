@@ -62,8 +62,8 @@ impl Model {
     }
 
     /// Checks the effects of a step, and applies them to the model.
-    fn follow(&mut self, effects: Changes, limits: Limits, now: Instant) {
-        if let Some(lost) = effects.lost {
+    fn follow(&mut self, actions: Changes, limits: Limits, now: Instant) {
+        if let Some(lost) = actions.lost {
             let (_, of, state) = *self.0.iter().find(|entrant| entrant.0 == lost).unwrap();
             match state {
                 State::Waits => {
@@ -78,7 +78,7 @@ impl Model {
                         lost,
                         "another holder of this source has been idle for longer"
                     );
-                    let granted = effects.granted.expect("revoked only in favour of another entrant");
+                    let granted = actions.granted.expect("revoked only in favour of another entrant");
                     let gets = self.0.iter().find(|entrant| entrant.0 == granted).unwrap().1;
                     let silent =
                         !busy && now - since >= limits.idle_timeout.expect("a holder may be revoked");
@@ -88,12 +88,12 @@ impl Model {
             }
             self.0.retain(|entrant| entrant.0 != lost);
         }
-        if let Some(granted) = effects.granted {
+        if let Some(granted) = actions.granted {
             let (_, who, state) = *self.0.iter().find(|entrant| entrant.0 == granted).unwrap();
             assert_eq!(state, State::Waits);
             let least = self.0.iter().filter(|g| g.2 == State::Waits).map(|g| self.held(g.1)).min().unwrap();
             // The source that lost a permit just now may be the neediest only after that.
-            assert!(effects.lost.is_some() || self.held(who) == least, "another source holds less");
+            assert!(actions.lost.is_some() || self.held(who) == least, "another source holds less");
             self.set(granted, State::Holds { busy: false, since: now });
         }
     }
@@ -120,12 +120,12 @@ fn live(limits: Limits, steps: &[Step]) {
                         );
                         continue;
                     }
-                    Ok((id, effects)) => {
+                    Ok((id, actions)) => {
                         let alone = (0..5).all(|of| of == who || model.held(of) + model.waiting(of) == 0);
                         let free = model.all_held() < limits.permits;
                         model.0.push((id, who, State::Waits));
-                        model.follow(effects, limits, now);
-                        let got = effects.granted == Some(id);
+                        model.follow(actions, limits, now);
+                        let got = actions.granted == Some(id);
                         assert!(!(alone && free) || got, "a source alone may have all permits");
                         if limits.idle_timeout.is_some() && held + 1 < most && neediest {
                             assert!(got, "a source with {most} permits keeps out one with {held}");
@@ -136,8 +136,8 @@ fn live(limits: Limits, steps: &[Step]) {
             Step::Leave(n) => {
                 let Some(id) = nth(n) else { continue };
                 model.0.retain(|entrant| entrant.0 != id);
-                let effects = shares.leave(id, now);
-                model.follow(effects, limits, now);
+                let actions = shares.leave(id, now);
+                model.follow(actions, limits, now);
             }
             Step::Busy(n) => {
                 let Some(id) = nth(n) else { continue };
@@ -152,15 +152,15 @@ fn live(limits: Limits, steps: &[Step]) {
                 if model.state(id).is_some_and(holds) {
                     model.set(id, State::Aside);
                 }
-                let effects = shares.suspend(id, now);
-                model.follow(effects, limits, now);
+                let actions = shares.suspend(id, now);
+                model.follow(actions, limits, now);
             }
             Step::Waits(n) => {
                 let Some(id) = nth(n) else { continue };
-                let effects = shares.mark_idle(id, now);
+                let actions = shares.mark_idle(id, now);
                 let full = model.state(id) == Some(State::Aside) && model.all_held() == limits.permits;
-                assert_eq!((effects.granted, effects.lost.is_some()), (None, full));
-                if let Some(lost) = effects.lost {
+                assert_eq!((actions.granted, actions.lost.is_some()), (None, full));
+                if let Some(lost) = actions.lost {
                     let of = model.0.iter().find(|entrant| entrant.0 == lost).unwrap().1;
                     assert_eq!(model.held(of), (0..5).map(|who| model.held(who)).max().unwrap());
                     assert_eq!(lost, model.first(of));
@@ -172,8 +172,8 @@ fn live(limits: Limits, steps: &[Step]) {
             }
             Step::Later(millis) => {
                 now += Duration::from_millis(millis);
-                let effects = shares.grant_next(now);
-                model.follow(effects, limits, now);
+                let actions = shares.grant_next(now);
+                model.follow(actions, limits, now);
             }
         }
         let waiting: usize = (0..5).map(|who| model.waiting(who)).sum();
@@ -215,12 +215,12 @@ fn one_source_has_everything_until_another_comes() {
     let (mut shares, now) = (FairShares::new(Limits::permits(100)), Instant::now());
     let first: Vec<u64> = (0..100).map(|_| shares.enter(&"many", now).unwrap().0).collect();
     for lost in first.into_iter().take(50) {
-        let (id, effects) = shares.enter(&"few", now).unwrap();
-        assert_eq!(effects, Changes { granted: Some(id), lost: Some(lost) });
+        let (id, actions) = shares.enter(&"few", now).unwrap();
+        assert_eq!(actions, Changes { granted: Some(id), lost: Some(lost) });
     }
     // From now on each has half of the permits, and a newcomer of the first evicts only holders of its own source.
-    let (id, effects) = shares.enter(&"many", now).unwrap();
-    assert_eq!(effects.granted, Some(id));
+    let (id, actions) = shares.enter(&"many", now).unwrap();
+    assert_eq!(actions.granted, Some(id));
     assert_eq!(shares.held, 100);
 }
 
@@ -231,15 +231,15 @@ fn of_one_source_the_silent_go_and_those_who_speak_stay() {
     shares.mark(ids[0], true, now);
     assert_eq!(shares.enter(&"one", now).unwrap().1.lost, Some(ids[1]));
     shares.mark(3, true, now);
-    let (newcomer, effects) = shares.enter(&"one", now).unwrap();
+    let (newcomer, actions) = shares.enter(&"one", now).unwrap();
     assert_eq!(
-        effects,
+        actions,
         Changes { granted: None, lost: Some(newcomer) },
         "all holders of its source are active"
     );
-    let (newcomer, effects) = shares.enter(&"other", now).unwrap();
+    let (newcomer, actions) = shares.enter(&"other", now).unwrap();
     let given = Changes { granted: Some(newcomer), lost: Some(ids[0]) };
-    assert_eq!(effects, given, "an active holder is evicted for a source that has none");
+    assert_eq!(actions, given, "an active holder is evicted for a source that has none");
 }
 
 #[test]
@@ -268,9 +268,9 @@ fn turns_go_round_among_those_who_wait() {
     let mut of = HashMap::new();
     let mut at_work = 0;
     for who in ["flood"; 50].into_iter().chain(["a", "b"]) {
-        let (id, effects) = shares.enter(&who, now).unwrap();
+        let (id, actions) = shares.enter(&who, now).unwrap();
         of.insert(id, who);
-        at_work = effects.granted.unwrap_or(at_work);
+        at_work = actions.granted.unwrap_or(at_work);
     }
     let mut turns = Vec::new();
     while let Some(next) = shares.leave(at_work, now).granted {

@@ -122,8 +122,8 @@ fn dropped(mut end: SessionState, link: LinkId, frame: SessionFrame) {
 #[tokio::test]
 async fn opener_asking() {
     let mut end = opener(Phase::Opening);
-    let effects = end.on_frame(A, SessionFrame::Opened { limit: 500, epoch: 1, instance: instance() }, now());
-    assert!(effects.state && effects.write);
+    let actions = end.on_frame(A, SessionFrame::Opened { limit: 500, epoch: 1, instance: instance() }, now());
+    assert!(actions.state && actions.write);
     assert_eq!(end.phase(), Phase::Open);
     for epoch in [0, 2] {
         dropped(opener(Phase::Opening), A, SessionFrame::Opened { limit: 500, epoch, instance: None });
@@ -255,9 +255,9 @@ async fn opener_resuming() {
 #[tokio::test]
 async fn opener_over_says_so_and_forgets() {
     let mut end = opener(Phase::Closing);
-    let (frame, effects) = end.next_frame(A, 99);
+    let (frame, actions) = end.next_frame(A, 99);
     let Some(SessionFrame::Reset { refusal, .. }) = frame else { panic!("{frame:?}") };
-    assert!(refusal.code == ErrorCode::NoError && effects.forget && end.ended().is_none());
+    assert!(refusal.code == ErrorCode::NoError && actions.forget && end.ended().is_none());
     assert!(opener(Phase::Closing).link_ended(A, None, now()).forget);
     assert!(opener(Phase::Closing).on_frame(A, SessionFrame::PathLost { epoch: 1 }, now()).forget);
     assert!(opener(Phase::Closing).on_frame(A, reset(1, ErrorCode::NoError), now()).forget);
@@ -460,7 +460,7 @@ async fn the_last_word_of_an_acceptor_goes_where_its_opener_is() {
         }
         assert!(!end.on_frame(B, asked, now()).dropped);
         assert!(end.next_frame(A, 0).0.is_none());
-        let (frame, effects) = end.next_frame(B, 0);
+        let (frame, actions) = end.next_frame(B, 0);
         assert!(
             matches!(
                 frame,
@@ -468,7 +468,7 @@ async fn the_last_word_of_an_acceptor_goes_where_its_opener_is() {
             ),
             "{frame:?}"
         );
-        assert!(effects.forget);
+        assert!(actions.forget);
     }
 }
 
@@ -693,8 +693,8 @@ async fn an_opening_that_is_refused_takes_back_an_open_that_went_astray() {
         end
     };
     let mut end = asked_twice();
-    let effects = end.on_frame(B, refused(2, ErrorCode::Overloaded), now());
-    assert!(effects.state && !effects.forget && end.departed_since().is_some());
+    let actions = end.on_frame(B, refused(2, ErrorCode::Overloaded), now());
+    assert!(actions.state && !actions.forget && end.departed_since().is_some());
     let words = said(&mut end, B);
     assert!(matches!(words[..], [SessionFrame::Resume { received: 0, epoch: 3, .. }]), "{words:?}");
     assert!(end.on_frame(B, reset(3, ErrorCode::UnknownSession), now()).forget);

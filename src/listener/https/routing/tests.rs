@@ -76,8 +76,8 @@ impl Site {
         let ports = watch::channel(ProxyPorts::default()).1;
         let port = NodePort { stands_for: stands_for.parse().unwrap(), finder: self.finder.clone(), ports };
         let (policy, addresses) = (&self.policy, &self.addresses);
-        let asker = RoutingContext { server_name, trusted, default_port: 80, policy, addresses };
-        match port.place(head, &asker) {
+        let requester = RoutingContext { server_name, trusted, default_port: 80, policy, addresses };
+        match port.place(head, &requester) {
             Ok(Some((node, target))) => format!("{target} at {}", node.as_str().to_lowercase()),
             Ok(None) => "-".to_owned(),
             Err(denial) => format!("{} {denial}", denial.status().as_u16()),
