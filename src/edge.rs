@@ -20,7 +20,7 @@ use tracing::{info, info_span, warn};
 
 use crate::acceptor::{DialerRole, SessionAcceptor, TargetDialer, TargetTls};
 use crate::admin::page::{AdminUsers, EventStreamLimiter};
-use crate::admin::readiness::Readiness;
+use crate::admin::readiness::{DRAINING_CONDITION, Readiness};
 use crate::admin::status::{Clock, EdgeView};
 use crate::admin::{Admin, Listeners, ProcessView};
 use crate::config::Secret;
@@ -262,7 +262,7 @@ impl Edge {
     /// Shuts the edge down: reports not ready, accepts no new sessions, and waits for running sessions until the drain
     /// timeout or until `at_once` completes.
     pub async fn shutdown(self, at_once: impl Future<Output = ()>) -> Drained {
-        self.readiness.set(RUNNING, Err("stopping".into()));
+        self.readiness.set(DRAINING_CONDITION, Err("stopping".into()));
         info!(sessions = self.table.len(), timeout = ?self.deadline, "draining");
         let (at_once, until) = (at_once.shared(), Instant::now() + self.deadline);
         let why = SessionError::new(ErrorCode::Overloaded, "the edge is stopping");
@@ -297,9 +297,7 @@ const OPEN_TIMEOUT: Duration = Duration::from_secs(12);
 /// Readiness condition: the edge has a link.
 const LINK_CONDITION: &str = "link";
 /// Note in the readiness report: another machine uses the same node name.
-const NAME_CONDITION: &str = "name";
-/// Readiness condition: the edge is not stopping.
-const RUNNING: &str = "running";
+const NODE_NAME_CONDITION: &str = "node_name";
 /// Receive windows of an edge's sessions. They start large, because targets on loopback or in the same network read
 /// fast. The maximum, like a server's, allows 100 Mbit/s at 300 ms.
 const WINDOWS: WindowLimits = WindowLimits { start: 32 * 1024, max: 4 << 20 };

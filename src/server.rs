@@ -27,7 +27,7 @@ use tracing::{info, info_span, warn};
 
 use crate::acceptor::{DialerRole, DirectDialer, SessionAcceptor, TargetDialer};
 use crate::admin::page::{AdminUsers, EventStreamLimiter};
-use crate::admin::readiness::Readiness;
+use crate::admin::readiness::{DRAINING_CONDITION, Readiness};
 use crate::admin::status::{Clock, ServerView};
 use crate::admin::{Admin, Listeners, ProcessView};
 use crate::config::ListenConfig;
@@ -599,7 +599,7 @@ impl Server {
             deadline,
         } = self.stopping;
         let (at_once, until) = (at_once.shared(), Instant::now() + deadline);
-        self.readiness.set("running", Err("stopping".into()));
+        self.readiness.set(DRAINING_CONDITION, Err("stopping".into()));
         info!(sessions = self.table.len(), timeout = ?deadline, "draining");
         started.cancel();
         // Started first, so that balancers stop sending clients here.

@@ -19,6 +19,11 @@ use tunnel_net::tls::certificate::{NotAfter, date};
 #[derive(Debug, Clone)]
 pub struct Readiness(Arc<Mutex<BTreeMap<&'static str, ConditionState>>>);
 
+/// Condition: records are published for DNS.
+pub(crate) const DNS_CONDITION: &str = "dns";
+/// Condition: the process is not stopping. It is set only when it stops.
+pub(crate) const DRAINING_CONDITION: &str = "draining";
+
 /// A condition as JSON.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ConditionStatus {

@@ -6,7 +6,7 @@ use std::time::{Duration, SystemTime};
 use serde::{Deserialize, Serialize};
 use tokio::time::Instant;
 
-use crate::admin::readiness::ConditionStatus;
+use crate::admin::readiness::{ConditionStatus, DNS_CONDITION};
 use crate::admin::{Admin, ProcessView};
 use crate::invitations::Enrolment;
 use crate::registry::Registry;
@@ -306,7 +306,7 @@ impl Admin {
             store: store.into(),
             records: self.metrics.published.get(),
             failures: self.metrics.publish_failures.get(),
-            error: self.readiness.trouble("publisher"),
+            error: self.readiness.trouble(DNS_CONDITION),
         });
     }
 

@@ -131,14 +131,14 @@ async fn readiness_tells_the_truth_and_why() {
     admin.readiness.set("link", Ok(()));
     admin.readiness.set("drain", Ok(()));
     assert_eq!(ask(&admin, Port::Metrics, "GET /readyz").await, (200, "ok\n".into()));
-    admin.readiness.set_degraded("publisher", Err("etcd is away".into()));
+    admin.readiness.set_degraded("dns", Err("etcd is away".into()));
     let (status, body) = ask(&admin, Port::Log, "GET /readyz").await;
-    assert_eq!((status, body.as_str()), (200, "ok\npublisher: etcd is away\n"));
+    assert_eq!((status, body.as_str()), (200, "ok\ndns: etcd is away\n"));
     admin.readiness.set("link", Err("gone".into()));
     let (status, body) = ask(&admin, Port::Log, "GET /readyz").await;
-    assert_eq!((status, body.as_str()), (503, "link: gone\npublisher: etcd is away\n"));
+    assert_eq!((status, body.as_str()), (503, "dns: etcd is away\nlink: gone\n"));
     admin.readiness.set("link", Ok(()));
-    admin.readiness.set_degraded("publisher", Ok(()));
+    admin.readiness.set_degraded("dns", Ok(()));
     assert_eq!(ask(&admin, Port::Metrics, "GET /readyz").await, (200, "ok\n".into()));
     assert_eq!(ask(&admin, Port::Metrics, "DELETE /readyz").await.0, 405);
 }
@@ -238,8 +238,8 @@ async fn the_level_is_set_from_this_machine_unless_opened() {
 async fn a_trouble_that_is_not_said_again_is_forgotten() {
     let readiness = Readiness::waiting_for(&[]);
     let until = Instant::now() + Duration::from_secs(90);
-    readiness.note_until("name", "two machines".into(), until);
-    assert_eq!(readiness.check(), Ok("name: two machines\n".into()));
+    readiness.note_until("node_name", "two machines".into(), until);
+    assert_eq!(readiness.check(), Ok("node_name: two machines\n".into()));
     tokio::time::advance(Duration::from_secs(90)).await;
     assert_eq!(readiness.check(), Ok(String::new()));
 }
@@ -253,7 +253,7 @@ fn problems(status: &Status) -> Vec<String> {
 async fn the_status_of_a_server_names_its_nodes_by_name_and_what_troubles_it() {
     let server = cloud(&["b", "a"]);
     server.readiness.set("link", Ok(()));
-    server.readiness.set_degraded("publisher", Err("the disk is full".into()));
+    server.readiness.set_degraded("dns", Err("the disk is full".into()));
     let (status, body) = ask(&server, Port::Log, "GET /status").await;
     assert_eq!(status, 200, "{body}");
     let told: Status = serde_json::from_str(&body).unwrap();

@@ -12,7 +12,7 @@ use tracing::{debug, field, info, info_span, warn};
 use crate::acceptor::SessionAcceptor;
 use crate::admin::readiness::Readiness;
 use crate::edge::link_dialer::{AddressHint, LinkDialer, NewLink, is_name_taken};
-use crate::edge::{LINK_CONDITION, NAME_CONDITION};
+use crate::edge::{LINK_CONDITION, NODE_NAME_CONDITION};
 use crate::route::{SessionRouter, Uplinks};
 use tunnel_base::backoff::{Backoff, MAX_PAUSE};
 use tunnel_base::drain::Drain;
@@ -223,7 +223,11 @@ impl Reconnector {
             Event::Incoming(offer) => self.backend.serve_incoming(offer),
             Event::Parked(parked) => self.route.spawn_resume(parked, &self.link_context.drain),
             Event::Conflict(_, said) => {
-                self.readiness.note_until(NAME_CONDITION, said.reason, Instant::now() + CONFLICT_SHOWN_FOR);
+                self.readiness.note_until(
+                    NODE_NAME_CONDITION,
+                    said.reason,
+                    Instant::now() + CONFLICT_SHOWN_FOR,
+                );
             }
             // A server never sends these to an edge, except Drain: a second one has no effect.
             Event::RelayRequest(_)

@@ -51,9 +51,9 @@ impl Profile {
     /// Returns the name of the readiness condition in `/readyz`.
     pub fn condition(self) -> &'static str {
         match self {
-            Self::Server => "certificate of the server",
-            Self::ProxyClient => "certificate of the proxy client",
-            Self::Edge => "certificate of the agent",
+            Self::Server => "server_certificate",
+            Self::ProxyClient => "proxy_client_certificate",
+            Self::Edge => "agent_certificate",
         }
     }
 

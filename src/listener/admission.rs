@@ -439,7 +439,7 @@ impl<'a> Admission<'a> {
         }
         let mut access = AccessLogEntry::start(self.front, self.from.to_string());
         access.trace = trace;
-        Span::current().record("trace", access.trace.as_str());
+        Span::current().record("trace_id", access.trace.as_str());
         let (context, category, from) = (Arc::clone(self.context), self.category, self.from);
         match self.check(request, &mut access).await {
             Ok(destination) => Ok(AuthorizedRequest { context, category, from, destination, access }),

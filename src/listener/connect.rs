@@ -64,7 +64,7 @@ impl<C: Connection + 'static, M: ConnectVariant> ListenerProtocol<C> for Connect
     type Connection = C;
 
     fn span(&self, from: SocketAddr) -> Span {
-        info_span!("connect", client = %from, trace = field::Empty, session = field::Empty)
+        info_span!("connect", client = %from, trace_id = field::Empty, session = field::Empty)
     }
 
     fn rejection_bytes(&self, denial: &Denial, trace: &str) -> Bytes {

@@ -29,7 +29,7 @@ impl<C: Connection + 'static> ListenerProtocol<C> for Proxy {
     type Connection = C;
 
     fn span(&self, from: SocketAddr) -> Span {
-        info_span!("proxy", client = %from, trace = field::Empty, session = field::Empty)
+        info_span!("proxy", client = %from, trace_id = field::Empty, session = field::Empty)
     }
 
     fn rejection_bytes(&self, denial: &Denial, trace: &str) -> Bytes {

@@ -66,7 +66,7 @@ impl ListenerProtocol<TcpStream> for Http {
     type Connection = TcpStream;
 
     fn span(&self, from: SocketAddr) -> Span {
-        info_span!("http", client = %from, trace = field::Empty, session = field::Empty)
+        info_span!("http", client = %from, trace_id = field::Empty, session = field::Empty)
     }
 
     fn rejection_bytes(&self, denial: &Denial, trace: &str) -> Bytes {
@@ -88,7 +88,7 @@ impl ListenerProtocol<TlsSocket> for Https {
     type Connection = TlsSocket;
 
     fn span(&self, from: SocketAddr) -> Span {
-        info_span!("https", client = %from, trace = field::Empty, session = field::Empty)
+        info_span!("https", client = %from, trace_id = field::Empty, session = field::Empty)
     }
 
     fn rejection_bytes(&self, denial: &Denial, trace: &str) -> Bytes {
@@ -112,7 +112,7 @@ impl ListenerProtocol<TlsSocket> for HttpsReencrypt {
     type Connection = TlsSocket;
 
     fn span(&self, from: SocketAddr) -> Span {
-        info_span!("https", client = %from, trace = field::Empty, session = field::Empty)
+        info_span!("https", client = %from, trace_id = field::Empty, session = field::Empty)
     }
 
     fn rejection_bytes(&self, denial: &Denial, trace: &str) -> Bytes {
@@ -177,7 +177,7 @@ impl ListenerProtocol<TcpStream> for Passthrough {
     type Connection = TcpStream;
 
     fn span(&self, from: SocketAddr) -> Span {
-        info_span!("passthrough", client = %from, trace = field::Empty, session = field::Empty)
+        info_span!("passthrough", client = %from, trace_id = field::Empty, session = field::Empty)
     }
 
     fn rejection_bytes(&self, denial: &Denial, _trace: &str) -> Bytes {

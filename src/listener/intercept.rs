@@ -99,7 +99,7 @@ impl ListenerProtocol<TcpStream> for Intercept {
     type Connection = TcpStream;
 
     fn span(&self, from: SocketAddr) -> Span {
-        info_span!("intercept", client = %from, trace = field::Empty, session = field::Empty)
+        info_span!("intercept", client = %from, trace_id = field::Empty, session = field::Empty)
     }
 
     async fn handshake(

@@ -68,7 +68,7 @@ impl ListenerProtocol<TcpStream> for Tcp {
     type Connection = TcpStream;
 
     fn span(&self, from: SocketAddr) -> Span {
-        info_span!("tcp", client = %from, trace = field::Empty, session = field::Empty)
+        info_span!("tcp", client = %from, trace_id = field::Empty, session = field::Empty)
     }
 
     async fn handshake(

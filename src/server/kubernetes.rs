@@ -109,7 +109,7 @@ pub(crate) fn watch_ports(
             https: ports.https,
         };
         let readiness = readiness.clone();
-        let followed = PortWatch::new(params, move |state| readiness.set_degraded("ports", state));
+        let followed = PortWatch::new(params, move |state| readiness.set_degraded("node_ports", state));
         let known = followed.ports();
         drain.spawn(tracing::info_span!("ports"), followed.follow(drain.clone()));
         return known;
@@ -140,7 +140,7 @@ pub(crate) fn run_node_names(
             holders: names.holders.clone(),
         };
         let readiness = readiness.clone();
-        let kept = NodeNames::new(params, move |state| readiness.set_degraded("names of nodes", state));
+        let kept = NodeNames::new(params, move |state| readiness.set_degraded("node_names", state));
         let service = kept.service();
         drain.spawn(tracing::info_span!("node names"), kept.run(drain.clone()));
         return service;

@@ -110,7 +110,7 @@ fn report(peers: Arc<Peers>, readiness: Readiness, drain: &Drain) {
         let mut changes = peers.changes();
         loop {
             changes.mark_unchanged();
-            readiness.set_degraded("other pods", peers.check());
+            readiness.set_degraded("peers", peers.check());
             tokio::select! {
                 () = draining.draining() => return,
                 changed = changes.changed() => if changed.is_err() { return },

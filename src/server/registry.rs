@@ -9,7 +9,7 @@ use tokio::sync::watch;
 use tokio::time::{Instant, MissedTickBehavior, interval};
 use tracing::{info_span, warn};
 
-use crate::admin::readiness::Readiness;
+use crate::admin::readiness::{DNS_CONDITION, Readiness};
 use crate::config::server::ServerConfig;
 use crate::config::server::invitations::Invitations;
 use crate::config::server::registry::{EtcdSettings, PublishConfig, RegistrySettings};
@@ -53,7 +53,7 @@ pub(crate) fn spawn_publisher(settings: &ServerConfig, dns: Resolver, core: &Ser
             (servers, core.service_addresses.clone()),
         ),
         metrics: core.context.link_context.metrics.clone(),
-        report: Box::new(move |state| readiness.set_degraded(PUBLISHER_CONDITION, state)),
+        report: Box::new(move |state| readiness.set_degraded(DNS_CONDITION, state)),
     };
     let drain = &core.shutdown.publisher;
     drain.spawn(info_span!("publisher"), publisher.run(drain.clone()));
@@ -133,9 +133,6 @@ fn record_policy(
     }
     vet
 }
-
-/// The name of the publisher's condition in `/readyz`.
-const PUBLISHER_CONDITION: &str = "publisher";
 
 // Access to etcd.
 

@@ -52,7 +52,7 @@ async fn for_one_name_at_two_servers_the_older_link_stays_and_all_report_it() {
     let started = Stopwatch::start();
     let younger = start_edge(&place.edge("node1", servers[1].server.bound.grpc, ""));
     says(&younger, 503, &format!("node node1 is linked from {} by another process", keeps.from)).await;
-    says(&older, 200, "name: another process tried to link as node node1 at peer ").await;
+    says(&older, 200, "node_name: another process tried to link as node node1 at peer ").await;
     wait_until("both count it", || conflicts(&servers[0]) > 0 && conflicts(&servers[1]) > 0).await;
     assert!(started.elapsed() < Duration::from_secs(5), "{:?}", started.elapsed());
     wait_until("the younger link is closed", || servers[1].link("node1").is_none()).await;
@@ -71,7 +71,7 @@ async fn at_one_server_both_edges_report_the_conflict() {
     let older = edge(&place, &server, "node1").await;
     let younger = start_edge(&place.edge("node1", server.server.bound.grpc, ""));
     says(&younger, 503, "by another process that is alive").await;
-    says(&older, 200, "name: another process tried to link as node node1 from 127.0.0.1:").await;
+    says(&older, 200, "node_name: another process tried to link as node node1 from 127.0.0.1:").await;
     assert_eq!(conflicts(&server), 1);
 }
 

@@ -33,7 +33,7 @@ async fn a_stopping_server_is_not_ready_and_lets_its_sessions_finish() {
     let stopped = beside(server.server.shutdown(pending()));
     is_closed(connect).await;
     let page = get(log, "/readyz").await;
-    assert_eq!((page.status, page.body.as_str()), (503, "running: stopping\n"));
+    assert_eq!((page.status, page.body.as_str()), (503, "draining: stopping\n"));
     assert_eq!(get(log, "/livez").await.status, 200);
     assert!(!stopped.is_finished());
     echoed(&mut client, "while it stops").await;
@@ -122,7 +122,7 @@ async fn a_stopping_edge_finishes_its_sessions_and_refuses_new_ones() {
     };
     assert_eq!(assert_eventually("a refusal", asked).await.phrase, "node node1: the edge is stopping");
     let page = get(log, "/readyz").await;
-    assert_eq!((page.status, page.body.as_str()), (503, "running: stopping\n"));
+    assert_eq!((page.status, page.body.as_str()), (503, "draining: stopping\n"));
     echoed(&mut client, "while it stops").await;
     client.shutdown().await.unwrap();
     assert_eq!(rest(&mut client).await, b"");

@@ -286,7 +286,7 @@ async fn servers_of_different_cas_report_it_on_their_readiness_page() {
     let second = TestServer::from_text(&servers::config(&two, all[1], &servers::peers(&all)));
     // The first server was started before the second.
     for (server, other) in [(&second, all[0]), (&first, all[1])] {
-        let said = format!("other pods: peer {other} cannot be reached: ");
+        let said = format!("peers: peer {other} cannot be reached: ");
         let started = Instant::now();
         loop {
             let ready = clients::get(server.server.bound.log, "/readyz").await;

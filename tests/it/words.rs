@@ -103,7 +103,7 @@ async fn a_clients_head_forges_no_line() {
         let answer = ask(server.connect, &head).await;
         assert!(answer.body.chars().all(|c| c == '\n' || !c.is_control()), "{answer:?}");
     }
-    wait_until("both are logged", || lines.count("access") >= 2).await;
+    wait_until("both are logged", || lines.count("tunnel::access") >= 2).await;
     let text = lines.text();
     assert!(text.chars().all(|c| c == '\n' || !c.is_control() && c != '\u{2028}'), "{text:?}");
     assert!(!text.contains("forged"), "{text}");

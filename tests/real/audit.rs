@@ -13,7 +13,7 @@ fn audited(program: &Running) -> Vec<Value> {
     let log = program.log();
     // The last line may still be incomplete.
     let lines = log.lines().filter_map(|line| serde_json::from_str::<Value>(line).ok());
-    lines.filter(|line| line["target"] == "audit").map(|line| line["fields"].clone()).collect()
+    lines.filter(|line| line["target"] == "tunnel::audit").map(|line| line["fields"].clone()).collect()
 }
 
 /// Waits until exactly one more line is logged.

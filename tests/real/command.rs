@@ -339,7 +339,7 @@ fn level_8_logs_each_frame_but_not_its_contents() {
     for (what, kind) in [("sent", "Open"), ("received", "Opened"), ("sent", "Data"), ("received", "Finish")] {
         let line = pair.cloud.process.says_of(&format!("frame {what}"), &format!("kind=\"{kind}\""));
         assert!(
-            line.contains(" frames: ") && line.contains(" link=") && line.contains(" session="),
+            line.contains(" tunnel::frames: ") && line.contains(" link=") && line.contains(" session="),
             "{line}"
         );
         assert_eq!(line.contains(" bytes="), kind == "Data", "{line}");

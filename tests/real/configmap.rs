@@ -95,14 +95,14 @@ fn lines_of_a_killed_server_are_removed_with_its_endpoint() {
     first.process.kill();
     kubernetes.endpoints("tunnel-cloud-x", &[("10.0.0.1", false), ("10.0.0.2", true)]);
     kubernetes.stop();
-    second.is_troubled("publisher: ConfigMap tunnel-nodes: kube-apiserver");
+    second.is_troubled("dns: ConfigMap tunnel-nodes: kube-apiserver");
     second.has("node1");
     kubernetes.restart();
     // The unreachable server is reported while it is listed.
     wait_until("the publisher reports no problem", TIMEOUT, || {
         second.process.lives();
         ask(second.log_port, "GET", "/readyz", "")
-            .is_some_and(|answer| answer.contains(" 200 ") && !answer.contains("publisher:"))
+            .is_some_and(|answer| answer.contains(" 200 ") && !answer.contains("dns:"))
     });
     wait_until("the killed server's line is removed", Duration::from_secs(60), || {
         second.process.lives();

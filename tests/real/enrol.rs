@@ -65,7 +65,7 @@ fn a_node_is_invited_joins_links_and_is_revoked_by_one_command_each() {
     assert!(none.stderr.contains("has not joined by an invitation"), "{none:?}");
     let uid = String::from_utf8(Command::new("id").arg("-u").output().unwrap().stdout).unwrap();
     for act in ["invitation created", "node joined", "invitations revoked"] {
-        let told = cloud.process.says_of("audit", act);
+        let told = cloud.process.says_of("tunnel::audit", act);
         assert!(
             told.contains("edge7")
                 && (act == "node joined" || told.contains(&format!("actor=\"uid={}", uid.trim()))),

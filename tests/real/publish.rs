@@ -81,7 +81,7 @@ fn a_server_logs_in_to_etcd_again_and_reports_an_etcd_that_fails() {
     let _edge = Edge::start(&place, &format!("127.0.0.1:{}", cloud.grpc));
     cloud.publishes(1);
     etcd.process.kill();
-    cloud.is_troubled("publisher: etcd at");
+    cloud.is_troubled("dns: etcd at");
     cloud.has("node1");
     etcd.restart(&place);
     cloud.is_well();

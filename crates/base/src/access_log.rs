@@ -93,7 +93,7 @@ impl AccessLogEntry {
             target: ACCESS,
             listener = self.front,
             session = self.id.map(tracing::field::display),
-            trace = (!self.trace.is_empty()).then_some(self.trace.as_str()),
+            trace_id = (!self.trace.is_empty()).then_some(self.trace.as_str()),
             node = self.node.as_ref().map(tracing::field::display),
             target = self.target.as_ref().map(tracing::field::display),
             client = self.client,

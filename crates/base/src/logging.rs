@@ -172,7 +172,7 @@ fn targets(verbosity: i32) -> Targets {
     let targets = Targets::new().with_default(others).with_target("kube", kubernetes);
     let frames = if verbosity < 8 { LevelFilter::OFF } else { LevelFilter::TRACE };
     let targets = targets.with_target("tunnel", ours).with_target(FRAMES, frames);
-    targets.with_target(ACCESS, ours).with_target(AUDIT, LevelFilter::INFO)
+    targets.with_target(AUDIT, LevelFilter::INFO)
 }
 
 /// Returns a writer with its own thread, so that a full disk or a blocked pipe does not block the tunnel.
@@ -199,11 +199,11 @@ where
 }
 
 /// Target of access lines.
-pub(crate) const ACCESS: &str = "access";
+pub(crate) const ACCESS: &str = "tunnel::access";
 /// Target of audit lines: who changed permissions, and from where.
-pub const AUDIT: &str = "audit";
+pub const AUDIT: &str = "tunnel::audit";
 /// Target of lines about single frames.
-pub const FRAMES: &str = "frames";
+pub const FRAMES: &str = "tunnel::frames";
 
 /// Maximum number of lines queued for a slow disk before new lines are dropped. The queue is allocated at startup.
 const WAITING_LINES: usize = 2048;

@@ -666,7 +666,7 @@ mod tests {
         ];
         assert_eq!(log.lines().count(), wanted.len(), "{log}");
         for (line, wanted) in log.lines().zip(wanted) {
-            assert!(line.contains("frames: frame sent link=7") && line.ends_with(wanted), "{line}");
+            assert!(line.contains("tunnel::frames: frame sent link=7") && line.ends_with(wanted), "{line}");
         }
         assert!(!log.contains("SECRET"), "{log}");
         assert_eq!(sent(7, &bodies), "", "frames are not logged below -v 8");

@@ -28,7 +28,7 @@ fn told() -> Status {
         started_at: 900_000.0,
         now: 1_011_520.0,
         ready: true,
-        conditions: vec![condition("publisher", "the disk is full")],
+        conditions: vec![condition("dns", "the disk is full")],
         totals: Totals { sessions: 4, sessions_relayed: 2, bytes_to_target: 5, bytes_to_client: 3 << 30 },
         links: vec![link.clone()],
         disconnected: vec![DisconnectedStatus {
@@ -62,7 +62,7 @@ fn a_server_is_told_in_columns_without_what_a_peer_could_do_to_the_terminal() {
     let wanted = "\
 server 3f2a1b9c, version 0.1.0, up 1d6h, ready
 4 sessions, 2 relayed; 5 B to targets, 3.0 GiB from targets
-! publisher: the disk is full
+! dns: the disk is full
 published: 1 records (hosts), 2 failures; failing: the disk is full
 
 NODE   STATE   LINKED  RTT    SESSIONS  SENT     RECEIVED  VERSION  DIALECT     FROM            LAST ERROR

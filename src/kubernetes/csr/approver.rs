@@ -567,7 +567,10 @@ mod tests {
             }
         }
         let said = String::from_utf8(lines.0.lock().unwrap().clone()).unwrap();
-        assert!(said.contains("audit") && said.contains("approving") && said.contains("csr-1"), "{said}");
+        assert!(
+            said.contains("tunnel::audit") && said.contains("approving") && said.contains("csr-1"),
+            "{said}"
+        );
     }
 
     /// Returns the requested page of the list, by its continue token.
