@@ -66,7 +66,7 @@ impl SessionAcceptor {
     }
 
     async fn serve(&self, offer: IncomingSession) {
-        let mut access = AccessLogEntry::start(LISTENER_LABEL, offer.client().to_owned());
+        let mut access = AccessLogEntry::start(LISTENER, offer.client().to_owned());
         access.id = Some(offer.id());
         access.node = self.dialer.node().cloned();
         access.target = Some(offer.target().clone());
@@ -76,12 +76,12 @@ impl SessionAcceptor {
             dialled = self.dial(&offer) => dialled,
             () = offer.withdrawn() => Err(SessionError::new(ErrorCode::Cancelled, "the opener gave up before the target answered")),
         };
-        self.metrics.opening.observe(started.elapsed());
+        self.metrics.open_duration.observe(started.elapsed());
         match dialled {
             Ok(TargetConnection::Tcp(socket)) => self.carry(offer, access, socket).await,
             Ok(TargetConnection::Tls(stream)) => self.carry(offer, access, *stream).await,
             Err(refusal) => {
-                self.metrics.sessions.refused(LISTENER_LABEL, refusal.code.name());
+                self.metrics.sessions.refused(LISTENER, refusal.code.name());
                 let from = address(offer.client());
                 access.refuse(refusal.code.name(), &refusal.reason, from, &self.metrics.refusals);
                 offer.refuse(refusal);
@@ -90,7 +90,7 @@ impl SessionAcceptor {
     }
 
     async fn carry<C: Connection>(&self, offer: IncomingSession, access: AccessLogEntry, target: C) {
-        let alive = self.metrics.sessions.start(LISTENER_LABEL);
+        let alive = self.metrics.sessions.start(LISTENER);
         let opened =
             OpenSession { session: offer.accept().into(), buffered: Bytes::new(), access, alive, permit: () };
         run_session(opened, LocalPeer::Target, Socket::new(target, self.pool.clone()), &self.metrics).await;
@@ -127,7 +127,7 @@ fn address(client: &str) -> IpAddr {
 }
 
 /// The acceptor's label in metrics and the access log.
-const LISTENER_LABEL: &str = "backend";
+const LISTENER: &str = "acceptor";
 
 // TLS to targets, for clients with TLS that ends at the server.
 

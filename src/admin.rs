@@ -31,7 +31,8 @@ use crate::admin::status::{Clock, EdgeView, ServerView};
 use crate::invitations::{EnrolError, Enrolment};
 use tunnel_base::drain::Drain;
 use tunnel_base::logging::{AUDIT, LogLevel, log_trouble};
-use tunnel_base::metrics::{ExpositionFormat, Metrics};
+use tunnel_base::metrics::Metrics;
+use tunnel_base::metrics::format::ExpositionFormat;
 use tunnel_base::names::NodeName;
 use tunnel_base::policy::{Networks, plain};
 use tunnel_net::accept_loop::{AcceptLoop, Accepted, ConnectionHandler};
@@ -107,7 +108,7 @@ where
     Served: ConnectionHandler<L::AnyStream>,
 {
     let limiter = FairLimiter::new(Limits::permits(fd_limit::at_most(CONNECTIONS, 16)));
-    let (refused, refusals) = (admin.metrics.connections_refused.clone(), admin.metrics.refusals.clone());
+    let (refused, refusals) = (admin.metrics.connections_rejected.clone(), admin.metrics.refusals.clone());
     let accept_loop = AcceptLoop { listener, limiter, proxies: Networks::default(), refused, refusals };
     accept_loop.run(Arc::new(Served { admin, port, drain: drain.clone() }), drain).await;
 }

@@ -104,11 +104,11 @@ pub enum Denial {
 
 impl Denial {
     /// Returns the denial for a certificate without a name that this listener accepts.
-    fn unknown(names: &[String], front: &str) -> Self {
+    fn unknown(names: &[String], table: &str) -> Self {
         let shown: String =
             names.first().into_iter().flat_map(|name| name.chars()).take(NAME_CHARS).collect();
         Self::Forbidden(format!(
-            "no name (CN or DNS) in your certificate is allowed: {shown:?} is not in names of [mode.cloud.{front}]"
+            "no name (CN or DNS) in your certificate is allowed: {shown:?} is not in names of [mode.cloud.{table}]"
         ))
     }
 
@@ -163,11 +163,11 @@ impl Denial {
 }
 
 /// Returns a fixed metrics label for hyper's failure to read a request head.
-fn no_head(error: &hyper::Error) -> &'static str {
+fn header_failure(error: &hyper::Error) -> &'static str {
     if error.is_parse_too_large() {
-        "long_head"
+        "header_too_large"
     } else if error.is_parse() {
-        "bad_head"
+        "header_invalid"
     } else {
         "reset"
     }
@@ -321,40 +321,46 @@ impl Denial {
             Self::Request(_) => {
                 (S::BAD_REQUEST, "bad_request", "check what the client, or a proxy in between, sends")
             }
-            Self::NoNodeInHost => (S::MISDIRECTED_REQUEST, "no_node", NO_NODE),
-            Self::NoHost => {
-                (S::MISDIRECTED_REQUEST, "no_node", "use the node's name in the URL: http://<node>:<port>/")
-            }
-            Self::UpstreamFailed(_) => (S::BAD_GATEWAY, "no_answer", NO_ANSWER),
+            Self::NoNodeInHost => (S::MISDIRECTED_REQUEST, "node_not_named", NO_NODE),
+            Self::NoHost => (
+                S::MISDIRECTED_REQUEST,
+                "node_not_named",
+                "use the node's name in the URL: http://<node>:<port>/",
+            ),
+            Self::UpstreamFailed(_) => (S::BAD_GATEWAY, "upstream_no_response", NO_ANSWER),
             Self::TargetTls(fault) => (S::BAD_GATEWAY, "target_tls", target_tls(fault)),
-            Self::Credentials => (S::PROXY_AUTHENTICATION_REQUIRED, "credentials", GIVE_PASSWORD),
-            Self::Password(_) => (S::PROXY_AUTHENTICATION_REQUIRED, "password", CHECK_PASSWORD),
+            Self::Credentials => (S::PROXY_AUTHENTICATION_REQUIRED, "credentials_missing", GIVE_PASSWORD),
+            Self::Password(_) => (S::PROXY_AUTHENTICATION_REQUIRED, "credentials_invalid", CHECK_PASSWORD),
             Self::NoNode(_) => (
                 S::MISDIRECTED_REQUEST,
-                "no_node",
+                "node_not_named",
                 "use the node's name, or list the address in [mode.cloud.addresses] of every server",
             ),
             Self::NotLocated(why) => not_located(why),
             Self::OffLimits(_) => (
                 S::FORBIDDEN,
-                "off_limits",
+                "target_forbidden",
                 "use a node's name; for a port on the node's loopback use <node>:<port>",
             ),
             Self::Direct(refusal) => not_dialled(refusal, ALLOW_CLIENTS),
             Self::DirectDenied(refusal) => not_dialled(refusal, ALLOW_EDGES),
             Self::OwnNode(_) => (
                 S::MISDIRECTED_REQUEST,
-                "own_node",
+                "target_is_local_node",
                 "list this machine's names and addresses in the client's no_proxy",
             ),
-            Self::EdgeOffline => {
-                (S::BAD_GATEWAY, "offline", "check /readyz of this edge and what it logs about its link")
-            }
-            Self::NoServerName => {
-                (S::MISDIRECTED_REQUEST, "no_node", "connect to the node by its name, not by an address")
-            }
+            Self::EdgeOffline => (
+                S::BAD_GATEWAY,
+                "node_not_connected",
+                "check /readyz of this edge and what it logs about its link",
+            ),
+            Self::NoServerName => (
+                S::MISDIRECTED_REQUEST,
+                "node_not_named",
+                "connect to the node by its name, not by an address",
+            ),
             Self::NoNodeConnected => {
-                (S::BAD_GATEWAY, "offline", "check that `tunnel --m=edge` runs on a node")
+                (S::BAD_GATEWAY, "node_not_connected", "check that `tunnel --m=edge` runs on a node")
             }
             Self::WrongPasswords => (BUSY.0, BUSY.1, "try again in a minute, with the right password"),
             Self::Busy(_) => BUSY,
@@ -378,7 +384,7 @@ fn not_routed(why: &RouteError) -> (StatusCode, &'static str, &'static str) {
         RouteError::Busy(_) => BUSY,
         RouteError::Offline { .. } => (
             StatusCode::BAD_GATEWAY,
-            "offline",
+            "node_not_connected",
             "check that `tunnel --m=edge` runs on that node and what it logs about its link",
         ),
         RouteError::Timeout { .. } => (
@@ -435,18 +441,20 @@ fn refused(refusal: &SessionError) -> (StatusCode, &'static str, &'static str) {
 fn not_located(why: &LocateError) -> (StatusCode, &'static str, &'static str) {
     match why {
         LocateError::Ambiguous { .. } => {
-            (StatusCode::MISDIRECTED_REQUEST, "ambiguous", "use the node's name")
+            (StatusCode::MISDIRECTED_REQUEST, "address_ambiguous", "use the node's name")
         }
         LocateError::NoAddress(_) => (
             StatusCode::MISDIRECTED_REQUEST,
-            "no_address",
+            "address_unknown",
             "list the node's address in [mode.cloud.addresses] of every server, or let the servers get it from Kubernetes",
         ),
-        LocateError::NoEndpoint(..) => {
-            (StatusCode::SERVICE_UNAVAILABLE, "no_endpoint", "check that the pods of the Service are ready")
-        }
+        LocateError::NoEndpoint(..) => (
+            StatusCode::SERVICE_UNAVAILABLE,
+            "no_ready_endpoint",
+            "check that the pods of the Service are ready",
+        ),
         LocateError::NoService(_) | LocateError::NoPort { .. } => {
-            (StatusCode::BAD_GATEWAY, "no_service", "check the name and the ports of the Service")
+            (StatusCode::BAD_GATEWAY, "service_unknown", "check the name and the ports of the Service")
         }
     }
 }
@@ -480,7 +488,8 @@ fn in_general(code: ErrorCode) -> &'static str {
 }
 
 /// Response if a limit is reached or the process is stopping.
-const BUSY: (StatusCode, &str, &str) = (StatusCode::SERVICE_UNAVAILABLE, "busy", "try again in a moment");
+const BUSY: (StatusCode, &str, &str) =
+    (StatusCode::SERVICE_UNAVAILABLE, "overloaded", "try again in a moment");
 /// Hint for missing credentials. `nc` can prompt for a password only at a terminal.
 const GIVE_PASSWORD: &str = "give the proxy a user name and a password: curl -x http://user:password@..., ssh with \
                              ProxyCommand \"ncat --proxy-auth user:password ...\"; nc -P user prompts for the password, \

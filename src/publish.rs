@@ -92,7 +92,7 @@ impl Publisher {
             let records = wanted.records();
             let written = self.store.write(&records).await;
             if let Err(cause) = written {
-                self.metrics.publish_failures.inc();
+                self.metrics.dns_publish_failures.inc();
                 if !failing {
                     warn!(error = %cause, "cannot publish records, retrying");
                 }
@@ -111,7 +111,7 @@ impl Publisher {
             }
             failing = false;
             backoff = Backoff::new();
-            self.metrics.published.set(i64::try_from(records.len()).unwrap_or(i64::MAX));
+            self.metrics.dns_records.set(i64::try_from(records.len()).unwrap_or(i64::MAX));
             (self.report)(Ok(()));
             let due = self.store.due();
             let next = wanted.next().map_or(due, |next| next.min(due));
@@ -124,7 +124,7 @@ impl Publisher {
         }
         match timeout(WITHDRAW_TIMEOUT, self.store.withdraw()).await {
             Ok(Ok(())) => {
-                self.metrics.published.set(0);
+                self.metrics.dns_records.set(0);
                 info!("records withdrawn");
             }
             Ok(Err(cause)) => warn!(error = %cause, "cannot withdraw records"),

@@ -189,7 +189,7 @@ impl Server {
         let proxies = settings.server.proxy_protocol;
         links::spawn(ports.grpc, proxies, files.tls, core.dialled_links, core.context);
         let ServerAddresses { grpc, log, .. } = &server.bound;
-        info!(%grpc, ssh = server.bound.connect().map(tracing::field::display), %log, "server started");
+        info!(%grpc, connect = server.bound.connect().map(tracing::field::display), %log, "server started");
         Ok(server)
     }
 

@@ -109,8 +109,8 @@ impl LocalPeer {
     /// Returns the fixed word for a session that ended because this party's connection failed.
     fn failed(self) -> &'static str {
         match self {
-            Self::Client => "client_failed",
-            Self::Target => "target_failed",
+            Self::Client => "client_io_error",
+            Self::Target => "target_io_error",
         }
     }
 
@@ -140,8 +140,8 @@ pub async fn run_session<C: Connection, P>(
     metrics: &Metrics,
 ) {
     let OpenSession { session, buffered, access, .. } = &mut opened;
-    let up = ByteCounter { one: &mut access.up, all: &metrics.bytes_up };
-    let down = ByteCounter { one: &mut access.down, all: &metrics.bytes_down };
+    let up = ByteCounter { one: &mut access.up, all: &metrics.bytes_to_target };
+    let down = ByteCounter { one: &mut access.down, all: &metrics.bytes_to_client };
     let (taken, given) = match local {
         LocalPeer::Client => (down, up),
         LocalPeer::Target => (up, down),
@@ -159,7 +159,7 @@ pub async fn run_session<C: Connection, P>(
 pub async fn bridge_sessions(mut one: Session, mut other: Session, alive: ActiveSession) {
     let ended = copy_bidirectional(&mut one, &mut other).await.ended;
     if ended.how == EndKind::Finished {
-        return alive.end("over");
+        return alive.end("ok");
     }
     let (broken, left) = if ended.by == Side::A { (one, other) } else { (other, one) };
     let why = broken
@@ -174,14 +174,14 @@ pub async fn bridge_sessions(mut one: Session, mut other: Session, alive: Active
 /// Returns which side ended a session and why, as a word and a text. Side A is the connection of `local`.
 fn end_reason(ended: CopyEnd, local: LocalPeer, reset: Option<&SessionError>) -> (&'static str, String) {
     match (ended.by, ended.how) {
-        (Side::A, EndKind::Finished) => ("over", format!("the {} finished first", local.name())),
-        (Side::B, EndKind::Finished) => ("over", format!("the {} finished first", local.other().name())),
+        (Side::A, EndKind::Finished) => ("ok", format!("the {} finished first", local.name())),
+        (Side::B, EndKind::Finished) => ("ok", format!("the {} finished first", local.other().name())),
         (Side::A, EndKind::ReadFailed(kind) | EndKind::WriteFailed(kind)) => {
             (local.failed(), local.failure() + &kind.to_string())
         }
         (Side::B, EndKind::ReadFailed(kind) | EndKind::WriteFailed(kind)) => match reset {
             Some(refusal) => (local.reset_by_other(refusal), refusal.reason.clone()),
-            None => ("session_failed", format!("the session failed: {kind}")),
+            None => ("session_error", format!("the session failed: {kind}")),
         },
     }
 }

@@ -72,10 +72,10 @@ impl Pair {
 
     /// Waits until the acceptor has no session. Returns how often sessions ended with `result`.
     async fn ended(&self, result: &'static str) -> u64 {
-        while self.metrics.sessions.now(LISTENER_LABEL) > 0 {
+        while self.metrics.sessions.now(LISTENER) > 0 {
             tokio::task::yield_now().await;
         }
-        self.metrics.sessions.ended(LISTENER_LABEL, result)
+        self.metrics.sessions.closed(LISTENER, result)
     }
 }
 
@@ -137,8 +137,8 @@ async fn an_offered_session_reaches_its_target_and_both_ends_end_well() {
     socket.write_all(b"the answer").await.unwrap();
     drop(socket);
     assert_eq!(take_all(&mut session).await.unwrap(), b"the answer");
-    assert_eq!(pair.ended("over").await, 1);
-    assert_eq!((pair.metrics.bytes_up.get(), pair.metrics.bytes_down.get()), (8, 10));
+    assert_eq!(pair.ended("ok").await, 1);
+    assert_eq!((pair.metrics.bytes_to_target.get(), pair.metrics.bytes_to_client.get()), (8, 10));
 }
 
 #[tokio::test]
@@ -180,7 +180,7 @@ async fn a_target_that_breaks_off_resets_the_session_with_that_reason() {
     take_all(&mut session).await.unwrap_err();
     let why = session.account().ended.unwrap();
     assert_eq!(why.reason, "the target's connection failed: connection reset");
-    assert_eq!(pair.ended("target_failed").await, 1);
+    assert_eq!(pair.ended("target_io_error").await, 1);
 }
 
 #[tokio::test]
@@ -192,7 +192,7 @@ async fn a_session_reset_by_the_far_end_breaks_the_targets_connection_too() {
     opening.into_session().break_off(SessionError::new(ErrorCode::Cancelled, "the client went away"));
     let broken = socket.read_to_end(&mut Vec::new()).await.unwrap_err();
     assert_eq!(broken.kind(), std::io::ErrorKind::ConnectionReset, "not a clean end");
-    assert_eq!(pair.ended("given_up").await, 1);
+    assert_eq!(pair.ended("cancelled").await, 1);
 }
 
 #[tokio::test]
@@ -208,7 +208,7 @@ async fn a_session_cut_at_the_drains_deadline_is_counted_as_far_as_it_came() {
     SockRef::from(&socket).shutdown(Shutdown::Write).unwrap();
     assert_eq!(take_all(&mut session).await.unwrap(), b"");
     pair.drain.finish(Duration::ZERO, async {}).await;
-    assert_eq!((pair.ended("cut").await, pair.metrics.bytes_up.get()), (1, 4));
+    assert_eq!((pair.ended("aborted").await, pair.metrics.bytes_to_target.get()), (1, 4));
     let broken = socket.read_to_end(&mut Vec::new()).await.unwrap_err();
     assert_eq!(broken.kind(), std::io::ErrorKind::ConnectionReset, "not a clean end");
 }

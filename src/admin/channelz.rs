@@ -53,7 +53,7 @@ pub(crate) mod wire {
 /// Serves the port until `drain` starts. `grpc` is the address at which edges link to a server.
 pub(crate) async fn serve(listener: TcpAccept, admin: Admin, grpc: Option<SocketAddr>, drain: Drain) {
     let limiter = FairLimiter::new(Limits::permits(fd_limit::at_most(CONNECTIONS, 16)));
-    let (refused, refusals) = (admin.metrics.connections_refused.clone(), admin.metrics.refusals.clone());
+    let (refused, refusals) = (admin.metrics.connections_rejected.clone(), admin.metrics.refusals.clone());
     let accept_loop = AcceptLoop { listener, limiter, proxies: Networks::default(), refused, refusals };
     let handler = Debugging { entities: Arc::new(Entities::new(admin, grpc)), drain: drain.clone() };
     accept_loop.run(Arc::new(handler), drain).await;
@@ -224,8 +224,8 @@ impl Entities {
     pub(crate) fn servers(&self) -> Vec<Server> {
         let Some(at) = self.grpc else { return Vec::new() };
         let metrics = &self.admin.metrics;
-        let (ended, refused) = (metrics.links_ended.all(), metrics.calls_refused.all());
-        let now = u64::try_from(metrics.links.get()).unwrap_or_default();
+        let (ended, refused) = (metrics.links_closed.all(), metrics.links_rejected.all());
+        let now = u64::try_from(metrics.links.all()).unwrap_or_default();
         vec![Server {
             r#ref: Some(ServerRef { server_id: SERVER, name: "links".into() }),
             data: Some(ServerData {

@@ -49,13 +49,13 @@ impl Default for Watchdog {
 
 /// Serves `/livez` and `/readyz` until draining starts. `/livez` succeeds while `pulse` is kicked.
 pub async fn health(listener: TcpAccept, readiness: Readiness, pulse: Watchdog, drain: Drain) {
-    let Metrics { connections_refused, refusals, .. } = Metrics::edge();
+    let Metrics { connections_rejected, refusals, .. } = Metrics::edge();
     let limiter = FairLimiter::new(Limits::permits(CONNECTIONS));
     let accept_loop = AcceptLoop {
         listener,
         limiter,
         proxies: Networks::default(),
-        refused: connections_refused,
+        refused: connections_rejected,
         refusals,
     };
     accept_loop.run(Arc::new(Health { readiness, pulse, drain: drain.clone() }), drain).await;

@@ -220,7 +220,7 @@ const WARN_BEFORE_EXPIRY: u64 = 30 * DAY;
 
 #[cfg(test)]
 mod tests {
-    use tunnel_base::metrics::ExpositionFormat;
+    use tunnel_base::metrics::format::ExpositionFormat;
     use tunnel_net::pki::CertificateAuthority;
 
     use super::*;
@@ -255,7 +255,7 @@ mod tests {
             assert!(
                 metrics
                     .encode(ExpositionFormat::Open)
-                    .contains("tunnel_certificate_not_after_seconds{key=\"mode.cloud")
+                    .contains("tunnel_certificate_expiration_timestamp_seconds{key=\"mode.cloud")
             );
         }
         let later = SystemTime::UNIX_EPOCH + Duration::from_secs(200);

@@ -250,8 +250,8 @@ impl Admin {
             totals: Totals {
                 sessions: table.len(),
                 sessions_relayed: table.relayed().0,
-                bytes_to_target: self.metrics.bytes_up.get(),
-                bytes_to_client: self.metrics.bytes_down.get(),
+                bytes_to_target: self.metrics.bytes_to_target.get(),
+                bytes_to_client: self.metrics.bytes_to_client.get(),
             },
             links: Vec::new(),
             disconnected: Vec::new(),
@@ -304,8 +304,8 @@ impl Admin {
         status.peers = peers.map(|peer| self.peer(&peer)).collect();
         status.publisher = server.publishes.map(|store| PublisherStatus {
             store: store.into(),
-            records: self.metrics.published.get(),
-            failures: self.metrics.publish_failures.get(),
+            records: self.metrics.dns_records.get(),
+            failures: self.metrics.dns_publish_failures.get(),
             error: self.readiness.trouble(DNS_CONDITION),
         });
     }

@@ -317,7 +317,7 @@ impl Module {
     /// Returns the address of its listener.
     pub(crate) fn at(self, server: &Server, edge: &Edge) -> anyhow::Result<SocketAddr> {
         let of_server =
-            |front| server.bound.clients.iter().find(|(name, _)| *name == front).map(|(_, at)| *at);
+            |listener| server.bound.clients.iter().find(|(name, _)| *name == listener).map(|(_, at)| *at);
         let at = match self {
             Self::Tcp => of_server("tcp"),
             Self::Http => of_server("http"),

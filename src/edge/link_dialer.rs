@@ -80,6 +80,13 @@ pub(crate) struct ServerEndpoint {
     declined: AtomicBool,
 }
 
+/// Why a link could not be dialled.
+struct DialFailure {
+    /// A fixed label for metrics.
+    reason: &'static str,
+    error: anyhow::Error,
+}
+
 /// A new link.
 pub(crate) struct NewLink {
     pub(crate) link: Link,
@@ -148,28 +155,40 @@ impl LinkDialer {
         Err(failed.context("no server configured")?)
     }
 
-    /// Dials a link to that server only. Cancel safe: dropping the future leaves no link.
+    /// Dials a link to that server only, and counts a failure. Cancel safe: dropping the future leaves no link.
     pub(crate) async fn connect_to(
         &self,
         server: usize,
         hint: AddressHint,
         older: LinkPurpose,
     ) -> anyhow::Result<NewLink> {
-        let to = self.servers.get(server).context("unknown server")?;
-        let shown = self.certificate(to).await?;
+        self.try_connect(server, hint, older).await.map_err(|DialFailure { reason, error }| {
+            self.link_context.metrics.link_dial_failures.count(reason);
+            error
+        })
+    }
+
+    async fn try_connect(
+        &self,
+        server: usize,
+        hint: AddressHint,
+        older: LinkPurpose,
+    ) -> Result<NewLink, DialFailure> {
+        let to = self.servers.get(server).context("unknown server").map_err(failed("internal"))?;
+        let shown = self.certificate(to).await.map_err(failed("credentials_missing"))?;
         let patience = if self.servers.len() > 1 { FIRST_CONNECT_TIMEOUT } else { CONNECT };
-        let (socket, at) =
-            timeout(patience, self.dial(to, hint, patience)).await.context("connecting timed out")??;
-        let congestion = self.link_context.congestion.as_deref();
-        tune_link(&socket, congestion).context("connection closed immediately")?;
+        let dialled = timeout(patience, self.dial(to, hint, patience)).await;
+        let (socket, at) = dialled.context("connecting timed out").map_err(failed("timeout"))??;
+        let tuned = tune_link(&socket, self.link_context.congestion.as_deref());
+        tuned.context("connection closed immediately").map_err(failed("closed_by_remote"))?;
         if older == LinkPurpose::Interactive {
             tune_interactive(&socket);
         }
         let shows = shown.is_some();
-        let made = self.link(to, older, socket, shown).await.map_err(|why| {
+        let made = self.link(to, older, socket, shown).await.map_err(|DialFailure { reason, error }| {
             // A server that accepts no client certificates, or not this one, closes the connection.
-            to.declined.store(shows && is_broken(&why), Relaxed);
-            if shows { why.context(messages::SHOWN) } else { why }
+            to.declined.store(shows && is_broken(&error), Relaxed);
+            DialFailure { reason, error: if shows { error.context(messages::SHOWN) } else { error } }
         });
         Ok(NewLink { link: made?, server, at })
     }
@@ -197,12 +216,13 @@ impl LinkDialer {
         older: LinkPurpose,
         socket: TcpStream,
         shown: Option<Arc<ClientConfig>>,
-    ) -> anyhow::Result<Link> {
+    ) -> Result<Link, DialFailure> {
         let shows = shown.is_some();
         let tls = TlsConnector::from(shown.unwrap_or_else(|| self.tls.load()));
         let io = timeout(CONNECT, tls.connect(to.name.clone(), Buffered::new(socket, self.pool.clone())));
-        let io = io.await.context("TLS handshake timed out")?;
-        let io = io.map_err(|e| anyhow::anyhow!(messages::no_tls(&e, &to.at, &to.name.to_str(), shows)))?;
+        let io = io.await.context("TLS handshake timed out").map_err(failed("tls_timeout"))?;
+        let io = io.map_err(|e| anyhow::anyhow!(messages::no_tls(&e, &to.at, &to.name.to_str(), shows)));
+        let io = io.map_err(failed("tls"))?;
         let (tokens, turn) = (self.tokens.load(), self.turn.load(Relaxed));
         let token = tokens.get(turn % tokens.len().max(1)).map_or("", Secret::reveal);
         let (node, own) = (&self.node, self.link_context.table.instance());
@@ -213,7 +233,7 @@ impl LinkDialer {
         if dialled.as_ref().is_err_and(LinkDialError::is_token_refused) {
             self.turn.store(turn.wrapping_add(1), Relaxed);
         }
-        Ok(dialled?)
+        dialled.map_err(|error| failed(error.reason())(error))
     }
 
     /// Returns true if a server was reached and accepted none of the tokens.
@@ -232,22 +252,29 @@ impl LinkDialer {
         to: &ServerEndpoint,
         hint: AddressHint,
         patience: Duration,
-    ) -> anyhow::Result<(TcpStream, Option<SocketAddr>)> {
+    ) -> Result<(TcpStream, Option<SocketAddr>), DialFailure> {
         let proxy = self.proxy.as_ref().filter(|proxy| proxy.applies_to(&to.at));
-        let (mut addresses, failure) = self.resolve(proxy.map_or(&to.at, HttpProxyClient::at)).await?;
+        let resolved = self.resolve(proxy.map_or(&to.at, HttpProxyClient::at)).await;
+        let (mut addresses, failure) = resolved.map_err(failed("dns"))?;
         let dialled = async {
             if let Some(proxy) = proxy {
-                return Ok((proxy.connect(&addresses, &to.at, patience).await?, None));
+                let socket = proxy.connect(&addresses, &to.at, patience).await.map_err(failed("proxy"))?;
+                return Ok((socket, None));
             }
             hint.sort(&mut addresses);
-            let socket = dial(&addresses, patience).await;
-            let socket = socket.map_err(|why| anyhow::anyhow!(messages::no_connection(&why.by_address())))?;
+            let socket = dial(&addresses, patience).await.map_err(|why| {
+                let reason = why.reason();
+                failed(reason)(anyhow::anyhow!(messages::no_connection(&why.by_address())))
+            })?;
             let at = socket.peer_addr().ok();
             Ok((socket, at))
         };
-        dialled.await.map_err(|why: anyhow::Error| match failure {
-            Some(failure) => why.context(format!("{failure}; the last known addresses were dialled")),
-            None => why,
+        dialled.await.map_err(|DialFailure { reason, error }| match failure {
+            Some(failure) => {
+                let error = error.context(format!("{failure}; the last known addresses were dialled"));
+                DialFailure { reason, error }
+            }
+            None => DialFailure { reason, error },
         })
     }
 
@@ -268,6 +295,11 @@ impl LinkDialer {
         addresses.shuffle(&mut rand::rng());
         Ok((addresses, failure))
     }
+}
+
+/// Returns a conversion of errors that adds the reason for metrics.
+fn failed<E: Into<anyhow::Error>>(reason: &'static str) -> impl FnOnce(E) -> DialFailure {
+    move |error| DialFailure { reason, error: error.into() }
 }
 
 /// Returns true if a connection ended during the TLS handshake or before the response to the first request. In TLS 1.3,

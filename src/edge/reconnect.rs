@@ -110,7 +110,7 @@ impl Reconnector {
                     }
                 }
             }
-            self.link_context.metrics.reconnects.inc();
+            self.link_context.metrics.link_reconnects.inc();
         }
     }
 
@@ -138,7 +138,7 @@ impl Reconnector {
         let instance = link.sender.instance.map(field::debug);
         info!(link = %link.sender.id, server = self.dialer.display_name(server), instance, dialect = %link.sender.dialect, "linked");
         self.readiness.set(LINK_CONDITION, Ok(()));
-        self.link_context.metrics.links.inc();
+        self.link_context.metrics.links.opened(link.sender.peer.kind());
         self.uplinks.add(link.sender.clone());
         self.started.call_once(release_memory);
         let mut fail_back = Box::pin(self.fail_back(server));
@@ -243,8 +243,8 @@ impl Reconnector {
         if !self.uplinks.is_linked() {
             self.readiness.set(LINK_CONDITION, Err(format!("{why}; reconnecting")));
         }
-        self.link_context.metrics.links.dec();
-        self.link_context.metrics.links_ended.count(why.name());
+        self.link_context.metrics.links.closed(link.sender.peer.kind());
+        self.link_context.metrics.links_closed.count(why.name());
         for parked in link.end(why) {
             self.route.spawn_resume(parked, &self.link_context.drain);
         }
@@ -504,7 +504,7 @@ impl Reconnector {
         busy: Arc<LinkSender>,
         mut unwanted: oneshot::Receiver<()>,
     ) {
-        self.link_context.metrics.links.inc();
+        self.link_context.metrics.links.opened(link.sender.peer.kind());
         let why = loop {
             tokio::select! {
                 event = link.next() => match event {

@@ -145,7 +145,7 @@ pub enum HandshakeOutcome<C, T = GrantedSession> {
     /// No head was received, or the response could not be sent.
     Failed {
         /// A fixed label for metrics.
-        cause: &'static str,
+        reason: &'static str,
         /// The connection, if it is still open. It is closed gracefully, because an error response may be in flight.
         socket: Option<C>,
     },
@@ -160,7 +160,9 @@ impl<C, T> HandshakeOutcome<C, T> {
             }
             Self::Served(socket) => HandshakeOutcome::Served(socket.map(change)),
             Self::Denied(socket) => HandshakeOutcome::Denied(change(socket)),
-            Self::Failed { cause, socket } => HandshakeOutcome::Failed { cause, socket: socket.map(change) },
+            Self::Failed { reason, socket } => {
+                HandshakeOutcome::Failed { reason, socket: socket.map(change) }
+            }
         }
     }
 }
@@ -172,7 +174,8 @@ where
     L: Accept,
     F: ListenerProtocol<L::AnyStream>,
 {
-    let (refused, refusals) = (context.metrics.connections_refused.clone(), context.metrics.refusals.clone());
+    let (refused, refusals) =
+        (context.metrics.connections_rejected.clone(), context.metrics.refusals.clone());
     let limiter = FairLimiter::new(Limits::permits(max_pending(context.edge_routing.is_some())));
     let accept_loop = AcceptLoop { listener, limiter, proxies, refused, refusals };
     let (drain, context) = (context.drain.clone(), Arc::new(context));
@@ -228,7 +231,7 @@ where
             tokio::select! {
                 biased;
                 head = handshake => head,
-                () = too_slow(head_is_done) => HandshakeOutcome::Failed { cause: "slow_head", socket: None },
+                () = too_slow(head_is_done) => HandshakeOutcome::Failed { reason: "header_timeout", socket: None },
             }
         };
         let socket = match head {
@@ -240,9 +243,9 @@ where
             }
             HandshakeOutcome::Served(socket) => socket,
             HandshakeOutcome::Denied(socket) => Some(socket),
-            HandshakeOutcome::Failed { cause, socket } => {
-                debug!(reason = cause, "handshake failed, no session");
-                self.context.metrics.connections_refused.count(cause);
+            HandshakeOutcome::Failed { reason, socket } => {
+                debug!(reason, "handshake failed, no session");
+                self.context.metrics.connections_rejected.count(reason);
                 socket
             }
         };
@@ -328,7 +331,7 @@ pub struct DeniedRequest {
 #[derive(Debug)]
 pub struct Admission<'a> {
     context: &'a Arc<ListenerContext>,
-    front: &'static str,
+    listener: &'static str,
     category: Category,
     from: SocketAddr,
     /// The identity proved by the connection itself. The protocol sets it before it calls [`Self::open`] or
@@ -360,7 +363,7 @@ impl<'a> Admission<'a> {
     ) -> Self {
         Self {
             context,
-            front: F::NAME,
+            listener: F::NAME,
             category: F::CATEGORY,
             from,
             proof: ClientIdentity::None,
@@ -437,7 +440,7 @@ impl<'a> Admission<'a> {
         if let Some(permit) = &self.connection_permit {
             permit.mark_active();
         }
-        let mut access = AccessLogEntry::start(self.front, self.from.to_string());
+        let mut access = AccessLogEntry::start(self.listener, self.from.to_string());
         access.trace = trace;
         Span::current().record("trace_id", access.trace.as_str());
         let (context, category, from) = (Arc::clone(self.context), self.category, self.from);
@@ -470,7 +473,7 @@ impl<'a> Admission<'a> {
         access.target = Some(target.clone());
         access.user = match &self.proof {
             ClientIdentity::User(user) => Some(user.clone()),
-            ClientIdentity::Certificate(names) => Some(policy.user_of_certificate(names, self.front)?),
+            ClientIdentity::Certificate(names) => Some(policy.user_of_certificate(names, self.listener)?),
             ClientIdentity::None => policy.authenticate(&credentials, from).await?,
         };
         // kube-apiserver's egress selector sends all targets here, including targets that no edge reaches.
@@ -539,7 +542,7 @@ impl AuthorizedRequest {
         let client = access.user.as_ref().map_or_else(|| from.to_string(), |user| format!("{user}@{from}"));
         let started = Instant::now();
         let opened = destination.open(&context, (category, client), &mut access).await;
-        context.metrics.opening.observe(started.elapsed());
+        context.metrics.open_duration.observe(started.elapsed());
         match opened {
             Ok(session) => {
                 access.id = session.id();
@@ -547,7 +550,7 @@ impl AuthorizedRequest {
                 if let Some(id) = session.id() {
                     Span::current().record("session", field::display(id));
                 }
-                let alive = context.metrics.sessions.start(access.front);
+                let alive = context.metrics.sessions.start(access.listener);
                 Ok(OpenSession { session, buffered: Bytes::new(), access, alive, permit })
             }
             Err(denial) => Err((DeniedRequest::new(denial, access, &context, from), permit)),
@@ -559,7 +562,7 @@ impl DeniedRequest {
     /// Creates a denied request; counts and logs it.
     fn new(denial: Denial, mut access: AccessLogEntry, context: &ListenerContext, from: SocketAddr) -> Self {
         let metrics = &context.metrics;
-        metrics.sessions.refused(access.front, denial.name());
+        metrics.sessions.refused(access.listener, denial.name());
         access.status = Some(denial.status().as_u16());
         let trusted = from.ip().is_loopback() || access.user.is_some();
         let trace = access.trace.clone();

@@ -98,10 +98,10 @@ impl AccessPolicy {
     /// # Errors
     ///
     /// Returns [`Denial::Forbidden`] if it accepts none of them.
-    pub fn user_of_certificate(&self, names: &[String], front: &str) -> Result<String, Denial> {
+    pub fn user_of_certificate(&self, names: &[String], table: &str) -> Result<String, Denial> {
         let accepted = |name: &&String| self.names.iter().any(|glob| glob.matches(name));
         let user = names.iter().find(accepted).cloned();
-        user.ok_or_else(|| Denial::unknown(names, front))
+        user.ok_or_else(|| Denial::unknown(names, table))
     }
 
     /// Checks the rules for this client, node and port.

@@ -55,7 +55,7 @@ impl<F: ListenerProtocol<TlsSocket>> ListenerProtocol<TcpStream> for OverTls<F> 
         admission: &mut Admission<'_>,
     ) -> HandshakeOutcome<F::Connection> {
         let Some(permit) = admission.permit() else {
-            return HandshakeOutcome::Failed { cause: "tls", socket: None };
+            return HandshakeOutcome::Failed { reason: "tls", socket: None };
         };
         let failure = match self.acceptor.accept(socket, admission.from(), permit).await {
             Ok(accepted) => {
@@ -71,14 +71,14 @@ impl<F: ListenerProtocol<TlsSocket>> ListenerProtocol<TcpStream> for OverTls<F> 
             Err(failure) => failure,
         };
         let refusals = &admission.context().metrics.refusals;
-        if failure.socket.is_some() && refusals.may_log(failure.cause, admission.from().ip()) {
-            info!(reason = failure.cause, error = %failure, "TLS handshake failed");
+        if failure.socket.is_some() && refusals.may_log(failure.reason, admission.from().ip()) {
+            info!(reason = failure.reason, error = %failure, "TLS handshake failed");
         }
         if let Some(socket) = failure.socket {
             // Close gracefully, so that the alert arrives.
             close_gracefully(&mut Socket::new(socket, self.pool.clone())).await;
         }
-        HandshakeOutcome::Failed { cause: failure.cause, socket: None }
+        HandshakeOutcome::Failed { reason: failure.reason, socket: None }
     }
 }
 

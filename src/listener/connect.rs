@@ -22,7 +22,7 @@ use tracing::{Span, field, info_span, warn};
 use crate::listener::admission::{
     Admission, GrantedSession, HandshakeOutcome, ListenerProtocol, OpenRequest,
 };
-use crate::listener::{self, Denial, NO_SSH, SSH, no_head, reject_http2, reject_ssh, written};
+use crate::listener::{self, Denial, NO_SSH, SSH, header_failure, reject_http2, reject_ssh, written};
 use tunnel_base::names::{NameError, Target};
 use tunnel_net::socket::Connection;
 use tunnel_proto::frame::Category;
@@ -49,7 +49,7 @@ pub struct Ssh;
 pub struct Egress;
 
 impl ConnectVariant for Ssh {
-    const NAME: &'static str = "ssh";
+    const NAME: &'static str = "connect";
     const CATEGORY: Category = Category::Ssh;
 }
 
@@ -79,7 +79,7 @@ impl<C: Connection + 'static, M: ConnectVariant> ListenerProtocol<C> for Connect
 /// Serves one CONNECT request.
 pub(crate) async fn serve<C: Connection>(socket: C, admission: &mut Admission<'_>) -> HandshakeOutcome<C> {
     let done = handshake(socket, |head| open(head, admission)).await;
-    if matches!(done, HandshakeOutcome::Failed { cause: SSH, .. })
+    if matches!(done, HandshakeOutcome::Failed { reason: SSH, .. })
         && admission.context().metrics.refusals.may_log(SSH, admission.from().ip())
     {
         warn!(hint = NO_SSH, "ssh client connected without a proxy command");
@@ -108,20 +108,20 @@ where
 {
     let ConnectHead { request, mut socket, buffered } = match read(socket).await {
         Ok(asked) => asked,
-        Err((cause, socket)) => return HandshakeOutcome::Failed { cause, socket: Some(socket) },
+        Err((reason, socket)) => return HandshakeOutcome::Failed { reason, socket: Some(socket) },
     };
     let version = request.version;
     let opened = tokio::select! {
         biased;
         opened = open(request) => opened,
-        () = socket.gone() => return HandshakeOutcome::Failed { cause: "reset_while_opening", socket: Some(socket) },
+        () = socket.gone() => return HandshakeOutcome::Failed { reason: "reset_while_opening", socket: Some(socket) },
     };
     let answer = match &opened {
         Ok(_) => established(version),
         Err(denied) => written(version, denied),
     };
     if send(&mut socket, &answer).await.is_err() {
-        return HandshakeOutcome::Failed { cause: "reset", socket: Some(socket) };
+        return HandshakeOutcome::Failed { reason: "reset", socket: Some(socket) };
     }
     match opened {
         Ok(session) => HandshakeOutcome::Opened { session, socket, buffered },
@@ -160,11 +160,11 @@ async fn read<C: Connection>(socket: C) -> Result<ConnectHead<C>, (&'static str,
     let (mut socket, buffered) = (parts.io.into_inner(), parts.read_buf);
     match (ended, request) {
         (_, Some(request)) => Ok(ConnectHead { request: request.into_parts().0, socket, buffered }),
-        (Ok(()), None) => Err(("no_head", socket)),
+        (Ok(()), None) => Err(("header_missing", socket)),
         (Err(_), None) if reject_ssh(&mut socket, &buffered).await => Err((SSH, socket)),
         (Err(error), None) => {
             reject_http2(&mut socket, &buffered).await;
-            Err((no_head(&error), socket))
+            Err((header_failure(&error), socket))
         }
     }
 }

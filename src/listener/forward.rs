@@ -34,7 +34,7 @@ use crate::listener::admission::{
 };
 use crate::listener::forward::message::{ContinueGate, RequestBody, ResponseBody, ResponseSource};
 use crate::listener::forward::upstream::{Upstream, UpstreamError};
-use crate::listener::{Denial, no_head, reject_http2};
+use crate::listener::{Denial, header_failure, reject_http2};
 use crate::session_io::copy::wait_acknowledged;
 use tunnel_base::drain::Drain;
 use tunnel_base::metrics::{InFlightGuard, InFlightRequests, Metrics};
@@ -138,7 +138,7 @@ async fn finish<C: Connection>(
         (ended, switched) => {
             if let Some(opened) = switched {
                 opened.break_off(
-                    "client_failed",
+                    "client_io_error",
                     "the client's connection failed: it did not read the response",
                 );
             }
@@ -146,9 +146,9 @@ async fn finish<C: Connection>(
                 ServeEnd::Hyper(ended) => ended.err(),
                 ServeEnd::TooSlow => {
                     socket.set_reset_on_drop(false);
-                    return HandshakeOutcome::Failed { cause: "slow_head", socket: Some(socket) };
+                    return HandshakeOutcome::Failed { reason: "header_timeout", socket: Some(socket) };
                 }
-                ServeEnd::Gone => return HandshakeOutcome::Failed { cause: "reset", socket: None },
+                ServeEnd::Gone => return HandshakeOutcome::Failed { reason: "reset", socket: None },
             }
         }
     };
@@ -160,7 +160,7 @@ async fn finish<C: Connection>(
     reject_http2(&mut socket, &buffered).await;
     socket.set_reset_on_drop(false);
     match error {
-        Some(error) => HandshakeOutcome::Failed { cause: no_head(&error), socket: Some(socket) },
+        Some(error) => HandshakeOutcome::Failed { reason: header_failure(&error), socket: Some(socket) },
         None => HandshakeOutcome::Served(Some(socket)),
     }
 }
@@ -357,7 +357,7 @@ impl<R: Router> Exchange<R> {
         };
         if !requested {
             let why = "it switched to another protocol without a request";
-            opened.break_off("bad_answer", why);
+            opened.break_off("upstream_invalid", why);
             return Err(Denial::UpstreamFailed(why.to_owned()));
         }
         message::pass_answer(&mut head, &body, &Method::GET)

@@ -38,7 +38,7 @@ impl<C: Connection + 'static> ListenerProtocol<C> for Proxy {
 
     async fn handshake(&self, mut socket: C, admission: &mut Admission<'_>) -> HandshakeOutcome<C> {
         let Ok(begin) = start(&mut socket).await else {
-            return HandshakeOutcome::Failed { cause: "no_head", socket: Some(socket) };
+            return HandshakeOutcome::Failed { reason: "header_missing", socket: Some(socket) };
         };
         let connects = begin == CONNECT;
         let socket = Hooked { io: socket, hook: Begun(begin) };

@@ -191,19 +191,19 @@ impl ListenerProtocol<TcpStream> for Passthrough {
     ) -> HandshakeOutcome<TcpStream> {
         let hello = match ClientHello::read(&mut socket).await {
             Ok(hello) => hello,
-            Err(ClientHelloError { cause, why }) => {
-                debug!(error = %why, reason = cause, "no TLS ClientHello");
-                return HandshakeOutcome::Failed { cause, socket: Some(socket) };
+            Err(ClientHelloError { reason, why }) => {
+                debug!(error = %why, reason, "no TLS ClientHello");
+                return HandshakeOutcome::Failed { reason, socket: Some(socket) };
             }
         };
         let Some(opened) = admission.open_at(hello.node(), &self.target, &socket).await else {
-            return HandshakeOutcome::Failed { cause: "reset_while_opening", socket: None };
+            return HandshakeOutcome::Failed { reason: "reset_while_opening", socket: None };
         };
         match opened {
             Ok(session) => HandshakeOutcome::Opened { session, socket, buffered: hello.bytes },
             Err(denied) => match socket.write_all(&denied.denial.alert()).await {
                 Ok(()) => HandshakeOutcome::Denied(socket),
-                Err(_) => HandshakeOutcome::Failed { cause: "reset", socket: None },
+                Err(_) => HandshakeOutcome::Failed { reason: "reset", socket: None },
             },
         }
     }
@@ -223,7 +223,7 @@ struct ClientHello {
 #[error("{why}")]
 struct ClientHelloError {
     /// A fixed label for metrics.
-    cause: &'static str,
+    reason: &'static str,
     why: String,
 }
 
@@ -239,18 +239,21 @@ impl ClientHello {
                 Ok(n) if n > 0 => {}
                 Ok(_) if before == HELLO_BYTES => {
                     let why = format!("longer than {HELLO_BYTES} bytes");
-                    return Err(ClientHelloError { cause: "long_hello", why });
+                    return Err(ClientHelloError { reason: "client_hello_too_large", why });
                 }
                 Ok(_) if before == 0 => {
-                    return Err(ClientHelloError { cause: "no_hello", why: "nothing received".into() });
+                    return Err(ClientHelloError {
+                        reason: "client_hello_missing",
+                        why: "nothing received".into(),
+                    });
                 }
                 Ok(_) => {
                     return Err(ClientHelloError {
-                        cause: "no_hello",
+                        reason: "client_hello_missing",
                         why: "connection closed within it".into(),
                     });
                 }
-                Err(error) => return Err(ClientHelloError { cause: "reset", why: error.to_string() }),
+                Err(error) => return Err(ClientHelloError { reason: "reset", why: error.to_string() }),
             }
             if let Some(name) = feed(&mut acceptor, &bytes[before..]).map_err(|error| no_tls(&error))? {
                 return Ok(Self { name, bytes: bytes.freeze() });
@@ -278,7 +281,7 @@ fn feed(acceptor: &mut Acceptor, mut bytes: &[u8]) -> Result<Option<Option<Strin
 }
 
 fn no_tls(error: &rustls::Error) -> ClientHelloError {
-    ClientHelloError { cause: "no_tls", why: error.to_string() }
+    ClientHelloError { reason: "not_tls", why: error.to_string() }
 }
 
 /// Maximum length of a ClientHello in bytes. Those of browsers and Go are below 2 KiB; one with many tickets fits too.
@@ -353,15 +356,15 @@ mod tests {
             let head: &[u8] = if n == 0 { &[1, 0, 0xff, 0xff] } else { &[0; 4] };
             long.extend([&[22, 3, 1, 4, 0], head, &[0; 1020]].concat());
         }
-        for (bytes, cause) in [
-            (&b""[..], "no_hello"),
-            (half, "no_hello"),
-            (b"GET / HTTP/1.1\r\nHost: node1\r\n\r\n", "no_tls"),
-            (b"SSH-2.0-client\r\n", "no_tls"),
-            (&[22, 3, 1, 0, 4, 2, 0, 0, 0], "no_tls"),
-            (&long, "long_hello"),
+        for (bytes, reason) in [
+            (&b""[..], "client_hello_missing"),
+            (half, "client_hello_missing"),
+            (b"GET / HTTP/1.1\r\nHost: node1\r\n\r\n", "not_tls"),
+            (b"SSH-2.0-client\r\n", "not_tls"),
+            (&[22, 3, 1, 0, 4, 2, 0, 0, 0], "not_tls"),
+            (&long, "client_hello_too_large"),
         ] {
-            assert_eq!(read(bytes, 1000).await.unwrap_err().cause, cause, "{cause}");
+            assert_eq!(read(bytes, 1000).await.unwrap_err().reason, reason, "{reason}");
         }
     }
 }

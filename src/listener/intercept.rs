@@ -111,10 +111,10 @@ impl ListenerProtocol<TcpStream> for Intercept {
         socket.set_reset_on_drop(true);
         let (node, target) = match self.asked(&socket, admission.from().ip()) {
             Ok(asked) => asked,
-            Err(cause) => return HandshakeOutcome::Failed { cause, socket: None },
+            Err(reason) => return HandshakeOutcome::Failed { reason, socket: None },
         };
         match admission.open_at(node.reachable(), &target, &socket).await {
-            None => HandshakeOutcome::Failed { cause: "reset_while_opening", socket: None },
+            None => HandshakeOutcome::Failed { reason: "reset_while_opening", socket: None },
             Some(Err(_)) => HandshakeOutcome::Served(None),
             Some(Ok(session)) => HandshakeOutcome::Opened { session, socket, buffered: Bytes::new() },
         }

@@ -78,7 +78,7 @@ impl ListenerProtocol<TcpStream> for Tcp {
     ) -> HandshakeOutcome<TcpStream> {
         let client = admission.from();
         let Some(opened) = admission.open_at(self.node(), &self.target, &socket).await else {
-            return HandshakeOutcome::Failed { cause: "reset_while_opening", socket: None };
+            return HandshakeOutcome::Failed { reason: "reset_while_opening", socket: None };
         };
         match opened {
             Ok(session) => {

@@ -41,7 +41,7 @@ async fn a_store_that_fails_is_told_and_tried_again_with_growing_pauses() {
     drain.spawn(tracing::Span::none(), publisher.run(drain.clone()));
     for failures in 1..=8 {
         assert!(telling.recv().await.unwrap().is_err());
-        assert_eq!(metrics.publish_failures.get(), failures);
+        assert_eq!(metrics.dns_publish_failures.get(), failures);
     }
     std::fs::create_dir(file.parent().unwrap()).unwrap();
     while telling.recv().await.unwrap().is_err() {}

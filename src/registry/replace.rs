@@ -50,7 +50,7 @@ impl Registry {
     }
 
     fn log_conflict(&self, node: &NodeName, why: &str) {
-        self.metrics.name_conflicts.inc();
+        self.metrics.node_name_conflicts.inc();
         if let Some(more) = self.conflicts.may_log(node) {
             tracing::warn!(%node, suppressed = more, reason = %why, "node name conflict");
         }

@@ -25,7 +25,7 @@ use tunnel_proto::frame::{ErrorCode, Found, Remote, SessionError};
 
 /// Drives a link until it ends, then searches for new paths for its sessions.
 pub(crate) async fn run_link(mut link: Link, shared: &ServerContext) -> LinkEnd {
-    shared.link_context.metrics.links.inc();
+    shared.link_context.metrics.links.opened(link.sender.peer.kind());
     let room = search_permits(shared);
     let why = loop {
         match link.next().await {
@@ -80,8 +80,8 @@ pub(crate) fn handle_event(
 
 /// Handles the end of a link: searches for new paths for its sessions.
 pub(crate) fn on_link_ended(link: &Link, why: &LinkEnd, shared: &ServerContext) {
-    shared.link_context.metrics.links.dec();
-    shared.link_context.metrics.links_ended.count(why.name());
+    shared.link_context.metrics.links.closed(link.sender.peer.kind());
+    shared.link_context.metrics.links_closed.count(why.name());
     let parked = link.end(why);
     let node = link.sender.peer.node().map(field::display);
     info!(link = %link.sender.id, node, reason = %why, sessions = parked.len(), "link has ended");
@@ -164,11 +164,11 @@ fn refuse_node(request: RelayRequest, shared: &ServerContext) {
     let requester = request.from().peer.node();
     let linked = requester.and_then(|requester| shared.registry.link_of(requester));
     let at = linked.map_or(Ipv4Addr::UNSPECIFIED.into(), |linked| linked.from.ip());
-    let mut access = AccessLogEntry::start(LISTENER_LABEL, at.to_string());
+    let mut access = AccessLogEntry::start(LISTENER, at.to_string());
     access.user = requester.map(ToString::to_string);
     access.node = Some(node.clone());
     access.target = request.target().cloned();
-    metrics.sessions.refused(LISTENER_LABEL, ErrorCode::NodeNotAllowed.name());
+    metrics.sessions.refused(LISTENER, ErrorCode::NodeNotAllowed.name());
     access.refuse(ErrorCode::NodeNotAllowed.name(), &why, at, &metrics.refusals);
     request.refuse(SessionError::new(ErrorCode::NodeNotAllowed, why));
 }
@@ -196,7 +196,7 @@ fn dial_for_edge(request: RelayRequest, shared: &ServerContext) {
 }
 
 /// The name of edges' requests to a server in metrics and the access log.
-const LISTENER_LABEL: &str = "backend";
+const LISTENER: &str = "acceptor";
 /// Maximum number of concurrent searches for nodes and servers for all edges; each takes at most a few seconds.
 pub(crate) const MAX_SEARCHES: usize = 1000;
 /// Maximum number of concurrent searches for one edge.
@@ -384,9 +384,9 @@ async fn bridge_to_plain(
             return offer.refuse(SessionError::new(ErrorCode::TargetTimeout, why));
         }
     }
-    let alive = metrics.sessions.start(BRIDGE_FRONT);
+    let alive = metrics.sessions.start(BRIDGE_LISTENER);
     bridge_sessions(offer.accept(), opening.into_session(), alive).await;
 }
 
 /// The listener label of these sessions in metrics.
-const BRIDGE_FRONT: &str = "bridge";
+const BRIDGE_LISTENER: &str = "bridge";

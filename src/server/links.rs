@@ -48,7 +48,7 @@ pub(crate) fn spawn(
     links.spawn(info_span!("calls"), accept_calls(arrived, shared.clone()));
     let metrics = &shared.link_context.metrics;
     let limiter = FairLimiter::new(Limits::permits(CONNECTIONS));
-    let (refused, refusals) = (metrics.calls_refused.clone(), metrics.refusals.clone());
+    let (refused, refusals) = (metrics.links_rejected.clone(), metrics.refusals.clone());
     let accept_loop = AcceptLoop { listener, limiter, proxies, refused, refusals };
     let handshakes = TlsHandshaker::new(tls, shared.pool.clone(), CONNECTIONS);
     let handshake_failures = HandshakeFailures::default();
@@ -94,7 +94,7 @@ async fn admit_call(call: Call, shared: ServerContext) {
 }
 
 async fn admit_edge(call: Call, hello: Hello, shared: ServerContext) {
-    let refused = &shared.link_context.metrics.calls_refused;
+    let refused = &shared.link_context.metrics.links_rejected;
     let evidence = EdgeCredentials { hello: hello.clone(), certificate_node: call.agent.clone() };
     if let Err(why) = shared.proven.authenticate_fresh(&evidence).await {
         refused.count("token");
@@ -109,7 +109,7 @@ async fn admit_edge(call: Call, hello: Hello, shared: ServerContext) {
         return call.refuse(CallRejection::Stopping);
     }
     if let Err(taken) = shared.registry.check_name(&hello.node, hello.instance, call.from).await {
-        refused.count("name_taken");
+        refused.count("name_in_use");
         debug!(error = %taken, "edge refused");
         shared
             .registry
@@ -205,7 +205,7 @@ impl ConnectionHandler for LinkConnectionHandler {
 
     async fn serve(self: Arc<Self>, accepted: Accepted) {
         let Accepted { socket, from, permit } = accepted;
-        let refused = &self.shared.link_context.metrics.calls_refused;
+        let refused = &self.shared.link_context.metrics.links_rejected;
         if let Err(e) = tune_link(&socket, self.shared.link_context.congestion.as_deref()) {
             return debug!(error = %e, "connection closed immediately");
         }
@@ -213,7 +213,7 @@ impl ConnectionHandler for LinkConnectionHandler {
         let accepted = match shaking.instrument(info_span!("handshake", remote_addr = %from)).await {
             Ok(accepted) => accepted,
             Err(failure) => {
-                refused.count(failure.cause);
+                refused.count(failure.reason);
                 if let Some(error) = &failure.error {
                     self.handshake_failures.record(from.ip(), error);
                 }
@@ -239,7 +239,7 @@ impl ConnectionHandler for LinkConnectionHandler {
 /// A rejected caller retries, and the work done for it is repeated, so a crowd of edges must fit in here.
 pub(crate) const CONNECTIONS: usize = 20_000;
 
-// Logs failed TLS handshakes by address and cause; before the handshake no edge is known.
+// Logs failed TLS handshakes by address and reason; before the handshake no edge is known.
 
 /// Failed handshakes of the last minute. The first ones of a minute are logged at once and the others summarised at its
 /// end, so that no caller can flood the log. Cheap to clone.
@@ -248,7 +248,7 @@ pub(crate) struct HandshakeFailures(Arc<Mutex<FailureWindow>>);
 
 #[derive(Debug, Default)]
 struct FailureWindow {
-    /// By address and cause; the others are only counted.
+    /// By address and reason; the others are only counted.
     known: HashMap<(IpAddr, &'static str), FailureCount>,
     others: u64,
 }
@@ -303,7 +303,7 @@ impl HandshakeFailures {
         if failed == 0 {
             return;
         }
-        untold.sort_by_key(|((from, cause), count)| (std::cmp::Reverse(count.unlogged), *from, *cause));
+        untold.sort_by_key(|((from, reason), count)| (std::cmp::Reverse(count.unlogged), *from, *reason));
         let shown: Vec<_> = untold
             .iter()
             .take(MAX_SUMMARISED)
@@ -314,7 +314,7 @@ impl HandshakeFailures {
     }
 }
 
-/// Returns a hint if the cause allows one.
+/// Returns a hint if the reason allows one.
 fn hint(error: &HandshakeError) -> &'static str {
     use tokio_rustls::rustls::AlertDescription as Alert;
     match error {
@@ -337,7 +337,7 @@ fn hint(error: &HandshakeError) -> &'static str {
     }
 }
 
-/// Maximum number of (address, cause) pairs tracked per minute.
+/// Maximum number of (address, reason) pairs tracked per minute.
 const MAX_TRACKED: usize = 256;
 /// Maximum number of these that are logged at once.
 const MAX_LOGGED_AT_ONCE: usize = 5;
@@ -357,7 +357,7 @@ pub(crate) async fn admit_interactive(
 ) {
     let hello = &evidence.hello;
     if !shared.registry.may_add_interactive(&hello.node, hello.instance) {
-        shared.link_context.metrics.calls_refused.count("not_beside");
+        shared.link_context.metrics.links_rejected.count("no_primary_link");
         return call.refuse(CallRejection::NoPrimaryLink);
     }
     let link = call.accept();
@@ -374,7 +374,7 @@ pub(crate) async fn admit_interactive(
 }
 
 async fn run(mut link: Link, busy: &Arc<LinkSender>, shared: &ServerContext) {
-    shared.link_context.metrics.links.inc();
+    shared.link_context.metrics.links.opened(link.sender.peer.kind());
     let room = search_permits(shared);
     // The edge watches the link as well, but cannot report its death here: its next attempt may reach another server.
     link.watch();

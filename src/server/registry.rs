@@ -247,7 +247,7 @@ pub(crate) fn start(
 
 /// Authorizes an enrolment request from a caller that is not a node yet.
 pub(crate) async fn judge(enrol_request: EnrolRequest, shared: ServerContext) {
-    let refused = &shared.link_context.metrics.calls_refused;
+    let refused = &shared.link_context.metrics.links_rejected;
     let Some(enrolment) = &shared.enrolment else {
         refused.count("no_invitations");
         return enrol_request

@@ -24,7 +24,7 @@ use tunnel_proto::state::LinkId;
 
 use super::*;
 
-const FRONT: &str = "test";
+const LISTENER: &str = "test";
 
 /// Returns the opener's table, its link, and a channel of the sessions offered at the link's other end, all in memory.
 pub(crate) fn linked(drain: &Drain) -> (Arc<SessionTable>, Arc<LinkSender>, mpsc::Receiver<IncomingSession>) {
@@ -71,8 +71,8 @@ async fn carried(drain: &Drain, buffered: &'static [u8], metrics: &Metrics) -> (
     let opened = OpenSession {
         session: session.into(),
         buffered: Bytes::new(),
-        access: AccessLogEntry::start(FRONT, "test".into()),
-        alive: metrics.sessions.start(FRONT),
+        access: AccessLogEntry::start(LISTENER, "test".into()),
+        alive: metrics.sessions.start(LISTENER),
         permit: (),
     };
     let socket = Socket::with_early(socket, Pool::new(), Bytes::from_static(buffered));
@@ -96,10 +96,10 @@ async fn answered(client: &mut TcpStream, far: &mut Session) {
 }
 
 async fn ended(metrics: &Metrics, result: &'static str) -> u64 {
-    while metrics.sessions.now(FRONT) > 0 {
+    while metrics.sessions.now(LISTENER) > 0 {
         tokio::task::yield_now().await;
     }
-    metrics.sessions.ended(FRONT, result)
+    metrics.sessions.closed(LISTENER, result)
 }
 
 #[tokio::test]
@@ -114,8 +114,8 @@ async fn what_the_client_sent_early_comes_first_and_both_halves_end_well() {
     }
     assert_eq!(all, b"early and late");
     answered(&mut client, &mut far).await;
-    assert_eq!(ended(&metrics, "over").await, 1);
-    assert_eq!((metrics.bytes_up.get(), metrics.bytes_down.get()), (14, 6));
+    assert_eq!(ended(&metrics, "ok").await, 1);
+    assert_eq!((metrics.bytes_to_target.get(), metrics.bytes_to_client.get()), (14, 6));
 }
 
 #[tokio::test]
@@ -126,12 +126,12 @@ async fn a_client_that_breaks_off_resets_the_session_with_that_reason() {
     drop(client);
     take(&mut far).await.unwrap_err();
     assert_eq!(far.account().ended.unwrap().reason, "the client's connection failed: connection reset");
-    assert_eq!(ended(&metrics, "client_failed").await, 1);
+    assert_eq!(ended(&metrics, "client_io_error").await, 1);
 }
 
 #[test]
 fn both_ends_have_one_word_for_a_connection_that_failed() {
-    for (near, word) in [(LocalPeer::Client, "client_failed"), (LocalPeer::Target, "target_failed")] {
+    for (near, word) in [(LocalPeer::Client, "client_io_error"), (LocalPeer::Target, "target_io_error")] {
         let kind = std::io::ErrorKind::ConnectionReset;
         let here = end_reason(CopyEnd { by: Side::A, how: EndKind::ReadFailed(kind) }, near, None);
         let said = SessionError::new(ErrorCode::Cancelled, &here.1);
@@ -141,7 +141,7 @@ fn both_ends_have_one_word_for_a_connection_that_failed() {
         let other = SessionError::new(ErrorCode::Cancelled, "given up by its owner");
         let there =
             end_reason(CopyEnd { by: Side::B, how: EndKind::ReadFailed(kind) }, near.other(), Some(&other));
-        assert_eq!(there.0, "given_up");
+        assert_eq!(there.0, "cancelled");
     }
 }
 
@@ -152,7 +152,7 @@ async fn a_broken_session_does_not_look_like_a_good_end_to_the_client() {
     far.break_off(SessionError::new(ErrorCode::Cancelled, "the target's connection was reset"));
     let broken = client.read_to_end(&mut Vec::new()).await.unwrap_err();
     assert_eq!(broken.kind(), std::io::ErrorKind::ConnectionReset);
-    assert_eq!(ended(&metrics, "given_up").await, 1);
+    assert_eq!(ended(&metrics, "cancelled").await, 1);
 }
 
 /// The client sends nothing, so no write reveals that the session has ended.
@@ -162,7 +162,7 @@ async fn a_session_that_breaks_off_behind_its_end_is_not_kept_by_a_silent_client
     let (mut client, mut far) = carried(&drain, b"", &metrics).await;
     answered(&mut client, &mut far).await;
     far.break_off(SessionError::new(ErrorCode::Cancelled, "the target's connection was reset"));
-    assert_eq!(ended(&metrics, "given_up").await, 1);
+    assert_eq!(ended(&metrics, "cancelled").await, 1);
     client.gone().await;
 }
 
@@ -175,7 +175,7 @@ async fn a_session_cut_at_the_drains_deadline_does_not_look_like_a_good_end_eith
     drain.finish(Duration::ZERO, async {}).await;
     let broken = client.read_to_end(&mut Vec::new()).await.unwrap_err();
     assert_eq!(broken.kind(), std::io::ErrorKind::ConnectionReset);
-    assert_eq!(ended(&metrics, "cut").await, 1);
+    assert_eq!(ended(&metrics, "aborted").await, 1);
 }
 
 /// Runs a direct connection for a client. Returns the client and the target.
@@ -189,8 +189,8 @@ async fn carried_directly(drain: &Drain, metrics: &Metrics) -> (TcpStream, TcpSt
     let opened = OpenSession {
         session: TargetStream::direct(connection, Pool::new()),
         buffered: Bytes::new(),
-        access: AccessLogEntry::start(FRONT, "test".into()),
-        alive: metrics.sessions.start(FRONT),
+        access: AccessLogEntry::start(LISTENER, "test".into()),
+        alive: metrics.sessions.start(LISTENER),
         permit: (),
     };
     let (socket, metrics) = (Socket::new(socket, Pool::new()), metrics.clone());
@@ -214,17 +214,17 @@ async fn a_connection_of_our_own_is_carried_and_counted_as_a_session_is() {
     client.read_to_end(&mut answer).await.unwrap();
     assert_eq!((all.as_str(), answer.len()), ("question", tail.len()));
     drop(client);
-    while metrics.sessions.now(FRONT) > 0 {
+    while metrics.sessions.now(LISTENER) > 0 {
         tokio::task::yield_now().await;
     }
-    assert_eq!(metrics.sessions.ended(FRONT, "over"), 1);
-    assert_eq!((metrics.bytes_up.get(), metrics.bytes_down.get()), (8, 1 << 20));
+    assert_eq!(metrics.sessions.closed(LISTENER, "ok"), 1);
+    assert_eq!((metrics.bytes_to_target.get(), metrics.bytes_to_client.get()), (8, 1 << 20));
 }
 
 #[tokio::test]
 async fn who_breaks_off_a_connection_of_our_own_is_named_and_the_other_sees_it_broken() {
     let (drain, metrics) = (Drain::new(), Metrics::edge());
-    for (by_target, word) in [(true, "target_failed"), (false, "client_failed")] {
+    for (by_target, word) in [(true, "target_io_error"), (false, "client_io_error")] {
         let (client, target) = carried_directly(&drain, &metrics).await;
         let (breaks, mut sees) = if by_target { (target, client) } else { (client, target) };
         SockRef::from(&breaks).set_linger(Some(Duration::ZERO)).unwrap();
@@ -233,9 +233,9 @@ async fn who_breaks_off_a_connection_of_our_own_is_named_and_the_other_sees_it_b
             assert!(sees.read(&mut [0]).await.is_err(), "it must not look complete");
         }
         drop(sees);
-        while metrics.sessions.now(FRONT) > 0 {
+        while metrics.sessions.now(LISTENER) > 0 {
             tokio::task::yield_now().await;
         }
-        assert_eq!(metrics.sessions.ended(FRONT, word), 1, "{word}");
+        assert_eq!(metrics.sessions.closed(LISTENER, word), 1, "{word}");
     }
 }

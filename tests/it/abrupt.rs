@@ -155,16 +155,16 @@ async fn survives_a_cut(client: &TestServer, holder: &TestServer, line: &Line, e
             }
         })
         .await;
-        let (old, up) = (holder.has("node1").await, edge.metrics.bytes_up.get());
+        let (old, up) = (holder.has("node1").await, edge.metrics.bytes_to_target.get());
         let mut socket = client.open(&at("node1", target)).await;
         socket.write_all(b"never read").await.unwrap();
-        wait_until("the upload has arrived", || edge.metrics.bytes_up.get() > up).await;
-        let before = edge.metrics.sessions.ended("backend", "target_failed");
+        wait_until("the upload has arrived", || edge.metrics.bytes_to_target.get() > up).await;
+        let before = edge.metrics.sessions.closed("acceptor", "target_io_error");
         line.fall_silent();
         go.notify_one();
         assert_eventually("the target's end", gone.notified()).await;
         wait_until("the edge has seen the reset", || {
-            edge.metrics.sessions.ended("backend", "target_failed") > before
+            edge.metrics.sessions.closed("acceptor", "target_io_error") > before
         })
         .await;
         line.reset();
@@ -228,8 +228,10 @@ async fn a_session_abandoned_without_a_path_ends_at_its_target_on_reconnect() {
                 wait_until("the link is closed", || servers[1].link("node1").is_none()).await;
             }
             clients::reset(socket);
-            wait_until("the client's session has ended", || client.server.metrics.sessions.now("ssh") == 0)
-                .await;
+            wait_until("the client's session has ended", || {
+                client.server.metrics.sessions.now("connect") == 0
+            })
+            .await;
             line.reset();
             line.route_to(servers[1].server.bound.grpc);
             wait_until("there is a new link", || {
@@ -266,15 +268,15 @@ async fn a_target_reset_without_a_path_is_reported_with_its_reason_on_reconnect(
     for client in [&servers[1], &servers[0]] {
         servers[1].has("node1").await;
         let mut socket = client.open(&at("node1", target)).await;
-        wait_until("the edge has the session", || edge.metrics.sessions.now("backend") == 1).await;
+        wait_until("the edge has the session", || edge.metrics.sessions.now("acceptor") == 1).await;
         line.route_to(targets::nothing().await);
         line.reset();
         wait_until("the link is closed", || servers[1].link("node1").is_none()).await;
         go.notify_one();
-        wait_until("the edge's session has ended", || edge.metrics.sessions.now("backend") == 0).await;
+        wait_until("the edge's session has ended", || edge.metrics.sessions.now("acceptor") == 0).await;
         line.route_to(servers[1].server.bound.grpc);
         clients::is_reset(&mut socket).await;
-        assert_eq!(client.server.metrics.sessions.ended("ssh", "target_failed"), 1);
+        assert_eq!(client.server.metrics.sessions.closed("connect", "target_io_error"), 1);
     }
     for server in &servers {
         server.assert_idle().await;

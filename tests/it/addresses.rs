@@ -60,9 +60,9 @@ async fn a_listed_address_without_a_node_is_dialled_and_counted_as_a_session() {
     let mut open = server.open(&echo.to_string()).await;
     echoed(&mut open, "without an edge").await;
     let sessions = &server.server.metrics.sessions;
-    assert_eq!(sessions.now("ssh"), 1);
+    assert_eq!(sessions.now("connect"), 1);
     drop(open);
-    wait_until("the session has ended", || sessions.now("ssh") == 0).await;
+    wait_until("the session has ended", || sessions.now("connect") == 0).await;
     // Another port of the same machine, and another machine.
     let other = targets::serve_at(&format!("{}:0", echo.ip()), targets::echo_one).await;
     assert_eq!(server.ask(&other.to_string()).await.status, 421);
@@ -116,7 +116,7 @@ async fn the_server_never_dials_itself_or_metadata_addresses_in_any_spelling() {
         refused.phrase.starts_with(&format!("localhost:{port} is not allowed as a target")),
         "{refused:?}"
     );
-    assert_eq!(server.server.metrics.sessions.ended("ssh", "over"), 0);
+    assert_eq!(server.server.metrics.sessions.closed("connect", "ok"), 0);
 }
 
 /// Services of a node for itself, such as a proxy with the node's credentials, listen at such addresses. The edge may
@@ -160,5 +160,5 @@ async fn no_header_reaches_local_services_of_a_node_in_any_spelling() {
         let refused = got(&server, "node-a:10250", &dest).await;
         assert!(refused.starts_with("HTTP/1.1 400 "), "{host}: {refused}");
     }
-    assert_eq!(server.server.metrics.sessions.ended("http", "over"), 0);
+    assert_eq!(server.server.metrics.sessions.closed("http", "ok"), 0);
 }

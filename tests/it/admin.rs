@@ -20,10 +20,11 @@ async fn a_servers_pages_show_its_nodes_and_its_sessions() {
         let page = get(at, "/metrics").await;
         for line in [
             "tunnel_cloud_nodes 1",
-            "tunnel_links 1",
-            "tunnel_sessions{front=\"ssh\"} 1",
-            "tunnel_up_bytes_total 5",
-            "tunnel_down_bytes_total 5",
+            "tunnel_nodes_connected 1",
+            "tunnel_links_open{remote=\"edge\"} 1",
+            "tunnel_sessions_open{listener=\"connect\"} 1",
+            "tunnel_session_bytes_total{direction=\"to_target\"} 5",
+            "tunnel_session_bytes_total{direction=\"to_client\"} 5",
         ] {
             assert!(page.body.lines().any(|l| l == line), "{line} is not in\n{}", page.body);
         }
@@ -36,8 +37,8 @@ async fn a_servers_pages_show_its_nodes_and_its_sessions() {
     drop(client);
     server.assert_idle().await;
     let page = get(server.server.bound.log, "/metrics").await.body;
-    assert!(page.contains("tunnel_sessions{front=\"ssh\"} 0\n"), "{page}");
-    assert!(page.contains("tunnel_sessions_ended_total{front=\"ssh\",result=\"over\"} 1\n"), "{page}");
+    assert!(page.contains("tunnel_sessions_open{listener=\"connect\"} 0\n"), "{page}");
+    assert!(page.contains("tunnel_sessions_closed_total{listener=\"connect\",result=\"ok\"} 1\n"), "{page}");
 }
 
 #[tokio::test]
@@ -49,14 +50,15 @@ async fn an_edges_pages_report_whether_it_is_linked() {
     assert_eq!(get(log, "/livez").await.status, 200);
     assert_eq!(get(log, "/readyz").await.status, 503);
     assert_eq!(get(log, "/edge/healthz").await.status, 500);
+    wait_until("the failed dial is counted", || lost.metrics.link_dial_failures.counted("refused") > 0).await;
 
     let server = TestServer::start(&place);
     let edge = edge(&place, &server, "node2").await;
     let log = edge.bound.log.unwrap();
-    wait_until("the edge has a link", || edge.metrics.links.get() == 1).await;
+    wait_until("the edge has a link", || edge.metrics.links.all() == 1).await;
     assert_eq!(get(log, "/edge/healthz").await.status, 200);
     assert_eq!(get(log, "/readyz").await.body, "ok\n");
-    assert!(get(log, "/metrics").await.body.contains("tunnel_links 1\n"));
+    assert!(get(log, "/metrics").await.body.contains("tunnel_links_open{remote=\"server\"} 1\n"));
 }
 
 #[tokio::test]
@@ -73,7 +75,7 @@ async fn an_edges_admin_port_is_no_target_but_its_metrics_port_may_be() {
         metrics.write_all(request.as_bytes()).await.unwrap();
         let page = answer(metrics).await;
         assert_eq!(page.status, status, "{path}");
-        assert_eq!(page.body.contains("tunnel_links 1\n"), status == 200, "{page:?}");
+        assert_eq!(page.body.contains("tunnel_links_open{remote=\"server\"} 1\n"), status == 200, "{page:?}");
     }
 }
 

@@ -36,7 +36,7 @@ async fn says(edge: &Edge, status: u16, text: &str) {
 }
 
 fn conflicts(server: &TestServer) -> u64 {
-    server.server.metrics.name_conflicts.get()
+    server.server.metrics.node_name_conflicts.get()
 }
 
 fn instance(number: u128) -> Option<Instance> {

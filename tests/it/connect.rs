@@ -19,8 +19,11 @@ async fn bytes_go_both_ways_and_nothing_is_left_of_the_session() {
     assert_eq!(rest(&mut client).await, b"");
     server.assert_idle().await;
     edge_forgets_all(&edge).await;
-    assert_eq!(server.server.metrics.sessions.ended("ssh", "over"), 1);
-    assert_eq!((server.server.metrics.bytes_up.get(), server.server.metrics.bytes_down.get()), (10, 10));
+    assert_eq!(server.server.metrics.sessions.closed("connect", "ok"), 1);
+    assert_eq!(
+        (server.server.metrics.bytes_to_target.get(), server.server.metrics.bytes_to_client.get()),
+        (10, 10)
+    );
 }
 
 #[tokio::test]
@@ -176,7 +179,7 @@ async fn a_client_reset_resets_the_connection_to_the_target() {
     let kind = assert_eventually("the target's error", tells.recv()).await.unwrap();
     assert_eq!(kind, std::io::ErrorKind::ConnectionReset);
     server.assert_idle().await;
-    assert_eq!(server.server.metrics.sessions.ended("ssh", "client_failed"), 1);
+    assert_eq!(server.server.metrics.sessions.closed("connect", "client_io_error"), 1);
 }
 
 #[tokio::test]

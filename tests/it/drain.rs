@@ -42,11 +42,11 @@ async fn a_stopping_server_is_not_ready_and_lets_its_sessions_finish() {
     drop(client);
     assert_eq!(assert_eventually("the end of the server", stopped).await.unwrap(), Drained::Finished);
     assert!(table.is_empty());
-    assert_eq!(metrics.sessions.ended("ssh", "over"), 1);
-    assert_eq!(metrics.links.get(), 0);
+    assert_eq!(metrics.sessions.closed("connect", "ok"), 1);
+    assert_eq!(metrics.links.all(), 0);
     is_closed(log).await;
     is_closed(grpc).await;
-    wait_until("the edge has lost its link", || edge.metrics.links.get() == 0).await;
+    wait_until("the edge has lost its link", || edge.metrics.links.all() == 0).await;
 }
 
 #[tokio::test]
@@ -161,7 +161,7 @@ async fn aborted_sessions_get_the_reason_that_server_or_edge_is_stopping() {
     assert_eq!(stopped, Drained::Cut(1));
     let why = |reason: &str| SessionError::new(ErrorCode::Overloaded, reason);
     assert_eq!(word, (id, SessionFrame::ResetAt { total: 0, refusal: why("the server is stopping") }));
-    assert_eq!(metrics.sessions.ended("ssh", "busy"), 1, "it ends on its own, with that reason");
+    assert_eq!(metrics.sessions.closed("connect", "overloaded"), 1, "it ends on its own, with that reason");
 
     let echo = targets::echo().await;
     let mut cloud = ScriptedServer::start(&place).await;

@@ -22,7 +22,7 @@ async fn requester(place: &TestDir, server: &TestServer, to: SocketAddr, more: &
     let proxy = format!("[mode.edge.http_proxy]\nlisten = \"127.0.0.1:0\"\n{more}");
     let edge = start_edge(&place.edge("asker", to, &proxy));
     server.has("asker").await;
-    wait_until("the edge has a link", || edge.metrics.links.get() > 0).await;
+    wait_until("the edge has a link", || edge.metrics.links.all() > 0).await;
     let at = edge.bound.proxy.unwrap();
     (edge, at)
 }
@@ -57,12 +57,12 @@ async fn programs_reach_the_cloud_and_other_nodes_over_one_server_and_over_two()
         client.shutdown().await.unwrap();
         assert_eq!(rest(&mut client).await, b"", "{target}");
     }
-    assert_eq!(servers[0].server.metrics.sessions.ended("backend", "over"), 1, "one session to the cloud");
+    assert_eq!(servers[0].server.metrics.sessions.closed("acceptor", "ok"), 1, "one session to the cloud");
     edge_forgets_all(&edge).await;
-    assert_eq!(edge.metrics.sessions.ended("http_proxy", "over"), 3);
+    assert_eq!(edge.metrics.sessions.closed("http_proxy", "ok"), 3);
     for other in &others {
         edge_forgets_all(other).await;
-        assert_eq!(other.metrics.sessions.ended("backend", "over"), 1);
+        assert_eq!(other.metrics.sessions.closed("acceptor", "ok"), 1);
     }
     for server in &servers {
         server.assert_idle().await;
@@ -101,7 +101,7 @@ async fn by_default_the_server_refuses_both_and_names_the_key_that_allows_them()
         "{node:?}"
     );
     assert!(node.body.contains("hint: add the node to [mode.cloud.allow] nodes"), "{node:?}");
-    assert_eq!(server.server.metrics.sessions.ended("backend", "node_not_allowed"), 1);
+    assert_eq!(server.server.metrics.sessions.closed("acceptor", "node_not_allowed"), 1);
     let cloud = connect(proxy, &in_cloud(echo)).await;
     assert_eq!(cloud.status, 403, "{cloud:?}");
     assert!(cloud.body.contains("hint: add the target to [mode.cloud.allow] targets"), "{cloud:?}");
@@ -109,8 +109,8 @@ async fn by_default_the_server_refuses_both_and_names_the_key_that_allows_them()
     plain.write_all(format!("GET http://{}/ HTTP/1.1\r\n\r\n", in_cloud(echo)).as_bytes()).await.unwrap();
     let head = head(&mut plain).await;
     assert!(head.starts_with("HTTP/1.1 403 edges may not have the server dial "), "{head}");
-    assert_eq!(edge.metrics.sessions.ended("http_proxy", "not_allowed"), 2);
-    assert_eq!(edge.metrics.sessions.ended("http_proxy", "node_not_allowed"), 1);
+    assert_eq!(edge.metrics.sessions.closed("http_proxy", "not_allowed"), 2);
+    assert_eq!(edge.metrics.sessions.closed("http_proxy", "node_not_allowed"), 1);
 }
 
 #[tokio::test]
@@ -143,7 +143,7 @@ async fn this_machine_and_forbidden_targets_are_refused_at_once() {
         assert_eq!(refused.status, 403, "{refused:?}");
         assert!(refused.phrase.contains(" is not allowed as a target"), "{refused:?}");
     }
-    assert_eq!(server.server.metrics.sessions.ended("backend", "not_allowed"), 0, "no server was asked");
+    assert_eq!(server.server.metrics.sessions.closed("acceptor", "not_allowed"), 0, "no server was asked");
     assert!(edge.table.is_empty());
 }
 

@@ -88,7 +88,7 @@ async fn kube_apiserver_reaches_a_node_over_mutual_tls() {
     }
     server.assert_idle().await;
     edge_forgets_all(&edge).await;
-    assert_eq!(server.server.metrics.sessions.ended("egress", "over"), 3);
+    assert_eq!(server.server.metrics.sessions.closed("egress", "ok"), 3);
 }
 
 #[tokio::test]
@@ -111,7 +111,7 @@ async fn a_client_without_an_accepted_certificate_is_refused_with_the_reason() {
     assert!(told.contains("UnknownCA") || told.contains("DecryptError"), "{told}");
     let refused = dial(&place, port(&server), None, &["h2"]).await.unwrap_err().to_string();
     assert!(refused.contains("NoApplicationProtocol"), "{refused}");
-    let refused = &server.server.metrics.connections_refused;
+    let refused = &server.server.metrics.connections_rejected;
     wait_until("all three are counted", || refused.counted("tls") == 3).await;
 
     let shows = place.client("kubelet");

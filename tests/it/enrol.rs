@@ -94,7 +94,7 @@ async fn a_second_use_and_another_name_are_refused_and_leave_no_files() {
     assert!(!second.exists());
     let over = join(servers[1].server.bound.grpc, &code, "edge7", &to).await.unwrap_err();
     assert!(over.code == 73 && over.text.contains("nothing is overwritten"), "{over}");
-    assert_eq!(servers[1].server.metrics.calls_refused.counted("invitation"), 2);
+    assert_eq!(servers[1].server.metrics.links_rejected.counted("invitation"), 2);
 }
 
 #[tokio::test]
@@ -127,7 +127,7 @@ async fn another_cloud_gets_no_code_and_one_without_invitations_reports_it() {
         told.code == 69 && told.text.contains("does not belong to the cloud of this invitation"),
         "{told}"
     );
-    assert_eq!(others[0].server.metrics.calls_refused.counted("invitation"), 0, "the code was not sent");
+    assert_eq!(others[0].server.metrics.links_rejected.counted("invitation"), 0, "the code was not sent");
     let closed = TestServer::start(&place);
     let told = join(closed.server.bound.grpc, &code, "edge7", &to).await.unwrap_err();
     assert!(told.text.contains("takes no invitations"), "{told}");

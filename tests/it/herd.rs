@@ -22,7 +22,7 @@ async fn edges_that_lost_their_server_reconnect_no_faster_than_their_backoff() {
     let edges: Vec<Edge> = (0..EDGES).map(|n| start_edge(&place.edge(&node(n), port, ""))).collect();
     wait_until("all are linked", || server.server.registry.nodes().len() == EDGES).await;
 
-    let before: Vec<u64> = edges.iter().map(|edge| edge.metrics.reconnects.get()).collect();
+    let before: Vec<u64> = edges.iter().map(|edge| edge.metrics.link_reconnects.get()).collect();
     let (since, table, registry) =
         (Instant::now(), server.server.table.clone(), server.server.registry.clone());
     server.server.shutdown(async {}).await;
@@ -33,7 +33,7 @@ async fn edges_that_lost_their_server_reconnect_no_faster_than_their_backoff() {
         backoff.pause(0.0);
     }
     // The link's end counts as one reconnect, and each failed dial as one more.
-    let dials = |n: usize| edges[n].metrics.reconnects.get() - before[n] - 1;
+    let dials = |n: usize| edges[n].metrics.link_reconnects.get() - before[n] - 1;
     wait_until("all have failed to dial", || (0..EDGES).all(|n| dials(n) > 3)).await;
     let most = (0..EDGES).map(dials).max().unwrap();
     // The pauses start again once the link to the stopping server has ended.

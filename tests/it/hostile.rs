@@ -60,7 +60,7 @@ async fn a_flood_packed_in_few_http_frames_without_window_updates_is_dropped() {
     wait_until("all are counted", || unknown() == 50 * 400).await;
     // A frame that is too long ends the link, not the server.
     bad.frame(DATA, 0, 1, &[0; 70_000]).await;
-    wait_until("its link is closed", || server.server.metrics.links.get() == 0).await;
+    wait_until("its link is closed", || server.server.metrics.links.all() == 0).await;
     accepted(&server, &mut remote::link(&place, &server, "bad", Some(Instance::random())).await).await;
 }
 
@@ -149,7 +149,7 @@ async fn an_edge_that_sends_but_never_reads_loses_its_link_and_sessions() {
     assert_eq!(answer.status, 504, "{answer:?}");
     let link = server.link("bad").unwrap().sender;
     tokio::time::timeout(Duration::from_secs(90), link.closed()).await.expect("its link is closed");
-    wait_until("it is counted", || server.server.metrics.links_ended.counted("unread") == 1).await;
+    wait_until("it is counted", || server.server.metrics.links_closed.counted("write_stalled") == 1).await;
     server.assert_idle().await;
     echoed(&mut server.open(&at("node1", echo)).await, "hello").await;
     speaking.abort();
@@ -171,7 +171,7 @@ async fn an_edge_that_drains_its_own_links_keeps_one_unused_link() {
         assert!(server.link("bad").is_none());
         links.push(bad);
     }
-    let alive = || server.server.metrics.links.get();
+    let alive = || server.server.metrics.links.all();
     wait_within(Duration::from_secs(5), "the other links are closed", || alive() == 1).await;
 }
 
@@ -256,7 +256,7 @@ async fn data_past_the_limit_resets_the_session_and_leaves_the_link() {
     let mut text = [0; 10];
     assert_eventually("the other session's bytes", other.read_exact(&mut text)).await.unwrap();
     assert_eq!(&text, b"still here");
-    assert_eq!(server.server.metrics.sessions.ended("ssh", "violation"), 1);
+    assert_eq!(server.server.metrics.sessions.closed("connect", "protocol_error"), 1);
 }
 
 #[tokio::test]
@@ -288,8 +288,10 @@ async fn a_message_that_is_too_long_ends_the_link_and_not_the_server() {
     let (mut bad, _edge) = both(&place, &server).await;
     bad.say(SessionId::random(), SessionFrame::Data(vec![0; 5 << 20].into())).await;
     bad.ends().await;
-    wait_until("the link's end is counted", || server.server.metrics.links_ended.counted("bad_stream") == 1)
-        .await;
+    wait_until("the link's end is counted", || {
+        server.server.metrics.links_closed.counted("protocol_error") == 1
+    })
+    .await;
     assert!(server.link("bad").is_none());
     echoed(&mut server.open(&at("node1", echo)).await, "hello").await;
 }
@@ -308,7 +310,7 @@ async fn bytes_that_are_no_messages_end_the_link_and_not_the_server() {
         bad.ends().await;
         wait_until("the node is disconnected", || server.link("bad").is_none()).await;
     }
-    assert_eq!(server.server.metrics.links_ended.counted("bad_stream"), 3);
+    assert_eq!(server.server.metrics.links_closed.counted("protocol_error"), 3);
     echoed(&mut server.open(&at("node1", echo)).await, "hello").await;
 }
 
@@ -320,7 +322,7 @@ async fn garbage_before_and_after_tls_is_closed() {
     let mut before = TcpStream::connect(server.server.bound.grpc).await.unwrap();
     before.write_all(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n").await.unwrap();
     let _ = assert_eventually("the end of the connection", before.read_to_end(&mut Vec::new())).await;
-    wait_until("it is counted", || server.server.metrics.calls_refused.counted("tls") == 1).await;
+    wait_until("it is counted", || server.server.metrics.links_rejected.counted("tls") == 1).await;
     let mut after = remote::encrypted(&place, server.server.bound.grpc).await;
     after.write_all(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n").await.unwrap();
     let _ = assert_eventually("the end of the connection", after.read_to_end(&mut Vec::new())).await;
@@ -335,9 +337,9 @@ async fn a_thousand_connections_that_never_speak_do_no_harm() {
     hurry();
     let _silent = raw::silent(server.server.bound.grpc, 1000).await;
     let edge_two = start_edge(&place.edge("node2", server.server.bound.grpc, ""));
-    let refused = |cause| server.server.metrics.calls_refused.counted(cause);
+    let refused = |cause| server.server.metrics.links_rejected.counted(cause);
     echoed(&mut server.open(&at("node1", echo)).await, "hello").await;
-    wait_until("the silent connections are closed", || refused("silent") == 1000).await;
+    wait_until("the silent connections are closed", || refused("timed_out") == 1000).await;
     server.has("node2").await;
     echoed(&mut server.open(&at("node2", echo)).await, "hello").await;
     for edge in [edge_one, edge_two] {
@@ -352,7 +354,7 @@ async fn a_connection_without_a_call_is_closed() {
     hurry();
     let mut silent = remote::encrypted(&place, server.server.bound.grpc).await;
     let _ = silent.read_to_end(&mut Vec::new()).await;
-    let late = || server.server.metrics.calls_refused.counted("no_call_in_time");
+    let late = || server.server.metrics.links_rejected.counted("call_timeout");
     wait_until("it is counted", || late() == 1).await;
 }
 

@@ -96,7 +96,7 @@ async fn connect_is_served_at_the_same_port_even_if_split_into_pieces() {
         echoed(&mut client, "hello").await;
     }
     server.assert_idle().await;
-    assert_eq!(server.server.metrics.sessions.ended("http_proxy", "over"), 4);
+    assert_eq!(server.server.metrics.sessions.closed("http_proxy", "ok"), 4);
 }
 
 #[tokio::test]

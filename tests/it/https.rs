@@ -179,7 +179,7 @@ async fn many_requests_share_a_session_and_the_edge_presents_its_certificate() {
     assert_eq!((connections.load(Relaxed), server.server.metrics.sessions.now("https")), (1, 1));
     client.shutdown().await.unwrap();
     drop(client);
-    wait_until("the session is over", || server.server.metrics.sessions.ended("https", "over") == 1).await;
+    wait_until("the session is over", || server.server.metrics.sessions.closed("https", "ok") == 1).await;
     server.assert_idle().await;
     edge_forgets_all(&edge).await;
 }
@@ -287,7 +287,7 @@ async fn an_upgrade_and_trailers_and_100_continue_pass() {
     assert_eventually("the end", client.read_to_string(&mut rest)).await.unwrap();
     assert_eq!(rest, "bye", "the end of one direction does not end the other");
     assert_eq!(connections.load(Relaxed), 1);
-    wait_until("the session is over", || server.server.metrics.sessions.ended("https", "over") == 1).await;
+    wait_until("the session is over", || server.server.metrics.sessions.closed("https", "ok") == 1).await;
     wait_until("the request is over", || under_way() == 0).await;
     edge_forgets_all(&edge).await;
 }
@@ -330,7 +330,7 @@ async fn a_client_that_disconnects_from_a_silent_target_ends_the_session() {
         } else {
             drop(client);
         }
-        let ended = || server.server.metrics.sessions.ended("https", "client_failed");
+        let ended = || server.server.metrics.sessions.closed("https", "client_io_error");
         wait_until("the session has failed", || ended() == sessions as u64).await;
     }
     edge_forgets_all(&edge).await;
@@ -536,6 +536,6 @@ async fn a_target_with_a_bad_certificate_is_refused_unless_checks_are_off() {
         assert_eventually("a body", client.read_exact(&mut body)).await.unwrap();
         let body = String::from_utf8(body).unwrap();
         assert!(body.contains("hint: ") && body.contains("target_ca of [mode.cloud.https]"), "{body}");
-        assert_eq!(server.server.metrics.sessions.ended("https", "target_tls"), 1);
+        assert_eq!(server.server.metrics.sessions.closed("https", "target_tls"), 1);
     }
 }

@@ -50,7 +50,7 @@ async fn by_default_a_server_dials_nothing_for_edges() {
         assert!(refused.contains(&format!("edges may not have the server dial {to}")), "{refused}");
         assert!(refused.contains("mode.cloud.allow.targets"), "{refused}");
     }
-    assert_eq!(server.server.metrics.sessions.ended("backend", "not_allowed"), 3);
+    assert_eq!(server.server.metrics.sessions.closed("acceptor", "not_allowed"), 3);
     server.assert_idle().await;
     edge_forgets_all(&requester).await;
 }
@@ -60,7 +60,7 @@ async fn a_refusal_by_the_remote_reports_the_session_id() {
     let place = TestDir::new();
     let server = TestServer::with(&place, "");
     let requester = edge(&place, &server, "asker").await;
-    wait_until("the edge has a link", || requester.metrics.links.get() > 0).await;
+    wait_until("the edge has a link", || requester.metrics.links.all() > 0).await;
     let request = |to| SessionRequest {
         node: "asker".parse().unwrap(),
         target: target(to),
@@ -80,9 +80,9 @@ async fn an_edge_reaches_only_the_listed_targets_by_address_and_by_name() {
     for host in ["127.0.0.1", "localhost", "web.localhost"] {
         let mut session = inside(&requester, "asker", &format!("{host}:{}", echo.port())).await.unwrap();
         says(&mut session, "to the cloud and back").await;
-        assert_eq!(server.server.metrics.sessions.now("backend"), 1);
+        assert_eq!(server.server.metrics.sessions.now("acceptor"), 1);
         drop(session);
-        wait_until("the end of the session", || server.server.metrics.sessions.now("backend") == 0).await;
+        wait_until("the end of the session", || server.server.metrics.sessions.now("acceptor") == 0).await;
     }
     for host in ["127.0.0.1", "localhost", "web.localhost"] {
         let refused = inside(&requester, "asker", &format!("{host}:{}", other.port())).await.unwrap_err();
@@ -114,12 +114,12 @@ async fn a_session_to_the_cloud_continues_when_its_edge_moves() {
         server.has("asker").await;
         says(&mut session, "through another, or back").await;
     }
-    assert_eq!(servers[0].server.metrics.sessions.now("backend"), 1);
+    assert_eq!(servers[0].server.metrics.sessions.now("acceptor"), 1);
     drop(session);
     edge_forgets_all(&requester).await;
     for server in &servers {
         server.assert_idle().await;
-        assert_eq!(server.server.metrics.sessions.now("backend"), 0);
+        assert_eq!(server.server.metrics.sessions.now("acceptor"), 0);
         wait_until("no session is relayed", || server.server.table.relayed() == (0, 0)).await;
     }
 }
@@ -178,13 +178,13 @@ async fn a_stopping_server_keeps_the_sessions_of_an_edge_that_has_moved() {
     line.route_to(second.server.bound.grpc);
     let (metrics, stopped) = (first.server.metrics.clone(), beside(first.server.shutdown(pending())));
     second.has("asker").await;
-    wait_until("the edge has both links", || requester.metrics.links.get() == 2).await;
+    wait_until("the edge has both links", || requester.metrics.links.all() == 2).await;
     says(&mut session, "over the old link").await;
     let mut newer = inside(&requester, "asker", &echo.to_string()).await.unwrap();
     says(&mut newer, "through the other server").await;
-    assert_eq!((metrics.sessions.now("backend"), second.server.metrics.sessions.now("backend")), (1, 1));
+    assert_eq!((metrics.sessions.now("acceptor"), second.server.metrics.sessions.now("acceptor")), (1, 1));
     drop(session);
     assert_eq!(assert_eventually("the end of the server", stopped).await.unwrap(), Drained::Finished);
-    wait_until("the old link is closed", || requester.metrics.links.get() == 1).await;
+    wait_until("the old link is closed", || requester.metrics.links.all() == 1).await;
     says(&mut newer, "still").await;
 }

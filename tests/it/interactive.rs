@@ -49,7 +49,7 @@ impl World {
         let line = Line::slow(server.server.bound.grpc, DELAY).await;
         let edge = start_edge(&place.edge("node1", line.at, edge));
         server.has("node1").await;
-        wait_until("the edge knows its link", || edge.metrics.links.get() == 1).await;
+        wait_until("the edge knows its link", || edge.metrics.links.all() == 1).await;
         Self { place, server, line, edge, echo }
     }
 
@@ -159,7 +159,7 @@ async fn an_echo_next_to_bulk_gets_its_own_link_until_the_bulk_ends() {
     .await;
     has_moved(&world.server, 1, 0).await;
     assert_eq!(self::first(&world.server).map(|now| now.id), Some(first.id));
-    wait_until("the edge has one link", || world.edge.metrics.links.get() == 1).await;
+    wait_until("the edge has one link", || world.edge.metrics.links.all() == 1).await;
     typed.is_alive().await;
     typed.over().await;
     world.server.assert_idle().await;

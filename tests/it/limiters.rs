@@ -71,10 +71,10 @@ async fn silent_connections_from_one_address_keep_no_edge_out() {
     let _edge = edge(&place, &server, "node1").await;
     assert!(linked.elapsed() < Duration::from_secs(5), "linked after {:?}", linked.elapsed());
     echoed(&mut server.open(&at("node1", echo)).await, "hello").await;
-    let refused = |cause| server.server.metrics.calls_refused.counted(cause);
+    let refused = |cause| server.server.metrics.links_rejected.counted(cause);
     let all = u64::try_from(SILENT).unwrap();
     wait_within(Duration::from_secs(30), "the silent connections are closed", || {
-        refused("silent") + refused("gave_way") == all
+        refused("timed_out") + refused("evicted") == all
     })
     .await;
     let took = started.elapsed();
@@ -137,7 +137,7 @@ async fn a_forbidden_client_is_refused_at_once_and_takes_no_permit() {
     }
     let _silent = silent(SILENT, OTHER, server.connect).await;
     echoed(&mut server.open(&at("node1", echo)).await, "hello").await;
-    let forbidden = || server.server.metrics.connections_refused.counted("forbidden");
+    let forbidden = || server.server.metrics.connections_rejected.counted("forbidden");
     let all = u64::try_from(SILENT).unwrap() + 51;
     wait_until("all are counted", || forbidden() == all).await;
 }
@@ -188,7 +188,8 @@ async fn a_client_has_its_share_of_sessions_and_the_refusal_names_the_key() {
     echoed(&mut open_from(OTHER, &server, &target).await, "hello").await;
     held[0].shutdown().await.unwrap();
     rest(&mut held[0]).await;
-    wait_until("the client's share is free again", || server.server.metrics.sessions.now("ssh") <= 1).await;
+    wait_until("the client's share is free again", || server.server.metrics.sessions.now("connect") <= 1)
+        .await;
     echoed(&mut server.open(&target).await, "hello").await;
 }
 
@@ -213,7 +214,7 @@ async fn proxy_headers_are_accepted_only_from_the_load_balancer() {
         let mut socket = says(OTHER, header).await;
         assert_eq!(head(&mut socket).await, ESTABLISHED);
         echoed(&mut socket, "hello").await;
-        let opened = server.server.metrics.connections_refused.counted("forbidden");
+        let opened = server.server.metrics.connections_rejected.counted("forbidden");
         assert_eq!(opened, 0, "the balancer's own address was checked");
     }
     // The client that the header names may be forbidden, and so may the balancer itself.
@@ -222,7 +223,7 @@ async fn proxy_headers_are_accepted_only_from_the_load_balancer() {
     }
     // No header from there, and a header from elsewhere.
     let _ = rest_of(says(OTHER, b"").await).await;
-    let closed = || server.server.metrics.connections_refused.counted("proxy_header");
+    let closed = || server.server.metrics.connections_rejected.counted("proxy_header");
     wait_until("the connection is counted", || closed() == 1).await;
     let garbage = says("127.0.0.1", b"PROXY TCP4 203.0.113.9 10.0.0.1 4000 22\r\n").await;
     assert_eq!(answer(garbage).await.status, 400);

@@ -60,14 +60,14 @@ async fn an_edge_with_a_wrong_token_is_refused_and_reports_the_reason() {
     )
     .await;
     assert!(server.server.registry.nodes().is_empty());
-    assert!(server.server.metrics.calls_refused.counted("token") > 0);
+    assert!(server.server.metrics.links_rejected.counted("token") > 0);
 }
 
 #[tokio::test]
 async fn a_refused_edge_waits_before_it_dials_again() {
     let place = TestDir::new();
     let server = TestServer::start(&place);
-    let refused = || server.server.metrics.calls_refused.counted("token");
+    let refused = || server.server.metrics.links_rejected.counted("token");
     let _edge = start_edge(&place.edge("node1", server.server.bound.grpc, "").replace(TOKEN, "wrong"));
     wait_until("the edge was refused", || refused() > 0).await;
     tokio::time::pause();
@@ -200,7 +200,7 @@ async fn a_second_link_of_one_process_replaces_the_first_at_once() {
     let old = server.has("node1").await;
     let _second = remote::try_link(&place, server.server.bound.grpc, "node1", instance).await.unwrap();
     first.ends().await;
-    wait_until("the old link has ended", || server.server.metrics.links.get() == 1).await;
+    wait_until("the old link has ended", || server.server.metrics.links.all() == 1).await;
     let new = server.link("node1").expect("the end of the old link leaves the new one");
     assert!(new.sender.id != old.sender.id && !new.sender.is_closed());
     assert_eq!(server.server.metrics.nodes.get(), 1);
@@ -276,7 +276,7 @@ async fn an_unresponsive_link_is_pinged_and_closed() {
     while silent.next().await.is_some() {}
     assert_eq!(started.elapsed().as_secs(), 15);
     wait_until("the node is disconnected", || server.server.registry.nodes().is_empty()).await;
-    assert_eq!(server.server.metrics.links_ended.counted("silent"), 1);
+    assert_eq!(server.server.metrics.links_closed.counted("timed_out"), 1);
 }
 
 /// Idle links between processes of this program send their own pings: a timer for HTTP/2 pings would wake the server

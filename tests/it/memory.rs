@@ -7,7 +7,7 @@ use bytes::Bytes;
 use tokio::io::AsyncReadExt;
 use tokio::net::TcpStream;
 use tokio::time::timeout;
-use tunnel_base::metrics::ExpositionFormat;
+use tunnel_base::metrics::format::ExpositionFormat;
 use tunnel_base::names::{Instance, SessionId};
 use tunnel_proto::codec::proto::StreamMsg;
 use tunnel_proto::codec::{Decoder, encode, from_message};
@@ -55,7 +55,7 @@ async fn a_stalled_session_is_reset_despite_a_quick_one_on_the_same_link() {
     let (mut quick, topic) = accepted(server.connect, &mut bad, false).await;
     beside(async move { while quick.read_u8().await.is_ok() {} });
     let piece = [(slow.as_str(), vec![0; 14 * 1024].into()), (topic.as_str(), Bytes::from_static(b"x"))];
-    let resets = || server.server.metrics.resets.counted("plain_reader_too_slow");
+    let resets = || server.server.metrics.resets.counted("slow_reader");
     let mut most = 0;
     for _ in 0..1200 {
         bad.say(piece.iter().map(|(topic, data)| plain(&bad.node, "tcp-forward", topic, data.clone()))).await;
@@ -63,7 +63,7 @@ async fn a_stalled_session_is_reset_despite_a_quick_one_on_the_same_link() {
     }
     wait_until("the slow session is reset", || resets() == 1).await;
     assert!(most <= (1 << 20) + 64 * 1024, "{most} bytes waited");
-    assert!(server.server.metrics.stalls.get() > 0);
+    assert!(server.server.metrics.read_pauses.get() > 0);
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -77,14 +77,14 @@ async fn many_plain_sessions_together_stay_within_the_memory_limit() {
         slow.push(accepted(server.connect, &mut bad, true).await);
     }
     let data = Bytes::from(vec![0; 48 * 1024]);
-    let (mut most, limit) = (0, server.server.table.unpromised().1);
+    let (mut most, limit) = (0, server.server.table.unreserved().1);
     assert_eq!(limit, 2 << 20);
     // No session holds much, and none waits for long.
     let flood = async {
         for round in 0..1500 {
             let topic = &slow[round % slow.len()].1;
             bad.say([plain(&bad.node, "tcp-forward", topic, data.clone())]).await;
-            most = most.max(server.server.table.unpromised().0);
+            most = most.max(server.server.table.unreserved().0);
         }
     };
     tokio::time::timeout(Duration::from_secs(60), flood).await.expect("all is read");
@@ -93,18 +93,18 @@ async fn many_plain_sessions_together_stay_within_the_memory_limit() {
     table.tick(tokio::time::Instant::now());
     let text = server.server.metrics.encode(ExpositionFormat::Open);
     for (budget, bound) in
-        [("promised", 4 << 20), ("kept", 4 << 20), ("passing", 4 << 20), ("unpromised", 2 << 20)]
+        [("reserved", 4 << 20), ("unacknowledged", 4 << 20), ("relayed", 4 << 20), ("unreserved", 2 << 20)]
     {
-        let line = format!("tunnel_memory_limit_bytes{{budget=\"{budget}\"}} {bound}");
+        let line = format!("tunnel_buffer_limit_bytes{{budget=\"{budget}\"}} {bound}");
         assert!(text.lines().any(|l| l == line), "{line} is not in\n{text}");
-        let held = format!("tunnel_memory_bytes{{budget=\"{budget}\"}} ");
+        let held = format!("tunnel_buffer_bytes{{budget=\"{budget}\"}} ");
         let held = text.lines().find_map(|l| l.strip_prefix(&held)).unwrap().parse::<usize>().unwrap();
-        assert!(held <= bound && (held > 0 || budget != "promised"), "{budget}: {held}");
+        assert!(held <= bound && (held > 0 || budget != "reserved"), "{budget}: {held}");
     }
-    wait_until("some are reset", || server.server.metrics.resets.counted("plain_reader_too_slow") > 0).await;
+    wait_until("some are reset", || server.server.metrics.resets.counted("slow_reader") > 0).await;
     drop((bad, slow, idle));
     server.assert_idle().await;
-    assert_eq!(server.server.table.unpromised().0, 0);
+    assert_eq!(server.server.table.unreserved().0, 0);
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

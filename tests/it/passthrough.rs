@@ -93,7 +93,7 @@ async fn tls_goes_between_client_and_the_target_of_the_node_that_it_names() {
         server.assert_idle().await;
         edge_forgets_all(at).await;
     }
-    assert_eq!(server.server.metrics.sessions.ended("https", "over"), 2);
+    assert_eq!(server.server.metrics.sessions.closed("https", "ok"), 2);
 }
 
 #[tokio::test]
@@ -102,7 +102,7 @@ async fn a_client_that_names_no_node_gets_the_exact_alert() {
     let server = TestServer::with(&place, &port(nodes.echo().await, ""));
     let _edge = edge(&place, &server, "node1").await;
     assert_eq!(nodes.alert(&server, "127.0.0.1").await, AlertDescription::UnrecognisedName);
-    assert_eq!(server.server.metrics.sessions.ended("https", "no_node"), 1);
+    assert_eq!(server.server.metrics.sessions.closed("https", "node_not_named"), 1);
     let config = rustls::ClientConfig::builder().with_root_certificates(rustls::RootCertStore::empty());
     let name = ServerName::try_from("127.0.0.1").unwrap();
     let mut hello = Vec::new();
@@ -119,7 +119,7 @@ async fn a_refusal_is_an_alert_and_counted_with_its_cause() {
     let (echo, nothing) = (nodes.echo().await, targets::nothing().await);
     let elsewhere = |at: &str| at.parse().unwrap();
     for (target, more, name, alert, cause) in [
-        (echo, "", "node9", AlertDescription::InternalError, "offline"),
+        (echo, "", "node9", AlertDescription::InternalError, "node_not_connected"),
         (nothing, "", "node1", AlertDescription::InternalError, "target_refused"),
         (elsewhere("192.0.2.1:10250"), "", "node1", AlertDescription::InternalError, "not_allowed"),
         (elsewhere("169.254.169.254:80"), "", "node1", AlertDescription::InternalError, "not_allowed"),
@@ -129,7 +129,7 @@ async fn a_refusal_is_an_alert_and_counted_with_its_cause() {
         let server = TestServer::with(&place, &port(target, more));
         let _edge = edge(&place, &server, "node1").await;
         assert_eq!(nodes.alert(&server, name).await, alert, "{cause}");
-        assert_eq!(server.server.metrics.sessions.ended("https", cause), 1, "{cause}");
+        assert_eq!(server.server.metrics.sessions.closed("https", cause), 1, "{cause}");
         server.assert_idle().await;
     }
 }
@@ -143,7 +143,7 @@ async fn a_connection_without_tls_is_closed_without_a_response() {
         socket.write_all(said).await.unwrap();
         assert_eq!(rest(&mut socket).await, b"");
     }
-    assert_eq!(server.server.metrics.connections_refused.counted("no_tls"), 2);
+    assert_eq!(server.server.metrics.connections_rejected.counted("not_tls"), 2);
 }
 
 #[tokio::test]
@@ -156,7 +156,7 @@ async fn a_missing_client_hello_times_out_after_ten_seconds() {
     let started = tokio::time::Instant::now();
     assert_eq!(rest(&mut socket).await, b"");
     assert!((9..15).contains(&started.elapsed().as_secs()), "{:?}", started.elapsed());
-    assert_eq!(server.server.metrics.connections_refused.counted("slow_head"), 1);
+    assert_eq!(server.server.metrics.connections_rejected.counted("header_timeout"), 1);
 }
 
 #[tokio::test]

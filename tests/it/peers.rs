@@ -30,7 +30,7 @@ use crate::support::{Stopwatch, assert_eventually, beside, hurry, remote, target
 
 /// Returns the number of links of a server, to edges and to peers.
 fn links(server: &TestServer) -> i64 {
-    server.server.metrics.links.get()
+    server.server.metrics.links.all()
 }
 
 #[tokio::test]

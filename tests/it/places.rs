@@ -28,11 +28,11 @@ async fn an_edge_uses_the_next_address_and_returns_without_aborting_sessions() {
         .await;
     echoed(&mut client, "over the old link").await;
     echoed(&mut first.open(&at("node1", echo)).await, "at the first address").await;
-    assert_eq!(edge.metrics.links.get(), 2, "the session keeps the old link");
+    assert_eq!(edge.metrics.links.all(), 2, "the session keeps the old link");
     client.shutdown().await.unwrap();
     assert_eq!(rest(&mut client).await, b"");
     drop(client);
-    wait_within(Duration::from_secs(60), "the old link is closed", || edge.metrics.links.get() == 1).await;
+    wait_within(Duration::from_secs(60), "the old link is closed", || edge.metrics.links.all() == 1).await;
 }
 
 #[tokio::test]
@@ -49,10 +49,13 @@ async fn an_edge_moves_to_the_next_address_and_stays_while_the_first_is_down() {
     first.kill();
     second.has("node1").await;
     echoed(&mut second.open(&at("node1", echo)).await, "hello").await;
-    let dials = edge.metrics.reconnects.get();
+    let dials = edge.metrics.link_reconnects.get();
     hurry();
     tokio::time::sleep(Duration::from_secs(300)).await;
-    assert!(second.link("node1").is_some() && edge.metrics.reconnects.get() == dials, "it dials no more");
+    assert!(
+        second.link("node1").is_some() && edge.metrics.link_reconnects.get() == dials,
+        "it dials no more"
+    );
 }
 
 #[tokio::test]
@@ -66,5 +69,5 @@ async fn an_edge_without_any_link_reports_the_error_of_each_address() {
     while !all.iter().all(|at| body.contains(&format!("{at} refused the connection"))) {
         body = get(edge.bound.log.unwrap(), "/readyz").await.body;
     }
-    wait_until("the edge continues to dial", || edge.metrics.reconnects.get() > 2).await;
+    wait_until("the edge continues to dial", || edge.metrics.link_reconnects.get() > 2).await;
 }

@@ -40,8 +40,8 @@ async fn bad_requests_are_refused_with_the_reason() {
     assert!(get.head.to_ascii_lowercase().contains("allow: connect"), "{get:?}");
     let garbage = ask(server.connect, "\u{16}\u{3}\u{1}\r\n\r\n").await;
     assert_eq!(garbage.status, 400, "{garbage:?}");
-    assert_eq!(server.server.metrics.sessions.ended("ssh", "no_node"), 1);
-    assert_eq!(server.server.metrics.sessions.ended("ssh", "method"), 1);
+    assert_eq!(server.server.metrics.sessions.closed("connect", "node_not_named"), 1);
+    assert_eq!(server.server.metrics.sessions.closed("connect", "method"), 1);
 }
 
 #[tokio::test]
@@ -57,7 +57,7 @@ async fn ssh_without_a_proxy_command_is_refused_in_its_own_protocol() {
     let long = usize::try_from(u32::from_be_bytes(packet[..4].try_into().unwrap())).unwrap();
     assert_eq!((packet.len(), packet.len() % 8, packet[5]), (4 + long, 0, 1), "one whole SSH_MSG_DISCONNECT");
     assert!(String::from_utf8_lossy(packet).contains("ProxyCommand=\"nc -X connect -x HOST:PORT %h %p\""));
-    assert_eq!(server.server.metrics.connections_refused.counted("ssh_without_proxy_command"), 1);
+    assert_eq!(server.server.metrics.connections_rejected.counted("ssh_without_proxy_command"), 1);
 }
 
 #[tokio::test]
@@ -220,7 +220,10 @@ async fn a_long_head_is_refused() {
     let long = format!("CONNECT node1:22 HTTP/1.1\r\nX: {}\r\n\r\n", "x".repeat(17 * 1024));
     let answer = ask(server.connect, &long).await;
     assert_eq!(answer.status, 431, "{answer:?}");
-    wait_until("it is counted", || server.server.metrics.connections_refused.counted("long_head") == 1).await;
+    wait_until("it is counted", || {
+        server.server.metrics.connections_rejected.counted("header_too_large") == 1
+    })
+    .await;
 }
 
 #[tokio::test]
@@ -239,6 +242,6 @@ async fn a_slow_head_times_out_after_ten_seconds() {
         assert_eq!(read.unwrap_err().kind(), std::io::ErrorKind::UnexpectedEof);
         assert_eq!(started.elapsed().as_secs(), 10);
     }
-    let slow_heads = || server.server.metrics.connections_refused.counted("slow_head");
+    let slow_heads = || server.server.metrics.connections_rejected.counted("header_timeout");
     wait_until("both are counted", || slow_heads() == 2).await;
 }

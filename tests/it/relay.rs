@@ -242,7 +242,7 @@ async fn wrong_or_missing_dns_costs_nothing_while_peers_answer() {
         for at in all.iter().rev() {
             servers.insert(0, TestServer::from_text(&servers::config(&place, *at, &lines)));
         }
-        wait_until("the peers answer", || servers[0].server.metrics.links.get() >= 2).await;
+        wait_until("the peers answer", || servers[0].server.metrics.links.all() >= 2).await;
         let _edge = edge(&place, &servers[1], "node1").await;
         let started = Stopwatch::start();
         let mut client = servers[0].open(&at("node1", echo)).await;

@@ -145,7 +145,7 @@ async fn loaded(servers: &[TestServer], echo: SocketAddr) -> Vec<tokio::task::Jo
 
 /// Returns true if a server has a path to the target.
 async fn reaches(server: &TestServer, echo: SocketAddr) -> bool {
-    let mut socket = server.client("ssh").await;
+    let mut socket = server.client("connect").await;
     let request = format!("CONNECT {} HTTP/1.1\r\nHost: x\r\n\r\n", at("node-a", echo));
     socket.write_all(request.as_bytes()).await.unwrap();
     let mut begin = [0; 12];

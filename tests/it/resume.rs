@@ -89,7 +89,7 @@ async fn sessions_of_a_restarted_edge_end_with_a_reason() {
     let _new = edge_after(&place, &server).await;
     is_reset(&mut client).await;
     server.assert_idle().await;
-    assert_eq!(server.server.metrics.sessions.ended("ssh", "unknown"), 1);
+    assert_eq!(server.server.metrics.sessions.closed("connect", "unknown_session"), 1);
     echoed(&mut server.open(&at("node1", echo)).await, "hello").await;
     drop((old, held));
 }
@@ -122,7 +122,7 @@ async fn a_session_of_a_lost_edge_ends_after_the_resume_timeout() {
     assert_eq!(ended.unwrap_err().kind(), std::io::ErrorKind::ConnectionReset);
     assert_eq!(started.elapsed().as_secs(), 30);
     server.assert_idle().await;
-    assert_eq!(server.server.metrics.sessions.ended("ssh", "given_up"), 1);
+    assert_eq!(server.server.metrics.sessions.closed("connect", "cancelled"), 1);
 }
 
 #[tokio::test]
@@ -164,7 +164,7 @@ async fn a_scripted_edge_resumes_where_it_was() {
     );
     drop(client);
     server.assert_idle().await;
-    assert!(server.server.metrics.frames_dropped.counted("out_of_place") >= 1);
+    assert!(server.server.metrics.frames_dropped.counted("unexpected") >= 1);
 }
 
 /// A remote that received an Open may have dialled. The next path tells it that the opening was abandoned.

@@ -41,9 +41,9 @@ async fn a_session_continues_when_the_server_in_its_middle_stops() {
     sender.await.unwrap();
     assert_eq!(assert_eventually("the end of the server", stopped).await.unwrap(), Drained::Finished);
     assert!(front.link("node1").is_some());
-    assert_eq!(edge.metrics.resets.counted("given_up"), 0);
+    assert_eq!(edge.metrics.resets.counted("cancelled"), 0);
     edge_forgets_all(&edge).await;
-    wait_until("the old link is closed", || edge.metrics.links.get() == 1).await;
+    wait_until("the old link is closed", || edge.metrics.links.all() == 1).await;
 }
 
 #[tokio::test]
@@ -60,7 +60,7 @@ async fn a_stopping_server_serves_its_clients_and_briefly_new_ones() {
     let connect = last.connect;
     let stopped = beside(last.server.shutdown(pending()));
     other.has("node1").await;
-    wait_until("the edge has both links", || edge.metrics.links.get() == 2).await;
+    wait_until("the edge has both links", || edge.metrics.links.all() == 2).await;
     echoed(&mut client, "on the old link").await;
     let mut late = clients::open(connect, &at("node1", echo)).await;
     echoed(&mut late, "not known yet to be stopping").await;
@@ -69,7 +69,7 @@ async fn a_stopping_server_serves_its_clients_and_briefly_new_ones() {
         assert_eq!(rest(&mut client).await, b"");
     }
     assert_eq!(assert_eventually("the end of the server", stopped).await.unwrap(), Drained::Finished);
-    wait_until("the old link is closed", || edge.metrics.links.get() == 1).await;
+    wait_until("the old link is closed", || edge.metrics.links.all() == 1).await;
 }
 
 /// Opens a session from an edge to a target at another node. Returns the text of the refusal if it is refused.
@@ -92,13 +92,13 @@ async fn edges_reach_one_another_only_if_allowed_and_while_both_move() {
     let _edge = start_edge(&place.edge("node2", line2.at, ""));
     closed.has("asker").await;
     servers[0].has("node2").await;
-    wait_until("the edge has a link", || requester.metrics.links.get() == 1).await;
+    wait_until("the edge has a link", || requester.metrics.links.all() == 1).await;
     let refused = between(&requester, &at("node2", echo)).await.unwrap_err();
     assert!(refused.contains("may not reach node node2"), "{refused}");
     line1.route_to(servers[1].server.bound.grpc);
     line1.reset();
     servers[1].has("asker").await;
-    wait_until("the edge has a link", || requester.metrics.links.get() == 1).await;
+    wait_until("the edge has a link", || requester.metrics.links.all() == 1).await;
     let mut session = between(&requester, &at("node2", echo)).await.unwrap();
     says(&mut session, "over two servers").await;
     line2.route_to(servers[1].server.bound.grpc);
@@ -126,7 +126,7 @@ async fn an_edges_session_moves_when_its_server_stops() {
     let _edge = start_edge(&place.edge("node2", second.server.bound.grpc, ""));
     first.has("asker").await;
     second.has("node2").await;
-    wait_until("the edge has a link", || requester.metrics.links.get() == 1).await;
+    wait_until("the edge has a link", || requester.metrics.links.all() == 1).await;
     let mut session = between(&requester, &at("node2", echo)).await.unwrap();
     says(&mut session, "before").await;
     line.route_to(second.server.bound.grpc);
@@ -173,7 +173,7 @@ async fn an_edge_reconnects_soon_after_a_slow_restart_of_its_only_server() {
     echoed(&mut client, "before").await;
     // The session stays until the deadline. Meanwhile the edge is refused repeatedly.
     assert_eq!(server.server.shutdown(pending()).await, Drained::Cut(1));
-    assert!(edge.metrics.reconnects.get() > 3);
+    assert!(edge.metrics.link_reconnects.get() > 3);
     let started = Stopwatch::start();
     let server = TestServer::from_text(&text);
     server.has("node1").await;

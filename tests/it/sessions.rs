@@ -26,7 +26,7 @@ async fn ten_thousand_sessions_one_after_another_leave_nothing_behind() {
     server.assert_idle().await;
     edge_forgets_all(&edge).await;
     let (servers, edges) = (&server.server.metrics.sessions, &edge.metrics.sessions);
-    assert_eq!((servers.ended("ssh", "over"), edges.ended("backend", "over")), (10_000, 10_000));
+    assert_eq!((servers.closed("connect", "ok"), edges.closed("acceptor", "ok")), (10_000, 10_000));
 }
 
 async fn one_byte(mut socket: tokio::net::TcpStream) {

@@ -43,7 +43,7 @@ async fn a_stalled_reader_does_not_stall_its_neighbour() {
     for _ in 0..20 {
         readers.push(stalled(server.connect, &at("node1", fountain)).await);
     }
-    settled(|| server.server.metrics.bytes_down.get()).await;
+    settled(|| server.server.metrics.bytes_to_client.get()).await;
     let mut neighbour = server.open(&at("node1", echo)).await;
     let beside = talks(&mut neighbour).await;
     assert!(beside < 4 * alone + Duration::from_secs(2), "{alone:?} alone, {beside:?} next to stalls");
@@ -71,7 +71,7 @@ async fn a_stalled_target_does_not_stall_its_neighbour() {
     let alone = talks(&mut server.open(&at("node1", echo)).await).await;
     let (_from, mut to) = server.open(&at("node1", hole)).await.into_split();
     let sends = crate::support::beside(async move { while to.write_all(&[1; 64 * 1024]).await.is_ok() {} });
-    settled(|| edge.metrics.bytes_up.get()).await;
+    settled(|| edge.metrics.bytes_to_target.get()).await;
     let mut neighbour = server.open(&at("node1", echo)).await;
     let beside = talks(&mut neighbour).await;
     assert!(beside < 4 * alone + Duration::from_secs(2), "{alone:?} alone, {beside:?} next to stalls");
@@ -86,7 +86,7 @@ async fn a_reader_that_stalled_gets_every_byte_once_it_reads() {
     let server = TestServer::start(&place);
     let edge = edge(&place, &server, "node1").await;
     let mut client = stalled(server.connect, &at("node1", source)).await;
-    settled(|| server.server.metrics.bytes_down.get()).await;
+    settled(|| server.server.metrics.bytes_to_client.get()).await;
     let mut all = Vec::with_capacity(bytes);
     assert_eventually("all bytes", client.read_to_end(&mut all)).await.unwrap();
     assert!(all == targets::pattern(bytes), "{} of {bytes} bytes, or wrong ones", all.len());
@@ -109,8 +109,9 @@ async fn uploads_with_wide_windows_leave_an_edge_room_for_new_sessions() {
             while to.write_all(&[1; 64 * 1024]).await.is_ok() {}
         }));
     }
-    let sent = edge.metrics.bytes_up.get();
-    wait_until("the uploads are at full speed", || edge.metrics.bytes_up.get() > sent + (64 << 20)).await;
+    let sent = edge.metrics.bytes_to_target.get();
+    wait_until("the uploads are at full speed", || edge.metrics.bytes_to_target.get() > sent + (64 << 20))
+        .await;
     for _ in 0..20 {
         echoed(&mut server.open(&at("node1", echo)).await, "hello").await;
     }

@@ -40,8 +40,8 @@ async fn a_port_reaches_its_target_in_both_directions_and_half_closed() {
     assert_eq!(rest(&mut client).await, b"last");
     server.assert_idle().await;
     edge_forgets_all(&two).await;
-    assert_eq!(server.server.metrics.sessions.ended("tcp", "over"), 1);
-    assert_eq!(server.server.metrics.sessions.ended("ssh", "over"), 0);
+    assert_eq!(server.server.metrics.sessions.closed("tcp", "ok"), 1);
+    assert_eq!(server.server.metrics.sessions.closed("connect", "ok"), 0);
 }
 
 #[tokio::test]
@@ -54,7 +54,7 @@ async fn a_target_may_send_first_and_a_reset_stays_a_reset() {
     reset(client);
     server.assert_idle().await;
     edge_forgets_all(&edge).await;
-    assert_eq!(server.server.metrics.sessions.ended("tcp", "client_failed"), 1);
+    assert_eq!(server.server.metrics.sessions.closed("tcp", "client_io_error"), 1);
 }
 
 #[tokio::test]
@@ -62,7 +62,7 @@ async fn without_a_node_name_the_longest_linked_node_serves_the_port() {
     let (place, echo) = (TestDir::new(), targets::echo().await);
     let server = TestServer::with(&place, &format!("[mode.cloud.tcp]\n\"127.0.0.1:0\" = \"{echo}\"\n"));
     is_reset(&mut server.client("tcp").await).await;
-    assert_eq!(server.server.metrics.sessions.ended("tcp", "offline"), 1);
+    assert_eq!(server.server.metrics.sessions.closed("tcp", "node_not_connected"), 1);
     let two = edge(&place, &server, "node2").await;
     let (lines, _guard) = Lines::start();
     echoed(&mut server.client("tcp").await, "to the only one").await;
@@ -133,18 +133,18 @@ async fn a_client_without_a_session_is_reset_and_counted_with_the_cause() {
         (String::new(), to.as_str(), "target_refused"),
         (String::new(), "node1/192.0.2.1:22", "not_allowed"),
         (String::new(), "node1/169.254.169.254:80", "not_allowed"),
-        (String::new(), "elsewhere/127.0.0.1:22", "offline"),
+        (String::new(), "elsewhere/127.0.0.1:22", "node_not_connected"),
         ("rules = [{ nodes = [\"node2\"] }]".into(), &to, "forbidden"),
-        ("[mode.cloud.session]\nmax_for_client = 1\nmax = 1".into(), &to, "busy"),
+        ("[mode.cloud.session]\nmax_for_client = 1\nmax = 1".into(), &to, "overloaded"),
     ] {
         let server = TestServer::with(&place, &format!("{lines}\n{}", port(to, "")));
         let _edge = edge(&place, &server, "node1").await;
         let held = match cause {
-            "busy" => Some(server.open(&format!("node1:{}", targets::echo().await.port())).await),
+            "overloaded" => Some(server.open(&format!("node1:{}", targets::echo().await.port())).await),
             _ => None,
         };
         is_reset(&mut server.client("tcp").await).await;
-        assert_eq!(server.server.metrics.sessions.ended("tcp", cause), 1, "{cause}");
+        assert_eq!(server.server.metrics.sessions.closed("tcp", cause), 1, "{cause}");
         drop(held);
         server.assert_idle().await;
     }
@@ -157,7 +157,7 @@ async fn only_clients_in_networks_of_allow_from_are_accepted() {
     let server = TestServer::with(&place, &lines);
     let _edge = edge(&place, &server, "node1").await;
     assert_eq!(until_closed(server.client("tcp").await).await, b"");
-    assert_eq!(server.server.metrics.sessions.ended("tcp", "forbidden"), 1);
+    assert_eq!(server.server.metrics.sessions.closed("tcp", "forbidden"), 1);
     assert_eq!(server.open(&format!("node1:{}", echo.port())).await.peer_addr().unwrap(), server.connect);
 }
 

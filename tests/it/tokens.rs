@@ -52,7 +52,7 @@ async fn a_revoked_token_ends_only_its_links_and_sessions_within_ten_seconds() {
     let log = revoked.bound.log.unwrap();
     assert!(get(log, "/readyz").await.body.contains("link: "));
     assert!(
-        servers[1].server.metrics.calls_refused.counted("token") <= 20,
+        servers[1].server.metrics.links_rejected.counted("token") <= 20,
         "the edge does not flood the server"
     );
 }
@@ -84,7 +84,7 @@ async fn an_edge_whose_token_file_has_changed_dials_at_once() {
         .replace(&format!("token = \"{TOKEN}\""), &token_file);
     let edge = start_edge(&text);
     tokio::time::pause();
-    let tries = || edge.metrics.reconnects.get();
+    let tries = || edge.metrics.link_reconnects.get();
     wait_within(Duration::from_secs(600), "its pauses have grown to 15 s or more", || tries() >= 12).await;
     let (before, started) = (tries(), Instant::now());
     place.file("mine", "new\n");
@@ -110,7 +110,7 @@ async fn an_edge_with_two_tokens_uses_the_one_that_the_cloud_knows() {
     place.file("token", "node1:new\n");
     wait_within(Duration::from_secs(15), "it has another link", || link().is_some() && link() != first).await;
     wait_until("it was refused once for each change", || {
-        servers[0].server.metrics.calls_refused.counted("token") == 2
+        servers[0].server.metrics.links_rejected.counted("token") == 2
     })
     .await;
 }

@@ -122,7 +122,7 @@ async fn endless_refusals_are_summed_up_and_all_are_counted() {
     for _ in 0..30 {
         assert!(remote::try_link(&place, other.server.bound.grpc, "node1", None).await.is_err());
     }
-    assert_eq!(server.server.metrics.sessions.ended("ssh", "bad_target"), 100);
+    assert_eq!(server.server.metrics.sessions.closed("connect", "bad_target"), 100);
     wait_until("each is logged or summed up", || {
         lines.told("bad target", "bad_target") == 100 && lines.told("the token differs", "\"token\"") == 30
     })

@@ -160,7 +160,7 @@ fn ssh_shows_why_its_session_failed_and_ends_cleanly_otherwise() {
     let sshd = Sshd::start();
     let helper = format!("{PROGRAM} connect --through=http://127.0.0.1:{} %h %p", place.cloud.connect);
     sshd.works_through(&helper);
-    place.cloud.process.says_of("result=\"over\"", "listener=\"ssh\"");
+    place.cloud.process.says_of("result=\"ok\"", "listener=\"connect\"");
     let mut command = Command::new("ssh");
     command.args(sshd.options(&helper)).args(["node1", "echo it runs; sleep 60"]);
     let mut ssh = Running::start("ssh", place.place.path(), &mut command);

@@ -244,7 +244,7 @@ fn a_full_disk_for_logs_is_reported_outside_of_the_log() {
     let logs = format!("--log-dir={}", stage.path("disk").display());
     let mut server = stage.server(free_port(), log, "[mode.cloud.ssh]\nlisten = \"127.0.0.1:0\"\n", &[&logs]);
     let lost = |page: &str| {
-        let line = page.lines().find(|line| line.starts_with("tunnel_log_lines_lost_total "));
+        let line = page.lines().find(|line| line.starts_with("tunnel_log_lines_dropped_total "));
         line.map_or(0, |line| line.rsplit(' ').next().unwrap().parse::<u64>().unwrap())
     };
     let level = |number: &str| {

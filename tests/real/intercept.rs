@@ -36,7 +36,7 @@ fn a_client_on_the_host_reaches_kubelets_by_address_over_tls() {
     drop((other, direct));
     let refused = world.get("http://10.79.1.2:10251/").status.code();
     assert_eq!(refused, Some(28), "no response, because only the node could answer");
-    assert_eq!(server.log().matches(FRONT).count(), 4, "{}", server.log());
+    assert_eq!(server.log().matches(LISTENER).count(), 4, "{}", server.log());
     // The address of a disconnected node is intercepted for the resume timeout, so that clients get a reset instead
     // of waiting.
     let [_first, second] = edges;
@@ -79,7 +79,7 @@ fn the_next_server_takes_over_the_table_of_a_killed_server() {
         world.asks_kubelet(1, &ip);
     }
     assert_eq!(world.host.sh("nft list tables | sort"), "table inet tunnel\ntable inet tunnel-owner\n");
-    assert_eq!(server.log().matches(FRONT).count(), 2, "{}", server.log());
+    assert_eq!(server.log().matches(LISTENER).count(), 2, "{}", server.log());
     // Delete the server's table, like a firewall that is reloaded.
     world.host.sh("nft flush ruleset");
     world.is_intercepted(&addresses(1)[0], true);
@@ -156,7 +156,7 @@ fn connections_to_this_host_or_from_the_server_are_not_intercepted() {
     // A connection of another program is intercepted and fails, because the address belongs to no node.
     let intercepted = world.get(&format!("http://{OTHER}:10250/")).status.code();
     assert_ne!(intercepted, Some(0));
-    assert!(!server.log().contains(FRONT), "{}", server.log());
+    assert!(!server.log().contains(LISTENER), "{}", server.log());
     drop(other);
 }
 
@@ -517,7 +517,7 @@ const ANSWER: &str = r#"end=$(printf '\r'); while read -r line && [ "$line" != "
 printf 'HTTP/1.0 200 OK\r\n\r\n%s' "${1:-$SOCAT_SOCKADDR}"
 "#;
 /// The field of access log lines of intercepted clients.
-pub(crate) const FRONT: &str = "access: listener=\"intercept\"";
+pub(crate) const LISTENER: &str = "access: listener=\"intercept\"";
 /// Releases the addresses of disconnected nodes soon.
 const SHORT: &str = "[mode.cloud.session]\ngrace = \"1s\"\n";
 /// A machine that is not a node.

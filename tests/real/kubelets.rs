@@ -9,7 +9,7 @@ use serde_json::{Value, json};
 
 use crate::certificates::Authority;
 use crate::cluster::{Cluster, Way, kubelet_client, target_ca};
-use crate::intercept::FRONT;
+use crate::intercept::LISTENER;
 use crate::kubectl::{Kubectl, Talk, is_told};
 use crate::network::{OTHER_SERVER, SERVER, address};
 use crate::parts::{have, kept};
@@ -116,7 +116,7 @@ fn unconfigured_clients_reach_kubelets_by_their_addresses() {
     for ip in &ips {
         is_intercepted(&cluster, ip, true);
     }
-    assert!(!pod.log().contains(FRONT), "{}", pod.log());
+    assert!(!pod.log().contains(LISTENER), "{}", pod.log());
     let metrics = metrics.by_address(&cluster);
     let scraped = [format!("{}:10250", ips[0]), format!("[{}]:10250", ips[1])];
     let mut job = targets(&scraped);
@@ -146,7 +146,7 @@ fn unconfigured_clients_reach_kubelets_by_their_addresses() {
     }
     metrics.knows_both(&cluster);
     for node in ["node1", "node2"] {
-        let of = |line: &&str| line.contains(FRONT) && line.contains(&format!("node={node} "));
+        let of = |line: &&str| line.contains(LISTENER) && line.contains(&format!("node={node} "));
         assert!(pod.log().lines().any(|line| of(&line)), "{node}: {}", pod.log());
     }
 

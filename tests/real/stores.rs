@@ -89,7 +89,10 @@ fn etcd(place: &TestDir, at: SocketAddr, peers: u16) -> Running {
 /// Waits until this number of records is published, according to the publishers, and returns how long that took.
 async fn stand(servers: &[Pod], records: usize) -> Duration {
     let started = Instant::now();
-    while servers.iter().map(|server| usize::try_from(server.metrics.published.get()).unwrap()).sum::<usize>()
+    while servers
+        .iter()
+        .map(|server| usize::try_from(server.metrics.dns_records.get()).unwrap())
+        .sum::<usize>()
         != records
     {
         assert!(started.elapsed() < Duration::from_secs(600), "the records are not published");

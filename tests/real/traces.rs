@@ -20,9 +20,9 @@ fn one_session_is_traced_through_all_logs_by_the_digits_of_its_id() {
     client.shutdown(Shutdown::Write).unwrap();
     assert_eq!(client.read_to_end(&mut Vec::new()).unwrap(), 0);
 
-    let access = fleet.servers[0].process.says("access: listener=\"ssh\"");
+    let access = fleet.servers[0].process.says("access: listener=\"connect\"");
     assert!(access.contains(" bytes_to_target=11 bytes_to_client=11 duration_seconds="), "{access}");
-    assert!(access.contains(" resume_count=1 status=200 result=\"over\""), "{access}");
+    assert!(access.contains(" resume_count=1 status=200 result=\"ok\""), "{access}");
     let (_, id) = access.rsplit_once(" session=").unwrap();
     let id = id.get(..8).unwrap();
     let [opener, first, second] = &mut fleet.servers[..] else { panic!("three servers") };
@@ -65,7 +65,7 @@ fn one_session_is_traced_through_all_logs_by_the_digits_of_its_id() {
         id,
         &["session created", "session opened", "session lost its path", "session resumed", "session closed"],
     );
-    let access = edge.process.says("access: listener=\"backend\"");
+    let access = edge.process.says("access: listener=\"acceptor\"");
     assert!(access.contains(&format!(" session={id} ")), "{access}");
     for log in [opener.process.log(), first.process.log(), second.process.log(), edge.process.log()] {
         for line in log.lines().filter(|line| line.contains(" tunnel")) {

@@ -230,7 +230,7 @@ auth = "none"
 
     /// Waits until its metrics report this number of published records.
     pub(crate) fn publishes(&mut self, records: usize) {
-        self.process.answers(self.metrics, "/metrics", &format!("tunnel_published_records {records}\n"));
+        self.process.answers(self.metrics, "/metrics", &format!("tunnel_dns_records {records}\n"));
     }
 
     /// Waits until a node is linked to it.

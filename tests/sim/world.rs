@@ -110,9 +110,8 @@ impl Simulation {
             ));
         }
         let undelivered = self.ledger.undelivered();
-        let full = |process: &Process| {
-            ["memory", "sessions"].map(|cause| process.metrics.undelivered.counted(cause))
-        };
+        let full =
+            |process: &Process| ["memory", "sessions"].map(|cause| process.metrics.truncated.counted(cause));
         let faithful =
             self.plan.about != About::Grace && self.processes.iter().all(|process| full(process) == [0, 0]);
         if faithful && !undelivered.is_empty() {

@@ -14,11 +14,11 @@ use crate::logging::ACCESS;
 use crate::names::{NodeName, SessionId, Target};
 
 /// The access line of one session, filled while it runs. [`Self::end`] writes it; dropping it writes it with the result
-/// `cut`.
+/// `aborted`.
 #[derive(Debug)]
 pub struct AccessLogEntry {
-    /// Name of the listener (`ssh`, ...), or `backend` at the edge.
-    pub front: &'static str,
+    /// Name of the listener (`connect`, ...), or `acceptor` at the end that dials the target.
+    pub listener: &'static str,
     /// ID of the session, once it has one; the line shows 8 digits.
     pub id: Option<SessionId>,
     /// Trace ID of the client's request: received from the client, or generated.
@@ -45,9 +45,9 @@ pub struct AccessLogEntry {
 
 impl AccessLogEntry {
     /// Creates the line of a session that starts now.
-    pub fn start(front: &'static str, client: String) -> Self {
+    pub fn start(listener: &'static str, client: String) -> Self {
         Self {
-            front,
+            listener,
             id: None,
             trace: String::new(),
             node: None,
@@ -91,7 +91,7 @@ impl AccessLogEntry {
         let seconds = self.age().as_secs_f64();
         info!(
             target: ACCESS,
-            listener = self.front,
+            listener = self.listener,
             session = self.id.map(tracing::field::display),
             trace_id = (!self.trace.is_empty()).then_some(self.trace.as_str()),
             node = self.node.as_ref().map(tracing::field::display),
@@ -113,7 +113,7 @@ impl Drop for AccessLogEntry {
     fn drop(&mut self) {
         if !self.written {
             self.write(
-                "cut",
+                "aborted",
                 "the process stopped, or the client disconnected while the session was being opened",
             );
         }
@@ -132,12 +132,12 @@ pub struct RefusalLogLimiter(Arc<Mutex<Second>>);
 type Second = HashMap<(&'static str, Option<IpAddr>), u64>;
 
 impl RefusalLogLimiter {
-    /// Counts a refusal and returns true if it may be logged. `cause` is a fixed word.
-    pub fn may_log(&self, cause: &'static str, from: IpAddr) -> bool {
+    /// Counts a refusal and returns true if it may be logged. `reason` is a fixed word.
+    pub fn may_log(&self, reason: &'static str, from: IpAddr) -> bool {
         let mut second = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        let one = (cause, Some(source(from)));
+        let one = (reason, Some(source(from)));
         let known = second.len() < MAX_SOURCES_PER_SECOND || second.contains_key(&one);
-        let count = second.entry(if known { one } else { (cause, None) }).or_default();
+        let count = second.entry(if known { one } else { (reason, None) }).or_default();
         *count += 1;
         *count <= EACH
     }
@@ -156,10 +156,10 @@ impl RefusalLogLimiter {
 
     fn next(&self) {
         let second = std::mem::take(&mut *self.0.lock().unwrap_or_else(PoisonError::into_inner));
-        for ((cause, source), count) in second {
+        for ((reason, source), count) in second {
             let Some(more) = count.checked_sub(EACH).filter(|more| *more > 0) else { continue };
             let source = source.map(tracing::field::display);
-            warn!(reason = cause, source, suppressed = more, "similar refusals not logged");
+            warn!(reason, source, suppressed = more, "similar refusals not logged");
         }
     }
 }
@@ -193,17 +193,17 @@ mod tests {
     fn a_session_has_one_line_and_shows_no_whole_id() {
         let id = SessionId::random();
         let lines = lines_of(|| {
-            let mut access = AccessLogEntry::start("ssh", "10.0.0.1:5".into());
+            let mut access = AccessLogEntry::start("connect", "10.0.0.1:5".into());
             access.id = Some(id);
             access.target = Some("node1:22".parse().unwrap());
             access.up = 7;
             access.status = Some(200);
-            access.end("over", "both ends finished");
+            access.end("ok", "both ends finished");
         });
         let [line] = lines.try_into().unwrap();
         assert_eq!(
             (&line["session"], &line["bytes_to_target"], &line["status"], &line["result"]),
-            (&id.to_string().into(), &7.into(), &200.into(), &"over".into())
+            (&id.to_string().into(), &7.into(), &200.into(), &"ok".into())
         );
         assert_eq!(line["target"], "node1:22");
         assert!(line.get("user").is_none(), "{line}");
@@ -211,10 +211,10 @@ mod tests {
     }
 
     #[test]
-    fn a_session_that_is_cut_has_its_line_too() {
-        let lines = lines_of(|| drop(AccessLogEntry::start("ssh", String::new())));
+    fn an_aborted_session_has_its_line_too() {
+        let lines = lines_of(|| drop(AccessLogEntry::start("connect", String::new())));
         assert_eq!(lines.len(), 1);
-        assert_eq!(lines[0]["result"], "cut");
+        assert_eq!(lines[0]["result"], "aborted");
     }
 }
 
@@ -225,13 +225,13 @@ mod refusals_tests {
     use super::*;
 
     #[test]
-    fn each_cause_and_source_has_twenty_lines_a_second_and_the_rest_is_summed_up() {
+    fn each_reason_and_source_has_twenty_lines_a_second_and_the_rest_is_summed_up() {
         let refusals = RefusalLogLimiter::default();
         let ip = |text: &str| text.parse::<IpAddr>().unwrap();
-        let told = |cause, from| (0..21_000).filter(|_| refusals.may_log(cause, ip(from))).count();
+        let told = |reason, from| (0..21_000).filter(|_| refusals.may_log(reason, ip(from))).count();
         let lines = lines_of(true, || {
             assert_eq!(
-                (told("token", "192.0.2.1"), told("token", "192.0.2.2"), told("busy", "192.0.2.1")),
+                (told("token", "192.0.2.1"), told("token", "192.0.2.2"), told("overloaded", "192.0.2.1")),
                 (20, 20, 20)
             );
             refusals.next();
@@ -240,7 +240,7 @@ mod refusals_tests {
         });
         assert_eq!(lines.lines().count(), 3, "{lines}");
         assert!(lines.lines().all(|line| line.contains("\"suppressed\":20980")), "{lines}");
-        assert!(lines.contains(r#""reason":"busy","source":"192.0.2.1""#), "{lines}");
+        assert!(lines.contains(r#""reason":"overloaded","source":"192.0.2.1""#), "{lines}");
     }
 
     #[test]

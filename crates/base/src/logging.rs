@@ -171,6 +171,7 @@ fn targets(verbosity: i32) -> Targets {
     let kubernetes = if verbosity < 4 { LevelFilter::OFF } else { others };
     let targets = Targets::new().with_default(others).with_target("kube", kubernetes);
     let frames = if verbosity < 8 { LevelFilter::OFF } else { LevelFilter::TRACE };
+    // `tunnel` includes the access lines. The others below it have levels of their own.
     let targets = targets.with_target("tunnel", ours).with_target(FRAMES, frames);
     targets.with_target(AUDIT, LevelFilter::INFO)
 }
@@ -300,7 +301,7 @@ impl DroppedLines {
 pub(crate) static OF_PROCESS: LazyLock<DroppedLines> = LazyLock::new(DroppedLines::default);
 
 /// Returns the number of log lines that this process dropped because a write failed or a queue was full.
-pub fn lost_lines() -> u64 {
+pub fn dropped_lines() -> u64 {
     OF_PROCESS.count()
 }
 

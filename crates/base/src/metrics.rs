@@ -1,6 +1,7 @@
-//! All metrics: names, help texts, labels, and the two exposition formats.
+//! All metrics: names, help texts and labels.
 
-use std::fmt::Write as _;
+pub mod format;
+
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -13,6 +14,7 @@ use prometheus_client::metrics::histogram::Histogram;
 use prometheus_client::registry::{Registry, Unit};
 
 use crate::access_log::RefusalLogLimiter;
+use crate::metrics::format::{ExpositionFormat, plain};
 use crate::process::ProcessCollector;
 
 /// The metrics of this process, created once at startup and passed to every part that counts. Cheap to clone.
@@ -21,54 +23,56 @@ use crate::process::ProcessCollector;
 /// series. Counters that sessions change often are plain fields.
 #[derive(Debug, Clone)]
 pub struct Metrics {
-    /// Number of nodes linked to this server. SuperEdge's only metric, under its name.
+    /// Number of nodes linked to this server.
     pub nodes: Gauge,
-    /// Number of open links.
-    pub links: Gauge,
+    /// Open links, by kind of remote.
+    pub links: OpenLinks,
     /// Closed links, by reason.
-    pub links_ended: CauseCounter,
+    pub links_closed: ReasonCounter,
     /// Rejected links, by reason.
-    pub calls_refused: CauseCounter,
+    pub links_rejected: ReasonCounter,
+    /// Failed attempts to dial a link, by reason.
+    pub link_dial_failures: ReasonCounter,
     /// Number of times two running processes used the same node name while one of them was linked here.
-    pub name_conflicts: Counter,
+    pub node_name_conflicts: Counter,
     /// Number of times an edge started to dial its server again.
-    pub reconnects: Counter,
-    /// Backup links next to an unresponsive link: `dialled`, then one of `won`, `lost` or `failed`.
-    pub second_links: CauseCounter,
+    pub link_reconnects: Counter,
+    /// Backup links next to an unresponsive link, by outcome.
+    pub backup_links: BackupLinks,
     /// Number of edges asked to link to a peer with fewer nodes.
     pub edges_rebalanced: Counter,
     /// Round-trip times of pings in seconds, on every link.
     pub rtt: LatencyHistogram,
     /// Number of times reading a plain link paused because a session's queue was full.
-    pub stalls: Counter,
+    pub read_pauses: Counter,
     /// Sessions of each listener or of the acceptor.
     pub sessions: Sessions,
     /// Seconds from a session's request to its response, successful or not.
-    pub opening: LatencyHistogram,
+    pub open_duration: LatencyHistogram,
     /// HTTP requests in flight.
     pub requests: InFlightRequests,
     /// Bytes from clients to targets.
-    pub bytes_up: Counter,
+    pub bytes_to_target: Counter,
     /// Bytes from targets to clients.
-    pub bytes_down: Counter,
+    pub bytes_to_client: Counter,
     /// Sessions reset before their end, by reason.
-    pub resets: CauseCounter,
+    pub resets: ReasonCounter,
     /// Sessions whose last bytes were dropped before delivery, by reason.
-    pub undelivered: CauseCounter,
+    pub truncated: ReasonCounter,
     /// Number of times a session with an end here was resumed over another path.
     pub resumed: Counter,
     /// Number of sessions relayed by this server; updated every few seconds.
     pub sessions_relayed: Gauge,
     /// Bytes that sessions hold in memory, by budget; updated every few seconds.
-    pub memory: Memory,
+    pub buffers: Buffers,
     /// Dropped frames (wrong link, role or attempt, or unknown), by reason.
-    pub frames_dropped: CauseCounter,
+    pub frames_dropped: ReasonCounter,
     /// Client connections closed without a session, by reason (header timeout, not HTTP, limit reached, ...).
-    pub connections_refused: CauseCounter,
+    pub connections_rejected: ReasonCounter,
     /// Number of records published for DNS.
-    pub published: Gauge,
+    pub dns_records: Gauge,
     /// Number of failed attempts to write records.
-    pub publish_failures: Counter,
+    pub dns_publish_failures: Counter,
     /// Expiration times of certificates.
     pub certificates: Certificates,
     /// Limiter for log lines about refusals that are counted here.
@@ -78,11 +82,19 @@ pub struct Metrics {
 
 /// A counter for each reason; reasons are fixed words.
 #[derive(Debug, Clone, Default)]
-pub struct CauseCounter(Family<CauseLabels, Counter>, Counter);
+pub struct ReasonCounter(Family<ReasonLabels, Counter>, Counter);
+
+/// Backup links, by outcome.
+#[derive(Debug, Clone, Default)]
+pub struct BackupLinks(Family<OutcomeLabels, Counter>);
+
+/// Open links, by kind of remote, and of all kinds together.
+#[derive(Debug, Clone, Default)]
+pub struct OpenLinks(Family<RemoteLabels, Gauge>, Gauge);
 
 /// Bytes used of each budget, and its limit.
 #[derive(Debug, Clone, Default)]
-pub struct Memory {
+pub struct Buffers {
     used: Family<BudgetLabels, Gauge>,
     limit: Family<BudgetLabels, Gauge>,
 }
@@ -91,14 +103,14 @@ pub struct Memory {
 #[derive(Debug, Clone, Default)]
 pub struct Sessions {
     now: Family<ListenerLabels, Gauge>,
-    total: Family<EndedLabels, Counter>,
+    total: Family<ClosedLabels, Counter>,
 }
 
 /// A guard that counts one session as open until dropped.
 #[derive(Debug)]
 pub struct ActiveSession {
     sessions: Sessions,
-    front: &'static str,
+    listener: &'static str,
     result: &'static str,
     request: Option<InFlightGuard>,
 }
@@ -115,20 +127,24 @@ impl Metrics {
         let labels = [("kubernetes_namespace", namespace), ("kubernetes_pod_name", pod)];
         let known = labels.into_iter().filter(|(_, value)| !value.is_empty());
         let labels: KubernetesLabels = known.map(|(name, value)| (name, value.to_owned())).collect();
-        let (name, help) = ("tunnel_cloud_nodes", "Number of edge nodes");
-        if labels.is_empty() {
+        let (name, help) =
+            ("tunnel_cloud_nodes", "Number of nodes linked to this server, as SuperEdge names it");
+        let nodes = if labels.is_empty() {
             let nodes = Gauge::default();
             registry.register(name, help, nodes.clone());
-            return Self::with(registry, nodes);
-        }
-        let nodes = Family::<KubernetesLabels, Gauge>::default();
-        registry.register(name, help, nodes.clone());
-        Self::with(registry, nodes.get_or_create_owned(&labels))
+            nodes
+        } else {
+            let nodes = Family::<KubernetesLabels, Gauge>::default();
+            registry.register(name, help, nodes.clone());
+            nodes.get_or_create_owned(&labels)
+        };
+        registry.register("tunnel_nodes_connected", "Number of nodes linked to this server", nodes.clone());
+        Self::with(registry, nodes, &["edge", "peer"])
     }
 
     /// Returns the metrics of an edge; [`Self::nodes`] exists but is not exposed.
     pub fn edge() -> Self {
-        Self::with(Registry::default(), Gauge::default())
+        Self::with(Registry::default(), Gauge::default(), &["server"])
     }
 
     /// Returns all metrics as text in the given format.
@@ -144,52 +160,67 @@ impl Metrics {
         }
     }
 
-    fn with(mut all: Registry, nodes: Gauge) -> Self {
+    /// Registers all metrics in `all`. Open links to each of the kinds `remotes` are exposed even before the first one.
+    fn with(mut all: Registry, nodes: Gauge, remotes: &[&'static str]) -> Self {
+        let [bytes_to_target, bytes_to_client] = session_bytes(&mut all);
         let mut metrics = Self {
             nodes,
-            links: Gauge::default(),
-            links_ended: CauseCounter::default(),
-            calls_refused: CauseCounter::default(),
-            name_conflicts: Counter::default(),
-            reconnects: Counter::default(),
-            second_links: CauseCounter::default(),
+            links: OpenLinks::default(),
+            links_closed: ReasonCounter::default(),
+            links_rejected: ReasonCounter::default(),
+            link_dial_failures: ReasonCounter::default(),
+            node_name_conflicts: Counter::default(),
+            link_reconnects: Counter::default(),
+            backup_links: BackupLinks::default(),
             edges_rebalanced: Counter::default(),
-            rtt: LatencyHistogram::new(&ROUND_TRIP_SECONDS),
-            stalls: Counter::default(),
+            rtt: LatencyHistogram::new(&RTT_SECONDS),
+            read_pauses: Counter::default(),
             sessions: Sessions::default(),
-            opening: LatencyHistogram::new(&OPENING_SECONDS),
+            open_duration: LatencyHistogram::new(&OPEN_SECONDS),
             requests: InFlightRequests::default(),
-            bytes_up: Counter::default(),
-            bytes_down: Counter::default(),
-            resets: CauseCounter::default(),
-            undelivered: CauseCounter::default(),
+            bytes_to_target,
+            bytes_to_client,
+            resets: ReasonCounter::default(),
+            truncated: ReasonCounter::default(),
             resumed: Counter::default(),
             sessions_relayed: Gauge::default(),
-            memory: Memory::default(),
-            frames_dropped: CauseCounter::default(),
-            connections_refused: CauseCounter::default(),
-            published: Gauge::default(),
-            publish_failures: Counter::default(),
+            buffers: Buffers::default(),
+            frames_dropped: ReasonCounter::default(),
+            connections_rejected: ReasonCounter::default(),
+            dns_records: Gauge::default(),
+            dns_publish_failures: Counter::default(),
             certificates: Certificates::default(),
             refusals: RefusalLogLimiter::default(),
             registry: Arc::default(),
         };
+        for remote in remotes {
+            metrics.links.of(remote);
+        }
         metrics.register_links(&mut all);
         metrics.register_sessions(&mut all);
         metrics.register_refused(&mut all);
         let build = Family::<BuildLabels, Gauge>::default();
-        build.get_or_create(&BuildLabels { version: env!("CARGO_PKG_VERSION") }).set(1);
-        all.register("tunnel_build_info", "Version of this program; always 1", build);
+        build.get_or_create(&BuildLabels { version: env!("CARGO_PKG_VERSION"), revision: REVISION }).set(1);
+        all.register("tunnel_build_info", "Version and revision of this program; always 1", build);
         all.register_collector(Box::new(ProcessCollector));
         metrics.registry = Arc::new(all);
         metrics
     }
 }
 
-impl CauseCounter {
-    /// Increments the count for `cause`.
-    pub fn count(&self, cause: &'static str) {
-        self.0.get_or_create(&CauseLabels { cause }).inc();
+/// Registers the counter of bytes and returns its series for bytes to targets and to clients. Sessions use them
+/// directly, because looking a series up for each copied piece would be slow.
+fn session_bytes(to: &mut Registry) -> [Counter; 2] {
+    let bytes = Family::<DirectionLabels, Counter>::default();
+    let help = "Total number of bytes copied between clients and targets, by direction";
+    to.register_with_unit("tunnel_session", help, Unit::Bytes, bytes.clone());
+    ["to_target", "to_client"].map(|direction| bytes.get_or_create_owned(&DirectionLabels { direction }))
+}
+
+impl ReasonCounter {
+    /// Increments the count for `reason`.
+    pub fn count(&self, reason: &'static str) {
+        self.0.get_or_create(&ReasonLabels { reason }).inc();
         self.1.inc();
     }
 
@@ -198,13 +229,48 @@ impl CauseCounter {
         self.1.get()
     }
 
-    /// Returns the count for `cause`.
-    pub fn counted(&self, cause: &'static str) -> u64 {
-        self.0.get_or_create(&CauseLabels { cause }).get()
+    /// Returns the count for `reason`.
+    pub fn counted(&self, reason: &'static str) -> u64 {
+        self.0.get_or_create(&ReasonLabels { reason }).get()
     }
 }
 
-impl Memory {
+impl BackupLinks {
+    /// Increments the count for `outcome` (`used`, `unneeded` or `failed`).
+    pub fn count(&self, outcome: &'static str) {
+        self.0.get_or_create(&OutcomeLabels { outcome }).inc();
+    }
+
+    /// Returns the count for `outcome`.
+    pub fn counted(&self, outcome: &'static str) -> u64 {
+        self.0.get_or_create(&OutcomeLabels { outcome }).get()
+    }
+}
+
+impl OpenLinks {
+    /// Counts a link to that kind of remote (`edge`, `peer` or `server`) as open.
+    pub fn opened(&self, remote: &'static str) {
+        self.of(remote).inc();
+        self.1.inc();
+    }
+
+    /// Counts such a link as closed.
+    pub fn closed(&self, remote: &'static str) {
+        self.of(remote).dec();
+        self.1.dec();
+    }
+
+    /// Returns the number of open links to all remotes together.
+    pub fn all(&self) -> i64 {
+        self.1.get()
+    }
+
+    fn of(&self, remote: &'static str) -> Gauge {
+        self.0.get_or_create_owned(&RemoteLabels { remote })
+    }
+}
+
+impl Buffers {
     /// Sets the used bytes of `budget` (a fixed word), and its limit.
     pub fn set(&self, budget: &'static str, used: usize, limit: usize) {
         for (family, bytes) in [(&self.used, used), (&self.limit, limit)] {
@@ -214,25 +280,25 @@ impl Memory {
 }
 
 impl Sessions {
-    /// Counts a session of `front` as open until the result is dropped.
-    pub fn start(&self, front: &'static str) -> ActiveSession {
-        self.now.get_or_create(&ListenerLabels { front }).inc();
-        ActiveSession { sessions: self.clone(), front, result: "cut", request: None }
+    /// Counts a session of `listener` as open until the result is dropped.
+    pub fn start(&self, listener: &'static str) -> ActiveSession {
+        self.now.get_or_create(&ListenerLabels { listener }).inc();
+        ActiveSession { sessions: self.clone(), listener, result: "aborted", request: None }
     }
 
     /// Counts a session that was refused before it opened.
-    pub fn refused(&self, front: &'static str, result: &'static str) {
-        self.total.get_or_create(&EndedLabels { front, result }).inc();
+    pub fn refused(&self, listener: &'static str, result: &'static str) {
+        self.total.get_or_create(&ClosedLabels { listener, result }).inc();
     }
 
-    /// Returns the number of open sessions of `front`.
-    pub fn now(&self, front: &'static str) -> i64 {
-        self.now.get_or_create(&ListenerLabels { front }).get()
+    /// Returns the number of open sessions of `listener`.
+    pub fn now(&self, listener: &'static str) -> i64 {
+        self.now.get_or_create(&ListenerLabels { listener }).get()
     }
 
-    /// Returns the number of closed sessions of `front` with this result.
-    pub fn ended(&self, front: &'static str, result: &'static str) -> u64 {
-        self.total.get_or_create(&EndedLabels { front, result }).get()
+    /// Returns the number of closed sessions of `listener` with this result.
+    pub fn closed(&self, listener: &'static str, result: &'static str) -> u64 {
+        self.total.get_or_create(&ClosedLabels { listener, result }).get()
     }
 }
 
@@ -242,7 +308,7 @@ impl ActiveSession {
         self.request = Some(request);
     }
 
-    /// Records the session's result; a session dropped without one is counted as `cut`.
+    /// Records the session's result; a session dropped without one is counted as `aborted`.
     pub fn end(mut self, result: &'static str) {
         self.result = result;
     }
@@ -250,8 +316,8 @@ impl ActiveSession {
 
 impl Drop for ActiveSession {
     fn drop(&mut self) {
-        self.sessions.now.get_or_create(&ListenerLabels { front: self.front }).dec();
-        self.sessions.refused(self.front, self.result);
+        self.sessions.now.get_or_create(&ListenerLabels { listener: self.listener }).dec();
+        self.sessions.refused(self.listener, self.result);
     }
 }
 
@@ -269,12 +335,18 @@ impl LatencyHistogram {
 /// Initial capacity of the text in bytes, to avoid reallocations.
 const TEXT_BYTES: usize = 8 * 1024;
 
+/// Git revision that this program was built from, if the build knew it.
+const REVISION: &str = match option_env!("TUNNEL_REVISION") {
+    Some(revision) => revision,
+    None => "unknown",
+};
+
 /// Buckets in seconds, from a link on one machine to a link that is given up.
-const ROUND_TRIP_SECONDS: [f64; 15] =
+const RTT_SECONDS: [f64; 15] =
     [0.0005, 0.002, 0.005, 0.01, 0.025, 0.05, 0.1, 0.15, 0.25, 0.4, 0.6, 1.0, 2.0, 3.0, 5.0];
 
 /// Buckets in seconds, from a target on one machine to the longest timeout.
-const OPENING_SECONDS: [f64; 15] =
+const OPEN_SECONDS: [f64; 15] =
     [0.0005, 0.001, 0.0025, 0.01, 0.05, 0.1, 0.2, 0.35, 0.5, 0.75, 1.0, 2.0, 3.0, 5.0, 12.0];
 
 // Expiration of certificates.
@@ -290,69 +362,6 @@ impl Certificates {
     }
 }
 
-// The two exposition formats: OpenMetrics, and the older one that every scraper can read.
-
-/// An exposition format.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum ExpositionFormat {
-    /// OpenMetrics 1.0.
-    Open,
-    /// Prometheus text format, version 0.0.4.
-    Plain,
-}
-
-impl ExpositionFormat {
-    /// Chooses the format by a scraper's `Accept` header: OpenMetrics if it is accepted and not weighted below plain
-    /// text.
-    pub fn wanted(accept: &str) -> Self {
-        let weight = |kind: &str| {
-            let mut weights = accept.split(',').filter_map(|part| {
-                let mut parts = part.split(';').map(str::trim);
-                parts.next().filter(|found| found.eq_ignore_ascii_case(kind))?;
-                let given = parts.find_map(|part| part.strip_prefix("q=")?.trim().parse::<f32>().ok());
-                Some(given.unwrap_or(1.0))
-            });
-            weights.next()
-        };
-        match (weight("application/openmetrics-text"), weight("text/plain")) {
-            (Some(open), plain) if open > 0.0 && open >= plain.unwrap_or(0.0) => Self::Open,
-            _ => Self::Plain,
-        }
-    }
-
-    /// Returns the content type.
-    pub fn content_type(self) -> &'static str {
-        match self {
-            Self::Open => "application/openmetrics-text; version=1.0.0; charset=utf-8",
-            Self::Plain => "text/plain; version=0.0.4; charset=utf-8",
-        }
-    }
-}
-
-/// Converts OpenMetrics text to the plain format: counters are named like their samples, and units and the end marker
-/// are omitted.
-pub(crate) fn plain(open: &str) -> String {
-    let (mut text, mut help) = (String::with_capacity(open.len()), None);
-    for line in open.lines() {
-        let mut words = line.splitn(4, ' ');
-        match (words.next(), words.next(), words.next(), words.next()) {
-            (Some("#"), Some("HELP"), Some(name), said) => help = Some((name, said.unwrap_or_default())),
-            (Some("#"), Some("TYPE"), Some(name), Some(kind)) => {
-                let suffix = if kind == "counter" { "_total" } else { "" };
-                if let Some((_, said)) = help.take().filter(|(of, _)| *of == name) {
-                    let _ = writeln!(text, "# HELP {name}{suffix} {said}");
-                }
-                let _ = writeln!(text, "# TYPE {name}{suffix} {kind}");
-            }
-            (Some("#"), ..) => {}
-            _ => {
-                let _ = writeln!(text, "{line}");
-            }
-        }
-    }
-    text
-}
-
 // Labels of metrics; their values are fixed words.
 
 /// Labels, each present only if its value is known.
@@ -361,11 +370,27 @@ pub(crate) type KubernetesLabels = Vec<(&'static str, String)>;
 #[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
 pub(crate) struct BuildLabels {
     pub(crate) version: &'static str,
+    pub(crate) revision: &'static str,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
-pub(crate) struct CauseLabels {
-    pub(crate) cause: &'static str,
+pub(crate) struct ReasonLabels {
+    pub(crate) reason: &'static str,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
+pub(crate) struct OutcomeLabels {
+    pub(crate) outcome: &'static str,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
+pub(crate) struct RemoteLabels {
+    pub(crate) remote: &'static str,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
+pub(crate) struct DirectionLabels {
+    pub(crate) direction: &'static str,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
@@ -380,18 +405,18 @@ pub(crate) struct BudgetLabels {
 
 #[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
 pub(crate) struct ListenerLabels {
-    pub(crate) front: &'static str,
+    pub(crate) listener: &'static str,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
 pub(crate) struct RequestLabels {
-    pub(crate) verb: &'static str,
+    pub(crate) method: &'static str,
     pub(crate) path: &'static str,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
-pub(crate) struct EndedLabels {
-    pub(crate) front: &'static str,
+pub(crate) struct ClosedLabels {
+    pub(crate) listener: &'static str,
     pub(crate) result: &'static str,
 }
 
@@ -399,99 +424,71 @@ pub(crate) struct EndedLabels {
 
 impl Metrics {
     pub(crate) fn register_links(&self, to: &mut Registry) {
-        to.register("tunnel_links", "Number of open links", self.links.clone());
-        to.register(
-            "tunnel_links_ended",
-            "Total number of links closed, by reason",
-            self.links_ended.0.clone(),
-        );
-        to.register(
-            "tunnel_calls_refused",
-            "Total number of links rejected, by reason",
-            self.calls_refused.0.clone(),
-        );
+        to.register("tunnel_links_open", "Number of open links, by kind of remote", self.links.0.clone());
+        let help = "Total number of links closed, by reason";
+        to.register("tunnel_links_closed", help, self.links_closed.0.clone());
+        let help = "Total number of links rejected, by reason";
+        to.register("tunnel_links_rejected", help, self.links_rejected.0.clone());
+        let help = "Total number of failed attempts to dial a link, by reason";
+        to.register("tunnel_link_dial_failures", help, self.link_dial_failures.0.clone());
         let help = "Total number of times two running processes used the same node name";
-        to.register("tunnel_name_conflicts", help, self.name_conflicts.clone());
-        to.register(
-            "tunnel_reconnects",
-            "Total number of times an edge dialled its server again",
-            self.reconnects.clone(),
-        );
-        let help = "Total number of backup links next to an unresponsive link: dialled, won (answered first), lost (the old link did), failed";
-        to.register("tunnel_second_links", help, self.second_links.0.clone());
+        to.register("tunnel_node_name_conflicts", help, self.node_name_conflicts.clone());
+        let help = "Total number of times an edge dialled its server again, successfully or not";
+        to.register("tunnel_link_reconnects", help, self.link_reconnects.clone());
+        let help = "Total number of backup links dialled next to an unresponsive link: used (it answered first), \
+                    unneeded (the old link did), failed";
+        to.register("tunnel_backup_links", help, self.backup_links.0.clone());
         let help = "Total number of edges asked to link to a server with fewer nodes";
-        to.register("tunnel_edges_moved", help, self.edges_rebalanced.clone());
+        to.register("tunnel_edges_rebalanced", help, self.edges_rebalanced.clone());
         let help = "Round-trip time of a link";
-        to.register_with_unit("tunnel_link_round_trip", help, Unit::Seconds, self.rtt.0.clone());
-        to.register(
-            "tunnel_link_stalls",
-            "Total number of times reading a plain link paused for a slow reader",
-            self.stalls.clone(),
-        );
+        to.register_with_unit("tunnel_link_rtt", help, Unit::Seconds, self.rtt.0.clone());
+        let help = "Total number of times reading a plain link paused for a slow reader";
+        to.register("tunnel_link_read_pauses", help, self.read_pauses.clone());
     }
 
     pub(crate) fn register_sessions(&self, to: &mut Registry) {
-        to.register("tunnel_sessions", "Number of open sessions, by listener", self.sessions.now.clone());
-        to.register(
-            "tunnel_sessions_ended",
-            "Total number of sessions closed, by listener and result; includes requests that never opened",
-            self.sessions.total.clone(),
-        );
-        let help = "Time from a session's request to its response";
-        to.register_with_unit("tunnel_session_opening", help, Unit::Seconds, self.opening.0.clone());
-        let help = "Number of HTTP requests in flight, by method and kind of path";
-        to.register("tunnel_requests_under_way", help, self.requests.0.clone());
-        let help = "Total bytes from clients to targets";
-        to.register_with_unit("tunnel_up", help, Unit::Bytes, self.bytes_up.clone());
-        let help = "Total bytes from targets to clients";
-        to.register_with_unit("tunnel_down", help, Unit::Bytes, self.bytes_down.clone());
-        to.register(
-            "tunnel_sessions_reset",
-            "Total number of sessions reset before their end, by reason",
-            self.resets.0.clone(),
-        );
-        let help = "Total number of aborted sessions that were not delivered in full, by reason";
-        to.register("tunnel_sessions_undelivered", help, self.undelivered.0.clone());
-        to.register(
-            "tunnel_sessions_resumed",
-            "Total number of times a session was resumed over another path",
-            self.resumed.clone(),
-        );
-        to.register(
-            "tunnel_sessions_passing",
-            "Number of sessions relayed by this server",
-            self.sessions_relayed.clone(),
-        );
-        let help = "Bytes used of each budget: promised (reserved for remotes), kept (not yet received by the remote, or a little more), \
-                    passing (relayed to another link), unpromised (sent by plain remotes, not read yet)";
-        to.register_with_unit("tunnel_memory", help, Unit::Bytes, self.memory.used.clone());
-        let help = "Limit of each budget in bytes; see memory in the config";
-        to.register_with_unit("tunnel_memory_limit", help, Unit::Bytes, self.memory.limit.clone());
-    }
-
-    /// Registers the counters of refusals and of published records.
-    pub(crate) fn register_refused(&self, to: &mut Registry) {
-        to.register(
-            "tunnel_frames_dropped",
-            "Total number of frames dropped, by reason",
-            self.frames_dropped.0.clone(),
-        );
-        let help = "Total number of client connections closed without a session, by reason";
-        to.register("tunnel_connections_refused", help, self.connections_refused.0.clone());
-        to.register(
-            "tunnel_published_records",
-            "Number of records published for DNS",
-            self.published.clone(),
-        );
-        let help = "Expiration time of the certificate that a config key names, since the Unix epoch";
+        let help = "Number of open sessions, by listener";
+        to.register("tunnel_sessions_open", help, self.sessions.now.clone());
+        let help =
+            "Total number of sessions closed, by listener and result; includes requests that never opened";
+        to.register("tunnel_sessions_closed", help, self.sessions.total.clone());
+        let help = "Time from a session's request to its response, successful or not";
         to.register_with_unit(
-            "tunnel_certificate_not_after",
+            "tunnel_session_open_duration",
             help,
             Unit::Seconds,
-            self.certificates.0.clone(),
+            self.open_duration.0.clone(),
         );
-        let help = "Total number of failed attempts to write records";
-        to.register("tunnel_publish_failures", help, self.publish_failures.clone());
+        let help = "Number of HTTP requests in flight, by method and kind of path";
+        to.register("tunnel_http_requests_in_flight", help, self.requests.0.clone());
+        let help = "Total number of sessions reset before their end, by reason";
+        to.register("tunnel_sessions_reset", help, self.resets.0.clone());
+        let help = "Total number of aborted sessions that were not delivered in full, by reason";
+        to.register("tunnel_sessions_truncated", help, self.truncated.0.clone());
+        let help = "Total number of times a session was resumed over another path";
+        to.register("tunnel_sessions_resumed", help, self.resumed.clone());
+        let help = "Number of sessions relayed by this server";
+        to.register("tunnel_sessions_relayed", help, self.sessions_relayed.clone());
+        let help = "Bytes used of each budget: reserved (promised to remotes), unacknowledged (not yet received by \
+                    the remote, or a little more), relayed (on the way to another link), unreserved (sent by plain \
+                    remotes, not read yet)";
+        to.register_with_unit("tunnel_buffer", help, Unit::Bytes, self.buffers.used.clone());
+        let help = "Limit of each budget in bytes; see memory in the config";
+        to.register_with_unit("tunnel_buffer_limit", help, Unit::Bytes, self.buffers.limit.clone());
+    }
+
+    /// Registers the metrics of rejections, of published records and of certificates.
+    pub(crate) fn register_refused(&self, to: &mut Registry) {
+        let help = "Total number of frames dropped, by reason";
+        to.register("tunnel_frames_dropped", help, self.frames_dropped.0.clone());
+        let help = "Total number of client connections closed without a session, by reason";
+        to.register("tunnel_connections_rejected", help, self.connections_rejected.0.clone());
+        to.register("tunnel_dns_records", "Number of records published for DNS", self.dns_records.clone());
+        let help = "Total number of failed attempts to write records for DNS";
+        to.register("tunnel_dns_publish_failures", help, self.dns_publish_failures.clone());
+        let help = "Expiration time of the certificate that a config key names, since the Unix epoch";
+        let name = "tunnel_certificate_expiration_timestamp";
+        to.register_with_unit(name, help, Unit::Seconds, self.certificates.0.clone());
     }
 }
 
@@ -520,7 +517,7 @@ impl InFlightRequests {
     }
 
     fn gauge(&self, method: &str, path: &str) -> Gauge {
-        let labels = RequestLabels { verb: one_of(&VERBS, method), path: one_of(&PATHS, first(path)) };
+        let labels = RequestLabels { method: one_of(&METHODS, method), path: one_of(&PATHS, first(path)) };
         self.0.get_or_create_owned(&labels)
     }
 }
@@ -539,7 +536,7 @@ fn one_of(words: &[&'static str], word: &str) -> &'static str {
     words.iter().find(|known| **known == word).copied().unwrap_or("other")
 }
 
-const VERBS: [&str; 7] = ["GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"];
+const METHODS: [&str; 7] = ["GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"];
 
 /// First segments of a kubelet's paths.
 const PATHS: [&str; 6] = ["exec", "attach", "portForward", "containerLogs", "metrics", "stats"];
@@ -560,19 +557,24 @@ mod tests {
         };
         assert!(quiet.contains(&gauge(0)), "{quiet}");
         metrics.nodes.inc();
-        metrics.links_ended.count("silent");
-        metrics.bytes_up.inc_by(7);
-        metrics.opening.observe(Duration::from_millis(3));
-        metrics.memory.set("kept", 5, 6);
+        metrics.links_closed.count("timed_out");
+        metrics.bytes_to_target.inc_by(7);
+        metrics.links.opened("edge");
+        metrics.open_duration.observe(Duration::from_millis(3));
+        metrics.buffers.set("unacknowledged", 5, 6);
         let text = metrics.encode(ExpositionFormat::Open);
         for line in [
             gauge(1).trim_end(),
-            "tunnel_links_ended_total{cause=\"silent\"} 1",
-            "tunnel_up_bytes_total 7",
-            "tunnel_memory_bytes{budget=\"kept\"} 5",
-            "tunnel_memory_limit_bytes{budget=\"kept\"} 6",
-            "tunnel_session_opening_seconds_bucket{le=\"0.01\"} 1",
-            "tunnel_session_opening_seconds_bucket{le=\"0.0025\"} 0",
+            "tunnel_nodes_connected 1",
+            "tunnel_links_open{remote=\"edge\"} 1",
+            "tunnel_links_open{remote=\"peer\"} 0",
+            "tunnel_links_closed_total{reason=\"timed_out\"} 1",
+            "tunnel_session_bytes_total{direction=\"to_target\"} 7",
+            "tunnel_session_bytes_total{direction=\"to_client\"} 0",
+            "tunnel_buffer_bytes{budget=\"unacknowledged\"} 5",
+            "tunnel_buffer_limit_bytes{budget=\"unacknowledged\"} 6",
+            "tunnel_session_open_duration_seconds_bucket{le=\"0.01\"} 1",
+            "tunnel_session_open_duration_seconds_bucket{le=\"0.0025\"} 0",
         ] {
             assert!(text.lines().any(|l| l == line), "{line} is not in\n{text}");
         }
@@ -586,46 +588,48 @@ mod tests {
         let metrics = Metrics::server("ns", "pod");
         // A new field does not compile here until it is listed, and given a value if it is exposed only with one.
         let Metrics {
-            links_ended,
-            calls_refused,
+            links_closed,
+            links_rejected,
+            link_dial_failures,
             sessions,
             resets,
-            undelivered,
-            memory,
+            truncated,
+            buffers,
             frames_dropped,
-            connections_refused,
-            second_links,
+            connections_rejected,
+            backup_links,
             certificates,
             requests,
             nodes: _,
             links: _,
-            name_conflicts: _,
-            reconnects: _,
+            node_name_conflicts: _,
+            link_reconnects: _,
             edges_rebalanced: _,
             rtt: _,
-            stalls: _,
-            opening: _,
-            bytes_up: _,
-            bytes_down: _,
+            read_pauses: _,
+            open_duration: _,
+            bytes_to_target: _,
+            bytes_to_client: _,
             resumed: _,
             sessions_relayed: _,
-            published: _,
-            publish_failures: _,
+            dns_records: _,
+            dns_publish_failures: _,
             refusals: _,
             registry: _,
         } = &metrics;
-        for causes in [
-            links_ended,
-            calls_refused,
+        for reasons in [
+            links_closed,
+            links_rejected,
+            link_dial_failures,
             resets,
-            undelivered,
+            truncated,
             frames_dropped,
-            connections_refused,
-            second_links,
+            connections_rejected,
         ] {
-            causes.count("a");
+            reasons.count("a");
         }
-        memory.set("a", 1, 1);
+        backup_links.count("a");
+        buffers.set("a", 1, 1);
         certificates.set("a", 1);
         sessions.start("a").end("b");
         drop(requests.start("GET", "/"));
@@ -666,7 +670,8 @@ mod tests {
                 .unwrap_or_else(|| panic!("no {name} in {text}"));
             line.trim().parse::<f64>().unwrap()
         };
-        let build = format!("tunnel_build_info{{version=\"{}\"}}", env!("CARGO_PKG_VERSION"));
+        let build =
+            format!("tunnel_build_info{{version=\"{}\",revision=\"{REVISION}\"}}", env!("CARGO_PKG_VERSION"));
         assert!((value(&build) - 1.0).abs() < f64::EPSILON);
         let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap().as_secs_f64();
         let start = value("process_start_time_seconds");
@@ -676,51 +681,22 @@ mod tests {
 
     #[test]
     fn an_edge_shows_no_gauge_of_nodes() {
-        assert!(!Metrics::edge().encode(ExpositionFormat::Open).contains("tunnel_cloud_nodes"));
+        let text = Metrics::edge().encode(ExpositionFormat::Open);
+        assert!(!text.contains("tunnel_cloud_nodes") && !text.contains("tunnel_nodes_connected"), "{text}");
+        assert!(text.contains("tunnel_links_open{remote=\"server\"} 0\n"), "{text}");
     }
 
     #[test]
     fn a_session_counts_as_alive_until_it_ends() {
         let metrics = Metrics::edge();
-        let (one, two) = (metrics.sessions.start("ssh"), metrics.sessions.start("ssh"));
-        assert_eq!(metrics.sessions.now("ssh"), 2);
-        one.end("over");
+        let (one, two) = (metrics.sessions.start("connect"), metrics.sessions.start("connect"));
+        assert_eq!(metrics.sessions.now("connect"), 2);
+        one.end("ok");
         drop(two);
-        assert_eq!(metrics.sessions.now("ssh"), 0);
-        assert_eq!((metrics.sessions.ended("ssh", "over"), metrics.sessions.ended("ssh", "cut")), (1, 1));
-    }
-}
-
-#[cfg(test)]
-mod form_tests {
-    use super::*;
-
-    #[test]
-    fn openmetrics_is_for_who_asks_for_it() {
-        let prometheus =
-            "application/openmetrics-text;version=1.0.0;q=0.5,text/plain;version=0.0.4;q=0.3,*/*;q=0.2";
-        for (accept, form) in [
-            (prometheus, ExpositionFormat::Open),
-            ("application/openmetrics-text", ExpositionFormat::Open),
-            ("Application/OpenMetrics-Text; version=0.0.1", ExpositionFormat::Open),
-            ("text/plain;version=0.0.4;q=0.5,application/openmetrics-text;q=0.2", ExpositionFormat::Plain),
-            ("application/openmetrics-text;q=0", ExpositionFormat::Plain),
-            ("text/plain", ExpositionFormat::Plain),
-            ("*/*", ExpositionFormat::Plain),
-            ("", ExpositionFormat::Plain),
-        ] {
-            assert_eq!(ExpositionFormat::wanted(accept), form, "{accept}");
-        }
-    }
-
-    #[test]
-    fn the_plain_form_names_counters_as_their_samples_and_says_no_units() {
-        let open = "# HELP a Ones.\n# TYPE a counter\na_total 1\n# HELP b_seconds Twos.\n# TYPE b_seconds histogram\n\
-                    # UNIT b_seconds seconds\nb_seconds_sum 2.0\n# TYPE c gauge\nc{x=\"# y\"} 3\n# EOF\n";
+        assert_eq!(metrics.sessions.now("connect"), 0);
         assert_eq!(
-            plain(open),
-            "# HELP a_total Ones.\n# TYPE a_total counter\na_total 1\n# HELP b_seconds Twos.\n\
-             # TYPE b_seconds histogram\nb_seconds_sum 2.0\n# TYPE c gauge\nc{x=\"# y\"} 3\n"
+            (metrics.sessions.closed("connect", "ok"), metrics.sessions.closed("connect", "aborted")),
+            (1, 1)
         );
     }
 }
@@ -730,18 +706,18 @@ mod requests_tests {
     use super::*;
 
     #[test]
-    fn a_request_is_under_way_until_it_is_dropped_and_no_client_makes_up_a_label() {
+    fn a_request_is_in_flight_until_it_is_dropped_and_no_client_makes_up_a_label() {
         let requests = InFlightRequests::default();
         let all =
             [("GET", "/exec/a/b/c"), ("GET", "/metrics"), ("GET", "/metrics/cadvisor"), ("POST", "/exec")];
-        let held = all.map(|(verb, path)| requests.start(verb, path));
+        let held = all.map(|(method, path)| requests.start(method, path));
         assert_eq!(requests.now("GET", "/metrics"), 2);
         assert_eq!(requests.now("GET", "/exec/x"), 1);
         assert_eq!(requests.now("POST", "/exec/x"), 1);
         drop(held);
         assert_eq!(requests.now("GET", "/metrics"), 0);
         let _odd =
-            [("BREW", "/pot"), ("brew", "/Exec"), ("BREW", "/exec2")].map(|(v, p)| requests.start(v, p));
+            [("BREW", "/pot"), ("brew", "/Exec"), ("BREW", "/exec2")].map(|(m, p)| requests.start(m, p));
         assert_eq!(requests.now("BREW", "/"), 3);
         assert_eq!(requests.now("X", "/y"), 3, "all unknown ones share one series");
     }

@@ -54,8 +54,8 @@ impl Collector for ProcessCollector {
             ConstGauge::new(most).encode(at)?;
         }
         let help = "Total number of log lines dropped because a write failed or the queue was full";
-        let at = encoder.encode_descriptor("tunnel_log_lines_lost", help, None, MetricType::Counter)?;
-        ConstCounter::new(logging::lost_lines()).encode(at)?;
+        let at = encoder.encode_descriptor("tunnel_log_lines_dropped", help, None, MetricType::Counter)?;
+        ConstCounter::new(logging::dropped_lines()).encode(at)?;
         if let Some(files) = open_files() {
             let help = "Number of open file descriptors";
             let at = encoder.encode_descriptor("process_open_fds", help, None, MetricType::Gauge)?;
@@ -63,8 +63,8 @@ impl Collector for ProcessCollector {
         }
         if let Some(tasks) = tasks() {
             let at = encoder.encode_descriptor(
-                "tunnel_tasks",
-                "Number of live tasks of the runtime",
+                "tunnel_tokio_tasks",
+                "Number of live tasks of the Tokio runtime",
                 None,
                 MetricType::Gauge,
             )?;

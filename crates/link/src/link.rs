@@ -230,7 +230,7 @@ impl Link {
                     log(RECEIVED, self.sender.id, &frame);
                     self.on_frame(frame, now);
                 }
-                Err(bad) => self.metrics.frames_dropped.count(bad.cause()),
+                Err(bad) => self.metrics.frames_dropped.count(bad.reason()),
             }
             return;
         };
@@ -246,7 +246,7 @@ impl Link {
             PlainEvent::Heartbeat if self.answers => self.sender.pong(None),
             PlainEvent::Heartbeat => {}
             PlainEvent::Answered => self.sender.wake_outbound(),
-            PlainEvent::Unknown(cause) => self.metrics.frames_dropped.count(cause),
+            PlainEvent::Unknown(reason) => self.metrics.frames_dropped.count(reason),
         }
     }
 
@@ -395,13 +395,13 @@ impl LinkEnd {
     /// Returns a fixed label for metrics.
     pub fn name(&self) -> &'static str {
         match self {
-            Self::Closed(_) => "closed",
-            Self::NameTaken(_) => "name_taken",
-            Self::TimedOut => "silent",
-            Self::WriteStalled => "unread",
-            Self::ClosedLocally => "closed_here",
-            Self::ReplacedByBackup => "outrun",
-            Self::ProtocolError(_) => "bad_stream",
+            Self::Closed(_) => "closed_by_remote",
+            Self::NameTaken(_) => "name_in_use",
+            Self::TimedOut => "timed_out",
+            Self::WriteStalled => "write_stalled",
+            Self::ClosedLocally => "closed_locally",
+            Self::ReplacedByBackup => "replaced_by_backup",
+            Self::ProtocolError(_) => "protocol_error",
         }
     }
 }
@@ -517,13 +517,13 @@ impl Link {
             }
             let left = MAX_READ_PAUSE.saturating_sub(self.stall.spent);
             if left.is_zero() {
-                self.metrics.resets.count("plain_reader_too_slow");
+                self.metrics.resets.count("slow_reader");
                 self.give_up(fed, over);
                 // Many small sessions may have to be reset.
                 tokio::task::yield_now().await;
                 continue;
             }
-            self.metrics.stalls.inc();
+            self.metrics.read_pauses.inc();
             // Timed out or notified, the next check sees both. Readers on other links do not notify this one.
             let patience = if matches!(over, OverLimit::Process) { left.min(LOOK_INTERVAL) } else { left };
             let stalled = self.ahead.stall();
@@ -560,9 +560,9 @@ impl Link {
         match self.unread(fed) {
             0 => None,
             most if most >= PLAIN_QUEUE => Some(OverLimit::Session),
-            _ if self.table.unpromised.is_exhausted() => Some(OverLimit::Process),
+            _ if self.table.unreserved.is_exhausted() => Some(OverLimit::Process),
             // A link may exceed its share until half of the process's limit is in use.
-            _ => self.sender.exceeds_fair_share(&self.table.unpromised).then_some(OverLimit::Link),
+            _ => self.sender.exceeds_fair_share(&self.table.unreserved).then_some(OverLimit::Link),
         }
     }
 

@@ -202,7 +202,7 @@ impl SessionCore {
 
     /// Returns the unread bytes from a plain remote that were not covered by a limit.
     pub(crate) fn unreserved(&self) -> usize {
-        self.lock().state.recv.unpromised()
+        self.lock().state.recv.unreserved()
     }
 
     /// Runs `step` under the lock, then applies its actions without the lock.

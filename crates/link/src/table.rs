@@ -52,7 +52,7 @@ pub struct SessionTable {
     reserved: Arc<Budget>,
     unacked: Arc<Budget>,
     /// Bytes from plain remotes, for which nothing was reserved.
-    pub(crate) unpromised: Arc<Budget>,
+    pub(crate) unreserved: Arc<Budget>,
     shards: Vec<Mutex<HashMap<SessionId, Arc<SessionCore>>>>,
     count: AtomicUsize,
     /// Whether a session or a link has ended since free memory was last released, or the process has just started.
@@ -106,7 +106,7 @@ impl SessionTable {
             metrics,
             reserved: Budget::new(limits.memory),
             unacked: Budget::new(limits.memory),
-            unpromised: Budget::new(limits.memory / 2),
+            unreserved: Budget::new(limits.memory / 2),
             limits,
             shards: (0..SHARDS).map(|_| Mutex::default()).collect(),
             count: AtomicUsize::new(0),
@@ -148,8 +148,8 @@ impl SessionTable {
     }
 
     /// Returns the unread bytes from plain remotes, including the overhead of their pieces, and their limit.
-    pub fn unpromised(&self) -> (usize, usize) {
-        (self.unpromised.used(), self.unpromised.limit())
+    pub fn unreserved(&self) -> (usize, usize) {
+        (self.unreserved.used(), self.unreserved.limit())
     }
 
     /// Creates a session to `target` at `node`, which has no link yet.
@@ -249,7 +249,7 @@ impl SessionTable {
         let parks = matches!(frame, SessionFrame::PathLost { .. } | SessionFrame::Reset { .. });
         let resumes = matches!(frame, SessionFrame::Resume { .. } | SessionFrame::Resumed { .. });
         if !shared.on_frame(sender, frame, now) {
-            self.metrics.frames_dropped.count("out_of_place");
+            self.metrics.frames_dropped.count("unexpected");
             return None;
         }
         if resumes {
@@ -327,7 +327,7 @@ impl SessionTable {
             AttemptStatus::Newest => {
                 return Some(Event::RelayRequest(RelayRequest::new(self.clone(), attempt, frame)));
             }
-            AttemptStatus::Stale => self.metrics.frames_dropped.count("out_of_place"),
+            AttemptStatus::Stale => self.metrics.frames_dropped.count("unexpected"),
             AttemptStatus::WrongOpener => self.foreign(from, &attempt.key, &frame),
         }
         None
@@ -335,7 +335,7 @@ impl SessionTable {
 
     /// Rejects a remote that tries to resume another opener's session, with the same answer as for an unknown session.
     fn foreign(&self, from: &LinkSender, session: &SessionKey, frame: &SessionFrame) {
-        self.metrics.frames_dropped.count("not_the_opener");
+        self.metrics.frames_dropped.count("wrong_opener");
         from.reply(session, refused(frame, SessionError::new(ErrorCode::UnknownSession, UNKNOWN)));
     }
 }
@@ -456,7 +456,7 @@ impl SessionHost for SessionTable {
     }
 
     fn room_unread(&self, link: &LinkSender) -> (Reservation, Reservation) {
-        (self.unpromised.reservation(), link.unread_reservation(self.unpromised.limit() / 4))
+        (self.unreserved.reservation(), link.unread_reservation(self.unreserved.limit() / 4))
     }
 
     fn departed(&self, id: SessionId) {

@@ -25,7 +25,7 @@ use crate::listen::{Accept, TcpAccept};
 use crate::socket::Connection;
 use tunnel_base::access_log::RefusalLogLimiter;
 use tunnel_base::drain::Drain;
-use tunnel_base::metrics::CauseCounter;
+use tunnel_base::metrics::ReasonCounter;
 use tunnel_base::policy::{Networks, plain};
 
 /// A listening socket with its limits and counters.
@@ -37,8 +37,8 @@ pub struct AcceptLoop<L = TcpAccept> {
     pub limiter: FairLimiter,
     /// Networks of balancers. TCP connections from there begin with a PROXY header.
     pub proxies: Networks,
-    /// Counter of rejected connections by cause.
-    pub refused: CauseCounter,
+    /// Counter of rejected connections by reason.
+    pub refused: ReasonCounter,
     /// Rate limit of the log lines about rejected connections.
     pub refusals: RefusalLogLimiter,
 }
@@ -91,8 +91,8 @@ impl Rejection {
     pub fn name(self) -> &'static str {
         match self {
             Self::Forbidden => "forbidden",
-            Self::Full => "too_many",
-            Self::OpenFiles => "open_files",
+            Self::Full => "limit_reached",
+            Self::OpenFiles => "file_limit",
         }
     }
 }
@@ -138,7 +138,7 @@ impl<L: Accept> AcceptLoop<L> {
 struct Dispatcher<H> {
     handler: Arc<H>,
     limiter: FairLimiter,
-    refused: CauseCounter,
+    refused: ReasonCounter,
     refusals: RefusalLogLimiter,
     /// Permits for rejected connections that were sent bytes and are not closed yet.
     leaving: FairLimiter,
@@ -167,7 +167,7 @@ impl<H> Dispatcher<H> {
             tokio::select! {
                 biased;
                 () = lost.cancelled() => {
-                    refused.count("gave_way");
+                    refused.count("evicted");
                     debug!("permit revoked for another source");
                 }
                 () = serving => {}
@@ -202,7 +202,7 @@ impl<H> Dispatcher<H> {
             let read = timeout(HEADER_TIME, proxied_client(socket.tcp())).instrument(inner.clone());
             let read = tokio::select! {
                 biased;
-                () = lost.cancelled() => return dispatcher.refused.count("gave_way"),
+                () = lost.cancelled() => return dispatcher.refused.count("evicted"),
                 read = read => read,
             };
             drop(permit);
@@ -441,7 +441,7 @@ mod tests {
                 handler: Arc::new(()),
                 leaving: limiter.clone(),
                 limiter,
-                refused: metrics.calls_refused.clone(),
+                refused: metrics.links_rejected.clone(),
                 refusals: metrics.refusals.clone(),
                 limit,
                 drain: Drain::new(),

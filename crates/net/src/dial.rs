@@ -72,6 +72,17 @@ impl ConnectError {
         self
     }
 
+    /// Returns a fixed label for metrics: that of the most specific failure.
+    pub fn reason(&self) -> &'static str {
+        match self.first() {
+            Some(Failure::Unreachable(..)) => "unreachable",
+            Some(Failure::Local(..)) => "local_error",
+            Some(Failure::Refused(_)) => "refused",
+            Some(Failure::Timeout(..)) => "timeout",
+            None => "address_unknown",
+        }
+    }
+
     /// Returns the most specific failure, or `None` if there was no address.
     pub fn first(&self) -> Option<&Failure> {
         self.0.first()

@@ -225,7 +225,7 @@ pub enum FrameError {
 
 impl FrameError {
     /// Returns a fixed label for metrics.
-    pub fn cause(self) -> &'static str {
+    pub fn reason(self) -> &'static str {
         match self {
             Self::UnknownType => "unknown_type",
             Self::BadSession => "bad_session_id",

@@ -266,16 +266,16 @@ impl ErrorCode {
     /// Returns a short, stable name for metrics and logs.
     pub fn name(self) -> &'static str {
         match self {
-            Self::NoError => "over",
+            Self::NoError => "ok",
             Self::TargetRefused => "target_refused",
             Self::TargetTimeout => "target_timeout",
             Self::TargetUnreachable => "target_unreachable",
             Self::NotAllowed => "not_allowed",
-            Self::NodeNotConnected => "not_here",
-            Self::Overloaded => "busy",
-            Self::UnknownSession => "unknown",
-            Self::ProtocolError => "violation",
-            Self::Cancelled => "given_up",
+            Self::NodeNotConnected => "node_not_connected",
+            Self::Overloaded => "overloaded",
+            Self::UnknownSession => "unknown_session",
+            Self::ProtocolError => "protocol_error",
+            Self::Cancelled => "cancelled",
             Self::Internal => "internal",
             Self::NodeNotAllowed => "node_not_allowed",
             Self::OwnPort => "own_port",
@@ -318,6 +318,15 @@ pub enum Remote {
 }
 
 impl Remote {
+    /// Returns a fixed label for metrics.
+    pub fn kind(&self) -> &'static str {
+        match self {
+            Self::Edge(_) => "edge",
+            Self::Server(_) => "server",
+            Self::Peer => "peer",
+        }
+    }
+
     /// Returns the node of the link; `None` between servers.
     pub fn node(&self) -> Option<&NodeName> {
         match self {

@@ -500,7 +500,7 @@ impl RecvHalf {
     }
 
     /// Returns the queued bytes without a limit: all of them, or 0.
-    pub fn unpromised(&self) -> usize {
+    pub fn unreserved(&self) -> usize {
         if self.queue.is_unpromised() { self.queue.bytes() } else { 0 }
     }
 

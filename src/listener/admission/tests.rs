@@ -115,8 +115,8 @@ async fn a_front_end_is_a_parser_and_an_answer() {
     while metrics.sessions.now("line") > 0 {
         tokio::task::yield_now().await;
     }
-    assert_eq!(metrics.sessions.ended("line", "over"), 1);
-    assert_eq!((metrics.bytes_up.get(), metrics.bytes_down.get()), (8, 6));
+    assert_eq!(metrics.sessions.closed("line", "ok"), 1);
+    assert_eq!((metrics.bytes_to_target.get(), metrics.bytes_to_client.get()), (8, 6));
 }
 
 #[tokio::test]
@@ -124,11 +124,11 @@ async fn who_gets_nothing_is_told_why_and_counted() {
     let served = Served::new(AccessPolicy::default());
     assert_eq!(served.answer("10.0.0.1:22\n").await, "no: no node is known for 10.0.0.1:22\n");
     let metrics = &served.context.metrics;
-    assert_eq!(metrics.sessions.ended("line", "no_node"), 1);
+    assert_eq!(metrics.sessions.closed("line", "node_not_named"), 1);
     let nobody = AccessPolicy { allow_from: Some(Networks::default()), ..AccessPolicy::default() };
     served.context.policy.store(Arc::new(nobody));
     assert_eq!(served.answer("").await, "no: your address 127.0.0.1 is not allowed here\n");
-    assert_eq!(metrics.sessions.ended("line", "forbidden"), 1);
+    assert_eq!(metrics.sessions.closed("line", "forbidden"), 1);
 }
 
 #[tokio::test(start_paused = true)]
@@ -137,7 +137,7 @@ async fn a_head_that_never_ends_is_given_up_after_ten_seconds() {
     let started = tokio::time::Instant::now();
     assert_eq!(served.answer("node1:").await, "");
     assert_eq!(started.elapsed().as_secs(), HEAD_TIME.as_secs());
-    assert_eq!(served.context.metrics.connections_refused.counted("slow_head"), 1);
+    assert_eq!(served.context.metrics.connections_rejected.counted("header_timeout"), 1);
 }
 
 #[tokio::test]
@@ -159,9 +159,9 @@ async fn a_client_may_ask_again_and_again_over_one_connection() {
     client.shutdown().await.unwrap();
     assert_eq!(client.read_u8().await.unwrap_err().kind(), std::io::ErrorKind::UnexpectedEof);
     let metrics = &served.context.metrics;
-    assert_eq!(metrics.sessions.ended("lines", "no_node"), 1);
-    for refused in ["no_head", "slow_head", "reset"] {
-        assert_eq!(metrics.connections_refused.counted(refused), 0, "{refused}");
+    assert_eq!(metrics.sessions.closed("lines", "node_not_named"), 1);
+    for refused in ["header_missing", "header_timeout", "reset"] {
+        assert_eq!(metrics.connections_rejected.counted(refused), 0, "{refused}");
     }
 }
 

@@ -107,15 +107,15 @@ async fn no_session_is_made_of_what_is_not_http() {
     let long = format!("CONNECT node1:22 HTTP/1.1\r\nX: {}\r\n\r\n", "y".repeat(20_000));
     for (head, word, status) in [
         ("SSH-2.0-OpenSSH_9.2\r\n\r\n", "ssh_without_proxy_command", "400"),
-        ("EHLO a.b\r\n\r\n", "bad_head", "400"),
-        ("CONNECT a b c HTTP/1.1\r\n\r\n", "bad_head", "400"),
-        (long.as_str(), "long_head", "431"),
+        ("EHLO a.b\r\n\r\n", "header_invalid", "400"),
+        ("CONNECT a b c HTTP/1.1\r\n\r\n", "header_invalid", "400"),
+        (long.as_str(), "header_too_large", "431"),
     ] {
         let (done, mut client, _) = serve(head.as_bytes(), Ok(0)).await;
-        let HandshakeOutcome::Failed { cause, socket: Some(_socket) } = done else {
+        let HandshakeOutcome::Failed { reason, socket: Some(_socket) } = done else {
             panic!("{head}: {done:?}")
         };
-        assert_eq!(cause, word);
+        assert_eq!(reason, word);
         let mut text = [0; 12];
         client.read_exact(&mut text).await.unwrap();
         assert_eq!(std::str::from_utf8(&text[9..]).unwrap(), status);
@@ -127,7 +127,7 @@ async fn a_connection_without_a_head_is_no_error_to_anybody() {
     let (client, server) = pair().await;
     drop(client);
     let done = handshake(server, async |_| -> Result<(), _> { panic!("no head") }).await;
-    assert!(matches!(done, HandshakeOutcome::Failed { cause: "no_head", .. }), "{done:?}");
+    assert!(matches!(done, HandshakeOutcome::Failed { reason: "header_missing", .. }), "{done:?}");
 }
 
 /// Checks that a client is served if it closes its write half after its head, long before the session is open.
@@ -197,7 +197,7 @@ where
         done = handshake(served, open) => done,
         () = leaves => unreachable!(),
     };
-    assert!(matches!(done, HandshakeOutcome::Failed { cause: "reset_while_opening", .. }));
+    assert!(matches!(done, HandshakeOutcome::Failed { reason: "reset_while_opening", .. }));
 }
 
 #[tokio::test]
@@ -265,7 +265,7 @@ async fn the_200_leaves_alone_and_at_once() {
 #[tokio::test]
 async fn a_client_of_http_2_is_told_that_it_is_not_served() {
     let (done, client, _) = serve(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\x04\0\0\0\0\0", Ok(0)).await;
-    let HandshakeOutcome::Failed { cause: "bad_head", socket } = done else { panic!("{done:?}") };
+    let HandshakeOutcome::Failed { reason: "header_invalid", socket } = done else { panic!("{done:?}") };
     drop(socket);
     assert!(all(client).await.starts_with("HTTP/1.1 400 only HTTP/1.1 is served here\r\n"));
 }

@@ -55,11 +55,11 @@ async fn requests_that_go_the_same_way_share_a_session_and_its_line() {
     site.hears(EMPTY).await;
     assert_eq!(site.answered.load(std::sync::atomic::Ordering::Relaxed), 4);
     let (word, context) = site.leave().await;
-    assert_eq!(word, "over");
+    assert_eq!(word, "ok");
     assert_eq!(target.rest().await, (String::new(), true), "closed gracefully");
     target.finish().await;
-    assert_eq!(Site::ended(&context, "over").await, 1);
-    let bytes = (context.metrics.bytes_up.get(), context.metrics.bytes_down.get());
+    assert_eq!(Site::ended(&context, "ok").await, 1);
+    let bytes = (context.metrics.bytes_to_target.get(), context.metrics.bytes_to_client.get());
     assert_eq!(bytes, (4 * GET.len() as u64, 4 * EMPTY.len() as u64));
 }
 
@@ -96,7 +96,7 @@ async fn a_session_that_the_target_has_ended_is_let_go_of_at_once_and_not_used_a
     target.say(EMPTY).await;
     site.hears(EMPTY).await;
     target.finish().await;
-    assert_eq!(Site::ended(&site.context, "over").await, 1);
+    assert_eq!(Site::ended(&site.context, "ok").await, 1);
     site.say(GET).await;
     let mut again = site.target().await;
     again.head().await;
@@ -158,7 +158,7 @@ async fn an_answer_that_is_no_http_is_told_to_the_client_and_in_the_log() {
     target.say("SSH-2.0-OpenSSH_9.2\r\n").await;
     assert!(site.head().await.starts_with("HTTP/1.1 502 invalid response from the target: invalid HTTP"));
     assert!(!target.rest().await.1, "it is aborted");
-    assert_eq!(Site::ended(&site.context, "bad_answer").await, 1);
+    assert_eq!(Site::ended(&site.context, "upstream_invalid").await, 1);
 }
 
 #[tokio::test]
@@ -170,7 +170,7 @@ async fn why_a_session_was_reset_is_told_to_the_client() {
     assert!(head.starts_with(
         "HTTP/1.1 502 invalid response from the target: the target's connection failed: reset\r\n"
     ));
-    assert_eq!(Site::ended(&site.context, "target_failed").await, 1);
+    assert_eq!(Site::ended(&site.context, "target_io_error").await, 1);
 }
 
 #[tokio::test]
@@ -192,7 +192,7 @@ async fn a_denied_request_whose_body_is_not_read_is_the_last() {
     site.say("POST / HTTP/1.1\r\nHost: no\r\nContent-Length: 9\r\n\r\n").await;
     let head = site.head().await;
     assert!(head.starts_with("HTTP/1.1 403 ") && head.contains("connection: close"), "{head}");
-    assert_eq!(site.over().await, "over");
+    assert_eq!(site.over().await, "ok");
 }
 
 #[tokio::test]
@@ -271,7 +271,7 @@ async fn a_client_of_http_1_0_is_served_and_told_the_end_by_the_connections() {
     target.say("HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n2\r\nok\r\n0\r\n\r\n").await;
     assert!(site.head().await.starts_with("HTTP/1.0 200 OK\r\n"));
     assert_eq!(site.rest().await, "ok");
-    assert_eq!(site.over().await, "over");
+    assert_eq!(site.over().await, "ok");
 }
 
 #[tokio::test]
@@ -293,7 +293,7 @@ async fn an_answer_that_is_cut_does_not_look_complete() {
     site.hears("5\r\nfirst\r\n").await;
     target.finish().await;
     assert_eq!(site.rest().await, "");
-    assert_eq!(site.over().await, "answer_cut");
+    assert_eq!(site.over().await, "upstream_truncated");
 }
 
 /// At first it is unknown whether the client has disconnected or only closed its write half.
@@ -303,7 +303,7 @@ async fn a_client_that_goes_breaks_off_what_it_asked_for() {
         let (site, mut target, _) = asked(request).await;
         let context = site.leave().await.1;
         assert!(!target.rest().await.1, "aborted, not finished: {request}");
-        assert_eq!(Site::ended(&context, "client_failed").await, 1);
+        assert_eq!(Site::ended(&context, "client_io_error").await, 1);
     }
 }
 
@@ -344,8 +344,8 @@ async fn an_upgrade_leaves_two_bare_streams_with_every_byte() {
     target.finish().await;
     assert_eq!(site.rest().await, "the answer");
     assert_eq!(site.over().await, "carried");
-    assert_eq!(Site::ended(&site.context, "over").await, 1);
-    assert_eq!(site.context.metrics.bytes_up.get(), (ECHO.len() + "early\r\n\r\n".len()) as u64);
+    assert_eq!(Site::ended(&site.context, "ok").await, 1);
+    assert_eq!(site.context.metrics.bytes_to_target.get(), (ECHO.len() + "early\r\n\r\n".len()) as u64);
 }
 
 #[tokio::test]
@@ -364,7 +364,7 @@ async fn a_change_of_protocol_that_nobody_asked_for_is_no_answer() {
     target.say("HTTP/1.1 101 Switching Protocols\r\nUpgrade: x\r\nConnection: Upgrade\r\n\r\n").await;
     assert!(site.head().await.starts_with("HTTP/1.1 502 "));
     assert!(!target.rest().await.1);
-    assert_eq!(Site::ended(&site.context, "bad_answer").await, 1);
+    assert_eq!(Site::ended(&site.context, "upstream_invalid").await, 1);
 }
 
 const EXPECT: &str = "PUT / HTTP/1.1\r\nHost: node1\r\nExpect: 100-continue\r\nContent-Length: 4\r\n\r\n";
@@ -409,7 +409,7 @@ async fn a_client_that_waits_and_is_refused_is_not_told_to_go_on() {
     site.hears("are").await;
     assert_eq!(site.rest().await, "");
     assert_eq!(target.rest().await.0, "", "no body");
-    assert_eq!(Site::ended(&site.context, "over").await, 1);
+    assert_eq!(Site::ended(&site.context, "ok").await, 1);
 }
 
 #[tokio::test(start_paused = true)]
@@ -422,13 +422,13 @@ async fn a_client_may_be_idle_for_90_seconds_and_write_at_a_head_for_10() {
     site.say("GET").await;
     let started = tokio::time::Instant::now();
     assert_eq!(site.rest().await, "");
-    assert_eq!((started.elapsed().as_secs(), site.over().await), (10, "slow_head"));
+    assert_eq!((started.elapsed().as_secs(), site.over().await), (10, "header_timeout"));
     let (mut site, mut target, _) = asked(GET).await;
     target.say(EMPTY).await;
     site.hears(EMPTY).await;
     let started = tokio::time::Instant::now();
     assert_eq!((site.rest().await, started.elapsed().as_secs()), (String::new(), 90));
-    assert_eq!(site.over().await, "over");
+    assert_eq!(site.over().await, "ok");
 }
 
 #[tokio::test(start_paused = true)]
@@ -442,7 +442,7 @@ async fn a_client_that_has_finished_its_direction_gets_its_answer() {
             target.say(part).await;
         }
         site.hears("HTTP/1.1 200 OK\r\nContent-Length: 7\r\n\r\nnotgone").await;
-        assert_eq!((site.rest().await, site.over().await), (String::new(), "over"));
+        assert_eq!((site.rest().await, site.over().await), (String::new(), "ok"));
     }
 }
 
@@ -456,7 +456,7 @@ async fn a_client_that_has_finished_its_direction_and_gets_nothing_counts_as_gon
         site.finish().await;
         assert!(!target.rest().await.1, "aborted, not finished");
         assert_eq!((started.elapsed().as_secs(), site.over().await), (130, "reset"));
-        assert_eq!(Site::ended(&site.context, "client_failed").await, 1);
+        assert_eq!(Site::ended(&site.context, "client_io_error").await, 1);
     }
 }
 
@@ -503,7 +503,7 @@ async fn a_server_that_drains_finishes_answers_and_closes_idle_connections() {
     idle.hears(EMPTY).await;
     idle.context.drain.start();
     assert_eq!(idle.rest().await, "");
-    assert_eq!((site.over().await, idle.over().await), ("over", "over"));
+    assert_eq!((site.over().await, idle.over().await), ("ok", "ok"));
 }
 
 #[tokio::test]
@@ -518,5 +518,5 @@ async fn a_head_without_end_is_given_up() {
     let mut site = Site::new();
     site.say(&format!("GET / HTTP/1.1\r\nHost: node1\r\nX: {}", "x".repeat(70_000))).await;
     assert!(site.head().await.starts_with("HTTP/1.1 431 "));
-    assert_eq!(site.over().await, "long_head");
+    assert_eq!(site.over().await, "header_too_large");
 }

@@ -199,7 +199,7 @@ impl<W: PartialEq> Upstream<W> {
         let ended = match (ended, error) {
             (Some(ended), _) => ended,
             (None, Some(error)) if !error.is_user() => {
-                opened.break_off("bad_answer", &format!("invalid response from the target: {error}"));
+                opened.break_off("upstream_invalid", &format!("invalid response from the target: {error}"));
                 return Some(error.to_string());
             }
             (None, Some(error)) if error.source().is_some_and(|cause| cause.is::<BodyNotWanted>()) => {
@@ -285,8 +285,8 @@ impl HyperSession {
     pub(crate) fn new(opened: GrantedSession, metrics: &Metrics) -> Self {
         Self {
             opened,
-            up: metrics.bytes_up.clone(),
-            down: metrics.bytes_down.clone(),
+            up: metrics.bytes_to_target.clone(),
+            down: metrics.bytes_to_client.clone(),
             unsent: Bytes::new(),
             ended: None,
         }

@@ -567,25 +567,29 @@ impl TlsPeerDialer {
     }
 
     /// Makes a link to the peer at an address. Nothing is sent before TLS has proved that it is a peer.
-    async fn connect(&self, at: SocketAddr, beside: bool) -> Result<Link, PeerError> {
+    ///
+    /// An error comes with a fixed label for metrics.
+    async fn connect(&self, at: SocketAddr, beside: bool) -> Result<Link, (&'static str, PeerError)> {
         let no = |cause: String| PeerError::NoLink { at, cause };
-        let socket = dial(&[at], CONNECT).await.map_err(|e| no(e.to_string()))?;
-        tune_link(&socket, self.link_context.congestion.as_deref()).map_err(|e| no(e.to_string()))?;
+        let socket = dial(&[at], CONNECT).await.map_err(|e| (e.reason(), no(e.to_string())))?;
+        tune_link(&socket, self.link_context.congestion.as_deref())
+            .map_err(|e| ("closed_by_remote", no(e.to_string())))?;
         let tls = self.tls.load();
         let connector = TlsConnector::from(tls.config.clone());
         let io = connector.connect(tls.name.clone(), Buffered::new(socket, self.pool.clone())).await;
         let io = io.map_err(|e| {
             let (error, name) = (HandshakeError::of(&e), tls.name.to_str());
             let cause = format!("TLS handshake as {name:?} failed: {error}{}", hint(&error));
-            if error.is_of_the_certificate() { PeerError::NotAPeer { at, cause } } else { no(cause) }
+            let is_strange = error.is_of_the_certificate();
+            ("tls", if is_strange { PeerError::NotAPeer { at, cause } } else { no(cause) })
         })?;
         let authority = match &tls.name {
             ServerName::DnsName(name) => name.as_ref().to_owned(),
             _ => at.to_string(),
         };
         dial_peer(io, &authority, beside, &self.link_context).await.map_err(|e| match e {
-            LinkDialError::Itself => PeerError::SelfDial(at),
-            e => no(e.to_string()),
+            LinkDialError::Itself => (e.reason(), PeerError::SelfDial(at)),
+            e => (e.reason(), no(e.to_string())),
         })
     }
 }
@@ -595,7 +599,14 @@ impl PeerDialer for TlsPeerDialer {
         async move {
             let no = |cause: String| PeerError::NoLink { at, cause };
             let made = timeout(CONNECT, self.connect(at, beside)).await;
-            let link = made.unwrap_or_else(|_| Err(no(format!("no link within {CONNECT:?}"))))?;
+            let made = made.unwrap_or_else(|_| Err(("timeout", no(format!("no link within {CONNECT:?}")))));
+            let link = made.map_err(|(reason, why)| {
+                // The list of peers may contain this server's own address; that is no failure.
+                if !matches!(why, PeerError::SelfDial(_)) {
+                    self.link_context.metrics.link_dial_failures.count(reason);
+                }
+                why
+            })?;
             let sender = link.sender.clone();
             self.links.send(link).await.map_err(|_| no("this server is stopping".into()))?;
             Ok(sender)

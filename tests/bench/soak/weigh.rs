@@ -81,7 +81,7 @@ impl Weight {
 
     /// Returns the number of open links.
     pub(crate) fn links(&self) -> f64 {
-        self.count("tunnel_links")
+        self.count("tunnel_links_open")
     }
 }
 
@@ -100,13 +100,13 @@ pub(crate) fn metrics(admin: SocketAddr) -> Result<BTreeMap<String, f64>> {
 }
 
 /// Gauges that are zero once all sessions have ended.
-const EMPTY: [&str; 3] = ["tunnel_sessions", "tunnel_sessions_passing", "tunnel_memory_bytes"];
+const EMPTY: [&str; 3] = ["tunnel_sessions_open", "tunnel_sessions_relayed", "tunnel_buffer_bytes"];
 /// A process that has worked for long keeps more free memory than one that has worked for seconds.
 const RSS_FACTOR: f64 = 1.5;
 /// The same, in MiB, for a small process.
 const RSS_MORE: f64 = 16.0;
 /// The gauge of tasks.
-pub(crate) const TASKS: &str = "tunnel_tasks";
+pub(crate) const TASKS: &str = "tunnel_tokio_tasks";
 /// Tasks that serve a link's connection and its call, and that supervise them.
 const TASKS_OF_A_LINK: f64 = 4.0;
 /// A stopped process sends no metrics.

@@ -60,7 +60,7 @@ async fn a_balancer_that_picks_another_server_first_disturbs_no_session() {
     let bulk = ScriptedExchange::on(has.open(&at("node1", echo)).await, ExchangeStep::Bulk);
     let typed = ScriptedExchange::on(has.open(&at("node1", echo)).await, ExchangeStep::Types);
     has_moved(has, 1, 1).await;
-    assert_eq!(has_not.server.metrics.calls_refused.counted("not_beside"), 1);
+    assert_eq!(has_not.server.metrics.links_rejected.counted("no_primary_link"), 1);
     assert!(has_not.server.registry.nodes().is_empty() && interactive(has_not).is_none());
     assert_eq!(first(has).unwrap().id, link);
     are_over([bulk, typed]).await;
@@ -69,7 +69,7 @@ async fn a_balancer_that_picks_another_server_first_disturbs_no_session() {
 #[tokio::test]
 async fn a_link_that_is_refused_repeatedly_disturbs_no_session() {
     let Pods { place: _place, servers, line, edge, _other, echo } = Pods::new().await;
-    let refused = || servers[1].server.metrics.calls_refused.counted("not_beside");
+    let refused = || servers[1].server.metrics.links_rejected.counted("no_primary_link");
     let link = first(&servers[0]).unwrap().id;
     line.route_to(servers[1].server.bound.grpc);
     let bulk = ScriptedExchange::on(servers[0].open(&at("node1", echo)).await, ExchangeStep::Bulk);
@@ -77,6 +77,6 @@ async fn a_link_that_is_refused_repeatedly_disturbs_no_session() {
     wait_until("the link was refused three times", || refused() > 2).await;
     typed.is_alive().await;
     assert_eq!(first(&servers[0]).unwrap().id, link);
-    assert!(servers[1].link("node1").is_none() && edge.metrics.links.get() == 1);
+    assert!(servers[1].link("node1").is_none() && edge.metrics.links.all() == 1);
     are_over([bulk, typed]).await;
 }

@@ -97,7 +97,7 @@ async fn sessions_continue_while_hundreds_of_interactive_links_are_replaced() {
         interactive(&world.server);
     }
     // The primary link, the last of these, and perhaps one that the edge has recreated.
-    wait_until("all but the last are closed", || world.server.server.metrics.links.get() <= 3).await;
+    wait_until("all but the last are closed", || world.server.server.metrics.links.all() <= 3).await;
     drop(calls);
     has_moved(&world.server, 1, 1).await;
     assert_eq!(first(&world.server).unwrap().id, link);
@@ -120,7 +120,7 @@ async fn a_restarted_process_closes_the_interactive_link_of_the_old_one() {
     wait_until("both are up", || interactive(&server).is_some()).await;
     let _new = remote::try_link(&place, server.server.bound.grpc, "node1", Some(after)).await.unwrap();
     second.ends().await;
-    wait_until("one link is left", || server.server.metrics.links.get() == 1).await;
+    wait_until("one link is left", || server.server.metrics.links.all() == 1).await;
     drop(dead);
 }
 

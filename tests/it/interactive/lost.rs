@@ -51,7 +51,7 @@ async fn sessions_survive_an_unresponsive_interactive_link() {
 #[tokio::test]
 async fn sessions_survive_while_new_interactive_links_reach_another_server() {
     let Pods { place: _place, servers, line, edge: _edge, _other, echo } = Pods::new().await;
-    let refused = || servers[1].server.metrics.calls_refused.counted("not_beside");
+    let refused = || servers[1].server.metrics.links_rejected.counted("no_primary_link");
     let bulk = ScriptedExchange::on(servers[0].open(&at("node1", echo)).await, ExchangeStep::Bulk);
     let typed = ScriptedExchange::on(servers[0].open(&at("node1", echo)).await, ExchangeStep::Types);
     has_moved(&servers[0], 1, 1).await;

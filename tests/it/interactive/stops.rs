@@ -44,8 +44,8 @@ async fn the_edge_stops_once_its_sessions_are_over() {
     let watch = Stopwatch::start();
     assert_eq!(assert_eventually("the end of the edge", stopped).await.unwrap(), Drained::Finished);
     assert!(watch.elapsed() < Duration::from_secs(2), "both links end on their own: {:?}", watch.elapsed());
-    assert_eq!(metrics.links.get(), 0);
-    wait_until("the server has no link", || server.server.metrics.links.get() == 0).await;
+    assert_eq!(metrics.links.all(), 0);
+    wait_until("the server has no link", || server.server.metrics.links.all() == 0).await;
     assert!(interactive(&server).is_none() && server.link("node1").is_none());
 }
 
@@ -53,7 +53,7 @@ async fn the_edge_stops_once_its_sessions_are_over() {
 async fn a_revoked_token_closes_both_links() {
     let (world, bulk, typed) = World::shared().await;
     world.place.file("token", "default:another\n");
-    wait_until("both links have ended", || world.server.server.metrics.links.get() == 0).await;
+    wait_until("both links have ended", || world.server.server.metrics.links.all() == 0).await;
     assert!(interactive(&world.server).is_none() && world.server.link("node1").is_none());
     wait_until("the edge knows the reason", || world.edge.metrics.resets.counted("not_allowed") == 2).await;
     [bulk, typed].into_iter().for_each(ScriptedExchange::assert_fails);

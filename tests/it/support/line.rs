@@ -106,6 +106,11 @@ impl Line {
         }
     }
 
+    /// Returns the number of connections so far.
+    pub(crate) fn connections(&self) -> usize {
+        self.cuts.lock().unwrap().len()
+    }
+
     /// Stops all connections, or lets them continue.
     pub(crate) fn freeze(&self, frozen: bool) {
         self.frozen.send_replace(frozen);

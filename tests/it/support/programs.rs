@@ -123,14 +123,14 @@ impl TestServer {
     }
 
     /// Returns the address of the listener with this name, or of the first if there are several.
-    pub(crate) fn port(&self, front: &str) -> SocketAddr {
-        let found = self.server.bound.clients.iter().find(|(name, _)| *name == front);
-        found.unwrap_or_else(|| panic!("no {front} among {:?}", self.server.bound.clients)).1
+    pub(crate) fn port(&self, listener: &str) -> SocketAddr {
+        let found = self.server.bound.clients.iter().find(|(name, _)| *name == listener);
+        found.unwrap_or_else(|| panic!("no {listener} among {:?}", self.server.bound.clients)).1
     }
 
     /// Connects to the listener with this name.
-    pub(crate) async fn client(&self, front: &str) -> TcpStream {
-        TcpStream::connect(self.port(front)).await.unwrap()
+    pub(crate) async fn client(&self, listener: &str) -> TcpStream {
+        TcpStream::connect(self.port(listener)).await.unwrap()
     }
 
     /// Requests `target` and returns the response, whatever it is.
@@ -163,8 +163,8 @@ impl TestServer {
         let (table, metrics) = (&self.server.table, &self.server.metrics);
         wait_until("the server has dropped its sessions", || table.is_empty()).await;
         wait_until("the server has released its memory", || table.memory() == (0, 0)).await;
-        for front in ["ssh", "tcp", "https"] {
-            wait_until("the server counts no session", || metrics.sessions.now(front) == 0).await;
+        for listener in ["connect", "tcp", "https"] {
+            wait_until("the server counts no session", || metrics.sessions.now(listener) == 0).await;
         }
         let links = self.server.registry.nodes();
         for node in links {
@@ -197,7 +197,7 @@ pub(crate) fn start_edge(text: &str) -> Edge {
 pub(crate) async fn edge_forgets_all(edge: &Edge) {
     wait_until("the edge has dropped its sessions", || edge.table.is_empty()).await;
     wait_until("the edge has released its memory", || edge.table.memory() == (0, 0)).await;
-    wait_until("the edge counts no session", || edge.metrics.sessions.now("backend") == 0).await;
+    wait_until("the edge counts no session", || edge.metrics.sessions.now("acceptor") == 0).await;
     wait_until("the edge's proxy counts no session", || edge.metrics.sessions.now("http_proxy") == 0).await;
 }
 

@@ -14,7 +14,7 @@ use super::{assert_eventually, wait_until};
 
 /// Opens a session for a program on an edge. Returns the error text if it is refused.
 pub(crate) async fn asked(edge: &Edge, node: NodeName, target: Target) -> Result<Session, String> {
-    wait_until("the edge has a link", || edge.metrics.links.get() > 0).await;
+    wait_until("the edge has a link", || edge.metrics.links.all() > 0).await;
     let client = "a program on the edge".into();
     let request = SessionRequest { node, target, category: Category::HttpProxy, client };
     edge.route.open(request).await.map_err(|e| e.to_string())

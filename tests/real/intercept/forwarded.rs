@@ -22,8 +22,8 @@ fn only_forwarded_connections_of_listed_networks_are_intercepted() {
         let said = run_command("curl", &mut world.kubelet_client_of(&office, 1, &ip), None, TIMEOUT);
         assert_eq!(said.stdout, "node1", "{ip}: {said:?}\n{}", server.log());
     }
-    server.says_of(FRONT, "10.80.0.2");
-    server.says_of(FRONT, "fd80::2");
+    server.says_of(LISTENER, "10.80.0.2");
+    server.says_of(LISTENER, "fd80::2");
     // A machine outside of these networks is not intercepted, and gets no response, because the node accepts no
     // connections.
     for ip in addresses(1) {
@@ -40,7 +40,7 @@ fn only_forwarded_connections_of_listed_networks_are_intercepted() {
         let direct = get(&office, &format!("http://{}/", at(near, 15001)));
         assert!(!direct.status.success() && direct.status.code() != Some(28), "{near}: {direct:?}");
     }
-    assert_eq!(server.log().matches(FRONT).count(), 2, "{}", server.log());
+    assert_eq!(server.log().matches(LISTENER).count(), 2, "{}", server.log());
 }
 
 impl World {

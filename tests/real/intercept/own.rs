@@ -41,7 +41,7 @@ fn all_connections_of_the_server_carry_its_mark() {
         wait_until(&format!("{of} is queried"), TIMEOUT, || world.counted(of) > 0);
     }
     assert_eq!(world.counted("unmarked"), 0, "{}", world.host.sh("nft list table inet counts"));
-    assert!(!server.log().contains(FRONT), "{}", server.log());
+    assert!(!server.log().contains(LISTENER), "{}", server.log());
     server.lives();
 }
 

@@ -86,7 +86,7 @@ fn changed_ports_of_a_configmap_are_intercepted_without_aborted_sessions() {
     client.says("after");
     // From now on the node accepts connections: they reach it if they are not intercepted.
     node.sh("nft delete table inet shut");
-    let intercepted = || server.log().matches(FRONT).count();
+    let intercepted = || server.log().matches(LISTENER).count();
     let before = intercepted();
     assert!(reaches(9400));
     assert_eq!(intercepted(), before, "the connection is direct");

@@ -142,10 +142,10 @@ where
                     drop(waiting.permits);
                     std::future::pending().await
                 }
-                () = lost.cancelled() => "gave_way",
-                () = tokio::time::sleep_until(waiting.until) => "no_call_in_time",
+                () = lost.cancelled() => "evicted",
+                () = tokio::time::sleep_until(waiting.until) => "call_timeout",
             };
-            link_context.metrics.calls_refused.count(why);
+            link_context.metrics.links_rejected.count(why);
         };
         let ended = tokio::select! {
             ended = serving.as_mut() => Some(ended),
@@ -281,7 +281,7 @@ impl CallHandler {
         if self.arrivals.try_send(IncomingCall::Call(Box::new(call))).is_err() {
             return self.refuse(
                 Status::unavailable("server is shutting down or has too many pending calls"),
-                "busy",
+                "overloaded",
             );
         }
         match answered.await {
@@ -290,8 +290,8 @@ impl CallHandler {
         }
     }
 
-    fn refuse(&self, status: Status, cause: &'static str) -> Response<CallBody> {
-        self.shared.link_context.metrics.calls_refused.count(cause);
+    fn refuse(&self, status: Status, reason: &'static str) -> Response<CallBody> {
+        self.shared.link_context.metrics.links_rejected.count(reason);
         self.shared.connection.cancel();
         let mut response = status.into_http();
         response.headers_mut().extend(Hello::response(self.shared.link_context.table.instance()));

@@ -55,6 +55,20 @@ pub enum LinkDialError {
 }
 
 impl LinkDialError {
+    /// Returns a fixed label for metrics.
+    pub fn reason(&self) -> &'static str {
+        match self {
+            Self::Broken(_) => "closed_by_remote",
+            Self::Refused { code: Code::Unauthenticated, .. } => "token",
+            Self::Refused { code: Code::AlreadyExists, .. } => "name_in_use",
+            Self::Refused { code: Code::FailedPrecondition, .. } => "no_primary_link",
+            Self::Refused { .. } => "rejected",
+            Self::Itself => "self_dial",
+            Self::Plain(_) => "plain_dialect",
+            Self::Timeout => "call_timeout",
+        }
+    }
+
     /// Returns true if the server rejected our token.
     pub fn is_token_refused(&self) -> bool {
         matches!(self, Self::Refused { code: Code::Unauthenticated, .. })

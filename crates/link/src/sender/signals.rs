@@ -634,7 +634,7 @@ impl BackupLink {
                 biased;
                 () = link.wait_responsive() => {
                     info!(link = %link.id, "link responsive again, backup link not needed");
-                    self.record_unneeded("lost", AFTER_LOST);
+                    self.record_unneeded("unneeded", AFTER_UNNEEDED);
                     continue;
                 }
                 made = dial() => made,
@@ -642,7 +642,7 @@ impl BackupLink {
             match made {
                 Ok(made) => {
                     info!(link = %link.id, "unresponsive link replaced by backup link");
-                    self.metrics.second_links.count("won");
+                    self.metrics.backup_links.count("used");
                     self.unneeded = 0;
                     return made;
                 }
@@ -664,11 +664,10 @@ impl BackupLink {
             link = %link.id, ?unanswered, rtt = ?round_trip,
             "link unresponsive, dialling backup link"
         );
-        self.metrics.second_links.count("dialled");
     }
 
     fn record_unneeded(&mut self, outcome: &'static str, pause: Duration) {
-        self.metrics.second_links.count(outcome);
+        self.metrics.backup_links.count(outcome);
         self.next = Instant::now() + pause.saturating_mul(1 << self.unneeded.min(10)).min(MAX_PAUSE);
         self.unneeded += 1;
     }
@@ -676,7 +675,7 @@ impl BackupLink {
 
 /// Pause after a backup link that was not needed, or could not be established. It doubles with each further one, so
 /// that a slow line is not loaded with handshakes forever.
-const AFTER_LOST: Duration = Duration::from_secs(5);
+const AFTER_UNNEEDED: Duration = Duration::from_secs(5);
 const AFTER_FAILED: Duration = Duration::from_millis(500);
 const MAX_PAUSE: Duration = Duration::from_secs(300);
 /// After this time without a backup link the pauses start again from the beginning.

@@ -163,12 +163,12 @@ impl SessionTable {
         len < most || len < most + most / CLOSE_FRAME_DIVISOR && self.evict_oldest_orphan("sessions")
     }
 
-    /// Evicts the oldest orphan; `cause` names what ran out. Returns false if there is none.
-    pub(crate) fn evict_oldest_orphan(&self, cause: &'static str) -> bool {
+    /// Evicts the oldest orphan; `reason` names what ran out. Returns false if there is none.
+    pub(crate) fn evict_oldest_orphan(&self, reason: &'static str) -> bool {
         loop {
             let Some(id) = lock(&self.departed).pop_front() else { return false };
             if self.session(id).is_some_and(|session| session.evict()) {
-                self.metrics.undelivered.count(cause);
+                self.metrics.truncated.count(reason);
                 return true;
             }
         }
@@ -275,7 +275,7 @@ impl SessionTable {
             let sessions: Vec<_> = lock(shard).values().cloned().collect();
             for session in sessions {
                 if session.expire(before, &why) {
-                    self.metrics.undelivered.count("too_late");
+                    self.metrics.truncated.count("delivery_timeout");
                 }
             }
         }
@@ -306,13 +306,13 @@ impl SessionTable {
     /// Updates the metrics of each budget and its limit.
     pub(crate) fn show_memory(&self) {
         let budgets: [(_, &Budget); 4] = [
-            ("promised", &self.reserved),
-            ("kept", &self.unacked),
-            ("passing", self.relays.budget()),
-            ("unpromised", &self.unpromised),
+            ("reserved", &self.reserved),
+            ("unacknowledged", &self.unacked),
+            ("relayed", self.relays.budget()),
+            ("unreserved", &self.unreserved),
         ];
         for (name, budget) in budgets {
-            self.metrics.memory.set(name, budget.used(), budget.limit());
+            self.metrics.buffers.set(name, budget.used(), budget.limit());
         }
     }
 }
@@ -414,7 +414,7 @@ mod departed_tests {
         assert!(knows(&table, first) && knows(&table, second));
         let third = broken(&table, &link, 40_000).await;
         assert!(!knows(&table, first) && knows(&table, second) && knows(&table, third));
-        assert_eq!(table.metrics.undelivered.counted("memory"), 1);
+        assert_eq!(table.metrics.truncated.counted("memory"), 1);
     }
 
     #[tokio::test]
@@ -425,7 +425,7 @@ mod departed_tests {
             all.push(broken(&table, &link, 10).await);
         }
         assert!(!knows(&table, all[0]) && all[1..].iter().all(|id| knows(&table, *id)));
-        assert_eq!(table.metrics.undelivered.counted("sessions"), 1);
+        assert_eq!(table.metrics.truncated.counted("sessions"), 1);
         let (node, target) = ("node1".parse().unwrap(), "node1:22".parse().unwrap());
         assert!(table.open(node, target, Category::Ssh, "c".into()).is_err(), "last frames wait on the link");
     }
@@ -440,7 +440,7 @@ mod departed_tests {
         tokio::time::advance(Duration::from_secs(1)).await;
         table.tick(Instant::now());
         assert!(!knows(&table, id) && table.memory().1 == 0);
-        assert_eq!(table.metrics.undelivered.counted("too_late"), 1);
+        assert_eq!(table.metrics.truncated.counted("delivery_timeout"), 1);
         assert!(lock(&table.departed).len() <= 1);
     }
 }

@@ -50,7 +50,7 @@ pub struct TlsAccepted {
 #[error("{why}")]
 pub struct TlsAcceptError {
     /// A fixed label for metrics.
-    pub cause: &'static str,
+    pub reason: &'static str,
     /// The error text.
     pub why: String,
     /// The handshake error, if the client caused it.
@@ -83,11 +83,14 @@ impl TlsHandshaker {
     ) -> Result<TlsAccepted, TlsAcceptError> {
         // Peeks, because the socket may be reported readable before a byte is there.
         if timeout(FIRST_BYTE, socket.peek(&mut [0])).await.is_err() {
-            return Err(TlsAcceptError::new("silent", format!("no data within {FIRST_BYTE:?}")));
+            return Err(TlsAcceptError::new("timed_out", format!("no data within {FIRST_BYTE:?}")));
         }
         permit.mark_active();
         let Ok(turn) = self.limiter.acquire(&Source::of(from.ip())).await else {
-            return Err(TlsAcceptError::new("too_many", "too many connections wait for a TLS handshake"));
+            return Err(TlsAcceptError::new(
+                "limit_reached",
+                "too many connections wait for a TLS handshake",
+            ));
         };
         if socket.ready(Interest::READABLE).await.is_ok_and(|ready| ready.is_read_closed()) {
             return Err(TlsAcceptError::new("gone", "client disconnected before its TLS handshake"));
@@ -105,7 +108,7 @@ impl TlsHandshaker {
         let lost = turn.revoked();
         let accepted = tokio::select! {
             biased;
-            () = lost.cancelled() => return Err(TlsAcceptError::new("gave_way", "evicted in its TLS handshake")),
+            () = lost.cancelled() => return Err(TlsAcceptError::new("evicted", "evicted in its TLS handshake")),
             accepted = timeout_at(until, handshake) => accepted,
         };
         match accepted {
@@ -115,7 +118,7 @@ impl TlsHandshaker {
                 let failed = TlsAcceptError::new("tls", format!("TLS handshake failed: {error}"));
                 Err(TlsAcceptError { socket: Some(socket), error: Some(error), ..failed })
             }
-            Err(_) => Err(TlsAcceptError::new("tls_too_slow", "TLS handshake timed out")),
+            Err(_) => Err(TlsAcceptError::new("tls_timeout", "TLS handshake timed out")),
         }
     }
 }
@@ -129,8 +132,8 @@ impl TlsAccepted {
 }
 
 impl TlsAcceptError {
-    fn new(cause: &'static str, why: impl Into<String>) -> Self {
-        Self { cause, why: why.into(), error: None, socket: None }
+    fn new(reason: &'static str, why: impl Into<String>) -> Self {
+        Self { reason, why: why.into(), error: None, socket: None }
     }
 }
 
@@ -243,16 +246,16 @@ impl HandshakeError {
     /// Returns a fixed word for metrics and summaries.
     pub fn name(&self) -> &'static str {
         match self {
-            Self::UnknownIssuer => "authority",
+            Self::UnknownIssuer => "unknown_issuer",
             Self::Name(_) => "name",
             Self::Expired(..) => "expired",
-            Self::NotValidYet(..) => "too_early",
-            Self::CaUsedAsEndEntity => "is_authority",
-            Self::Purpose => "purpose",
-            Self::NotTls => "no_tls",
+            Self::NotValidYet(..) => "not_valid_yet",
+            Self::CaUsedAsEndEntity => "ca_used_as_end_entity",
+            Self::Purpose => "wrong_purpose",
+            Self::NotTls => "not_tls",
             Self::Protocol => "protocol",
-            Self::AlertReceived(_) => "disbelieves",
-            Self::Closed => "closed",
+            Self::AlertReceived(_) => "alert_received",
+            Self::Closed => "closed_by_remote",
             Self::OtherCertificate(_) => "certificate",
             Self::Other(_) => "other",
         }
@@ -426,7 +429,7 @@ mod tests {
             drop(turn);
         };
         let (accepted, ()) = tokio::join!(acceptor.accept(served, from, &permit), its_turn);
-        assert_eq!(accepted.unwrap_err().cause, "gone");
+        assert_eq!(accepted.unwrap_err().reason, "gone");
     }
 
     #[tokio::test(start_paused = true)]
@@ -458,11 +461,11 @@ mod tests {
             connected.and(accepted.map_err(std::io::Error::other)).map(|accepted| accepted.names())
         };
         let (first, second) = tokio::join!(first, second);
-        assert_eq!((first.unwrap_err().cause, second.unwrap()), ("gave_way", None));
+        assert_eq!((first.unwrap_err().reason, second.unwrap()), ("evicted", None));
 
         let (_silent, served) = pair().await;
         let started = Instant::now();
-        assert_eq!(acceptor.accept(served, slow, &slow_slot).await.unwrap_err().cause, "silent");
+        assert_eq!(acceptor.accept(served, slow, &slow_slot).await.unwrap_err().reason, "timed_out");
         assert_eq!(started.elapsed().as_secs(), FIRST_BYTE.as_secs());
     }
 }

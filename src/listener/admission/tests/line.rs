@@ -31,7 +31,7 @@ impl ListenerProtocol<UnixStream> for Line {
         while !line.ends_with('\n') {
             match socket.read_u8().await {
                 Ok(byte) => line.push(char::from(byte)),
-                Err(_) => return HandshakeOutcome::Failed { cause: "no_head", socket: Some(socket) },
+                Err(_) => return HandshakeOutcome::Failed { reason: "header_missing", socket: Some(socket) },
             }
         }
         if let Ok(user) = socket.peer_cred() {
@@ -44,7 +44,7 @@ impl ListenerProtocol<UnixStream> for Line {
         match (socket.write_all(answer.as_bytes()).await, session) {
             (Ok(()), Some(session)) => HandshakeOutcome::Opened { session, socket, buffered: Bytes::new() },
             (Ok(()), None) => HandshakeOutcome::Denied(socket),
-            (Err(_), _) => HandshakeOutcome::Failed { cause: "reset", socket: None },
+            (Err(_), _) => HandshakeOutcome::Failed { reason: "reset", socket: None },
         }
     }
 }

@@ -63,10 +63,10 @@ impl Site {
                     run_session(session, LocalPeer::Client, socket, &served.metrics).await;
                     "carried"
                 }
-                HandshakeOutcome::Served(Some(_)) => "over",
-                HandshakeOutcome::Served(None) => "answer_cut",
+                HandshakeOutcome::Served(Some(_)) => "ok",
+                HandshakeOutcome::Served(None) => "upstream_truncated",
                 HandshakeOutcome::Denied(_) => "denied",
-                HandshakeOutcome::Failed { cause, .. } => cause,
+                HandshakeOutcome::Failed { reason, .. } => reason,
             };
             let _ = ended.send(word);
         });
@@ -140,10 +140,10 @@ impl Site {
 
     /// Returns the number of sessions with this result, once no session is open.
     pub(crate) async fn ended(context: &ListenerContext, result: &'static str) -> u64 {
-        while context.metrics.sessions.now(FRONT) > 0 {
+        while context.metrics.sessions.now(LISTENER) > 0 {
             tokio::task::yield_now().await;
         }
-        context.metrics.sessions.ended(FRONT, result)
+        context.metrics.sessions.closed(LISTENER, result)
     }
 }
 
@@ -239,8 +239,8 @@ impl Router for ByHost {
         let opening = self.table.open(node, target, Category::Https, String::new()).unwrap();
         opening.ask(&self.link, None);
         opening.answer().await;
-        let access = AccessLogEntry::start(FRONT, "test".into());
-        let alive = self.metrics.sessions.start(FRONT);
+        let access = AccessLogEntry::start(LISTENER, "test".into());
+        let alive = self.metrics.sessions.start(LISTENER);
         Ok(OpenSession {
             session: opening.into_session().into(),
             buffered: Bytes::new(),
@@ -262,4 +262,4 @@ impl Router for ByHost {
 /// Size in bytes of the buffer towards the client.
 pub(crate) const ROOM: usize = 256 * 1024;
 
-const FRONT: &str = "test";
+const LISTENER: &str = "test";
