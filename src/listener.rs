@@ -307,11 +307,7 @@ impl Denial {
             Self::BadTarget(_) => {
                 (S::BAD_REQUEST, "bad_target", "use <node>:<port> as the target, for example node1:22")
             }
-            Self::Forbidden(_) => (
-                S::FORBIDDEN,
-                "forbidden",
-                "ask the operator of this port to allow it in allow_from, names or rules",
-            ),
+            Self::Forbidden(_) => (S::FORBIDDEN, "forbidden", ASK_OPERATOR),
             Self::Method => (
                 S::METHOD_NOT_ALLOWED,
                 "method",
@@ -337,11 +333,7 @@ impl Denial {
                 "use the node's name, or list the address in [mode.cloud.addresses] of every server",
             ),
             Self::NotLocated(why) => not_located(why),
-            Self::OffLimits(_) => (
-                S::FORBIDDEN,
-                "target_forbidden",
-                "use a node's name; for a port on the node's loopback use <node>:<port>",
-            ),
+            Self::OffLimits(_) => (S::FORBIDDEN, "target_forbidden", USE_NODE_NAME),
             Self::Direct(refusal) => not_dialled(refusal, ALLOW_CLIENTS),
             Self::DirectDenied(refusal) => not_dialled(refusal, ALLOW_EDGES),
             Self::OwnNode(_) => (
@@ -496,6 +488,8 @@ const GIVE_PASSWORD: &str = "give the proxy a user name and a password: curl -x 
                              but only at a terminal";
 const CHECK_PASSWORD: &str =
     "check the user and the password; the operator of this port finds the users in the file set as users";
+const ASK_OPERATOR: &str = "ask the operator of this port to allow it in allow_from, names or rules";
+const USE_NODE_NAME: &str = "use a node's name; for a port on the node's loopback use <node>:<port>";
 /// Hint at a port for kubelets if the node is unknown.
 const NO_NODE: &str = "use the node's name; kube-apiserver always does with --kubelet-certificate-authority; without it, a \
                        server with access to Kubernetes finds the node by the pod";

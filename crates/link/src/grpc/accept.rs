@@ -136,7 +136,7 @@ where
     executor.run(Box::pin(async move {
         let lost = waiting.permits.1.revoked();
         let let_in = async {
-            let why = tokio::select! {
+            link_context.metrics.links_rejected.count(tokio::select! {
                 biased;
                 () = accepted.cancelled() => {
                     drop(waiting.permits);
@@ -144,8 +144,7 @@ where
                 }
                 () = lost.cancelled() => "evicted",
                 () = tokio::time::sleep_until(waiting.until) => "call_timeout",
-            };
-            link_context.metrics.links_rejected.count(why);
+            });
         };
         let ended = tokio::select! {
             ended = serving.as_mut() => Some(ended),
