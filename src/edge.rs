@@ -31,7 +31,7 @@ use crate::edge::link_dialer::known_addresses::KnownAddresses;
 use crate::edge::link_dialer::{EdgeCertificate, LinkDialer, ServerEndpoint};
 use crate::edge::reconnect::{Reconnector, release_memory};
 use crate::route::{SessionRouter, Uplinks};
-use crate::startup::access::{AccessPolicies, ListenerPolicies};
+use crate::startup::access::{AccessPolicyBuilder, ListenerPolicies};
 use crate::startup::{Startup, StartupErrorKind, StartupErrors};
 use tunnel_base::drain::{Drain, Drained};
 use tunnel_base::logging::LogLevel;
@@ -340,7 +340,8 @@ pub(crate) struct AdminListeners {
 }
 
 /// The files and ports of the config, and the users that may view the admin page from other machines.
-pub(crate) type Prepared = (EdgeFiles, AdminListeners, Option<ProxyListener>, (AdminUsers, AccessPolicies));
+pub(crate) type Prepared =
+    (EdgeFiles, AdminListeners, Option<ProxyListener>, (AdminUsers, AccessPolicyBuilder));
 
 /// Reads all files and binds all ports of the config. Returns `None` on errors, which `startup` has collected.
 pub(crate) fn prepare(settings: &Settings, startup: &mut Startup) -> Option<Prepared> {
@@ -351,7 +352,7 @@ pub(crate) fn prepare(settings: &Settings, startup: &mut Startup) -> Option<Prep
         None => Some(None),
         Some(proxy) => ProxyListener::prepare(proxy, startup).map(Some),
     };
-    let mut policies = AccessPolicies::default();
+    let mut policies = AccessPolicyBuilder::default();
     let viewers = policies.viewers(&settings.admin, startup);
     Some((files?, ports?, proxy?, (viewers?, policies)))
 }

@@ -45,7 +45,7 @@ use crate::server::config_files::{LivePolicies, ServerFiles};
 use crate::server::intercept::PreparedIntercept;
 use crate::server::kubernetes::ServerPods;
 use crate::server::peers::FinderDeps;
-use crate::startup::access::{AccessPolicies, ListenerAccess, ListenerPolicies};
+use crate::startup::access::{AccessPolicyBuilder, ListenerAccess, ListenerPolicies};
 use crate::startup::{Startup, StartupErrors};
 use tunnel_base::addresses::AddressBook;
 use tunnel_base::drain::{Drain, Drained};
@@ -105,14 +105,15 @@ pub struct Server {
 struct PreparedListeners {
     files: ServerFiles,
     ports: BaseListeners,
-    gates: AccessPolicies,
+    gates: AccessPolicyBuilder,
     client_ports: Vec<ClientListener>,
     interception: Option<PreparedIntercept>,
     viewers: AdminUsers,
 }
 
 /// Prepares the listeners of a module from its config. Returns `None` after noting errors.
-type PrepareListener = fn(&ServerConfig, &mut AccessPolicies, &mut Startup) -> Option<Vec<ClientListener>>;
+type PrepareListener =
+    fn(&ServerConfig, &mut AccessPolicyBuilder, &mut Startup) -> Option<Vec<ClientListener>>;
 
 /// The name of the CONNECT listener.
 const CONNECT: &str = <Ssh as ConnectVariant>::NAME;
@@ -237,7 +238,7 @@ impl PreparedListeners {
     fn new(settings: &ServerConfig, startup: &mut Startup) -> Option<Self> {
         let files = ServerFiles::read(settings, startup);
         let ports = BaseListeners::bind(settings, startup);
-        let mut gates = AccessPolicies::default();
+        let mut gates = AccessPolicyBuilder::default();
         let viewers = gates.viewers(&settings.admin, startup);
         let prepared = MODULES.map(|prepare| prepare(settings, &mut gates, startup));
         let intercepted = intercept::prepare(settings, &mut gates, startup);

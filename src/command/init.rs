@@ -195,7 +195,7 @@ fn write_cloud(
     let lines = asked.nodes.iter().zip(&signs.tokens);
     let lines: String = lines.map(|(node, token)| format!("{node}:{token}\n")).collect();
     folder.write("cloud/token/token", &lines)?;
-    let text = CloudText { clients: &asked.clients };
+    let text = ServerConfigText { clients: &asked.clients };
     let here = now_at.join("cloud");
     checked(
         ServerConfig::read(&text.at(&here.to_string_lossy()), &Environment::default()),
@@ -220,7 +220,7 @@ fn write_edge(
         write_issued(folder, &format!("{dir}/certs/apiserver-kubelet-client"), &issued)?;
     }
     let server = asked.names.first().map(ToString::to_string).unwrap_or_default();
-    let text = EdgeText {
+    let text = EdgeConfigText {
         node,
         server: &format!("{server}:{GRPC_PORT}"),
         dns: None,
@@ -293,13 +293,13 @@ const POD_NAME: &str = "tunnel-cloud";
 // The config files, and the closing message.
 
 /// The config of a server.
-pub(crate) struct CloudText<'a> {
+pub(crate) struct ServerConfigText<'a> {
     /// The clients of the egress port; without clients there is no such port.
     pub(crate) clients: &'a [String],
 }
 
 /// The config of an edge.
-pub(crate) struct EdgeText<'a> {
+pub(crate) struct EdgeConfigText<'a> {
     pub(crate) node: &'a NodeName,
     /// Host and port of the server.
     pub(crate) server: &'a str,
@@ -309,7 +309,7 @@ pub(crate) struct EdgeText<'a> {
     pub(crate) has_kubelet: bool,
 }
 
-impl CloudText<'_> {
+impl ServerConfigText<'_> {
     /// Returns the config with its files in that folder.
     pub(crate) fn at(&self, dir: &str) -> String {
         // A service may not write below /etc.
@@ -357,7 +357,7 @@ names = [{names}]
     }
 }
 
-impl EdgeText<'_> {
+impl EdgeConfigText<'_> {
     /// Returns the config with its files in that folder.
     pub(crate) fn at(&self, dir: &str) -> String {
         let Self { node, server, dns, has_kubelet } = self;

@@ -15,7 +15,7 @@ use tokio_rustls::rustls::pki_types::ServerName;
 
 use crate::admin::Invited;
 use crate::command::CommandError;
-use crate::command::init::{EdgeText, checked, folder_on_machine, random_token};
+use crate::command::init::{EdgeConfigText, checked, folder_on_machine, random_token};
 use crate::command::output_dir::OutputDir;
 use crate::command::status::{ask, socket};
 use crate::config::Environment;
@@ -160,7 +160,7 @@ pub async fn run(asked: &JoinArgs, env: &Environment) -> Result<String, CommandE
     let folder = OutputDir::resume(&asked.to, ENTRIES.map(str::to_owned))?;
     let token = folder.write_once(TOKEN, &format!("{}\n", random_token()))?;
     let (server, dns) = (asked.cloud.to_string(), asked.dns.as_ref());
-    let text = EdgeText { node: &asked.node, server: &server, dns, has_kubelet: false };
+    let text = EdgeConfigText { node: &asked.node, server: &server, dns, has_kubelet: false };
     folder.rewrite("edge.toml", &text.at(to))?;
     folder.rewrite(UNIT, &unit(to))?;
     let asking = JoinClient::new(asked, token.trim(), &folder, env)?;

@@ -30,7 +30,7 @@ use crate::config::server::https::{HttpConfig, HttpsConfig, HttpsMode};
 use crate::config::server::intercept::InterceptConfig;
 use crate::config::server::invitations::Invitations;
 use crate::config::server::node_names::NodeNameSettings;
-use crate::config::server::ports::PortSettings;
+use crate::config::server::ports::NodePortsConfig;
 use crate::config::server::registry::{EtcdSettings, PublishConfig, RegistrySettings};
 use crate::config::server::tcp::TcpListenerConfig;
 use crate::config::table::ConfigTable;
@@ -63,7 +63,7 @@ pub struct ServerConfig {
     /// HTTP ports, each for one port of every node.
     pub http: HttpConfig,
     /// The ConfigMap of named node ports; `None` disables it.
-    pub ports: Option<PortSettings>,
+    pub ports: Option<NodePortsConfig>,
     /// The ConfigMap from which DNS reads the addresses of all nodes; `None` disables it.
     pub node_names: Option<NodeNameSettings>,
     /// The socket for commands on this machine.

@@ -11,7 +11,7 @@ use crate::listener::admission::destination::EdgeRouting;
 use crate::listener::admission::{ListenerContext, serve, sessions};
 use crate::listener::http_proxy::Proxy;
 use crate::startup::Startup;
-use crate::startup::access::{AccessPolicies, ListenerAccess, ListenerPolicies};
+use crate::startup::access::{AccessPolicyBuilder, ListenerAccess, ListenerPolicies};
 use tunnel_base::names::NodeName;
 use tunnel_base::policy::Glob;
 use tunnel_net::listen::TcpAccept;
@@ -21,14 +21,14 @@ use tunnel_net::pool::Pool;
 pub(crate) struct ProxyListener {
     listener: TcpAccept,
     guard: ListenerAccess,
-    policies: AccessPolicies,
+    policies: AccessPolicyBuilder,
     nodes: Option<Vec<Glob>>,
 }
 
 impl ProxyListener {
     /// Reads the proxy's files and binds its port. Returns `None` on errors, which `startup` has collected.
     pub(crate) fn prepare(settings: &HttpProxyConfig, startup: &mut Startup) -> Option<Self> {
-        let mut policies = AccessPolicies::default();
+        let mut policies = AccessPolicyBuilder::default();
         let guard = policies.prepare(KEY, &settings.access, startup);
         let listener =
             startup.bind(&format!("mode.edge.http_proxy.{}", settings.listen.key), settings.listen.at);

@@ -148,8 +148,8 @@ struct ManualServices<'a> {
     listed: bool,
 }
 
-impl WatchHandler<Cache> for ManualServices<'_> {
-    fn on_event(&mut self, event: Event<Cache>) -> bool {
+impl WatchHandler<PartialTunnelCache> for ManualServices<'_> {
+    fn on_event(&mut self, event: Event<PartialTunnelCache>) -> bool {
         let sides = match event {
             Event::Init => {
                 (self.found, self.listed) = (false, false);
@@ -329,7 +329,7 @@ fn addresses<'a>(texts: impl Iterator<Item = &'a str>) -> Box<[IpAddr]> {
 
 part_of!(PartialService, whole::Service);
 part_of!(PartialEndpointSlice, EndpointSlice);
-part_of!(Cache, whole::ConfigMap);
+part_of!(PartialTunnelCache, whole::ConfigMap);
 
 #[derive(Debug, Clone, Deserialize)]
 pub(crate) struct PartialService {
@@ -460,7 +460,7 @@ impl PartialObject for PartialEndpointSlice {
 
 /// SuperEdge's ConfigMap `tunnel-cache`. Only the part written by hand is read.
 #[derive(Debug, Clone, Deserialize)]
-pub(crate) struct Cache {
+pub(crate) struct PartialTunnelCache {
     #[serde(deserialize_with = "meta")]
     metadata: ObjectMeta,
     #[serde(default)]
@@ -473,7 +473,7 @@ struct CacheData {
     user_services: String,
 }
 
-impl Cache {
+impl PartialTunnelCache {
     /// Returns the side of each Service, keyed by `namespace/name`. Invalid lines are ignored.
     pub(crate) fn sides(&self) -> HashMap<String, ServiceSide> {
         let lines = self.data.user_services.lines();

@@ -16,12 +16,12 @@ use crate::listener::http_proxy::Proxy;
 use crate::listener::tcp::Tcp;
 use crate::server::{ClientListener, ServerCore, https};
 use crate::startup::Startup;
-use crate::startup::access::AccessPolicies;
+use crate::startup::access::AccessPolicyBuilder;
 
 /// Prepares the listeners of `[mode.cloud.ssh]`.
 pub(crate) fn connect(
     settings: &ServerConfig,
-    policies: &mut AccessPolicies,
+    policies: &mut AccessPolicyBuilder,
     startup: &mut Startup,
 ) -> Option<Vec<ClientListener>> {
     let ssh = &settings.ssh;
@@ -35,7 +35,7 @@ pub(crate) fn connect(
 /// Prepares the listeners of `[mode.cloud.egress]`.
 pub(crate) fn egress(
     settings: &ServerConfig,
-    policies: &mut AccessPolicies,
+    policies: &mut AccessPolicyBuilder,
     startup: &mut Startup,
 ) -> Option<Vec<ClientListener>> {
     let Some(egress) = &settings.egress else { return Some(Vec::new()) };
@@ -64,7 +64,7 @@ pub(crate) fn egress(
 /// Prepares the listeners of `[mode.cloud.http_proxy]`.
 pub(crate) fn http_proxy(
     settings: &ServerConfig,
-    policies: &mut AccessPolicies,
+    policies: &mut AccessPolicyBuilder,
     startup: &mut Startup,
 ) -> Option<Vec<ClientListener>> {
     let Some(proxy) = &settings.http_proxy else { return Some(Vec::new()) };
@@ -76,7 +76,7 @@ pub(crate) fn http_proxy(
 /// Prepares the listeners of `[mode.cloud.tcp]`.
 pub(crate) fn tcp(
     settings: &ServerConfig,
-    policies: &mut AccessPolicies,
+    policies: &mut AccessPolicyBuilder,
     startup: &mut Startup,
 ) -> Option<Vec<ClientListener>> {
     let ports = settings.tcp.iter().map(|port| {

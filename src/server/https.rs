@@ -8,7 +8,7 @@ use crate::config::server::https::{HttpsMode, ListenerTlsConfig, NodePortConfig,
 use crate::listener::authenticated::OverTls;
 use crate::listener::https::{self, Http, Https, HttpsReencrypt, Passthrough};
 use crate::server::{ClientListener, ServerCore, config_files};
-use crate::startup::access::{AccessPolicies, ListenerAccess};
+use crate::startup::access::{AccessPolicyBuilder, ListenerAccess};
 use crate::startup::{Startup, StartupErrorKind};
 use tunnel_base::policy::ports::PortTarget;
 use tunnel_net::listen::TcpAccept;
@@ -18,7 +18,7 @@ use tunnel_net::tls::{self, ClientAuth, Identity, TlsClientConfig, TlsServerConf
 /// Binds all ports with TLS. Returns `None` if there are errors, which `startup` has noted.
 pub(crate) fn prepare(
     settings: &ServerConfig,
-    policies: &mut AccessPolicies,
+    policies: &mut AccessPolicyBuilder,
     startup: &mut Startup,
 ) -> Option<Vec<ClientListener>> {
     let https = &settings.https;
@@ -75,7 +75,7 @@ impl HttpsTls {
 /// Binds all ports without TLS. Returns `None` if there are errors, which `startup` has noted.
 pub(crate) fn prepare_http(
     settings: &ServerConfig,
-    policies: &mut AccessPolicies,
+    policies: &mut AccessPolicyBuilder,
     startup: &mut Startup,
 ) -> Option<Vec<ClientListener>> {
     let http = &settings.http;

@@ -16,7 +16,7 @@ use crate::config::server::intercept::InterceptConfig as Settings;
 use crate::intercept::{InterceptError, InterceptRules, NftTable, Sets};
 use crate::listener::intercept::{Intercept, InterceptTable, InterceptedNode};
 use crate::server::{ClientListener, ServerContext, ServerCore};
-use crate::startup::access::AccessPolicies;
+use crate::startup::access::AccessPolicyBuilder;
 use crate::startup::{Startup, StartupErrorKind};
 use tunnel_base::addresses::{AddressClaim, ClaimSource, RejectReason, RejectedClaim};
 use tunnel_base::names::NodeName;
@@ -46,7 +46,7 @@ struct InterceptListeners {
 /// means that interception is not configured.
 pub(crate) fn prepare(
     settings: &ServerConfig,
-    policies: &mut AccessPolicies,
+    policies: &mut AccessPolicyBuilder,
     startup: &mut Startup,
 ) -> Option<(Vec<ClientListener>, Option<PreparedIntercept>)> {
     let Some(settings) = settings.intercept.clone() else { return Some((Vec::new(), None)) };

@@ -22,7 +22,7 @@ use tunnel_net::reload::Reload;
 /// The user files of all access policies. A file named by several tables is read once, and failed logins at any of
 /// their ports count together.
 #[derive(Debug, Default)]
-pub struct AccessPolicies {
+pub struct AccessPolicyBuilder {
     files: BTreeMap<PathBuf, Option<UserFile>>,
     limiters: ListenerPolicies,
 }
@@ -44,7 +44,7 @@ struct UserFile {
     logins: Arc<PasswordChecker>,
 }
 
-impl AccessPolicies {
+impl AccessPolicyBuilder {
     /// Reads what the port of the table with this key needs. Returns `None` if a file is invalid, which is recorded.
     pub fn prepare(
         &mut self,

@@ -80,15 +80,15 @@ impl RelayTable {
 
     /// Registers an Open or Resume: it gets the binding if its epoch is the newest and it comes from the session's
     /// opener.
-    pub(crate) fn on_request(&self, attempt: &Attempt) -> AttemptStatus {
+    pub(crate) fn on_request(&self, attempt: &Attempt) -> BindOutcome {
         let opener = self.hop(attempt, &attempt.from);
         let mut bindings = lock(&self.bindings);
         let known = bindings.get(&attempt.key.id);
         if known.is_some_and(|known| known.is_foreign(attempt)) {
-            return AttemptStatus::WrongOpener;
+            return BindOutcome::WrongOpener;
         }
         if known.is_some_and(|known| known.epoch >= attempt.epoch) {
-            return AttemptStatus::Stale;
+            return BindOutcome::Stale;
         }
         let by = attempt.opener.clone().or_else(|| known.and_then(|known| known.by.clone()));
         let seeker = Some(SearchGuard(attempt.changed.clone()));
@@ -105,7 +105,7 @@ impl RelayTable {
             }
         }
         self.admit(attempt, &opener);
-        AttemptStatus::Newest
+        BindOutcome::Newest
     }
 
     /// Binds the session to the link towards its acceptor and sends the frame there. With `sought`, the answer *not
@@ -306,7 +306,7 @@ pub(crate) struct Attempt {
 
 /// How an Open or Resume relates to the session's binding.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum AttemptStatus {
+pub(crate) enum BindOutcome {
     /// The newest: it has the binding now.
     Newest,
     /// Late: there was a newer one.

@@ -15,7 +15,7 @@ use tokio::sync::Notify;
 use tokio::time::Instant;
 
 use crate::lock;
-use crate::relay::{Attempt, AttemptState, AttemptStatus, RelayTable};
+use crate::relay::{Attempt, AttemptState, BindOutcome, RelayTable};
 use crate::sender::signals::{UNKNOWN, unknown};
 use crate::sender::{DetachedSessions, LinkSender};
 use crate::session::stream::{IncomingSession, Parked, PendingOpen};
@@ -324,11 +324,11 @@ impl SessionTable {
             return None;
         }
         match self.relays.on_request(&attempt) {
-            AttemptStatus::Newest => {
+            BindOutcome::Newest => {
                 return Some(Event::RelayRequest(RelayRequest::new(self.clone(), attempt, frame)));
             }
-            AttemptStatus::Stale => self.metrics.frames_dropped.count("unexpected"),
-            AttemptStatus::WrongOpener => self.foreign(from, &attempt.key, &frame),
+            BindOutcome::Stale => self.metrics.frames_dropped.count("unexpected"),
+            BindOutcome::WrongOpener => self.foreign(from, &attempt.key, &frame),
         }
         None
     }

@@ -98,13 +98,13 @@ impl fmt::Display for ConnectError {
             let between = if n > 0 { "; " } else { "" };
             match alike {
                 [Failure::Refused(first), rest @ ..] => {
-                    write!(f, "{between}{first} refused the connection{}", And(", and so did", rest))?;
+                    write!(f, "{between}{first} refused the connection{}", AlsoFailed(", and so did", rest))?;
                 }
                 [Failure::Timeout(first, patience), rest @ ..] => {
                     write!(
                         f,
                         "{between}{first} did not answer within {patience:?}{}",
-                        And(", nor did", rest)
+                        AlsoFailed(", nor did", rest)
                     )?;
                 }
                 [Failure::Unreachable(at, cause), ..] => {
@@ -123,9 +123,9 @@ impl fmt::Display for ConnectError {
 impl std::error::Error for ConnectError {}
 
 /// Further addresses that failed in the same way.
-struct And<'a>(&'static str, &'a [Failure]);
+struct AlsoFailed<'a>(&'static str, &'a [Failure]);
 
-impl fmt::Display for And<'_> {
+impl fmt::Display for AlsoFailed<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         for (n, failure) in self.1.iter().enumerate() {
             write!(f, "{} {}", if n == 0 { self.0 } else { "," }, failure.at())?;

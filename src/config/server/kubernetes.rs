@@ -23,14 +23,14 @@ pub struct ClusterSettings {
 
 /// `[mode.cloud.stream.dns]` and `[mode.cloud.stream.register]`.
 #[derive(Debug, Default)]
-pub(crate) struct SuperEdge {
+pub(crate) struct SuperEdgeTables {
     configmap: Option<String>,
     /// The Service, and the table that names it.
     service: Option<(&'static str, String)>,
 }
 
 /// Reads SuperEdge's tables. `debug` means not to use Kubernetes.
-pub(crate) fn superedge(stream: &mut ConfigTable<'_>, report: &mut Diagnostics) -> SuperEdge {
+pub(crate) fn superedge(stream: &mut ConfigTable<'_>, report: &mut Diagnostics) -> SuperEdgeTables {
     let mut dns = stream.table("dns", report);
     let configmap = dns.read("configmap", name, report).flatten();
     // Mount path of the ConfigMap, which we neither read nor write.
@@ -42,17 +42,17 @@ pub(crate) fn superedge(stream: &mut ConfigTable<'_>, report: &mut Diagnostics) 
     let newer = register.read("service", name, report).flatten();
     register.finish(report);
     if debug {
-        return SuperEdge::default();
+        return SuperEdgeTables::default();
     }
     let service = newer.map(|name| ("register", name)).or(service.map(|name| ("dns", name)));
-    SuperEdge { configmap, service }
+    SuperEdgeTables { configmap, service }
 }
 
 /// Returns the ConfigMap to publish in, the cluster if a key requires it, and the key that names its Service. `publish`
 /// is whether the file asks to publish there; `None` if it has no such key, so that SuperEdge's tables apply.
 pub(crate) fn read(
     table: &mut ConfigTable<'_>,
-    superedge: SuperEdge,
+    superedge: SuperEdgeTables,
     publish: Option<bool>,
     env: &Environment,
     report: &mut Diagnostics,

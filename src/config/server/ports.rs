@@ -8,7 +8,7 @@ use tunnel_base::policy::ports::PortTarget;
 
 /// `[mode.cloud.ports]`.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct PortSettings {
+pub struct NodePortsConfig {
     /// The cluster of the objects.
     pub cluster: ClusterSettings,
     /// Namespace of the ConfigMap.
@@ -29,7 +29,7 @@ pub(crate) fn read(
     (http, https): (&HttpConfig, &HttpsConfig),
     env: &Environment,
     report: &mut Diagnostics,
-) -> Option<PortSettings> {
+) -> Option<NodePortsConfig> {
     let mut table = cloud.table("ports", report);
     let mut name = |key, default: &str| {
         let name = table.read(key, kubernetes::name, report).flatten();
@@ -57,7 +57,7 @@ pub(crate) fn read(
     let present = table.is_present();
     table.finish(report);
     let cluster = reached.ok().filter(|_| present)?;
-    Some(PortSettings { cluster, namespace, configmap, service, http, https })
+    Some(NodePortsConfig { cluster, namespace, configmap, service, http, https })
 }
 
 /// Names that YurtTunnel uses.

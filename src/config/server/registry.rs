@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use crate::config::server::kubernetes::{self, ClusterSettings, SuperEdge};
+use crate::config::server::kubernetes::{self, ClusterSettings, SuperEdgeTables};
 use crate::config::server::peers::{self, PeerConfig};
 use crate::config::table::ConfigTable;
 use crate::config::value::{self, ValueError};
@@ -88,7 +88,7 @@ enum StoreKind {
 
 pub(crate) fn read(
     cloud: &mut ConfigTable<'_>,
-    superedge: SuperEdge,
+    superedge: SuperEdgeTables,
     env: &Environment,
     report: &mut Diagnostics,
 ) -> RegistrySettings {

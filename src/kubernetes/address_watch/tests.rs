@@ -122,13 +122,13 @@ fn of_a_slice_what_is_ready_is_kept() {
 #[test]
 fn what_people_write_of_services_is_read_line_by_line() {
     let text = "web.shop    edge\n\ndb.shop\tcloud and more\noneword\nx.y nowhere\nplain edge\n";
-    let cache: Cache = serde_json::from_value(
+    let cache: PartialTunnelCache = serde_json::from_value(
         json!({"metadata": {"name": "c"}, "data": {"user_services": text, "services": "a.b edge"}}),
     )
     .unwrap();
     let expected = [("shop/web".to_owned(), ServiceSide::Edge), ("shop/db".to_owned(), ServiceSide::Cloud)];
     assert_eq!(cache.sides(), HashMap::from(expected));
-    let empty: Cache = serde_json::from_value(json!({"metadata": {"name": "c"}})).unwrap();
+    let empty: PartialTunnelCache = serde_json::from_value(json!({"metadata": {"name": "c"}})).unwrap();
     assert!(empty.sides().is_empty());
 }
 

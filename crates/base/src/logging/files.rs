@@ -13,7 +13,7 @@ use crate::logging::DroppedLines;
 
 /// Limits for the log files.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Kept {
+pub(crate) struct LogRetention {
     /// Number of days, including today.
     pub days: usize,
     /// Total bytes of all files.
@@ -25,7 +25,7 @@ pub(crate) struct Kept {
 pub(crate) struct LogFiles {
     dir: PathBuf,
     name: &'static str,
-    kept: Kept,
+    kept: LogRetention,
     current: RollingFileAppender,
     /// Bytes in the current file.
     written: u64,
@@ -38,7 +38,12 @@ pub(crate) struct LogFiles {
 
 impl LogFiles {
     /// Opens today's file for appending.
-    pub(crate) fn open(dir: &Path, name: &'static str, kept: Kept, lost: DroppedLines) -> io::Result<Self> {
+    pub(crate) fn open(
+        dir: &Path,
+        name: &'static str,
+        kept: LogRetention,
+        lost: DroppedLines,
+    ) -> io::Result<Self> {
         fs::create_dir_all(dir)?;
         let current = appender(dir, name)?;
         let (dir, day) = (dir.to_owned(), today());
@@ -192,7 +197,7 @@ fn today() -> u64 {
 }
 
 /// A week, and an eighth of the smallest disk that nodes come with.
-pub(crate) const RETENTION: Kept = Kept { days: 7, bytes: 100 * 1024 * 1024 };
+pub(crate) const RETENTION: LogRetention = LogRetention { days: 7, bytes: 100 * 1024 * 1024 };
 
 /// Divisor for the maximum size of one file: small files, so that removing the oldest leaves most of the history.
 const PARTS: u64 = 8;
@@ -211,7 +216,7 @@ mod tests {
     #[test]
     fn files_never_pass_their_share_and_the_newest_lines_stay() {
         let dir = tempfile::tempdir().unwrap();
-        let kept = Kept { days: 7, bytes: 8000 };
+        let kept = LogRetention { days: 7, bytes: 8000 };
         let mut files = LogFiles::open(dir.path(), "t", kept, DroppedLines::default()).unwrap();
         for n in 0..1000 {
             files.write_all(format!("{n:099}\n").as_bytes()).unwrap();
@@ -234,7 +239,7 @@ mod tests {
         for stranger in ["t.2020-01-01.txt", "other.2020-01-01.log", "t.today.log"] {
             fs::write(dir.path().join(stranger), "x").unwrap();
         }
-        let kept = Kept { days: 3, bytes: 8000 };
+        let kept = LogRetention { days: 3, bytes: 8000 };
         let _files = LogFiles::open(dir.path(), "t", kept, DroppedLines::default()).unwrap();
         let left = names(dir.path());
         assert_eq!(left.len(), 6, "{left:?}");

@@ -51,7 +51,7 @@ pub struct Call {
     incoming: Incoming,
     answer: oneshot::Sender<Response<CallBody>>,
     ends: LinkEndpoints,
-    shared: Shared,
+    shared: ConnectionState,
 }
 
 /// The client certificate that the handshake has accepted.
@@ -117,7 +117,7 @@ where
         certificate: waiting.certificate.clone(),
         arrivals,
         ends: LinkEndpoints { remote: Some(from), ..ends(&io) },
-        shared: Shared {
+        shared: ConnectionState {
             link_context: link_context.clone(),
             ahead: ahead.clone(),
             tcp_info: io.tcp().and_then(TcpInfoReader::of),
@@ -186,7 +186,7 @@ impl Call {
             }
             Caller::Peer { .. } => Remote::Peer,
         };
-        let Shared { link_context, ahead, tcp_info, connection, accepted, ping_timer } = self.shared;
+        let ConnectionState { link_context, ahead, tcp_info, connection, accepted, ping_timer } = self.shared;
         let outbound = outbound(peer, instance, dialect, &link_context.table, &ping_timer);
         outbound.sender.set_tcp_info_reader(tcp_info);
         outbound.sender.set_endpoints(self.ends);
@@ -233,12 +233,12 @@ struct CallHandler {
     certificate: Certificate,
     arrivals: mpsc::Sender<IncomingCall>,
     ends: LinkEndpoints,
-    shared: Shared,
+    shared: ConnectionState,
 }
 
 /// State that the calls share with the link that one of them becomes.
 #[derive(Debug, Clone)]
-struct Shared {
+struct ConnectionState {
     link_context: LinkContext,
     ahead: ReadAhead,
     tcp_info: Option<TcpInfoReader>,
