@@ -258,7 +258,7 @@ async fn the_status_of_a_server_names_its_nodes_by_name_and_what_troubles_it() {
     assert_eq!(status, 200, "{body}");
     let told: Status = serde_json::from_str(&body).unwrap();
     assert_eq!((told.role.as_str(), told.instance.as_str(), told.ready), ("server", "00000007", true));
-    assert_eq!(problems(&told), ["publisher degraded the disk is full"]);
+    assert_eq!(problems(&told), ["dns degraded the disk is full"]);
     let names: Vec<_> = told.links.iter().map(|link| link.name.as_str()).collect();
     assert_eq!(names, ["a", "b"]);
     let LinkStatus { state, address, dialect, rtt_seconds, sessions, .. } = &told.links[0];

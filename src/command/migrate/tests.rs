@@ -103,7 +103,7 @@ fn the_servers_settings_that_are_printed_load_and_each_old_setting_has_its_line(
         "kept     dnat-ports-pair: \"9052=10264\": ",
         "kept     http-proxy-ports: \"9051, x\": ",
         "kept     https-proxy-ports: \"\": ",
-        "removed  http-proxy-ports: \"x\": expected a port",
+        "removed  http-proxy-ports: \"x\": expected ports from 1 to 65535",
         "changed  Service x-tunnel-server-svc (NodePort): ",
         "kept     ConfigMap yurt-tunnel-nodes: ",
     ]

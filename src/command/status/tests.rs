@@ -21,7 +21,7 @@ fn told() -> Status {
         error: Some(ErrorStatus { time: Some(999_940.0), text: "nothing was\u{1b}[2J received".into() }),
     };
     Status {
-        role: "cloud".into(),
+        role: "server".into(),
         version: "0.1.0".into(),
         instance: "3f2a1b9c".into(),
         node: None,
@@ -71,8 +71,8 @@ edge7  linked  3h12m   12 ms  4         1.2 MiB  7 B       0.1.0    extended/2  
 DISCONNECTED  AGO  LAST ERROR
 edge9         20s  nothing was [2J received
 
-PEER           STATE  LINKED  RTT    SESSIONS  SENT     RECEIVED  VERSION  DIALECT     FROM            LAST ERROR
-10.0.0.7:9000  away   -       12 ms  4         1.2 MiB  7 B       0.1.0    extended/2  10.0.0.5:40312  nothing was [2J received (3h13m ago)";
+PEER           STATE       LINKED  RTT    SESSIONS  SENT     RECEIVED  VERSION  DIALECT     FROM            LAST ERROR
+10.0.0.7:9000  not_linked  -       12 ms  4         1.2 MiB  7 B       0.1.0    extended/2  10.0.0.5:40312  nothing was [2J received (3h13m ago)";
     assert_eq!(text, wanted, "\n{text}");
 }
 
