@@ -317,19 +317,13 @@ impl Denial {
             Self::Request(_) => {
                 (S::BAD_REQUEST, "bad_request", "check what the client, or a proxy in between, sends")
             }
-            Self::NoNodeInHost => (S::MISDIRECTED_REQUEST, "node_not_named", NO_NODE),
-            Self::NoHost => (
-                S::MISDIRECTED_REQUEST,
-                "node_not_named",
-                "use the node's name in the URL: http://<node>:<port>/",
-            ),
+            Self::NoNodeInHost => node_not_named(NO_NODE),
+            Self::NoHost => node_not_named("use the node's name in the URL: http://<node>:<port>/"),
             Self::UpstreamFailed(_) => (S::BAD_GATEWAY, "upstream_no_response", NO_ANSWER),
             Self::TargetTls(fault) => (S::BAD_GATEWAY, "target_tls", target_tls(fault)),
             Self::Credentials => (S::PROXY_AUTHENTICATION_REQUIRED, "credentials_missing", GIVE_PASSWORD),
             Self::Password(_) => (S::PROXY_AUTHENTICATION_REQUIRED, "credentials_invalid", CHECK_PASSWORD),
-            Self::NoNode(_) => (
-                S::MISDIRECTED_REQUEST,
-                "node_not_named",
+            Self::NoNode(_) => node_not_named(
                 "use the node's name, or list the address in [mode.cloud.addresses] of every server",
             ),
             Self::NotLocated(why) => not_located(why),
@@ -341,24 +335,26 @@ impl Denial {
                 "target_is_local_node",
                 "list this machine's names and addresses in the client's no_proxy",
             ),
-            Self::EdgeOffline => (
-                S::BAD_GATEWAY,
-                "node_not_connected",
-                "check /readyz of this edge and what it logs about its link",
-            ),
-            Self::NoServerName => (
-                S::MISDIRECTED_REQUEST,
-                "node_not_named",
-                "connect to the node by its name, not by an address",
-            ),
-            Self::NoNodeConnected => {
-                (S::BAD_GATEWAY, "node_not_connected", "check that `tunnel --m=edge` runs on a node")
+            Self::EdgeOffline => {
+                node_not_connected("check /readyz of this edge and what it logs about its link")
             }
+            Self::NoServerName => node_not_named("connect to the node by its name, not by an address"),
+            Self::NoNodeConnected => node_not_connected("check that `tunnel --m=edge` runs on a node"),
             Self::WrongPasswords => (BUSY.0, BUSY.1, "try again in a minute, with the right password"),
             Self::Busy(_) => BUSY,
             Self::Route(why) => not_routed(why),
         }
     }
+}
+
+/// Returns status, label and hint for a request that names no node.
+fn node_not_named(hint: &'static str) -> (StatusCode, &'static str, &'static str) {
+    (StatusCode::MISDIRECTED_REQUEST, "node_not_named", hint)
+}
+
+/// Returns status, label and hint if the node, or this edge, has no link.
+fn node_not_connected(hint: &'static str) -> (StatusCode, &'static str, &'static str) {
+    (StatusCode::BAD_GATEWAY, "node_not_connected", hint)
 }
 
 /// Returns the hint for a failed TLS handshake of this process with a target.
@@ -374,9 +370,7 @@ fn target_tls(fault: &HandshakeError) -> &'static str {
 fn not_routed(why: &RouteError) -> (StatusCode, &'static str, &'static str) {
     match why {
         RouteError::Busy(_) => BUSY,
-        RouteError::Offline { .. } => (
-            StatusCode::BAD_GATEWAY,
-            "node_not_connected",
+        RouteError::Offline { .. } => node_not_connected(
             "check that `tunnel --m=edge` runs on that node and what it logs about its link",
         ),
         RouteError::Timeout { .. } => (
