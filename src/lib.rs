@@ -13,10 +13,10 @@
 //!
 //! | modules | contents |
 //! | --- | --- |
-//! | [`base`] | names, policies, the address book, logs, metrics |
-//! | [`net`] | sockets, TLS, DNS, limits |
-//! | [`proto`] | frames and the state of one session end, without I/O |
-//! | [`link`] | links, and the sessions that outlive them |
+//! | [`tunnel_base`] | names, policies, the address book, logs, metrics |
+//! | [`tunnel_net`] | sockets, TLS, DNS, limits |
+//! | [`tunnel_proto`] | frames and the state of one session end, without I/O |
+//! | [`tunnel_link`] | links, and the sessions that outlive them |
 //! | [`kubernetes`], [`config`], [`etcd`], [`intercept`] | the Kubernetes API; settings; etcd; nftables |
 //! | [`registry`], [`publish`], [`invitations`] | where each node is connected; its DNS records; machines that join |
 //! | [`route`], [`session_io`], [`acceptor`] | from a request to an open session; copying its bytes; dialling targets |
@@ -33,7 +33,7 @@
 //! ```
 //!
 //! Frames are pulled, not pushed. `copy_bidirectional` writes bytes into the session's send buffer while it has room
-//! and wakes the link's [`link::sender::LinkSender`], which marks the session as ready. When HTTP/2 can take more, the
+//! and wakes the link's [`tunnel_link::sender::LinkSender`], which marks the session as ready. When HTTP/2 can take more, the
 //! link sender asks its schedule for the next session and takes one frame from it. Bytes wait in their own session, so
 //! order and fairness are decided at the last moment, and resuming a session only moves its send position back. A slow
 //! reader uses up its own window and stops only its own session.
@@ -54,12 +54,12 @@
 //! ([`route`]). It queries one path at a time, and the next one after 3 s without an answer or if the node is not
 //! connected there. It ends as soon as the node connects. A node that is connected nowhere is waited for up to 3 s if
 //! it was there a moment ago, and is not searched for again for 1 s. A server between two others only relays frames
-//! ([`link::table::RelayRequest`]). Frames from a peer go only to local edges, so there is at most one relay. For an
+//! ([`tunnel_link::table::RelayRequest`]). Frames from a peer go only to local edges, so there is at most one relay. For an
 //! edge with a plain link, its server is the session's end.
 //!
 //! **Invariants.** Reading a link never waits for writing it. A read loop does nothing slow. A remote cannot make this
 //! process queue more bytes than were reserved for it. No two locks are held at once, and none across an await. The
-//! pure parts ([`proto`], and in `link` the schedule and the congestion control) read no clock, never wait, and return
+//! pure parts ([`tunnel_proto`], and in `link` the schedule and the congestion control) read no clock, never wait, and return
 //! effects.
 
 pub mod acceptor;

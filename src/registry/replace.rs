@@ -224,7 +224,7 @@ impl Registry {
     }
 
     /// Adds an interactive link to its node's primary link and returns that. Closes the earlier interactive link, if
-    /// any. Returns `None` if [`Self::may_stand_beside`] does not allow it.
+    /// any. Returns `None` if [`Self::may_add_interactive`] does not allow it.
     pub fn add_interactive(&self, linked: LinkedNode) -> Option<Arc<LinkSender>> {
         let node = linked.sender.peer.node().cloned()?;
         let (busy, before) = {

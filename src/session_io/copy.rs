@@ -417,7 +417,7 @@ impl<D: ByteStream> ByteStream for Counted<'_, D> {
 
 // Closes a stream without losing bytes that its remote has not read, or not received, yet.
 
-/// Closes one side of an ended copy that is still set to [break off](Connection::breaks_off).
+/// Closes one side of an ended copy that is still set to [reset on drop](Connection::set_reset_on_drop).
 ///
 /// Closes it cleanly unless the other side failed. In that case the remote receives the written bytes, and dropping the
 /// socket resets the connection.

@@ -462,7 +462,7 @@ impl RecvHalf {
         (self.received, self.limit)
     }
 
-    /// Records that the result of [`Self::credit`] was sent on the path on which the bytes arrive.
+    /// Records that the credit was sent on the path on which the bytes arrive.
     pub fn credit_sent(&mut self, now: Instant) {
         if self.limit > self.old_limit {
             self.rtts.credit(self.old_limit, self.received, now);

@@ -145,7 +145,7 @@ fn over(end: &SessionState, kind: io::ErrorKind) -> Option<io::Error> {
 /// A session that was requested and is not open yet.
 ///
 /// Dropping it withdraws the request on the current path. It does so on the next path if there is none at that time
-/// (see [`SessionTable::given_up`](crate::link::table::SessionTable::given_up)), or if the path is lost before the
+/// (see [`SessionTable::given_up`](crate::table::SessionTable::given_up)), or if the path is lost before the
 /// remote has answered.
 #[derive(Debug)]
 #[must_use = "dropping a pending open withdraws the request"]

@@ -69,7 +69,7 @@ impl TlsHandshaker {
 
     /// Waits for the first byte, then for a permit, then performs the handshake.
     ///
-    /// `slot` is the connection's permit of the accept loop, which is marked active from the first byte. Cancel safe: a
+    /// `permit` is the connection's permit of the accept loop, which is marked active from the first byte. Cancel safe: a
     /// dropped call releases its permit.
     ///
     /// # Errors
