@@ -54,7 +54,7 @@ pub struct Registry {
     metrics: Metrics,
 }
 
-/// The location of a node.
+/// The location of a node, as far as this server knows without asking peers.
 #[derive(Debug, Clone)]
 pub enum NodeLocation {
     /// Linked to this server.
@@ -74,6 +74,7 @@ pub struct NameInUse {
     pub from: SocketAddr,
 }
 
+/// The links of all nodes at this server, under the registry's lock.
 #[derive(Debug, Default)]
 struct NodeLinks {
     linked: HashMap<NodeName, LinkedNode>,
@@ -271,7 +272,7 @@ const PONG_TIMEOUT: Duration = Duration::from_secs(2);
 #[derive(Debug, Default)]
 pub(crate) struct NodeWaiters(Mutex<HashMap<NodeName, Waiters>>);
 
-/// The waiters of one node.
+/// The waiters of one node, woken when it links.
 #[derive(Debug)]
 struct Waiters {
     wake: Arc<watch::Sender<()>>,
@@ -344,7 +345,7 @@ impl Drop for NodeWaiter<'_> {
 
 // A node's link, as stored in the registry.
 
-/// The link of a node.
+/// A node that is linked to this server, with its link.
 #[derive(Debug, Clone)]
 pub struct LinkedNode {
     /// The sending side of the link.

@@ -231,6 +231,7 @@ struct Meta {
     labels: Labels,
 }
 
+/// The only label that is read: in an EndpointSlice it names the Service.
 #[derive(Deserialize, Default)]
 struct Labels {
     #[serde(rename = "kubernetes.io/service-name")]
@@ -243,6 +244,7 @@ fn meta<'de, D: Deserializer<'de>>(from: D) -> Result<ObjectMeta, D::Error> {
     Ok(ObjectMeta { name, namespace, resource_version, labels, ..ObjectMeta::default() })
 }
 
+/// The fields of a Node that the address book uses; read instead of the whole object.
 #[derive(Debug, Clone, Deserialize)]
 pub(crate) struct PartialNode {
     #[serde(deserialize_with = "meta")]
@@ -253,6 +255,7 @@ pub(crate) struct PartialNode {
     status: NodeStatus,
 }
 
+/// The part of a Node's spec that is read: the networks of its pods.
 #[derive(Debug, Clone, Deserialize, Default)]
 #[serde(default)]
 struct NodeSpec {
@@ -276,6 +279,7 @@ impl PartialObject for PartialNode {
     }
 }
 
+/// The fields of a pod that the address book uses; read instead of the whole object.
 #[derive(Debug, Clone, Deserialize)]
 pub(crate) struct PartialPod {
     #[serde(deserialize_with = "meta")]
@@ -286,6 +290,7 @@ pub(crate) struct PartialPod {
     status: PodStatus,
 }
 
+/// The part of a pod's spec that is read: its node, and whether it uses the node's network.
 #[derive(Debug, Clone, Deserialize, Default)]
 #[serde(default, rename_all = "camelCase")]
 struct PodSpec {
@@ -293,6 +298,7 @@ struct PodSpec {
     host_network: bool,
 }
 
+/// The part of a pod's status that is read: its phase and its addresses.
 #[derive(Debug, Clone, Deserialize, Default)]
 #[serde(default)]
 struct PodStatus {
@@ -301,6 +307,7 @@ struct PodStatus {
     pod_ips: Vec<PodIp>,
 }
 
+/// An address of a pod.
 #[derive(Debug, Clone, Deserialize)]
 struct PodIp {
     ip: String,
@@ -331,6 +338,7 @@ part_of!(PartialService, whole::Service);
 part_of!(PartialEndpointSlice, EndpointSlice);
 part_of!(PartialTunnelCache, whole::ConfigMap);
 
+/// The fields of a Service that the address book uses; read instead of the whole object.
 #[derive(Debug, Clone, Deserialize)]
 pub(crate) struct PartialService {
     #[serde(deserialize_with = "meta")]
@@ -341,6 +349,7 @@ pub(crate) struct PartialService {
     status: ServiceStatus,
 }
 
+/// The part of a Service's spec that is read: its type, addresses and ports.
 #[derive(Debug, Clone, Deserialize, Default)]
 #[serde(default, rename_all = "camelCase")]
 struct ServiceSpec {
@@ -354,24 +363,28 @@ struct ServiceSpec {
     ports: Vec<PortSpec>,
 }
 
+/// The part of a Service's status that is read: the addresses of its load balancer.
 #[derive(Debug, Clone, Deserialize, Default)]
 #[serde(default, rename_all = "camelCase")]
 struct ServiceStatus {
     load_balancer: LoadBalancer,
 }
 
+/// The load balancer in a Service's status.
 #[derive(Debug, Clone, Deserialize, Default)]
 #[serde(default)]
 struct LoadBalancer {
     ingress: Vec<Ingress>,
 }
 
+/// An ingress point of a load balancer.
 #[derive(Debug, Clone, Deserialize)]
 struct Ingress {
     /// An ingress may have only a host name.
     ip: Option<String>,
 }
 
+/// A port of a Service or of an EndpointSlice.
 #[derive(Debug, Clone, Deserialize, Default)]
 #[serde(default)]
 struct PortSpec {
@@ -403,6 +416,7 @@ impl PartialObject for PartialService {
     }
 }
 
+/// The fields of an EndpointSlice that the address book uses; read instead of the whole object.
 #[derive(Debug, Clone, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub(crate) struct PartialEndpointSlice {
@@ -415,6 +429,7 @@ pub(crate) struct PartialEndpointSlice {
     ports: Option<Vec<PortSpec>>,
 }
 
+/// An endpoint in an EndpointSlice: its addresses, whether it is ready, and its node.
 #[derive(Debug, Clone, Deserialize)]
 #[serde(rename_all = "camelCase")]
 struct SliceEndpoint {
@@ -424,6 +439,7 @@ struct SliceEndpoint {
     node_name: Option<String>,
 }
 
+/// The condition of an endpoint that is read.
 #[derive(Debug, Clone, Deserialize, Default)]
 struct Conditions {
     ready: Option<bool>,
@@ -458,7 +474,7 @@ impl PartialObject for PartialEndpointSlice {
     }
 }
 
-/// SuperEdge's ConfigMap `tunnel-cache`. Only the part written by hand is read.
+/// The part of SuperEdge's ConfigMap `tunnel-cache` that operators write: the Services that they list.
 #[derive(Debug, Clone, Deserialize)]
 pub(crate) struct PartialTunnelCache {
     #[serde(deserialize_with = "meta")]
@@ -467,6 +483,7 @@ pub(crate) struct PartialTunnelCache {
     data: CacheData,
 }
 
+/// The key of ConfigMap `tunnel-cache` that is read: one Service per line, with its side.
 #[derive(Debug, Clone, Deserialize, Default)]
 #[serde(default)]
 struct CacheData {
@@ -506,6 +523,7 @@ fn tcp(ports: Vec<PortSpec>) -> Box<[ServicePort]> {
 #[derive(Debug, Default)]
 pub(crate) struct Disputes(Mutex<Window>);
 
+/// The current window of the rate limit in [`Disputes`].
 #[derive(Debug, Default)]
 struct Window {
     started: Option<Instant>,

@@ -200,8 +200,11 @@ impl NodeWatch {
 /// The metadata of a Node.
 type NodeMeta = PartialObjectMeta<Node>;
 
+/// A handler of the Node watch that publishes which Nodes exist and which of them are edges.
 struct NodeSet<'a> {
+    /// The published Nodes, and whether each is an edge.
     known: &'a watch::Sender<KnownNodes>,
+    /// Labels with values that mark edges.
     labels: &'a [(String, String)],
     /// Nodes received so far of a list in progress.
     listed: BTreeMap<String, bool>,

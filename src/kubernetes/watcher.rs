@@ -27,7 +27,7 @@ pub(crate) struct ObjectWatcher<'a> {
     pub(crate) which: watcher::Config,
 }
 
-/// A consumer of watch events.
+/// A consumer of the events of an [`ObjectWatcher`].
 pub(crate) trait WatchHandler<K> {
     /// Handles an event. Returns true if all objects are known now.
     fn on_event(&mut self, event: Event<K>) -> bool;
@@ -115,6 +115,7 @@ pub(crate) struct NodeStatus {
     addresses: Vec<NodeAddress>,
 }
 
+/// An address in a Node's status, with its type.
 #[derive(Debug, Clone, Deserialize)]
 struct NodeAddress {
     #[serde(rename = "type")]

@@ -25,6 +25,7 @@ pub struct Balance {
     failed_moves: u32,
 }
 
+/// What a server is doing about having more nodes than its peers.
 #[derive(Debug, Default)]
 enum BalanceState {
     /// Nothing has to be done.
@@ -32,6 +33,7 @@ enum BalanceState {
     Balanced,
     /// This server has had too many nodes since then.
     Overloaded(Instant),
+    /// Edges are being asked to link elsewhere.
     Shedding(RebalanceRound),
     /// A round failed; nothing is tried until then.
     CoolingDown(Instant),

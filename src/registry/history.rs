@@ -174,7 +174,7 @@ const MAX_NODES: usize = 20_000;
 
 // An overview of this server's nodes for operators, including disconnected ones and their errors.
 
-/// The role of a node's link.
+/// The role of a link among the links of its node.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum LinkRole {
     /// The node is found by this link.

@@ -23,6 +23,7 @@ pub(crate) struct LocationCache {
     missed: Mutex<HashMap<NodeName, (Instant, NodeNotFound)>>,
 }
 
+/// The nodes that peers have, under the lock of the [`LocationCache`].
 #[derive(Debug, Default)]
 struct Locations {
     /// Bounded by [`MAX_LOCATIONS`] and [`MAX_REPLICATED`].

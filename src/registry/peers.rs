@@ -45,6 +45,7 @@ pub struct Peers {
     membership: Mutex<Membership>,
 }
 
+/// Peers by address, whether linked or not, and the links that peers have made here.
 #[derive(Debug, Default)]
 struct PeerList {
     /// Peers with a known address.
@@ -53,6 +54,7 @@ struct PeerList {
     incoming: Vec<IncomingPeer>,
 }
 
+/// A link that a peer has made to this server.
 #[derive(Debug, Clone)]
 struct IncomingPeer {
     sender: Arc<LinkSender>,
@@ -472,9 +474,12 @@ const CHECK_INTERVAL: Duration = Duration::from_secs(5);
 #[derive(Debug, Clone)]
 pub struct PeerHandle(pub(crate) HandleKind);
 
+/// The way in which a [`PeerHandle`] identifies its peer.
 #[derive(Debug, Clone)]
 pub(crate) enum HandleKind {
+    /// By its address: one of the known peers.
     Known(Arc<Peer>),
+    /// By the link that it has made.
     Incoming(Arc<LinkSender>),
 }
 
@@ -493,7 +498,7 @@ pub struct NodeLocationAnswer {
     pub ips: Arc<[IpAddr]>,
 }
 
-/// The answer of a peer.
+/// A peer's answer to the question where a node is.
 #[derive(Debug, Clone)]
 pub struct FindAnswer {
     /// The process of the peer.

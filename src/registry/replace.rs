@@ -19,6 +19,7 @@ use tunnel_proto::frame::{Conflict, Found};
 #[derive(Debug, Default)]
 pub(crate) struct Conflicts(Mutex<HashMap<NodeName, NameConflict>>);
 
+/// A recent conflict of two processes about one node's name, to limit log lines.
 #[derive(Debug)]
 struct NameConflict {
     /// The process at a peer that was last refused the name.

@@ -48,11 +48,13 @@ pub(crate) struct Searches {
     running: Mutex<HashMap<NodeQuery, WeakShared<RunningSearches>>>,
 }
 
+/// The parts of a server that its searches for nodes use.
 #[derive(Debug, Clone)]
 pub(crate) struct SearchContext {
     peers: Arc<Peers>,
     known: Arc<LocationCache>,
     dns: Arc<Dns>,
+    /// Port of peers, for those found by DNS.
     port: u16,
 }
 

@@ -30,7 +30,7 @@ pub struct AddressBook {
     facts: Mutex<ClusterState>,
 }
 
-/// The location of a target.
+/// The location of a target: how a server reaches it, as the address book knows.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Location {
     /// At a node, if an edge runs there.
@@ -344,7 +344,7 @@ pub struct AddressOwners {
     pub void: Vec<RejectedClaim>,
 }
 
-/// A rejected claim.
+/// A claim to an address that does not apply, and the reason.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct RejectedClaim {
     /// Claimed address.
@@ -357,7 +357,7 @@ pub struct RejectedClaim {
     pub why: RejectReason,
 }
 
-/// Why a claim is rejected.
+/// The reason why a [`RejectedClaim`] does not apply.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub enum RejectReason {
     /// A node may not have the address: the end of a sentence.

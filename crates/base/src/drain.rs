@@ -37,7 +37,7 @@ struct TaskTable {
     cut: bool,
 }
 
-/// Result of a drain.
+/// The result of a drain: whether all tasks finished in time.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Drained {
     /// All tasks finished.

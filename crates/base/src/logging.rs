@@ -52,7 +52,7 @@ pub struct Logs {
 #[derive(Clone)]
 pub struct LogLevel(reload::Handle<Targets, Registry>);
 
-/// Error starting the logs.
+/// The reason why logging could not be started.
 #[derive(Debug, thiserror::Error)]
 pub enum LogError {
     /// The directory cannot be created or written to. Grant the permission, or set another `--log-dir`.
@@ -250,6 +250,7 @@ where
 #[derive(Debug, Clone, Default)]
 pub(crate) struct DroppedLines(Arc<Shared>);
 
+/// The counters and the last error that all clones of [`DroppedLines`] share.
 #[derive(Debug, Default)]
 struct Shared {
     /// Number of lines that could not be written.

@@ -84,7 +84,7 @@ pub struct Metrics {
 #[derive(Debug, Clone, Default)]
 pub struct ReasonCounter(Family<ReasonLabels, Counter>, Counter);
 
-/// Backup links, by outcome.
+/// A metric: the number of backup links, by outcome.
 #[derive(Debug, Clone, Default)]
 pub struct BackupLinks(Family<OutcomeLabels, Counter>);
 
@@ -115,7 +115,7 @@ pub struct ActiveSession {
     request: Option<InFlightGuard>,
 }
 
-/// A histogram of durations in seconds.
+/// A metric: a histogram of durations in seconds.
 #[derive(Debug, Clone)]
 pub struct LatencyHistogram(Histogram);
 
@@ -367,53 +367,63 @@ impl Certificates {
 /// Labels, each present only if its value is known.
 pub(crate) type KubernetesLabels = Vec<(&'static str, String)>;
 
+/// The labels of the metric about this build of the program.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
 pub(crate) struct BuildLabels {
     pub(crate) version: &'static str,
     pub(crate) revision: &'static str,
 }
 
+/// The label of a [`ReasonCounter`].
 #[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
 pub(crate) struct ReasonLabels {
     pub(crate) reason: &'static str,
 }
 
+/// The label of [`BackupLinks`].
 #[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
 pub(crate) struct OutcomeLabels {
     pub(crate) outcome: &'static str,
 }
 
+/// The label of [`OpenLinks`]: the kind of remote.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
 pub(crate) struct RemoteLabels {
     pub(crate) remote: &'static str,
 }
 
+/// The label of the bytes that sessions move: `to_target` or `to_client`.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
 pub(crate) struct DirectionLabels {
     pub(crate) direction: &'static str,
 }
 
+/// The label of [`Certificates`]: the config key of a certificate file.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
 pub(crate) struct KeyLabels {
     pub(crate) key: &'static str,
 }
 
+/// The label of [`Buffers`]: the budget that the bytes are taken from.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
 pub(crate) struct BudgetLabels {
     pub(crate) budget: &'static str,
 }
 
+/// The label of the open sessions in [`Sessions`].
 #[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
 pub(crate) struct ListenerLabels {
     pub(crate) listener: &'static str,
 }
 
+/// The labels of [`InFlightRequests`].
 #[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
 pub(crate) struct RequestLabels {
     pub(crate) method: &'static str,
     pub(crate) path: &'static str,
 }
 
+/// The labels of the closed sessions in [`Sessions`].
 #[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
 pub(crate) struct ClosedLabels {
     pub(crate) listener: &'static str,

@@ -24,7 +24,7 @@ pub struct SessionId(u128);
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Instance(u128);
 
-/// The host part of a [`Target`].
+/// The host part of a [`Target`], without the port.
 #[derive(Clone, PartialEq, Eq, Hash)]
 pub enum Host {
     /// An IP address.

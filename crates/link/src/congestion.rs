@@ -38,10 +38,13 @@ pub(crate) struct CongestionController {
     interactive: Option<Instant>,
 }
 
+/// A ping that the remote has not answered yet; its answer gives an RTT and the bytes that have arrived.
 #[derive(Debug, Clone, Copy)]
 struct Ping {
     number: u64,
+    /// Bytes pulled before it.
     sent: u64,
+    /// When it was sent.
     at: Instant,
 }
 
@@ -260,13 +263,14 @@ pub(crate) const MAX_FRAME: usize = CHUNK;
 // be few, because the kernel limits its sending rate as well, and the rest is queued ahead of every keystroke. Bytes on
 // the line are limited by the line's own RTT.
 
-/// The kernel's readings of one line.
+/// The congestion window of one link, derived from the kernel's readings (`TCP_INFO`) of its TCP connection.
 #[derive(Debug)]
 pub(crate) struct TcpInfoWindow {
     pub(crate) cap: CongestionWindow,
     /// Set while there is an interactive link next to this one.
     cruise: Option<Cruise>,
     latest: TcpInfo,
+    /// Time of the latest reading.
     at: Instant,
     /// Bytes pulled at the time of the latest reading.
     sent: u64,
@@ -406,6 +410,7 @@ pub(crate) struct Cruise {
     until: Option<(Instant, Duration)>,
 }
 
+/// The progress of a link at one moment, to measure what happens after it.
 #[derive(Debug, Clone, Copy)]
 struct Mark {
     at: Instant,

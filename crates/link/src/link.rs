@@ -365,7 +365,7 @@ impl OutboundStream {
 
 // How links end.
 
-/// Why a link ended.
+/// The reason why a link ended, returned by [`Link::next`].
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum LinkEnd {
     /// The remote ended the stream, or the connection broke.

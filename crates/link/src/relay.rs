@@ -26,7 +26,7 @@ use tunnel_proto::frame::{ErrorCode, Opener, Remote, SessionError, SessionFrame,
 use tunnel_proto::hello::Dialect;
 use tunnel_proto::state::LinkId;
 
-/// All bindings of this process.
+/// The bindings of all sessions that this process relays between two links.
 #[derive(Debug)]
 pub(crate) struct RelayTable {
     bindings: Mutex<HashMap<SessionId, Binding>>,
@@ -292,7 +292,7 @@ impl RelayTable {
 
 // An Open or Resume to be relayed, and the search for its path.
 
-/// Identifies an Open or Resume: an answer to an older one is ignored.
+/// One Open or Resume to be relayed, with the link it came from. Its epoch tells answers to older ones apart.
 #[derive(Debug, Clone)]
 pub(crate) struct Attempt {
     pub(crate) key: SessionKey,
@@ -304,7 +304,7 @@ pub(crate) struct Attempt {
     pub(crate) changed: Arc<Notify>,
 }
 
-/// How an Open or Resume relates to the session's binding.
+/// The result of registering an Open or Resume.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum BindOutcome {
     /// The newest: it has the binding now.
@@ -315,7 +315,7 @@ pub(crate) enum BindOutcome {
     WrongOpener,
 }
 
-/// The state of an attempt.
+/// How far a relayed Open or Resume has got; derived from the session's binding.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum AttemptState {
     /// It has no path: it was not passed on yet, or the acceptor was not there.

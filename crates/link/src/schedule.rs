@@ -277,7 +277,7 @@ pub(crate) trait RelayFrameSource: FrameSource {
     fn retire(&self, epoch: u64);
 }
 
-/// What a source has to send.
+/// The frames that a source, such as a session, needs to send on a link; the link's queue schedules it accordingly.
 #[derive(Debug, Default)]
 pub(crate) struct SendRequest {
     /// An answer or credit, which go before data.
@@ -286,7 +286,7 @@ pub(crate) struct SendRequest {
     pub(crate) data: Option<(FlowState, usize)>,
 }
 
-/// What was sent in a turn.
+/// The result of a source's turn to send on a link.
 #[derive(Debug)]
 pub(crate) struct SendOutcome {
     pub(crate) frame: Option<SessionFrame>,

@@ -295,7 +295,7 @@ pub(crate) struct SendQueue {
     outbound: Option<Waker>,
 }
 
-/// What is sent next.
+/// The next thing to be sent on a link, chosen from its queues.
 pub(crate) enum Next {
     Frame(FrameKind),
     Reply(Frame),
@@ -479,13 +479,17 @@ const PLAIN_FRAME: usize = 16 * 1024;
 /// sees that and handles the link's end itself. So every session handles the end exactly once.
 #[derive(Debug, Default)]
 pub(crate) struct LinkSessions {
+    /// Sessions with an end in this process, by their number in the order of joining.
     own: HashMap<SessionId, u64>,
     relayed: HashMap<SessionId, Relayed>,
+    /// Number of sessions that have joined so far.
     came: u64,
 }
 
+/// A relayed session whose frames are sent on this link.
 #[derive(Debug)]
 struct Relayed {
+    /// Its number in the order in which sessions joined the link.
     came: u64,
     source: Arc<dyn RelayFrameSource>,
     /// The epoch of its attempt.

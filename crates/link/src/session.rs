@@ -34,6 +34,7 @@ pub(crate) struct SessionCore {
     inner: Mutex<Inner>,
 }
 
+/// The part of a [`SessionCore`] that changes, under its lock.
 #[derive(Debug)]
 pub(crate) struct Inner {
     state: SessionState,

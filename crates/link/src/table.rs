@@ -30,7 +30,7 @@ use tunnel_proto::frame::{
 use tunnel_proto::halves::{RecvHalf, SendHalf, WindowLimits};
 use tunnel_proto::state::SessionState;
 
-/// Limits of one process.
+/// Limits for all sessions of one process.
 #[derive(Debug, Clone)]
 pub struct SessionLimits {
     /// Receive windows of each session.
@@ -342,7 +342,7 @@ impl SessionTable {
 
 // Sessions that a remote requests from this process: whether there is room, and which client makes room.
 
-/// The contents of an Open frame.
+/// The contents of a received Open frame, with which a remote requests a session.
 #[derive(Debug)]
 pub(crate) struct OpenFrame {
     pub(crate) key: SessionKey,

@@ -43,7 +43,7 @@ pub struct AcceptLoop<L = TcpAccept> {
     pub refusals: RefusalLogLimiter,
 }
 
-/// An accepted connection.
+/// An accepted connection with its permit, as an [`AcceptLoop`] passes it to its handler.
 #[derive(Debug)]
 pub struct Accepted<S = TcpStream> {
     /// The stream.

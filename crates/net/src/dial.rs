@@ -122,7 +122,7 @@ impl fmt::Display for ConnectError {
 
 impl std::error::Error for ConnectError {}
 
-/// Further addresses that failed in the same way.
+/// Formats the addresses after the first that failed in the same way: the words before them, then the addresses.
 struct AlsoFailed<'a>(&'static str, &'a [Failure]);
 
 impl fmt::Display for AlsoFailed<'_> {

@@ -211,6 +211,7 @@ const MAX_HEAD: usize = 8 * 1024;
 #[derive(Debug, Clone)]
 pub(crate) struct Exempt(Vec<NoProxyRule>);
 
+/// A rule of `NO_PROXY`: targets that are dialled without the proxy.
 #[derive(Debug, Clone)]
 enum NoProxyRule {
     Everything,

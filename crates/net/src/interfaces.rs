@@ -23,7 +23,7 @@ use tunnel_base::policy::plain;
 #[derive(Clone)]
 pub struct LocalAddresses(Arc<dyn Fn() -> Addresses + Send + Sync>);
 
-/// A machine's addresses at one moment.
+/// A snapshot of the IP addresses of this machine's network interfaces.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Addresses {
     /// All addresses.

@@ -32,17 +32,19 @@ pub struct Source(IpAddr);
 #[derive(Debug)]
 pub struct FairLimiter<K: Clone + Ord + Hash = Source>(Arc<Mutex<LimiterState<K>>>);
 
+/// The state that the clones of a [`FairLimiter`] share, under its lock.
 #[derive(Debug)]
 struct LimiterState<K> {
     shares: FairShares<K>,
     holders: HashMap<u64, HolderChannels>,
 }
 
-/// The channels to an entrant's task.
+/// The channels to the task that waits for a permit or holds it.
 #[derive(Debug)]
 struct HolderChannels {
     /// Sent when the permit is granted; dropped unsent if the entrant loses its place while it waits.
     granted: Option<oneshot::Sender<()>>,
+    /// Cancelled when the permit is revoked.
     lost: CancellationToken,
 }
 
@@ -239,7 +241,7 @@ const GRANT_INTERVAL: Duration = Duration::from_millis(250);
 
 // Decides which source is granted a permit, and which holder loses one.
 
-/// The limits of a limiter.
+/// The limits that [`FairShares`] enforce.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Limits {
     /// Maximum number of permits held at once.
@@ -293,6 +295,7 @@ pub struct Changes {
     pub lost: Option<u64>,
 }
 
+/// The state of one entrant: whether it waits for a permit or holds it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum State {
     Waits,
@@ -542,8 +545,10 @@ pub struct FairMap<S, K, V> {
     keys: HashMap<u64, K>,
 }
 
+/// A value in a [`FairMap`], with the permit that it holds.
 #[derive(Debug)]
 struct Entry<V> {
+    /// Number of its permit.
     number: u64,
     value: V,
 }
@@ -609,6 +614,7 @@ pub struct LoginThrottle(FairMap<Source, Who, Count>);
 /// A source, and a keyed hash of a user name.
 pub type Who = (Source, u64);
 
+/// The number of recent failures of one source and user.
 #[derive(Debug)]
 struct Count {
     failed: u32,

@@ -150,9 +150,11 @@ impl DerefMut for Pages {
     }
 }
 
+/// The idle buffers, shared by a [`Pool`] and its buffers.
 #[derive(Default)]
 struct Shared(Mutex<Idle>);
 
+/// The idle buffers of a [`Pool`], under its lock.
 #[derive(Default)]
 struct Idle {
     /// A stack, so that the buffer most likely to be in the CPU cache is used first.
@@ -161,6 +163,7 @@ struct Idle {
     least: usize,
 }
 
+/// The owner of [`Bytes`] made from a buffer: returns the buffer to its pool when the last clone is dropped.
 struct Filled {
     buffer: PooledBuffer,
     len: usize,

@@ -170,6 +170,7 @@ impl<T> fmt::Debug for Reload<T> {
     }
 }
 
+/// The current value and its files, shared by the clones of a [`Reload`].
 struct Shared<T> {
     value: ArcSwap<T>,
     paths: Vec<PathBuf>,
@@ -181,6 +182,7 @@ struct Shared<T> {
 
 type Parse<T> = dyn Fn(&[Vec<u8>]) -> Result<T, String> + Send + Sync;
 
+/// The progress of a watch on files: what was read and logged last.
 #[derive(Default)]
 struct FileState {
     /// Fingerprint of the content that was parsed last.
@@ -193,10 +195,14 @@ struct FileState {
     trouble: Option<String>,
 }
 
+/// The result of one check of the files.
 enum FileCheck<T> {
     Unchanged,
+    /// New content that was read only once: its fingerprint. A writer may not have finished.
     Changing(u64),
+    /// Changed content that was parsed: its fingerprint and value.
     New(u64, T),
+    /// Files that cannot be read or parsed; with the content's fingerprint.
     Failed(u64, ReloadError),
 }
 

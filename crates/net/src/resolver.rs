@@ -60,7 +60,7 @@ pub enum LookupError {
     },
 }
 
-/// Finds the addresses of names.
+/// A source of the addresses of names.
 pub trait Lookup: fmt::Debug + Send + Sync {
     /// Like [`Resolver::lookup`].
     fn addresses<'a>(&'a self, name: &'a str) -> BoxFuture<'a, Result<Vec<IpAddr>, LookupError>>;

@@ -25,7 +25,7 @@ use crate::reload::{Reload, ReloadError};
 use crate::tls::certificate::SingleCertResolver;
 use crate::tls::verify::{ClientVerifier, EdgeCertVerifier, EdgeCerts, NoVerifier, PeerCertVerifier};
 
-/// The TLS configuration of a server.
+/// The TLS config of a server: its files and options, before they are loaded.
 #[derive(Debug, Clone)]
 pub struct TlsServerConfig {
     /// The certificate and key to present.
@@ -38,7 +38,7 @@ pub struct TlsServerConfig {
     pub alpn: Vec<Vec<u8>>,
 }
 
-/// The TLS configuration of a client.
+/// The TLS config of a client: its files and options, before they are loaded.
 #[derive(Debug, Clone)]
 pub struct TlsClientConfig {
     /// Which servers are trusted.
@@ -75,7 +75,7 @@ pub enum ClientAuth {
     Edges(EdgeCerts, Box<Self>),
 }
 
-/// Which servers a client trusts.
+/// The servers that a TLS client trusts.
 #[derive(Debug, Clone)]
 pub enum Trust {
     /// Servers with a certificate from a CA in this file (one or several). The system's CAs are not used.

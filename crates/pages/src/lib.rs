@@ -27,7 +27,7 @@ pub fn trim_heap() -> bool {
     false
 }
 
-/// The result of [`release_program_pages`].
+/// The result of [`release_program_pages`], for the log.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ReleasedPages {
     /// Bytes of address space that no longer have pages.

@@ -306,7 +306,7 @@ impl Category {
 /// Maximum number of addresses that an edge may claim for its node.
 pub const MAX_NODE_IPS: usize = 8;
 
-/// The remote end of a link.
+/// The kind of process at the remote end of a link, with its node.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Remote {
     /// At a server: an edge, with the node that it has proved to be.

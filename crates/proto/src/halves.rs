@@ -277,7 +277,7 @@ const JOINED: usize = 16 * 1024;
 // Credit is announced once half of the window is available. A steady sender then never stops, and small reads do not
 // cost a message each. Data past `limit` is a protocol violation. Nothing here waits, locks or reads a clock.
 
-/// The window sizes in bytes.
+/// The sizes in bytes between which a session's receive window grows.
 #[derive(Debug, Clone, Copy)]
 pub struct WindowLimits {
     /// Window of a new session, or of one that was idle.
@@ -308,7 +308,7 @@ pub struct RecvHalf {
     rtts: PathRttEstimator,
 }
 
-/// A protocol violation by the remote.
+/// A violation of a session's flow control by the remote.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum FlowControlError {
     /// The remote sent data beyond the limit.

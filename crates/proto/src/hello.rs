@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 use crate::frame::MAX_NODE_IPS;
 use tunnel_base::names::{Instance, NodeName};
 
-/// The dialect of a link.
+/// The dialect of the protocol that both ends of a link speak.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Dialect {
     /// SuperEdge's messages only. Sessions end with the link.
@@ -18,7 +18,7 @@ pub enum Dialect {
     Extended(u8),
 }
 
-/// The hello of an edge.
+/// The hello that an edge sends with the call for a link.
 #[derive(Clone, PartialEq, Eq)]
 pub struct Hello {
     /// Node that the caller claims to be.
@@ -47,7 +47,7 @@ pub enum LinkPurpose {
     Interactive,
 }
 
-/// The caller of a link.
+/// The process that makes the call for a link, as identified by the call's metadata.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Caller {
     /// An edge, with a token that proves its name.

@@ -33,7 +33,7 @@ pub enum ControlPriority {
     Answer,
 }
 
-/// One end of a session.
+/// The protocol state of one end of a session: decides which frames are sent next. Pure, without I/O.
 #[derive(Debug)]
 pub struct SessionState {
     role: Role,
@@ -59,6 +59,7 @@ pub struct SessionState {
     pub recv: RecvHalf,
 }
 
+/// A frame of a session that is to be sent before its data and credit.
 #[derive(Debug, Clone, PartialEq, Eq)]
 enum PendingFrame {
     Open,
@@ -302,7 +303,7 @@ impl SessionState {
     }
 }
 
-/// The role of an end.
+/// The role of one end of a session: whether it opened the session or accepted it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Role {
     /// The end that opened the session.

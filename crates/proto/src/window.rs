@@ -28,10 +28,12 @@ pub(crate) struct PathRttEstimator {
     reckoned: Option<(Duration, Duration)>,
 }
 
+/// A measurement in progress: the time from a Credit to the first bytes that it released.
 #[derive(Debug)]
 struct RttProbe {
     /// Limit known to the sender before the Credit.
     old_limit: u64,
+    /// When the Credit was sent.
     since: Instant,
     /// Time when everything below the old limit had arrived, and nothing above it.
     stood: Option<Instant>,
@@ -110,6 +112,7 @@ pub(crate) struct ReadRate {
     before: u64,
 }
 
+/// The measurement of a [`ReadRate`] in the current RTT.
 #[derive(Debug, Clone, Copy)]
 struct RttSample {
     since: Instant,

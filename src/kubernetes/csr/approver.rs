@@ -246,7 +246,7 @@ const LIST_INTERVAL: Duration = Duration::from_secs(60);
 
 // The decision whether a certificate may be issued. It depends only on its arguments.
 
-/// The decision on a request.
+/// The approver's decision on a CertificateSigningRequest.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Decision {
     /// The request matches none of the three profiles and is left untouched.
@@ -393,7 +393,7 @@ impl CsrInfo {
 // Content of the PKCS#10 text. A request that could be read in more than one way is marked as odd, because the signer's
 // parser may differ from ours.
 
-/// The text of a request.
+/// The parsed contents of a certificate request (PKCS #10) that the approver checks.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Content {
     /// Common names of the subject.

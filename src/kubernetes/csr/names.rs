@@ -96,6 +96,7 @@ pub(crate) struct NodeSubset {
     status: NodeStatus,
 }
 
+/// The metadata that is read of a Node: its labels.
 #[derive(Deserialize)]
 struct Labelled {
     #[serde(default)]
@@ -189,7 +190,7 @@ pub struct NameLookup {
     pub names: BTreeSet<String>,
 }
 
-/// The result of a lookup.
+/// The names and addresses that a certificate needs, as looked up in the cluster.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(crate) struct ResolvedNames {
     /// All names and addresses, including loopback, in the form that certificates use.

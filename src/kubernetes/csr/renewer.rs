@@ -27,7 +27,7 @@ use tunnel_net::reload::reload_now;
 use tunnel_net::tls;
 use tunnel_net::tls::certificate::{NotAfter, date};
 
-/// Renews the certificate of one profile.
+/// A renewer of one certificate file: requests a new certificate from Kubernetes before the old one expires.
 #[derive(Debug)]
 pub struct CertificateRenewer {
     cluster: Cluster,
@@ -256,7 +256,7 @@ fn name(name: &GeneralName<'_>) -> Option<String> {
 
 // The decision of one check; it depends only on its arguments.
 
-/// The next step.
+/// The next step of a [`CertificateRenewer`].
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Step {
     /// Wait for this long.
@@ -265,7 +265,7 @@ pub(crate) enum Step {
     Issue(Issue),
 }
 
-/// A request to make.
+/// A certificate request that a [`CertificateRenewer`] should make.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct Issue {
     /// Names to request.
@@ -331,12 +331,16 @@ const LATEST: f64 = 0.9;
 
 // One request for a certificate, from its creation to its end.
 
-/// The state of a request.
+/// The state of a submitted CertificateSigningRequest, from its status.
 #[derive(Debug, PartialEq, Eq)]
 enum RequestState {
+    /// Neither signed nor rejected yet; with the state for the error text.
     Waits(&'static str),
+    /// Signed: the certificates as PEM.
     Signed(String),
+    /// Denied by an approver, for this reason.
     Denied(String),
+    /// Rejected by the signer, for this reason.
     Failed(String),
 }
 

@@ -16,7 +16,8 @@ use tracing::debug;
 
 use crate::kubernetes::cluster::{Cluster, ClusterError};
 
-/// A Lease that this server tries to hold.
+/// A Kubernetes Lease by which the servers choose the one that performs a task alone; held for one [`LeaderTerm`] at a
+/// time.
 #[derive(Debug)]
 pub(crate) struct LeaderLease {
     cluster: Cluster,

@@ -225,7 +225,7 @@ const PAUSE: Duration = Duration::from_secs(2);
 
 // The text from which DNS answers: one line per name and address.
 
-/// The text to write.
+/// The hosts file to write into the ConfigMap, and the nodes that it leaves out.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(crate) struct RenderedHosts {
     /// Lines `<address>\t<name>`, sorted.
@@ -304,7 +304,7 @@ pub(crate) struct NodeStore {
     listed: bool,
 }
 
-/// The state of a Node.
+/// The facts about a Node that decide on its line in the hosts file.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct NodeState {
     /// Whether the node is only reachable through the tunnel.
@@ -313,6 +313,7 @@ pub(crate) struct NodeState {
     pub(crate) ips: BTreeSet<IpAddr>,
 }
 
+/// The fields of a Node that the hosts file needs; read instead of the whole object.
 #[derive(Debug, Clone, Deserialize)]
 pub(crate) struct NamedNode {
     metadata: ObjectMeta,

@@ -407,6 +407,7 @@ const LOOK_UP: Duration = Duration::from_secs(1);
 
 // The known state of a peer: whether it is linked, and its process.
 
+/// The state of this server's own link to a peer.
 #[derive(Debug, Clone)]
 pub(crate) enum PeerState {
     /// No link, and none is requested.
@@ -508,7 +509,7 @@ impl PeerError {
     }
 }
 
-/// A dialer of peers.
+/// A dialer of links to peers, replaced in tests.
 pub trait PeerDialer: fmt::Debug + Send + Sync {
     /// Makes a link to the server at an address, as a backup link if `beside`, and hands it to the driver. Returns its
     /// sending side. Cancel safe: a dropped call leaves no link.

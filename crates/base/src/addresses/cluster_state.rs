@@ -26,7 +26,7 @@ pub struct ClusterState {
     pub sides: HashMap<String, ServiceSide>,
 }
 
-/// A node.
+/// The facts about a Kubernetes Node that the address book keeps.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct NodeInfo {
     /// InternalIPs in the Node's order, at most 8: its own kubelet writes them.
@@ -37,7 +37,7 @@ pub struct NodeInfo {
     pub pods: Box<[IpNet]>,
 }
 
-/// A pod.
+/// The facts about a Kubernetes pod that the address book keeps.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct PodInfo {
     /// Node on which it runs or ran.
@@ -46,7 +46,7 @@ pub struct PodInfo {
     pub ips: Box<[IpAddr]>,
 }
 
-/// A Service.
+/// The facts about a Kubernetes Service that the address book keeps.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ServiceInfo {
     /// ClusterIPs, that of the first family first; none if the Service is headless.
@@ -59,7 +59,7 @@ pub struct ServiceInfo {
     pub external: Option<Host>,
 }
 
-/// Endpoints of a Service.
+/// The facts about a Kubernetes EndpointSlice that the address book keeps: ready endpoints of one Service.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct EndpointSliceInfo {
     /// Service, as `namespace/name`.
@@ -79,7 +79,7 @@ pub struct ServicePort {
     pub number: u16,
 }
 
-/// A ready endpoint.
+/// An endpoint of a Service that is ready for connections.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ReadyEndpoint {
     /// Address of the endpoint.
@@ -88,7 +88,7 @@ pub struct ReadyEndpoint {
     pub node: Option<NodeName>,
 }
 
-/// The configured side of a Service.
+/// The side of the tunnel on which a Service's endpoints are, as operators configured it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ServiceSide {
     /// At edges: endpoints without a node are ignored.
@@ -106,10 +106,10 @@ pub enum ScopedAddress {
     External(IpAddr),
 }
 
-/// The backend of a Service.
+/// The target that is dialled for a connection to a Service.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum ServiceBackend {
-    /// One of its endpoints.
+    /// One of its endpoints, with its node if it has one.
     Endpoint { at: SocketAddr, node: Option<NodeName> },
     /// A target that is dialled instead of an endpoint.
     Outside(Target),
@@ -297,7 +297,7 @@ impl IndexKeys for EndpointSliceInfo {
 
 // Which object of Kubernetes owns an address, and which objects only claim it.
 
-/// An object that claims an address.
+/// A Kubernetes object that claims an address, to find and name the owners of a disputed one.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Object {
     Node(NodeName),
@@ -406,6 +406,7 @@ pub struct ObjectIndex<V: IndexKeys> {
     listed: bool,
 }
 
+/// An object in an [`ObjectIndex`], with the list that contained it last.
 #[derive(Debug)]
 struct Entry<V> {
     object: V,

@@ -11,7 +11,7 @@ use tracing_appender::rolling::{RollingFileAppender, Rotation};
 
 use crate::logging::DroppedLines;
 
-/// Limits for the log files.
+/// How many days and bytes of log files are kept.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct LogRetention {
     /// Number of days, including today.
@@ -169,9 +169,11 @@ impl Write for LogFiles {
     }
 }
 
+/// A log file found in the directory, so that the oldest can be removed.
 #[derive(Debug)]
 struct LogFile {
     path: PathBuf,
+    /// Day in its name, as `2026-11-21`.
     date: String,
     /// Number of the part: 0 for the file itself, 1 for the part renamed first.
     part: u32,

@@ -2,7 +2,7 @@
 
 use std::fmt::Write as _;
 
-/// An exposition format.
+/// A text format in which metrics are returned to the scraper.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ExpositionFormat {
     /// OpenMetrics 1.0.

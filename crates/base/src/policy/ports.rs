@@ -102,9 +102,12 @@ impl Default for ProxyPorts {
     }
 }
 
+/// A reader of a ConfigMap with node ports: collects the valid ports and the errors.
 struct Reader<'a> {
+    /// Ports on which this server listens; they cannot stand for ports of nodes.
     own: &'a BTreeSet<u16>,
     ports: ProxyPorts,
+    /// Errors found so far.
     wrong: Vec<PortError>,
 }
 

@@ -23,8 +23,10 @@ pub struct TargetEntry {
     port: Option<u16>,
 }
 
+/// The addresses that a [`TargetEntry`] allows.
 #[derive(Clone, PartialEq, Eq)]
 enum AllowedNet {
+    /// The current addresses of the edge's machine.
     Own,
     Net(IpNet),
 }

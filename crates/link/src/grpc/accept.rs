@@ -65,7 +65,7 @@ pub enum Certificate {
     Edge(Option<NodeName>),
 }
 
-/// A connection without an accepted call.
+/// An accepted connection on which no call has been accepted yet. It is closed unless that happens in time.
 #[derive(Debug)]
 pub struct PendingConnection {
     /// The certificate that it has presented.
@@ -236,13 +236,16 @@ struct CallHandler {
     shared: ConnectionState,
 }
 
-/// State that the calls share with the link that one of them becomes.
+/// State of one accepted connection: each of its calls has a clone, and the call that is accepted passes it to its
+/// link.
 #[derive(Debug, Clone)]
 struct ConnectionState {
     link_context: LinkContext,
     ahead: ReadAhead,
     tcp_info: Option<TcpInfoReader>,
+    /// Cancelled to close the connection.
     connection: CancellationToken,
+    /// Cancelled when a call is accepted.
     accepted: CancellationToken,
     ping_timer: PingTimer,
 }

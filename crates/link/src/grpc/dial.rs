@@ -118,7 +118,7 @@ where
     }
 }
 
-/// The response to a call.
+/// A server's response to the call of this process, with all parts of the link that it becomes unless it is a refusal.
 struct CallResponse {
     headers: http::response::Parts,
     incoming: Incoming,
@@ -127,8 +127,10 @@ struct CallResponse {
     ends: LinkEndpoints,
     dialect: Dialect,
     instance: Option<Instance>,
+    /// Passes the link's outbound stream to the body of the call.
     agree: oneshot::Sender<OutboundStream>,
     ping_timer: PingTimer,
+    /// Closes the connection when dropped.
     connection: DropGuard,
 }
 

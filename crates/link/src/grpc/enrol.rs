@@ -57,7 +57,7 @@ pub struct JoinParams {
     pub token: String,
 }
 
-/// Why a request was not granted.
+/// The reason why a server did not grant an enrolment request, as the caller sees it.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum EnrolCallError {
     /// The server did not answer, or cannot at the moment. Another server may.
@@ -113,9 +113,10 @@ where
     }
 }
 
-/// Passes requests to their handler.
+/// A gRPC service that passes an enrolment request to its handler and returns the answer.
 struct EnrolHandler<F> {
     from: SocketAddr,
+    /// Passes a request on; returns false if there is no handler.
     hand_on: F,
 }
 

@@ -27,6 +27,7 @@ use tunnel_proto::hello::LinkPurpose;
 #[derive(Debug, Clone, Default)]
 pub(crate) struct ReadAhead(Arc<Shared>);
 
+/// The state that a connection and its link share through clones of [`ReadAhead`].
 #[derive(Debug, Default)]
 struct Shared {
     /// Bytes below HTTP/2, including its frame headers.
@@ -145,7 +146,7 @@ const FRAME_HEAD: usize = 9;
 
 // The incoming bytes of a call, and its end.
 
-/// How a stream ended.
+/// The reason why the gRPC stream of a link ended.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum StreamEnd {
     /// The remote end closed it, or the connection broke; with a readable cause.

@@ -30,7 +30,7 @@ pub(crate) struct RelayQueue {
     closed: AtomicBool,
 }
 
-/// The queue has reached its limit.
+/// An error: the [`RelayQueue`] of a session has reached its limit, so the frame was not queued.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct QueueFull;
 

@@ -511,7 +511,7 @@ pub struct LinkEndpoints {
     pub version: Option<Box<str>>,
 }
 
-/// Traffic over a link so far.
+/// A snapshot of the messages and bytes that a link has moved since its start.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Traffic {
     /// Messages sent.
@@ -524,7 +524,7 @@ pub struct Traffic {
     pub received_bytes: u64,
 }
 
-/// Counters of a running link.
+/// Counters of a running link, read as [`Traffic`].
 #[derive(Debug, Default)]
 pub(crate) struct LinkStats {
     ends: OnceLock<LinkEndpoints>,

@@ -151,7 +151,7 @@ fn over(end: &SessionState, kind: io::ErrorKind) -> Option<io::Error> {
 #[must_use = "dropping a pending open withdraws the request"]
 pub struct PendingOpen(ResetOnDrop);
 
-/// The result of a request.
+/// The result of a [`PendingOpen`]: the answer of the remote end, or the loss of the path.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum OpenOutcome {
     /// The target answered; see [`PendingOpen::into_session`].
@@ -162,9 +162,8 @@ pub enum OpenOutcome {
     NoPath,
 }
 
-/// A session that the remote end requests; answer it by accepting or refusing.
-///
-/// Dropping an offer refuses it, so no opener is ever left waiting.
+/// A session requested by the remote end and not answered yet. Dropping it refuses the session, so no opener is left
+/// waiting.
 #[derive(Debug)]
 #[must_use = "dropping an offer refuses it"]
 pub struct IncomingSession {
@@ -363,7 +362,7 @@ impl Drop for Parked {
 
 // The owner's handle of a session: dropping it resets the session.
 
-/// Resets the session when dropped.
+/// A handle of a session's owner. Dropping it resets the session.
 #[derive(Debug)]
 pub(crate) struct ResetOnDrop {
     pub(crate) shared: Option<Arc<SessionCore>>,

@@ -200,9 +200,12 @@ const LOOK_INTERVAL: Duration = Duration::from_millis(50);
 #[derive(Debug)]
 pub(crate) struct Tombstones(FairMap<Arc<str>, SessionId, Ended>);
 
+/// An ended session in [`Tombstones`].
 #[derive(Debug)]
 struct Ended {
+    /// When it ended.
     at: Instant,
+    /// The code for the answer to a late Open.
     why: ErrorCode,
 }
 

@@ -24,7 +24,7 @@ pub struct TrafficClassifier {
     looked: Option<Instant>,
 }
 
-/// The result of a sample.
+/// The result of one sample of a link's sessions: how many are bulk, and which left the link.
 #[derive(Debug, Default)]
 pub struct Classification {
     /// Number of sessions that move bulk.
@@ -35,7 +35,7 @@ pub struct Classification {
     pub parked: Vec<Parked>,
 }
 
-/// The traffic of one session.
+/// The recent traffic of one session, from which it is classified as bulk or interactive.
 #[derive(Debug, Default)]
 struct SessionTraffic {
     /// Bytes in both directions at the last sample.

@@ -128,7 +128,7 @@ pub struct CertificateWarning {
     pub hint: &'static str,
 }
 
-/// The property that a [`CertificateWarning`] concerns.
+/// The property of a certificate that a [`CertificateWarning`] is about.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum CertWarningKind {
     /// The usage that it was issued for.
@@ -245,11 +245,12 @@ pub fn date(seconds: u64) -> String {
 
 // The certificate that a server presents, and a warning about clients that expect another name.
 
-/// Presents one certificate to all clients.
+/// A resolver for rustls that presents the same certificate to all clients, whatever name they ask for.
 #[derive(Debug)]
 pub(crate) struct SingleCertResolver {
     certified: Arc<CertifiedKey>,
     file: PathBuf,
+    /// When a warning was logged last.
     warned: Mutex<Option<Instant>>,
 }
 

@@ -34,7 +34,7 @@ pub type TlsSocket = TlsStream<TlsIo>;
 /// The transport below TLS.
 pub type TlsIo = Buffered<ActivityTracked<TcpStream>>;
 
-/// A connection with a completed handshake.
+/// An accepted TLS connection with a completed handshake.
 #[derive(Debug)]
 pub struct TlsAccepted {
     /// The connection. While the permit is held, its reads mark the permit as active or idle.
@@ -45,7 +45,7 @@ pub struct TlsAccepted {
     pub until: Instant,
 }
 
-/// The reason why a handshake failed.
+/// The reason why the TLS handshake of an accepted connection failed.
 #[derive(Debug, thiserror::Error)]
 #[error("{why}")]
 pub struct TlsAcceptError {

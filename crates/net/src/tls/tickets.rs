@@ -28,7 +28,7 @@ struct TicketScope<'a> {
     parts: Vec<&'a [u8]>,
 }
 
-/// Encrypts and decrypts tickets.
+/// A ticketer for rustls: encrypts the session tickets of a server, and decrypts those of servers with the same keys.
 pub(crate) struct Tickets {
     /// Expiry of the certificate in seconds since 1970. No ticket is valid longer.
     until: u64,
@@ -222,7 +222,7 @@ impl fmt::Debug for Tickets {
     }
 }
 
-/// The session data in a ticket.
+/// The fields of a decrypted session ticket that decide whether it may be resumed.
 #[derive(Debug, PartialEq)]
 struct TicketSession<'a> {
     version: ProtocolVersion,
