@@ -114,7 +114,7 @@ impl SessionAcceptor {
     }
 }
 
-/// A connection to a target.
+/// The connection that a [`TargetDialer`] has opened to a target, with TLS or without.
 enum TargetConnection {
     Tcp(TcpStream),
     Tls(Box<TlsTargetStream>),

@@ -73,7 +73,7 @@ pub enum ProcessView {
     Edge(EdgeView),
 }
 
-/// The kind of an admin port.
+/// The kind of an admin port of a process, which decides the paths that it serves and to whom.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Port {
     /// All paths; private ones only for this machine.
@@ -84,7 +84,7 @@ pub enum Port {
     Local,
 }
 
-/// The configured listeners.
+/// The bound admin ports of a process that [`Admin`] serves, each `None` if there is none.
 #[derive(Debug, Default)]
 pub struct Listeners {
     /// Listener for all paths.
@@ -376,7 +376,7 @@ const BODY_BYTES: usize = 64;
 
 // The requester, and whether it may see private data.
 
-/// The sender of a request.
+/// The sender of a request at an admin port; decides which paths it may use.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Requester {
     /// A client at this address.
@@ -481,10 +481,11 @@ pub struct Invited {
     pub cloud: String,
 }
 
-/// The body of a request.
+/// The JSON body of a request to create or revoke a node's invitation, at the admin socket of a server.
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Question {
+    /// Name of the node to invite, or to revoke.
     node: String,
     /// Validity of the invitation.
     seconds: Option<u64>,

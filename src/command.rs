@@ -175,7 +175,7 @@ pub enum Command {
     },
 }
 
-/// The role of a process.
+/// The role of a process, set by `--m`: server or edge.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub enum Mode {
     /// A server, which edges connect to.
@@ -185,7 +185,7 @@ pub enum Mode {
     Edge,
 }
 
-/// The format of log lines.
+/// The format of the log lines of a process.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub enum LogFormat {
     /// Text for people.

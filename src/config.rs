@@ -58,7 +58,7 @@ pub struct Environment {
 #[derive(Clone, PartialEq, Eq)]
 pub struct Secret(String);
 
-/// The address of a listener.
+/// The address of a listener, and the config key that sets it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ListenConfig {
     /// Address and port. Port 0 selects any free port.
@@ -79,7 +79,7 @@ pub struct AdminConfig {
     pub access: AccessConfig,
 }
 
-/// The place of the admin socket.
+/// Where a process makes its admin socket, the Unix socket for commands on the same machine.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum AdminSocket {
     /// A configured path. If it cannot be bound, the program exits.
@@ -103,7 +103,7 @@ pub struct ParsedConfig<T> {
     pub given: BTreeSet<String>,
 }
 
-/// One error in the config.
+/// One error in the config: the key, its line and what is wrong.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ConfigError {
     /// The full key, such as `mode.cloud.ssh.port`, or another source (`NODE_IP`). Empty if the text is not TOML.
@@ -129,7 +129,7 @@ pub struct Warning {
     pub text: String,
 }
 
-/// The kind of a [`Warning`].
+/// The kind of a [`Warning`] about the config.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum WarningKind {
     /// A port is open to any client that can reach it.

@@ -64,7 +64,7 @@ pub struct EdgeAddresses {
     pub proxy: Option<SocketAddr>,
 }
 
-/// A running edge.
+/// A running edge: its addresses, its tables, and what is needed to reload its config and to stop it.
 #[derive(Debug)]
 pub struct Edge {
     /// Addresses on which the edge listens.
@@ -326,7 +326,7 @@ pub(crate) struct EdgeFiles {
     pub(crate) resolver: Resolver,
 }
 
-/// The bound ports for operators.
+/// The bound ports of an edge for operators, each `None` if there is none.
 #[derive(Debug)]
 pub(crate) struct AdminListeners {
     /// Health, log level and metrics. `None` if the default port could not be bound.

@@ -79,10 +79,11 @@ pub trait EtcdCalls: fmt::Debug + Send + Sync {
     fn swap(&self, key: Vec<u8>, last_changed: i64, value: Vec<u8>) -> EtcdAnswer<'_, bool>;
 }
 
-/// The current member and the connection to it.
+/// The members of an etcd cluster, dialled in turn, and the connection to the current one.
 #[derive(Debug)]
 pub(crate) struct EtcdEndpoints {
     dialer: Arc<dyn EtcdDialer>,
+    /// Counts up with each change of the member; modulo their number, it is the index of the current one.
     turn: usize,
     connection: Option<Arc<dyn EtcdCalls>>,
 }
@@ -173,7 +174,7 @@ pub(crate) mod wire {
     include!(concat!(env!("OUT_DIR"), "/etcdserverpb.rs"));
 }
 
-/// Error of an etcd call.
+/// Error of a call to etcd, of publishing or of the store of invitations.
 #[derive(Debug, thiserror::Error)]
 pub enum EtcdError {
     /// The list of members is empty.
@@ -211,7 +212,7 @@ pub enum EtcdError {
     LeaseLost,
 }
 
-/// How to recover from an error.
+/// The kind of an [`EtcdError`], by what the caller can do about it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum ErrorKind {
     /// Log in again.

@@ -49,17 +49,20 @@ pub struct InterceptRules {
     pub forwarded: Option<(Vec<IpNet>, u16)>,
 }
 
-/// The table of this process. If it is dropped without [`Self::delete`], it stays in the kernel until its ports expire.
+/// The nftables table of this server: redirects connections to addresses of nodes to local listeners. Dropping it
+/// leaves the table in the kernel until its ports expire; [`Self::delete`] removes it at once.
 #[derive(Debug)]
 pub struct NftTable {
+    /// What is intercepted, and where it is redirected.
     catch: InterceptRules,
     /// Sets in the kernel; `None` if unknown, so that the next update rebuilds the table.
     kept: Option<Sets>,
-    /// Shows other processes that the owner is alive.
+    /// Reserves the table's name until dropped; separate from the table itself.
     _owner: TableOwner,
 }
 
-/// Error setting up the interception.
+/// Error claiming or updating the nftables table of this server. At startup it ends the start; a later update is
+/// retried.
 #[derive(Debug, thiserror::Error)]
 pub enum InterceptError {
     /// Usual cause: the package is missing.
@@ -273,9 +276,10 @@ fn judge(output: &Output) -> Result<String, InterceptError> {
 //
 // Uses netlink directly, as the socket must stay open, and nft's closes with nft.
 
-/// A marker that shows others that a table's owner is alive, as long as this value exists.
+/// While it exists, marks a table's name as owned by this process.
 #[derive(Debug)]
 pub(crate) struct TableOwner {
+    /// The netlink socket that owns the kernel's marker table, which the kernel deletes with it.
     _kernel: Socket,
 }
 
@@ -302,8 +306,10 @@ impl TableOwner {
     }
 }
 
+/// The kernel's response to creating the marker table of a [`TableOwner`].
 #[derive(Debug, PartialEq, Eq)]
 enum OwnResult {
+    /// The table was created: this process owns the name.
     Made,
     /// The whole batch was refused, as the process may not change this network.
     MayNot,
@@ -357,7 +363,7 @@ const OWNER_ROOM: usize = 1024;
 
 // The table as nft commands in JSON. Pure.
 
-/// Addresses and ports of the table's sets.
+/// The contents of the table's sets: connections to these addresses and ports are redirected.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Sets {
     /// Addresses of nodes.
@@ -593,7 +599,7 @@ async fn pending(kernel: &mut Socket, family: u8, of: &Sets) -> io::Result<Vec<V
     }
 }
 
-/// A TCP connection as reported by the kernel.
+/// A TCP connection in the kernel's connection tracking.
 #[derive(Debug, PartialEq, Eq)]
 struct Entry {
     /// Destination of its first packet.

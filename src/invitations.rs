@@ -43,7 +43,7 @@ pub struct Enrolment {
     wrong: Mutex<LoginThrottle>,
 }
 
-/// A new invitation.
+/// A new invitation of a node, returned to the operator who asked a server for it.
 #[derive(Debug, Clone)]
 pub struct IssuedInvitation {
     /// Code for the person who sets the machine up: a secret.
@@ -54,7 +54,7 @@ pub struct IssuedInvitation {
     pub host: Option<String>,
 }
 
-/// Error changing the enrolment state.
+/// Error changing the [`EnrolmentState`] in its store. `E` is the reason to refuse the change.
 #[derive(Debug, thiserror::Error)]
 pub enum EnrolError<E> {
     /// The change is not allowed.
@@ -71,7 +71,7 @@ pub enum EnrolError<E> {
     Contended,
 }
 
-/// Why a machine has not joined.
+/// Why a server refuses a machine's request to join as a node.
 #[derive(Debug, thiserror::Error)]
 pub enum JoinRefusal {
     /// The request is malformed.
@@ -344,7 +344,7 @@ pub struct InvitationCode {
 /// The first half of the SHA-256 of a CA certificate (DER).
 pub type Pin = [u8; PIN_BYTES];
 
-/// Error parsing a code.
+/// Error parsing an [`InvitationCode`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("not an invitation; expected the {CODE_CHARS} letters, digits, - and _ that `tunnel invite` printed")]
 pub struct CodeError;

@@ -46,7 +46,7 @@ pub struct Publisher {
     pub report: Box<dyn Fn(Result<(), String>) + Send + Sync>,
 }
 
-/// A store of records.
+/// The store in which a [`Publisher`] writes the records of this server's nodes.
 #[derive(Debug)]
 pub enum RecordStore {
     /// A hosts file.
@@ -278,7 +278,7 @@ pub(crate) const REWRITE_INTERVAL: Duration = Duration::from_secs(10);
 
 // A file that several processes change one at a time, and that readers always see complete.
 
-/// An error of a shared file.
+/// An error of reading or writing a file that processes share: a hosts file, or the store of invitations.
 #[derive(Debug, thiserror::Error)]
 pub enum SharedFileError {
     /// Another process has held the lock for too long. Usual cause: a server that hangs in disk I/O.

@@ -437,7 +437,7 @@ const RETRY_INTERVAL: Duration = Duration::from_secs(1);
 /// If only another process of the node was found for this long, the one that is searched for has been replaced.
 const REPLACED_AFTER: Duration = Duration::from_secs(3);
 
-/// The source of this process's paths.
+/// The source of paths for a process's sessions: which links may lead to a node.
 #[derive(Debug, Clone)]
 pub(crate) enum PathSource {
     /// On a server: paths to nodes.

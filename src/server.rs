@@ -474,7 +474,7 @@ const WINDOWS: WindowLimits = WindowLimits { start: 64 * 1024, max: 4 << 20 };
 
 // The ports of a server, bound before anything runs.
 
-/// The ports for edges and operators.
+/// The bound ports of a server for edges, peers and operators.
 #[derive(Debug)]
 pub(crate) struct BaseListeners {
     /// gRPC, for edges and peers.

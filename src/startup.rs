@@ -34,7 +34,7 @@ pub struct Startup {
 /// Function that binds a port.
 type Bind = fn(SocketAddr) -> Result<TcpAccept, BindError>;
 
-/// One startup error.
+/// One error found at startup, with its kind. All are reported together before the process exits.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct StartupError {
     /// Kind of the error, which decides the exit code.

@@ -59,6 +59,7 @@ pub(crate) async fn serve(listener: TcpAccept, admin: Admin, grpc: Option<Socket
     accept_loop.run(Arc::new(handler), drain).await;
 }
 
+/// The handler of connections to the channelz port of a process: tells gRPC's debugging clients about its links.
 #[derive(Debug)]
 struct Debugging {
     entities: Arc<Entities>,

@@ -61,9 +61,11 @@ pub async fn health(listener: TcpAccept, readiness: Readiness, pulse: Watchdog, 
     accept_loop.run(Arc::new(Health { readiness, pulse, drain: drain.clone() }), drain).await;
 }
 
+/// The handler of connections to the port of [`health`]: answers `/livez` and `/readyz`.
 #[derive(Debug)]
 struct Health {
     readiness: Readiness,
+    /// Watchdog of the process's work: `/livez` fails when it detects no progress.
     pulse: Watchdog,
     drain: Drain,
 }

@@ -148,7 +148,8 @@ const STREAMS_OF_ONE: usize = 8;
 #[derive(Debug)]
 pub(crate) struct Events(mpsc::Receiver<Bytes>);
 
-/// The content of one event.
+/// The content of one event of the status page's live stream, as JSON: the process's state, and the changes of its
+/// lists.
 #[derive(Serialize)]
 struct Update {
     role: String,

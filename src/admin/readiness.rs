@@ -24,7 +24,7 @@ pub(crate) const DNS_CONDITION: &str = "dns";
 /// Condition: the process is not stopping. It is set only when it stops.
 pub(crate) const DRAINING_CONDITION: &str = "draining";
 
-/// A condition as JSON.
+/// One condition of a process's readiness, as JSON in its status.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ConditionStatus {
     /// Name of the condition, as in `/readyz`.
@@ -36,7 +36,7 @@ pub struct ConditionStatus {
     pub message: Option<String>,
 }
 
-/// The state of one condition.
+/// The state of one condition of a process's readiness.
 #[derive(Debug)]
 enum ConditionState {
     Ready,
@@ -129,7 +129,7 @@ impl Readiness {
 
 // Expiry of certificates: served as metrics, and reported with the readiness starting 30 days before.
 
-/// A file of certificates.
+/// A file of certificates that the config names. It is read at intervals, to warn before they expire.
 #[derive(Debug, Clone)]
 struct CertificateFile {
     /// Config key that names it.

@@ -54,7 +54,7 @@ pub struct Status {
     pub sessions: Vec<SessionStatus>,
 }
 
-/// Totals of a process.
+/// The session and byte counts of a process, as part of its status.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 pub struct Totals {
     /// Number of sessions with an end here.
@@ -113,7 +113,7 @@ pub struct LinkStatus {
     pub error: Option<ErrorStatus>,
 }
 
-/// An error with its time.
+/// An error in the status, such as the last one of a link, with its time.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct ErrorStatus {
     /// Time of the error, if known.
@@ -123,7 +123,7 @@ pub struct ErrorStatus {
     pub text: String,
 }
 
-/// A node that has disconnected.
+/// A recently disconnected node in the status of a server.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct DisconnectedStatus {
     /// Name of the node.
@@ -149,7 +149,7 @@ pub struct PublisherStatus {
     pub error: Option<String>,
 }
 
-/// A session.
+/// One session in the status of a process.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct SessionStatus {
     /// Id of the session, with the same digits as in the log.

@@ -181,8 +181,9 @@ const MAX_CONNECTIONS: usize = 1000;
 
 // The server's CONNECT port, and opening a session through it.
 
-/// A server's CONNECT port.
+/// The CONNECT port of a server, parsed from `--through`: how to reach it, and how to log in there.
 pub(crate) struct ConnectEndpoint {
+    /// Where it listens.
     place: Place,
     /// The TLS connector, and the name that the server's certificate must contain.
     tls: Option<(TlsConnector, ServerName<'static>)>,
@@ -191,6 +192,7 @@ pub(crate) struct ConnectEndpoint {
     pool: Pool,
 }
 
+/// Where the CONNECT port of a server listens: at a TCP address, or at a Unix socket of this machine.
 enum Place {
     At(Target),
     Socket(PathBuf),
@@ -480,7 +482,7 @@ fn ignores_hangup() -> bool {
     ignored.is_some_and(|mask| u64::from_str_radix(mask.trim(), 16).is_ok_and(|mask| mask & 1 == 1))
 }
 
-/// Stdin and stdout as one stream.
+/// Stdin and stdout of `tunnel connect` as one byte stream, to be copied to and from the session.
 struct Stdio {
     input: tokio::fs::File,
     /// Stdout; `None` once its direction has ended. It is closed then, so that its reader notices.
@@ -550,7 +552,7 @@ const HANG_UP: Duration = Duration::from_secs(1);
 
 // An open session through a server: copying its bytes, and errors.
 
-/// An open session.
+/// An open session through the CONNECT port of a server, made by [`ConnectEndpoint::open`].
 pub(crate) struct ConnectStream {
     pub(crate) carrier: Carrier,
     /// The address of its server.

@@ -250,7 +250,7 @@ const VALID: Duration = Duration::from_secs(24 * 3600);
 
 // The demo's modules besides CONNECT: for each its config, a command to try, and the same request made by the program.
 
-/// An additional way to the page.
+/// An additional way to the demo's page, chosen by `--with`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, ValueEnum)]
 pub enum Module {
     /// A TCP port of the server that stands for the page's port.
@@ -265,7 +265,7 @@ pub enum Module {
     Proxy,
 }
 
-/// The demo's files and pages.
+/// The demo's directory of files, and the addresses of its page.
 pub(crate) struct DemoContext<'a> {
     /// Directory of certificates, keys and tokens.
     pub(crate) dir: &'a Path,

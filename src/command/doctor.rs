@@ -70,7 +70,7 @@ pub struct DoctorArgs {
 #[derive(Debug, Default, Serialize)]
 pub struct Findings(Vec<Finding>);
 
-/// The result of one check.
+/// The result of one check of `tunnel doctor`, printed as a line or as JSON.
 #[derive(Debug, Serialize)]
 struct Finding {
     /// Name of the check; one or two fixed words.
@@ -86,7 +86,7 @@ struct Finding {
     hint: Option<String>,
 }
 
-/// The outcome of a check.
+/// The outcome of one check of `tunnel doctor`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 enum CheckStatus {

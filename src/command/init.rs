@@ -81,12 +81,15 @@ pub fn run(asked: &InitArgs) -> Result<String, CommandError> {
     Ok(made(asked, &clients, signs.is_new, to))
 }
 
-/// The CAs that sign.
+/// The CAs with which `tunnel init` signs certificates, and the tokens of the nodes.
 struct Signers {
+    /// The CA of the tunnel, new or from `--ca-cert`; signs the certificates of servers and of clients.
     ours: CertificateAuthority,
     /// Whether the CA was made now.
     is_new: bool,
+    /// The CA of kubelets' clients, from `--kubelet-ca-cert`.
     kubelets: Option<CertificateAuthority>,
+    /// Token of each node, in the order of `--node`.
     tokens: Vec<String>,
 }
 
@@ -292,13 +295,13 @@ const POD_NAME: &str = "tunnel-cloud";
 
 // The config files, and the closing message.
 
-/// The config of a server.
+/// Writes the TOML config of a server for `tunnel init`.
 pub(crate) struct ServerConfigText<'a> {
     /// The clients of the egress port; without clients there is no such port.
     pub(crate) clients: &'a [String],
 }
 
-/// The config of an edge.
+/// Writes the TOML config of an edge.
 pub(crate) struct EdgeConfigText<'a> {
     pub(crate) node: &'a NodeName,
     /// Host and port of the server.

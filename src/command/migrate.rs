@@ -29,14 +29,14 @@ pub struct MigrateArgs {
     pub edge: bool,
 }
 
-/// Another tunnel.
+/// The other tunnel software whose deployment `tunnel migrate` reads.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub enum Origin {
     /// OpenYurt's tunnel.
     Yurttunnel,
 }
 
-/// A remark on one setting.
+/// A remark that `tunnel migrate` makes on one setting of the old tunnel: what becomes of it, and why.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Remark {
     verdict: Mapping,
@@ -45,6 +45,7 @@ pub(crate) struct Remark {
     why: String,
 }
 
+/// What `tunnel migrate` makes of a setting of the old tunnel.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Mapping {
     /// It has the same meaning here.

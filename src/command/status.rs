@@ -137,7 +137,7 @@ fn links(title: &'static str, links: &[LinkStatus], now: f64) -> String {
 
 // Tables with aligned columns.
 
-/// A table of text.
+/// A table of text with aligned columns, printed by commands.
 #[derive(Debug)]
 pub(crate) struct Table {
     rows: Vec<Vec<String>>,
@@ -205,7 +205,7 @@ pub(crate) fn bytes(count: u64) -> String {
 
 // Requests to programs on this machine: to a server or an edge over its admin socket, to others at their port.
 
-/// An admin socket to query.
+/// The admin socket of a process on this machine that a command queries.
 pub(crate) struct Socket {
     pub(crate) path: PathBuf,
     /// The sockets of other programs that run on this machine.
@@ -257,11 +257,14 @@ pub(crate) async fn socket(
     })
 }
 
-/// The result of connecting to a socket, best first.
+/// Whether the process at an admin socket answers. The best state comes first.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 enum State {
+    /// A process accepts the connection.
     Answers,
+    /// This user may not connect.
     Denied,
+    /// No process listens there.
     Ended,
 }
 

@@ -19,7 +19,7 @@ use crate::config::{
 use tunnel_base::names::{Host, NodeName, Target};
 use tunnel_base::policy::targets::{TargetEntry, Targets};
 
-/// The config of an edge.
+/// The validated config of an edge: the tables below `[mode.edge]`, and values of the environment.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct EdgeConfig {
     /// The servers to dial, and this edge's identity.
@@ -40,7 +40,7 @@ pub struct EdgeConfig {
     pub own: Vec<IpAddr>,
 }
 
-/// `[mode.edge.stream.client]`: the link to a server.
+/// `[mode.edge.stream.client]`: the servers that an edge dials, its identity, and its ports for operators.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct UplinkConfig {
     /// This node's name.
@@ -67,7 +67,7 @@ pub struct UplinkConfig {
     pub no_proxy: Option<String>,
 }
 
-/// The address of a server.
+/// The address of a server that an edge dials, with the name that its certificate must contain.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ServerAddress {
     /// The address to dial.
@@ -85,7 +85,7 @@ pub enum Token {
     File(PathBuf),
 }
 
-/// `[mode.edge.session]`.
+/// `[mode.edge.session]`: timeouts and memory of an edge's sessions.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct EdgeSessions {
     /// Timeout for resuming a session that has no path.

@@ -22,7 +22,7 @@ impl ListenConfig {
     }
 }
 
-/// The address that clients connect to.
+/// The address of a client listener that may be a port or a Unix socket.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum ListenAddress {
     /// An address with a port.
@@ -227,7 +227,7 @@ pub struct AccessConfig {
     pub names: Vec<CertificateGlob>,
 }
 
-/// How a client authenticates.
+/// How clients of a listener authenticate, besides certificates.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub enum AuthConfig {
     /// No authentication.

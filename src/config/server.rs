@@ -41,7 +41,7 @@ use crate::config::{
 use tunnel_base::policy::targets::{TargetEntry, Targets};
 use tunnel_base::policy::{Glob, Networks};
 
-/// The config of a server.
+/// The validated config of a server: the tables below `[mode.cloud]`, and values of the environment.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ServerConfig {
     /// The listener for links of edges, and those for operators.
@@ -88,12 +88,13 @@ pub struct ServerConfig {
     pub pod_ip: Option<IpAddr>,
 }
 
-/// `[mode.cloud.stream.server]`: the port that edges dial, and the ports for operators.
+/// `[mode.cloud.stream.server]`: the port on which edges and peers make links, its certificates and tokens, and the
+/// ports for operators.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct LinkListenerConfig {
-    /// gRPC, always over TLS.
+    /// Port for links: gRPC over TLS.
     pub listen: ListenConfig,
-    /// Networks of load balancers in front of that port.
+    /// Networks of load balancers in front of `listen`, which send PROXY headers.
     pub proxy_protocol: Networks,
     /// Health, log level, metrics.
     pub log_listen: ListenConfig,
@@ -113,7 +114,7 @@ pub struct LinkListenerConfig {
     pub ca: PathBuf,
 }
 
-/// `[mode.cloud.session]`.
+/// `[mode.cloud.session]`: numbers, timeouts and memory of a server's sessions.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct SessionConfig {
     /// Timeout for resuming a session that has no path.
@@ -383,7 +384,7 @@ const REGISTRY: &str = "mode.cloud.registry";
 
 // The table `mode.cloud.tls`: versions and cipher suites of TLS at the server's ports.
 
-/// `[mode.cloud.tls]`.
+/// `[mode.cloud.tls]`: the TLS versions and cipher suites that a server accepts.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Tls {
     /// The oldest accepted version.
@@ -392,7 +393,7 @@ pub struct Tls {
     pub cipher_suites: Vec<String>,
 }
 
-/// An accepted TLS version.
+/// A TLS version that may be set as the oldest one that a server accepts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum TlsVersion {
     /// TLS 1.2.

@@ -23,10 +23,12 @@ pub(crate) struct ConfigTable<'t> {
     asked: BTreeMap<&'static str, Option<usize>>,
 }
 
+/// One key of a [`ConfigTable`], with its value.
 #[derive(Debug)]
 struct Entry<'t> {
     /// The key as written.
     name: String,
+    /// Position in the file.
     place: usize,
     value: DeValue<'t>,
 }

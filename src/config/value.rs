@@ -13,7 +13,7 @@ use toml::de::{DeInteger, DeValue};
 use crate::config::Secret;
 use tunnel_base::policy;
 
-/// A description of a wrong value.
+/// The error of parsing a config value: what was found, and what is allowed.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct ValueError {
     /// The value found; never a secret.

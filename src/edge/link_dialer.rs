@@ -48,7 +48,7 @@ use tunnel_net::tls::certificate::NotAfter;
 use tunnel_net::tls::{self, Identity, TlsClientConfig, TlsError, Trust};
 use tunnel_proto::hello::{Hello, LinkPurpose};
 
-/// A dialer of links to servers.
+/// The dialer of an edge's links: resolves a server, connects to it, and proves the node's name.
 #[derive(Debug)]
 pub(crate) struct LinkDialer {
     pub(crate) node: NodeName,
@@ -65,16 +65,20 @@ pub(crate) struct LinkDialer {
     /// attempt presents it.
     pub(crate) own: Option<EdgeCertificate>,
     pub(crate) proxy: Option<HttpProxyClient>,
+    /// Resolver of the servers' names, with the addresses known from before.
     pub(crate) known: KnownAddresses,
     pub(crate) pool: Pool,
     pub(crate) link_context: LinkContext,
 }
 
-/// A server to dial.
+/// A server of the edge's config, as the [`LinkDialer`] dials it.
 #[derive(Debug)]
 pub(crate) struct ServerEndpoint {
+    /// Host and port to dial.
     at: Target,
+    /// Name or address that the server's certificate must contain.
     name: ServerName<'static>,
+    /// Value of `:authority` in requests.
     authority: String,
     /// Whether the next attempt presents no certificate.
     declined: AtomicBool,
@@ -87,7 +91,7 @@ struct DialFailure {
     error: anyhow::Error,
 }
 
-/// A new link.
+/// A link that the [`LinkDialer`] has just made, and the server at its remote end.
 pub(crate) struct NewLink {
     pub(crate) link: Link,
     /// Index of its server.
@@ -323,7 +327,8 @@ const FIRST_CONNECT_TIMEOUT: Duration = Duration::from_secs(4);
 
 // The client certificate of an edge, issued through `[mode.edge.csr]`.
 
-/// The edge's client certificate and the CA file for servers. Cheap to clone; clones share the cache.
+/// The edge's client certificate, issued through `[mode.edge.csr]` and read from its file for each link, and the CA
+/// file for servers. Clones share the cache.
 #[derive(Debug, Clone)]
 pub(crate) struct EdgeCertificate {
     /// File with certificate and key.
@@ -334,6 +339,7 @@ pub(crate) struct EdgeCertificate {
     kept: Arc<Mutex<Option<CachedCertificate>>>,
 }
 
+/// The TLS config that an [`EdgeCertificate`] loaded last, used again while its files do not change.
 #[derive(Debug)]
 struct CachedCertificate {
     /// Fingerprint of the files.

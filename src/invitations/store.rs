@@ -37,11 +37,12 @@ pub struct EnrolmentState {
 #[serde(transparent)]
 pub struct SecretHash(String);
 
-/// An invitation.
+/// An invitation of one node in the [`EnrolmentState`], stored under the hash of its code.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 struct Invitation {
     /// Name of the node in lower case.
     node: String,
+    /// Expiration time in seconds since 1970.
     until: u64,
     /// Token of the machine that used the invitation.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -189,7 +190,7 @@ const MAX_OPEN: usize = 1000;
 
 // A text that all servers of a cloud share and may change: in a file, in etcd, or in a Secret of Kubernetes.
 
-/// The store of the shared text.
+/// The store of the text of an [`EnrolmentState`], shared by all servers.
 #[derive(Debug)]
 pub enum SharedState {
     /// In a file, on a disk that the servers share.
@@ -201,7 +202,8 @@ pub enum SharedState {
     Secret(Box<SecretSharedState>),
 }
 
-/// A version of the shared text.
+/// The text of an [`EnrolmentState`] as read from its store. It is given back when writing, to detect another server's
+/// change.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Revision {
     /// The text; empty if none was written yet.
@@ -210,7 +212,7 @@ pub struct Revision {
     version: String,
 }
 
-/// Error reading or writing the text.
+/// Error reading or writing the shared text of invitations and tokens.
 #[derive(Debug, thiserror::Error)]
 pub enum SharedStateError {
     /// The file failed.
@@ -308,9 +310,10 @@ const OWNER_ONLY: u32 = 0o600;
 
 // A shared text in one key of etcd.
 
-/// A key in etcd.
+/// The enrolment state in a key of an etcd cluster.
 #[derive(Debug)]
 pub struct EtcdSharedState {
+    /// The members of the cluster.
     members: EtcdEndpoints,
     key: Vec<u8>,
 }

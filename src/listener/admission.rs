@@ -182,6 +182,7 @@ where
     accept_loop.run(Arc::new(ProtocolHandler { protocol, context }), drain).await;
 }
 
+/// Serves accepted connections with a listener's protocol: checks the source, runs the handshake, then the session.
 struct ProtocolHandler<F> {
     protocol: F,
     context: Arc<ListenerContext>,

@@ -44,7 +44,7 @@ pub trait ConnectVariant: 'static {
 #[derive(Debug, Default)]
 pub struct Ssh;
 
-/// CONNECT for kube-apiserver.
+/// CONNECT for the egress selector of kube-apiserver.
 #[derive(Debug, Default)]
 pub struct Egress;
 

@@ -494,6 +494,7 @@ const AHEAD: usize = 1024;
 #[derive(Debug)]
 pub(crate) struct IdleTimer(Mutex<Inner>);
 
+/// The locked state of an [`IdleTimer`].
 #[derive(Debug)]
 struct Inner {
     phase: ClientPhase,
@@ -503,6 +504,7 @@ struct Inner {
     answered: bool,
 }
 
+/// The phase of a client's connection, which decides its next [`Deadline`].
 #[derive(Debug, Clone, Copy)]
 enum ClientPhase {
     /// A head is being received since this time.

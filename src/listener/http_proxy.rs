@@ -19,7 +19,7 @@ use tunnel_base::names::{NameError, Target};
 use tunnel_net::socket::{Connection, Hooked, ReadHook};
 use tunnel_proto::frame::Category;
 
-/// The HTTP proxy listener.
+/// The protocol of an HTTP proxy listener: CONNECT, and plain HTTP requests.
 #[derive(Debug)]
 pub struct Proxy;
 

@@ -41,7 +41,7 @@ pub struct NodePort {
     pub ports: watch::Receiver<ProxyPorts>,
 }
 
-/// A node port without TLS.
+/// The protocol of a node port without TLS.
 #[derive(Debug)]
 pub struct Http(pub NodePort);
 
@@ -209,7 +209,7 @@ impl ListenerProtocol<TcpStream> for Passthrough {
     }
 }
 
-/// A TLS ClientHello.
+/// The first TLS message of a client of a [`Passthrough`] port, read for the name of its target.
 #[derive(Debug)]
 struct ClientHello {
     /// The name in its SNI.
@@ -218,7 +218,7 @@ struct ClientHello {
     bytes: Bytes,
 }
 
-/// The error of reading a ClientHello.
+/// The error of reading a [`ClientHello`].
 #[derive(Debug, thiserror::Error)]
 #[error("{why}")]
 struct ClientHelloError {

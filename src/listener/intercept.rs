@@ -36,7 +36,7 @@ pub struct Intercept {
 #[derive(Debug, Default)]
 pub struct InterceptTable(ArcSwap<HashMap<IpAddr, InterceptedNode>>);
 
-/// The node of an intercepted address.
+/// The node that an intercepted address belongs to, in an [`InterceptTable`].
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct InterceptedNode {
     /// The node.

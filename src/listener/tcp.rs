@@ -18,7 +18,7 @@ use tunnel_net::accept_loop;
 use tunnel_net::socket::Connection;
 use tunnel_proto::frame::Category;
 
-/// One TCP port.
+/// The protocol of one entry of `[mode.cloud.tcp]`: forwards each connection to one target.
 #[derive(Debug)]
 pub struct Tcp {
     /// The node that dials. `None` means the node that has been connected longest.

@@ -12,9 +12,10 @@ use tracing::debug;
 use crate::etcd::{ErrorKind, EtcdAccess, EtcdDialer, EtcdEndpoints, EtcdError, GrpcDialer};
 use tunnel_net::resolver::Resolver;
 
-/// Our records in an etcd cluster.
+/// The records of this server's nodes in an etcd cluster, from which DNS reads them.
 #[derive(Debug)]
 pub struct EtcdRecords {
+    /// The members of the cluster.
     members: EtcdEndpoints,
     prefix: String,
     address: IpAddr,

@@ -29,10 +29,12 @@ pub struct RecordPolicy {
 type IsServer = dyn Fn(IpAddr) -> BoxFuture<'static, bool> + Send + Sync;
 type NodeLister = dyn Fn() -> BoxFuture<'static, Result<BTreeSet<String>, String>> + Send + Sync;
 
+/// The outcome of looking up a node's name in DNS before it is published, kept by a [`RecordPolicy`].
 #[derive(Debug)]
 struct RecordDecision {
     /// An address of the name that belongs to no server.
     taken: Option<IpAddr>,
+    /// Time of the lookup; a name that was taken is looked up again later.
     at: Instant,
 }
 

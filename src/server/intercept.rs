@@ -400,7 +400,7 @@ const MIN_INTERVAL: Duration = Duration::from_millis(150);
 
 // How long an address is intercepted: from its node's first link until the resume timeout after the last one. Pure.
 
-/// The intercepted addresses.
+/// The addresses that a server intercepts now, with their nodes. The [`Reconciler`] updates them from links and claims.
 #[derive(Debug, Default)]
 pub(crate) struct InterceptedAddresses(HashMap<IpAddr, InterceptedNode>);
 
@@ -494,10 +494,12 @@ const MAX_CONCURRENT_QUERIES: usize = 8;
 
 // Which rejected claims are logged: each once while it is rejected, and a limited number. Pure.
 
-/// The claims that were logged.
+/// The rejected claims of addresses that were logged, so that each is logged once.
 #[derive(Debug, Default)]
 pub(crate) struct ClaimLog {
+    /// Rejected claims at the last update, up to a limit.
     each: HashSet<RejectedClaim>,
+    /// Whether there were more than that limit.
     has_more: bool,
 }
 

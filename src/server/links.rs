@@ -246,16 +246,21 @@ pub(crate) const CONNECTIONS: usize = 20_000;
 #[derive(Debug, Clone, Default)]
 pub(crate) struct HandshakeFailures(Arc<Mutex<FailureWindow>>);
 
+/// The failed TLS handshakes of the current minute, kept by [`HandshakeFailures`].
 #[derive(Debug, Default)]
 struct FailureWindow {
     /// By address and reason; the others are only counted.
     known: HashMap<(IpAddr, &'static str), FailureCount>,
+    /// Number of failures of other addresses, once `known` is full.
     others: u64,
 }
 
+/// The failures of one address for one reason in the current minute.
 #[derive(Debug)]
 struct FailureCount {
+    /// Text of the first error.
     why: String,
+    /// Number of failures not logged yet.
     unlogged: u64,
 }
 

@@ -62,7 +62,8 @@ pub(crate) fn spawn_publisher(settings: &ServerConfig, dns: Resolver, core: &Ser
 /// Peers, and addresses that are treated as servers in DNS although they belong to none.
 type PeerAddresses = (PeerLiveness, watch::Receiver<BTreeSet<IpAddr>>);
 
-/// A check whether peers are alive.
+/// The publisher's check whether a server answers at an address. It decides which records are of dead servers, and
+/// which addresses in DNS belong to servers.
 #[derive(Debug, Clone)]
 struct PeerLiveness {
     /// The links to peers; `None` if this server has none.

@@ -98,8 +98,9 @@ pub const BYTES_PER_TURN: usize = 256 * 1024;
 
 // One direction of a copy.
 
-/// One direction of a copy.
+/// One direction of a copy between two streams: what was read from one and not yet written to the other.
 pub(crate) struct CopyDirection {
+    /// The stream that is read.
     from: Side,
     /// Bytes that were read and not yet written.
     chunk: Bytes,
@@ -110,13 +111,16 @@ pub(crate) struct CopyDirection {
     state: State,
 }
 
+/// The progress of a [`CopyDirection`].
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum State {
+    /// Bytes are read and written.
     Copying,
     /// The source has finished; the destination's sending direction is being finished.
     Finishing,
     /// Writing failed. The source is still read, so that it does not block.
     Discarding,
+    /// The source has ended, and nothing more is written.
     Done,
 }
 
@@ -124,6 +128,7 @@ enum State {
 pub(crate) enum CopyStep {
     /// The turn is used up.
     Turn,
+    /// The source failed or was lost.
     Over,
 }
 
@@ -311,7 +316,7 @@ pub enum Side {
     B,
 }
 
-/// How a side ended.
+/// How one side of a copy ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum EndKind {
     /// It finished its direction cleanly.
@@ -332,7 +337,7 @@ impl Side {
     }
 }
 
-/// The ends and failures so far.
+/// Which side of a copy ended first, and the first failure, from which its [`CopyEnd`] is derived.
 #[derive(Default)]
 pub(crate) struct Log {
     /// The side that finished first.
@@ -369,7 +374,7 @@ pub struct Counted<'a, D> {
     pub given: ByteCounter<'a>,
 }
 
-/// Byte counters of one direction.
+/// The counters of bytes copied in one direction: of the session, and of the process.
 #[derive(Debug)]
 pub struct ByteCounter<'a> {
     /// The session's counter.

@@ -19,15 +19,15 @@ use tunnel_base::policy::Networks;
 use tunnel_base::policy::zone::Zone;
 use tunnel_net::reload::Reload;
 
-/// The user files of all access policies. A file named by several tables is read once, and failed logins at any of
-/// their ports count together.
+/// Builds the access policies of listeners. A user file named by several tables is read once, and failed logins at any
+/// of their ports count together.
 #[derive(Debug, Default)]
 pub struct AccessPolicyBuilder {
     files: BTreeMap<PathBuf, Option<UserFile>>,
     limiters: ListenerPolicies,
 }
 
-/// The access policies of all client ports, each with the key of its table. Cheap to clone.
+/// The reloadable access policies of listeners, each with the key of its table. Cheap to clone.
 #[derive(Debug, Clone, Default)]
 pub struct ListenerPolicies(Vec<(String, Arc<ArcSwap<AccessPolicy>>)>);
 
@@ -38,6 +38,7 @@ pub struct ListenerAccess {
     policy: Arc<ArcSwap<AccessPolicy>>,
 }
 
+/// A file of users, reloaded when it changes, and the checker that all ports with this file share.
 #[derive(Debug)]
 struct UserFile {
     users: Reload<Users>,

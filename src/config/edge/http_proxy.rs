@@ -7,7 +7,7 @@ use crate::config::table::ConfigTable;
 use crate::config::{Diagnostics, ListenConfig, value};
 use tunnel_base::policy::Glob;
 
-/// `[mode.edge.http_proxy]`.
+/// `[mode.edge.http_proxy]`: the HTTP proxy of an edge, for programs on its node.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct HttpProxyConfig {
     /// Address where clients connect.

@@ -6,7 +6,7 @@ use crate::config::listen::{self, AccessConfig, AuthMethods};
 use crate::config::table::ConfigTable;
 use crate::config::{Diagnostics, ListenConfig};
 
-/// `[mode.cloud.ssh]`: the CONNECT listener.
+/// `[mode.cloud.ssh]`: the server's CONNECT listener for users and their tools, such as ssh.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct SshConfig {
     /// Address where clients connect.

@@ -37,7 +37,7 @@ pub struct ServerNames {
     pub names: BTreeSet<String>,
 }
 
-/// The profiles that a server may request.
+/// A profile of certificates that `[mode.cloud.csr]` can request for a server.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum ProfileKind {
     Server,

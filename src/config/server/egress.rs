@@ -8,7 +8,7 @@ use crate::config::table::ConfigTable;
 use crate::config::{Diagnostics, ListenConfig};
 use tunnel_base::policy::Networks;
 
-/// `[mode.cloud.egress]`: CONNECT for kube-apiserver.
+/// `[mode.cloud.egress]`: the server's CONNECT listener for the egress selector of kube-apiserver.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum EgressConfig {
     /// A port, always with TLS.

@@ -10,7 +10,7 @@ use crate::config::{Diagnostics, WarningKind, value};
 use tunnel_base::policy::CertificateGlob;
 use tunnel_base::policy::ports::PortTarget;
 
-/// `[mode.cloud.https]`.
+/// `[mode.cloud.https]`: ports of a server, with TLS, that each stand for one port of every node.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct HttpsConfig {
     /// Whether the server or the target terminates clients' TLS.
@@ -21,7 +21,7 @@ pub struct HttpsConfig {
     pub access: AccessConfig,
 }
 
-/// `[mode.cloud.http]`: like [`HttpsConfig`], but without TLS.
+/// `[mode.cloud.http]`: ports of a server, without TLS, that each stand for one port of every node.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct HttpConfig {
     /// The ports.
@@ -218,7 +218,7 @@ const TO: &str = "to";
 
 // TLS of a listener: keys that the tables of several listeners share.
 
-/// The TLS files of a listener.
+/// The TLS files of a server's listener: its certificate and key, and the CA of its clients.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ListenerTlsConfig {
     /// The table that sets them.

@@ -12,7 +12,7 @@ use crate::config::value::{self, ValueError};
 use crate::config::{self, Diagnostics, Environment};
 use tunnel_base::policy::Networks;
 
-/// What is intercepted, and how.
+/// `[mode.cloud.intercept]`: which connections to addresses of nodes a server intercepts on its host, and how.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct InterceptConfig {
     /// Networks of intercepted addresses; nothing else is intercepted.

@@ -21,12 +21,15 @@ pub enum Invitations {
     Secret(ClusterSettings, String),
 }
 
-/// The values of `store`.
+/// A value of `store` in `[mode.cloud.invitations]`: the kind of store to use.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum InvitationStore {
+    /// No store: the server takes no invitations.
     None,
+    /// A file on a disk that the servers share.
     File,
     Etcd,
+    /// A Secret of Kubernetes.
     Secret,
 }
 

@@ -21,11 +21,13 @@ pub struct ClusterSettings {
     pub service: Option<String>,
 }
 
-/// `[mode.cloud.stream.dns]` and `[mode.cloud.stream.register]`.
+/// Values of SuperEdge's tables `[mode.cloud.stream.dns]` and `[mode.cloud.stream.register]`, used where
+/// `[mode.cloud.registry]` sets nothing.
 #[derive(Debug, Default)]
 pub(crate) struct SuperEdgeTables {
+    /// ConfigMap in which this server publishes.
     configmap: Option<String>,
-    /// The Service, and the table that names it.
+    /// Service that lists the peers, after the name of the table that names it.
     service: Option<(&'static str, String)>,
 }
 

@@ -9,7 +9,7 @@ use crate::config::value::{self, ValueError};
 use crate::config::{Diagnostics, Environment};
 use tunnel_base::policy::Glob;
 
-/// `[mode.cloud.node_names]`.
+/// `[mode.cloud.node_names]`: the ConfigMap from which the cluster's DNS reads the addresses of all nodes.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct NodeNameSettings {
     /// The cluster of the objects.

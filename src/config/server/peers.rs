@@ -24,7 +24,7 @@ pub struct PeerConfig {
     pub name: Option<String>,
 }
 
-/// A key that names peers.
+/// The config key that says where a server's peers are, for error texts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct PeerKey {
     /// The full key.

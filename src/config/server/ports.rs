@@ -6,7 +6,8 @@ use crate::config::table::ConfigTable;
 use crate::config::{Diagnostics, Environment};
 use tunnel_base::policy::ports::PortTarget;
 
-/// `[mode.cloud.ports]`.
+/// `[mode.cloud.ports]`: a ConfigMap that lists ports of nodes, and the Service that routes these ports to this
+/// server's HTTP and TLS ports.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct NodePortsConfig {
     /// The cluster of the objects.
@@ -15,11 +16,12 @@ pub struct NodePortsConfig {
     pub namespace: String,
     /// Name of the ConfigMap.
     pub configmap: String,
-    /// The Service, in our own namespace; `None` writes none.
+    /// Service in the server's namespace that gets the listed ports; `None` changes no Service.
     pub service: Option<String>,
-    /// The server's HTTP port for requests that are routed by Host; `None` if there is none.
+    /// Port of this server that forwards to the node's port in a request's Host: the Service's target for HTTP ports;
+    /// `None` if there is none.
     pub http: Option<u16>,
-    /// The server's TLS port for requests that are routed by Host; `None` if there is none.
+    /// The same port with TLS: the Service's target for HTTPS ports; `None` if there is none.
     pub https: Option<u16>,
 }
 

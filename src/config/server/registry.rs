@@ -10,7 +10,7 @@ use crate::config::{Diagnostics, Environment};
 use tunnel_base::names::{NodeName, Target};
 use tunnel_base::policy::Glob;
 
-/// `[mode.cloud.registry]`.
+/// `[mode.cloud.registry]`: where a server publishes its nodes, and where it finds its peers.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct RegistrySettings {
     /// Suffix of published node names, without dots at its ends; may be empty.
@@ -53,7 +53,7 @@ impl PublishConfig {
     }
 }
 
-/// An etcd cluster with credentials.
+/// An etcd cluster in the config of a server, with the credentials for it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct EtcdSettings {
     /// Its members, tried in turn; at least one.
@@ -68,7 +68,7 @@ pub struct EtcdSettings {
     pub login: Option<(String, PathBuf)>,
 }
 
-/// One member of an etcd cluster.
+/// The address of one member of an etcd cluster in the config.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct EtcdEndpoint {
     /// Whether it uses TLS.
@@ -77,7 +77,7 @@ pub struct EtcdEndpoint {
     pub at: Target,
 }
 
-/// The values of `publish`.
+/// A value of `publish` in `[mode.cloud.registry]`: the kind of store to publish in.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum StoreKind {
     None,

@@ -7,7 +7,7 @@ use crate::config::table::ConfigTable;
 use crate::config::{Diagnostics, value};
 use tunnel_base::names::{NameError, NodeName, Target};
 
-/// One entry of `[mode.cloud.tcp]`.
+/// One entry of `[mode.cloud.tcp]`: a TCP port of a server that stands for one target.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct TcpListenerConfig {
     /// Address where clients connect.

@@ -23,7 +23,7 @@ pub(crate) struct KnownAddresses {
     last: Arc<Mutex<HashMap<String, Last>>>,
 }
 
-/// Addresses to dial.
+/// The addresses of a server's name to dial, from DNS or, if DNS failed, from an earlier lookup.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct ResolvedServer {
     pub(crate) addresses: Vec<IpAddr>,
@@ -31,6 +31,7 @@ pub(crate) struct ResolvedServer {
     pub(crate) failure: Option<LookupError>,
 }
 
+/// The addresses that DNS last returned for a server's name, kept for when DNS fails.
 #[derive(Debug)]
 struct Last {
     addresses: Vec<IpAddr>,

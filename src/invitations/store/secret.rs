@@ -9,7 +9,7 @@ use tokio::time::timeout;
 use crate::invitations::store::{Revision, SharedStateError};
 use crate::kubernetes::cluster::{Cluster, ClusterError, REQUEST_TIMEOUT};
 
-/// A Secret in this server's namespace.
+/// The enrolment state in a Secret of Kubernetes, in this server's namespace.
 pub struct SecretSharedState {
     cluster: Cluster,
     name: String,

@@ -14,7 +14,7 @@ use tunnel_base::policy::Glob;
 use tunnel_base::policy::targets::{is_number, is_off_limits};
 use tunnel_proto::frame::{Category, ErrorCode, SessionError};
 
-/// The location of a client's target.
+/// Where a client's target is: at a node, or at this process if it dials the target itself.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct Destination {
     /// The node; [`NodeName::direct`] if this process dials.
@@ -184,10 +184,10 @@ fn with_remedy(
 
 // Locations of targets for clients of an edge: at other nodes, or in the cloud.
 
-/// The node of an edge's listener.
+/// How a listener of an edge finds the targets of its clients: at other nodes by name, or in the cloud.
 #[derive(Debug, Clone)]
 pub struct EdgeRouting {
-    /// Name of the node.
+    /// Name of the edge's own node.
     pub node: NodeName,
     /// Patterns of hosts that are nodes. `None` means names without a dot.
     pub nodes: Option<Vec<Glob>>,

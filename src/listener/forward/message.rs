@@ -35,6 +35,7 @@ pub(crate) struct RequestBody {
 
 /// State of waiting for the target's 100 before the body is polled.
 struct Awaited {
+    /// Decision that is waited for.
     wanted: Arc<ContinueGate>,
     /// Timeout that ends [`CONTINUE_TIME`] after hyper has first polled the body.
     silence: Option<Pin<Box<Sleep>>>,
@@ -44,13 +45,17 @@ struct Awaited {
 #[derive(Debug, Default)]
 pub(crate) struct ContinueGate(Mutex<(ContinueState, Option<Waker>)>);
 
+/// What is known of the target's wish for the body of a request with `Expect: 100-continue`.
 #[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
 enum ContinueState {
+    /// The target has not responded yet.
     #[default]
     Unknown,
+    /// The body is sent: the target sent a 100 or a final success, or nothing for [`CONTINUE_TIME`].
     Yes,
     /// The target responded without reading the body, and the response is being forwarded.
     Held,
+    /// The body is dropped: the response that did not want it has ended.
     No,
 }
 
@@ -64,13 +69,17 @@ pub(crate) struct BodyNotWanted;
 pub(crate) struct ResponseBody {
     body: ResponseSource,
     clock: Arc<IdleTimer>,
+    /// Gate of the request's body, closed when this body is dropped; `None` without one.
     wanted: Option<Arc<ContinueGate>>,
     /// The guard of the request, which ends with the response.
     _request: Option<InFlightGuard>,
 }
 
+/// The origin of a [`ResponseBody`].
 pub(crate) enum ResponseSource {
+    /// The target's body, read from its session.
     Target(Incoming),
+    /// A body of this process, such as an error text.
     Own(Full<Bytes>),
 }
 

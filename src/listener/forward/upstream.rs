@@ -32,6 +32,7 @@ pub(crate) struct Upstream<W> {
     drain: Drain,
 }
 
+/// The locked state of an [`Upstream`].
 #[derive(Debug)]
 struct Inner<W> {
     state: State,
@@ -43,6 +44,7 @@ struct Inner<W> {
     answered: bool,
 }
 
+/// The sender of an open session that has no request in flight, for the client's next request.
 #[derive(Debug)]
 struct Idle<W> {
     /// The route of requests that may reuse the session, if any may.
@@ -50,10 +52,14 @@ struct Idle<W> {
     sender: SendRequest<RequestBody>,
 }
 
+/// The session of an [`Upstream`]: none, open, or ended.
 #[derive(Debug)]
 enum State {
+    /// There is no session.
     None,
+    /// hyper reads and writes the session.
     Running(Box<Connection<HyperSession, RequestBody>>),
+    /// hyper has given the session back.
     Ended(Box<FinishedSession>),
 }
 

@@ -18,9 +18,9 @@ use tunnel_base::policy::plain;
 use tunnel_base::policy::ports::{KUBELET, PortTarget};
 use tunnel_base::policy::targets::is_off_limits;
 
-/// The client of a request, and the data used to route it.
+/// What routing needs besides the request's head, at a node port with or without TLS.
 pub(crate) struct RoutingContext<'a> {
-    /// The server name (SNI) of the client's TLS connection.
+    /// The server name (SNI) of the client's TLS connection; `None` without TLS.
     pub(crate) server_name: Option<&'a str>,
     /// Whether the client may choose node and target by headers.
     pub(crate) trusted: bool,
