@@ -36,7 +36,8 @@ pub enum Origin {
     Yurttunnel,
 }
 
-/// A remark that `tunnel migrate` makes on one setting of the old tunnel: what becomes of it, and why.
+/// A comment line in the config that `tunnel migrate` prints: what becomes of one flag or object of the old tunnel, and
+/// why.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Remark {
     verdict: Mapping,
@@ -94,7 +95,7 @@ const MAX_BYTES: u64 = 16 << 20;
 
 // Remarks on each flag of YurtTunnel's programs.
 
-/// The server's flags that have a counterpart in our config.
+/// The flags of OpenYurt's tunnel server that have a counterpart in this program's config; the defaults are OpenYurt's.
 #[derive(Debug)]
 pub(crate) struct YurtServerFlags {
     /// Address for edges and TLS.

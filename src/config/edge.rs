@@ -76,12 +76,12 @@ pub struct ServerAddress {
     pub dns: Host,
 }
 
-/// The token that proves an edge's name to a server.
+/// Where the config says the edge's token is, which proves its name to a server.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Token {
     /// A token in the config file.
     Text(Secret),
-    /// A separate file that contains only the token.
+    /// A separate file with one or two tokens, one per line; it is re-read when it changes.
     File(PathBuf),
 }
 

@@ -1,4 +1,4 @@
-//! The differences between two texts of a config, and which of them take effect without a restart.
+//! Follows the config file while the program runs: which changed keys take effect at once, and which wait for a restart.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -116,7 +116,7 @@ pub struct ConfigFile {
     pub environment: Environment,
 }
 
-/// The last version of the file without errors.
+/// One version of the config file that parsed without errors; the next version is compared with its text.
 #[derive(Debug)]
 struct LoadedConfig<T> {
     text: String,

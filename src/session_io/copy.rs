@@ -30,7 +30,7 @@ use tunnel_net::tcp_info::unacknowledged;
 pub async fn copy_bidirectional<A: ByteStream, B: ByteStream>(a: &mut A, b: &mut B) -> Outcome {
     let mut to_b = CopyDirection::new(Side::A);
     let mut to_a = CopyDirection::new(Side::B);
-    let mut log = Log::default();
+    let mut log = EndRecord::default();
     let mut patience = FlushDeadline { given: None, until: Instant::now() };
     let mut b_first = false;
     let mut healthy = true;
@@ -151,7 +151,7 @@ impl CopyDirection {
         from: &mut F,
         to: &mut T,
         room: &mut usize,
-        log: &mut Log,
+        log: &mut EndRecord,
     ) -> ControlFlow<CopyStep> {
         loop {
             let step = match self.state {
@@ -174,7 +174,7 @@ impl CopyDirection {
         from: &mut F,
         to: &mut T,
         room: &mut usize,
-        log: &mut Log,
+        log: &mut EndRecord,
     ) -> Poll<ControlFlow<CopyStep>> {
         if self.chunk.is_empty() {
             if *room == 0 {
@@ -205,7 +205,7 @@ impl CopyDirection {
         &mut self,
         cx: &mut Context<'_>,
         to: &mut T,
-        log: &mut Log,
+        log: &mut EndRecord,
     ) -> Poll<ControlFlow<CopyStep>> {
         if self.unflushed {
             match ready!(to.poll_flush(cx)) {
@@ -223,7 +223,7 @@ impl CopyDirection {
         &mut self,
         cx: &mut Context<'_>,
         to: &mut T,
-        log: &mut Log,
+        log: &mut EndRecord,
     ) -> Poll<ControlFlow<CopyStep>> {
         if let Err(cause) = ready!(to.poll_finish(cx)) {
             log.failed(self.from.other(), EndKind::WriteFailed(cause.kind()));
@@ -237,7 +237,7 @@ impl CopyDirection {
         cx: &mut Context<'_>,
         from: &mut F,
         room: &mut usize,
-        log: &mut Log,
+        log: &mut EndRecord,
     ) -> Poll<ControlFlow<CopyStep>> {
         if *room == 0 {
             return Poll::Ready(ControlFlow::Break(CopyStep::Turn));
@@ -255,14 +255,14 @@ impl CopyDirection {
         &self,
         cx: &mut Context<'_>,
         from: &F,
-        log: &mut Log,
+        log: &mut EndRecord,
     ) -> Poll<ControlFlow<CopyStep>> {
         ready!(from.poll_lost(cx));
         log.failed(self.from, EndKind::WriteFailed(io::ErrorKind::BrokenPipe));
         Poll::Ready(ControlFlow::Break(CopyStep::Over))
     }
 
-    fn source_finished(&mut self, log: &mut Log) -> Poll<ControlFlow<CopyStep>> {
+    fn source_finished(&mut self, log: &mut EndRecord) -> Poll<ControlFlow<CopyStep>> {
         // The system reports a reset only once, here to the writer. So this read is not an end of stream.
         let reset = CopyEnd { by: self.from, how: EndKind::WriteFailed(io::ErrorKind::ConnectionReset) };
         if log.failed == Some(reset) {
@@ -273,12 +273,12 @@ impl CopyDirection {
         Poll::Ready(ControlFlow::Continue(()))
     }
 
-    fn source_failed(&self, cause: &io::Error, log: &mut Log) -> Poll<ControlFlow<CopyStep>> {
+    fn source_failed(&self, cause: &io::Error, log: &mut EndRecord) -> Poll<ControlFlow<CopyStep>> {
         log.failed(self.from, EndKind::ReadFailed(cause.kind()));
         Poll::Ready(ControlFlow::Break(CopyStep::Over))
     }
 
-    fn destination_failed(&mut self, cause: &io::Error, log: &mut Log) {
+    fn destination_failed(&mut self, cause: &io::Error, log: &mut EndRecord) {
         log.failed(self.from.other(), EndKind::WriteFailed(cause.kind()));
         self.chunk = Bytes::new();
         self.state = State::Discarding;
@@ -337,16 +337,17 @@ impl Side {
     }
 }
 
-/// Which side of a copy ended first, and the first failure, from which its [`CopyEnd`] is derived.
+/// What one copy has recorded about its end: the side that finished first, and the first failure, which takes precedence
+/// in its [`CopyEnd`].
 #[derive(Default)]
-pub(crate) struct Log {
+pub(crate) struct EndRecord {
     /// The side that finished first.
     pub(crate) finished: Option<Side>,
     /// The first failure.
     pub(crate) failed: Option<CopyEnd>,
 }
 
-impl Log {
+impl EndRecord {
     /// Records a failure if it is the first.
     pub(crate) fn failed(&mut self, by: Side, how: EndKind) {
         self.failed.get_or_insert(CopyEnd { by, how });

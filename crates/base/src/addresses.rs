@@ -344,7 +344,9 @@ pub struct AddressOwners {
     pub void: Vec<RejectedClaim>,
 }
 
-/// A claim to an address that does not apply, and the reason.
+/// A claim that was refused, or disputed by another claim of the same trust, and the reason; it is logged.
+///
+/// A claim that only loses to a more trusted source is not reported.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct RejectedClaim {
     /// Claimed address.

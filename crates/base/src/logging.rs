@@ -246,7 +246,8 @@ where
 
 // Log lines that were not written to a file: how many, and why.
 
-/// Dropped lines of one set of log files, or of all logs of the process. Cheap to clone.
+/// Counts the log lines that were dropped, and holds the reason while lines are being dropped, for the metric and
+/// `/readyz`. Of one set of log files, or of the whole process; clones share it.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct DroppedLines(Arc<Shared>);
 

@@ -181,7 +181,9 @@ const PAGE: u32 = 100;
 
 // The lookup of names and addresses in the cluster; requester and approver use the same.
 
-/// The sources of the names and addresses in a server's certificate.
+/// Where to look up the names and addresses by which clients reach the servers.
+///
+/// The renewer requests a certificate for them, and the approver denies a server's request for any other name.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct NameLookup {
     /// Services in the servers' namespace.

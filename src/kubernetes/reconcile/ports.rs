@@ -19,7 +19,7 @@ use crate::kubernetes::watcher::{ObjectWatcher, WatchHandler};
 use tunnel_base::drain::Drain;
 use tunnel_base::policy::ports::ProxyPorts;
 
-/// The source and the target of node ports.
+/// Parameters of a [`PortWatch`]: the ConfigMap that lists node ports, and the Service that gets them.
 #[derive(Debug, Clone)]
 pub struct PortParams {
     /// Cluster with all the objects. The Service is in the server's namespace.
@@ -30,7 +30,7 @@ pub struct PortParams {
     pub configmap: String,
     /// Service whose ports are reconciled; `None` disables that.
     pub service: Option<String>,
-    /// Ports on which this server listens.
+    /// Ports on which this server listens; the ConfigMap cannot list them as node ports.
     pub own: BTreeSet<u16>,
     /// Port of this server that forwards to the node's port in a request's Host, if any.
     pub http: Option<u16>,

@@ -63,11 +63,15 @@ enum State {
     Ended(Box<FinishedSession>),
 }
 
-/// A session that hyper no longer uses.
+/// A session that hyper has given back; it may still be open.
+///
+/// It is then ended and recorded or, after a protocol switch, handed over with the bytes that hyper had read.
 #[derive(Debug)]
 struct FinishedSession {
     pipe: HyperSession,
+    /// Bytes that hyper had read and not parsed.
     unused: Bytes,
+    /// Why hyper stopped, if it failed.
     error: Option<hyper::Error>,
 }
 

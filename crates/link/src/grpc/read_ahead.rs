@@ -151,7 +151,8 @@ const FRAME_HEAD: usize = 9;
 pub enum StreamEnd {
     /// The remote end closed it, or the connection broke; with a readable cause.
     Closed(String),
-    /// The remote end closed it because another process has this one's name.
+    /// The remote answered ALREADY_EXISTS: another live process has this one's name, or the caller dialled itself. An
+    /// edge then waits until the name is free.
     NameTaken(String),
 }
 

@@ -28,7 +28,7 @@ use tunnel_proto::state::{Actions, Phase, SessionState};
 #[derive(Debug)]
 pub struct Session(pub(crate) ResetOnDrop);
 
-/// Bytes and end of a session, for the access log.
+/// Bytes, resumes and end of a session so far, for the access log and for the reason that a bridge passes on.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct SessionTotals {
     /// Bytes written by its owner.
