@@ -88,7 +88,7 @@ impl<K: Clone + Ord + Hash> FairLimiter<K> {
     ///
     /// Fails like [`Self::try_acquire`].
     pub fn try_acquire_below(&self, who: &K, most: usize) -> Result<Permit<K>, AcquireError> {
-        let (permit, mut granted) = self.join(who, most)?;
+        let (permit, mut granted) = self.enter(who, most)?;
         granted.try_recv().map(|()| permit).map_err(|_| AcquireError::Total)
     }
 
@@ -98,39 +98,33 @@ impl<K: Clone + Ord + Hash> FairLimiter<K> {
     ///
     /// Too many entrants wait, and most of them are from this source.
     pub async fn acquire(&self, who: &K) -> Result<Permit<K>, AcquireError> {
-        let (permit, mut granted) = self.join(who, usize::MAX)?;
+        let (permit, mut granted) = self.enter(who, usize::MAX)?;
         loop {
             match timeout(GRANT_INTERVAL, &mut granted).await {
                 Ok(granted) => return granted.map(|()| permit).map_err(|_| AcquireError::Total),
-                Err(_) => self.apply(|shares| shares.grant_next(Instant::now())),
+                Err(_) => self.change(|shares| shares.grant_next(Instant::now())),
             }
         }
     }
 
-    fn join(&self, who: &K, most: usize) -> Result<(Permit<K>, oneshot::Receiver<()>), AcquireError> {
+    /// Adds an entrant. Its receiver is notified when the permit is granted, and closed if the entrant loses its place.
+    fn enter(&self, who: &K, most: usize) -> Result<(Permit<K>, oneshot::Receiver<()>), AcquireError> {
         let (granted, receiver) = oneshot::channel();
         let lost = CancellationToken::new();
-        let (id, notices) = {
-            let mut inside = self.inside();
-            let (id, actions) = inside.shares.enter_within(who, most, Instant::now())?;
-            inside.holders.insert(id, HolderChannels { granted: Some(granted), lost: lost.clone() });
-            (id, inside.notices(actions))
-        };
-        notices.send();
+        let mut state = self.lock();
+        let (id, changes) = state.shares.enter(who, most, Instant::now())?;
+        state.holders.insert(id, HolderChannels { granted: Some(granted), lost: lost.clone() });
+        LimiterState::notify(state, changes);
         Ok((Permit { limiter: self.clone(), id, lost }, receiver))
     }
 
-    fn apply(&self, change: impl FnOnce(&mut FairShares<K>) -> Changes) {
-        let notices = {
-            let mut inside = self.inside();
-            let actions = change(&mut inside.shares);
-            inside.notices(actions)
-        };
-        // Sent outside the lock, because a woken task may use this limiter at once.
-        notices.send();
+    fn change(&self, change: impl FnOnce(&mut FairShares<K>) -> Changes) {
+        let mut state = self.lock();
+        let changes = change(&mut state.shares);
+        LimiterState::notify(state, changes);
     }
 
-    fn inside(&self) -> MutexGuard<'_, LimiterState<K>> {
+    fn lock(&self) -> MutexGuard<'_, LimiterState<K>> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -141,19 +135,13 @@ impl<K: Clone + Ord + Hash> Clone for FairLimiter<K> {
     }
 }
 
-/// The tasks to notify after the lock is released.
-struct Notices(Option<oneshot::Sender<()>>, Option<HolderChannels>);
-
 impl<K> LimiterState<K> {
-    fn notices(&mut self, actions: Changes) -> Notices {
-        let granted = actions.granted.and_then(|id| self.holders.get_mut(&id)?.granted.take());
-        Notices(granted, actions.lost.and_then(|id| self.holders.remove(&id)))
-    }
-}
-
-impl Notices {
-    fn send(self) {
-        let Self(granted, lost) = self;
+    /// Notifies the tasks that changes concern. Releases the lock first, because a woken task may use this limiter at
+    /// once.
+    fn notify(mut state: MutexGuard<'_, Self>, changes: Changes) {
+        let granted = changes.granted.and_then(|id| state.holders.get_mut(&id)?.granted.take());
+        let lost = changes.lost.and_then(|id| state.holders.remove(&id));
+        drop(state);
         if let Some(granted) = granted {
             // Fails only if the waiting call was dropped; its permit is then released.
             let _ = granted.send(());
@@ -167,17 +155,17 @@ impl Notices {
 impl<K: Clone + Ord + Hash> Permit<K> {
     /// Marks the holder as active: it has sent something, and this process works on it until [`Self::mark_idle`].
     pub fn mark_active(&self) {
-        self.limiter.inside().shares.mark(self.id, true, Instant::now());
+        self.limiter.lock().shares.mark(self.id, true, Instant::now());
     }
 
     /// Suspends the permit while another limit applies to its holder. [`Self::mark_idle`] resumes it.
     pub fn suspend(&self) {
-        self.limiter.apply(|shares| shares.suspend(self.id, Instant::now()));
+        self.limiter.change(|shares| shares.suspend(self.id, Instant::now()));
     }
 
     /// Marks the holder as idle: from now on this process waits for it. Resumes a suspended permit.
     pub fn mark_idle(&self) {
-        self.limiter.apply(|shares| shares.mark_idle(self.id, Instant::now()));
+        self.limiter.change(|shares| shares.mark_idle(self.id, Instant::now()));
     }
 
     /// Wraps the holder's connection so that its reads mark the permit as active or idle.
@@ -193,14 +181,11 @@ impl<K: Clone + Ord + Hash> Permit<K> {
 
 impl<K: Clone + Ord + Hash> Drop for Permit<K> {
     fn drop(&mut self) {
-        let (notices, gone) = {
-            let mut inside = self.limiter.inside();
-            let gone = inside.holders.remove(&self.id);
-            let actions = inside.shares.leave(self.id, Instant::now());
-            (inside.notices(actions), gone)
-        };
+        let mut state = self.limiter.lock();
+        let gone = state.holders.remove(&self.id);
+        let changes = state.shares.leave(self.id, Instant::now());
+        LimiterState::notify(state, changes);
         drop(gone);
-        notices.send();
     }
 }
 
@@ -226,7 +211,7 @@ impl<T: AsyncRead + Unpin, K: Clone + Ord + Hash> ReadHook<T> for ActivityHook<K
         let read = io.poll_read(cx, out);
         let silent = read.is_pending();
         if let Some((limiter, id)) = self.permit.as_ref().filter(|_| silent != self.silent) {
-            let held = limiter.inside().shares.mark(*id, !silent, Instant::now());
+            let held = limiter.lock().shares.mark(*id, !silent, Instant::now());
             self.silent = silent;
             if !held {
                 self.permit = None;
@@ -304,7 +289,7 @@ enum State {
         busy: bool,
         since: Instant,
     },
-    /// Its permit is suspended until [`FairShares::waits`].
+    /// Its permit is suspended until [`FairShares::mark_idle`].
     Aside,
 }
 
@@ -340,26 +325,13 @@ impl<K: Clone + Ord + Hash> FairShares<K> {
         }
     }
 
-    /// Adds an entrant and returns its number. It waits unless the changes grant it a permit or report it as lost.
+    /// Adds an entrant and returns its number, as if there were at most `most` permits. It waits unless the changes
+    /// grant it a permit or report it as lost.
     ///
     /// # Errors
     ///
     /// The source has reached its limit.
-    pub fn enter(&mut self, who: &K, now: Instant) -> Result<(u64, Changes), AcquireError> {
-        self.enter_within(who, usize::MAX, now)
-    }
-
-    /// Like [`Self::enter`], but as if there were at most `most` permits.
-    ///
-    /// # Errors
-    ///
-    /// Fails like [`Self::enter`].
-    pub fn enter_within(
-        &mut self,
-        who: &K,
-        most: usize,
-        now: Instant,
-    ) -> Result<(u64, Changes), AcquireError> {
+    pub fn enter(&mut self, who: &K, most: usize, now: Instant) -> Result<(u64, Changes), AcquireError> {
         let Limits { permits: all, per_source: for_one, .. } = self.limits;
         if for_one < all && self.own.get(who).is_some_and(|own| own.held.len() + own.waiting.len() >= for_one)
         {
@@ -370,7 +342,7 @@ impl<K: Clone + Ord + Hash> FairShares<K> {
         self.entrants.insert(id, (who.clone(), State::Waits));
         self.waiting += 1;
         self.change(who, |own| own.waiting.insert(id));
-        let mut actions = self.settle_within(most, now);
+        let mut actions = self.grant_within(most, now);
         if self.waiting > self.limits.waiting {
             actions.lost = self.longest_waiting().inspect(|lost| self.forget(*lost));
         }
@@ -425,10 +397,10 @@ impl<K: Clone + Ord + Hash> FairShares<K> {
 
     /// Grants a permit to a waiting entrant if one is free or can be revoked at `now`. Call it again while any wait.
     pub fn grant_next(&mut self, now: Instant) -> Changes {
-        self.settle_within(usize::MAX, now)
+        self.grant_within(usize::MAX, now)
     }
 
-    fn settle_within(&mut self, most: usize, now: Instant) -> Changes {
+    fn grant_within(&mut self, most: usize, now: Instant) -> Changes {
         let Some((_, _, neediest)) = self.by_need.first().cloned() else { return Changes::default() };
         let mut actions = Changes::default();
         if self.held >= self.limits.permits.min(most) {
@@ -574,7 +546,7 @@ impl<S: Clone + Ord + Hash, K: Clone + Eq + Hash, V> FairMap<S, K, V> {
     /// Sets the value of a key, even if it came from another source before. Stores nothing if the map has no capacity.
     pub fn insert(&mut self, source: &S, key: K, value: V, now: Instant) {
         self.remove(&key, now);
-        let Ok((number, actions)) = self.shares.enter(source, now) else { return };
+        let Ok((number, actions)) = self.shares.enter(source, usize::MAX, now) else { return };
         self.keys.insert(number, key.clone());
         self.entries.insert(key, Entry { number, value });
         if let Some(lost) = actions.lost.and_then(|lost| self.keys.remove(&lost)) {

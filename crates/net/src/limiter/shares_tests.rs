@@ -111,7 +111,7 @@ fn live(limits: Limits, steps: &[Step]) {
             Step::Enter(who) => {
                 let (held, most) = (model.held(who), (0..5).map(|who| model.held(who)).max().unwrap());
                 let neediest = model.0.iter().all(|g| g.2 != State::Waits || model.held(g.1) > held);
-                match shares.enter(&who, now) {
+                match shares.enter(&who, usize::MAX, now) {
                     Err(why) => {
                         assert_eq!(why, AcquireError::PerSource);
                         assert!(
@@ -213,13 +213,13 @@ proptest! {
 #[test]
 fn one_source_has_everything_until_another_comes() {
     let (mut shares, now) = (FairShares::new(Limits::permits(100)), Instant::now());
-    let first: Vec<u64> = (0..100).map(|_| shares.enter(&"many", now).unwrap().0).collect();
+    let first: Vec<u64> = (0..100).map(|_| shares.enter(&"many", usize::MAX, now).unwrap().0).collect();
     for lost in first.into_iter().take(50) {
-        let (id, actions) = shares.enter(&"few", now).unwrap();
+        let (id, actions) = shares.enter(&"few", usize::MAX, now).unwrap();
         assert_eq!(actions, Changes { granted: Some(id), lost: Some(lost) });
     }
     // From now on each has half of the permits, and a newcomer of the first evicts only holders of its own source.
-    let (id, actions) = shares.enter(&"many", now).unwrap();
+    let (id, actions) = shares.enter(&"many", usize::MAX, now).unwrap();
     assert_eq!(actions.granted, Some(id));
     assert_eq!(shares.held, 100);
 }
@@ -227,17 +227,17 @@ fn one_source_has_everything_until_another_comes() {
 #[test]
 fn of_one_source_the_silent_go_and_those_who_speak_stay() {
     let (mut shares, now) = (FairShares::new(Limits::permits(2)), Instant::now());
-    let ids: Vec<u64> = (0..2).map(|_| shares.enter(&"one", now).unwrap().0).collect();
+    let ids: Vec<u64> = (0..2).map(|_| shares.enter(&"one", usize::MAX, now).unwrap().0).collect();
     shares.mark(ids[0], true, now);
-    assert_eq!(shares.enter(&"one", now).unwrap().1.lost, Some(ids[1]));
+    assert_eq!(shares.enter(&"one", usize::MAX, now).unwrap().1.lost, Some(ids[1]));
     shares.mark(3, true, now);
-    let (newcomer, actions) = shares.enter(&"one", now).unwrap();
+    let (newcomer, actions) = shares.enter(&"one", usize::MAX, now).unwrap();
     assert_eq!(
         actions,
         Changes { granted: None, lost: Some(newcomer) },
         "all holders of its source are active"
     );
-    let (newcomer, actions) = shares.enter(&"other", now).unwrap();
+    let (newcomer, actions) = shares.enter(&"other", usize::MAX, now).unwrap();
     let given = Changes { granted: Some(newcomer), lost: Some(ids[0]) };
     assert_eq!(actions, given, "an active holder is evicted for a source that has none");
 }
@@ -245,16 +245,16 @@ fn of_one_source_the_silent_go_and_those_who_speak_stay() {
 #[test]
 fn who_has_stepped_aside_loses_nothing_and_has_its_slot_again_when_it_comes_back() {
     let (mut shares, now) = (FairShares::new(Limits::permits(2)), Instant::now());
-    let [works, idle] = ["rich"; 2].map(|who| shares.enter(&who, now).unwrap().0);
+    let [works, idle] = ["rich"; 2].map(|who| shares.enter(&who, usize::MAX, now).unwrap().0);
     assert_eq!(shares.suspend(works, now), Changes::default());
-    let first = shares.enter(&"a", now).unwrap();
+    let first = shares.enter(&"a", usize::MAX, now).unwrap();
     assert_eq!(first.1, Changes { granted: Some(first.0), lost: None }, "the permit is free");
-    let second = shares.enter(&"b", now).unwrap();
+    let second = shares.enter(&"b", usize::MAX, now).unwrap();
     assert_eq!(second.1, Changes { granted: Some(second.0), lost: Some(idle) });
     for n in 0..100 {
         let later = now + Duration::from_secs(n);
         let stranger: &str = format!("stranger {n}").leak();
-        assert_ne!(shares.enter(&stranger, later).unwrap().1.lost, Some(works));
+        assert_ne!(shares.enter(&stranger, usize::MAX, later).unwrap().1.lost, Some(works));
     }
     let back = shares.mark_idle(works, now);
     assert!(back.lost.is_some() && back.granted.is_none(), "another holder is evicted for it");
@@ -268,7 +268,7 @@ fn turns_go_round_among_those_who_wait() {
     let mut of = HashMap::new();
     let mut at_work = 0;
     for who in ["flood"; 50].into_iter().chain(["a", "b"]) {
-        let (id, actions) = shares.enter(&who, now).unwrap();
+        let (id, actions) = shares.enter(&who, usize::MAX, now).unwrap();
         of.insert(id, who);
         at_work = actions.granted.unwrap_or(at_work);
     }
@@ -285,14 +285,14 @@ fn turns_go_round_among_those_who_wait() {
 fn who_comes_last_has_its_turn_before_the_second_one_of_a_crowd() {
     let limits = Limits { permits: 1, per_source: usize::MAX, waiting: 100, idle_timeout: None };
     let (mut shares, now) = (FairShares::new(limits), Instant::now());
-    let mut at_work = shares.enter(&"flood", now).unwrap().0;
+    let mut at_work = shares.enter(&"flood", usize::MAX, now).unwrap().0;
     for _ in 0..50 {
-        let _ = shares.enter(&"flood", now);
+        let _ = shares.enter(&"flood", usize::MAX, now);
     }
     for _ in 0..5 {
         at_work = shares.leave(at_work, now).granted.unwrap();
     }
-    let late = shares.enter(&"late", now).unwrap().0;
+    let late = shares.enter(&"late", usize::MAX, now).unwrap().0;
     at_work = shares.leave(at_work, now).granted.unwrap();
     assert!(at_work == late || shares.leave(at_work, now).granted == Some(late));
 }
@@ -301,9 +301,9 @@ fn who_comes_last_has_its_turn_before_the_second_one_of_a_crowd() {
 fn who_floods_a_queue_loses_its_own() {
     let limits = Limits { permits: 1, per_source: usize::MAX, waiting: 10, idle_timeout: None };
     let (mut shares, now) = (FairShares::new(limits), Instant::now());
-    let honest: Vec<u64> = (0..3).map(|_| shares.enter(&"honest", now).unwrap().0).collect();
+    let honest: Vec<u64> = (0..3).map(|_| shares.enter(&"honest", usize::MAX, now).unwrap().0).collect();
     for _ in 0..1000 {
-        let lost = shares.enter(&"flood", now).unwrap().1.lost;
+        let lost = shares.enter(&"flood", usize::MAX, now).unwrap().1.lost;
         assert!(lost.is_none_or(|lost| !honest.contains(&lost)));
     }
     assert_eq!(shares.waiting, 10);

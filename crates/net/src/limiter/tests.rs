@@ -21,7 +21,7 @@ async fn a_place_comes_back_when_it_is_dropped() {
     assert_eq!(limiter.try_acquire(&"b").unwrap_err(), AcquireError::Total);
     drop(permit);
     drop(limiter.try_acquire(&"b").unwrap());
-    assert!(limiter.inside().shares.is_empty() && limiter.inside().holders.is_empty());
+    assert!(limiter.lock().shares.is_empty() && limiter.lock().holders.is_empty());
 }
 
 #[tokio::test]
@@ -32,7 +32,7 @@ async fn who_loses_its_place_is_told() {
     let three = limiter.try_acquire(&"b").unwrap();
     assert!(two.revoked().is_cancelled() && !one.revoked().is_cancelled() && !three.revoked().is_cancelled());
     drop((one, two, three));
-    assert!(limiter.inside().shares.is_empty() && limiter.inside().holders.is_empty());
+    assert!(limiter.lock().shares.is_empty() && limiter.lock().holders.is_empty());
 }
 
 #[tokio::test(start_paused = true)]
@@ -48,7 +48,7 @@ async fn who_waits_gets_the_place_of_one_that_is_silent_for_too_long() {
     let four = limiter.acquire(&"b").await.unwrap();
     assert!(started.elapsed() < patience + 2 * GRANT_INTERVAL, "{:?}", started.elapsed());
     drop((one, two, three, four));
-    assert!(limiter.inside().shares.is_empty() && limiter.inside().holders.is_empty());
+    assert!(limiter.lock().shares.is_empty() && limiter.lock().holders.is_empty());
 }
 
 #[tokio::test(start_paused = true)]
@@ -58,7 +58,7 @@ async fn who_no_longer_waits_takes_no_turn() {
     assert!(timeout(Duration::from_secs(1), limiter.acquire(&"a")).await.is_err());
     let (_, entered) = tokio::join!(async { drop(permit) }, limiter.acquire(&"b"));
     drop(entered.unwrap());
-    assert!(limiter.inside().shares.is_empty() && limiter.inside().holders.is_empty());
+    assert!(limiter.lock().shares.is_empty() && limiter.lock().holders.is_empty());
 }
 
 /// An edge that waits for a slow server must not lose its permit to the next edge, which would be served as slowly.
