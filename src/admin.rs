@@ -35,9 +35,9 @@ use tunnel_base::metrics::Metrics;
 use tunnel_base::metrics::format::ExpositionFormat;
 use tunnel_base::names::NodeName;
 use tunnel_base::policy::{Networks, plain};
-use tunnel_net::accept_loop::{AcceptLoop, Accepted, ConnectionHandler};
+use tunnel_net::accept_loop::{self, AcceptLimits, Accepted, ConnectionHandler};
 use tunnel_net::fd_limit;
-use tunnel_net::limiter::{FairLimiter, Limits, Permit};
+use tunnel_net::limiter::Permit;
 use tunnel_net::listen::{Accept, TcpAccept, UnixAccept};
 
 /// The data that the admin ports serve. Cheap to clone.
@@ -107,10 +107,11 @@ where
     L: Accept,
     Served: ConnectionHandler<L::AnyStream>,
 {
-    let limiter = FairLimiter::new(Limits::permits(fd_limit::at_most(CONNECTIONS, 16)));
+    let permits = fd_limit::at_most(CONNECTIONS, 16);
     let (refused, refusals) = (admin.metrics.connections_rejected.clone(), admin.metrics.refusals.clone());
-    let accept_loop = AcceptLoop { listener, limiter, proxies: Networks::default(), refused, refusals };
-    accept_loop.run(Arc::new(Served { admin, port, drain: drain.clone() }), drain).await;
+    let limits = AcceptLimits { permits, proxies: Networks::default(), refused, refusals };
+    let handler = Served { admin, port, drain: drain.clone() };
+    accept_loop::serve(listener, limits, handler, drain).await;
 }
 
 /// The handler of connections of one port.

@@ -39,9 +39,8 @@ use tunnel_base::drain::Drain;
 use tunnel_base::policy::{Networks, plain};
 use tunnel_link::sender::LinkSender;
 use tunnel_link::sender::signals::Traffic;
-use tunnel_net::accept_loop::{AcceptLoop, Accepted, ConnectionHandler};
+use tunnel_net::accept_loop::{self, AcceptLimits, Accepted, ConnectionHandler};
 use tunnel_net::fd_limit;
-use tunnel_net::limiter::{FairLimiter, Limits};
 use tunnel_net::listen::TcpAccept;
 
 /// Generated code of `proto/channelz.proto`.
@@ -52,11 +51,11 @@ pub(crate) mod wire {
 
 /// Serves the port until `drain` starts. `grpc` is the address at which edges link to a server.
 pub(crate) async fn serve(listener: TcpAccept, admin: Admin, grpc: Option<SocketAddr>, drain: Drain) {
-    let limiter = FairLimiter::new(Limits::permits(fd_limit::at_most(CONNECTIONS, 16)));
+    let permits = fd_limit::at_most(CONNECTIONS, 16);
     let (refused, refusals) = (admin.metrics.connections_rejected.clone(), admin.metrics.refusals.clone());
-    let accept_loop = AcceptLoop { listener, limiter, proxies: Networks::default(), refused, refusals };
+    let limits = AcceptLimits { permits, proxies: Networks::default(), refused, refusals };
     let handler = Debugging { entities: Arc::new(Entities::new(admin, grpc)), drain: drain.clone() };
-    accept_loop.run(Arc::new(handler), drain).await;
+    accept_loop::serve(listener, limits, handler, drain).await;
 }
 
 /// The handler of connections to the channelz port of a process: tells gRPC's debugging clients about its links.

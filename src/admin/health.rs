@@ -16,8 +16,7 @@ use crate::admin::{CONNECTIONS, NOT_FOUND, Reply, connection, plain_text, ready}
 use tunnel_base::drain::Drain;
 use tunnel_base::metrics::Metrics;
 use tunnel_base::policy::Networks;
-use tunnel_net::accept_loop::{AcceptLoop, Accepted, ConnectionHandler};
-use tunnel_net::limiter::{FairLimiter, Limits};
+use tunnel_net::accept_loop::{self, AcceptLimits, Accepted, ConnectionHandler};
 use tunnel_net::listen::TcpAccept;
 
 /// A watchdog that detects whether endless work still makes progress. Cheap to clone; clones share their state.
@@ -50,15 +49,10 @@ impl Default for Watchdog {
 /// Serves `/livez` and `/readyz` until draining starts. `/livez` succeeds while `pulse` is kicked.
 pub async fn health(listener: TcpAccept, readiness: Readiness, pulse: Watchdog, drain: Drain) {
     let Metrics { connections_rejected, refusals, .. } = Metrics::edge();
-    let limiter = FairLimiter::new(Limits::permits(CONNECTIONS));
-    let accept_loop = AcceptLoop {
-        listener,
-        limiter,
-        proxies: Networks::default(),
-        refused: connections_rejected,
-        refusals,
-    };
-    accept_loop.run(Arc::new(Health { readiness, pulse, drain: drain.clone() }), drain).await;
+    let (proxies, refused) = (Networks::default(), connections_rejected);
+    let limits = AcceptLimits { permits: CONNECTIONS, proxies, refused, refusals };
+    let handler = Health { readiness, pulse, drain: drain.clone() };
+    accept_loop::serve(listener, limits, handler, drain).await;
 }
 
 /// The handler of connections to the port of [`health`]: answers `/livez` and `/readyz`.

@@ -14,7 +14,7 @@ use tunnel_base::drain::Drained;
 use tunnel_base::names::{Instance, NodeName};
 use tunnel_link::sender::LinkSender;
 use tunnel_link::table::{SessionLimits, SessionTable};
-use tunnel_net::limiter::Source;
+use tunnel_net::limiter::{FairLimiter, Limits, Source};
 use tunnel_proto::frame::Remote;
 use tunnel_proto::halves::WindowLimits;
 use tunnel_proto::hello::Dialect;

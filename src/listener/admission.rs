@@ -30,7 +30,7 @@ use tunnel_base::metrics::Metrics;
 use tunnel_base::names::{NodeName, Target};
 use tunnel_base::policy::Networks;
 use tunnel_base::process::third_of_memory;
-use tunnel_net::accept_loop::{AcceptLoop, Accepted, ConnectionHandler, Rejection};
+use tunnel_net::accept_loop::{self, AcceptLimits, Accepted, ConnectionHandler, Rejection};
 use tunnel_net::fd_limit;
 use tunnel_net::limiter::{AcquireError, FairLimiter, Limits, Permit, Source};
 use tunnel_net::listen::Accept;
@@ -176,10 +176,10 @@ where
 {
     let (refused, refusals) =
         (context.metrics.connections_rejected.clone(), context.metrics.refusals.clone());
-    let limiter = FairLimiter::new(Limits::permits(max_pending(context.edge_routing.is_some())));
-    let accept_loop = AcceptLoop { listener, limiter, proxies, refused, refusals };
+    let permits = max_pending(context.edge_routing.is_some());
+    let limits = AcceptLimits { permits, proxies, refused, refusals };
     let (drain, context) = (context.drain.clone(), Arc::new(context));
-    accept_loop.run(Arc::new(ProtocolHandler { protocol, context }), drain).await;
+    accept_loop::serve(listener, limits, ProtocolHandler { protocol, context }, drain).await;
 }
 
 /// Serves accepted connections with a listener's protocol: checks the source, runs the handshake, then the session.

@@ -24,8 +24,7 @@ use tunnel_link::link::{Link, LinkEnd};
 use tunnel_link::sender::LinkSender;
 use tunnel_link::table::Event;
 use tunnel_link::table::traffic_class::TrafficClassifier;
-use tunnel_net::accept_loop::{AcceptLoop, Accepted, ConnectionHandler};
-use tunnel_net::limiter::{FairLimiter, Limits};
+use tunnel_net::accept_loop::{self, AcceptLimits, Accepted, ConnectionHandler};
 use tunnel_net::listen::{TcpAccept, tune_link};
 use tunnel_net::reload::Reload;
 use tunnel_net::tls::handshake::{HANDSHAKES, HandshakeError, TlsAccepted, TlsHandshaker};
@@ -47,14 +46,13 @@ pub(crate) fn spawn(
     let (arrivals, arrived) = mpsc::channel(HANDSHAKES);
     links.spawn(info_span!("calls"), accept_calls(arrived, shared.clone()));
     let metrics = &shared.link_context.metrics;
-    let limiter = FairLimiter::new(Limits::permits(CONNECTIONS));
     let (refused, refusals) = (metrics.links_rejected.clone(), metrics.refusals.clone());
-    let accept_loop = AcceptLoop { listener, limiter, proxies, refused, refusals };
+    let limits = AcceptLimits { permits: CONNECTIONS, proxies, refused, refusals };
     let handshakes = TlsHandshaker::new(tls, shared.pool.clone(), CONNECTIONS);
     let handshake_failures = HandshakeFailures::default();
     links.spawn(info_span!("handshakes"), handshake_failures.clone().run_summary(links.clone()));
-    let handler = Arc::new(LinkConnectionHandler { arrivals, handshakes, handshake_failures, shared });
-    links.spawn(info_span!("grpc"), accept_loop.run(handler, links.clone()));
+    let handler = LinkConnectionHandler { arrivals, handshakes, handshake_failures, shared };
+    links.spawn(info_span!("grpc"), accept_loop::serve(listener, limits, handler, links.clone()));
 }
 
 /// Accepts or refuses calls, each in its own task, because pinging an older link takes a while.

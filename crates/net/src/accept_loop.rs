@@ -1,7 +1,7 @@
 //! The accept loop of every listener: accepts, reads a balancer's header, acquires a permit, and passes the connection
 //! on or rejects it.
 //!
-//! A listener implements [`ConnectionHandler`] and calls [`AcceptLoop::run`]. The loop deals with permits, sources,
+//! A listener implements [`ConnectionHandler`] and calls [`serve`]. The loop deals with permits, sources,
 //! balancers and the lack of file descriptors. A connection holds a permit until [`Accepted::permit`] is dropped, which
 //! the handler does once the client is authenticated.
 
@@ -20,21 +20,19 @@ use tokio::time::{Instant, timeout};
 use tracing::{Instrument, Span, debug, info_span, warn};
 
 use crate::fd_limit;
-use crate::limiter::{AcquireError, FairLimiter, Limits, Permit, Source};
-use crate::listen::{Accept, TcpAccept};
+use crate::limiter::{FairLimiter, Limits, Permit, Source};
+use crate::listen::Accept;
 use crate::socket::Connection;
 use tunnel_base::access_log::RefusalLogLimiter;
 use tunnel_base::drain::Drain;
 use tunnel_base::metrics::ReasonCounter;
 use tunnel_base::policy::{Networks, plain};
 
-/// A listening socket with its limits and counters.
+/// The limits of a listener, and what counts and logs the connections that it rejects.
 #[derive(Debug)]
-pub struct AcceptLoop<L = TcpAccept> {
-    /// The listening socket.
-    pub listener: L,
-    /// Permits for connections that are not authenticated yet.
-    pub limiter: FairLimiter,
+pub struct AcceptLimits {
+    /// Maximum number of connections that are not authenticated yet.
+    pub permits: usize,
     /// Networks of balancers. TCP connections from there begin with a PROXY header.
     pub proxies: Networks,
     /// Counter of rejected connections by reason.
@@ -43,7 +41,7 @@ pub struct AcceptLoop<L = TcpAccept> {
     pub refusals: RefusalLogLimiter,
 }
 
-/// An accepted connection with its permit, as an [`AcceptLoop`] passes it to its handler.
+/// An accepted connection with its permit, as [`serve`] passes it to the handler.
 #[derive(Debug)]
 pub struct Accepted<S = TcpStream> {
     /// The stream.
@@ -65,7 +63,7 @@ pub enum Rejection {
     OpenFiles,
 }
 
-/// Serves the connections that an [`AcceptLoop`] accepts.
+/// Serves the connections that [`serve`] accepts.
 pub trait ConnectionHandler<S = TcpStream>: Send + Sync + 'static {
     /// Returns the span of the connection's log lines.
     fn span(&self, from: SocketAddr) -> Span;
@@ -97,45 +95,48 @@ impl Rejection {
     }
 }
 
-impl<L: Accept> AcceptLoop<L> {
-    /// Accepts connections until draining begins. Each is served in its own task, which the drain waits for.
-    pub async fn run<H: ConnectionHandler<L::AnyStream>>(self, handler: Arc<H>, drain: Drain) {
-        let Self { listener, limiter, proxies, refused, refusals } = self;
-        let leaving = FairLimiter::new(Limits::permits(fd_limit::at_most(LEAVING, 16)));
-        let limit = fd_limit::limit();
-        let dispatcher =
-            Dispatcher { handler, limiter, refused, refusals, leaving, limit, drain: drain.clone() };
-        let mut warned: Option<Instant> = None;
-        loop {
-            let (socket, peer) = tokio::select! {
-                biased;
-                () = drain.draining() => return,
-                accepted = listener.accept() => accepted,
-            };
-            let from = SocketAddr::new(plain(peer.ip()), peer.port());
-            if fd_limit::is_in_reserve(&socket, limit) {
-                if warned.is_none_or(|at| at.elapsed() >= WARN_INTERVAL) {
-                    warned = Some(Instant::now());
-                    warn!(
-                        local_addr = %listener.at(),
-                        limit,
-                        hint = "raise the limit of open files (ulimit -Hn, LimitNOFILE)",
-                        "refusing connections, nearly all files are in use"
-                    );
-                }
-                dispatcher.reject(socket, from, Rejection::OpenFiles);
-            } else if proxies.contains(from.ip()) {
-                dispatcher.read_proxy_header(socket, from);
-            } else {
-                dispatcher.dispatch(socket, from);
+/// Accepts connections until draining begins. Each is served in its own task, which the drain waits for.
+pub async fn serve<L, H>(listener: L, limits: AcceptLimits, handler: H, drain: Drain)
+where
+    L: Accept,
+    H: ConnectionHandler<L::AnyStream>,
+{
+    let AcceptLimits { permits, proxies, refused, refusals } = limits;
+    let (limiter, max_files) = (FairLimiter::new(Limits::permits(permits)), fd_limit::limit());
+    let leaving = FairLimiter::new(Limits::permits(fd_limit::at_most(LEAVING, 16)));
+    let handler = Arc::new(handler);
+    let acceptor =
+        Arc::new(Acceptor { handler, limiter, refused, refusals, leaving, max_files, drain: drain.clone() });
+    let mut warned: Option<Instant> = None;
+    loop {
+        let (socket, peer) = tokio::select! {
+            biased;
+            () = drain.draining() => return,
+            accepted = listener.accept() => accepted,
+        };
+        let from = SocketAddr::new(plain(peer.ip()), peer.port());
+        if fd_limit::is_in_reserve(&socket, max_files) {
+            if warned.is_none_or(|at| at.elapsed() >= WARN_INTERVAL) {
+                warned = Some(Instant::now());
+                warn!(
+                    local_addr = %listener.at(),
+                    limit = max_files,
+                    hint = "raise the limit of open files (ulimit -Hn, LimitNOFILE)",
+                    "refusing connections, nearly all files are in use"
+                );
             }
+            acceptor.reject(socket, from, Rejection::OpenFiles);
+        } else if proxies.contains(from.ip()) {
+            Arc::clone(&acceptor).read_proxy_header(socket, from);
+        } else {
+            acceptor.admit(socket, from);
         }
     }
 }
 
-/// State shared by the tasks of an [`AcceptLoop`].
+/// The state that the loop of a listener shares with the tasks of its connections.
 #[derive(Debug)]
-struct Dispatcher<H> {
+struct Acceptor<H> {
     handler: Arc<H>,
     limiter: FairLimiter,
     refused: ReasonCounter,
@@ -143,12 +144,13 @@ struct Dispatcher<H> {
     /// Permits for rejected connections that were sent bytes and are not closed yet.
     leaving: FairLimiter,
     /// Maximum number of open files of this process.
-    limit: u64,
+    max_files: u64,
     drain: Drain,
 }
 
-impl<H> Dispatcher<H> {
-    fn dispatch<S>(&self, socket: S, from: SocketAddr)
+impl<H> Acceptor<H> {
+    /// Spawns the task that serves a connection, or rejects the connection.
+    fn admit<S>(&self, socket: S, from: SocketAddr)
     where
         H: ConnectionHandler<S>,
         S: Connection + AsFd + 'static,
@@ -156,7 +158,8 @@ impl<H> Dispatcher<H> {
         if !self.handler.admits(from) {
             return self.reject(socket, from, Rejection::Forbidden);
         }
-        let Ok(permit) = self.enter(&socket, from) else {
+        let most = self.max_permits(&socket);
+        let Ok(permit) = self.limiter.try_acquire_below(&Source::of(from.ip()), most) else {
             return self.reject(socket, from, Rejection::Full);
         };
         let lost = permit.revoked();
@@ -175,45 +178,43 @@ impl<H> Dispatcher<H> {
         });
     }
 
-    /// Acquires a permit for a new connection.
-    ///
-    /// While files are scarce, at most a quarter of all files may be held: newcomers then take permits of the sources
-    /// with most.
-    fn enter(&self, socket: &impl AsFd, from: SocketAddr) -> Result<Permit, AcquireError> {
-        let scarce = fd_limit::are_scarce(socket, self.limit);
-        let most =
-            if scarce { usize::try_from(self.limit / 4).unwrap_or(usize::MAX).max(1) } else { usize::MAX };
-        self.limiter.try_acquire_below(&Source::of(from.ip()), most)
+    /// Returns how many permits may be held. While files are scarce, that is a quarter of all files: newcomers then
+    /// take permits of the sources with most.
+    fn max_permits(&self, newcomer: &impl AsFd) -> usize {
+        if !fd_limit::are_scarce(newcomer, self.max_files) {
+            return usize::MAX;
+        }
+        usize::try_from(self.max_files / 4).unwrap_or(usize::MAX).max(1)
     }
 
-    /// Reads a balancer's header, then dispatches the client that it names. Until then the balancer holds the permit.
-    fn read_proxy_header<S>(&self, socket: S, balancer: SocketAddr)
+    /// Reads a balancer's header, then admits the client that it names. Until then the balancer holds the permit.
+    fn read_proxy_header<S>(self: Arc<Self>, socket: S, balancer: SocketAddr)
     where
         H: ConnectionHandler<S>,
         S: Connection + AsFd + 'static,
     {
-        let Ok(permit) = self.enter(&socket, balancer) else {
+        let most = self.max_permits(&socket);
+        let Ok(permit) = self.limiter.try_acquire_below(&Source::of(balancer.ip()), most) else {
             return self.reject(socket, balancer, Rejection::Full);
         };
-        let (dispatcher, span) = (self.clone(), info_span!("proxy_protocol", %balancer));
-        let inner = span.clone();
-        self.drain.spawn(Span::none(), async move {
+        let span = info_span!("proxy_protocol", %balancer);
+        self.drain.clone().spawn(Span::none(), async move {
             let lost = permit.revoked();
-            let read = timeout(HEADER_TIME, proxied_client(socket.tcp())).instrument(inner.clone());
+            let read = timeout(HEADER_TIME, proxied_client(socket.tcp())).instrument(span.clone());
             let read = tokio::select! {
                 biased;
-                () = lost.cancelled() => return dispatcher.refused.count("evicted"),
+                () = lost.cancelled() => return self.refused.count("evicted"),
                 read = read => read,
             };
             drop(permit);
             let why = match read {
-                Ok(Ok(from)) => return dispatcher.dispatch(socket, from.unwrap_or(balancer)),
+                Ok(Ok(from)) => return self.admit(socket, from.unwrap_or(balancer)),
                 Ok(Err(error)) => error.to_string(),
                 Err(_) => format!("no PROXY header within {HEADER_TIME:?}"),
             };
-            dispatcher.refused.count("proxy_header");
-            if dispatcher.refusals.may_log("proxy_header", balancer.ip()) {
-                inner.in_scope(|| {
+            self.refused.count("proxy_header");
+            if self.refusals.may_log("proxy_header", balancer.ip()) {
+                span.in_scope(|| {
                     warn!(
                         error = %why,
                         hint = "connections from networks in proxy_protocol must begin with a PROXY header",
@@ -248,20 +249,6 @@ impl<H> Dispatcher<H> {
             }
             drop(permit);
         });
-    }
-}
-
-impl<H> Clone for Dispatcher<H> {
-    fn clone(&self) -> Self {
-        Self {
-            handler: Arc::clone(&self.handler),
-            limiter: self.limiter.clone(),
-            refused: self.refused.clone(),
-            refusals: self.refusals.clone(),
-            leaving: self.leaving.clone(),
-            limit: self.limit,
-            drain: self.drain.clone(),
-        }
     }
 }
 
@@ -426,7 +413,6 @@ const MAX_LINE: usize = 107;
 mod tests {
     use std::fs::File;
 
-    use crate::limiter::Limits;
     use tunnel_base::metrics::Metrics;
 
     use super::*;
@@ -435,19 +421,20 @@ mod tests {
     async fn a_crowd_may_wait_while_files_are_plenty_and_gives_way_once_they_are_scarce() {
         let (socket, metrics) = (File::open("/dev/null").unwrap(), Metrics::edge());
         let number = u64::try_from(std::os::fd::AsRawFd::as_raw_fd(&socket)).unwrap();
-        let waiting = |limit, count| {
+        let waiting = |max_files, count| {
             let limiter = FairLimiter::new(Limits::permits(1000));
-            let dispatcher = Dispatcher {
+            let acceptor = Acceptor {
                 handler: Arc::new(()),
                 leaving: limiter.clone(),
                 limiter,
                 refused: metrics.links_rejected.clone(),
                 refusals: metrics.refusals.clone(),
-                limit,
+                max_files,
                 drain: Drain::new(),
             };
-            let from = "192.0.2.1:1".parse().unwrap();
-            let permits: Vec<Permit> = (0..count).map(|_| dispatcher.enter(&socket, from).unwrap()).collect();
+            let who = Source::of("192.0.2.1".parse().unwrap());
+            let enter = |_| acceptor.limiter.try_acquire_below(&who, acceptor.max_permits(&socket)).unwrap();
+            let permits: Vec<Permit> = (0..count).map(enter).collect();
             permits.iter().filter(|permit| !permit.revoked().is_cancelled()).count()
         };
         assert_eq!(waiting(100 * (number + 1), 50), 50);
