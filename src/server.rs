@@ -34,9 +34,8 @@ use crate::config::ListenConfig;
 use crate::config::live::ConfigFile;
 use crate::config::server::{MEMORY, ServerConfig};
 use crate::invitations::Enrolment;
-use crate::listener::admission::{self, ClientKey, ListenerContext, ListenerProtocol, serve};
-use crate::listener::auth::AccessPolicy;
-use crate::listener::connect::{ConnectVariant, Ssh};
+use crate::listener::admission::{self, AccessPolicy, ClientKey, ListenerContext, ListenerProtocol, serve};
+use crate::listener::connect::Ssh;
 use crate::registry::peers::Peers;
 use crate::registry::{Finder, Registry};
 use crate::route::SessionRouter;
@@ -116,7 +115,7 @@ type PrepareListener =
     fn(&ServerConfig, &mut AccessPolicyBuilder, &mut Startup) -> Option<Vec<ClientListener>>;
 
 /// The name of the CONNECT listener.
-const CONNECT: &str = <Ssh as ConnectVariant>::NAME;
+const CONNECT: &str = <Ssh as ListenerProtocol<TcpStream>>::NAME;
 
 /// The modules with listeners for clients, one per line.
 const MODULES: [PrepareListener; 6] = [

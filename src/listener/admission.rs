@@ -1,4 +1,4 @@
-//! The common part of all listeners: access checks, connection permits, the timeout for request heads, opening and
+//! The common part of all listeners: access policies and their checks, connection permits, the timeout for request heads, opening and
 //! carrying sessions, metrics and logs.
 //!
 //! A listener's protocol ([`ListenerProtocol`]) parses a client's first bytes into an [`OpenRequest`] and responds.
@@ -17,18 +17,20 @@ use tokio::time::{Instant, timeout};
 use tracing::{Span, debug, field};
 
 use crate::acceptor::DirectDialer;
-use crate::listener::admission::destination::{Destination, EdgeRouting};
-use crate::listener::auth::AccessPolicy;
+use crate::listener::admission::destination::EdgeRouting;
+use crate::listener::auth::PasswordChecker;
 use crate::listener::{self, Denial};
-use crate::route::SessionRouter;
+use crate::route::{OpenError, SessionRequest, SessionRouter};
 use crate::session_io::copy::close_gracefully;
 use crate::session_io::{LocalPeer, OpenSession, run_session};
 use tunnel_base::access_log::AccessLogEntry;
-use tunnel_base::addresses::AddressBook;
+use tunnel_base::addresses::{AddressBook, Location};
 use tunnel_base::drain::Drain;
 use tunnel_base::metrics::Metrics;
-use tunnel_base::names::{NodeName, Target};
-use tunnel_base::policy::Networks;
+use tunnel_base::names::{Host, NodeName, Target};
+use tunnel_base::policy::targets::is_off_limits;
+use tunnel_base::policy::zone::Zone;
+use tunnel_base::policy::{CertificateGlob, Networks, Rules, plain};
 use tunnel_base::process::third_of_memory;
 use tunnel_net::accept_loop::{self, AcceptLimits, Accepted, ConnectionHandler, Rejection};
 use tunnel_net::fd_limit;
@@ -65,7 +67,7 @@ pub trait ListenerProtocol<S>: Send + Sync + 'static {
     fn handshake(
         &self,
         socket: S,
-        admission: &mut Admission<'_>,
+        admission: &mut Admission,
     ) -> impl Future<Output = HandshakeOutcome<Self::Connection>> + Send;
 }
 
@@ -122,26 +124,115 @@ impl ListenerContext {
     }
 }
 
+/// The access checks of one listener. Every client must pass them before a session is opened for it.
+#[derive(Debug, Clone, Default)]
+pub struct AccessPolicy {
+    /// Networks from which clients may connect. `None` means any address.
+    pub allow_from: Option<Networks>,
+    /// Users and their passwords. `None` means that no password is required.
+    pub logins: Option<Arc<PasswordChecker>>,
+    /// Names of client certificates that are accepted.
+    pub names: Vec<CertificateGlob>,
+    /// The users and networks that may reach each node and port.
+    pub rules: Rules,
+    /// The DNS zone in which nodes have a second name. `None` means that only their own names are accepted.
+    pub zone: Option<Arc<Zone>>,
+}
+
+impl AccessPolicy {
+    /// Checks the client's address against [`Self::allow_from`].
+    ///
+    /// # Errors
+    ///
+    /// Returns [`Denial::Forbidden`] if the address is not allowed.
+    pub fn check_source(&self, from: IpAddr) -> Result<(), Denial> {
+        match &self.allow_from {
+            Some(networks) if !networks.contains(from) => {
+                Err(Denial::Forbidden(format!("your address {} is not allowed here", plain(from))))
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// Returns the user whose password is in the request's headers, or `None` if no password is required. Cancel safe.
+    ///
+    /// # Errors
+    ///
+    /// Returns [`Denial::Credentials`] if the password is missing and [`Denial::Password`] if it is wrong. Returns
+    /// [`Denial::Busy`] if too many checks are in progress, and [`Denial::WrongPasswords`] after too many wrong
+    /// passwords for this user from this address.
+    pub async fn authenticate(
+        &self,
+        credentials: &HeaderMap,
+        from: IpAddr,
+    ) -> Result<Option<String>, Denial> {
+        match &self.logins {
+            None => Ok(None),
+            Some(logins) => logins.check(credentials, Source::of(from)).await.map(Some),
+        }
+    }
+
+    /// Returns the user that a certificate with these names identifies: the first name that this listener accepts.
+    ///
+    /// # Errors
+    ///
+    /// Returns [`Denial::Forbidden`] if it accepts none of them.
+    pub fn user_of_certificate(&self, names: &[String], table: &str) -> Result<String, Denial> {
+        let accepted = |name: &&String| self.names.iter().any(|glob| glob.matches(name));
+        let user = names.iter().find(accepted).cloned();
+        user.ok_or_else(|| Denial::unknown(names, table))
+    }
+
+    /// Checks the rules for this client, node and port.
+    ///
+    /// # Errors
+    ///
+    /// Returns [`Denial::Forbidden`] if no rule allows the access.
+    pub fn authorize(
+        &self,
+        user: Option<&str>,
+        from: IpAddr,
+        node: &NodeName,
+        port: u16,
+    ) -> Result<(), Denial> {
+        if self.rules.allows(user, from, node, port) {
+            return Ok(());
+        }
+        let who = user.unwrap_or("you");
+        Err(Denial::Forbidden(format!("no rule lets {who} reach port {port} of node {node}")))
+    }
+
+    /// Returns the node for a name from a client, which may be the node's own name or its name in the zone.
+    pub(crate) fn own_name(&self, name: NodeName) -> NodeName {
+        match &self.zone {
+            Some(zone) => zone.node(name),
+            None => name,
+        }
+    }
+}
+
 /// A session opened for a client, with its permit.
 pub type GrantedSession = OpenSession<Permit<ClientKey>>;
 
 /// The outcome of a client's handshake; `C` is its connection.
 #[derive(Debug)]
-pub enum HandshakeOutcome<C, T = GrantedSession> {
+#[expect(
+    clippy::large_enum_variant,
+    reason = "it is moved twice per client, and a box would be allocated for each"
+)]
+pub enum HandshakeOutcome<C> {
     /// The client has its response, and its connection now carries the session's bytes.
     Opened {
         /// The session opened for the client.
-        session: T,
+        session: GrantedSession,
         /// The connection, without any wrapper of the handshake.
         socket: C,
         /// Bytes received after the head before the response was sent.
         buffered: Bytes,
     },
-    /// The protocol served the client completely, and no session remains. The connection, if it is still open, must be
-    /// closed gracefully.
-    Served(Option<C>),
-    /// The denial was sent. The connection must be closed gracefully, because the client may still be sending.
-    Denied(C),
+    /// The client was served or denied completely, and no session remains. The connection, if it is still open, must be
+    /// closed gracefully, because the client may still be sending.
+    Closed(Option<C>),
     /// No head was received, or the response could not be sent.
     Failed {
         /// A fixed label for metrics.
@@ -151,15 +242,14 @@ pub enum HandshakeOutcome<C, T = GrantedSession> {
     },
 }
 
-impl<C, T> HandshakeOutcome<C, T> {
+impl<C> HandshakeOutcome<C> {
     /// Converts the connection.
-    pub(crate) fn map<D>(self, change: impl FnOnce(C) -> D) -> HandshakeOutcome<D, T> {
+    pub(crate) fn map<D>(self, change: impl FnOnce(C) -> D) -> HandshakeOutcome<D> {
         match self {
             Self::Opened { session, socket, buffered } => {
                 HandshakeOutcome::Opened { session, socket: change(socket), buffered }
             }
-            Self::Served(socket) => HandshakeOutcome::Served(socket.map(change)),
-            Self::Denied(socket) => HandshakeOutcome::Denied(change(socket)),
+            Self::Closed(socket) => HandshakeOutcome::Closed(socket.map(change)),
             Self::Failed { reason, socket } => {
                 HandshakeOutcome::Failed { reason, socket: socket.map(change) }
             }
@@ -225,7 +315,7 @@ where
     async fn serve(self: Arc<Self>, accepted: Accepted<S>) {
         let Accepted { socket, from, permit } = accepted;
         let (head_done, head_is_done) = oneshot::channel();
-        let mut admission = Admission::new::<S, F>(&self.context, from, permit, head_done);
+        let mut admission = Admission::new::<S, F>(Arc::clone(&self.context), from, permit, head_done);
         let head = {
             // Boxed, so that a session does not retain the memory of the handshake.
             let handshake = Box::pin(self.protocol.handshake(socket, &mut admission));
@@ -242,8 +332,7 @@ where
                 let client = Socket::with_early(socket, self.context.pool.clone(), buffered);
                 return run_session(session, LocalPeer::Client, client, &self.context.metrics).await;
             }
-            HandshakeOutcome::Served(socket) => socket,
-            HandshakeOutcome::Denied(socket) => Some(socket),
+            HandshakeOutcome::Closed(socket) => socket,
             HandshakeOutcome::Failed { reason, socket } => {
                 debug!(reason, "handshake failed, no session");
                 self.context.metrics.connections_rejected.count(reason);
@@ -330,8 +419,8 @@ pub struct DeniedRequest {
 /// permits. An authorized request suspends the permit: its session permit bounds it, and clients that exhaust the
 /// connection limiter must not end it.
 #[derive(Debug)]
-pub struct Admission<'a> {
-    context: &'a Arc<ListenerContext>,
+pub struct Admission {
+    context: Arc<ListenerContext>,
     listener: &'static str,
     category: Category,
     from: SocketAddr,
@@ -355,9 +444,9 @@ pub struct AuthorizedRequest {
     access: AccessLogEntry,
 }
 
-impl<'a> Admission<'a> {
+impl Admission {
     pub(crate) fn new<S, F: ListenerProtocol<S>>(
-        context: &'a Arc<ListenerContext>,
+        context: Arc<ListenerContext>,
         from: SocketAddr,
         limiter: Permit,
         head_done: oneshot::Sender<()>,
@@ -385,8 +474,8 @@ impl<'a> Admission<'a> {
     }
 
     /// Returns the listener's context.
-    pub fn context(&self) -> &'a ListenerContext {
-        self.context
+    pub fn context(&self) -> &Arc<ListenerContext> {
+        &self.context
     }
 
     /// Checks the request and opens the session; counts and logs it. An error in `request` is reported only to clients
@@ -400,14 +489,8 @@ impl<'a> Admission<'a> {
         request: Result<OpenRequest, Denial>,
         trace: String,
     ) -> Result<GrantedSession, DeniedRequest> {
-        let permitted = self.authorize(request, trace).await?;
-        let (permitted, permit) = permitted.acquire_permit().map_err(|denied| *denied)?;
-        // Opening may take long; a client that has passed the checks must not keep others from connecting meanwhile.
-        self.connection_permit = None;
-        permitted.open_in(permit).await.map_err(|(denied, permit)| {
-            self.session_permit = Some(permit);
-            denied
-        })
+        let authorized = self.authorize(request, trace).await?;
+        authorized.open_with(&mut self.connection_permit, &mut self.session_permit).await
     }
 
     /// Like [`Self::open`], for a listener that knows the node. Returns `None` if the client disconnected meanwhile.
@@ -444,7 +527,7 @@ impl<'a> Admission<'a> {
         let mut access = AccessLogEntry::start(self.listener, self.from.to_string());
         access.trace = trace;
         Span::current().record("trace_id", access.trace.as_str());
-        let (context, category, from) = (Arc::clone(self.context), self.category, self.from);
+        let (context, category, from) = (Arc::clone(&self.context), self.category, self.from);
         match self.check(request, &mut access).await {
             Ok(destination) => Ok(AuthorizedRequest { context, category, from, destination, access }),
             Err(denial) => Err(DeniedRequest::new(denial, access, &context, from)),
@@ -477,15 +560,87 @@ impl<'a> Admission<'a> {
             ClientIdentity::Certificate(names) => Some(policy.user_of_certificate(names, self.listener)?),
             ClientIdentity::None => policy.authenticate(&credentials, from).await?,
         };
-        // kube-apiserver's egress selector sends all targets here, including targets that no edge reaches.
-        let trusted =
-            self.category == Category::Egress && matches!(self.proof, ClientIdentity::Certificate(_));
-        let mut destination = policy.locate(node, target, self.context, trusted)?;
+        let mut destination = self.locate(&policy, node, target)?;
         access.node = Some(destination.node.clone());
         let permit = |node: &_, port| policy.authorize(access.user.as_deref(), from, node, port);
         permit(&destination.node, destination.target.port)?;
-        destination.narrow(|node, port| permit(node, port).is_ok());
+        let may = |direct: &Target| permit(&NodeName::direct(), direct.port).is_ok();
+        destination.direct = destination.direct.filter(may);
         Ok(destination)
+    }
+
+    /// Locates the target. No other function decides this. `node` is the node if the listener knows it.
+    fn locate(
+        &self,
+        policy: &AccessPolicy,
+        node: Option<NodeName>,
+        target: Target,
+    ) -> Result<Destination, Denial> {
+        if let Some(edge_routing) = &self.context.edge_routing {
+            return edge_routing.locate(target);
+        }
+        // kube-apiserver's egress selector sends all targets here, including targets that no edge reaches.
+        let all = self.category == Category::Egress && matches!(self.proof, ClientIdentity::Certificate(_));
+        if let Some(node) = node {
+            return Ok(Destination { all, ..Destination::at(policy.own_name(node), target) });
+        }
+        let asked = match &target.host {
+            Host::Ip(_) => target.clone(),
+            // Replace a name in the zone by the node's own name, which the edge knows.
+            Host::Name(name) => {
+                let host = policy.own_name(name.parse()?).as_str().parse()?;
+                Target { host, port: target.port }
+            }
+        };
+        match self.context.addresses.locate(&asked, rand::random())? {
+            Location::Node { node, target, direct } => Ok(Destination { node, target, direct, all }),
+            Location::Direct(direct) if matches!(direct.host, Host::Ip(ip) if is_off_limits(ip)) => {
+                Err(Denial::OffLimits(target))
+            }
+            Location::Direct(direct) if self.context.direct_dialer(direct.port, all).is_none() => {
+                Err(Denial::NoNode(target))
+            }
+            Location::Direct(direct) => {
+                let node = NodeName::direct();
+                Ok(Destination { node, target: direct.clone(), direct: Some(direct), all })
+            }
+        }
+    }
+}
+
+/// Where a client's target is: at a node, or at this process if it dials the target itself.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) struct Destination {
+    /// The node; [`NodeName::direct`] if this process dials or, at an edge, a server.
+    pub(crate) node: NodeName,
+    /// The target, as the node knows it.
+    pub(crate) target: Target,
+    /// The target that this process dials if no edge runs at the node.
+    direct: Option<Target>,
+    /// Whether the client may reach every target that is not off limits.
+    all: bool,
+}
+
+impl Destination {
+    /// Creates a destination at a node, which this process never dials itself.
+    pub(crate) fn at(node: NodeName, target: Target) -> Self {
+        Self { node, target, direct: None, all: false }
+    }
+
+    /// Returns the request for a session, or `None` if this process dials the target.
+    fn session_request(
+        &self,
+        context: &ListenerContext,
+        category: Category,
+        client: String,
+    ) -> Option<SessionRequest> {
+        let node = match &context.edge_routing {
+            None if self.node == NodeName::direct() => return None,
+            // An edge serves its own node itself, so in a request its own node's name stands for the cloud.
+            Some(own) if self.node == NodeName::direct() => own.node.clone(),
+            _ => self.node.clone(),
+        };
+        Some(SessionRequest { node, target: self.target.clone(), category, client })
     }
 }
 
@@ -521,28 +676,36 @@ impl AuthorizedRequest {
     ///
     /// Returns the denial for the client.
     pub async fn open(self) -> Result<GrantedSession, DeniedRequest> {
-        let (permitted, permit) = self.acquire_permit().map_err(|denied| *denied)?;
-        permitted.open_in(permit).await.map_err(|(denied, _slot)| denied)
+        self.open_with(&mut None, &mut None).await
     }
 
-    /// Acquires a session permit.
-    fn acquire_permit(self) -> Result<(Self, Permit<ClientKey>), Box<DeniedRequest>> {
-        let key = ClientKey::of(self.access.user.as_deref(), self.from.ip());
-        match self.context.sessions.try_acquire(&key).map_err(|why| self.context.no_permit(why)) {
-            Ok(permit) => Ok((self, permit)),
-            Err(full) => Err(Box::new(DeniedRequest::new(full, self.access, &self.context, self.from))),
-        }
-    }
-
-    /// Opens a session with that permit, which is returned with a denial.
-    async fn open_in(
+    /// Like [`Self::open`], but releases the connection permit once it has a session permit. It leaves that in
+    /// `session_permit` if it returns a denial.
+    async fn open_with(
         self,
-        permit: Permit<ClientKey>,
-    ) -> Result<GrantedSession, (DeniedRequest, Permit<ClientKey>)> {
+        connection_permit: &mut Option<Permit>,
+        session_permit: &mut Option<Permit<ClientKey>>,
+    ) -> Result<GrantedSession, DeniedRequest> {
         let Self { context, category, from, destination, mut access } = self;
+        let key = ClientKey::of(access.user.as_deref(), from.ip());
+        let permit = match context.sessions.try_acquire(&key) {
+            Ok(permit) => permit,
+            Err(full) => return Err(DeniedRequest::new(context.no_permit(full), access, &context, from)),
+        };
+        // Opening may take long; a client that has passed the checks must not keep others from connecting meanwhile.
+        *connection_permit = None;
         let client = access.user.as_ref().map_or_else(|| from.to_string(), |user| format!("{user}@{from}"));
         let started = Instant::now();
-        let opened = destination.open(&context, (category, client), &mut access).await;
+        let opened = match destination.session_request(&context, category, client) {
+            None => destination.dial(&context).await,
+            Some(request) => match context.route.open(request).await {
+                Ok(session) => Ok(session.into()),
+                Err(OpenError { session, why }) => {
+                    access.id = session;
+                    destination.recover(why, &context, &mut access).await
+                }
+            },
+        };
         context.metrics.open_duration.observe(started.elapsed());
         match opened {
             Ok(session) => {
@@ -554,7 +717,10 @@ impl AuthorizedRequest {
                 let alive = context.metrics.sessions.start(access.listener);
                 Ok(OpenSession { session, buffered: Bytes::new(), access, alive, permit })
             }
-            Err(denial) => Err((DeniedRequest::new(denial, access, &context, from), permit)),
+            Err(denial) => {
+                *session_permit = Some(permit);
+                Err(DeniedRequest::new(denial, access, &context, from))
+            }
         }
     }
 }

@@ -1,41 +1,22 @@
-//! Access checks of a client before a session is opened for it: address, password, rules.
+//! Passwords of clients: the users, and the checks, which are limited.
 
 use std::collections::hash_map::RandomState;
 use std::collections::{HashMap, VecDeque};
 use std::fmt;
 use std::hash::BuildHasher;
-use std::net::IpAddr;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
 use http::HeaderMap;
 use http::header::PROXY_AUTHORIZATION;
+use parking_lot::Mutex;
 use tokio::time::{Instant, timeout};
 use tracing::warn;
 
 use crate::listener::{Denial, NAME_CHARS};
-use tunnel_base::names::NodeName;
-use tunnel_base::policy::zone::Zone;
-use tunnel_base::policy::{CertificateGlob, Networks, Rules, plain};
 use tunnel_net::limiter::{FairLimiter, Limits, LoginThrottle, Source, Who};
 use tunnel_net::reload::Reload;
-
-/// The access checks of one listener. Every client must pass them before a session is opened for it.
-#[derive(Debug, Clone, Default)]
-pub struct AccessPolicy {
-    /// Networks from which clients may connect. `None` means any address.
-    pub allow_from: Option<Networks>,
-    /// Users and their passwords. `None` means that no password is required.
-    pub logins: Option<Arc<PasswordChecker>>,
-    /// Names of client certificates that are accepted.
-    pub names: Vec<CertificateGlob>,
-    /// The users and networks that may reach each node and port.
-    pub rules: Rules,
-    /// The DNS zone in which nodes have a second name. `None` means that only their own names are accepted.
-    pub zone: Option<Arc<Zone>>,
-}
 
 /// User names and bcrypt password hashes from an htpasswd file.
 #[derive(Clone)]
@@ -62,66 +43,6 @@ pub struct PasswordChecker {
     /// Two random keys of this process for the fingerprints in `recent`.
     keys: (RandomState, RandomState),
     turns: FairLimiter,
-}
-
-impl AccessPolicy {
-    /// Checks the client's address against [`Self::allow_from`].
-    ///
-    /// # Errors
-    ///
-    /// Returns [`Denial::Forbidden`] if the address is not allowed.
-    pub fn check_source(&self, from: IpAddr) -> Result<(), Denial> {
-        match &self.allow_from {
-            Some(networks) if !networks.contains(from) => {
-                Err(Denial::Forbidden(format!("your address {} is not allowed here", plain(from))))
-            }
-            _ => Ok(()),
-        }
-    }
-
-    /// Returns the user whose password is in the request's head, or `None` if no password is required. Cancel safe.
-    ///
-    /// # Errors
-    ///
-    /// Returns [`Denial::Credentials`] if the password is missing and [`Denial::Password`] if it is wrong. Returns
-    /// [`Denial::Busy`] if too many checks are in progress, and [`Denial::WrongPasswords`] after too many wrong
-    /// passwords for this user from this address.
-    pub async fn authenticate(&self, head: &HeaderMap, from: IpAddr) -> Result<Option<String>, Denial> {
-        match &self.logins {
-            None => Ok(None),
-            Some(logins) => logins.check(head, Source::of(from)).await.map(Some),
-        }
-    }
-
-    /// Returns the user that a certificate with these names identifies: the first name that this listener accepts.
-    ///
-    /// # Errors
-    ///
-    /// Returns [`Denial::Forbidden`] if it accepts none of them.
-    pub fn user_of_certificate(&self, names: &[String], table: &str) -> Result<String, Denial> {
-        let accepted = |name: &&String| self.names.iter().any(|glob| glob.matches(name));
-        let user = names.iter().find(accepted).cloned();
-        user.ok_or_else(|| Denial::unknown(names, table))
-    }
-
-    /// Checks the rules for this client, node and port.
-    ///
-    /// # Errors
-    ///
-    /// Returns [`Denial::Forbidden`] if no rule allows the access.
-    pub fn authorize(
-        &self,
-        user: Option<&str>,
-        from: IpAddr,
-        node: &NodeName,
-        port: u16,
-    ) -> Result<(), Denial> {
-        if self.rules.allows(user, from, node, port) {
-            return Ok(());
-        }
-        let who = user.unwrap_or("you");
-        Err(Denial::Forbidden(format!("no rule lets {who} reach port {port} of node {node}")))
-    }
 }
 
 impl Users {
@@ -189,7 +110,8 @@ impl PasswordChecker {
         }
     }
 
-    async fn check(&self, head: &HeaderMap, from: Source) -> Result<String, Denial> {
+    /// Returns the user whose password is in these headers. Cancel safe.
+    pub(crate) async fn check(&self, head: &HeaderMap, from: Source) -> Result<String, Denial> {
         let given = head.get(PROXY_AUTHORIZATION).and_then(|v| basic(v.to_str().ok()?));
         let (name, password) = given.ok_or(Denial::Credentials)?;
         let (hash, known) = {
@@ -198,14 +120,14 @@ impl PasswordChecker {
             (hash.unwrap_or(&users.nobody).clone(), hash.is_some())
         };
         let (who, print) = ((from, self.keys.0.hash_one(&name)), self.fingerprint(&name, &password, &hash));
-        if self.recent().holds(print, Instant::now()) {
+        if self.recent.lock().holds(print, Instant::now()) {
             return Ok(name);
         }
         self.check_throttle(&who)?;
         let turn = timeout(LOGIN_TIMEOUT, self.turns.acquire(&from)).await;
         let turn = turn.ok().and_then(Result::ok).ok_or(Denial::Busy("too many logins at once"))?;
         // While this login waited, another one with the same password may have succeeded, or others may have failed.
-        if self.recent().holds(print, Instant::now()) {
+        if self.recent.lock().holds(print, Instant::now()) {
             return Ok(name);
         }
         self.check_throttle(&who)?;
@@ -215,32 +137,24 @@ impl PasswordChecker {
             bcrypt::verify(password, &hash).unwrap_or(false)
         });
         if !(right.await.unwrap_or(false) && known) {
-            self.failures().add(who, Instant::now());
+            self.failures.lock().add(who, Instant::now());
             return Err(Denial::Password(name.chars().take(NAME_CHARS).collect()));
         }
-        self.failures().forget(&who, Instant::now());
-        self.recent().add(print, Instant::now());
+        self.failures.lock().forget(&who, Instant::now());
+        self.recent.lock().add(print, Instant::now());
         Ok(name)
     }
 
     /// Returns an error if this source sent too many wrong passwords for this user within a minute.
     fn check_throttle(&self, who: &Who) -> Result<(), Denial> {
-        let barred = self.failures().check(who, Instant::now());
+        let barred = self.failures.lock().check(who, Instant::now());
         if barred { Err(Denial::WrongPasswords) } else { Ok(()) }
-    }
-
-    fn failures(&self) -> MutexGuard<'_, LoginThrottle> {
-        self.failures.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Returns a keyed hash of name, password and stored hash. It no longer matches once the file's hash changes.
     fn fingerprint(&self, name: &str, password: &str, hash: &str) -> u128 {
         let all = (name, password, hash);
         u128::from(self.keys.0.hash_one(all)) << 64 | u128::from(self.keys.1.hash_one(all))
-    }
-
-    fn recent(&self) -> MutexGuard<'_, LoginCache> {
-        self.recent.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 

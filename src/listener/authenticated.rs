@@ -52,7 +52,7 @@ impl<F: ListenerProtocol<TlsSocket>> ListenerProtocol<TcpStream> for OverTls<F> 
     async fn handshake(
         &self,
         socket: TcpStream,
-        admission: &mut Admission<'_>,
+        admission: &mut Admission,
     ) -> HandshakeOutcome<F::Connection> {
         let Some(permit) = admission.permit() else {
             return HandshakeOutcome::Failed { reason: "tls", socket: None };
@@ -98,7 +98,7 @@ impl<F: ListenerProtocol<UnixStream>> ListenerProtocol<UnixStream> for OverUnix<
     async fn handshake(
         &self,
         socket: UnixStream,
-        admission: &mut Admission<'_>,
+        admission: &mut Admission,
     ) -> HandshakeOutcome<F::Connection> {
         if let Ok(user) = socket.peer_cred() {
             admission.proof = ClientIdentity::User(format!("uid={}", user.uid()));

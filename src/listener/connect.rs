@@ -1,10 +1,8 @@
 //! The CONNECT listener: `CONNECT <node>:<port>`, followed by the session's bytes.
 
 use std::convert::Infallible;
-use std::future::{Future, Pending, pending, poll_fn};
-use std::marker::PhantomData;
+use std::future::{Pending, pending, poll_fn};
 use std::net::SocketAddr;
-use std::sync::{Mutex, PoisonError};
 use std::task::Poll;
 
 use bytes::Bytes;
@@ -16,116 +14,97 @@ use hyper::body::Incoming;
 use hyper::server::conn::http1;
 use hyper::service::service_fn;
 use hyper_util::rt::TokioIo;
+use parking_lot::Mutex;
 use tokio::io::AsyncWriteExt;
 use tracing::{Span, field, info_span, warn};
 
-use crate::listener::admission::{
-    Admission, GrantedSession, HandshakeOutcome, ListenerProtocol, OpenRequest,
-};
+use crate::listener::admission::{Admission, HandshakeOutcome, ListenerProtocol, OpenRequest};
 use crate::listener::{self, Denial, NO_SSH, SSH, header_failure, reject_http2, reject_ssh, written};
 use tunnel_base::names::{NameError, Target};
 use tunnel_net::socket::Connection;
 use tunnel_proto::frame::Category;
 
-/// CONNECT over any kind of stream, as one of SuperEdge's modules.
-#[derive(Debug, Default)]
-pub struct Connect<M>(PhantomData<fn() -> M>);
-
-/// One of SuperEdge's modules that serve CONNECT.
-pub trait ConnectVariant: 'static {
-    /// Name in metrics and the access log.
-    const NAME: &'static str;
-
-    /// Category in the Open frame.
-    const CATEGORY: Category;
-}
-
-/// CONNECT for users and their tools, such as ssh.
-#[derive(Debug, Default)]
+/// The CONNECT listener for users and their tools, such as ssh.
+#[derive(Debug)]
 pub struct Ssh;
 
-/// CONNECT for the egress selector of kube-apiserver.
-#[derive(Debug, Default)]
-pub struct Egress;
-
-impl ConnectVariant for Ssh {
+impl<C: Connection + 'static> ListenerProtocol<C> for Ssh {
     const NAME: &'static str = "connect";
     const CATEGORY: Category = Category::Ssh;
-}
-
-impl ConnectVariant for Egress {
-    const NAME: &'static str = "egress";
-    const CATEGORY: Category = Category::Egress;
-}
-
-impl<C: Connection + 'static, M: ConnectVariant> ListenerProtocol<C> for Connect<M> {
-    const NAME: &'static str = M::NAME;
-    const CATEGORY: Category = M::CATEGORY;
     type Connection = C;
 
     fn span(&self, from: SocketAddr) -> Span {
-        info_span!("connect", client = %from, trace_id = field::Empty, session = field::Empty)
+        span(from)
     }
 
     fn rejection_bytes(&self, denial: &Denial, trace: &str) -> Bytes {
         denial.text(trace)
     }
 
-    async fn handshake(&self, socket: C, admission: &mut Admission<'_>) -> HandshakeOutcome<C> {
+    async fn handshake(&self, socket: C, admission: &mut Admission) -> HandshakeOutcome<C> {
         serve(socket, admission).await
     }
 }
 
-/// Serves one CONNECT request.
-pub(crate) async fn serve<C: Connection>(socket: C, admission: &mut Admission<'_>) -> HandshakeOutcome<C> {
-    let done = handshake(socket, |head| open(head, admission)).await;
-    if matches!(done, HandshakeOutcome::Failed { reason: SSH, .. })
-        && admission.context().metrics.refusals.may_log(SSH, admission.from().ip())
-    {
-        warn!(hint = NO_SSH, "ssh client connected without a proxy command");
+/// The CONNECT listener for the egress selector of kube-apiserver.
+#[derive(Debug)]
+pub struct Egress;
+
+impl<C: Connection + 'static> ListenerProtocol<C> for Egress {
+    const NAME: &'static str = "egress";
+    const CATEGORY: Category = Category::Egress;
+    type Connection = C;
+
+    fn span(&self, from: SocketAddr) -> Span {
+        span(from)
     }
-    done
+
+    fn rejection_bytes(&self, denial: &Denial, trace: &str) -> Bytes {
+        denial.text(trace)
+    }
+
+    async fn handshake(&self, socket: C, admission: &mut Admission) -> HandshakeOutcome<C> {
+        serve(socket, admission).await
+    }
 }
 
-async fn open(head: Parts, admission: &mut Admission<'_>) -> Result<GrantedSession, Response<Bytes>> {
-    let trace = listener::of(&head.headers);
-    let opened = admission.open(parse(head), trace).await;
-    opened.map_err(|denied| denied.denial.answer(denied.trusted, &denied.trace))
+fn span(from: SocketAddr) -> Span {
+    info_span!("connect", client = %from, trace_id = field::Empty, session = field::Empty)
 }
 
-// The HTTP part of CONNECT: takes a bare stream, reads the head, responds, and returns the bare stream.
-
-/// Reads the head, passes it to `open`, and responds: with 200 if that returns a session, otherwise with its response.
+/// Serves one CONNECT request: reads its head, opens the session and responds.
 ///
 /// The response is a single write, which over TLS is a single record: kube-apiserver treats a byte that it reads
-/// together with the 200 as an error. A client that closes its write half early, as `nc` does, is still served. `open`
-/// is dropped when [`Connection::gone`] reports that the client disconnected. Not cancel safe.
-pub(crate) async fn handshake<C, T, F, O>(socket: C, open: F) -> HandshakeOutcome<C, T>
-where
-    C: Connection,
-    F: FnOnce(Parts) -> O,
-    O: Future<Output = Result<T, Response<Bytes>>>,
-{
+/// together with the 200 as an error. It fits into any socket's empty buffer, so it needs no timeout. A client that
+/// closes its write half early, as `nc` does, is still served. The opening is dropped when [`Connection::gone`] reports
+/// that the client disconnected. Not cancel safe.
+pub(crate) async fn serve<C: Connection>(socket: C, admission: &mut Admission) -> HandshakeOutcome<C> {
     let ConnectHead { request, mut socket, buffered } = match read(socket).await {
-        Ok(asked) => asked,
-        Err((reason, socket)) => return HandshakeOutcome::Failed { reason, socket: Some(socket) },
+        Ok(head) => head,
+        Err((reason, socket)) => {
+            let refusals = &admission.context().metrics.refusals;
+            if reason == SSH && refusals.may_log(SSH, admission.from().ip()) {
+                warn!(hint = NO_SSH, "ssh client connected without a proxy command");
+            }
+            return HandshakeOutcome::Failed { reason, socket: Some(socket) };
+        }
     };
-    let version = request.version;
+    let (version, trace) = (request.version, listener::of(&request.headers));
     let opened = tokio::select! {
         biased;
-        opened = open(request) => opened,
+        opened = admission.open(parse(request), trace) => opened,
         () = socket.gone() => return HandshakeOutcome::Failed { reason: "reset_while_opening", socket: Some(socket) },
     };
     let answer = match &opened {
         Ok(_) => established(version),
-        Err(denied) => written(version, denied),
+        Err(denied) => written(version, &denied.denial.answer(denied.trusted, &denied.trace)),
     };
-    if send(&mut socket, &answer).await.is_err() {
+    if socket.write_all(&answer).await.is_err() || socket.flush().await.is_err() {
         return HandshakeOutcome::Failed { reason: "reset", socket: Some(socket) };
     }
     match opened {
         Ok(session) => HandshakeOutcome::Opened { session, socket, buffered },
-        Err(_) => HandshakeOutcome::Denied(socket),
+        Err(_) => HandshakeOutcome::Closed(Some(socket)),
     }
 }
 
@@ -142,13 +121,13 @@ struct ConnectHead<C> {
 async fn read<C: Connection>(socket: C) -> Result<ConnectHead<C>, (&'static str, C)> {
     let taken = Mutex::new(None);
     let take = |request: Request<Incoming>| -> Pending<Result<Response<Empty<Bytes>>, Infallible>> {
-        *taken.lock().unwrap_or_else(PoisonError::into_inner) = Some(request);
+        *taken.lock() = Some(request);
         pending()
     };
     let mut connection = server().serve_connection(TokioIo::new(socket), service_fn(take));
     let (ended, request) = poll_fn(|cx| {
         let polled = connection.poll_without_shutdown(cx);
-        let request = taken.lock().unwrap_or_else(PoisonError::into_inner).take();
+        let request = taken.lock().take();
         match (polled, request) {
             (_, Some(request)) => Poll::Ready((Ok(()), Some(request))),
             (Poll::Ready(ended), None) => Poll::Ready((ended, None)),
@@ -167,12 +146,6 @@ async fn read<C: Connection>(socket: C) -> Result<ConnectHead<C>, (&'static str,
             Err((header_failure(&error), socket))
         }
     }
-}
-
-/// Writes and flushes the response. It fits into any socket's empty buffer, so it needs no separate timeout.
-async fn send<C: Connection>(socket: &mut C, answer: &[u8]) -> std::io::Result<()> {
-    socket.write_all(answer).await?;
-    socket.flush().await
 }
 
 /// Returns hyper's server config. Connections are not reused.

@@ -155,13 +155,13 @@ async fn finish<C: Connection>(
     if error.as_ref().is_some_and(hyper::Error::is_user) {
         // A truncated response must not look complete.
         wait_acknowledged(&mut Socket::new(socket, context.pool.clone())).await;
-        return HandshakeOutcome::Served(None);
+        return HandshakeOutcome::Closed(None);
     }
     reject_http2(&mut socket, &buffered).await;
     socket.set_reset_on_drop(false);
     match error {
         Some(error) => HandshakeOutcome::Failed { reason: header_failure(&error), socket: Some(socket) },
-        None => HandshakeOutcome::Served(Some(socket)),
+        None => HandshakeOutcome::Closed(Some(socket)),
     }
 }
 

@@ -36,7 +36,7 @@ impl<C: Connection + 'static> ListenerProtocol<C> for Proxy {
         denial.text(trace)
     }
 
-    async fn handshake(&self, mut socket: C, admission: &mut Admission<'_>) -> HandshakeOutcome<C> {
+    async fn handshake(&self, mut socket: C, admission: &mut Admission) -> HandshakeOutcome<C> {
         let Ok(begin) = start(&mut socket).await else {
             return HandshakeOutcome::Failed { reason: "header_missing", socket: Some(socket) };
         };
@@ -45,8 +45,8 @@ impl<C: Connection + 'static> ListenerProtocol<C> for Proxy {
         let served = if connects {
             connect::serve(socket, admission).await
         } else {
-            let context = admission.context();
-            forward(socket, RequestRouter::new(admission, plain), context).await
+            let context = admission.context().clone();
+            forward(socket, RequestRouter::new(admission, plain), &context).await
         };
         // The buffered first bytes were read with the first head, so the wrapper is no longer needed.
         served.map(|socket| socket.io)

@@ -73,11 +73,7 @@ impl ListenerProtocol<TcpStream> for Http {
         denial.text(trace)
     }
 
-    async fn handshake(
-        &self,
-        socket: TcpStream,
-        admission: &mut Admission<'_>,
-    ) -> HandshakeOutcome<TcpStream> {
+    async fn handshake(&self, socket: TcpStream, admission: &mut Admission) -> HandshakeOutcome<TcpStream> {
         self.0.serve(socket, (None, 80), (None, || Denial::NoHost), admission).await
     }
 }
@@ -95,11 +91,7 @@ impl ListenerProtocol<TlsSocket> for Https {
         denial.text(trace)
     }
 
-    async fn handshake(
-        &self,
-        socket: TlsSocket,
-        admission: &mut Admission<'_>,
-    ) -> HandshakeOutcome<TlsSocket> {
+    async fn handshake(&self, socket: TlsSocket, admission: &mut Admission) -> HandshakeOutcome<TlsSocket> {
         let name = socket.get_ref().1.server_name().map(str::to_owned);
         self.0.serve(socket, (name, 443), (None, || Denial::NoNodeInHost), admission).await
     }
@@ -119,11 +111,7 @@ impl ListenerProtocol<TlsSocket> for HttpsReencrypt {
         denial.text(trace)
     }
 
-    async fn handshake(
-        &self,
-        socket: TlsSocket,
-        admission: &mut Admission<'_>,
-    ) -> HandshakeOutcome<TlsSocket> {
+    async fn handshake(&self, socket: TlsSocket, admission: &mut Admission) -> HandshakeOutcome<TlsSocket> {
         let name = socket.get_ref().1.server_name().map(str::to_owned);
         self.port
             .serve(socket, (name, 443), (Some(self.tls.clone()), || Denial::NoNodeInHost), admission)
@@ -137,9 +125,10 @@ impl NodePort {
         socket: C,
         (server_name, default_port): (Option<String>, u16),
         (tls, unnamed): (Option<Reload<ClientConfig>>, fn() -> Denial),
-        admission: &mut Admission<'_>,
+        admission: &mut Admission,
     ) -> HandshakeOutcome<C> {
-        let (context, proof, from) = (admission.context(), admission.proof.clone(), admission.from().ip());
+        let (context, proof, from) =
+            (admission.context().clone(), admission.proof.clone(), admission.from().ip());
         let shown = tls.is_none() || matches!(proof, ClientIdentity::Certificate(_));
         let parse = |head: &Parts| {
             if !shown {
@@ -156,7 +145,7 @@ impl NodePort {
             let (node, target) = self.place(head, &requester)?.ok_or_else(unnamed)?;
             Ok(OpenRequest { node: Some(node), target, credentials: credentials(&head.headers) })
         };
-        forward(socket, RequestRouter::with_target_tls(tls, admission, parse), context).await
+        forward(socket, RequestRouter::with_target_tls(tls, admission, parse), &context).await
     }
 }
 
@@ -187,7 +176,7 @@ impl ListenerProtocol<TcpStream> for Passthrough {
     async fn handshake(
         &self,
         mut socket: TcpStream,
-        admission: &mut Admission<'_>,
+        admission: &mut Admission,
     ) -> HandshakeOutcome<TcpStream> {
         let hello = match ClientHello::read(&mut socket).await {
             Ok(hello) => hello,
@@ -202,7 +191,7 @@ impl ListenerProtocol<TcpStream> for Passthrough {
         match opened {
             Ok(session) => HandshakeOutcome::Opened { session, socket, buffered: hello.bytes },
             Err(denied) => match socket.write_all(&denied.denial.alert()).await {
-                Ok(()) => HandshakeOutcome::Denied(socket),
+                Ok(()) => HandshakeOutcome::Closed(Some(socket)),
                 Err(_) => HandshakeOutcome::Failed { reason: "reset", socket: None },
             },
         }

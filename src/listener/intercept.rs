@@ -102,11 +102,7 @@ impl ListenerProtocol<TcpStream> for Intercept {
         info_span!("intercept", client = %from, trace_id = field::Empty, session = field::Empty)
     }
 
-    async fn handshake(
-        &self,
-        socket: TcpStream,
-        admission: &mut Admission<'_>,
-    ) -> HandshakeOutcome<TcpStream> {
+    async fn handshake(&self, socket: TcpStream, admission: &mut Admission) -> HandshakeOutcome<TcpStream> {
         // Reset on failure, because TCP cannot report a denial and a normal close would look like an empty response.
         socket.set_reset_on_drop(true);
         let (node, target) = match self.asked(&socket, admission.from().ip()) {
@@ -115,7 +111,7 @@ impl ListenerProtocol<TcpStream> for Intercept {
         };
         match admission.open_at(node.reachable(), &target, &socket).await {
             None => HandshakeOutcome::Failed { reason: "reset_while_opening", socket: None },
-            Some(Err(_)) => HandshakeOutcome::Served(None),
+            Some(Err(_)) => HandshakeOutcome::Closed(None),
             Some(Ok(session)) => HandshakeOutcome::Opened { session, socket, buffered: Bytes::new() },
         }
     }

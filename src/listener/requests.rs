@@ -20,9 +20,9 @@ use tunnel_net::tls;
 use tunnel_net::tls::handshake::HandshakeError;
 
 /// A router that authorizes each request of one client and finds its destination.
-pub(crate) struct RequestRouter<'a, 'v, P> {
+pub(crate) struct RequestRouter<'a, P> {
     parse: P,
-    admission: &'a mut Admission<'v>,
+    admission: &'a mut Admission,
     /// TLS config of this process towards targets. `None` leaves TLS to the edge that dials them, if it uses TLS.
     tls: Option<Reload<ClientConfig>>,
     /// The request that was authorized last, until a session is opened for it.
@@ -32,16 +32,16 @@ pub(crate) struct RequestRouter<'a, 'v, P> {
     trace: String,
 }
 
-impl<'a, 'v, P> RequestRouter<'a, 'v, P> {
+impl<'a, P> RequestRouter<'a, P> {
     /// Creates the router for the requests of one client; `parse` reads a head.
-    pub(crate) fn new(admission: &'a mut Admission<'v>, parse: P) -> Self {
+    pub(crate) fn new(admission: &'a mut Admission, parse: P) -> Self {
         Self::with_target_tls(None, admission, parse)
     }
 
     /// Like [`Self::new`], but this process speaks TLS with the targets. Their certificates must have the nodes' names.
     pub(crate) fn with_target_tls(
         tls: Option<Reload<ClientConfig>>,
-        admission: &'a mut Admission<'v>,
+        admission: &'a mut Admission,
         parse: P,
     ) -> Self {
         Self { parse, admission, tls, permitted: None, trusted: false, trace: String::new() }
@@ -55,7 +55,7 @@ impl<'a, 'v, P> RequestRouter<'a, 'v, P> {
     }
 }
 
-impl<P> Router for RequestRouter<'_, '_, P>
+impl<P> Router for RequestRouter<'_, P>
 where
     P: Fn(&Parts) -> Result<OpenRequest, Denial> + Send + Sync,
 {
@@ -96,7 +96,7 @@ where
     }
 }
 
-impl<P> Drop for RequestRouter<'_, '_, P> {
+impl<P> Drop for RequestRouter<'_, P> {
     fn drop(&mut self) {
         self.let_go();
     }

@@ -71,11 +71,7 @@ impl ListenerProtocol<TcpStream> for Tcp {
         info_span!("tcp", client = %from, trace_id = field::Empty, session = field::Empty)
     }
 
-    async fn handshake(
-        &self,
-        socket: TcpStream,
-        admission: &mut Admission<'_>,
-    ) -> HandshakeOutcome<TcpStream> {
+    async fn handshake(&self, socket: TcpStream, admission: &mut Admission) -> HandshakeOutcome<TcpStream> {
         let client = admission.from();
         let Some(opened) = admission.open_at(self.node(), &self.target, &socket).await else {
             return HandshakeOutcome::Failed { reason: "reset_while_opening", socket: None };
@@ -88,7 +84,7 @@ impl ListenerProtocol<TcpStream> for Tcp {
             Err(_) => {
                 // Reset, because TCP cannot report a denial and a normal close would look like an empty response.
                 socket.set_reset_on_drop(true);
-                HandshakeOutcome::Served(None)
+                HandshakeOutcome::Closed(None)
             }
         }
     }

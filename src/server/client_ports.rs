@@ -11,7 +11,7 @@ use crate::config::server::ServerConfig;
 use crate::config::server::egress::EgressConfig;
 use crate::config::server::tcp::{Forward, TcpListenerConfig};
 use crate::listener::authenticated::{OverTls, OverUnix};
-use crate::listener::connect::{Connect, Egress, Ssh};
+use crate::listener::connect::{Egress, Ssh};
 use crate::listener::http_proxy::Proxy;
 use crate::listener::tcp::Tcp;
 use crate::server::{ClientListener, ServerCore, https};
@@ -28,7 +28,7 @@ pub(crate) fn connect(
     let guard = policies.prepare("mode.cloud.ssh", &ssh.access, startup);
     let listener = startup.bind_optional("mode.cloud.ssh", ssh.listen);
     let (guard, listener) = (guard?, listener?);
-    let port = |listener| ClientListener::tcp(listener, guard.clone(), |_| Connect::<Ssh>::default());
+    let port = |listener| ClientListener::tcp(listener, guard.clone(), |_| Ssh);
     Some(listener.into_iter().map(port).collect())
 }
 
@@ -40,7 +40,6 @@ pub(crate) fn egress(
 ) -> Option<Vec<ClientListener>> {
     let Some(egress) = &settings.egress else { return Some(Vec::new()) };
     let guard = policies.prepare("mode.cloud.egress", egress.access(), startup);
-    let connect = Connect::<Egress>::default();
     let port = match egress {
         EgressConfig::Port { listen, certificates, .. } => {
             let tls = https::read(settings, certificates, startup);
@@ -49,13 +48,13 @@ pub(crate) fn egress(
             ClientListener::tcp(listener, guard, move |core: &ServerCore| {
                 let links = &core.shutdown.links;
                 links.spawn(info_span!("tls"), tls.clone().watch(links.clone()));
-                OverTls::new(connect, tls, core.context.pool.clone())
+                OverTls::new(Egress, tls, core.context.pool.clone())
             })
         }
         EgressConfig::Unix { path, .. } => {
             let listener = startup.bind_local("mode.cloud.egress.listen", path);
             let (guard, listener) = (guard?, listener?);
-            ClientListener::new(listener, guard, |_| OverUnix(connect))
+            ClientListener::new(listener, guard, |_| OverUnix(Egress))
         }
     };
     Some(vec![port])

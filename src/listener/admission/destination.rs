@@ -1,125 +1,47 @@
-//! Locates a client's target, at a node or to be dialled by this process, and opens it.
+//! Targets that are at no linked node: what this process dials itself, and where clients of an edge find their targets.
 
 use crate::acceptor::{DirectDialer, TargetDialError};
 use crate::listener::Denial;
-use crate::listener::admission::ListenerContext;
-use crate::listener::auth::AccessPolicy;
+use crate::listener::admission::{Destination, ListenerContext};
 use crate::registry::NodeNotFound;
-use crate::route::{OpenError, RouteError, SessionRequest};
+use crate::route::RouteError;
 use crate::session_io::TargetStream;
 use tunnel_base::access_log::AccessLogEntry;
-use tunnel_base::addresses::Location;
 use tunnel_base::names::{Host, NodeName, Target};
 use tunnel_base::policy::Glob;
 use tunnel_base::policy::targets::{is_number, is_off_limits};
-use tunnel_proto::frame::{Category, ErrorCode, SessionError};
-
-/// Where a client's target is: at a node, or at this process if it dials the target itself.
-#[derive(Debug, PartialEq, Eq)]
-pub(crate) struct Destination {
-    /// The node; [`NodeName::direct`] if this process dials.
-    pub(crate) node: NodeName,
-    /// The target, as the node knows it.
-    pub(crate) target: Target,
-    /// The target that this process dials if no edge runs at the node.
-    direct: Option<Target>,
-    /// Whether the client may reach every target that is not off limits.
-    all: bool,
-}
-
-impl AccessPolicy {
-    /// Returns the node for a name from a client, which may be the node's own name or its name in the zone.
-    pub(crate) fn own_name(&self, name: NodeName) -> NodeName {
-        match &self.zone {
-            Some(zone) => zone.node(name),
-            None => name,
-        }
-    }
-
-    /// Locates the target. No other function decides this.
-    ///
-    /// `node` is the node if the listener knows it. `all` allows the client every target that no edge reaches.
-    pub(crate) fn locate(
-        &self,
-        node: Option<NodeName>,
-        target: Target,
-        context: &ListenerContext,
-        all: bool,
-    ) -> Result<Destination, Denial> {
-        if let Some(own_node) = &context.edge_routing {
-            return own_node.locate(target);
-        }
-        if let Some(node) = node {
-            return Ok(Destination { all, ..Destination::at(self.own_name(node), target) });
-        }
-        let asked = match &target.host {
-            Host::Ip(_) => target.clone(),
-            // Replace a name in the zone by the node's own name, which the edge knows.
-            Host::Name(name) => {
-                let host = self.own_name(name.parse()?).as_str().parse()?;
-                Target { host, port: target.port }
-            }
-        };
-        match context.addresses.locate(&asked, rand::random())? {
-            Location::Node { node, target, direct } => Ok(Destination { node, target, direct, all }),
-            Location::Direct(direct) => {
-                if matches!(direct.host, Host::Ip(ip) if is_off_limits(ip)) {
-                    return Err(Denial::OffLimits(target));
-                }
-                if context.direct_dialer(direct.port, all).is_none() {
-                    return Err(Denial::NoNode(target));
-                }
-                let node = NodeName::direct();
-                Ok(Destination { node, target: direct.clone(), direct: Some(direct), all })
-            }
-        }
-    }
-}
+use tunnel_proto::frame::{ErrorCode, SessionError};
 
 impl Destination {
-    /// Creates a destination at a node, which this process never dials itself.
-    pub(crate) fn at(node: NodeName, target: Target) -> Self {
-        Self { node, target, direct: None, all: false }
+    /// Dials a target that is at no node.
+    pub(crate) async fn dial(self, context: &ListenerContext) -> Result<TargetStream, Denial> {
+        let Self { target, direct, all, .. } = self;
+        match direct.and_then(|direct| Some((context.direct_dialer(direct.port, all)?, direct))) {
+            None => Err(Denial::NoNode(target)),
+            Some((dialer, direct)) => {
+                connect(dialer, &direct, all, context).await.map_err(|why| not_dialled(why, target))
+            }
+        }
     }
 
-    /// Removes the target that this process would dial itself, unless `may` allows the client that port.
-    pub(crate) fn narrow(&mut self, may: impl FnOnce(&NodeName, u16) -> bool) {
-        self.direct = self.direct.take().filter(|direct| may(&NodeName::direct(), direct.port));
-    }
-
-    /// Opens the target. `as_whom` is the listener's category and the client's description. Session ID and node are
-    /// recorded in `access`.
-    pub(crate) async fn open(
+    /// Dials a target whose node may have no edge at all, after the route has failed because of `why`. Records in
+    /// `access` that this process has dialled.
+    pub(crate) async fn recover(
         self,
+        why: RouteError,
         context: &ListenerContext,
-        as_whom: (Category, String),
         access: &mut AccessLogEntry,
     ) -> Result<TargetStream, Denial> {
         let Self { node, target, direct, all } = self;
-        if let Some(own_node) = &context.edge_routing {
-            return own_node.open((node, target), context, as_whom, access).await;
+        if context.edge_routing.is_some() {
+            return Err(not_routed(why, node == NodeName::direct()));
         }
         let direct = direct.and_then(|direct| Some((context.direct_dialer(direct.port, all)?, direct)));
-        if node == NodeName::direct() {
-            let Some((dialer, direct)) = direct else { return Err(Denial::NoNode(target)) };
-            let connected = connect(dialer, &direct, all, context).await;
-            return connected.map_err(|why| not_dialled(why, target));
-        }
-        let (category, client) = as_whom;
-        let request = SessionRequest { node: node.clone(), target: target.clone(), category, client };
-        let why = match context.route.open(request).await {
-            Ok(session) => return Ok(session.into()),
-            Err(OpenError { session, why }) => {
-                access.id = session;
-                why
-            }
-        };
         match (why, direct) {
             (RouteError::Refused { refusal, .. }, _) if refusal.code == ErrorCode::NotAllowed => {
                 let refusal = with_remedy(refusal, &node, &target, context);
                 Err(RouteError::Refused { node, refusal }.into())
             }
-            // The node may have no edge at all.
             (RouteError::Offline { missing, .. }, Some((dialer, direct))) if missing.is_unknown_node() => {
                 match connect(dialer, &direct, all, context).await {
                     Ok(connection) => {
@@ -207,34 +129,18 @@ impl EdgeRouting {
         };
         if is_node { Ok(Destination::at(node, target)) } else { cloud(target) }
     }
+}
 
-    /// Opens a target that [`Self::locate`] returned. The session ID is recorded in `access`.
-    pub(crate) async fn open(
-        &self,
-        (node, target): (NodeName, Target),
-        context: &ListenerContext,
-        (category, client): (Category, String),
-        access: &mut AccessLogEntry,
-    ) -> Result<TargetStream, Denial> {
-        let in_cloud = node == NodeName::direct();
-        // An edge serves its own node itself, so in a request its own node's name stands for the cloud.
-        let node = if in_cloud { self.node.clone() } else { node };
-        let why = match context.route.open(SessionRequest { node, target, category, client }).await {
-            Ok(session) => return Ok(session.into()),
-            Err(OpenError { session, why }) => {
-                access.id = session;
-                why
-            }
-        };
-        Err(match why {
-            RouteError::Offline { .. } => Denial::EdgeOffline,
-            RouteError::Refused { refusal, .. } if in_cloud => Denial::DirectDenied(refusal),
-            RouteError::Timeout { timeout: patience, .. } if in_cloud => {
-                let late = format!("the cloud did not answer within {patience:?}");
-                Denial::DirectDenied(SessionError::new(ErrorCode::TargetTimeout, late))
-            }
-            why => why.into(),
-        })
+/// Returns the denial for a client of an edge; `in_cloud` if its target is not at a node.
+fn not_routed(why: RouteError, in_cloud: bool) -> Denial {
+    match why {
+        RouteError::Offline { .. } => Denial::EdgeOffline,
+        RouteError::Refused { refusal, .. } if in_cloud => Denial::DirectDenied(refusal),
+        RouteError::Timeout { timeout: patience, .. } if in_cloud => {
+            let late = format!("the cloud did not answer within {patience:?}");
+            Denial::DirectDenied(SessionError::new(ErrorCode::TargetTimeout, late))
+        }
+        why => why.into(),
     }
 }
 

@@ -8,7 +8,6 @@ use tokio::net::{UnixListener, UnixStream};
 use tokio::sync::mpsc;
 
 use crate::acceptor::{DialerRole, TargetDialer};
-use crate::listener::admission::destination::Destination;
 use crate::listener::admission::tests::line::{Line, Lines, Switch};
 use crate::listener::auth::{PasswordChecker, Users};
 use crate::listener::forward::Router;
@@ -19,7 +18,7 @@ use crate::session_io::tests::{linked, take};
 use tunnel_base::names::{NameError, NodeName, Target};
 use tunnel_base::policy::targets::OwnListeners;
 use tunnel_base::policy::zone::Zone;
-use tunnel_base::policy::{Rule, Rules};
+use tunnel_base::policy::{Rule, network};
 use tunnel_link::sender::LinkSender;
 use tunnel_link::session::stream::IncomingSession;
 use tunnel_link::table::SessionTable;
@@ -174,7 +173,8 @@ async fn only_who_asks_once_gives_its_slot_at_the_door_back() {
     let (here, elsewhere) = (Source::of(STRANGER.ip()), Source::of([198, 51, 100, 1].into()));
     for keeps in [true, false] {
         let permit = limiter.try_acquire(&here).unwrap();
-        let mut admission = Admission::new::<_, Line>(&context, STRANGER, permit, oneshot::channel().0);
+        let mut admission =
+            Admission::new::<_, Line>(context.clone(), STRANGER, permit, oneshot::channel().0);
         let open = async {
             match keeps {
                 true => admission.authorize(asks("node1:22"), listener::new()).await.unwrap().open().await,
@@ -196,7 +196,7 @@ async fn only_an_idle_client_of_many_requests_gives_way_at_the_door() {
     let here = Source::of(STRANGER.ip());
     let (permit, _other) = (limiter.try_acquire(&here).unwrap(), limiter.try_acquire(&here).unwrap());
     let lost = permit.revoked();
-    let mut admission = Admission::new::<_, Line>(&context, STRANGER, permit, oneshot::channel().0);
+    let mut admission = Admission::new::<_, Line>(context.clone(), STRANGER, permit, oneshot::channel().0);
     let mut requests = RequestRouter::new(&mut admission, |_: &_| asks("node1:22"));
     let head = http::Request::new(()).into_parts().0;
     let newcomer = |n| limiter.try_acquire(&Source::of([10, 0, 0, n].into())).unwrap();
@@ -235,7 +235,7 @@ async fn check(
     request: Result<OpenRequest, Denial>,
 ) -> (Result<Destination, Denial>, AccessLogEntry) {
     let permit = FairLimiter::new(Limits::permits(1)).try_acquire(&Source::of(STRANGER.ip())).unwrap();
-    let mut admission = Admission::new::<_, Line>(context, STRANGER, permit, oneshot::channel().0);
+    let mut admission = Admission::new::<_, Line>(context.clone(), STRANGER, permit, oneshot::channel().0);
     admission.proof = proof;
     let mut access = AccessLogEntry::start("line", "test".into());
     (admission.check(request, &mut access).await, access)
@@ -438,4 +438,24 @@ fn heads_of_all_who_wait_at_a_front_end_have_room_in_its_memory() {
             max_pending(at_edge)
         );
     }
+}
+
+#[tokio::test]
+async fn the_gate_keeps_networks_and_rules() {
+    let inside: IpAddr = "10.1.2.3".parse().unwrap();
+    let outside: IpAddr = "192.0.2.1".parse().unwrap();
+    let node = "edge-1".parse().unwrap();
+    let open = AccessPolicy::default();
+    assert!(open.check_source(outside).is_ok() && open.authorize(None, outside, &node, 22).is_ok());
+    assert_eq!(open.authenticate(&HeaderMap::new(), outside).await.unwrap(), None);
+    let policy = AccessPolicy {
+        allow_from: Some(Networks::from_iter([network("10.0.0.0/8").unwrap()])),
+        rules: Rules::from_iter([Rule { users: Some(vec!["ops".into()]), ..Rule::default() }]),
+        ..AccessPolicy::default()
+    };
+    assert!(policy.check_source(inside).is_ok());
+    assert_eq!(policy.check_source(outside).unwrap_err().status(), 403);
+    assert!(policy.authorize(Some("ops"), inside, &node, 22).is_ok());
+    let denied = policy.authorize(Some("dev"), inside, &node, 22).unwrap_err();
+    assert_eq!(denied.to_string(), "no rule lets dev reach port 22 of node edge-1");
 }

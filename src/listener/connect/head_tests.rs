@@ -1,5 +1,6 @@
 use std::io;
 use std::pin::Pin;
+use std::sync::Arc;
 use std::task::Context;
 use std::time::Duration;
 
@@ -8,7 +9,12 @@ use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, DuplexStream, ReadBuf, dupl
 use tokio::net::{TcpListener, TcpStream, UnixStream};
 use tokio::sync::oneshot;
 
-use crate::listener::Denial;
+use crate::listener::admission::AccessPolicy;
+use crate::listener::admission::tests::context;
+use crate::session_io::tests::linked;
+use tunnel_base::drain::Drain;
+use tunnel_link::session::stream::IncomingSession;
+use tunnel_net::limiter::{FairLimiter, Limits, Source};
 use tunnel_net::tls::testing::over;
 
 use super::*;
@@ -19,17 +25,35 @@ async fn pair() -> (TcpStream, TcpStream) {
     (client, listener.accept().await.unwrap().0)
 }
 
-/// Serves one head with `open`, and returns the outcome, the client's end and the requested target.
-async fn serve(
-    head: &[u8],
-    open: Result<u8, Denial>,
-) -> (HandshakeOutcome<TcpStream, u8>, TcpStream, Option<String>) {
+/// Serves a connection at a listener with one link. The link's remote end passes each requested session to `accept`.
+async fn served<C, F>(socket: C, accept: impl AsyncFnOnce(IncomingSession) -> F) -> HandshakeOutcome<C>
+where
+    C: Connection + 'static,
+{
+    let drain = Drain::new();
+    let (table, link, mut offered) = linked(&drain);
+    let context = Arc::new(context(AccessPolicy::default(), drain.clone(), table, Some(link)));
+    let from = SocketAddr::from(([127, 0, 0, 1], 5));
+    let permit = FairLimiter::new(Limits::permits(1)).try_acquire(&Source::of(from.ip())).unwrap();
+    let mut admission = Admission::new::<C, Ssh>(context, from, permit, oneshot::channel().0);
+    let accepts = async {
+        let _far = accept(offered.recv().await.unwrap()).await;
+        pending::<()>().await;
+    };
+    tokio::select! {
+        done = Box::pin(serve(socket, &mut admission)) => done,
+        () = accepts => unreachable!(),
+    }
+}
+
+/// Serves one head, and returns the outcome, the client's end and the requested target.
+async fn serve_head(head: &[u8]) -> (HandshakeOutcome<TcpStream>, TcpStream, Option<String>) {
     let (mut client, server) = pair().await;
     client.write_all(head).await.unwrap();
     let mut target = None;
-    let done = handshake(server, async |parts: Parts| {
-        target = parts.uri.authority().map(ToString::to_string);
-        open.map_err(|denial| denial.answer(true, "t"))
+    let done = served(server, async |offer| {
+        target = Some(offer.target().to_string());
+        offer.accept()
     })
     .await;
     (done, client, target)
@@ -49,8 +73,8 @@ async fn every_clients_head_opens_a_session_and_the_200_is_bare() {
         "CONNECT node1:22 HTTP/1.1\r\n\r\n",
         "CONNECT node1:22 HTTP/1.1\r\nHost: 127.0.0.1\r\nConnection: keep-alive\r\n\r\n",
     ] {
-        let (done, mut client, target) = serve(head.as_bytes(), Ok(7)).await;
-        let HandshakeOutcome::Opened { session: 7, socket, buffered } = done else {
+        let (done, mut client, target) = serve_head(head.as_bytes()).await;
+        let HandshakeOutcome::Opened { session: _session, socket, buffered } = done else {
             panic!("{head}: {done:?}")
         };
         assert_eq!((target.as_deref(), buffered.len()), (Some("node1:22"), 0), "{head}");
@@ -69,37 +93,31 @@ async fn every_clients_head_opens_a_session_and_the_200_is_bare() {
 }
 
 #[tokio::test]
-async fn an_ipv6_target_stands_in_brackets() {
-    let (_, _, target) = serve(b"CONNECT [fd00::1]:22 HTTP/1.1\r\n\r\n", Ok(0)).await;
-    assert_eq!(target.as_deref(), Some("[fd00::1]:22"));
-}
-
-#[tokio::test]
 async fn bytes_sent_early_are_kept() {
-    let (done, _client, _) = serve(b"CONNECT node1:22 HTTP/1.1\r\n\r\nSSH-2.0-early\r\n", Ok(0)).await;
+    let (done, _client, _) = serve_head(b"CONNECT node1:22 HTTP/1.1\r\n\r\nSSH-2.0-early\r\n").await;
     let HandshakeOutcome::Opened { buffered, .. } = done else { panic!("{done:?}") };
     assert_eq!(buffered, "SSH-2.0-early\r\n");
 }
 
 #[tokio::test]
 async fn an_error_reaches_the_client_whole_and_the_connection_ends() {
-    let (done, client, _) = serve(b"CONNECT node1:22 HTTP/1.0\r\n\r\n", Err(Denial::Busy("draining"))).await;
-    let HandshakeOutcome::Denied(socket) = done else { panic!("{done:?}") };
+    let (done, client, _) = serve_head(b"CONNECT [fd00::1]:22 HTTP/1.0\r\n\r\n").await;
+    let HandshakeOutcome::Closed(Some(socket)) = done else { panic!("{done:?}") };
     drop(socket);
     let text = all(client).await;
-    assert!(text.starts_with("HTTP/1.0 503 draining\r\n"), "{text}");
+    assert!(text.starts_with("HTTP/1.0 421 no node is known for [fd00::1]:22\r\n"), "{text}");
     let (head, body) = text.split_once("\r\n\r\n").unwrap();
     let length = format!("content-length: {}", body.len());
     assert!(head.lines().any(|l| l == length), "{text}");
-    assert!(body.starts_with("draining\n"), "{text}");
+    assert!(body.starts_with("no node is known for [fd00::1]:22\n"), "{text}");
     assert!(head.contains("connection: close") || !head.contains("keep-alive"), "{text}");
 }
 
 #[tokio::test]
 async fn another_method_is_denied_even_with_a_body_on_its_way() {
     let head = b"POST http://a/ HTTP/1.1\r\nHost: a\r\nContent-Length: 100000\r\n\r\nsome";
-    let (done, _client, _) = serve(head, Err(Denial::Method)).await;
-    assert!(matches!(done, HandshakeOutcome::Denied(_)), "{done:?}");
+    let (done, _client, _) = serve_head(head).await;
+    assert!(matches!(done, HandshakeOutcome::Closed(Some(_))), "{done:?}");
 }
 
 #[tokio::test]
@@ -111,7 +129,7 @@ async fn no_session_is_made_of_what_is_not_http() {
         ("CONNECT a b c HTTP/1.1\r\n\r\n", "header_invalid", "400"),
         (long.as_str(), "header_too_large", "431"),
     ] {
-        let (done, mut client, _) = serve(head.as_bytes(), Ok(0)).await;
+        let (done, mut client, _) = serve_head(head.as_bytes()).await;
         let HandshakeOutcome::Failed { reason, socket: Some(_socket) } = done else {
             panic!("{head}: {done:?}")
         };
@@ -126,30 +144,27 @@ async fn no_session_is_made_of_what_is_not_http() {
 async fn a_connection_without_a_head_is_no_error_to_anybody() {
     let (client, server) = pair().await;
     drop(client);
-    let done = handshake(server, async |_| -> Result<(), _> { panic!("no head") }).await;
+    let done = served(server, async |_| panic!("no head")).await;
     assert!(matches!(done, HandshakeOutcome::Failed { reason: "header_missing", .. }), "{done:?}");
 }
 
 /// Checks that a client is served if it closes its write half after its head, long before the session is open.
-async fn is_served<N, C>(mut client: N, served: C)
+async fn is_served<N, C>(mut client: N, server: C)
 where
     N: AsyncRead + AsyncWrite + Unpin,
-    C: Connection,
+    C: Connection + 'static,
 {
-    let (go, wait) = oneshot::channel();
     client.write_all(b"CONNECT node1:22 HTTP/1.0\r\n\r\nearly").await.unwrap();
     client.shutdown().await.unwrap();
-    let open = async |_: Parts| {
+    let accept = async |offer: IncomingSession| {
         // A reader that waits for the end of the stream has detected it by now.
         for _ in 0..100 {
             tokio::task::yield_now().await;
         }
-        go.send(()).unwrap();
-        Ok(1)
+        offer.accept()
     };
-    let done = handshake(served, open).await;
-    wait.await.unwrap();
-    let HandshakeOutcome::Opened { session: 1, mut socket, mut buffered } = done else {
+    let done = served(server, accept).await;
+    let HandshakeOutcome::Opened { session: _session, mut socket, mut buffered } = done else {
         panic!("not opened")
     };
     let mut space = [0; 9];
@@ -177,26 +192,17 @@ async fn a_client_that_has_finished_its_direction_is_still_served() {
 }
 
 /// Checks that the opening is dropped once the client has disconnected.
-async fn is_dropped<N, C>(mut client: N, served: C, leave: impl FnOnce(N))
+async fn is_dropped<N, C>(mut client: N, server: C, leave: impl FnOnce(N))
 where
     N: AsyncWrite + Unpin,
-    C: Connection,
+    C: Connection + 'static,
 {
     client.write_all(b"CONNECT node1:22 HTTP/1.1\r\n\r\n").await.unwrap();
-    let (asked, is_asked) = oneshot::channel();
-    let open = async |_: Parts| {
-        asked.send(()).unwrap();
-        pending::<Result<(), _>>().await
-    };
-    let leaves = async {
-        is_asked.await.unwrap();
+    let leaves = async |offer: IncomingSession| {
         leave(client);
-        pending::<()>().await;
+        offer
     };
-    let done = tokio::select! {
-        done = handshake(served, open) => done,
-        () = leaves => unreachable!(),
-    };
+    let done = served(server, leaves).await;
     assert!(matches!(done, HandshakeOutcome::Failed { reason: "reset_while_opening", .. }));
 }
 
@@ -254,7 +260,7 @@ async fn the_200_leaves_alone_and_at_once() {
     let (mut client, server) = duplex(1000);
     let recorded = Recorded(server, Vec::new(), Vec::new());
     client.write_all(b"CONNECT node-a:10250 HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n").await.unwrap();
-    let done = handshake(recorded, async |_| Ok(())).await;
+    let done = served(recorded, async |offer: IncomingSession| offer.accept()).await;
     let HandshakeOutcome::Opened { socket: Recorded(_, written, flushed), .. } = done else {
         panic!("{done:?}")
     };
@@ -264,7 +270,7 @@ async fn the_200_leaves_alone_and_at_once() {
 
 #[tokio::test]
 async fn a_client_of_http_2_is_told_that_it_is_not_served() {
-    let (done, client, _) = serve(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\x04\0\0\0\0\0", Ok(0)).await;
+    let (done, client, _) = serve_head(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\x04\0\0\0\0\0").await;
     let HandshakeOutcome::Failed { reason: "header_invalid", socket } = done else { panic!("{done:?}") };
     drop(socket);
     assert!(all(client).await.starts_with("HTTP/1.1 400 only HTTP/1.1 is served here\r\n"));

@@ -12,6 +12,7 @@ fn the_target_comes_from_the_request_line() {
     let mut head = head("CONNECT", "Node1.:22");
     head.headers.insert("host", "elsewhere:80".parse().unwrap());
     assert_eq!(parse(head).unwrap().target.to_string(), "node1:22");
+    assert_eq!(parse(self::head("CONNECT", "[fd00::1]:22")).unwrap().target.to_string(), "[fd00::1]:22");
 }
 
 #[test]

@@ -8,8 +8,8 @@ use http::request::Parts;
 use http::uri::Authority;
 
 use crate::listener::Denial;
+use crate::listener::admission::AccessPolicy;
 use crate::listener::admission::ClientIdentity;
-use crate::listener::auth::AccessPolicy;
 use crate::listener::forward::message::{TUNNEL_DEST, TUNNEL_HOST};
 use crate::listener::https::NodePort;
 use tunnel_base::addresses::{AddressBook, LocateError};

@@ -25,7 +25,7 @@ impl ListenerProtocol<UnixStream> for Line {
     async fn handshake(
         &self,
         mut socket: UnixStream,
-        admission: &mut Admission<'_>,
+        admission: &mut Admission,
     ) -> HandshakeOutcome<UnixStream> {
         let mut line = String::new();
         while !line.ends_with('\n') {
@@ -43,7 +43,7 @@ impl ListenerProtocol<UnixStream> for Line {
         };
         match (socket.write_all(answer.as_bytes()).await, session) {
             (Ok(()), Some(session)) => HandshakeOutcome::Opened { session, socket, buffered: Bytes::new() },
-            (Ok(()), None) => HandshakeOutcome::Denied(socket),
+            (Ok(()), None) => HandshakeOutcome::Closed(Some(socket)),
             (Err(_), _) => HandshakeOutcome::Failed { reason: "reset", socket: None },
         }
     }
@@ -61,11 +61,7 @@ impl ListenerProtocol<UnixStream> for Lines {
         Span::none()
     }
 
-    async fn handshake(
-        &self,
-        socket: UnixStream,
-        admission: &mut Admission<'_>,
-    ) -> HandshakeOutcome<UnixStream> {
+    async fn handshake(&self, socket: UnixStream, admission: &mut Admission) -> HandshakeOutcome<UnixStream> {
         let mut lines = BufReader::new(socket);
         let mut line = String::new();
         while lines.read_line(&mut line).await.unwrap() > 0 {
@@ -81,7 +77,7 @@ impl ListenerProtocol<UnixStream> for Lines {
             admission.mark_idle();
             line.clear();
         }
-        HandshakeOutcome::Served(Some(lines.into_inner()))
+        HandshakeOutcome::Closed(Some(lines.into_inner()))
     }
 }
 
@@ -100,7 +96,7 @@ impl ListenerProtocol<UnixStream> for Switch {
     async fn handshake(
         &self,
         mut socket: UnixStream,
-        admission: &mut Admission<'_>,
+        admission: &mut Admission,
     ) -> HandshakeOutcome<UnixStream> {
         let mut line = String::new();
         BufReader::new(&mut socket).read_line(&mut line).await.unwrap();

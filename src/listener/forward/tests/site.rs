@@ -8,9 +8,9 @@ use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _, DuplexStream, duplex};
 use tokio::sync::{mpsc, oneshot};
 use tracing::Span;
 
+use crate::listener::admission::AccessPolicy;
 use crate::listener::admission::ClientKey;
 use crate::listener::admission::tests::context;
-use crate::listener::auth::AccessPolicy;
 use crate::session_io::tests::linked;
 use crate::session_io::{LocalPeer, OpenSession, run_session};
 use tunnel_base::access_log::AccessLogEntry;
@@ -63,9 +63,8 @@ impl Site {
                     run_session(session, LocalPeer::Client, socket, &served.metrics).await;
                     "carried"
                 }
-                HandshakeOutcome::Served(Some(_)) => "ok",
-                HandshakeOutcome::Served(None) => "upstream_truncated",
-                HandshakeOutcome::Denied(_) => "denied",
+                HandshakeOutcome::Closed(Some(_)) => "ok",
+                HandshakeOutcome::Closed(None) => "upstream_truncated",
                 HandshakeOutcome::Failed { reason, .. } => reason,
             };
             let _ = ended.send(word);
