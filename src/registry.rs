@@ -11,10 +11,11 @@ use std::collections::HashMap;
 use std::fmt;
 use std::net::{IpAddr, SocketAddr};
 use std::pin::pin;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
 use futures_util::future::join_all;
+use parking_lot::Mutex;
 use tokio::sync::watch;
 use tokio::time::{Instant, timeout_at};
 
@@ -107,7 +108,7 @@ impl Registry {
 
     /// Returns the node's link if it is linked here, otherwise the time since it last was.
     pub fn find(&self, node: &NodeName) -> NodeLocation {
-        let nodes = self.lock();
+        let nodes = self.nodes.lock();
         match nodes.linked.get(node) {
             Some(linked) => NodeLocation::Here(linked.clone()),
             None => NodeLocation::NotHere(nodes.past.gone(node).map(|at| at.elapsed())),
@@ -116,7 +117,7 @@ impl Registry {
 
     /// Returns the link of a node if it is linked here.
     pub fn link_of(&self, node: &NodeName) -> Option<LinkedNode> {
-        self.lock().linked.get(node).cloned()
+        self.nodes.lock().linked.get(node).cloned()
     }
 
     /// Returns a waiter for the node. Each later link of the node, here or at a peer, wakes it.
@@ -187,7 +188,7 @@ impl Registry {
     /// stay, so a third one closes the oldest.
     pub fn insert(&self, linked: LinkedNode, beside: bool) -> Option<Arc<LinkSender>> {
         let node = linked.sender.peer.node().cloned()?;
-        let mut nodes = self.lock();
+        let mut nodes = self.nodes.lock();
         nodes.past.on_linked(&node);
         let instance = linked.instance;
         let before = nodes.linked.insert(node.clone(), linked);
@@ -215,7 +216,7 @@ impl Registry {
     /// a newer link has replaced it: when a link's end is noticed, the node may already be linked again.
     pub fn remove(&self, sender: &LinkSender) {
         let Some(node) = sender.peer.node() else { return };
-        let mut nodes = self.lock();
+        let mut nodes = self.nodes.lock();
         if !nodes.remove_secondary(node, sender) && nodes.take(node, sender).is_some() {
             self.count(&nodes);
             drop(nodes);
@@ -225,7 +226,7 @@ impl Registry {
 
     /// Returns the names of all nodes that are linked here, in no particular order.
     pub fn nodes(&self) -> Vec<NodeName> {
-        self.lock().linked.keys().cloned().collect()
+        self.nodes.lock().linked.keys().cloned().collect()
     }
 
     /// Subscribes to changes of [`Self::nodes`]. Several changes between two checks appear as one.
@@ -235,7 +236,7 @@ impl Registry {
 
     /// Sends Drain on every link, so that each edge links to another server.
     pub fn drain_all(&self) {
-        let all = self.lock().all();
+        let all = self.nodes.lock().all();
         for linked in all {
             linked.sender.drain(None);
         }
@@ -243,7 +244,7 @@ impl Registry {
 
     /// Closes every link.
     pub fn close_all(&self) {
-        let all = self.lock().all();
+        let all = self.nodes.lock().all();
         for linked in all {
             linked.sender.close();
         }
@@ -251,10 +252,6 @@ impl Registry {
 
     fn count(&self, nodes: &NodeLinks) {
         self.metrics.nodes.set(i64::try_from(nodes.linked.len()).unwrap_or(i64::MAX));
-    }
-
-    fn lock(&self) -> MutexGuard<'_, NodeLinks> {
-        self.nodes.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -291,7 +288,7 @@ pub struct NodeWaiter<'a> {
 
 impl NodeWaiters {
     pub(crate) fn arrival(&self, node: &NodeName) -> NodeWaiter<'_> {
-        let mut awaited = self.lock();
+        let mut awaited = self.0.lock();
         let new = || Waiters { wake: Arc::new(watch::Sender::new(())), count: 0 };
         let waiting = awaited.entry(node.clone()).or_insert_with(new);
         waiting.count += 1;
@@ -301,7 +298,7 @@ impl NodeWaiters {
     }
 
     pub(crate) fn wake(&self, node: &NodeName) {
-        let waiting = self.lock().get(node).map(|waiting| waiting.wake.clone());
+        let waiting = self.0.lock().get(node).map(|waiting| waiting.wake.clone());
         if let Some(waiting) = waiting {
             waiting.send_replace(());
         }
@@ -309,14 +306,10 @@ impl NodeWaiters {
 
     /// Wakes every waiter, because any of the nodes may have linked.
     pub(crate) fn wake_all(&self) {
-        let waiting: Vec<_> = self.lock().values().map(|waiting| waiting.wake.clone()).collect();
+        let waiting: Vec<_> = self.0.lock().values().map(|waiting| waiting.wake.clone()).collect();
         for waiting in waiting {
             waiting.send_replace(());
         }
-    }
-
-    fn lock(&self) -> MutexGuard<'_, HashMap<NodeName, Waiters>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -333,7 +326,7 @@ impl NodeWaiter<'_> {
 
 impl Drop for NodeWaiter<'_> {
     fn drop(&mut self) {
-        let mut awaited = self.awaited.lock();
+        let mut awaited = self.awaited.0.lock();
         if let Some(waiting) = awaited.get_mut(&self.node) {
             waiting.count -= 1;
             if waiting.count == 0 {
@@ -700,7 +693,7 @@ mod tests {
         awaited.wake(&one);
         assert!(second.wait().now_or_never().is_some());
         drop((second, other));
-        assert!(awaited.lock().is_empty());
+        assert!(awaited.0.lock().is_empty());
     }
 
     #[test]
@@ -718,7 +711,7 @@ mod tests {
                 both.wait();
                 drop(second);
             });
-            assert!(awaited.lock().is_empty());
+            assert!(awaited.0.lock().is_empty());
         }
     }
 }

@@ -10,7 +10,7 @@ use std::convert::Infallible;
 use std::future::poll_fn;
 use std::io;
 use std::pin::{Pin, pin};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
@@ -25,6 +25,7 @@ use hyper::client::conn::http1::SendRequest;
 use hyper::server::conn::http1;
 use hyper::service::service_fn;
 use hyper_util::rt::TokioIo;
+use parking_lot::Mutex;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::time::{Instant, sleep_until};
 use tracing::debug;
@@ -223,7 +224,7 @@ impl<R: Router> Exchange<R> {
     /// Ends the session, if there is one. A session that switched to another protocol is returned instead.
     pub(crate) fn end(self) -> Option<GrantedSession> {
         self.upstream.close();
-        self.switched.into_inner().unwrap_or_else(PoisonError::into_inner)
+        self.switched.into_inner()
     }
 
     pub(crate) async fn answer(
@@ -363,7 +364,7 @@ impl<R: Router> Exchange<R> {
         message::pass_answer(&mut head, &body, &Method::GET)
             .map_err(|why| Denial::UpstreamFailed(why.to_owned()))?;
         opened.alive.carries(request);
-        *self.switched.lock().unwrap_or_else(PoisonError::into_inner) = Some(opened);
+        *self.switched.lock() = Some(opened);
         let body = ResponseBody::new(ResponseSource::Own(Full::default()), Arc::clone(&self.clock));
         Ok(Response::from_parts(head, body))
     }
@@ -536,12 +537,12 @@ impl IdleTimer {
 
     /// Records that a head is complete and whether a body follows.
     pub(crate) fn on_head(&self, has_body: bool) {
-        self.lock().phase = if has_body { ClientPhase::ReadingBody } else { ClientPhase::Responding(None) };
+        self.0.lock().phase = if has_body { ClientPhase::ReadingBody } else { ClientPhase::Responding(None) };
     }
 
     /// Records that nothing more is read from the request's body.
     pub(crate) fn on_body_end(&self) {
-        let mut inner = self.lock();
+        let mut inner = self.0.lock();
         if let ClientPhase::ReadingBody = inner.phase {
             inner.phase = ClientPhase::Responding(None);
             inner.asked = true;
@@ -550,27 +551,27 @@ impl IdleTimer {
 
     /// Returns true if a request has been read completely and its response is not complete.
     pub(crate) fn is_answering(&self) -> bool {
-        matches!(self.lock().phase, ClientPhase::Responding(_))
+        matches!(self.0.lock().phase, ClientPhase::Responding(_))
     }
 
     /// Returns true if a request's body has ended since the last call.
     pub(crate) fn take_asked(&self) -> bool {
-        std::mem::take(&mut self.lock().asked)
+        std::mem::take(&mut self.0.lock().asked)
     }
 
     /// Records that a response is complete.
     pub(crate) fn idle(&self) {
-        *self.lock() = Inner { phase: ClientPhase::Idle(Instant::now()), asked: false, answered: true };
+        *self.0.lock() = Inner { phase: ClientPhase::Idle(Instant::now()), asked: false, answered: true };
     }
 
     /// Returns true if a response was completed since the last call.
     pub(crate) fn take_answered(&self) -> bool {
-        std::mem::take(&mut self.lock().answered)
+        std::mem::take(&mut self.0.lock().answered)
     }
 
     /// Returns the client's deadline, if an action is expected of it. With `leaving`, no further request is expected.
     pub(crate) fn deadline(&self, leaving: bool) -> Option<Deadline> {
-        match self.lock().phase {
+        match self.0.lock().phase {
             ClientPhase::Head(since) => Some(Deadline::Head(since + HEAD_TIME)),
             ClientPhase::ReadingBody => None,
             ClientPhase::Responding(until) => until.map(Deadline::Answer),
@@ -581,7 +582,7 @@ impl IdleTimer {
 
     /// Records that bytes were received from the client.
     pub(crate) fn arrived(&self) {
-        let mut inner = self.lock();
+        let mut inner = self.0.lock();
         if let ClientPhase::Idle(_) = inner.phase {
             inner.phase = ClientPhase::Head(Instant::now());
         }
@@ -590,7 +591,7 @@ impl IdleTimer {
     /// Records that the client closed its write half. While a response is pending, a client that still `reads` gets
     /// [`FINISHED_TIME`], because a disconnected client looks the same.
     pub(crate) fn finished(&self, reads: bool) {
-        if let ClientPhase::Responding(until @ None) = &mut self.lock().phase {
+        if let ClientPhase::Responding(until @ None) = &mut self.0.lock().phase {
             let patience = if reads { FINISHED_TIME } else { Duration::ZERO };
             *until = Some(Instant::now() + patience);
         }
@@ -598,13 +599,9 @@ impl IdleTimer {
 
     /// Records that a part of the response was forwarded.
     pub(crate) fn passed(&self) {
-        if let ClientPhase::Responding(Some(until)) = &mut self.lock().phase {
+        if let ClientPhase::Responding(Some(until)) = &mut self.0.lock().phase {
             *until = Instant::now() + FINISHED_TIME;
         }
-    }
-
-    fn lock(&self) -> MutexGuard<'_, Inner> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 

@@ -199,7 +199,7 @@ pub struct Overview {
 impl Registry {
     /// Returns the node with the oldest link here, and whether there are others.
     pub fn longest(&self) -> Option<(NodeName, bool)> {
-        let nodes = self.lock();
+        let nodes = self.nodes.lock();
         let living = nodes.linked.iter().filter(|(_, linked)| !linked.sender.is_closed());
         let (node, _) = living.max_by_key(|(_, linked)| linked.sender.age())?;
         Some((node.clone(), nodes.linked.len() > 1))
@@ -207,7 +207,7 @@ impl Registry {
 
     /// Returns the `most` nodes with the oldest links here, the oldest first.
     pub fn oldest(&self, most: usize) -> Vec<NodeName> {
-        let nodes = self.lock();
+        let nodes = self.nodes.lock();
         let mut all: Vec<_> = nodes.linked.iter().map(|(node, linked)| (linked.sender.age(), node)).collect();
         all.sort_by_key(|(age, _)| std::cmp::Reverse(*age));
         all.into_iter().take(most).map(|(_, node)| node.clone()).collect()
@@ -215,7 +215,7 @@ impl Registry {
 
     /// Returns all links, and up to `most` of the disconnected nodes.
     pub fn overview(&self, most: usize) -> Overview {
-        let nodes = self.lock();
+        let nodes = self.nodes.lock();
         let links = |map: &HashMap<NodeName, LinkedNode>, role| -> Vec<_> {
             let error = |node| nodes.past.error(node);
             map.iter().map(|(node, linked)| (node.clone(), role, linked.clone(), error(node))).collect()
@@ -233,7 +233,7 @@ impl Registry {
     /// Records why a link of a node has ended, then removes it like [`Self::remove`].
     pub fn ended(&self, sender: &LinkSender, why: &str) {
         if let Some(node) = sender.peer.node() {
-            self.lock().past.failed(node, &excerpt(why));
+            self.nodes.lock().past.failed(node, &excerpt(why));
         }
         self.remove(sender);
     }
@@ -241,7 +241,7 @@ impl Registry {
     /// Records that a link of a node was refused. Nodes that were never linked here are ignored: invented names would
     /// otherwise displace the others.
     pub fn refused(&self, node: &NodeName, why: &str) {
-        let mut nodes = self.lock();
+        let mut nodes = self.nodes.lock();
         if nodes.linked.contains_key(node) || nodes.past.gone(node).is_some() {
             nodes.past.failed(node, &excerpt(why));
         }
@@ -377,6 +377,6 @@ mod overview_tests {
         assert_eq!(gone.len(), 1);
         assert_eq!((gone[0].0.as_str(), gone[0].2.as_ref().unwrap().why.chars().count()), ("c", MAX_CHARS));
         assert!(registry.overview(0).gone.is_empty());
-        assert_eq!(registry.lock().past.len(), 2, "unknown nodes are not recorded");
+        assert_eq!(registry.nodes.lock().past.len(), 2, "unknown nodes are not recorded");
     }
 }

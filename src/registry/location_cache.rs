@@ -3,9 +3,10 @@
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
 use std::net::IpAddr;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
+use parking_lot::Mutex;
 use tokio::time::Instant;
 
 use crate::registry::peers::PeerHandle;
@@ -58,18 +59,18 @@ struct CachedLocation {
 impl LocationCache {
     /// Returns the server where the node certainly is, and the node's process.
     pub(crate) fn of(&self, node: &NodeName) -> Option<(PeerHandle, Option<Instance>)> {
-        let nodes = self.lock();
+        let nodes = self.nodes.lock();
         nodes.all.get(node).filter(|at| !at.suspect).and_then(|at| Some((at.server.clone()?, at.instance)))
     }
 
     /// Returns the last known server of the node.
     pub(crate) fn last_server(&self, node: &NodeName) -> Option<PeerHandle> {
-        self.lock().all.get(node)?.server.clone()
+        self.nodes.lock().all.get(node)?.server.clone()
     }
 
     /// Returns the first node by name among those at linked peers, and whether there are others.
     pub(crate) fn first(&self) -> Option<(NodeName, bool)> {
-        let nodes = self.lock();
+        let nodes = self.nodes.lock();
         let lives = |at: &CachedLocation| {
             at.lost.is_none() && at.server.as_ref().is_some_and(|server| server.up().is_some())
         };
@@ -88,7 +89,7 @@ impl LocationCache {
     /// per server allow it.
     pub(crate) fn insert(&self, node: &NodeName, server: PeerHandle, instance: Option<Instance>, keep: bool) {
         let process = if keep { server.process() } else { None };
-        let mut nodes = self.lock();
+        let mut nodes = self.nodes.lock();
         let ips = nodes.all.get(node).filter(|at| at.instance == instance).map(|at| at.ips.clone());
         nodes.remove(node);
         if nodes.all.len() - nodes.kept >= MAX_LOCATIONS {
@@ -111,38 +112,38 @@ impl LocationCache {
             CachedLocation { server, instance, kept, suspect: false, learned, lost: None, ips },
         );
         drop(nodes);
-        self.missed().remove(node);
+        self.missed.lock().remove(node);
     }
 
     /// Records the addresses that the node's edge claims, as reported by the server that has its link.
     pub(crate) fn claim(&self, node: &NodeName, ips: Arc<[IpAddr]>) {
-        if let Some(at) = self.lock().all.get_mut(node) {
+        if let Some(at) = self.nodes.lock().all.get_mut(node) {
             at.ips = ips;
         }
     }
 
     /// Returns the nodes whose edges claim addresses, with the addresses.
     pub(crate) fn claims(&self) -> Vec<(NodeName, Arc<[IpAddr]>)> {
-        let nodes = self.lock();
+        let nodes = self.nodes.lock();
         let claiming = nodes.all.iter().filter(|(_, at)| !at.ips.is_empty() && !at.suspect);
         claiming.map(|(node, at)| (node.clone(), at.ips.clone())).collect()
     }
 
     /// Returns how long the node's current or last location has been known.
     pub(crate) fn age(&self, node: &NodeName) -> Option<Duration> {
-        Some(self.lock().all.get(node)?.learned.elapsed())
+        Some(self.nodes.lock().all.get(node)?.learned.elapsed())
     }
 
     /// Returns true if there is space for everything that must be replicated for peers.
     pub(crate) fn is_complete(&self) -> bool {
-        let nodes = self.lock();
+        let nodes = self.nodes.lock();
         nodes.kept < MAX_REPLICATED && nodes.kept_at.values().all(|kept| *kept < MAX_REPLICATED_PER_PEER)
     }
 
     /// Removes replicas of nodes that need no longer be `kept`, and of servers that have disconnected. Called when
     /// space runs out. Runs at most once a minute, because it checks all entries.
     pub(crate) fn make_room(&self, kept: impl Fn(&NodeName) -> bool) {
-        let mut nodes = self.lock();
+        let mut nodes = self.nodes.lock();
         if nodes.swept.is_some_and(|swept| swept.elapsed() < SWEEP_INTERVAL) {
             return;
         }
@@ -163,7 +164,7 @@ impl LocationCache {
 
     /// Records that a search did not find the node.
     pub(crate) fn insert_negative(&self, node: &NodeName, said: &NodeNotFound) {
-        let mut missed = self.missed();
+        let mut missed = self.missed.lock();
         if missed.len() >= MAX_NEGATIVE_ENTRIES {
             missed.retain(|_, (at, _)| at.elapsed() < NEGATIVE_TTL);
         }
@@ -174,20 +175,20 @@ impl LocationCache {
 
     /// Returns the result of a failed search for the node less than [`NEGATIVE_TTL`] ago.
     pub(crate) fn negative_age(&self, node: &NodeName) -> Option<NodeNotFound> {
-        let missed = self.missed();
+        let missed = self.missed.lock();
         missed.get(node).filter(|(at, _)| at.elapsed() < NEGATIVE_TTL).map(|(_, said)| said.clone())
     }
 
     /// Returns how long no server has had the node, if it was known to be at one.
     pub(crate) fn lost(&self, node: &NodeName) -> Option<Duration> {
-        let mut nodes = self.lock();
+        let mut nodes = self.nodes.lock();
         let at = nodes.all.get_mut(node).filter(|at| at.server.is_some())?;
         Some(at.lost.get_or_insert_with(Instant::now).elapsed())
     }
 
     /// Returns how long ago the node was found missing at a peer; `None` if it is not known to have been there.
     pub(crate) fn seen(&self, node: &NodeName) -> Option<Duration> {
-        self.lock().all.get(node)?.lost.map(|at| at.elapsed())
+        self.nodes.lock().all.get(node)?.lost.map(|at| at.elapsed())
     }
 
     /// Records that the node is not at that server, if it is remembered there. An entry that another thread has created
@@ -196,7 +197,7 @@ impl LocationCache {
     /// A replica is only marked as suspect: perhaps only the link there has failed, and the server does not announce
     /// the node again.
     pub(crate) fn forget(&self, node: &NodeName, server: &PeerHandle) {
-        let mut nodes = self.lock();
+        let mut nodes = self.nodes.lock();
         let process = server.process();
         let is = |at: &PeerHandle| at.is(server) || process.is_some() && at.process() == process;
         if let Some(at) = nodes.all.get_mut(node)
@@ -212,16 +213,8 @@ impl LocationCache {
 
     /// Removes everything known about the node.
     pub(crate) fn forget_all(&self, node: &NodeName) {
-        self.lock().remove(node);
-        self.missed().remove(node);
-    }
-
-    fn lock(&self) -> MutexGuard<'_, Locations> {
-        self.nodes.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    fn missed(&self) -> MutexGuard<'_, HashMap<NodeName, (Instant, NodeNotFound)>> {
-        self.missed.lock().unwrap_or_else(PoisonError::into_inner)
+        self.nodes.lock().remove(node);
+        self.missed.lock().remove(node);
     }
 }
 
@@ -391,7 +384,7 @@ pub(crate) struct Subscribers(Mutex<HashMap<NodeName, Vec<Instance>>>);
 impl Subscribers {
     /// Records that a server has asked for the node.
     pub(crate) fn note(&self, node: &NodeName, server: Instance) {
-        let mut nodes = self.lock();
+        let mut nodes = self.0.lock();
         if nodes.len() >= MAX_NODES && !nodes.contains_key(node) {
             // Any half of them will do: a server that is not notified finds the node by asking again.
             let mut keep = false;
@@ -410,11 +403,7 @@ impl Subscribers {
 
     /// Returns the servers that have asked for the node.
     pub(crate) fn of(&self, node: &NodeName) -> Vec<Instance> {
-        self.lock().get(node).cloned().unwrap_or_default()
-    }
-
-    fn lock(&self) -> MutexGuard<'_, HashMap<NodeName, Vec<Instance>>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.0.lock().get(node).cloned().unwrap_or_default()
     }
 }
 
@@ -445,11 +434,11 @@ mod tests {
         for n in 0..MAX_NEGATIVE_ENTRIES + 10 {
             known.insert_negative(&format!("node{n}").parse().unwrap(), &said);
         }
-        assert_eq!(known.missed().len(), MAX_NEGATIVE_ENTRIES);
+        assert_eq!(known.missed.lock().len(), MAX_NEGATIVE_ENTRIES);
         tokio::time::advance(NEGATIVE_TTL).await;
         assert_eq!(known.negative_age(&node), None);
         known.insert_negative(&node, &said);
-        assert_eq!((known.negative_age(&node), known.missed().len()), (Some(said), 1));
+        assert_eq!((known.negative_age(&node), known.missed.lock().len()), (Some(said), 1));
     }
 
     #[tokio::test]
@@ -474,14 +463,14 @@ mod tests {
         for n in 0..3 * MAX_LOCATIONS {
             known.insert(&format!("node{n}").parse().unwrap(), server(2), None, false);
         }
-        assert!(known.lock().all.len() <= MAX_LOCATIONS + 1);
+        assert!(known.nodes.lock().all.len() <= MAX_LOCATIONS + 1);
         known.forget(&node, &one);
         assert!(known.of(&node).is_none(), "the server is asked before the path is used again");
         assert!(known.last_server(&node).is_some_and(|at| at.is(&one)));
         known.insert(&node, one, None, true);
-        assert!(known.of(&node).is_some() && known.lock().kept == 1);
+        assert!(known.of(&node).is_some() && known.nodes.lock().kept == 1);
         known.forget_all(&node);
-        assert!(known.last_server(&node).is_none() && known.lock().kept == 0);
+        assert!(known.last_server(&node).is_none() && known.nodes.lock().kept == 0);
     }
 
     #[tokio::test(start_paused = true)]
@@ -491,15 +480,15 @@ mod tests {
         for n in 0..2 * MAX_REPLICATED_PER_PEER {
             known.insert(&name("loud", n), loud.clone(), None, true);
         }
-        assert_eq!((known.is_complete(), known.lock().kept), (false, MAX_REPLICATED_PER_PEER));
+        assert_eq!((known.is_complete(), known.nodes.lock().kept), (false, MAX_REPLICATED_PER_PEER));
         for n in 0..100 {
             known.insert(&name("quiet", n), quiet.clone(), None, true);
         }
-        assert_eq!(known.lock().kept, MAX_REPLICATED_PER_PEER + 100);
-        assert!(known.lock().all.len() <= MAX_LOCATIONS + MAX_REPLICATED_PER_PEER + 100);
+        assert_eq!(known.nodes.lock().kept, MAX_REPLICATED_PER_PEER + 100);
+        assert!(known.nodes.lock().all.len() <= MAX_LOCATIONS + MAX_REPLICATED_PER_PEER + 100);
         // This server is no longer a replica of most of them.
         known.make_room(|node| node.as_str().starts_with("quiet"));
-        assert_eq!((known.is_complete(), known.lock().kept), (true, 100));
+        assert_eq!((known.is_complete(), known.nodes.lock().kept), (true, 100));
         for n in 0..2 * MAX_REPLICATED_PER_PEER {
             known.insert(&name("loud", n), loud.clone(), None, true);
         }
@@ -516,7 +505,7 @@ mod tests {
         for n in 0..MAX_LOCATIONS + 10 {
             known.insert(&format!("node{n}").parse().unwrap(), one.clone(), None, false);
         }
-        assert!(known.lock().all.len() <= MAX_LOCATIONS);
+        assert!(known.nodes.lock().all.len() <= MAX_LOCATIONS);
         let newest: NodeName = format!("node{}", MAX_LOCATIONS + 9).parse().unwrap();
         known.forget(&newest, &two);
         assert!(known.of(&newest).is_some(), "the other server's entry is not affected");
@@ -695,6 +684,6 @@ mod interest_tests {
         for n in 0..2 * MAX_NODES {
             interest.note(&format!("other{n}").parse().unwrap(), server(1));
         }
-        assert!(interest.lock().len() <= MAX_NODES);
+        assert!(interest.0.lock().len() <= MAX_NODES);
     }
 }

@@ -11,12 +11,13 @@ pub mod replicas;
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::fmt;
 use std::net::{IpAddr, SocketAddr};
+use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::Relaxed;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use futures_util::stream::{FuturesUnordered, StreamExt as _};
+use parking_lot::Mutex;
 use tokio::sync::{oneshot, watch};
 use tokio::time::{Instant, MissedTickBehavior, interval, timeout};
 use tracing::{info_span, warn};
@@ -101,7 +102,7 @@ impl Peers {
     pub fn add_incoming(&self, sender: &Arc<LinkSender>, beside: bool) -> Vec<Arc<LinkSender>> {
         let incoming = IncomingPeer { sender: sender.clone(), news: Arc::default() };
         let before = {
-            let mut servers = self.lock();
+            let mut servers = self.servers.lock();
             let same =
                 |old: &&IncomingPeer| sender.instance.is_some() && old.sender.instance == sender.instance;
             let before: Vec<_> = servers.incoming.iter().filter(same).map(|old| old.sender.clone()).collect();
@@ -133,7 +134,7 @@ impl Peers {
 
     /// Removes a link to a peer that has ended, whichever side made it.
     pub fn remove(&self, sender: &LinkSender) {
-        self.lock().incoming.retain(|incoming| incoming.sender.id != sender.id);
+        self.servers.lock().incoming.retain(|incoming| incoming.sender.id != sender.id);
         sender.instance.into_iter().for_each(|server| self.note_lost(server));
         self.dial_context.members_changed.notify_one();
     }
@@ -155,7 +156,7 @@ impl Peers {
 
     /// Returns the peer at the remote end of a link, and marks the link as used.
     pub fn peer_of(&self, sender: &Arc<LinkSender>) -> PeerHandle {
-        let known = self.lock().known.values().find(|peer| peer.has_link(sender.id)).cloned();
+        let known = self.servers.lock().known.values().find(|peer| peer.has_link(sender.id)).cloned();
         PeerHandle(known.map_or_else(
             || HandleKind::Incoming(sender.clone()),
             |peer| {
@@ -168,7 +169,7 @@ impl Peers {
     /// Returns the links to peers that are up now.
     pub fn links(&self) -> Vec<Arc<LinkSender>> {
         let (known, incoming): (Vec<_>, Vec<_>) = {
-            let servers = self.lock();
+            let servers = self.servers.lock();
             (
                 servers.known.values().cloned().collect(),
                 servers.incoming.iter().map(|i| i.sender.clone()).collect(),
@@ -185,7 +186,7 @@ impl Peers {
         let (answer, answered) = oneshot::channel();
         // Inserted before sending, because the answer may arrive on another thread before `find` returns. The guard
         // below removes it, whether it was answered, timed out or cancelled.
-        self.questions().insert((question, sender.id), answer);
+        self.questions.lock().insert((question, sender.id), answer);
         let _asked = PendingQuery { peers: self, key: (question, sender.id) };
         if !sender.find(node, question) {
             return Err(silent());
@@ -210,7 +211,7 @@ impl Peers {
         if found.question == UNSOLICITED {
             return Some(found);
         }
-        if let Some(asked) = self.questions().remove(&(found.question, from.id)) {
+        if let Some(asked) = self.questions.lock().remove(&(found.question, from.id)) {
             // This fails only if the waiter has just left.
             let _ = asked.send(found);
         }
@@ -220,24 +221,12 @@ impl Peers {
     /// Returns a copy of the list, to be read without the lock. It has only the newest of the links that one peer has
     /// made.
     fn servers(&self) -> (Vec<Arc<Peer>>, Vec<IncomingPeer>) {
-        let servers = self.lock();
+        let servers = self.servers.lock();
         let mut seen = HashSet::new();
         let newest = servers.incoming.iter().rev();
         let newest =
             newest.filter(|incoming| incoming.sender.instance.is_none_or(|server| seen.insert(server)));
         (servers.known.values().cloned().collect(), newest.cloned().collect())
-    }
-
-    fn lock(&self) -> MutexGuard<'_, PeerList> {
-        self.servers.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    fn membership(&self) -> MutexGuard<'_, Membership> {
-        self.membership.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    fn questions(&self) -> MutexGuard<'_, HashMap<(u64, LinkId), oneshot::Sender<Found>>> {
-        self.questions.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -249,7 +238,7 @@ struct PendingQuery<'a> {
 
 impl Drop for PendingQuery<'_> {
     fn drop(&mut self) {
-        self.peers.questions().remove(&self.key);
+        self.peers.questions.lock().remove(&self.key);
     }
 }
 
@@ -331,7 +320,7 @@ impl Peers {
     }
 
     fn strike(&self, over: &[Arc<Peer>]) {
-        let mut servers = self.lock();
+        let mut servers = self.servers.lock();
         for peer in over {
             if servers.known.get(&peer.at).is_some_and(|known| Arc::ptr_eq(known, peer)) {
                 servers.known.remove(&peer.at);
@@ -344,7 +333,7 @@ impl Peers {
     fn add(&self, at: SocketAddr, listed: bool) -> Option<Arc<Peer>> {
         let new = Peer::new(at, listed);
         {
-            let mut servers = self.lock();
+            let mut servers = self.servers.lock();
             if let Some(known) = servers.known.get(&at) {
                 return Some(known.clone());
             }
@@ -360,7 +349,7 @@ impl Peers {
 
     /// Returns the peers with a known address, to be read without the lock.
     pub(crate) fn known(&self) -> Vec<Arc<Peer>> {
-        self.lock().known.values().cloned().collect()
+        self.servers.lock().known.values().cloned().collect()
     }
 }
 
@@ -665,7 +654,7 @@ impl Peers {
             self.set_stopping(server);
         }
         self.set_intercepting(server, load.intercepts);
-        let (now, mut loads) = (Instant::now(), self.loads.lock().unwrap_or_else(PoisonError::into_inner));
+        let (now, mut loads) = (Instant::now(), self.loads.lock());
         loads.retain(|_, (_, at)| now - *at < FRESH);
         if loads.len() < MAX_KNOWN || loads.contains_key(&server) {
             loads.insert(server, (load, now));
@@ -691,7 +680,7 @@ impl Peers {
         }
         servers.sort_by_key(|(at, server)| (server.to_bytes(), at.is_none()));
         servers.dedup_by_key(|(_, server)| *server);
-        let loads = self.loads.lock().unwrap_or_else(PoisonError::into_inner);
+        let loads = self.loads.lock();
         let load = |(at, server): (Option<SocketAddr>, _)| {
             let (load, heard) = loads.get(&server)?;
             (!load.stopping && heard.elapsed() < FRESH).then_some(PeerLoad { at, nodes: load.nodes })

@@ -3,10 +3,11 @@
 use std::cmp::Reverse;
 use std::collections::HashMap;
 use std::net::SocketAddr;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
 use futures_util::future::join_all;
+use parking_lot::Mutex;
 use tokio::join;
 use tokio::time::Instant;
 
@@ -62,7 +63,7 @@ impl Conflicts {
     /// Counts a conflict over that name. Returns the number of suppressed conflicts if this one should be logged.
     /// Returns `None` if it should not, so that two machines in turn do not flood the log.
     pub(crate) fn may_log(&self, node: &NodeName) -> Option<u64> {
-        let mut all = self.lock();
+        let mut all = self.0.lock();
         let now = Instant::now();
         if let Some(known) = all.get_mut(node) {
             if now - known.logged < LOG_INTERVAL {
@@ -84,18 +85,14 @@ impl Conflicts {
 
     /// Records that a process at a peer was refused the name.
     pub(crate) fn record_refused(&self, node: &NodeName, from: Option<Instance>) {
-        if let Some(known) = self.lock().get_mut(node) {
+        if let Some(known) = self.0.lock().get_mut(node) {
             known.last_refused = from;
         }
     }
 
     /// Returns true if that process was the last to be refused the name.
     pub(crate) fn was_refused(&self, node: &NodeName, from: Instance) -> bool {
-        self.lock().get(node).is_some_and(|known| known.last_refused == Some(from))
-    }
-
-    fn lock(&self) -> MutexGuard<'_, HashMap<NodeName, NameConflict>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.0.lock().get(node).is_some_and(|known| known.last_refused == Some(from))
     }
 }
 
@@ -213,7 +210,7 @@ impl NodeLinks {
 impl Registry {
     /// Returns the node's links here, except its primary link.
     pub(crate) fn beside(&self, node: &NodeName) -> Vec<Arc<LinkSender>> {
-        let nodes = self.lock();
+        let nodes = self.nodes.lock();
         let links = [&nodes.older, &nodes.leaving, &nodes.interactive];
         links.into_iter().filter_map(|links| links.get(node)).map(|linked| linked.sender.clone()).collect()
     }
@@ -221,7 +218,7 @@ impl Registry {
     /// Returns true if that process may add an interactive link to its node's primary link. It must be linked here and
     /// have no previous link, because then one of its two links is about to close.
     pub fn may_add_interactive(&self, node: &NodeName, instance: Option<Instance>) -> bool {
-        self.lock().primary_for_interactive(node, instance).is_some()
+        self.nodes.lock().primary_for_interactive(node, instance).is_some()
     }
 
     /// Adds an interactive link to its node's primary link and returns that. Closes the earlier interactive link, if
@@ -229,7 +226,7 @@ impl Registry {
     pub fn add_interactive(&self, linked: LinkedNode) -> Option<Arc<LinkSender>> {
         let node = linked.sender.peer.node().cloned()?;
         let (busy, before) = {
-            let mut nodes = self.lock();
+            let mut nodes = self.nodes.lock();
             let busy = nodes.primary_for_interactive(&node, linked.instance)?;
             (busy, nodes.interactive.insert(node, linked))
         };
@@ -268,7 +265,7 @@ impl Registry {
     /// Returns the number of nodes found here, and how many of them were asked to link elsewhere and have not done so
     /// yet.
     pub fn node_counts(&self) -> (usize, usize) {
-        let nodes = self.lock();
+        let nodes = self.nodes.lock();
         let asked = nodes.linked.values().filter(|linked| linked.sender.is_drained()).count();
         (nodes.linked.len(), asked)
     }
@@ -280,7 +277,7 @@ impl Registry {
     /// recently, were already asked or use the plain dialect are skipped.
     pub fn drain_some(&self, most: usize, mut to: impl FnMut() -> Option<SocketAddr>) -> usize {
         let mut links: Vec<_> = {
-            let nodes = self.lock();
+            let nodes = self.nodes.lock();
             let may = |link: &LinkSender| link.resumes && !link.is_drained() && link.age() >= MIN_LINK_AGE;
             nodes.linked.values().map(|linked| &linked.sender).filter(|link| may(link)).cloned().collect()
         };
@@ -292,7 +289,7 @@ impl Registry {
     /// sessions until the edge closes it. If the node has two such links, the older one is closed.
     pub fn retire_link(&self, sender: &LinkSender) {
         let Some(node) = sender.peer.node() else { return };
-        let mut nodes = self.lock();
+        let mut nodes = self.nodes.lock();
         let Some(linked) = nodes.take(node, sender) else { return };
         let before = nodes.leaving.insert(node.clone(), linked);
         self.count(&nodes);
@@ -319,7 +316,7 @@ mod tests {
         assert_eq!(conflicts.may_log(&node(0)), Some(0));
         assert_eq!((conflicts.may_log(&node(0)), conflicts.may_log(&node(0))), (None, None));
         let told = (1..3 * MAX_TRACKED_NAMES).filter(|n| conflicts.may_log(&node(*n)).is_some()).count();
-        assert_eq!((told, conflicts.lock().len()), (MAX_TRACKED_NAMES - 1, MAX_TRACKED_NAMES));
+        assert_eq!((told, conflicts.0.lock().len()), (MAX_TRACKED_NAMES - 1, MAX_TRACKED_NAMES));
         tokio::time::advance(LOG_INTERVAL).await;
         assert_eq!(conflicts.may_log(&node(0)), Some(2));
         assert_eq!(conflicts.may_log(&node(2 * MAX_TRACKED_NAMES)), Some(0), "old names are evicted");
@@ -354,7 +351,7 @@ mod interactive_tests {
         registry.add_interactive(second.clone()).unwrap();
         assert!(first.sender.is_closed() && !second.sender.is_closed(), "the newer one stays");
         registry.remove(&first.sender);
-        assert_eq!(registry.lock().interactive[&node].sender.id, second.sender.id);
+        assert_eq!(registry.nodes.lock().interactive[&node].sender.id, second.sender.id);
         let again = linked(10, 7);
         assert!(registry.may_add_interactive(&node, busy.instance));
         let beside_silent = linked(8, 7);
@@ -366,7 +363,7 @@ mod interactive_tests {
         registry.insert(linked(11, 12), false);
         assert!(second.sender.is_closed(), "its process has been replaced");
         registry.close_all();
-        assert!(registry.lock().interactive.is_empty());
+        assert!(registry.nodes.lock().interactive.is_empty());
     }
 }
 
@@ -426,6 +423,6 @@ mod moves_tests {
         registry.retire_link(&new);
         assert!(old.is_closed() && !new.is_closed(), "the older of two is closed");
         registry.remove(&new);
-        assert_eq!(registry.lock().leaving.len(), 0);
+        assert_eq!(registry.nodes.lock().leaving.len(), 0);
     }
 }

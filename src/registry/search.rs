@@ -3,12 +3,13 @@
 use std::collections::{BTreeSet, HashMap};
 use std::net::IpAddr;
 use std::pin::pin;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
 use futures_util::FutureExt as _;
 use futures_util::future::{BoxFuture, Fuse, FusedFuture as _, Shared, WeakShared};
 use futures_util::stream::{FuturesUnordered, StreamExt as _};
+use parking_lot::Mutex;
 use tokio::sync::watch;
 use tokio::time::{Instant, sleep_until, timeout};
 
@@ -100,7 +101,7 @@ impl Searches {
     /// Starts a search or joins the running one. Takes about 2 s at most. Cancel safe.
     pub(crate) async fn join(&self, wanted: NodeQuery) -> SearchResult {
         let search = {
-            let mut running = self.lock();
+            let mut running = self.running.lock();
             let known = running.get(&wanted).and_then(WeakShared::upgrade);
             known.unwrap_or_else(|| {
                 let search = search(self.means.clone(), wanted.clone()).boxed().shared();
@@ -114,10 +115,6 @@ impl Searches {
             None => Err(NodeNotFound::default()),
         }
     }
-
-    fn lock(&self) -> MutexGuard<'_, HashMap<NodeQuery, WeakShared<RunningSearches>>> {
-        self.running.lock().unwrap_or_else(PoisonError::into_inner)
-    }
 }
 
 /// A waiter of a search. The last one to leave removes the search from the table.
@@ -130,7 +127,7 @@ struct SearchWaiter<'a> {
 impl Drop for SearchWaiter<'_> {
     fn drop(&mut self) {
         drop(self.search.take());
-        let mut running = self.searches.lock();
+        let mut running = self.searches.running.lock();
         if running.get(&self.wanted).is_some_and(|search| search.upgrade().is_none()) {
             running.remove(&self.wanted);
         }
@@ -366,10 +363,7 @@ impl Dns {
 
     /// Returns true if DNS has recently failed, so that no search should wait for it.
     pub fn has_failed_lately(&self) -> bool {
-        self.failed
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .is_some_and(|at| at.elapsed() < FAILURE_TTL)
+        self.failed.lock().is_some_and(|at| at.elapsed() < FAILURE_TTL)
     }
 }
 
@@ -387,7 +381,7 @@ impl Drop for DnsQuery<'_> {
             None if self.since.elapsed() >= SLOW => true,
             None => return,
         };
-        *self.dns.failed.lock().unwrap_or_else(PoisonError::into_inner) = failed.then(Instant::now);
+        *self.dns.failed.lock() = failed.then(Instant::now);
     }
 }
 

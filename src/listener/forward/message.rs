@@ -2,7 +2,7 @@
 
 use std::error::Error;
 use std::pin::Pin;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::task::{Context, Poll, Waker, ready};
 use std::time::Duration;
 
@@ -16,6 +16,7 @@ use http::{Method, StatusCode, Uri, Version, request, response};
 use http_body::{Body, Frame, SizeHint};
 use http_body_util::Full;
 use hyper::body::Incoming;
+use parking_lot::Mutex;
 use tokio::time::{Sleep, sleep};
 
 use crate::listener::Denial;
@@ -153,11 +154,11 @@ impl ContinueGate {
     /// it before; the response is then the last one on its connection.
     pub(crate) fn answered(&self, success: bool) -> bool {
         self.become_so(if success { ContinueState::Yes } else { ContinueState::Held });
-        self.lock().0 == ContinueState::Held
+        self.0.lock().0 == ContinueState::Held
     }
 
     fn poll(&self, cx: &Context<'_>) -> ContinueState {
-        let mut inner = self.lock();
+        let mut inner = self.0.lock();
         inner.1 = Some(cx.waker().clone());
         inner.0
     }
@@ -165,7 +166,7 @@ impl ContinueGate {
     /// Sets the decision once. Later only `Held` can change, to `No`.
     fn become_so(&self, verdict: ContinueState) {
         let waker = {
-            let mut inner = self.lock();
+            let mut inner = self.0.lock();
             let given_up = (inner.0, verdict) == (ContinueState::Held, ContinueState::No);
             if inner.0 != ContinueState::Unknown && !given_up {
                 return;
@@ -176,10 +177,6 @@ impl ContinueGate {
         if let Some(waker) = waker {
             waker.wake();
         }
-    }
-
-    fn lock(&self) -> MutexGuard<'_, (ContinueState, Option<Waker>)> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 

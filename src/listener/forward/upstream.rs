@@ -4,7 +4,6 @@ use std::error::Error;
 use std::future::poll_fn;
 use std::io::{self, IoSlice};
 use std::pin::Pin;
-use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::task::{Context, Poll, ready};
 
 use bytes::{Bytes, BytesMut};
@@ -12,6 +11,7 @@ use http::{Request, Response, StatusCode};
 use hyper::body::Incoming;
 use hyper::client::conn::http1::{Builder, Connection, SendRequest};
 use hyper::rt::{Read, ReadBufCursor, Write};
+use parking_lot::Mutex;
 use prometheus_client::metrics::counter::Counter;
 use tracing::Span;
 
@@ -96,7 +96,7 @@ impl<W: PartialEq> Upstream<W> {
     /// Drives the session with hyper, and releases a session that has ended.
     pub(crate) fn poll(&self, cx: &mut Context<'_>) {
         let over = {
-            let mut inner = self.lock();
+            let mut inner = self.inner.lock();
             inner.poll(cx);
             if inner.in_flight { None } else { inner.take_over() }
         };
@@ -107,7 +107,7 @@ impl<W: PartialEq> Upstream<W> {
 
     /// Returns the sender of the current session if that has this route and is usable. Otherwise closes the session.
     pub(crate) async fn reuse(&self, way: &W) -> Option<SendRequest<RequestBody>> {
-        let idle = self.lock().idle.take_if(|idle| idle.way.as_ref() == Some(way));
+        let idle = self.inner.lock().idle.take_if(|idle| idle.way.as_ref() == Some(way));
         if let Some(Idle { mut sender, .. }) = idle
             && sender.ready().await.is_ok()
         {
@@ -124,7 +124,7 @@ impl<W: PartialEq> Upstream<W> {
     ) -> Result<SendRequest<RequestBody>, hyper::Error> {
         let pipe = HyperSession::new(opened, &self.metrics);
         let (sender, connection) = client().handshake(pipe).await?;
-        let mut inner = self.lock();
+        let mut inner = self.inner.lock();
         (inner.state, inner.answered) = (State::Running(Box::new(connection)), false);
         Ok(sender)
     }
@@ -135,10 +135,10 @@ impl<W: PartialEq> Upstream<W> {
         sender: &mut SendRequest<RequestBody>,
         request: Request<RequestBody>,
     ) -> Result<Response<Incoming>, UpstreamError> {
-        self.lock().in_flight = true;
+        self.inner.lock().in_flight = true;
         let answer = sender.try_send_request(request).await;
         let answered = {
-            let mut inner = self.lock();
+            let mut inner = self.inner.lock();
             inner.in_flight = false;
             let before = inner.answered;
             inner.answered |= answer.is_ok();
@@ -168,13 +168,13 @@ impl<W: PartialEq> Upstream<W> {
 
     /// Keeps the session for requests with this route, once its response is complete. With `None` it is not reused.
     pub(crate) fn keep(&self, way: Option<W>, sender: SendRequest<RequestBody>) {
-        self.lock().idle = Some(Idle { way, sender });
+        self.inner.lock().idle = Some(Idle { way, sender });
     }
 
     /// Returns the session itself, once the target has switched to another protocol.
     pub(crate) async fn switch(&self) -> Option<GrantedSession> {
         let over = poll_fn(|cx| {
-            let mut inner = self.lock();
+            let mut inner = self.inner.lock();
             inner.poll(cx);
             match (inner.take_over(), &inner.state) {
                 (None, State::Running(_)) => Poll::Pending,
@@ -195,7 +195,7 @@ impl<W: PartialEq> Upstream<W> {
 
     /// Takes the session, and returns whether a request was in flight.
     fn take(&self) -> (Option<FinishedSession>, bool) {
-        let mut inner = self.lock();
+        let mut inner = self.inner.lock();
         let cut = inner.idle.take().is_none_or(|idle| !idle.sender.is_ready());
         (inner.take_over().or_else(|| inner.stop()), cut)
     }
@@ -223,10 +223,6 @@ impl<W: PartialEq> Upstream<W> {
         }
         let finished = (ended.how == EndKind::Finished).then(|| "it closed the connection".to_owned());
         reset.or(finished)
-    }
-
-    fn lock(&self) -> MutexGuard<'_, Inner<W>> {
-        self.inner.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 

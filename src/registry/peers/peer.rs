@@ -4,14 +4,15 @@ use std::collections::HashMap;
 use std::fmt;
 use std::net::SocketAddr;
 use std::pin::pin;
+use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 use std::sync::atomic::{AtomicBool, AtomicU64};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use arc_swap::ArcSwapOption;
 use futures_util::FutureExt as _;
 use futures_util::future::BoxFuture;
+use parking_lot::Mutex;
 use tokio::sync::{Notify, mpsc, watch};
 use tokio::time::{Instant, sleep, timeout};
 use tokio_rustls::TlsConnector;
@@ -97,7 +98,7 @@ impl Peer {
 
     /// Returns why the last attempt to link failed; `None` once one succeeds.
     pub(crate) fn last_error(&self) -> Option<PeerError> {
-        self.trouble.lock().unwrap_or_else(PoisonError::into_inner).clone()
+        self.trouble.lock().clone()
     }
 
     /// Returns true if its task has ended for good.
@@ -152,7 +153,7 @@ impl Peer {
 
     /// Records that its link has just been used.
     pub(crate) fn mark_used(&self) {
-        *self.used.lock().unwrap_or_else(PoisonError::into_inner) = Instant::now();
+        *self.used.lock() = Instant::now();
     }
 
     /// Removes it from the list: it stays known while its link lives, and the link is not made again. Returns true if
@@ -253,7 +254,7 @@ impl Peer {
     }
 
     fn note(&self, trouble: Option<PeerError>, means: &DialContext) {
-        let mut known = self.trouble.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut known = self.trouble.lock();
         let changed = *known != trouble;
         *known = trouble;
         drop(known);
@@ -275,7 +276,7 @@ impl Peer {
     }
 
     fn unused(&self) -> Duration {
-        self.used.lock().unwrap_or_else(PoisonError::into_inner).elapsed()
+        self.used.lock().elapsed()
     }
 }
 
@@ -654,7 +655,7 @@ impl Announcements {
     /// Adds a node that is linked here, or of which another server's Found is `forwarded`. Omits it if there are too
     /// many; the peer then finds the node by asking.
     pub(crate) fn add(&self, node: &NodeName, forwarded: Option<Found>) {
-        let mut nodes = self.lock();
+        let mut nodes = self.nodes.lock();
         if nodes.len() < MAX_ANNOUNCED {
             nodes.insert(node.clone(), forwarded);
         }
@@ -670,7 +671,7 @@ impl Announcements {
 
     /// Removes all of them, because the link has ended.
     pub(crate) fn clear(&self) {
-        *self.lock() = HashMap::new();
+        *self.nodes.lock() = HashMap::new();
     }
 
     /// Waits until a node has been added; it may already have been sent. Cancel safe.
@@ -683,7 +684,7 @@ impl Announcements {
     /// The set is taken out as a whole, so callers of `add` never wait for the link. Nodes that are added meanwhile
     /// wait for the next call. Not cancel safe: a dropped call loses what it has taken and not sent.
     pub(crate) async fn send(&self, to: &Arc<LinkSender>, registry: &Registry, own: Instance) {
-        let nodes = std::mem::take(&mut *self.lock());
+        let nodes = std::mem::take(&mut *self.nodes.lock());
         for (node, forwarded) in nodes {
             // Looked up again, because the node may have disconnected since it was added and need no announcement.
             let here = || registry.link_of(&node).map(|linked| linked.found(UNSOLICITED, own));
@@ -695,10 +696,6 @@ impl Announcements {
                 sleep(FULL).await;
             }
         }
-    }
-
-    fn lock(&self) -> MutexGuard<'_, HashMap<NodeName, Option<Found>>> {
-        self.nodes.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 

@@ -64,7 +64,7 @@ impl Peers {
         }
         let older = |incoming: &IncomingPeer| !incoming.sender.dialect.supports(Dialect::LOCATION_REPLICAS);
         let (unknown, any_older) = {
-            let servers = self.lock();
+            let servers = self.servers.lock();
             let unknown = servers.known.values().filter(|peer| peer.process().is_none());
             (unknown.cloned().collect::<Vec<_>>(), servers.incoming.iter().any(older))
         };
@@ -137,7 +137,7 @@ impl Peers {
     /// Returns true if the members have not changed for long enough and include all servers. Then every server derives
     /// the same replicas, and each replica of a node knows the node.
     pub fn has_converged(&self) -> bool {
-        let same = self.membership().since.elapsed() >= CONVERGENCE_TIME;
+        let same = self.membership.lock().since.elapsed() >= CONVERGENCE_TIME;
         same && {
             let (known, incoming) = self.servers();
             known
@@ -152,7 +152,7 @@ impl Peers {
 
     /// Records that a server, which may be this one, is stopping: it is no longer a location replica.
     pub(crate) fn set_stopping(&self, server: Instance) {
-        let mut membership = self.membership();
+        let mut membership = self.membership.lock();
         let new = membership.members.contains(server) && membership.stopping.insert(server);
         drop(membership);
         if new {
@@ -165,7 +165,7 @@ impl Peers {
     /// It may announce this before it is a member. The next update of the members, which this call triggers, forgets
     /// servers that are unknown.
     pub(crate) fn set_intercepting(&self, server: Instance, catches: bool) {
-        let mut membership = self.membership();
+        let mut membership = self.membership.lock();
         let catching = &mut membership.catching;
         let changed = if catches { catching.insert(server) } else { catching.remove(&server) };
         drop(membership);
@@ -176,7 +176,7 @@ impl Peers {
 
     /// Records that a link which a server had made has ended.
     pub(crate) fn note_lost(&self, server: Instance) {
-        let mut membership = self.membership();
+        let mut membership = self.membership.lock();
         if membership.members.contains(server) {
             *membership.losses.entry(server).or_default() += 1;
         }
@@ -184,7 +184,7 @@ impl Peers {
 
     /// Returns the peer with this process, if known.
     pub fn of_process(&self, server: Instance) -> Option<PeerHandle> {
-        let servers = self.lock();
+        let servers = self.servers.lock();
         if let Some(known) = servers.known.values().find(|peer| peer.may_be(server)) {
             return Some(PeerHandle(HandleKind::Known(known.clone())));
         }
@@ -216,7 +216,7 @@ impl Peers {
     /// Returns true if the members have changed.
     async fn announce_to_new_members(&self) -> bool {
         let servers = self.candidates();
-        let Some([old, new]) = self.membership().update(servers) else { return false };
+        let Some([old, new]) = self.membership.lock().update(servers) else { return false };
         let change = MembershipChange::new(&old, &new);
         for (n, node) in self.dial_context.registry.nodes().iter().enumerate() {
             for told in change.newly_told(node) {
@@ -235,7 +235,7 @@ impl Peers {
         let (known, incoming) = self.servers();
         let own = Member { server: self.dial_context.own, generation: 0, catches: false };
         let known = known.iter().filter_map(|peer| peer.process());
-        let losses = self.membership().losses.clone();
+        let losses = self.membership.lock().losses.clone();
         let generation = |server: Instance| losses.get(&server).copied().unwrap_or(0);
         let member = |server| Member { server, generation: generation(server), catches: false };
         let incoming = incoming.iter().filter_map(|incoming| process(&incoming.sender)).map(member);
@@ -243,7 +243,7 @@ impl Peers {
     }
 
     fn members(&self) -> Arc<Members> {
-        self.membership().members.clone()
+        self.membership.lock().members.clone()
     }
 }
 

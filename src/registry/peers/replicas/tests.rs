@@ -177,10 +177,10 @@ async fn a_server_that_is_stopping_is_no_home_any_more_and_its_nodes_get_others(
     // It has disconnected, so nothing is kept about its process.
     peers.remove(&servers[0]);
     settled().await;
-    assert_eq!((peers.other_members(), peers.membership().stopping.len()), (4, 0));
+    assert_eq!((peers.other_members(), peers.membership.lock().stopping.len()), (4, 0));
     // An announcement by an unknown server is not kept.
     peers.on_load(&link(90, 90, Dialect::NEWEST), stopping);
-    assert!(peers.membership().stopping.is_empty());
+    assert!(peers.membership.lock().stopping.is_empty());
 }
 
 #[tokio::test(start_paused = true)]
