@@ -1,9 +1,10 @@
 //! Routes sessions: from a request to an open session, and from a session without a path to its next path.
 
 use std::pin::pin;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
+use parking_lot::Mutex;
 use tokio::time::{Instant, sleep, sleep_until, timeout_at};
 use tracing::info_span;
 
@@ -12,7 +13,7 @@ use tunnel_base::backoff::Backoff;
 use tunnel_base::drain::Drain;
 use tunnel_base::names::{Instance, NodeName, SessionId, Target};
 use tunnel_link::sender::LinkSender;
-use tunnel_link::session::stream::{OpenOutcome, Parked, PendingOpen, Session};
+use tunnel_link::session::stream::{OpenOutcome, Parked, Session};
 use tunnel_link::table::{SessionTable, TableFull};
 use tunnel_proto::frame::{Category, ErrorCode, Remote, SessionError};
 use tunnel_proto::state::LinkId;
@@ -128,7 +129,6 @@ impl SessionRouter {
     pub async fn open(&self, request: SessionRequest) -> Result<Session, OpenError> {
         let SessionRequest { node, target, category, client } = request;
         let until = Instant::now() + self.timeout;
-        let late = || RouteError::Timeout { node: node.clone(), timeout: self.timeout };
         let mut search = PathSearch::new(&self.paths, &node, None, until, self.chance);
         if let PathSource::Server(_) = self.paths {
             search = search.at_most(MOVING);
@@ -145,8 +145,23 @@ impl SessionRouter {
                 PathSource::Edge(_) => "memory limit of this edge reached: [mode.edge.session] memory",
             })
         })?;
-        let asked = timeout_at(until, ask(&opening, &mut search)).await.unwrap_or_else(|_| Err(late()));
-        match asked {
+        // Asks on one path after another until the session is open or refused.
+        let asked = async {
+            loop {
+                match search.ask(|path| opening.ask(&path.sender, path.instance), opening.answer()).await {
+                    OpenOutcome::Open => return Ok(()),
+                    OpenOutcome::Refused(refusal) => {
+                        return Err(RouteError::Refused { node: node.clone(), refusal });
+                    }
+                    OpenOutcome::NoPath => {
+                        let found = search.next().await;
+                        found.map_err(|missing| RouteError::Offline { node: node.clone(), missing })?;
+                    }
+                }
+            }
+        };
+        let late = |_| Err(RouteError::Timeout { node: node.clone(), timeout: self.timeout });
+        match timeout_at(until, asked).await.unwrap_or_else(late) {
             Ok(()) => Ok(opening.into_session()),
             Err(why) => Err(OpenError { session: Some(opening.id()), why }),
         }
@@ -193,22 +208,6 @@ impl SessionRouter {
             if timeout_at(until, answered).await.is_err() {
                 let why = format!("{far} did not resume");
                 return parked.give_up(SessionError::new(ErrorCode::Cancelled, why));
-            }
-        }
-    }
-}
-
-/// Asks on one path after another until the session is open or refused.
-async fn ask(opening: &PendingOpen, search: &mut PathSearch<'_>) -> Result<(), RouteError> {
-    loop {
-        match search.ask(|path| opening.ask(&path.sender, path.instance), opening.answer()).await {
-            OpenOutcome::Open => return Ok(()),
-            OpenOutcome::Refused(refusal) => {
-                return Err(RouteError::Refused { node: search.node().clone(), refusal });
-            }
-            OpenOutcome::NoPath => {
-                let node = search.node().clone();
-                search.next().await.map_err(|missing| RouteError::Offline { node, missing })?;
             }
         }
     }
@@ -283,11 +282,6 @@ impl<'a> PathSearch<'a> {
 
     fn pause(&mut self) -> Duration {
         self.backoff.pause((self.chance)()).min(MAX_PAUSE)
-    }
-
-    /// Returns the node that is searched for.
-    pub(crate) fn node(&self) -> &NodeName {
-        self.node
     }
 
     /// Returns the link to ask over next, if it is a plain one.
@@ -551,7 +545,7 @@ impl Uplinks {
     /// Adds a new link. Closes the oldest link beyond `MAX_LINKS`.
     pub fn add(&self, link: Arc<LinkSender>) {
         let oldest = {
-            let mut links = self.lock();
+            let mut links = self.links.lock();
             links.push(link);
             (links.len() > MAX_LINKS).then(|| links[0].clone())
         };
@@ -563,8 +557,8 @@ impl Uplinks {
 
     /// Removes a closed link.
     pub fn remove(&self, link: &LinkSender) {
-        self.lock().retain(|known| known.id != link.id);
-        *self.lost.lock().unwrap_or_else(PoisonError::into_inner) = Some(Instant::now());
+        self.links.lock().retain(|known| known.id != link.id);
+        *self.lost.lock() = Some(Instant::now());
     }
 
     /// Returns the newest link, for new sessions and searches.
@@ -574,14 +568,14 @@ impl Uplinks {
 
     /// Returns the reason why there is no link. A link that was closed recently is about to be replaced.
     pub fn not_linked_reason(&self) -> NodeNotFound {
-        let lost = *self.lost.lock().unwrap_or_else(PoisonError::into_inner);
+        let lost = *self.lost.lock();
         let moving = lost.is_some_and(|at| at.elapsed() < RELINK_WINDOW);
         NodeNotFound { moving, ..NodeNotFound::default() }
     }
 
     /// Returns true if there is a link.
     pub fn is_linked(&self) -> bool {
-        !self.lock().is_empty()
+        !self.links.lock().is_empty()
     }
 
     /// Returns a waiter for the next link.
@@ -635,11 +629,7 @@ impl Uplinks {
 
     /// Returns a copy of the list, so that no link's own lock is taken while this lock is held.
     fn links(&self) -> Vec<Arc<LinkSender>> {
-        self.lock().clone()
-    }
-
-    fn lock(&self) -> MutexGuard<'_, Vec<Arc<LinkSender>>> {
-        self.links.lock().unwrap_or_else(PoisonError::into_inner)
+        self.links.lock().clone()
     }
 }
 
