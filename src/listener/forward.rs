@@ -28,61 +28,37 @@ use hyper_util::rt::TokioIo;
 use parking_lot::Mutex;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::time::{Instant, sleep_until};
+use tokio_rustls::rustls::ClientConfig;
 use tracing::debug;
 
 use crate::listener::admission::{
-    DeniedRequest, GrantedSession, HEAD_BYTES, HEAD_TIME, HandshakeOutcome, ListenerContext,
+    Admission, DeniedRequest, GrantedSession, HEAD_BYTES, HEAD_TIME, HandshakeOutcome, ListenerContext,
 };
 use crate::listener::forward::message::{ContinueGate, RequestBody, ResponseBody, ResponseSource};
 use crate::listener::forward::upstream::{Upstream, UpstreamError};
+use crate::listener::requests::{ParseRequest, RequestRoute, RequestRouter};
 use crate::listener::{Denial, header_failure, reject_http2};
 use crate::session_io::copy::wait_acknowledged;
 use tunnel_base::drain::Drain;
 use tunnel_base::metrics::{InFlightGuard, InFlightRequests, Metrics};
+use tunnel_net::reload::Reload;
 use tunnel_net::socket::{Connection, Socket};
-
-/// Authorizes the requests of one client, and opens sessions for them.
-pub trait Router: Send {
-    /// Destination and user of a request. Requests with equal routes may share a session.
-    type Way: PartialEq + Send + Sync;
-
-    /// Authorizes a request and returns its route. The URI is as sent by the client; the Host header is the effective
-    /// host. An error in the head is reported only to clients that may use the listener.
-    ///
-    /// # Errors
-    ///
-    /// Returns the denial for the client.
-    fn route(
-        &mut self,
-        head: Result<&Parts, Denial>,
-    ) -> impl Future<Output = Result<Self::Way, DeniedRequest>> + Send;
-
-    /// Opens a session. Cancel safe: dropping the future leaves no session.
-    ///
-    /// # Errors
-    ///
-    /// Returns the denial for the client.
-    fn open(&mut self, way: &Self::Way)
-    -> impl Future<Output = Result<GrantedSession, DeniedRequest>> + Send;
-
-    /// Returns the denial for the last authorized request, if its session gave no response.
-    fn failed(&self, denial: Denial) -> DeniedRequest;
-
-    /// Notifies the router that the client has its response, so that this process now waits for the client.
-    fn answered(&self);
-}
 
 /// Serves a client's requests until the client disconnects or is idle for too long, draining starts, or client and
 /// target switch to another protocol.
 ///
-/// After a switch, the session is returned. Not cancel safe: dropping the future aborts the request in flight.
-pub async fn forward<C, R>(socket: C, router: R, context: &ListenerContext) -> HandshakeOutcome<C>
-where
-    C: Connection,
-    R: Router,
-{
+/// After a switch, the session is returned. `tls` and `parse` are as in [`RequestRouter::new`]. Not cancel safe:
+/// dropping the future aborts the request in flight.
+pub(crate) async fn forward<C: Connection>(
+    socket: C,
+    admission: &mut Admission,
+    tls: Option<Reload<ClientConfig>>,
+    parse: &ParseRequest<'_>,
+) -> HandshakeOutcome<C> {
     socket.set_reset_on_drop(true);
+    let context = Arc::clone(admission.context());
     let clock = Arc::new(IdleTimer::new());
+    let router = RequestRouter::new(admission, tls, parse);
     let exchange = Exchange::new(router, Arc::clone(&clock), &context.metrics, &context.drain);
     let io = TokioIo::new(ClientIo::new(socket, Arc::clone(&clock)));
     let answer = |request| -> Answering<'_> { Box::pin(exchange.answer(request)) };
@@ -119,7 +95,7 @@ where
     .await;
     let parts = connection.into_parts();
     let (socket, buffered) = parts.io.into_inner().into_parts(parts.read_buf);
-    finish(ended, socket, buffered, exchange.end(), context).await
+    finish(ended, socket, buffered, exchange.end(), &context).await
 }
 
 type Answering<'a> = Pin<Box<dyn Future<Output = Result<Response<ResponseBody>, Infallible>> + Send + 'a>>;
@@ -190,17 +166,22 @@ fn server() -> http1::Builder {
 // A client's requests: each is forwarded to the target, and its response back, before the next.
 
 /// The forwarding of a client's requests, one at a time.
-pub(crate) struct Exchange<R: Router> {
-    router: tokio::sync::Mutex<R>,
-    upstream: Upstream<R::Way>,
+pub(crate) struct Exchange<'a> {
+    router: tokio::sync::Mutex<RequestRouter<'a>>,
+    upstream: Upstream,
     /// The session after a switch to another protocol.
     switched: Mutex<Option<GrantedSession>>,
     clock: Arc<IdleTimer>,
     requests: InFlightRequests,
 }
 
-impl<R: Router> Exchange<R> {
-    pub(crate) fn new(router: R, clock: Arc<IdleTimer>, metrics: &Metrics, drain: &Drain) -> Self {
+impl<'a> Exchange<'a> {
+    pub(crate) fn new(
+        router: RequestRouter<'a>,
+        clock: Arc<IdleTimer>,
+        metrics: &Metrics,
+        drain: &Drain,
+    ) -> Self {
         let upstream = Upstream::new(metrics, drain);
         let (router, requests) = (tokio::sync::Mutex::new(router), metrics.requests.clone());
         Self { router, upstream, switched: Mutex::new(None), clock, requests }
@@ -259,7 +240,7 @@ impl<R: Router> Exchange<R> {
         under_way: InFlightGuard,
     ) -> Result<Response<ResponseBody>, DeniedRequest> {
         let mut router = self.router.lock().await;
-        let way = match message::check(&mut head) {
+        let route = match message::check(&mut head) {
             Ok(()) => router.route(Ok(&head)).await?,
             Err(denial) => router.route(Err(denial)).await?,
         };
@@ -276,7 +257,7 @@ impl<R: Router> Exchange<R> {
                 }
             });
         }
-        let (sender, answer) = self.send(&mut router, &way, request).await?;
+        let (sender, answer) = self.send(&mut router, &route, request).await?;
         if answer.status() == StatusCode::SWITCHING_PROTOCOLS {
             let switched = self.switch(answer, upgrades, under_way).await;
             return switched.map_err(|denial| router.failed(denial));
@@ -285,7 +266,7 @@ impl<R: Router> Exchange<R> {
         // After a response in HTTP/1.0, hyper would not know how to send the next request's body.
         let reusable = head.version == Version::HTTP_11;
         let last = wanted.as_ref().is_some_and(|wanted| wanted.answered(head.status.is_success()));
-        self.upstream.keep((reusable && !last).then_some(way), sender);
+        self.upstream.keep((reusable && !last).then_some(route), sender);
         if let Err(why) = message::pass_answer(&mut head, &body, &method) {
             self.upstream.close();
             return Err(router.failed(Denial::UpstreamFailed(why.to_owned())));
@@ -303,18 +284,18 @@ impl<R: Router> Exchange<R> {
     /// was not sent.
     async fn send(
         &self,
-        router: &mut R,
-        way: &R::Way,
+        router: &mut RequestRouter<'a>,
+        route: &RequestRoute,
         mut request: Request<RequestBody>,
     ) -> Result<(SendRequest<RequestBody>, Response<Incoming>), DeniedRequest> {
-        let mut kept = self.upstream.reuse(way).await;
+        let mut kept = self.upstream.reuse(route).await;
         loop {
             let again = kept.as_ref().and_then(|_| self.repeatable(&request));
             let fresh = kept.is_none();
             let mut sender = match kept.take() {
                 Some(sender) => sender,
                 None => {
-                    let opened = router.open(way).await?;
+                    let opened = router.open(route).await?;
                     let started = self.upstream.start(opened).await;
                     started.map_err(|error| router.failed(Denial::UpstreamFailed(error.to_string())))?
                 }

@@ -13,7 +13,7 @@ use tracing::{Span, field, info_span};
 
 use crate::listener::admission::{Admission, HandshakeOutcome, ListenerProtocol, OpenRequest};
 use crate::listener::forward::forward;
-use crate::listener::requests::{RequestRouter, credentials};
+use crate::listener::requests::credentials;
 use crate::listener::{Denial, connect};
 use tunnel_base::names::{NameError, Target};
 use tunnel_net::socket::{Connection, Hooked, ReadHook};
@@ -45,8 +45,7 @@ impl<C: Connection + 'static> ListenerProtocol<C> for Proxy {
         let served = if connects {
             connect::serve(socket, admission).await
         } else {
-            let context = admission.context().clone();
-            forward(socket, RequestRouter::new(admission, plain), &context).await
+            forward(socket, admission, None, &plain).await
         };
         // The buffered first bytes were read with the first head, so the wrapper is no longer needed.
         served.map(|socket| socket.io)

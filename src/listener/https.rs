@@ -21,7 +21,7 @@ use crate::listener::admission::{
 };
 use crate::listener::forward::forward;
 use crate::listener::https::routing::RoutingContext;
-use crate::listener::requests::{RequestRouter, credentials};
+use crate::listener::requests::credentials;
 use crate::registry::Finder;
 use tunnel_base::names::{NodeName, Target};
 use tunnel_base::policy::ports::{PortTarget, ProxyPorts};
@@ -145,7 +145,7 @@ impl NodePort {
             let (node, target) = self.place(head, &requester)?.ok_or_else(unnamed)?;
             Ok(OpenRequest { node: Some(node), target, credentials: credentials(&head.headers) })
         };
-        forward(socket, RequestRouter::with_target_tls(tls, admission, parse), &context).await
+        forward(socket, admission, tls, &parse).await
     }
 }
 

@@ -10,7 +10,6 @@ use tokio::time::timeout;
 use tokio_rustls::rustls::ClientConfig;
 
 use crate::listener::admission::{Admission, AuthorizedRequest, DeniedRequest, GrantedSession, OpenRequest};
-use crate::listener::forward::Router;
 use crate::listener::{self, Denial};
 use crate::session_io::OpenSession;
 use tunnel_base::names::{NodeName, Target};
@@ -19,9 +18,9 @@ use tunnel_net::reload::Reload;
 use tunnel_net::tls;
 use tunnel_net::tls::handshake::HandshakeError;
 
-/// A router that authorizes each request of one client and finds its destination.
-pub(crate) struct RequestRouter<'a, P> {
-    parse: P,
+/// A router that authorizes each request of one client, and opens sessions for them.
+pub(crate) struct RequestRouter<'a> {
+    parse: &'a ParseRequest<'a>,
     admission: &'a mut Admission,
     /// TLS config of this process towards targets. `None` leaves TLS to the edge that dials them, if it uses TLS.
     tls: Option<Reload<ClientConfig>>,
@@ -32,19 +31,76 @@ pub(crate) struct RequestRouter<'a, P> {
     trace: String,
 }
 
-impl<'a, P> RequestRouter<'a, P> {
-    /// Creates the router for the requests of one client; `parse` reads a head.
-    pub(crate) fn new(admission: &'a mut Admission, parse: P) -> Self {
-        Self::with_target_tls(None, admission, parse)
-    }
+/// Returns the request in a head. The URI is as sent by the client; the Host header is the effective host.
+pub(crate) type ParseRequest<'a> = dyn Fn(&Parts) -> Result<OpenRequest, Denial> + Send + Sync + 'a;
 
-    /// Like [`Self::new`], but this process speaks TLS with the targets. Their certificates must have the nodes' names.
-    pub(crate) fn with_target_tls(
-        tls: Option<Reload<ClientConfig>>,
+/// The user, who may differ between requests, and the destination. Requests with equal routes may share a session.
+#[derive(Debug, PartialEq)]
+pub(crate) struct RequestRoute {
+    user: Option<String>,
+    node: NodeName,
+    target: Target,
+}
+
+impl<'a> RequestRouter<'a> {
+    /// Creates the router for the requests of one client. With `tls`, this process speaks TLS with the targets; their
+    /// certificates must have the nodes' names.
+    pub(crate) fn new(
         admission: &'a mut Admission,
-        parse: P,
+        tls: Option<Reload<ClientConfig>>,
+        parse: &'a ParseRequest<'a>,
     ) -> Self {
         Self { parse, admission, tls, permitted: None, trusted: false, trace: String::new() }
+    }
+
+    /// Authorizes a request and returns its route. An error in the head is reported only to clients that may use the
+    /// listener.
+    ///
+    /// # Errors
+    ///
+    /// Returns the denial for the client.
+    pub(crate) async fn route(
+        &mut self,
+        head: Result<&Parts, Denial>,
+    ) -> Result<RequestRoute, DeniedRequest> {
+        self.let_go();
+        self.trace = head.as_ref().map_or_else(|_| listener::new(), |head| listener::of(&head.headers));
+        let request = head.and_then(self.parse);
+        let permitted = self.admission.authorize(request, self.trace.clone()).await?;
+        if let Some(permit) = self.admission.permit() {
+            permit.suspend();
+        }
+        let user = permitted.user().map(str::to_owned);
+        let route = RequestRoute { user, node: permitted.node().clone(), target: permitted.target().clone() };
+        self.trusted = permitted.is_trusted();
+        self.permitted = Some(permitted);
+        Ok(route)
+    }
+
+    /// Opens a session for the last authorized request. Cancel safe: dropping the future leaves no session.
+    ///
+    /// # Errors
+    ///
+    /// Returns the denial for the client.
+    pub(crate) async fn open(&mut self, route: &RequestRoute) -> Result<GrantedSession, DeniedRequest> {
+        let Some(permitted) = self.permitted.take() else {
+            return Err(self.failed(Denial::UpstreamFailed("the session ended twice".to_owned())));
+        };
+        let opened = permitted.open().await?;
+        let Some(tls) = &self.tls else { return Ok(opened) };
+        // Load the config for each session, so that a renewed certificate applies without ending sessions.
+        let encrypted = encrypted(opened, &route.node, tls.load(), self.admission.context().pool.clone());
+        encrypted.await.map_err(|error| self.failed(Denial::TargetTls(error)))
+    }
+
+    /// Returns the denial for the last authorized request, if its session gave no response.
+    pub(crate) fn failed(&self, denial: Denial) -> DeniedRequest {
+        DeniedRequest { denial, trusted: self.trusted, trace: self.trace.clone() }
+    }
+
+    /// Records that the client has its response, so that this process now waits for the client.
+    pub(crate) fn answered(&self) {
+        self.admission.mark_idle();
     }
 
     /// Discards the access log entry of a request without its own session: the reused session has an entry.
@@ -55,48 +111,7 @@ impl<'a, P> RequestRouter<'a, P> {
     }
 }
 
-impl<P> Router for RequestRouter<'_, P>
-where
-    P: Fn(&Parts) -> Result<OpenRequest, Denial> + Send + Sync,
-{
-    /// The user, who may differ between requests, and the destination.
-    type Way = (Option<String>, NodeName, Target);
-
-    async fn route(&mut self, head: Result<&Parts, Denial>) -> Result<Self::Way, DeniedRequest> {
-        self.let_go();
-        self.trace = head.as_ref().map_or_else(|_| listener::new(), |head| listener::of(&head.headers));
-        let request = head.and_then(&self.parse);
-        let permitted = self.admission.authorize(request, self.trace.clone()).await?;
-        if let Some(permit) = self.admission.permit() {
-            permit.suspend();
-        }
-        let way = (permitted.user().map(str::to_owned), permitted.node().clone(), permitted.target().clone());
-        self.trusted = permitted.is_trusted();
-        self.permitted = Some(permitted);
-        Ok(way)
-    }
-
-    async fn open(&mut self, (_, node, _): &Self::Way) -> Result<GrantedSession, DeniedRequest> {
-        let Some(permitted) = self.permitted.take() else {
-            return Err(self.failed(Denial::UpstreamFailed("the session ended twice".to_owned())));
-        };
-        let opened = permitted.open().await?;
-        let Some(tls) = &self.tls else { return Ok(opened) };
-        // Load the config for each session, so that a renewed certificate applies without ending sessions.
-        let encrypted = encrypted(opened, node, tls.load(), self.admission.context().pool.clone());
-        encrypted.await.map_err(|error| self.failed(Denial::TargetTls(error)))
-    }
-
-    fn failed(&self, denial: Denial) -> DeniedRequest {
-        DeniedRequest { denial, trusted: self.trusted, trace: self.trace.clone() }
-    }
-
-    fn answered(&self) {
-        self.admission.mark_idle();
-    }
-}
-
-impl<P> Drop for RequestRouter<'_, P> {
+impl Drop for RequestRouter<'_> {
     fn drop(&mut self) {
         self.let_go();
     }

@@ -1,4 +1,4 @@
-mod line;
+pub(crate) mod line;
 
 use std::future::poll_fn;
 
@@ -10,7 +10,6 @@ use tokio::sync::mpsc;
 use crate::acceptor::{DialerRole, TargetDialer};
 use crate::listener::admission::tests::line::{Line, Lines, Switch};
 use crate::listener::auth::{PasswordChecker, Users};
-use crate::listener::forward::Router;
 use crate::listener::requests::RequestRouter;
 use crate::listener::{self, admission};
 use crate::route::{RouteError, SessionRequest, Uplinks};
@@ -197,7 +196,8 @@ async fn only_an_idle_client_of_many_requests_gives_way_at_the_door() {
     let (permit, _other) = (limiter.try_acquire(&here).unwrap(), limiter.try_acquire(&here).unwrap());
     let lost = permit.revoked();
     let mut admission = Admission::new::<_, Line>(context.clone(), STRANGER, permit, oneshot::channel().0);
-    let mut requests = RequestRouter::new(&mut admission, |_: &_| asks("node1:22"));
+    let parse = |_: &_| asks("node1:22");
+    let mut requests = RequestRouter::new(&mut admission, None, &parse);
     let head = http::Request::new(()).into_parts().0;
     let newcomer = |n| limiter.try_acquire(&Source::of([10, 0, 0, n].into())).unwrap();
     for _ in 0..2 {

@@ -6,6 +6,7 @@ use std::time::Duration;
 use tokio::time::sleep;
 
 use crate::listener::forward::tests::site::{Site, Target};
+use tunnel_net::limiter::Source;
 use tunnel_proto::frame::{ErrorCode, SessionError};
 
 use super::*;
@@ -51,9 +52,11 @@ async fn requests_that_go_the_same_way_share_a_session_and_its_line() {
         target.head().await;
     }
     assert!(site.asks_for_no_session());
+    let other = site.limiter.try_acquire(&Source::of([10, 0, 0, 1].into())).unwrap();
     target.say(EMPTY).await;
     site.hears(EMPTY).await;
-    assert_eq!(site.answered.load(std::sync::atomic::Ordering::Relaxed), 4);
+    // The client is idle again, so it has taken its permit back.
+    other.revoked().cancelled().await;
     let (word, context) = site.leave().await;
     assert_eq!(word, "ok");
     assert_eq!(target.rest().await, (String::new(), true), "closed gracefully");
@@ -176,7 +179,7 @@ async fn why_a_session_was_reset_is_told_to_the_client() {
 #[tokio::test]
 async fn a_denied_request_does_not_cost_the_connection() {
     let mut site = Site::new();
-    site.say(&GET.replace("node1", "no")).await;
+    site.say("GET / HTTP/1.1\r\nHost: no\r\nTraceid: 1a2b\r\n\r\n").await;
     let head = site.head().await;
     assert!(head.starts_with("HTTP/1.1 403 not you\r\n") && head.contains("traceid: 1a2b\r\n"), "{head}");
     assert!(!head.contains("connection: close"), "{head}");

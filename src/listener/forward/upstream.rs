@@ -17,6 +17,7 @@ use tracing::Span;
 
 use crate::listener::admission::{GrantedSession, HEAD_BYTES};
 use crate::listener::forward::message::{BodyNotWanted, RequestBody};
+use crate::listener::requests::RequestRoute;
 use crate::session_io::copy::close_gracefully;
 use crate::session_io::copy::{ByteCounter, CopyEnd, Counted, EndKind, Side};
 use crate::session_io::{LocalPeer, TargetStream};
@@ -26,18 +27,18 @@ use tunnel_net::ByteStream;
 
 /// The current session of a client, if any. The task that serves the client polls it together with hyper's server.
 #[derive(Debug)]
-pub(crate) struct Upstream<W> {
-    inner: Mutex<Inner<W>>,
+pub(crate) struct Upstream {
+    inner: Mutex<Inner>,
     metrics: Metrics,
     drain: Drain,
 }
 
 /// The locked state of an [`Upstream`].
 #[derive(Debug)]
-struct Inner<W> {
+struct Inner {
     state: State,
     /// The sender of requests, unless a request is in flight.
-    idle: Option<Idle<W>>,
+    idle: Option<Idle>,
     /// Whether a request is in flight. Its caller then handles the end of the session.
     in_flight: bool,
     /// Whether the session has returned a response.
@@ -46,9 +47,9 @@ struct Inner<W> {
 
 /// The sender of an open session that has no request in flight, for the client's next request.
 #[derive(Debug)]
-struct Idle<W> {
+struct Idle {
     /// The route of requests that may reuse the session, if any may.
-    way: Option<W>,
+    route: Option<RequestRoute>,
     sender: SendRequest<RequestBody>,
 }
 
@@ -87,7 +88,7 @@ pub(crate) enum UpstreamError {
     Target(String),
 }
 
-impl<W: PartialEq> Upstream<W> {
+impl Upstream {
     pub(crate) fn new(metrics: &Metrics, drain: &Drain) -> Self {
         let inner = Inner { state: State::None, idle: None, in_flight: false, answered: false };
         Self { inner: Mutex::new(inner), metrics: metrics.clone(), drain: drain.clone() }
@@ -106,8 +107,8 @@ impl<W: PartialEq> Upstream<W> {
     }
 
     /// Returns the sender of the current session if that has this route and is usable. Otherwise closes the session.
-    pub(crate) async fn reuse(&self, way: &W) -> Option<SendRequest<RequestBody>> {
-        let idle = self.inner.lock().idle.take_if(|idle| idle.way.as_ref() == Some(way));
+    pub(crate) async fn reuse(&self, route: &RequestRoute) -> Option<SendRequest<RequestBody>> {
+        let idle = self.inner.lock().idle.take_if(|idle| idle.route.as_ref() == Some(route));
         if let Some(Idle { mut sender, .. }) = idle
             && sender.ready().await.is_ok()
         {
@@ -167,8 +168,8 @@ impl<W: PartialEq> Upstream<W> {
     }
 
     /// Keeps the session for requests with this route, once its response is complete. With `None` it is not reused.
-    pub(crate) fn keep(&self, way: Option<W>, sender: SendRequest<RequestBody>) {
-        self.inner.lock().idle = Some(Idle { way, sender });
+    pub(crate) fn keep(&self, route: Option<RequestRoute>, sender: SendRequest<RequestBody>) {
+        self.inner.lock().idle = Some(Idle { route, sender });
     }
 
     /// Returns the session itself, once the target has switched to another protocol.
@@ -226,7 +227,7 @@ impl<W: PartialEq> Upstream<W> {
     }
 }
 
-impl<W> Inner<W> {
+impl Inner {
     fn poll(&mut self, cx: &mut Context<'_>) {
         if let State::Running(connection) = &mut self.state
             && let Poll::Ready(ended) = connection.poll_without_shutdown(cx)

@@ -1,27 +1,23 @@
 //! A client's connection and its targets, in memory.
 
-use std::sync::atomic::AtomicUsize;
-use std::sync::atomic::Ordering::Relaxed;
+use std::net::SocketAddr;
 
 use bytes::BytesMut;
+use http::HeaderMap;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _, DuplexStream, duplex};
+use tokio::net::UnixStream;
 use tokio::sync::{mpsc, oneshot};
 use tracing::Span;
 
-use crate::listener::admission::AccessPolicy;
-use crate::listener::admission::ClientKey;
 use crate::listener::admission::tests::context;
+use crate::listener::admission::tests::line::Line;
+use crate::listener::admission::{AccessPolicy, ListenerProtocol, OpenRequest};
 use crate::session_io::tests::linked;
-use crate::session_io::{LocalPeer, OpenSession, run_session};
-use tunnel_base::access_log::AccessLogEntry;
+use crate::session_io::{LocalPeer, run_session};
 use tunnel_base::drain::Drain;
-use tunnel_base::metrics::Metrics;
-use tunnel_link::sender::LinkSender;
 use tunnel_link::session::stream::{IncomingSession, Session};
-use tunnel_link::table::SessionTable;
 use tunnel_net::ByteStream;
-use tunnel_net::limiter::FairLimiter;
-use tunnel_proto::frame::Category;
+use tunnel_net::limiter::{FairLimiter, Limits, Source};
 
 use super::*;
 
@@ -29,8 +25,8 @@ pub(crate) struct Site {
     client: DuplexStream,
     offered: mpsc::Receiver<IncomingSession>,
     pub(crate) context: ListenerContext,
-    /// Number of calls of the router's `answered`.
-    pub(crate) answered: Arc<AtomicUsize>,
+    /// The limiter with the client's connection permit, which is the only one.
+    pub(crate) limiter: FairLimiter,
     over: oneshot::Receiver<&'static str>,
 }
 
@@ -44,20 +40,16 @@ impl Site {
     pub(crate) fn new() -> Self {
         let drain = Drain::new();
         let (table, link, offered) = linked(&drain);
-        let context = context(AccessPolicy::default(), drain.clone(), Arc::clone(&table), None);
-        let answered = Arc::<AtomicUsize>::default();
-        let router = ByHost {
-            table,
-            link,
-            sessions: context.sessions.clone(),
-            metrics: context.metrics.clone(),
-            answered: Arc::clone(&answered),
-        };
+        let context = context(AccessPolicy::default(), drain.clone(), table, Some(link));
+        let (limiter, from) = (FairLimiter::new(Limits::permits(1)), SocketAddr::from(([127, 0, 0, 1], 5)));
+        let permit = limiter.try_acquire(&Source::of(from.ip())).unwrap();
         let (client, socket) = duplex(ROOM);
         let (ended, over) = oneshot::channel();
         let served = context.clone();
         drain.spawn(Span::none(), async move {
-            let word = match forward(socket, router, &served).await {
+            let context = Arc::new(served.clone());
+            let mut admission = Admission::new::<_, Line>(context, from, permit, oneshot::channel().0);
+            let word = match forward(socket, &mut admission, None, &by_host).await {
                 HandshakeOutcome::Opened { session, socket, buffered } => {
                     let socket = Socket::with_early(socket, served.pool.clone(), buffered);
                     run_session(session, LocalPeer::Client, socket, &served.metrics).await;
@@ -69,7 +61,7 @@ impl Site {
             };
             let _ = ended.send(word);
         });
-        Self { client, offered, context, answered, over }
+        Self { client, offered, context, limiter, over }
     }
 
     pub(crate) async fn say(&mut self, text: &str) {
@@ -79,8 +71,11 @@ impl Site {
     /// Checks that the client receives this text next.
     pub(crate) async fn hears(&mut self, text: &str) {
         let mut heard = String::new();
-        while heard.len() < text.len() && text.starts_with(&heard) {
+        for byte in text.bytes() {
             heard.push(char::from(self.client.read_u8().await.expect(text)));
+            if !heard.as_bytes().ends_with(&[byte]) {
+                break;
+            }
         }
         assert_eq!(heard, text);
     }
@@ -211,54 +206,19 @@ impl Target {
     }
 }
 
-/// A router that uses only the Host header and denies the host `no`.
-struct ByHost {
-    table: Arc<SessionTable>,
-    link: Arc<LinkSender>,
-    sessions: FairLimiter<ClientKey>,
-    metrics: Metrics,
-    answered: Arc<AtomicUsize>,
-}
-
-impl Router for ByHost {
-    type Way = String;
-
-    async fn route(&mut self, head: Result<&Parts, Denial>) -> Result<String, DeniedRequest> {
-        let head = head.map_err(|denial| self.failed(denial))?;
-        let host = head.headers.get("host").map_or("", |host| host.to_str().unwrap());
-        match host {
-            "no" => Err(self.failed(Denial::Forbidden("not you".into()))),
-            host => Ok(host.to_owned()),
+/// Returns a request for a node whose target is named by the Host header, and denies the host `no`.
+fn by_host(head: &Parts) -> Result<OpenRequest, Denial> {
+    let host = head.headers.get("host").map_or("", |host| host.to_str().unwrap());
+    match host.split(':').next() {
+        Some("no") => Err(Denial::Forbidden("not you".into())),
+        host => {
+            let target = format!("{}:80", host.filter(|host| !host.is_empty()).unwrap_or("node1")).parse()?;
+            Ok(OpenRequest { node: "node1".parse().ok(), target, credentials: HeaderMap::new() })
         }
-    }
-
-    async fn open(&mut self, way: &String) -> Result<GrantedSession, DeniedRequest> {
-        let permit = self.sessions.try_acquire(&ClientKey::of(Some(way), [127, 0, 0, 1].into())).unwrap();
-        let (node, target) = ("node1".parse().unwrap(), "node1:80".parse().unwrap());
-        let opening = self.table.open(node, target, Category::Https, String::new()).unwrap();
-        opening.ask(&self.link, None);
-        opening.answer().await;
-        let access = AccessLogEntry::start(LISTENER, "test".into());
-        let alive = self.metrics.sessions.start(LISTENER);
-        Ok(OpenSession {
-            session: opening.into_session().into(),
-            buffered: Bytes::new(),
-            access,
-            alive,
-            permit,
-        })
-    }
-
-    fn failed(&self, denial: Denial) -> DeniedRequest {
-        DeniedRequest { denial, trusted: true, trace: "1a2b".into() }
-    }
-
-    fn answered(&self) {
-        self.answered.fetch_add(1, Relaxed);
     }
 }
 
 /// Size in bytes of the buffer towards the client.
 pub(crate) const ROOM: usize = 256 * 1024;
 
-const LISTENER: &str = "test";
+const LISTENER: &str = <Line as ListenerProtocol<UnixStream>>::NAME;
