@@ -11,7 +11,7 @@ use http::request::Parts;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 use tokio::sync::watch;
-use tokio_rustls::rustls::server::Acceptor;
+use tokio_rustls::rustls::server::{Accepted, Acceptor};
 use tokio_rustls::rustls::{self, ClientConfig};
 use tracing::{Span, debug, field, info_span};
 
@@ -74,7 +74,7 @@ impl ListenerProtocol<TcpStream> for Http {
     }
 
     async fn handshake(&self, socket: TcpStream, admission: &mut Admission) -> HandshakeOutcome<TcpStream> {
-        self.0.serve(socket, (None, 80), (None, || Denial::NoHost), admission).await
+        self.0.serve(socket, Transport::Plain, None, admission).await
     }
 }
 
@@ -92,8 +92,8 @@ impl ListenerProtocol<TlsSocket> for Https {
     }
 
     async fn handshake(&self, socket: TlsSocket, admission: &mut Admission) -> HandshakeOutcome<TlsSocket> {
-        let name = socket.get_ref().1.server_name().map(str::to_owned);
-        self.0.serve(socket, (name, 443), (None, || Denial::NoNodeInHost), admission).await
+        let transport = Transport::of(&socket);
+        self.0.serve(socket, transport, None, admission).await
     }
 }
 
@@ -112,21 +112,41 @@ impl ListenerProtocol<TlsSocket> for HttpsReencrypt {
     }
 
     async fn handshake(&self, socket: TlsSocket, admission: &mut Admission) -> HandshakeOutcome<TlsSocket> {
-        let name = socket.get_ref().1.server_name().map(str::to_owned);
-        self.port
-            .serve(socket, (name, 443), (Some(self.tls.clone()), || Denial::NoNodeInHost), admission)
-            .await
+        let transport = Transport::of(&socket);
+        self.port.serve(socket, transport, Some(self.tls.clone()), admission).await
+    }
+}
+
+/// How a client speaks HTTP with a node port.
+enum Transport {
+    Plain,
+    /// Over TLS, with the server name that the client sent.
+    Tls(Option<String>),
+}
+
+impl Transport {
+    fn of(socket: &TlsSocket) -> Self {
+        Self::Tls(socket.get_ref().1.server_name().map(str::to_owned))
     }
 }
 
 impl NodePort {
+    /// Serves a client. With `tls`, this server speaks TLS with the targets.
     async fn serve<C: Connection>(
         &self,
         socket: C,
-        (server_name, default_port): (Option<String>, u16),
-        (tls, unnamed): (Option<Reload<ClientConfig>>, fn() -> Denial),
+        transport: Transport,
+        tls: Option<Reload<ClientConfig>>,
         admission: &mut Admission,
     ) -> HandshakeOutcome<C> {
+        let (server_name, default_port) = match &transport {
+            Transport::Plain => (None, 80),
+            Transport::Tls(name) => (name.as_deref(), 443),
+        };
+        let unnamed = || match transport {
+            Transport::Plain => Denial::NoHost,
+            Transport::Tls(_) => Denial::NoNodeInHost,
+        };
         let (context, proof, from) =
             (admission.context().clone(), admission.proof.clone(), admission.from().ip());
         let shown = tls.is_none() || matches!(proof, ClientIdentity::Certificate(_));
@@ -136,7 +156,7 @@ impl NodePort {
             }
             let policy = context.policy.load();
             let requester = RoutingContext {
-                server_name: server_name.as_deref(),
+                server_name,
                 trusted: policy.is_trusted_proxy(&proof, from),
                 default_port,
                 policy: &policy,
@@ -244,7 +264,8 @@ impl ClientHello {
                 }
                 Err(error) => return Err(ClientHelloError { reason: "reset", why: error.to_string() }),
             }
-            if let Some(name) = feed(&mut acceptor, &bytes[before..]).map_err(|error| no_tls(&error))? {
+            if let Some(accepted) = feed(&mut acceptor, &bytes[before..]).map_err(|error| no_tls(&error))? {
+                let name = accepted.client_hello().server_name().map(str::to_owned);
                 return Ok(Self { name, bytes: bytes.freeze() });
             }
         }
@@ -257,13 +278,13 @@ impl ClientHello {
     }
 }
 
-/// Feeds bytes to the parser and returns the SNI's name once the ClientHello is complete.
-fn feed(acceptor: &mut Acceptor, mut bytes: &[u8]) -> Result<Option<Option<String>>, rustls::Error> {
+/// Feeds bytes to the parser and returns the ClientHello once it is complete.
+fn feed(acceptor: &mut Acceptor, mut bytes: &[u8]) -> Result<Option<Accepted>, rustls::Error> {
     while !bytes.is_empty() {
         acceptor.read_tls(&mut bytes).map_err(|error| rustls::Error::General(error.to_string()))?;
         // Ignore the alert: this process terminates no TLS here.
         if let Some(accepted) = acceptor.accept().map_err(|(error, _alert)| error)? {
-            return Ok(Some(accepted.client_hello().server_name().map(str::to_owned)));
+            return Ok(Some(accepted));
         }
     }
     Ok(None)
