@@ -8,7 +8,6 @@ import (
 	"errors"
 	"fmt"
 	"log"
-	"net"
 	"os"
 	"time"
 
@@ -18,12 +17,13 @@ import (
 	"google.golang.org/grpc/keepalive"
 )
 
-// edge is a plain edge: it dials the server, and dials the targets that the server requests.
+// edge is the part of a plain edge that all generations have in common: it calls the server.
 type edge struct {
 	cloud, ca, name string // address, CA file, and the expected name in the certificate
 	node, token     string
 	heartbeat       time.Duration // interval of heartbeats; one without an answer ends the call
 	sessions        *sessions
+	receive         func(*message, *stream) // handles each message of the server that is not a heartbeat
 }
 
 // login is the token as metadata of the call. It is only sent over TLS.
@@ -98,20 +98,13 @@ func (e *edge) serve(ctx context.Context, conn *grpc.ClientConn) error {
 		if err := rpc.RecvMsg(m); err != nil {
 			return errors.Join(err, context.Cause(ctx))
 		}
-		switch {
-		case m.category == "stream" && m.kind == "heartbeat":
-			select {
-			case echoes <- struct{}{}:
-			default:
-			}
-		case m.category != "ssh" && m.category != "egress" && m.category != "httpProxy":
-			log.Printf("no handler for %s %s", m.category, m.kind)
-		case m.kind == "connecting":
-			e.dial(m, out)
-		case m.kind == "connected" || m.kind == "connect-failed" || m.kind == "tcp-forward" || m.kind == "closed":
-			e.sessions.deliver(m, out, m.node == e.node)
+		if m.category != "stream" || m.kind != "heartbeat" {
+			e.receive(m, out)
+			continue
+		}
+		select {
+		case echoes <- struct{}{}:
 		default:
-			log.Printf("no handler for %s %s", m.category, m.kind)
 		}
 	}
 }
@@ -138,21 +131,4 @@ func (e *edge) beat(ctx context.Context, out *stream, echoes <-chan struct{}, ca
 		out.send(&message{node: e.node, category: "stream", kind: "heartbeat", topic: e.node + "heartbeat"})
 		asked = true
 	}
-}
-
-// dial answers "connecting". It dials on the read loop and without a limit, like plain edges.
-func (e *edge) dial(m *message, out *stream) {
-	if s := e.sessions.find(m.topic); s != nil {
-		e.sessions.deliver(m, out, false)
-		return
-	}
-	conn, err := net.Dial("tcp", m.addr)
-	if err != nil {
-		log.Printf("%s: %v", m.topic, err)
-		out.send(&message{node: e.node, category: m.category, kind: "connect-failed", topic: m.topic, data: []byte(err.Error())})
-		return
-	}
-	out.send(&message{node: e.node, category: m.category, kind: "connected", topic: m.topic})
-	s := e.sessions.open(m.topic, m.category, out)
-	go e.sessions.copy(s, conn)
 }

@@ -39,7 +39,7 @@ func main() {
 }
 
 func runEdge(ctx context.Context, args []string) error {
-	e := edge{sessions: newSessions()}
+	e := newEdgeG5(&edge{sessions: newSessions()})
 	flags := flag.NewFlagSet("edge", flag.ExitOnError)
 	flags.StringVar(&e.cloud, "cloud", "", "address of the cloud")
 	flags.StringVar(&e.ca, "ca", "", "file with the CA to trust")
@@ -52,7 +52,7 @@ func runEdge(ctx context.Context, args []string) error {
 }
 
 func runCloud(ctx context.Context, args []string) error {
-	c := cloud{sessions: newSessions(), nodes: map[string]*stream{}}
+	c := newCloudG5(&cloud{sessions: newSessions(), nodes: map[string]*stream{}})
 	flags := flag.NewFlagSet("cloud", flag.ExitOnError)
 	listen := flags.String("listen", "127.0.0.1:0", "where edges call")
 	connect := flags.String("connect", "127.0.0.1:0", "where CONNECT clients come in")
@@ -74,5 +74,18 @@ func runCloud(ctx context.Context, args []string) error {
 	}
 	// The first line of output: with port 0, only this process knows the ports.
 	fmt.Printf("listening %s %s\n", edges.Addr(), clients.Addr())
-	return c.run(ctx, edges, clients, identity)
+	go accept(ctx, clients, c.client)
+	return c.run(ctx, edges, identity)
+}
+
+// accept handles each connection of a listener until the context ends.
+func accept(ctx context.Context, listener net.Listener, handle func(net.Conn)) {
+	context.AfterFunc(ctx, func() { listener.Close() })
+	for {
+		conn, err := listener.Accept()
+		if err != nil {
+			return
+		}
+		go handle(conn)
+	}
 }

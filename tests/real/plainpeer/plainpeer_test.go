@@ -157,12 +157,13 @@ func peers(t *testing.T, cloudToken, edgeToken string) (*cloud, string) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	c := &cloud{token: cloudToken, sessions: newSessions(), nodes: map[string]*stream{}}
-	go c.run(ctx, edges, clients, identity)
-	e := &edge{cloud: edges.Addr().String(), ca: ca, name: "tunnel.test", node: "node1", token: edgeToken,
-		heartbeat: 50 * time.Millisecond, sessions: newSessions()}
+	c := newCloudG5(&cloud{token: cloudToken, sessions: newSessions(), nodes: map[string]*stream{}})
+	go accept(ctx, clients, c.client)
+	go c.run(ctx, edges, identity)
+	e := newEdgeG5(&edge{cloud: edges.Addr().String(), ca: ca, name: "tunnel.test", node: "node1", token: edgeToken,
+		heartbeat: 50 * time.Millisecond, sessions: newSessions()})
 	go e.run(ctx)
-	return c, clients.Addr().String()
+	return c.cloud, clients.Addr().String()
 }
 
 func certificate(t *testing.T) (string, tls.Certificate) {
