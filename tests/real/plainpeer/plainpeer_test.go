@@ -91,7 +91,7 @@ func TestADialThatFailsIsToldToTheClient(t *testing.T) {
 }
 
 func TestAWrongTokenIsNotAttached(t *testing.T) {
-	c, _ := peers(t, "secret", "wrong")
+	c, _ := peers(t, "secret", "wrong", time.Minute)
 	time.Sleep(200 * time.Millisecond) // with the right token, an edge is attached within a few milliseconds
 	if c.node("node1") != nil {
 		t.Fatal("attached with a wrong token")
@@ -99,7 +99,8 @@ func TestAWrongTokenIsNotAttached(t *testing.T) {
 }
 
 func TestHeartbeatsAreAnsweredAndTheCallStaysOpen(t *testing.T) {
-	c, _ := pair(t, "secret", "secret")
+	c, _ := peers(t, "secret", "secret", 50*time.Millisecond)
+	eventually(t, "the edge is attached", func() bool { return c.node("node1") != nil })
 	first := c.node("node1")
 	time.Sleep(500 * time.Millisecond) // ten heartbeats
 	if c.node("node1") != first {
@@ -143,12 +144,12 @@ func request(t *testing.T, connect, target string) (client, *http.Response) {
 
 // pair returns a server with one attached edge.
 func pair(t *testing.T, cloudToken, edgeToken string) (*cloud, string) {
-	c, connect := peers(t, cloudToken, edgeToken)
+	c, connect := peers(t, cloudToken, edgeToken, time.Minute)
 	eventually(t, "the edge is attached", func() bool { return c.node("node1") != nil })
 	return c, connect
 }
 
-func peers(t *testing.T, cloudToken, edgeToken string) (*cloud, string) {
+func peers(t *testing.T, cloudToken, edgeToken string, heartbeat time.Duration) (*cloud, string) {
 	ctx, cancel := context.WithCancel(context.Background())
 	t.Cleanup(cancel)
 	ca, identity := certificate(t)
@@ -164,7 +165,7 @@ func peers(t *testing.T, cloudToken, edgeToken string) (*cloud, string) {
 	go accept(ctx, clients, c.client)
 	go c.run(ctx, edges, identity)
 	e := newEdgeG5(&edge{cloud: edges.Addr().String(), ca: ca, name: "tunnel.test", node: "node1", token: edgeToken,
-		heartbeat: 50 * time.Millisecond, sessions: newSessions()})
+		heartbeat: heartbeat, sessions: newSessions()})
 	go e.run(ctx)
 	return c.cloud, clients.Addr().String()
 }
