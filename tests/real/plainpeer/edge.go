@@ -9,6 +9,7 @@ import (
 	"fmt"
 	"log"
 	"os"
+	"sync/atomic"
 	"time"
 
 	"google.golang.org/grpc"
@@ -24,6 +25,7 @@ type edge struct {
 	heartbeat       time.Duration // interval of heartbeats; one without an answer ends the call
 	sessions        *sessions
 	receive         func(*message, *stream) // handles each message of the server that is not a heartbeat
+	current         atomic.Pointer[stream]  // the newest call
 }
 
 // login is the token as metadata of the call. It is only sent over TLS.
@@ -54,6 +56,8 @@ func (e *edge) run(ctx context.Context) error {
 	conn, err := grpc.NewClient("passthrough:///"+e.cloud,
 		grpc.WithTransportCredentials(credentials.NewTLS(&tls.Config{RootCAs: roots, ServerName: e.name})),
 		grpc.WithPerRPCCredentials(login{e.node, e.token}),
+		// SuperEdge's library since v0.8. Ours adds its own name behind it.
+		grpc.WithUserAgent("grpc-go/1.38.0"),
 		grpc.WithKeepaliveParams(keepalive.ClientParameters{
 			Time: 10 * time.Millisecond, Timeout: time.Second, PermitWithoutStream: true}),
 		// A plain edge does not pause between attempts; a pause of 0.1 s reduces the load on the tests' machine.
@@ -90,6 +94,7 @@ func (e *edge) serve(ctx context.Context, conn *grpc.ClientConn) error {
 	out := newStream(e.node)
 	defer e.sessions.forgetAll(out)
 	defer out.close()
+	e.current.Store(out)
 	go func() { cancel(out.pump(func(m *message) error { return rpc.SendMsg(m) })) }()
 	echoes := make(chan struct{}, 1)
 	go e.beat(ctx, out, echoes, cancel)

@@ -4,6 +4,7 @@ import (
 	"crypto/rand"
 	"fmt"
 	"net"
+	"slices"
 	"sync"
 )
 
@@ -22,6 +23,7 @@ type sessions struct {
 type session struct {
 	topic, category string
 	data            string // type of its data messages
+	addr            string // target that each of its messages repeats; empty in G5
 	closes          bool   // whether the end of its connection is reported with "closed"
 	stream          *stream
 	in              chan *message
@@ -123,7 +125,15 @@ func (all *sessions) deliver(m *message) bool {
 }
 
 func (s *session) say(kind string, data []byte) {
-	s.stream.send(&message{node: s.stream.node, category: s.category, kind: kind, topic: s.topic, data: data})
+	s.stream.send(&message{node: s.stream.node, category: s.category, kind: kind, topic: s.topic, data: data, addr: s.addr})
+}
+
+// Write sends bytes as data messages.
+func (s *session) Write(bytes []byte) (int, error) {
+	for piece := range slices.Chunk(bytes, chunk) {
+		s.say(s.data, slices.Clone(piece))
+	}
+	return len(bytes), nil
 }
 
 // copy copies bytes in both directions until one of them ends: plain peers have no half-close.
@@ -133,7 +143,7 @@ func (all *sessions) copy(s *session, conn net.Conn) {
 		for {
 			n, err := conn.Read(buffer)
 			if n > 0 {
-				s.say(s.data, append([]byte(nil), buffer[:n]...))
+				_, _ = s.Write(buffer[:n])
 			}
 			if err != nil {
 				if s.closes {
