@@ -60,18 +60,13 @@ func TestG4EdgeDialsOnItsReadLoopWithoutALimit(t *testing.T) {
 }
 
 func TestG4EdgeForgetsASessionAtItsEndAndFeedsLaterBytesIntoANewConnection(t *testing.T) {
-	read := make(chan string, 2)
-	target := serve(t, func(conn net.Conn) {
-		bytes := make([]byte, 100)
-		n, _ := conn.Read(bytes)
-		read <- string(bytes[:n])
-	})
+	target, accepted := targets(t)
 	e, on := edgeAlone()
 	for _, text := range []string{"SSH-2.0-client", "from the middle"} {
 		e.receive(say("ssh", "frontend", target, text), on)
-		if got := <-read; got != text {
-			t.Fatalf("the connection began with %q", got)
-		}
+		conn := accepted()
+		conn.reads(t, text)
+		conn.Close()
 		eventually(t, "the edge forgets the session", func() bool { return e.sessions.count() == 0 })
 		silent(t, on)
 	}
@@ -340,7 +335,7 @@ func TestG4CloudReportsSuccessBeforeItAsksTheOtherEdge(t *testing.T) {
 func TestG4CloudPassesClientsOfOtherServersNodesOnWithoutTLS(t *testing.T) {
 	target := serve(t, func(conn net.Conn) { _, _ = io.Copy(conn, conn) })
 	second := cloudWithEdges(t, "127.0.0.2", "node2")
-	first := cloudAt(t, "127.0.0.1", second.ports())
+	first := cloudAt(t, "127.0.0.3", second.ports())
 	first.c.routes["node2"] = "127.0.0.2"
 	for _, category := range []string{"ssh", "httpProxy"} {
 		conn := client{Conn: first.connect(t, category)}
@@ -359,7 +354,7 @@ func TestG4CloudPassesClientsOfOtherServersNodesOnWithoutTLS(t *testing.T) {
 func TestG4CloudFindsTheNodeOfAnEdgesClientByDNSAndNotByItsRoutes(t *testing.T) {
 	target := serve(t, func(conn net.Conn) { _, _ = io.Copy(conn, conn) })
 	second := cloudWithEdges(t, "127.0.0.2", "node2")
-	first := cloudAt(t, "127.0.0.1", second.ports())
+	first := cloudAt(t, "127.0.0.3", second.ports())
 	first.attach(t, "node1")
 	first.c.routes["node3"] = "127.0.0.2"
 	first.c.lookup = func(name string) ([]string, error) {
@@ -437,6 +432,8 @@ type fleet struct {
 	clients map[string]net.Listener // by category
 	proxies map[string]net.Listener // of the edges, by node
 	edges   map[string]edgeG4
+
+	heartbeat time.Duration
 }
 
 func cloudWithEdges(t *testing.T, host string, nodes ...string) *fleet {
@@ -447,13 +444,14 @@ func cloudWithEdges(t *testing.T, host string, nodes ...string) *fleet {
 	return f
 }
 
-// cloudAt returns a server with these ports for clients, by category.
+// cloudAt returns a server with these ports for clients, by category. Two servers with the same ports need hosts other
+// than 127.0.0.1, where connections of other tests take ports.
 func cloudAt(t *testing.T, host string, ports map[string]string) *fleet {
 	ctx, cancel := context.WithCancel(context.Background())
 	t.Cleanup(cancel)
 	ca, identity := certificate(t)
 	calls := bind(t, net.JoinHostPort(host, "0"))
-	f := &fleet{ctx: ctx, ca: ca, calls: calls.Addr().String(),
+	f := &fleet{ctx: ctx, heartbeat: time.Minute, ca: ca, calls: calls.Addr().String(),
 		clients: map[string]net.Listener{}, proxies: map[string]net.Listener{}, edges: map[string]edgeG4{}}
 	for category, port := range ports {
 		f.clients[category] = bind(t, net.JoinHostPort(host, port))
@@ -466,7 +464,7 @@ func cloudAt(t *testing.T, host string, ports map[string]string) *fleet {
 
 func (f *fleet) attach(t *testing.T, node string) {
 	e := newEdgeG4(&edge{cloud: f.calls, ca: f.ca, name: "tunnel.test", node: node, token: "secret",
-		heartbeat: time.Minute, sessions: newSessions()})
+		heartbeat: f.heartbeat, sessions: newSessions()})
 	f.proxies[node], f.edges[node] = bind(t, "127.0.0.1:0"), e
 	go accept(f.ctx, f.proxies[node], e.client)
 	go e.run(f.ctx)

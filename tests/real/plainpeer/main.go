@@ -22,6 +22,8 @@
 //   - Between two edges of one cloud, the success comes first, then an empty "frontend" to the target's edge.
 //   - A node of another server is found by --route, or by DNS for an edge's client. The server passes the CONNECT on,
 //     without TLS, to its own port of that server.
+//
+// recorded-0.9.txt has the messages of its sessions, byte for byte.
 package main
 
 import (
