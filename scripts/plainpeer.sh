@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# Builds and tests the plain peer in Go (SuperEdge's dialect), once per version of its sources, and prints its path.
+# Builds and tests the plain peer in Go (two generations of SuperEdge's dialect), once per version of its sources, and
+# prints its path.
 set -euo pipefail
 # shellcheck source=scripts/help.sh
 . "$(dirname "$0")/help.sh"
@@ -7,7 +8,7 @@ alone "$@"
 cd "$(dirname "$0")/../tests/real/plainpeer"
 
 cache=${XDG_CACHE_HOME:-$HOME/.cache}/tunnel-tests
-version=$(cat ./*.go go.mod go.sum | sha256sum | cut -c1-16)
+version=$(cat ./*.go ./*.txt go.mod go.sum | sha256sum | cut -c1-16)
 program=$cache/plainpeer-$version
 if [[ ! -x $program ]]; then
   unformatted=$(gofmt -l .)

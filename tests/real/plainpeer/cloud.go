@@ -1,16 +1,12 @@
 package main
 
 import (
-	"bufio"
 	"context"
-	"crypto/rand"
 	"crypto/tls"
 	"encoding/json"
-	"fmt"
 	"io"
 	"log"
 	"net"
-	"net/http"
 	"strings"
 	"sync"
 	"time"
@@ -23,19 +19,17 @@ import (
 	"google.golang.org/grpc/status"
 )
 
-// cloud is a plain server: edges call it, and it forwards CONNECT clients to them by name.
+// cloud is the part of a plain server that all generations have in common: edges call it.
 type cloud struct {
 	token    string
 	sessions *sessions
+	receive  func(*message, *stream) // handles each message of an edge that is not a heartbeat
 	mu       sync.Mutex
 	nodes    map[string]*stream
 }
 
-// patience is the time that a plain server waits for "connected".
-const patience = 5 * time.Second
-
-// run serves both listeners until the context ends.
-func (c *cloud) run(ctx context.Context, edges, clients net.Listener, identity tls.Certificate) error {
+// run serves edges until the context ends.
+func (c *cloud) run(ctx context.Context, edges net.Listener, identity tls.Certificate) error {
 	server := grpc.NewServer(
 		grpc.ForceServerCodec(codec{}),
 		grpc.Creds(credentials.NewTLS(&tls.Config{Certificates: []tls.Certificate{identity}})),
@@ -53,16 +47,6 @@ func (c *cloud) run(ctx context.Context, edges, clients net.Listener, identity t
 	go func() {
 		<-ctx.Done()
 		server.Stop()
-		clients.Close()
-	}()
-	go func() {
-		for {
-			conn, err := clients.Accept()
-			if err != nil {
-				return
-			}
-			go c.client(conn)
-		}
 	}()
 	return server.Serve(edges)
 }
@@ -131,12 +115,7 @@ func (c *cloud) serve(rpc grpc.ServerStream) error {
 			}
 			continue
 		}
-		switch m.kind {
-		case "connected", "connect-failed", "tcp-forward", "closed":
-			c.sessions.deliver(m, out, c.node(m.node) == out)
-		default:
-			log.Printf("no handler for %s %s", m.category, m.kind)
-		}
+		c.receive(m, out)
 	}
 }
 
@@ -144,62 +123,4 @@ func (c *cloud) node(name string) *stream {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	return c.nodes[name]
-}
-
-// client handles one CONNECT client.
-func (c *cloud) client(conn net.Conn) {
-	fail := func(why string) {
-		body := why + "\n"
-		fmt.Fprintf(conn, "HTTP/1.1 500 Internal Server Error\r\nContent-Length: %d\r\nConnection: close\r\n\r\n%s", len(body), body)
-		conn.Close()
-	}
-	request, err := http.ReadRequest(bufio.NewReader(conn))
-	if err != nil || request.Method != http.MethodConnect {
-		fail("not a CONNECT")
-		return
-	}
-	host, port, err := net.SplitHostPort(request.RequestURI)
-	if err != nil {
-		fail(err.Error())
-		return
-	}
-	to := c.node(host)
-	if to == nil {
-		fail("node " + host + " is not attached")
-		return
-	}
-	// The node's own address: in the tests every node is on this machine.
-	addr := net.JoinHostPort("127.0.0.1", port)
-	s := c.sessions.open(uuid(), "ssh", to)
-	to.send(&message{node: host, category: s.category, kind: "connecting", topic: s.topic,
-		data: []byte("CONNECT " + addr + " HTTP/1.1\r\n\r\n\r\n"), addr: addr})
-	select {
-	case m := <-s.in:
-		if m.kind == "connect-failed" || m.kind == "closed" {
-			c.sessions.forget(s)
-			fail(string(m.data))
-			return
-		}
-	case <-s.gone:
-		fail("the edge went away")
-		return
-	case <-time.After(patience):
-		c.sessions.forget(s)
-		fail("timed out")
-		return
-	}
-	if _, err := io.WriteString(conn, "HTTP/1.1 200 Connection established\r\n\r\n"); err != nil {
-		s.say("closed", []byte(err.Error()))
-		c.sessions.forget(s)
-		conn.Close()
-		return
-	}
-	c.sessions.copy(s, conn)
-}
-
-func uuid() string {
-	var b [16]byte
-	_, _ = rand.Read(b[:])
-	b[6], b[8] = b[6]&0x0f|0x40, b[8]&0x3f|0x80
-	return fmt.Sprintf("%x-%x-%x-%x-%x", b[:4], b[4:6], b[6:8], b[8:10], b[10:])
 }

@@ -8,8 +8,8 @@ import (
 	"errors"
 	"fmt"
 	"log"
-	"net"
 	"os"
+	"sync/atomic"
 	"time"
 
 	"google.golang.org/grpc"
@@ -18,12 +18,14 @@ import (
 	"google.golang.org/grpc/keepalive"
 )
 
-// edge is a plain edge: it dials the server, and dials the targets that the server requests.
+// edge is the part of a plain edge that all generations have in common: it calls the server.
 type edge struct {
 	cloud, ca, name string // address, CA file, and the expected name in the certificate
 	node, token     string
 	heartbeat       time.Duration // interval of heartbeats; one without an answer ends the call
 	sessions        *sessions
+	receive         func(*message, *stream) // handles each message of the server that is not a heartbeat
+	current         atomic.Pointer[stream]  // the newest call
 }
 
 // login is the token as metadata of the call. It is only sent over TLS.
@@ -54,6 +56,8 @@ func (e *edge) run(ctx context.Context) error {
 	conn, err := grpc.NewClient("passthrough:///"+e.cloud,
 		grpc.WithTransportCredentials(credentials.NewTLS(&tls.Config{RootCAs: roots, ServerName: e.name})),
 		grpc.WithPerRPCCredentials(login{e.node, e.token}),
+		// SuperEdge's library since v0.8. Ours adds its own name behind it.
+		grpc.WithUserAgent("grpc-go/1.38.0"),
 		grpc.WithKeepaliveParams(keepalive.ClientParameters{
 			Time: 10 * time.Millisecond, Timeout: time.Second, PermitWithoutStream: true}),
 		// A plain edge does not pause between attempts; a pause of 0.1 s reduces the load on the tests' machine.
@@ -90,6 +94,7 @@ func (e *edge) serve(ctx context.Context, conn *grpc.ClientConn) error {
 	out := newStream(e.node)
 	defer e.sessions.forgetAll(out)
 	defer out.close()
+	e.current.Store(out)
 	go func() { cancel(out.pump(func(m *message) error { return rpc.SendMsg(m) })) }()
 	echoes := make(chan struct{}, 1)
 	go e.beat(ctx, out, echoes, cancel)
@@ -98,20 +103,13 @@ func (e *edge) serve(ctx context.Context, conn *grpc.ClientConn) error {
 		if err := rpc.RecvMsg(m); err != nil {
 			return errors.Join(err, context.Cause(ctx))
 		}
-		switch {
-		case m.category == "stream" && m.kind == "heartbeat":
-			select {
-			case echoes <- struct{}{}:
-			default:
-			}
-		case m.category != "ssh" && m.category != "egress" && m.category != "httpProxy":
-			log.Printf("no handler for %s %s", m.category, m.kind)
-		case m.kind == "connecting":
-			e.dial(m, out)
-		case m.kind == "connected" || m.kind == "connect-failed" || m.kind == "tcp-forward" || m.kind == "closed":
-			e.sessions.deliver(m, out, m.node == e.node)
+		if m.category != "stream" || m.kind != "heartbeat" {
+			e.receive(m, out)
+			continue
+		}
+		select {
+		case echoes <- struct{}{}:
 		default:
-			log.Printf("no handler for %s %s", m.category, m.kind)
 		}
 	}
 }
@@ -138,21 +136,4 @@ func (e *edge) beat(ctx context.Context, out *stream, echoes <-chan struct{}, ca
 		out.send(&message{node: e.node, category: "stream", kind: "heartbeat", topic: e.node + "heartbeat"})
 		asked = true
 	}
-}
-
-// dial answers "connecting". It dials on the read loop and without a limit, like plain edges.
-func (e *edge) dial(m *message, out *stream) {
-	if s := e.sessions.find(m.topic); s != nil {
-		e.sessions.deliver(m, out, false)
-		return
-	}
-	conn, err := net.Dial("tcp", m.addr)
-	if err != nil {
-		log.Printf("%s: %v", m.topic, err)
-		out.send(&message{node: e.node, category: m.category, kind: "connect-failed", topic: m.topic, data: []byte(err.Error())})
-		return
-	}
-	out.send(&message{node: e.node, category: m.category, kind: "connected", topic: m.topic})
-	s := e.sessions.open(m.topic, m.category, out)
-	go e.sessions.copy(s, conn)
 }

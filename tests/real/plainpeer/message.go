@@ -14,6 +14,7 @@ type message struct {
 	topic    string
 	data     []byte
 	addr     string
+	unknown  []byte // fields of other numbers, as they arrived; an echo repeats them
 }
 
 // codec encodes messages for gRPC. Its name is empty because the plain content type is "application/grpc" without a
@@ -40,7 +41,7 @@ func (codec) Marshal(v any) ([]byte, error) {
 	put(4, m.topic)
 	put(5, string(m.data))
 	put(6, m.addr)
-	return out, nil
+	return append(out, m.unknown...), nil
 }
 
 func (codec) Unmarshal(in []byte, v any) error {
@@ -50,6 +51,7 @@ func (codec) Unmarshal(in []byte, v any) error {
 	}
 	*m = message{}
 	for len(in) > 0 {
+		field := in
 		number, kind, n := protowire.ConsumeTag(in)
 		if n < 0 {
 			return protowire.ParseError(n)
@@ -61,6 +63,7 @@ func (codec) Unmarshal(in []byte, v any) error {
 				return protowire.ParseError(n)
 			}
 			in = in[n:]
+			m.unknown = append(m.unknown, field[:len(field)-len(in)]...)
 			continue
 		}
 		value, n := protowire.ConsumeBytes(in)

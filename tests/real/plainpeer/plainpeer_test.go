@@ -24,8 +24,8 @@ import (
 
 // Tests of both ends against each other: if these fail, failures of the Rust tests are not the Rust program's.
 
-func TestMessageSurvivesTheWireAndSkipsUnknownFields(t *testing.T) {
-	in := message{"n", "ssh", "tcp-forward", "t", []byte{0, 1, 255}, "a:1"}
+func TestMessageSurvivesTheWireAndKeepsUnknownFields(t *testing.T) {
+	in := message{node: "n", category: "ssh", kind: "tcp-forward", topic: "t", data: []byte{0, 1, 255}, addr: "a:1"}
 	wire, err := codec{}.Marshal(&in)
 	if err != nil {
 		t.Fatal(err)
@@ -35,7 +35,10 @@ func TestMessageSurvivesTheWireAndSkipsUnknownFields(t *testing.T) {
 	if err := (codec{}).Unmarshal(wire, &out); err != nil {
 		t.Fatal(err)
 	}
-	if fmt.Sprint(out) != fmt.Sprint(in) {
+	if again, err := (codec{}).Marshal(&out); err != nil || !bytes.Equal(again, wire) {
+		t.Fatalf("%x became %x (%v)", wire, again, err)
+	}
+	if out.unknown = nil; fmt.Sprint(out) != fmt.Sprint(in) {
 		t.Fatalf("%v became %v", in, out)
 	}
 	if err := (codec{}).Unmarshal([]byte{0x0a, 5, 'x'}, &out); err == nil {
@@ -88,7 +91,7 @@ func TestADialThatFailsIsToldToTheClient(t *testing.T) {
 }
 
 func TestAWrongTokenIsNotAttached(t *testing.T) {
-	c, _ := peers(t, "secret", "wrong")
+	c, _ := peers(t, "secret", "wrong", time.Minute)
 	time.Sleep(200 * time.Millisecond) // with the right token, an edge is attached within a few milliseconds
 	if c.node("node1") != nil {
 		t.Fatal("attached with a wrong token")
@@ -96,7 +99,8 @@ func TestAWrongTokenIsNotAttached(t *testing.T) {
 }
 
 func TestHeartbeatsAreAnsweredAndTheCallStaysOpen(t *testing.T) {
-	c, _ := pair(t, "secret", "secret")
+	c, _ := peers(t, "secret", "secret", 50*time.Millisecond)
+	eventually(t, "the edge is attached", func() bool { return c.node("node1") != nil })
 	first := c.node("node1")
 	time.Sleep(500 * time.Millisecond) // ten heartbeats
 	if c.node("node1") != first {
@@ -140,12 +144,12 @@ func request(t *testing.T, connect, target string) (client, *http.Response) {
 
 // pair returns a server with one attached edge.
 func pair(t *testing.T, cloudToken, edgeToken string) (*cloud, string) {
-	c, connect := peers(t, cloudToken, edgeToken)
+	c, connect := peers(t, cloudToken, edgeToken, time.Minute)
 	eventually(t, "the edge is attached", func() bool { return c.node("node1") != nil })
 	return c, connect
 }
 
-func peers(t *testing.T, cloudToken, edgeToken string) (*cloud, string) {
+func peers(t *testing.T, cloudToken, edgeToken string, heartbeat time.Duration) (*cloud, string) {
 	ctx, cancel := context.WithCancel(context.Background())
 	t.Cleanup(cancel)
 	ca, identity := certificate(t)
@@ -157,12 +161,13 @@ func peers(t *testing.T, cloudToken, edgeToken string) (*cloud, string) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	c := &cloud{token: cloudToken, sessions: newSessions(), nodes: map[string]*stream{}}
-	go c.run(ctx, edges, clients, identity)
-	e := &edge{cloud: edges.Addr().String(), ca: ca, name: "tunnel.test", node: "node1", token: edgeToken,
-		heartbeat: 50 * time.Millisecond, sessions: newSessions()}
+	c := newCloudG5(&cloud{token: cloudToken, sessions: newSessions(), nodes: map[string]*stream{}})
+	go accept(ctx, clients, c.client)
+	go c.run(ctx, edges, identity)
+	e := newEdgeG5(&edge{cloud: edges.Addr().String(), ca: ca, name: "tunnel.test", node: "node1", token: edgeToken,
+		heartbeat: heartbeat, sessions: newSessions()})
 	go e.run(ctx)
-	return c, clients.Addr().String()
+	return c.cloud, clients.Addr().String()
 }
 
 func certificate(t *testing.T) (string, tls.Certificate) {

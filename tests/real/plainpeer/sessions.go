@@ -1,7 +1,10 @@
 package main
 
 import (
+	"crypto/rand"
+	"fmt"
 	"net"
+	"slices"
 	"sync"
 )
 
@@ -19,6 +22,9 @@ type sessions struct {
 // session has a queue of received messages.
 type session struct {
 	topic, category string
+	data            string // type of its data messages
+	addr            string // target that each of its messages repeats; empty in G5
+	closes          bool   // whether the end of its connection is reported with "closed"
 	stream          *stream
 	in              chan *message
 	gone            chan struct{} // closed once the topic is removed
@@ -62,10 +68,11 @@ func (s *stream) pump(send func(*message) error) error {
 
 func newSessions() *sessions { return &sessions{byTopic: map[string]*session{}} }
 
-func (all *sessions) open(topic, category string, on *stream) *session {
-	s := &session{topic: topic, category: category, stream: on, in: make(chan *message, queue), gone: make(chan struct{})}
+// open adds a session under its topic.
+func (all *sessions) open(s *session) *session {
+	s.in, s.gone = make(chan *message, queue), make(chan struct{})
 	all.mu.Lock()
-	all.byTopic[topic] = s
+	all.byTopic[s.topic] = s
 	all.mu.Unlock()
 	return s
 }
@@ -103,24 +110,30 @@ func (all *sessions) forgetAll(of *stream) {
 	}
 }
 
-// deliver passes a message to its session, and blocks the caller's read loop while the session's queue is full. A
-// message for an unknown session is answered with "closed" if answer is true.
-func (all *sessions) deliver(m *message, on *stream, answer bool) {
-	if s := all.find(m.topic); s != nil {
-		select {
-		case s.in <- m:
-		case <-s.gone:
-		}
-		return
+// deliver passes a message to its session, and blocks the caller's read loop while the session's queue is full. It
+// returns whether there is such a session.
+func (all *sessions) deliver(m *message) bool {
+	s := all.find(m.topic)
+	if s == nil {
+		return false
 	}
-	if m.kind != "closed" && answer {
-		on.send(&message{node: m.node, category: m.category, kind: "closed", topic: m.topic,
-			data: []byte("msg cannot be forwarded due to disconnection")})
+	select {
+	case s.in <- m:
+	case <-s.gone:
 	}
+	return true
 }
 
 func (s *session) say(kind string, data []byte) {
-	s.stream.send(&message{node: s.stream.node, category: s.category, kind: kind, topic: s.topic, data: data})
+	s.stream.send(&message{node: s.stream.node, category: s.category, kind: kind, topic: s.topic, data: data, addr: s.addr})
+}
+
+// Write sends bytes as data messages.
+func (s *session) Write(bytes []byte) (int, error) {
+	for piece := range slices.Chunk(bytes, chunk) {
+		s.say(s.data, slices.Clone(piece))
+	}
+	return len(bytes), nil
 }
 
 // copy copies bytes in both directions until one of them ends: plain peers have no half-close.
@@ -130,10 +143,12 @@ func (all *sessions) copy(s *session, conn net.Conn) {
 		for {
 			n, err := conn.Read(buffer)
 			if n > 0 {
-				s.say("tcp-forward", append([]byte(nil), buffer[:n]...))
+				_, _ = s.Write(buffer[:n])
 			}
 			if err != nil {
-				s.say("closed", []byte(err.Error()))
+				if s.closes {
+					s.say("closed", []byte(err.Error()))
+				}
 				all.forget(s)
 				conn.Close()
 				return
@@ -154,4 +169,12 @@ func (all *sessions) copy(s *session, conn net.Conn) {
 			return
 		}
 	}
+}
+
+// uuid returns a random topic.
+func uuid() string {
+	var b [16]byte
+	_, _ = rand.Read(b[:])
+	b[6], b[8] = b[6]&0x0f|0x40, b[8]&0x3f|0x80
+	return fmt.Sprintf("%x-%x-%x-%x-%x", b[:4], b[4:6], b[6:8], b[8:10], b[10:])
 }
