@@ -21,7 +21,7 @@ use crate::session_io::copy::{ByteCounter, CopyEnd, Counted, EndKind, Side, copy
 use tunnel_base::access_log::AccessLogEntry;
 use tunnel_base::metrics::{ActiveSession, Metrics};
 use tunnel_base::names::SessionId;
-use tunnel_link::session::stream::Session;
+use tunnel_link::table::stream::Session;
 use tunnel_net::ByteStream;
 use tunnel_net::pool::Pool;
 use tunnel_net::socket::{ByteStreamIo, Connection, Socket};

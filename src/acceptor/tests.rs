@@ -12,7 +12,7 @@ use crate::acceptor::DialerRole;
 use tunnel_base::names::{Instance, Target};
 use tunnel_base::policy::targets::{OwnListeners, Targets};
 use tunnel_link::sender::LinkSender;
-use tunnel_link::session::stream::{OpenOutcome, PendingOpen, Session};
+use tunnel_link::table::stream::{OpenOutcome, PendingOpen, Session};
 use tunnel_link::table::{Event, SessionLimits, SessionTable};
 use tunnel_net::ByteStream;
 use tunnel_net::interfaces::{Addresses, LocalAddresses};

@@ -13,7 +13,7 @@ use tracing::Span;
 use tunnel_base::drain::Drain;
 use tunnel_base::names::Instance;
 use tunnel_link::sender::LinkSender;
-use tunnel_link::session::stream::IncomingSession;
+use tunnel_link::table::stream::IncomingSession;
 use tunnel_link::table::{Event, SessionLimits, SessionTable};
 use tunnel_net::ByteStream;
 use tunnel_net::pool::Pool;

@@ -6,7 +6,6 @@ pub mod link;
 pub mod relay;
 pub mod schedule;
 pub mod sender;
-pub mod session;
 pub mod table;
 
 use std::sync::{Mutex, MutexGuard, PoisonError};

@@ -20,8 +20,8 @@ use crate::sender::signals::{
     HEARTBEAT_INTERVAL, IDLE_TIMEOUT, Keepalive, KeepaliveAction, Liveness, PING_AFTER, PING_CALLER_AFTER,
     PLAIN_EDGE_IDLE_TIMEOUT,
 };
-use crate::session::SessionCore;
-use crate::session::stream::Parked;
+use crate::table::session::SessionCore;
+use crate::table::stream::Parked;
 use crate::table::{Event, SessionTable};
 use tunnel_base::logging::FRAMES;
 use tunnel_base::metrics::Metrics;

@@ -2,13 +2,15 @@
 //! does.
 
 pub mod closed;
+pub mod session;
+pub mod stream;
 pub mod traffic_class;
 
 use std::collections::{HashMap, VecDeque};
 use std::net::SocketAddr;
 use std::sync::atomic::Ordering::Relaxed;
 use std::sync::atomic::{AtomicBool, AtomicUsize};
-use std::sync::{Arc, Mutex, MutexGuard, Weak};
+use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 
 use tokio::sync::Notify;
@@ -18,9 +20,9 @@ use crate::lock;
 use crate::relay::{Attempt, AttemptState, BindOutcome, RelayTable};
 use crate::sender::signals::{UNKNOWN, unknown};
 use crate::sender::{DetachedSessions, LinkSender};
-use crate::session::stream::{IncomingSession, Parked, PendingOpen};
-use crate::session::{SessionCore, SessionHost, SessionView};
 use crate::table::closed::{Clients, Tombstones, source};
+use crate::table::session::{SessionCore, SessionView};
+use crate::table::stream::{IncomingSession, Parked, PendingOpen};
 use tunnel_base::metrics::Metrics;
 use tunnel_base::names::{Instance, NodeName, SessionId, Target};
 use tunnel_proto::budget::{Budget, Reservation};
@@ -164,7 +166,7 @@ impl SessionTable {
         let (send, recv) = halves.ok_or(TableFull)?;
         let end = SessionState::opener(target, client, send, recv);
         let key = SessionKey { id: SessionId::random(), category, node };
-        let shared = SessionCore::new(key, self.host(), end, None);
+        let shared = SessionCore::new(key, self, end, None);
         self.insert(&shared);
         Ok(PendingOpen::new(shared))
     }
@@ -258,7 +260,7 @@ impl SessionTable {
         if let Some(opener) = opener {
             shared.opened_by(opener);
         }
-        if parks { shared.parked().map(Event::Parked) } else { None }
+        if parks { Parked::of(&shared).map(Event::Parked) } else { None }
     }
 
     /// Handles a frame about a session that has no end here, or none yet.
@@ -388,7 +390,7 @@ impl SessionTable {
             recv.lift_limit(in_all, of_link);
         }
         let end = SessionState::acceptor(sender.id, epoch, limit, send, recv);
-        let shared = SessionCore::new(key, self.host(), end, Some(sender.clone()));
+        let shared = SessionCore::new(key, self, end, Some(sender.clone()));
         if let Some(opener) = opener {
             shared.opened_by(opener);
         }
@@ -450,20 +452,17 @@ const PLAIN_DIAL_TIMEOUT: Duration = Duration::from_millis(4500);
 
 // What each session requires from its table.
 
-impl SessionHost for SessionTable {
-    fn instance(&self) -> Instance {
-        self.instance
-    }
-
-    fn room_unread(&self, link: &LinkSender) -> (Reservation, Reservation) {
+impl SessionTable {
+    /// Returns two empty reservations for the bytes that a plain remote sends over that link.
+    ///
+    /// One is in the process's budget. The other is in the link's, a quarter of it, which applies once half of the
+    /// process's budget is in use.
+    pub(crate) fn room_unread(&self, link: &LinkSender) -> (Reservation, Reservation) {
         (self.unreserved.reservation(), link.unread_reservation(self.unreserved.limit() / 4))
     }
 
-    fn departed(&self, id: SessionId) {
-        self.add_departed(id);
-    }
-
-    fn forget(&self, id: SessionId, why: Option<ErrorCode>) {
+    /// Forgets a session that is over; `why` is set if it did not end cleanly.
+    pub(crate) fn forget(&self, id: SessionId, why: Option<ErrorCode>) {
         if self.shard(id).remove(&id).is_some() {
             if let Some(code) = why {
                 self.metrics.resets.count(code.name());
@@ -472,14 +471,6 @@ impl SessionHost for SessionTable {
             self.freed.store(true, Relaxed);
             self.add_ended(id, why);
         }
-    }
-}
-
-impl SessionTable {
-    /// Returns this table as the host of its sessions.
-    pub(crate) fn host(self: &Arc<Self>) -> Weak<dyn SessionHost> {
-        let table: Weak<Self> = Arc::downgrade(self);
-        table
     }
 }
 
@@ -494,7 +485,7 @@ impl SessionTable {
         let DetachedSessions { own, relayed } = sender.detach_all();
         for shared in own.into_iter().filter_map(|id| self.session(id)) {
             shared.link_ended(sender.id, why.clone(), now);
-            parked.extend(shared.parked());
+            parked.extend(Parked::of(&shared));
         }
         self.relays.link_ended(sender.id, relayed);
         self.freed.store(true, Relaxed);
@@ -514,7 +505,7 @@ impl SessionTable {
                 continue;
             }
             session.leave(sender);
-            parked.extend(session.parked());
+            parked.extend(Parked::of(&session));
         }
         parked
     }

@@ -9,9 +9,9 @@ use std::time::Duration;
 use tokio::time::{Instant, sleep};
 
 use crate::lock;
-use crate::session::SessionCore;
-use crate::session::stream::Parked;
 use crate::table::SessionTable;
+use crate::table::session::SessionCore;
+use crate::table::stream::Parked;
 use tunnel_base::drain::Drain;
 use tunnel_base::names::SessionId;
 use tunnel_net::limiter::FairMap;
@@ -141,7 +141,7 @@ impl SessionTable {
     /// Adds an orphaned session that still has bytes to deliver.
     pub(crate) fn add_departed(&self, id: SessionId) {
         // A session that lost its path while it was open already has a seeker.
-        if let Some(parked) = self.session(id).and_then(|session| session.parked()) {
+        if let Some(parked) = self.session(id).and_then(|session| Parked::of(&session)) {
             lock(&self.unsearched).push_back(parked);
             self.came.notify_one();
         }

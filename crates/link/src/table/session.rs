@@ -1,20 +1,15 @@
 //! One end of a session: its lock and wakers, the frames it gives to its link, its paths, and its log lines.
 
-pub mod stream;
-
-use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 use std::task::Waker;
-use std::time::Duration;
 
 use tokio::time::Instant;
 use tracing::{Level, debug, enabled};
 
 use crate::schedule::{FlowState, FrameSource, QueuedFlow, SendOutcome, SendRequest};
 use crate::sender::LinkSender;
-use crate::session::stream::Parked;
+use crate::table::SessionTable;
 use tunnel_base::names::{Instance, NodeName, SessionId, Target};
-use tunnel_proto::budget::Reservation;
 use tunnel_proto::frame::{ErrorCode, Opener, Remote, SessionError, SessionFrame, SessionKey};
 use tunnel_proto::hello::Dialect;
 use tunnel_proto::state::{Actions, Phase, SessionState};
@@ -26,7 +21,8 @@ use tunnel_proto::window::LinkRtt;
 pub(crate) struct SessionCore {
     /// Id, category and node.
     pub key: SessionKey,
-    host: Weak<dyn SessionHost>,
+    /// The table that it is in. Never called under the session's lock.
+    table: Weak<SessionTable>,
     /// When it was created.
     started: Instant,
     /// At the acceptor: the opener, once it is known.
@@ -37,8 +33,8 @@ pub(crate) struct SessionCore {
 /// The part of a [`SessionCore`] that changes, under its lock.
 #[derive(Debug)]
 pub(crate) struct Inner {
-    state: SessionState,
-    sender: Option<Arc<LinkSender>>,
+    pub(super) state: SessionState,
+    pub(super) sender: Option<Arc<LinkSender>>,
     /// The previous link, which still has the session as a member.
     left: Option<Arc<LinkSender>>,
     /// The link where it waits to send a control frame, and the kind of frame. An entry on another link is stale and
@@ -49,24 +45,34 @@ pub(crate) struct Inner {
     /// What it has sent on its link, which decides on its turns; reset with each link.
     flow_state: FlowState,
     /// The number of the [`Parked`] that may search for a path, and the number of those handed out.
-    seeker: Option<u64>,
-    seekers: u64,
-    /// Consecutive losses of a path: their number, the time of the last one, and the bytes moved by then.
-    lost: Option<(u32, Instant, u64)>,
+    pub(super) seeker: Option<u64>,
+    pub(super) seekers: u64,
+    /// The last loss of its path.
+    pub(super) lost: Option<PathLoss>,
     /// Time of the last received frame.
     last_frame: Instant,
-    reader: Option<Waker>,
-    writer: Option<Waker>,
+    pub(super) reader: Option<Waker>,
+    pub(super) writer: Option<Waker>,
     /// The tasks that wait for an answer, a path or the end.
-    watcher: Option<Waker>,
+    pub(super) watcher: Option<Waker>,
     /// The state that was logged last.
     logged: LoggedState,
+}
+
+/// A loss of a session's path.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct PathLoss {
+    /// Number of losses before it without a byte moved in between.
+    pub(super) consecutive: u32,
+    pub(super) at: Instant,
+    /// Bytes that the session had moved by then.
+    pub(super) moved: u64,
 }
 
 impl SessionCore {
     pub(crate) fn new(
         key: SessionKey,
-        host: Weak<dyn SessionHost>,
+        table: &Arc<SessionTable>,
         state: SessionState,
         sender: Option<Arc<LinkSender>>,
     ) -> Arc<Self> {
@@ -74,7 +80,7 @@ impl SessionCore {
         logged.log_begin(&key);
         Arc::new(Self {
             key,
-            host,
+            table: Arc::downgrade(table),
             started: Instant::now(),
             opener: OnceLock::new(),
             inner: Mutex::new(Inner {
@@ -156,16 +162,16 @@ impl SessionCore {
     }
 
     /// Resets the session after everything that was written.
-    fn abort(self: &Arc<Self>, why: SessionError) {
+    pub(super) fn abort(self: &Arc<Self>, why: SessionError) {
         self.with_state(|inner| inner.state.abort(why, Instant::now()));
         self.orphan();
     }
 
-    /// Hands an orphaned session to its host, which limits how long it stays.
+    /// Hands an orphaned session to its table, which limits how long it stays.
     fn orphan(self: &Arc<Self>) {
         let stays = self.lock().state.departed_since().is_some();
-        if stays && let Some(host) = self.host.upgrade() {
-            host.departed(self.key.id);
+        if stays && let Some(table) = self.table.upgrade() {
+            table.add_departed(self.key.id);
         }
     }
 
@@ -207,14 +213,14 @@ impl SessionCore {
     }
 
     /// Runs `step` under the lock, then applies its actions without the lock.
-    fn with_state(self: &Arc<Self>, step: impl FnOnce(&mut Inner) -> Actions) {
+    pub(super) fn with_state(self: &Arc<Self>, step: impl FnOnce(&mut Inner) -> Actions) {
         let mut inner = self.lock();
         let actions = step(&mut inner);
         self.apply_actions(inner, actions);
     }
 
     /// Takes the pending actions out of the session, releases its lock, and applies them: logging, waking tasks,
-    /// leaving links, requesting turns, and removal from the host.
+    /// leaving links, requesting turns, and removal from the table.
     ///
     /// Each action takes another lock or runs a waker, and two locks are never held at once. Another thread may change
     /// the session between the release and the action, so each action tolerates that:
@@ -223,7 +229,7 @@ impl SessionCore {
     /// - [`Self::detach`] checks a second time.
     /// - A request for a turn on a link that the session has left is stale, and the link's puller gets no frame for it.
     /// - A session that may be forgotten never comes back.
-    fn apply_actions(self: &Arc<Self>, mut inner: MutexGuard<'_, Inner>, actions: Actions) {
+    pub(super) fn apply_actions(self: &Arc<Self>, mut inner: MutexGuard<'_, Inner>, actions: Actions) {
         let reader = if actions.read { inner.reader.take() } else { None };
         let writer = if actions.write { inner.writer.take() } else { None };
         let watcher = if actions.state || actions.forget { inner.watcher.take() } else { None };
@@ -246,9 +252,9 @@ impl SessionCore {
             sender.enter(self, &intent);
         }
         if actions.forget
-            && let Some(host) = self.host.upgrade()
+            && let Some(table) = self.table.upgrade()
         {
-            host.forget(self.key.id, ended);
+            table.forget(self.key.id, ended);
         }
     }
 
@@ -266,7 +272,7 @@ impl SessionCore {
         }
     }
 
-    fn lock(&self) -> MutexGuard<'_, Inner> {
+    pub(super) fn lock(&self) -> MutexGuard<'_, Inner> {
         self.inner.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -356,7 +362,7 @@ impl SessionCore {
     /// Adds this process's instance and the opener, which the state does not know. An edge names no opener; its server
     /// adds it.
     fn complete(&self, mut frame: SessionFrame, inner: &Inner) -> SessionFrame {
-        let process = || self.host.upgrade().map(|host| host.instance());
+        let process = || self.table.upgrade().map(|table| table.instance());
         match &mut frame {
             SessionFrame::Opened { instance, .. } => *instance = process(),
             SessionFrame::Open { opener, .. } | SessionFrame::Resume { opener, .. }
@@ -429,7 +435,7 @@ impl SessionCore {
     /// ends later, its list contains the session.
     pub(crate) fn ask(self: &Arc<Self>, sender: &Arc<LinkSender>, process: Option<Instance>, again: bool) {
         let alive = sender.attach(self.key.id);
-        let room = self.host.upgrade().filter(|_| !sender.resumes).map(|host| host.room_unread(sender));
+        let room = self.table.upgrade().filter(|_| !sender.resumes).map(|table| table.room_unread(sender));
         let mut here = false;
         let mut left = None;
         self.with_state(|inner| {
@@ -482,24 +488,6 @@ impl SessionCore {
         self.with_state(|inner| inner.state.link_ended(link, why, now));
     }
 
-    /// Returns the right to search for a path if the session needs one and no task has that right yet. Everything is
-    /// decided under one lock, so that two threads that notice the same loss do not both get it.
-    pub(crate) fn parked(self: &Arc<Self>) -> Option<Parked> {
-        let mut inner = self.lock();
-        let needs = inner.state.needs_path() && inner.state.path().is_none();
-        if inner.seeker.is_some() || !inner.state.is_opener() || !needs {
-            return None;
-        }
-        inner.seekers += 1;
-        let seeker = inner.seekers;
-        inner.seeker = Some(seeker);
-        let (now, moved) = (Instant::now(), inner.state.moved());
-        let again = |&(_, at, before): &(u32, Instant, u64)| now - at < RECENT_LOSS && before == moved;
-        let times = inner.lost.filter(again).map_or(0, |(times, ..)| times + 1);
-        inner.lost = Some((times, now, moved));
-        Some(Parked::new(self.clone(), seeker, times))
-    }
-
     /// Returns whether the session was opened here, and the number of bytes moved in both directions. Returns `None`
     /// unless it is open and runs on that link: a session that has left the link without a new path is still a member.
     pub(crate) fn traffic(&self, link: LinkId) -> Option<(bool, u64)> {
@@ -543,29 +531,6 @@ impl SessionCore {
         });
         yields
     }
-}
-
-/// Losses of a path within this time, without a byte moved in between, count as consecutive.
-const RECENT_LOSS: Duration = Duration::from_secs(10);
-
-// The interface between a session and the process that it runs in.
-
-/// What a session calls in its process; the session table implements it. Never called under a session's lock.
-pub(crate) trait SessionHost: fmt::Debug + Send + Sync {
-    /// Returns the instance of this process.
-    fn instance(&self) -> Instance;
-
-    /// Returns two empty reservations for the bytes that a plain remote sends over that link.
-    ///
-    /// One is in the process's budget. The other is in the link's, a quarter of it, which applies once half of the
-    /// process's budget is in use.
-    fn room_unread(&self, link: &LinkSender) -> (Reservation, Reservation);
-
-    /// Takes over an orphaned session that still has bytes to deliver.
-    fn departed(&self, id: SessionId);
-
-    /// Forgets a session that is over; `why` is set if it did not end cleanly.
-    fn forget(&self, id: SessionId, why: Option<ErrorCode>);
 }
 
 // The log lines that trace a session: one for each change of its phase, its path or its epoch.

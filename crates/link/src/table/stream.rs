@@ -11,7 +11,7 @@ use bytes::Bytes;
 use tokio::time::Instant;
 
 use crate::sender::LinkSender;
-use crate::session::SessionCore;
+use crate::table::session::{PathLoss, SessionCore};
 use tunnel_base::names::{Instance, NodeName, SessionId, Target};
 use tunnel_net::ByteStream;
 use tunnel_proto::frame::{Category, ErrorCode, SessionError};
@@ -296,8 +296,22 @@ impl IncomingSession {
 }
 
 impl Parked {
-    pub(crate) fn new(shared: Arc<SessionCore>, seeker: u64, again: u32) -> Self {
-        Self { shared, seeker, again }
+    /// Returns the right to search for a path if the session needs one and no task has that right yet. Everything is
+    /// decided under one lock, so that two threads that notice the same loss do not both get it.
+    pub(crate) fn of(shared: &Arc<SessionCore>) -> Option<Self> {
+        let mut inner = shared.lock();
+        let needs = inner.state.needs_path() && inner.state.path().is_none();
+        if inner.seeker.is_some() || !inner.state.is_opener() || !needs {
+            return None;
+        }
+        inner.seekers += 1;
+        let seeker = inner.seekers;
+        inner.seeker = Some(seeker);
+        let (at, moved) = (Instant::now(), inner.state.moved());
+        let again = |last: &PathLoss| at - last.at < RECENT_LOSS && last.moved == moved;
+        let consecutive = inner.lost.filter(again).map_or(0, |last| last.consecutive + 1);
+        inner.lost = Some(PathLoss { consecutive, at, moved });
+        Some(Self { shared: shared.clone(), seeker, again: consecutive })
     }
 
     /// Returns the number of earlier consecutive losses of its path without a byte moved in between.
@@ -359,6 +373,9 @@ impl Drop for Parked {
         }
     }
 }
+
+/// Losses of a path within this time, without a byte moved in between, count as consecutive.
+const RECENT_LOSS: Duration = Duration::from_secs(10);
 
 // The owner's handle of a session: dropping it resets the session.
 
