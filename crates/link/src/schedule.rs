@@ -251,8 +251,8 @@ pub(crate) trait FrameSource: fmt::Debug + Send + Sync {
     /// Returns true if it will certainly send nothing more here. Takes no lock.
     fn is_closed(&self) -> bool;
 
-    /// Returns a frame that goes before data, if any, and whether there are more of that kind.
-    fn next_control(self: Arc<Self>, link: LinkId, now: Instant) -> (Option<SessionFrame>, bool);
+    /// Returns a frame that goes before data, if there is one.
+    fn next_control(self: Arc<Self>, link: LinkId, now: Instant) -> ControlOutcome;
 
     /// Returns what it sends in its turn: at most `longest` bytes, or nothing if it has more than `most` to send.
     fn next_turn(
@@ -284,6 +284,14 @@ pub(crate) struct SendRequest {
     pub(crate) control: Option<ControlPriority>,
     /// Its state and the number of bytes, if it has data.
     pub(crate) data: Option<(FlowState, usize)>,
+}
+
+/// The result of a source's turn to send a frame that goes before data.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) struct ControlOutcome {
+    pub(crate) frame: Option<SessionFrame>,
+    /// Whether it has more of them, and needs another turn.
+    pub(crate) again: bool,
 }
 
 /// The result of a source's turn to send on a link.
@@ -469,8 +477,8 @@ pub(crate) mod reports_tests {
             false
         }
 
-        fn next_control(self: Arc<Self>, _: LinkId, _: Instant) -> (Option<SessionFrame>, bool) {
-            (Some(SessionFrame::Credit { received: 1, limit: 2 }), false)
+        fn next_control(self: Arc<Self>, _: LinkId, _: Instant) -> ControlOutcome {
+            ControlOutcome { frame: Some(SessionFrame::Credit { received: 1, limit: 2 }), again: false }
         }
 
         fn next_turn(

@@ -28,8 +28,8 @@ use tokio_util::sync::CancellationToken;
 use crate::congestion::CongestionController;
 use crate::lock;
 use crate::schedule::{
-    AckPacing, FlowState, FrameSource, INTERACTIVE_BACKLOG, QueuedFlow, RelayFrameSource, Scheduler,
-    SendRequest,
+    AckPacing, ControlOutcome, FlowState, FrameSource, INTERACTIVE_BACKLOG, QueuedFlow, RelayFrameSource,
+    Scheduler, SendRequest,
 };
 use crate::sender::signals::{LinkStats, RttEstimator, WatchWindow};
 use tunnel_base::names::{Instance, NodeName, SessionId};
@@ -213,7 +213,7 @@ impl LinkSender {
 
     /// Takes a control frame from the source, and queues the source again if it has more of them.
     fn take_control(&self, source: Arc<dyn FrameSource>, now: Instant) -> Option<Frame> {
-        let (frame, again) = source.clone().next_control(self.id, now);
+        let ControlOutcome { frame, again } = source.clone().next_control(self.id, now);
         let frame = self.sent(&*source, frame, now);
         if again {
             self.lock().credits.push_back(source);

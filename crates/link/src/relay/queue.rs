@@ -14,7 +14,9 @@ use bytes::Bytes;
 use tokio::time::Instant;
 
 use crate::lock;
-use crate::schedule::{FlowState, FrameSource, QueuedFlow, RelayFrameSource, SendOutcome, SendRequest};
+use crate::schedule::{
+    ControlOutcome, FlowState, FrameSource, QueuedFlow, RelayFrameSource, SendOutcome, SendRequest,
+};
 use tunnel_proto::budget::Reservation;
 use tunnel_proto::frame::{SessionFrame, SessionKey};
 use tunnel_proto::halves::joined;
@@ -164,14 +166,14 @@ impl FrameSource for RelayQueue {
         self.closed.load(Relaxed)
     }
 
-    fn next_control(self: Arc<Self>, _link: LinkId, _now: Instant) -> (Option<SessionFrame>, bool) {
+    fn next_control(self: Arc<Self>, _link: LinkId, _now: Instant) -> ControlOutcome {
         let mut queue = lock(&self.queue);
         let frame = queue.answer.take().or_else(|| queue.credit.take());
         if let Some(SessionFrame::Credit { limit, .. }) = &frame {
             queue.limit = *limit;
         }
         queue.in_control = queue.control();
-        (frame, queue.in_control.is_some())
+        ControlOutcome { frame, again: queue.in_control.is_some() }
     }
 
     fn next_turn(
@@ -315,7 +317,8 @@ mod tests {
         let credit = |received, limit| SessionFrame::Credit { received, limit };
         // For the first credit the used part is unknown.
         assert_eq!(push(credit(0, 1000)), Some(ControlPriority::Needed));
-        assert_eq!(queue.clone().next_control(LinkId(1), Instant::now()), (Some(credit(0, 1000)), false));
+        let sent = queue.clone().next_control(LinkId(1), Instant::now());
+        assert_eq!(sent, ControlOutcome { frame: Some(credit(0, 1000)), again: false });
         assert_eq!(push(credit(400, 1400)), Some(ControlPriority::Credit));
         assert_eq!(push(credit(499, 1499)), None);
         assert_eq!(push(credit(500, 1500)), Some(ControlPriority::Needed));

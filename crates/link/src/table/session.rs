@@ -6,7 +6,7 @@ use std::task::Waker;
 use tokio::time::Instant;
 use tracing::{Level, debug, enabled};
 
-use crate::schedule::{FlowState, FrameSource, QueuedFlow, SendOutcome, SendRequest};
+use crate::schedule::{ControlOutcome, FlowState, FrameSource, QueuedFlow, SendOutcome, SendRequest};
 use crate::sender::LinkSender;
 use crate::table::SessionTable;
 use tunnel_base::names::{Instance, NodeName, SessionId, Target};
@@ -118,16 +118,14 @@ impl SessionCore {
         if moves {
             sender.attach(self.key.id);
         }
-        let (mut dropped, mut here) = (false, true);
-        self.with_state(|inner| {
+        let (dropped, here) = self.with_state(|inner| {
             inner.last_frame = now;
             let actions = inner.state.on_frame(sender.id, frame, now);
-            dropped = actions.dropped;
-            here = inner.state.path() == Some(sender.id);
+            let here = inner.state.path() == Some(sender.id);
             if here {
                 inner.move_to(sender);
             }
-            actions
+            ((actions.dropped, here), actions)
         });
         if moves && !here {
             self.detach(sender);
@@ -156,14 +154,14 @@ impl SessionCore {
         self.with_state(|inner| {
             // A plain remote does not answer, and its sessions end with its link.
             let plain = inner.sender.as_ref().is_some_and(|sender| !sender.resumes);
-            inner.abandon(why, plain)
+            ((), inner.abandon(why, plain))
         });
         self.orphan();
     }
 
     /// Resets the session after everything that was written.
     pub(super) fn abort(self: &Arc<Self>, why: SessionError) {
-        self.with_state(|inner| inner.state.abort(why, Instant::now()));
+        self.with_state(|inner| ((), inner.state.abort(why, Instant::now())));
         self.orphan();
     }
 
@@ -177,13 +175,7 @@ impl SessionCore {
 
     /// Drops the bytes that an orphaned session still delivers. Returns false if there is nothing to deliver.
     pub(crate) fn evict(self: &Arc<Self>) -> bool {
-        let mut gave_way = false;
-        self.with_state(|inner| {
-            let (given, actions) = inner.state.evict();
-            gave_way = given;
-            actions
-        });
-        gave_way
+        self.with_state(|inner| inner.state.evict())
     }
 
     /// Resets the session at once and drops unread bytes, to free its memory.
@@ -192,7 +184,7 @@ impl SessionCore {
             if inner.state.recv.queued() > 0 {
                 inner.state.drop_unread(&why);
             }
-            Actions { read: true, ..inner.abandon(why, true) }
+            ((), Actions { read: true, ..inner.abandon(why, true) })
         });
     }
 
@@ -212,15 +204,8 @@ impl SessionCore {
         self.lock().state.recv.unreserved()
     }
 
-    /// Runs `step` under the lock, then applies its actions without the lock.
-    pub(super) fn with_state(self: &Arc<Self>, step: impl FnOnce(&mut Inner) -> Actions) {
-        let mut inner = self.lock();
-        let actions = step(&mut inner);
-        self.apply_actions(inner, actions);
-    }
-
-    /// Takes the pending actions out of the session, releases its lock, and applies them: logging, waking tasks,
-    /// leaving links, requesting turns, and removal from the table.
+    /// Runs `step` under the lock, takes the pending actions out of the session, releases its lock, and applies them:
+    /// logging, waking tasks, leaving links, requesting turns, and removal from the table. Returns the step's result.
     ///
     /// Each action takes another lock or runs a waker, and two locks are never held at once. Another thread may change
     /// the session between the release and the action, so each action tolerates that:
@@ -229,7 +214,9 @@ impl SessionCore {
     /// - [`Self::detach`] checks a second time.
     /// - A request for a turn on a link that the session has left is stale, and the link's puller gets no frame for it.
     /// - A session that may be forgotten never comes back.
-    pub(super) fn apply_actions(self: &Arc<Self>, mut inner: MutexGuard<'_, Inner>, actions: Actions) {
+    pub(super) fn with_state<T>(self: &Arc<Self>, step: impl FnOnce(&mut Inner) -> (T, Actions)) -> T {
+        let mut inner = self.lock();
+        let (result, actions) = step(&mut inner);
         let reader = if actions.read { inner.reader.take() } else { None };
         let writer = if actions.write { inner.writer.take() } else { None };
         let watcher = if actions.state || actions.forget { inner.watcher.take() } else { None };
@@ -256,6 +243,7 @@ impl SessionCore {
         {
             table.forget(self.key.id, ended);
         }
+        result
     }
 
     /// Removes the session from the link's members. Adds it again if another thread has moved it back meanwhile.
@@ -311,16 +299,14 @@ impl FrameSource for SessionCore {
         false
     }
 
-    fn next_control(self: Arc<Self>, link: LinkId, now: Instant) -> (Option<SessionFrame>, bool) {
-        let mut inner = self.lock();
-        if inner.in_control.is_some_and(|(at, _)| at == link) {
-            inner.in_control = None;
-        }
-        let (frame, actions) = inner.state.next_frame(link, 0);
-        inner.time(frame.as_ref(), now);
-        let frame = frame.map(|frame| self.complete(frame, &inner));
-        self.apply_actions(inner, actions);
-        (frame, false)
+    fn next_control(self: Arc<Self>, link: LinkId, now: Instant) -> ControlOutcome {
+        let frame = self.with_state(|inner| {
+            if inner.in_control.is_some_and(|(at, _)| at == link) {
+                inner.in_control = None;
+            }
+            self.next_frame(inner, link, 0, now)
+        });
+        ControlOutcome { frame, again: false }
     }
 
     fn next_turn(
@@ -331,48 +317,59 @@ impl FrameSource for SessionCore {
         most: usize,
         now: Instant,
     ) -> SendOutcome {
-        let mut inner = self.lock();
-        let held = inner.state.backlog().is_some_and(|backlog| backlog > most);
-        let (mut frame, mut actions) =
-            if held { (None, Actions::default()) } else { inner.state.next_frame(link, longest) };
-        if let Some(SessionFrame::ResetAt { refusal, .. }) = &frame
-            && !inner.sender.as_ref().is_some_and(|sender| sender.dialect.supports(Dialect::RESET_AT))
-        {
-            let (reset, over) = inner.state.reset_instead(refusal.clone());
-            (frame, actions) = (Some(reset), over);
-        }
-        inner.time(frame.as_ref(), now);
-        let frame = frame.map(|frame| self.complete(frame, &inner));
-        let bytes = if let Some(SessionFrame::Data(data)) = &frame { data.len() } else { 0 };
-        let flow_state = if held { turn.flow_state() } else { turn.flow_state_after(bytes) };
-        let mut backlog = None;
-        if inner.state.path() == Some(link) && inner.in_turns == Some(link) {
-            inner.flow_state = flow_state;
-            backlog = inner.state.backlog();
-        }
-        if inner.in_turns == Some(link) && backlog.is_none() {
-            inner.in_turns = None;
-        }
-        self.apply_actions(inner, actions);
-        SendOutcome { frame, bytes, flow_state, backlog }
+        self.with_state(|inner| {
+            let held = inner.state.backlog().is_some_and(|backlog| backlog > most);
+            let (mut frame, mut actions) =
+                if held { (None, Actions::default()) } else { self.next_frame(inner, link, longest, now) };
+            if let Some(SessionFrame::ResetAt { refusal, .. }) = &frame
+                && !inner.sender.as_ref().is_some_and(|sender| sender.dialect.supports(Dialect::RESET_AT))
+            {
+                let (reset, over) = inner.state.reset_instead(refusal.clone());
+                (frame, actions) = (Some(reset), over);
+            }
+            let bytes = if let Some(SessionFrame::Data(data)) = &frame { data.len() } else { 0 };
+            let flow_state = if held { turn.flow_state() } else { turn.flow_state_after(bytes) };
+            let mut backlog = None;
+            if inner.state.path() == Some(link) && inner.in_turns == Some(link) {
+                inner.flow_state = flow_state;
+                backlog = inner.state.backlog();
+            }
+            if inner.in_turns == Some(link) && backlog.is_none() {
+                inner.in_turns = None;
+            }
+            (SendOutcome { frame, bytes, flow_state, backlog }, actions)
+        })
     }
 }
 
 impl SessionCore {
-    /// Adds this process's instance and the opener, which the state does not know. An edge names no opener; its server
-    /// adds it.
-    fn complete(&self, mut frame: SessionFrame, inner: &Inner) -> SessionFrame {
+    /// Returns the state's next frame. Adds what the state does not know: this process's instance and the opener, as an
+    /// edge names no opener and its server adds it. Records when a credit is sent; that measurement ends when the
+    /// session moves to another path.
+    fn next_frame(
+        &self,
+        inner: &mut Inner,
+        link: LinkId,
+        max: usize,
+        now: Instant,
+    ) -> (Option<SessionFrame>, Actions) {
+        let (mut frame, actions) = inner.state.next_frame(link, max);
         let process = || self.table.upgrade().map(|table| table.instance());
+        match &frame {
+            Some(SessionFrame::Credit { .. }) => inner.state.recv.credit_sent(now),
+            Some(SessionFrame::Resume { .. } | SessionFrame::Resumed { .. }) => inner.state.recv.moved(),
+            _ => {}
+        }
         match &mut frame {
-            SessionFrame::Opened { instance, .. } => *instance = process(),
-            SessionFrame::Open { opener, .. } | SessionFrame::Resume { opener, .. }
+            Some(SessionFrame::Opened { instance, .. }) => *instance = process(),
+            Some(SessionFrame::Open { opener, .. } | SessionFrame::Resume { opener, .. })
                 if !inner.speaks_to_cloud() =>
             {
                 *opener = process().map(Opener::Server);
             }
             _ => {}
         }
-        frame
+        (frame, actions)
     }
 }
 
@@ -399,15 +396,6 @@ impl Inner {
 
     fn speaks_to_cloud(&self) -> bool {
         self.sender.as_ref().is_some_and(|sender| matches!(sender.peer, Remote::Server(_)))
-    }
-
-    /// Records when a credit is sent, and discards the measurement when the session moves to another path.
-    fn time(&mut self, frame: Option<&SessionFrame>, now: Instant) {
-        match frame {
-            Some(SessionFrame::Credit { .. }) => self.state.recv.credit_sent(now),
-            Some(SessionFrame::Resume { .. } | SessionFrame::Resumed { .. }) => self.state.recv.moved(),
-            _ => {}
-        }
     }
 }
 
@@ -436,9 +424,7 @@ impl SessionCore {
     pub(crate) fn ask(self: &Arc<Self>, sender: &Arc<LinkSender>, process: Option<Instance>, again: bool) {
         let alive = sender.attach(self.key.id);
         let room = self.table.upgrade().filter(|_| !sender.resumes).map(|table| table.room_unread(sender));
-        let mut here = false;
-        let mut left = None;
-        self.with_state(|inner| {
+        let (here, left) = self.with_state(|inner| {
             let before = inner.state.path().filter(|path| *path != sender.id).and(inner.sender.clone());
             let epoch = inner.state.epoch();
             let meant = again == inner.state.needs_path();
@@ -451,12 +437,14 @@ impl SessionCore {
                 Some((in_all, of_link)) => inner.state.recv.lift_limit(in_all, of_link),
                 None => inner.state.recv.restore_limit(),
             }
-            here = inner.state.path() == Some(sender.id);
+            let here = inner.state.path() == Some(sender.id);
             if here {
-                left = before.map(|old| (old, epoch));
                 inner.move_to(sender);
             }
-            if alive { actions } else { inner.state.link_ended(sender.id, None, Instant::now()) }
+            let left = before.filter(|_| here).map(|old| (old, epoch));
+            let actions =
+                if alive { actions } else { inner.state.link_ended(sender.id, None, Instant::now()) };
+            ((here, left), actions)
         });
         if let Some((old, epoch)) = left {
             old.lost(&self.key, epoch);
@@ -470,13 +458,11 @@ impl SessionCore {
     /// Leaves the path over the link of `sender`, which may still work, to continue on another one; only for the
     /// opener. Sends PathLost to the remote end unless another thread has moved the session meanwhile.
     pub(crate) fn leave(self: &Arc<Self>, sender: &Arc<LinkSender>) {
-        let mut left = None;
-        self.with_state(|inner| {
+        let left = self.with_state(|inner| {
             if !inner.state.is_opener() || inner.state.path() != Some(sender.id) {
-                return Actions::default();
+                return (None, Actions::default());
             }
-            left = Some(inner.state.epoch());
-            inner.state.link_ended(sender.id, None, Instant::now())
+            (Some(inner.state.epoch()), inner.state.link_ended(sender.id, None, Instant::now()))
         });
         if let Some(epoch) = left {
             sender.lost(&self.key, epoch);
@@ -485,7 +471,7 @@ impl SessionCore {
 
     /// Handles the end of a link; `why` is set if its remote cannot resume.
     pub(crate) fn link_ended(self: &Arc<Self>, link: LinkId, why: Option<SessionError>, now: Instant) {
-        self.with_state(|inner| inner.state.link_ended(link, why, now));
+        self.with_state(|inner| ((), inner.state.link_ended(link, why, now)));
     }
 
     /// Returns whether the session was opened here, and the number of bytes moved in both directions. Returns `None`
@@ -505,31 +491,25 @@ impl SessionCore {
     /// since before `before`. Returns true if undelivered bytes were dropped.
     pub(crate) fn expire(self: &Arc<Self>, before: Instant, why: &SessionError) -> bool {
         let long = |since: Option<Instant>| since.is_some_and(|since| since <= before);
-        let mut undelivered = false;
         self.with_state(|inner| {
             if long(inner.state.departed_since()) {
-                let (given, actions) = inner.state.evict();
-                undelivered = given;
-                actions
+                inner.state.evict()
             } else if long(inner.state.parked_since()) && !inner.state.is_opener() {
-                inner.state.give_up(why.clone())
+                (false, inner.state.give_up(why.clone()))
             } else {
-                Actions::default()
+                (false, Actions::default())
             }
-        });
-        undelivered
+        })
     }
 
     /// Ends an acceptor here that its opener left before it was open, because a Resume names another process as the
     /// acceptor. Returns true if there was one; the session may then be relayed through this process.
     pub(crate) fn supersede(self: &Arc<Self>) -> bool {
-        let mut yields = false;
         self.with_state(|inner| {
-            yields = !inner.state.is_opener();
+            let yields = !inner.state.is_opener();
             let why = SessionError::new(ErrorCode::UnknownSession, "its opener moved to another process");
-            if yields { inner.state.give_up(why) } else { Actions::default() }
-        });
-        yields
+            (yields, if yields { inner.state.give_up(why) } else { Actions::default() })
+        })
     }
 }
 

@@ -213,7 +213,7 @@ async fn an_opening_that_was_asked_on_a_plain_link_before_has_a_limit_on_the_nex
     let mut limits = Vec::new();
     for link in [&plain, &link] {
         session.ask(link, None, false);
-        let (frame, _) = session.clone().next_control(link.id, Instant::now());
+        let frame = session.clone().next_control(link.id, Instant::now()).frame;
         let Some(SessionFrame::Open { limit, .. }) = frame else { panic!("{frame:?}") };
         limits.push(limit);
     }
