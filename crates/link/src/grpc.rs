@@ -11,9 +11,9 @@ pub mod read_ahead;
 use std::convert::Infallible;
 use std::fmt;
 use std::pin::Pin;
+use std::sync::Arc;
 use std::sync::atomic::Ordering::{Relaxed, SeqCst};
 use std::sync::atomic::{AtomicBool, AtomicU64};
-use std::sync::{Arc, Mutex};
 use std::task::{Context, Poll, Wake, Waker, ready};
 use std::time::Duration;
 #[expect(clippy::disallowed_types, reason = "hyper's Timer trait uses it; the values come from tokio")]
@@ -30,7 +30,8 @@ use tokio::sync::oneshot;
 use tonic::Status;
 
 use crate::link::{Encoding, OutboundStream};
-use crate::lock;
+use crate::lock::Mutex;
+
 use crate::sender::LinkSender;
 use crate::sender::signals::LinkEndpoints;
 use crate::table::SessionTable;
@@ -287,7 +288,7 @@ where
 {
     /// Called only before or while the [`ConnectionTask`] is polled: nothing wakes the task for a new future.
     fn execute(&self, member: F) {
-        lock(&self.0).push(Box::pin(member.map(drop)));
+        self.0.lock().push(Box::pin(member.map(drop)));
     }
 }
 
@@ -305,9 +306,9 @@ impl ConnectionTask {
     fn poll_woken(&mut self) -> Poll<()> {
         let cx = &mut Context::from_waker(&self.waker);
         loop {
-            self.members.extend(std::mem::take(&mut *lock(&self.arrivals.0)));
+            self.members.extend(std::mem::take(&mut *self.arrivals.0.lock()));
             let next = Pin::new(&mut self.members).poll_next(cx);
-            if matches!(next, Poll::Ready(None) | Poll::Pending) && lock(&self.arrivals.0).is_empty() {
+            if matches!(next, Poll::Ready(None) | Poll::Pending) && self.arrivals.0.lock().is_empty() {
                 return next.map(drop);
             }
         }

@@ -2,7 +2,7 @@
 
 use std::collections::VecDeque;
 use std::pin::Pin;
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 use std::task::{Context, Poll};
 use std::time::Duration;
 
@@ -14,7 +14,8 @@ use tokio_util::sync::{CancellationToken, DropGuard};
 use tracing::{Level, enabled, trace};
 
 use crate::grpc::read_ahead::{ReadAhead, StreamEnd};
-use crate::lock;
+use crate::lock::Mutex;
+
 use crate::sender::LinkSender;
 use crate::sender::signals::{
     HEARTBEAT_INTERVAL, IDLE_TIMEOUT, Keepalive, KeepaliveAction, Liveness, PING_AFTER, PING_CALLER_AFTER,
@@ -100,7 +101,7 @@ impl Link {
             stall: ReadPause::new(now),
             fed: None,
             more_ending: match &outbound.dialect {
-                Encoding::Plain(plain) => lock(plain).more_ending.clone(),
+                Encoding::Plain(plain) => plain.lock().more_ending.clone(),
                 Encoding::Extended => Arc::default(),
             },
             _connection: far.connection.drop_guard(),
@@ -192,7 +193,7 @@ impl Link {
         };
         let plain = plain.clone();
         self.close_ended(&plain, now);
-        let ended = lock(&plain).tick(now);
+        let ended = plain.lock().tick(now);
         if !self.answers && unasked >= HEARTBEAT_INTERVAL {
             self.alive.last_ping = now;
             self.sender.ping();
@@ -208,7 +209,7 @@ impl Link {
     fn next_check_at(&self) -> Instant {
         let next = self.alive.next();
         let Encoding::Plain(plain) = &self.dialect else { return next };
-        lock(plain).next_end().map_or(next, |end| end.min(next))
+        plain.lock().next_end().map_or(next, |end| end.min(next))
     }
 
     /// Returns an error if a remote of the extended dialect has stopped reading.
@@ -234,7 +235,7 @@ impl Link {
             }
             return;
         };
-        let meaning = lock(plain).on_message(message, now);
+        let meaning = plain.lock().on_message(message, now);
         match meaning {
             PlainEvent::Session(decoded) => {
                 if is_wanted() {
@@ -332,7 +333,7 @@ impl OutboundStream {
                 Poll::Pending => Poll::Pending,
             };
             // Checked last: every message added after this check wakes this task.
-            if let Some(message) = lock(plain).next_message() {
+            if let Some(message) = plain.lock().next_message() {
                 return Poll::Ready(Some(self.counted(message)));
             }
             std::task::ready!(pulled);
@@ -353,7 +354,7 @@ impl OutboundStream {
     }
 
     fn encode(&self, plain: &Mutex<PlainCodec>, frame: Frame, now: Instant) {
-        let decoded = lock(plain).send_frame(frame, now);
+        let decoded = plain.lock().send_frame(frame, now);
         let Some((decoded, node)) = decoded.zip(self.sender.peer.node()) else { return };
         for word in decoded.frames {
             // A session's own frames never produce an event, so the result is ignored.
@@ -536,10 +537,10 @@ impl Link {
 
     /// Sends `closed` for targets that have received all their data.
     pub(crate) fn close_ended(&mut self, plain: &Mutex<PlainCodec>, now: Instant) {
-        let ended = lock(plain).ended(now);
+        let ended = plain.lock().ended(now);
         for id in ended {
             let taken = self.unread(id) == 0;
-            let mut plain = lock(plain);
+            let mut plain = plain.lock();
             let closing = if taken { plain.close(id) } else { None };
             if !taken {
                 plain.postpone_close(id, now);

@@ -450,11 +450,11 @@ mod tests {
 #[cfg(test)]
 pub(crate) mod reports_tests {
     use std::future::poll_fn;
-    use std::sync::{Arc, Mutex};
+    use std::sync::Arc;
 
     use futures_util::FutureExt as _;
 
-    use crate::lock;
+    use crate::lock::Mutex;
     use crate::schedule::{FrameSource, QueuedFlow, SendOutcome, SendRequest};
     use crate::sender::LinkSender;
     use tunnel_base::names::{NodeName, SessionId};
@@ -535,7 +535,7 @@ pub(crate) mod reports_tests {
         let began = Instant::now();
         let pulls = async {
             while let Some(frame) = poll_fn(|cx| link.poll_pull(cx, Instant::now())).await {
-                lock(&told).push((began.elapsed().as_millis(), matches!(frame.body, FrameKind::Pong(_))));
+                told.lock().push((began.elapsed().as_millis(), matches!(frame.body, FrameKind::Pong(_))));
             }
         };
         let comes = async {
@@ -550,7 +550,7 @@ pub(crate) mod reports_tests {
             () = pulls => {}
             () = comes => {}
         }
-        let told = lock(&told).clone();
+        let told = told.lock().clone();
         let mut bursts: Vec<u128> = told.iter().map(|(at, _)| *at).collect();
         bursts.dedup();
         assert!((38..=41).contains(&bursts.len()), "{} in ten RTTs", bursts.len());

@@ -17,7 +17,7 @@ use std::pin::Pin;
 use std::ptr;
 use std::sync::atomic::Ordering::Relaxed;
 use std::sync::atomic::{AtomicBool, AtomicU64};
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock};
+use std::sync::{Arc, OnceLock};
 use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 
@@ -26,7 +26,8 @@ use tokio::time::{Instant, Sleep, sleep_until};
 use tokio_util::sync::CancellationToken;
 
 use crate::congestion::CongestionController;
-use crate::lock;
+use crate::lock::{Mutex, MutexGuard};
+
 use crate::schedule::{
     AckPacing, ControlOutcome, FlowState, FrameSource, INTERACTIVE_BACKLOG, QueuedFlow, RelayFrameSource,
     Scheduler, SendRequest,
@@ -255,7 +256,7 @@ impl LinkSender {
     }
 
     pub(crate) fn lock(&self) -> MutexGuard<'_, SendQueue> {
-        lock(&self.waiting)
+        self.waiting.lock()
     }
 }
 
@@ -508,17 +509,17 @@ pub(crate) struct DetachedSessions {
 impl LinkSender {
     /// Returns the number of sessions that have their path over this link, including relayed ones.
     pub fn sessions(&self) -> usize {
-        lock(&self.members).as_ref().map_or(0, |members| members.own.len() + members.relayed.len())
+        self.members.lock().as_ref().map_or(0, |members| members.own.len() + members.relayed.len())
     }
 
     /// Returns true if the link has ever been the path of a session, including sessions that have ended.
     pub fn has_carried(&self) -> bool {
-        lock(&self.members).as_ref().is_some_and(|members| members.came > 0)
+        self.members.lock().as_ref().is_some_and(|members| members.came > 0)
     }
 
     /// Adds a session with an end here. Returns false if the link has ended: the caller then treats the path as lost.
     pub(crate) fn attach(&self, id: SessionId) -> bool {
-        let mut members = lock(&self.members);
+        let mut members = self.members.lock();
         if let Some(members) = members.as_mut() {
             members.came += 1;
             members.own.insert(id, members.came);
@@ -528,7 +529,7 @@ impl LinkSender {
 
     /// Removes a session that runs elsewhere or is over.
     pub(crate) fn detach(&self, id: SessionId) {
-        if let Some(members) = lock(&self.members).as_mut() {
+        if let Some(members) = self.members.lock().as_mut() {
             members.own.remove(&id);
         }
     }
@@ -539,7 +540,7 @@ impl LinkSender {
     /// Attempts may be added out of order, because the relay table releases its lock before it calls this.
     pub(crate) fn attach_relay<S: RelayFrameSource + 'static>(&self, source: &Arc<S>, epoch: u64) -> bool {
         let id = source.key().id;
-        let mut members = lock(&self.members);
+        let mut members = self.members.lock();
         let Some(known) = members.as_mut() else { return false };
         if known.relayed.get(&id).is_some_and(|newer| newer.epoch > epoch) {
             // This attempt is late: a newer one has already been added.
@@ -581,7 +582,7 @@ impl LinkSender {
     /// Removes a relay's source. A newer source of the same session stays; the two are compared by address.
     pub(crate) fn detach_relay<S: FrameSource + ?Sized>(&self, source: &S) {
         let id = &source.key().id;
-        if let Some(members) = lock(&self.members).as_mut()
+        if let Some(members) = self.members.lock().as_mut()
             && members.relayed.get(id).is_some_and(|known| ptr::addr_eq(Arc::as_ptr(&known.source), source))
         {
             members.relayed.remove(id);
@@ -590,27 +591,27 @@ impl LinkSender {
 
     /// Returns the sessions that are relayed over this link.
     pub(crate) fn relayed(&self) -> Vec<SessionKey> {
-        let members = lock(&self.members);
+        let members = self.members.lock();
         let relayed = members.iter().flat_map(|members| members.relayed.values());
         in_order(relayed.map(|relayed| (relayed.came, relayed.source.key().clone())))
     }
 
     /// Returns the sessions with an end here.
     pub(crate) fn own(&self) -> Vec<SessionId> {
-        let members = lock(&self.members);
+        let members = self.members.lock();
         in_order(members.iter().flat_map(|members| &members.own).map(|(id, came)| (*came, *id)))
     }
 
     /// Returns all sessions on this link.
     pub(crate) fn members(&self) -> HashSet<SessionId> {
-        let members = lock(&self.members);
+        let members = self.members.lock();
         members.iter().flat_map(|members| members.own.keys().chain(members.relayed.keys())).copied().collect()
     }
 
     /// Closes the link for good and returns all sessions that ran on it.
     pub(crate) fn detach_all(&self) -> DetachedSessions {
         self.close();
-        let Some(LinkSessions { own, relayed, .. }) = lock(&self.members).take() else {
+        let Some(LinkSessions { own, relayed, .. }) = self.members.lock().take() else {
             return DetachedSessions::default();
         };
         DetachedSessions {
@@ -675,13 +676,13 @@ impl LinkSender {
         let meant = self.interactive().map(|before| before.members()).unwrap_or_default();
         let next = link.map(|link| Box::new(Interactive { link, meant }));
         self.share(next.is_some());
-        let before = std::mem::replace(&mut *lock(&self.interactive), next);
+        let before = std::mem::replace(&mut *self.interactive.lock(), next);
         before.map(|before| before.link)
     }
 
     /// Removes the interactive link if it is still `beside`.
     pub fn clear_interactive(&self, beside: &Self) {
-        let left = lock(&self.interactive).take_if(|interactive| interactive.link.id == beside.id);
+        let left = self.interactive.lock().take_if(|interactive| interactive.link.id == beside.id);
         if left.is_some() {
             self.share(false);
         }
@@ -694,13 +695,13 @@ impl LinkSender {
 
     /// Returns the link for interactive sessions next to this one.
     pub fn interactive(&self) -> Option<Arc<Self>> {
-        lock(&self.interactive).as_ref().map(|interactive| interactive.link.clone())
+        self.interactive.lock().as_ref().map(|interactive| interactive.link.clone())
     }
 
     /// Returns the link on which a session should be resumed: this one, or its interactive link.
     pub(crate) fn link_for(self: &Arc<Self>, id: SessionId) -> Arc<Self> {
         let beside = {
-            let interactive = lock(&self.interactive);
+            let interactive = self.interactive.lock();
             let meant = interactive.as_ref().filter(|interactive| interactive.meant.contains(&id));
             meant.map(|interactive| interactive.link.clone())
         };
@@ -709,7 +710,7 @@ impl LinkSender {
 
     /// Sets whether a session runs on the interactive link, if there is one, after its next resumption.
     pub(crate) fn set_link_for(&self, id: SessionId, beside: bool) {
-        if let Some(interactive) = lock(&self.interactive).as_mut() {
+        if let Some(interactive) = self.interactive.lock().as_mut() {
             if beside {
                 interactive.meant.insert(id)
             } else {

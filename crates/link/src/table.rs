@@ -8,15 +8,15 @@ pub mod traffic_class;
 
 use std::collections::{HashMap, VecDeque};
 use std::net::SocketAddr;
+use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 use std::sync::atomic::{AtomicBool, AtomicUsize};
-use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 
 use tokio::sync::Notify;
 use tokio::time::Instant;
 
-use crate::lock;
+use crate::lock::{Mutex, MutexGuard};
 use crate::relay::{Attempt, AttemptState, BindOutcome, RelayTable};
 use crate::sender::signals::{UNKNOWN, unknown};
 use crate::sender::{DetachedSessions, LinkSender};
@@ -180,7 +180,7 @@ impl SessionTable {
     /// Resets every session and sends the reason to all remote ends.
     pub fn reset_all(&self, why: &SessionError) {
         for shard in &self.shards {
-            let sessions: Vec<_> = lock(shard).values().cloned().collect();
+            let sessions: Vec<_> = shard.lock().values().cloned().collect();
             for session in sessions {
                 session.reset(why.clone());
             }
@@ -189,7 +189,7 @@ impl SessionTable {
 
     /// Returns all sessions.
     pub(crate) fn all(&self) -> Vec<Arc<SessionCore>> {
-        self.shards.iter().flat_map(|shard| lock(shard).values().cloned().collect::<Vec<_>>()).collect()
+        self.shards.iter().flat_map(|shard| shard.lock().values().cloned().collect::<Vec<_>>()).collect()
     }
 
     fn halves(&self) -> Option<(SendHalf, RecvHalf)> {
@@ -211,7 +211,7 @@ impl SessionTable {
     }
 
     fn shard(&self, id: SessionId) -> MutexGuard<'_, HashMap<SessionId, Arc<SessionCore>>> {
-        lock(&self.shards[id.shard(SHARDS)])
+        self.shards[id.shard(SHARDS)].lock()
     }
 }
 
@@ -370,7 +370,7 @@ impl SessionTable {
     ) -> Option<IncomingSession> {
         let OpenFrame { key, target, client, opener, limit, epoch } = open;
         let source = source(&client);
-        let ended = lock(&self.ended).refusal(key.id);
+        let ended = self.ended.lock().refusal(key.id);
         let halves = if let Some(refusal) = ended {
             Err(refusal)
         } else if sender.is_reply_queue_full() {
@@ -394,7 +394,7 @@ impl SessionTable {
         if let Some(opener) = opener {
             shared.opened_by(opener);
         }
-        lock(&self.clients).add(shared.key.id, &source);
+        self.clients.lock().add(shared.key.id, &source);
         self.insert(&shared);
         // Inserted here before it joins the link: a link that ends looks up its sessions in the table.
         if !sender.attach(shared.key.id) {
@@ -552,7 +552,7 @@ impl SessionTable {
             if left == 0 {
                 break;
             }
-            let mut sessions: Vec<_> = lock(shard).values().cloned().collect();
+            let mut sessions: Vec<_> = shard.lock().values().cloned().collect();
             sessions.sort_unstable_by_key(|session| session.key.id);
             shown.extend(sessions.iter().take(left).map(|session| session.view()));
         }

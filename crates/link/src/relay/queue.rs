@@ -6,14 +6,14 @@
 //! (docs/protocol.md#relaying; docs/protocol.md#traps, 1 to 3).
 
 use std::collections::VecDeque;
+use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 use std::sync::atomic::Ordering::Relaxed;
-use std::sync::{Arc, Mutex};
 
 use bytes::Bytes;
 use tokio::time::Instant;
 
-use crate::lock;
+use crate::lock::Mutex;
 use crate::schedule::{
     ControlOutcome, FlowState, FrameSource, QueuedFlow, RelayFrameSource, SendOutcome, SendRequest,
 };
@@ -83,7 +83,7 @@ impl RelayQueue {
 
     /// Adds a frame. Frames after the last frame are dropped.
     pub(crate) fn push(&self, frame: SessionFrame) -> Result<SendRequest, QueueFull> {
-        let mut queue = lock(&self.queue);
+        let mut queue = self.queue.lock();
         if queue.sealed {
             return Ok(SendRequest::default());
         }
@@ -114,12 +114,12 @@ impl RelayQueue {
 
     /// Returns the bytes of data received so far.
     pub(crate) fn passed(&self) -> u64 {
-        lock(&self.queue).passed
+        self.queue.lock().passed
     }
 
     /// Replaces everything that waits with this last frame; an answer that waits is still sent before it.
     pub(crate) fn cut(&self, frame: SessionFrame) -> SendRequest {
-        let mut queue = lock(&self.queue);
+        let mut queue = self.queue.lock();
         if queue.sealed {
             return SendRequest::default();
         }
@@ -135,7 +135,7 @@ impl RelayQueue {
 impl RelayFrameSource for RelayQueue {
     fn close(&self) {
         self.closed.store(true, Relaxed);
-        let mut queue = lock(&self.queue);
+        let mut queue = self.queue.lock();
         queue.empty();
         queue.sealed = true;
     }
@@ -143,7 +143,7 @@ impl RelayFrameSource for RelayQueue {
     /// A PathLost of a newer attempt is still sent. A late Open or Resume of an old attempt does not end that attempt
     /// at its remote end, which would stay bound forever.
     fn retire(&self, epoch: u64) {
-        let mut queue = lock(&self.queue);
+        let mut queue = self.queue.lock();
         let lost = match queue.ordered.pop_back() {
             Some(SessionFrame::PathLost { epoch: newer }) if newer > epoch => {
                 Some(SessionFrame::PathLost { epoch: newer })
@@ -167,7 +167,7 @@ impl FrameSource for RelayQueue {
     }
 
     fn next_control(self: Arc<Self>, _link: LinkId, _now: Instant) -> ControlOutcome {
-        let mut queue = lock(&self.queue);
+        let mut queue = self.queue.lock();
         let frame = queue.answer.take().or_else(|| queue.credit.take());
         if let Some(SessionFrame::Credit { limit, .. }) = &frame {
             queue.limit = *limit;
@@ -184,7 +184,7 @@ impl FrameSource for RelayQueue {
         most: usize,
         _now: Instant,
     ) -> SendOutcome {
-        let mut queue = lock(&self.queue);
+        let mut queue = self.queue.lock();
         let held = queue.bytes > most;
         let frame = if held { None } else { queue.answer.take().or_else(|| queue.take(longest)) };
         let bytes = if let Some(SessionFrame::Data(data)) = &frame { data.len() } else { 0 };
@@ -196,7 +196,7 @@ impl FrameSource for RelayQueue {
     }
 
     fn is_over(&self) -> bool {
-        let queue = lock(&self.queue);
+        let queue = self.queue.lock();
         queue.sealed && queue.answer.is_none() && queue.ordered.is_empty()
     }
 }

@@ -1,11 +1,12 @@
 //! One end of a session: its lock and wakers, the frames it gives to its link, its paths, and its log lines.
 
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
+use std::sync::{Arc, OnceLock, Weak};
 use std::task::Waker;
 
 use tokio::time::Instant;
 use tracing::{Level, debug, enabled};
 
+use crate::lock::{Mutex, MutexGuard};
 use crate::schedule::{ControlOutcome, FlowState, FrameSource, QueuedFlow, SendOutcome, SendRequest};
 use crate::sender::LinkSender;
 use crate::table::SessionTable;
@@ -261,7 +262,7 @@ impl SessionCore {
     }
 
     pub(super) fn lock(&self) -> MutexGuard<'_, Inner> {
-        self.inner.lock().unwrap_or_else(PoisonError::into_inner)
+        self.inner.lock()
     }
 }
 
