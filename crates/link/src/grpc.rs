@@ -29,7 +29,8 @@ use hyper_util::rt::TokioTimer;
 use tokio::sync::oneshot;
 use tonic::Status;
 
-use crate::link::{Encoding, OutboundStream};
+use crate::foreign::ForeignDialect;
+use crate::link::OutboundStream;
 use crate::lock::Mutex;
 
 use crate::sender::LinkSender;
@@ -37,13 +38,12 @@ use crate::sender::signals::LinkEndpoints;
 use crate::table::SessionTable;
 use tunnel_base::drain::Drain;
 use tunnel_base::metrics::Metrics;
-use tunnel_base::names::{Instance, NodeName};
+use tunnel_base::names::Instance;
 use tunnel_net::socket::Connection;
 use tunnel_proto::codec::EncodedMessage;
 use tunnel_proto::frame::Remote;
 use tunnel_proto::hello::Dialect;
 use tunnel_proto::state::LinkId;
-use tunnel_proto::superedge::PlainCodec;
 
 /// What all links of this process share.
 #[derive(Debug, Clone)]
@@ -68,18 +68,12 @@ fn outbound(
     ping_timer: &PingTimer,
 ) -> OutboundStream {
     let id = LinkId(NEXT_LINK.fetch_add(1, Relaxed));
-    let encoding = match dialect {
-        Dialect::Plain => {
-            let node = peer.node().cloned().unwrap_or_else(NodeName::none);
-            Encoding::Plain(Arc::new(Mutex::new(PlainCodec::new(node))))
-        }
-        Dialect::Extended(_) => {
-            ping_timer.disable();
-            Encoding::Extended
-        }
-    };
     let sender = LinkSender::new(id, peer, instance, dialect);
-    OutboundStream { sender, table: table.clone(), dialect: encoding }
+    let foreign = if dialect == Dialect::Plain { Some(ForeignDialect::new(&sender, table)) } else { None };
+    if foreign.is_none() {
+        ping_timer.disable();
+    }
+    OutboundStream { sender, foreign }
 }
 
 /// Returns the addresses of a connection.

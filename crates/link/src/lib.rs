@@ -1,6 +1,8 @@
 //! Links, and sessions that outlive them.
 
 pub mod congestion;
+mod foreign;
+mod frame_log;
 pub mod grpc;
 pub mod link;
 mod lock;

@@ -26,6 +26,7 @@ use tokio::time::{Instant, Sleep, sleep_until};
 use tokio_util::sync::CancellationToken;
 
 use crate::congestion::CongestionController;
+use crate::frame_log::log_frame;
 use crate::lock::{Mutex, MutexGuard};
 
 use crate::schedule::{
@@ -130,8 +131,9 @@ impl LinkSender {
                     self.take_turn(turn, longest, small_only, now)
                 }
             };
-            if frame.is_some() {
-                return Poll::Ready(frame);
+            if let Some(frame) = frame {
+                log_frame("frame sent", self.id, &frame);
+                return Poll::Ready(Some(frame));
             }
         }
     }

@@ -197,8 +197,9 @@ impl Call {
         // Fails only if the connection is closed; then the link's first read fails too.
         let _ = self.answer.send(response);
         Link::new(
-            &outbound,
+            outbound,
             RemoteInfo { answers: true, incoming: self.incoming, ahead, connection },
+            link_context.table,
             link_context.metrics,
         )
     }
