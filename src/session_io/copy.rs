@@ -27,9 +27,17 @@ use tunnel_net::tcp_info::unacknowledged;
 ///
 /// Yields to other tasks every [`BYTES_PER_TURN`] bytes. Dropping the future leaves both streams usable, but bytes that
 /// were read from one stream and not yet written to the other are lost.
-pub async fn copy_bidirectional<A: ByteStream, B: ByteStream>(a: &mut A, b: &mut B) -> Outcome {
-    let mut to_b = CopyDirection::new(Side::A);
-    let mut to_a = CopyDirection::new(Side::B);
+pub async fn copy_bidirectional<A: ByteStream, B: ByteStream>(a: &mut A, b: &mut B) -> CopyEnd {
+    copy(a, b, &mut CopyDirection::new(Side::A), &mut CopyDirection::new(Side::B)).await
+}
+
+/// Like [`copy_bidirectional`], with a direction from `a` and one from `b`.
+pub(crate) async fn copy<A: ByteStream, B: ByteStream>(
+    a: &mut A,
+    b: &mut B,
+    to_b: &mut CopyDirection<'_>,
+    to_a: &mut CopyDirection<'_>,
+) -> CopyEnd {
     let mut log = EndRecord::default();
     let mut patience = FlushDeadline { given: None, until: Instant::now() };
     let mut b_first = false;
@@ -46,7 +54,7 @@ pub async fn copy_bidirectional<A: ByteStream, B: ByteStream>(a: &mut A, b: &mut
                 };
                 // Checked even if the turn is used up: otherwise a source that always has more bytes would never let
                 // the copy end.
-                if CopyDirection::over(&to_a, &to_b) {
+                if CopyDirection::over(to_a, to_b) {
                     return Poll::Ready(CopyStep::Over);
                 }
                 if let ControlFlow::Break(stop) = run {
@@ -69,7 +77,7 @@ pub async fn copy_bidirectional<A: ByteStream, B: ByteStream>(a: &mut A, b: &mut
             CopyStep::Over => break,
         }
     }
-    Outcome { to_a: to_a.given, to_b: to_b.given, ended: log.ended() }
+    log.ended()
 }
 
 /// The deadline after the first failure. It is extended as long as some bytes are accepted within every [`DELIVERY`].
@@ -99,11 +107,13 @@ pub const BYTES_PER_TURN: usize = 256 * 1024;
 // One direction of a copy.
 
 /// One direction of a copy between two streams: what was read from one and not yet written to the other.
-pub(crate) struct CopyDirection {
+pub(crate) struct CopyDirection<'a> {
     /// The stream that is read.
     from: Side,
     /// Bytes that were read and not yet written.
     chunk: Bytes,
+    /// Counts the bytes as they pass [`Side::B`], the session; so an aborted session is counted up to that point.
+    counter: Option<ByteCounter<'a>>,
     /// Bytes that the destination has accepted.
     pub(crate) given: u64,
     /// Whether bytes were written since the last flush.
@@ -132,15 +142,47 @@ pub(crate) enum CopyStep {
     Over,
 }
 
-impl CopyDirection {
+/// The counters of bytes copied in one direction: of the session, and of the process.
+#[derive(Debug)]
+pub struct ByteCounter<'a> {
+    /// The session's counter.
+    pub one: &'a mut u64,
+    /// The counter of all sessions in the process.
+    pub all: &'a Counter,
+}
+
+impl ByteCounter<'_> {
+    /// Counts bytes.
+    pub fn add(&mut self, bytes: usize) {
+        *self.one += bytes as u64;
+        self.all.inc_by(bytes as u64);
+    }
+}
+
+impl<'a> CopyDirection<'a> {
     /// Creates a direction that has copied nothing yet.
     pub(crate) fn new(from: Side) -> Self {
-        Self { from, chunk: Bytes::new(), given: 0, unflushed: false, state: State::Copying }
+        let state = State::Copying;
+        Self { from, chunk: Bytes::new(), counter: None, given: 0, unflushed: false, state }
+    }
+
+    /// Creates a direction that is counted. It begins with `early`, which was read and counted before.
+    pub(crate) fn counted(from: Side, early: Bytes, counter: ByteCounter<'a>) -> Self {
+        Self { chunk: early, counter: Some(counter), ..Self::new(from) }
+    }
+
+    /// Counts bytes that were read from, or written to, that side.
+    fn count(&mut self, side: Side, bytes: usize) {
+        if side == Side::B
+            && let Some(counter) = &mut self.counter
+        {
+            counter.add(bytes);
+        }
     }
 
     /// Returns true if nothing is left to deliver in either direction.
-    pub(crate) fn over(one: &Self, other: &Self) -> bool {
-        let idle = |flow: &Self| matches!(flow.state, State::Done | State::Discarding);
+    pub(crate) fn over(one: &CopyDirection<'_>, other: &CopyDirection<'_>) -> bool {
+        let idle = |flow: &CopyDirection<'_>| matches!(flow.state, State::Done | State::Discarding);
         idle(one) && idle(other)
     }
 
@@ -182,7 +224,10 @@ impl CopyDirection {
             }
             match from.poll_read_chunk(cx) {
                 Poll::Ready(Ok(chunk)) if chunk.is_empty() => return self.source_finished(log),
-                Poll::Ready(Ok(chunk)) => self.chunk = chunk,
+                Poll::Ready(Ok(chunk)) => {
+                    self.count(self.from, chunk.len());
+                    self.chunk = chunk;
+                }
                 Poll::Ready(Err(cause)) => return self.source_failed(&cause, log),
                 Poll::Pending => return self.flush(cx, to, log),
             }
@@ -192,6 +237,7 @@ impl CopyDirection {
             Ok(()) => {
                 let given = before - self.chunk.len();
                 self.given += given as u64;
+                self.count(self.from.other(), given);
                 self.unflushed = true;
                 *room = room.saturating_sub(given);
             }
@@ -244,7 +290,10 @@ impl CopyDirection {
         }
         match ready!(from.poll_read_chunk(cx)) {
             Ok(chunk) if chunk.is_empty() => self.state = State::Done,
-            Ok(chunk) => *room = room.saturating_sub(chunk.len()),
+            Ok(chunk) => {
+                self.count(self.from, chunk.len());
+                *room = room.saturating_sub(chunk.len());
+            }
             Err(cause) => return self.source_failed(&cause, log),
         }
         Poll::Ready(ControlFlow::Continue(()))
@@ -286,17 +335,6 @@ impl CopyDirection {
 }
 
 // How a copy ends.
-
-/// The result of a copy, for the access log.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Outcome {
-    /// Bytes written to `a`.
-    pub to_a: u64,
-    /// Bytes written to `b`.
-    pub to_b: u64,
-    /// Which side ended it, and how.
-    pub ended: CopyEnd,
-}
 
 /// Which side ended a copy, and how: the first failure if there was one, otherwise the side that finished first.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -357,67 +395,6 @@ impl EndRecord {
     pub(crate) fn ended(&self) -> CopyEnd {
         let finished = CopyEnd { by: self.finished.unwrap_or(Side::A), how: EndKind::Finished };
         self.failed.unwrap_or(finished)
-    }
-}
-
-// A byte stream that counts its bytes.
-
-/// A byte stream with counters. They are updated as bytes pass, so an aborted session is counted up to that point.
-#[derive(Debug)]
-pub struct Counted<'a, D> {
-    /// The inner stream.
-    pub stream: &'a mut D,
-    /// Bytes that were already read and counted. They are returned first.
-    pub buffered: Bytes,
-    /// Counters of bytes read from the stream.
-    pub taken: ByteCounter<'a>,
-    /// Counters of bytes written to the stream.
-    pub given: ByteCounter<'a>,
-}
-
-/// The counters of bytes copied in one direction: of the session, and of the process.
-#[derive(Debug)]
-pub struct ByteCounter<'a> {
-    /// The session's counter.
-    pub one: &'a mut u64,
-    /// The counter of all sessions in the process.
-    pub all: &'a Counter,
-}
-
-impl ByteCounter<'_> {
-    fn add(&mut self, bytes: usize) {
-        *self.one += bytes as u64;
-        self.all.inc_by(bytes as u64);
-    }
-}
-
-impl<D: ByteStream> ByteStream for Counted<'_, D> {
-    fn poll_read_chunk(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<Bytes>> {
-        if !self.buffered.is_empty() {
-            return Poll::Ready(Ok(std::mem::take(&mut self.buffered)));
-        }
-        let bytes = ready!(self.stream.poll_read_chunk(cx))?;
-        self.taken.add(bytes.len());
-        Poll::Ready(Ok(bytes))
-    }
-
-    fn poll_write_chunk(&mut self, cx: &mut Context<'_>, bytes: &mut Bytes) -> Poll<io::Result<()>> {
-        let before = bytes.len();
-        let given = self.stream.poll_write_chunk(cx, bytes);
-        self.given.add(before.saturating_sub(bytes.len()));
-        given
-    }
-
-    fn poll_flush(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        self.stream.poll_flush(cx)
-    }
-
-    fn poll_finish(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        self.stream.poll_finish(cx)
-    }
-
-    fn poll_lost(&self, cx: &mut Context<'_>) -> Poll<()> {
-        self.stream.poll_lost(cx)
     }
 }
 
