@@ -21,7 +21,7 @@ use crate::relay::queue::{QueueFull, RelayQueue};
 use crate::schedule::{FrameSource as _, RelayFrameSource as _};
 use crate::sender::LinkSender;
 use tunnel_base::names::SessionId;
-use tunnel_proto::budget::Budget;
+use tunnel_proto::budget::{Budget, LinkReservation};
 use tunnel_proto::frame::{ErrorCode, Opener, Remote, SessionError, SessionFrame, SessionKey};
 use tunnel_proto::hello::Dialect;
 use tunnel_proto::state::LinkId;
@@ -266,8 +266,9 @@ impl RelayTable {
     }
 
     fn hop(&self, attempt: &Attempt, link: &Arc<LinkSender>) -> RelayLeg {
-        let budgets = (self.queued.reservation(), link.relay_reservation(self.most_on_link));
-        let queue = RelayQueue::new(attempt.key.clone(), self.most, budgets);
+        let (all, of_link) = (self.queued.reservation(), link.relay_reservation(self.most_on_link));
+        let taken = LinkReservation { all, of_link };
+        let queue = RelayQueue::new(attempt.key.clone(), self.most, taken);
         RelayLeg { link: link.clone(), queue }
     }
 

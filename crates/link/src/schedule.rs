@@ -207,8 +207,17 @@ pub(crate) trait RelayFrameSource: FrameSource {
 pub(crate) struct SendRequest {
     /// An answer or credit, which go before data.
     pub(crate) control: Option<ControlPriority>,
-    /// Its state and the number of bytes, if it has data.
-    pub(crate) data: Option<(FlowState, usize)>,
+    /// A turn, if it has data.
+    pub(crate) data: Option<DataRequest>,
+}
+
+/// A source's request for a turn.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct DataRequest {
+    /// What it has sent on the link so far.
+    pub(crate) flow_state: FlowState,
+    /// Bytes that it has to send.
+    pub(crate) backlog: usize,
 }
 
 /// The result of a source's turn to send a frame that goes before data.

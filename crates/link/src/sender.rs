@@ -30,8 +30,8 @@ use crate::frame_log::log_frame;
 use crate::lock::{Mutex, MutexGuard};
 
 use crate::schedule::{
-    ControlOutcome, FlowState, FrameSource, INTERACTIVE_BACKLOG, QueuedFlow, RelayFrameSource, Scheduler,
-    SendRequest,
+    ControlOutcome, DataRequest, FlowState, FrameSource, INTERACTIVE_BACKLOG, QueuedFlow, RelayFrameSource,
+    Scheduler, SendRequest,
 };
 use crate::sender::interactive::InteractiveLink;
 use crate::sender::pacing::Pacing;
@@ -158,7 +158,7 @@ impl LinkSender {
             }
             None => {}
         }
-        if let Some((flow_state, backlog)) = intent.data {
+        if let Some(DataRequest { flow_state, backlog }) = intent.data {
             let longest = waiting.longest_frame();
             waiting.turns.enter(source.clone(), flow_state, backlog, longest);
         }

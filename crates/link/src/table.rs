@@ -25,7 +25,7 @@ use crate::table::session::{SessionCore, SessionView};
 use crate::table::stream::{IncomingSession, Parked, PendingOpen};
 use tunnel_base::metrics::Metrics;
 use tunnel_base::names::{Instance, NodeName, SessionId, Target};
-use tunnel_proto::budget::{Budget, Reservation};
+use tunnel_proto::budget::{Budget, LinkReservation};
 use tunnel_proto::frame::{
     Category, Conflict, ErrorCode, Found, Load, Opener, Remote, SessionError, SessionFrame, SessionKey,
 };
@@ -386,8 +386,7 @@ impl SessionTable {
             }
         };
         if !sender.resumes {
-            let (in_all, of_link) = self.room_unread(sender);
-            recv.lift_limit(in_all, of_link);
+            recv.lift_limit(self.room_unread(sender));
         }
         let end = SessionState::acceptor(sender.id, epoch, limit, send, recv);
         let shared = SessionCore::new(key, self, end, Some(sender.clone()));
@@ -453,12 +452,13 @@ const PLAIN_DIAL_TIMEOUT: Duration = Duration::from_millis(4500);
 // What each session requires from its table.
 
 impl SessionTable {
-    /// Returns two empty reservations for the bytes that a plain remote sends over that link.
+    /// Returns an empty reservation for the bytes that a plain remote sends over that link.
     ///
     /// One is in the process's budget. The other is in the link's, a quarter of it, which applies once half of the
     /// process's budget is in use.
-    pub(crate) fn room_unread(&self, link: &LinkSender) -> (Reservation, Reservation) {
-        (self.unreserved.reservation(), link.unread_reservation(self.unreserved.limit() / 4))
+    pub(crate) fn room_unread(&self, link: &LinkSender) -> LinkReservation {
+        let of_link = link.unread_reservation(self.unreserved.limit() / 4);
+        LinkReservation { all: self.unreserved.reservation(), of_link }
     }
 
     /// Forgets a session that is over; `why` is set if it did not end cleanly.

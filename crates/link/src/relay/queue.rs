@@ -15,9 +15,10 @@ use tokio::time::Instant;
 
 use crate::lock::Mutex;
 use crate::schedule::{
-    ControlOutcome, FlowState, FrameSource, QueuedFlow, RelayFrameSource, SendOutcome, SendRequest,
+    ControlOutcome, DataRequest, FlowState, FrameSource, QueuedFlow, RelayFrameSource, SendOutcome,
+    SendRequest,
 };
-use tunnel_proto::budget::Reservation;
+use tunnel_proto::budget::LinkReservation;
 use tunnel_proto::frame::{SessionFrame, SessionKey};
 use tunnel_proto::halves::joined;
 use tunnel_proto::state::{ControlPriority, LinkId};
@@ -50,7 +51,7 @@ struct Queue {
     bytes: usize,
     /// Reservations for `ordered`, as bytes plus an overhead per frame: of all queues together, and of those of its
     /// link.
-    taken: (Reservation, Reservation),
+    taken: LinkReservation,
     most: usize,
     /// Whether further frames are dropped: the last frame waits or was sent.
     sealed: bool,
@@ -63,14 +64,14 @@ struct Queue {
 
 impl RelayQueue {
     /// Creates an empty queue for at most `most` bytes, which both budgets limit as well.
-    pub(crate) fn new(key: SessionKey, most: usize, budgets: (Reservation, Reservation)) -> Arc<Self> {
+    pub(crate) fn new(key: SessionKey, most: usize, taken: LinkReservation) -> Arc<Self> {
         let queue = Queue {
             answer: None,
             credit: None,
             limit: 0,
             ordered: VecDeque::new(),
             bytes: 0,
-            taken: budgets,
+            taken,
             most,
             sealed: false,
             passed: 0,
@@ -217,21 +218,12 @@ impl Queue {
     }
 
     fn grow(&mut self, cost: usize) -> Result<(), QueueFull> {
-        if self.taken.0.size() + cost > self.most || !self.taken.0.try_grow(cost) {
-            return Err(QueueFull);
-        }
-        if !self.taken.1.try_grow(cost) {
-            self.taken.0.resize(self.taken.0.size() - cost);
-            return Err(QueueFull);
-        }
-        Ok(())
+        let fits = self.taken.size() + cost <= self.most && self.taken.try_grow(cost);
+        if fits { Ok(()) } else { Err(QueueFull) }
     }
 
     fn give_back(&mut self, cost: usize) {
-        let (all, of_link) = &mut self.taken;
-        let left = all.size().saturating_sub(cost);
-        all.resize(left);
-        of_link.resize(left);
+        self.taken.resize(self.taken.size().saturating_sub(cost));
     }
 
     fn data(&mut self, bytes: Bytes) -> Result<(), QueueFull> {
@@ -291,7 +283,10 @@ impl Queue {
         let data = if self.in_turns { None } else { self.backlog() };
         self.in_control = control.or(self.in_control);
         self.in_turns |= data.is_some();
-        SendRequest { control, data: data.map(|backlog| (self.flow_state, backlog)) }
+        SendRequest {
+            control,
+            data: data.map(|backlog| DataRequest { flow_state: self.flow_state, backlog }),
+        }
     }
 }
 
@@ -312,7 +307,11 @@ mod tests {
     fn a_credit_that_waits_is_needed_once_half_of_the_room_is_used_and_keeps_back_no_answer() {
         let key = SessionKey { id: SessionId::from_bits(1), category: Category::Ssh, node: NodeName::none() };
         let budget = Budget::new(1 << 20);
-        let queue = RelayQueue::new(key, 1 << 20, (budget.reservation(), budget.reservation()));
+        let queue = RelayQueue::new(
+            key,
+            1 << 20,
+            LinkReservation { all: budget.reservation(), of_link: budget.reservation() },
+        );
         let push = |frame| queue.push(frame).unwrap().control;
         let credit = |received, limit| SessionFrame::Credit { received, limit };
         // For the first credit the used part is unknown.

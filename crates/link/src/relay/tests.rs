@@ -438,7 +438,11 @@ async fn a_late_old_attempt_does_not_silence_that_a_newer_one_was_lost() {
 #[test]
 fn a_lane_takes_nothing_behind_its_last_word() {
     let budget = Budget::new(1000);
-    let queue = RelayQueue::new(key(id()), 1000, (budget.reservation(), budget.reservation()));
+    let queue = RelayQueue::new(
+        key(id()),
+        1000,
+        LinkReservation { all: budget.reservation(), of_link: budget.reservation() },
+    );
     queue.push(lost(1)).unwrap();
     queue.push(data("late")).unwrap();
     queue.cut(reset(1));
@@ -540,8 +544,11 @@ async fn no_more_sessions_pass_than_the_process_may_have_however_many_links_ask(
 #[tokio::test]
 async fn a_lane_that_is_over_before_its_link_knows_it_is_not_kept() {
     let edge = link(2, Remote::Edge(node()));
-    let queue =
-        RelayQueue::new(key(id()), 1000, (Budget::new(1000).reservation(), Budget::new(1000).reservation()));
+    let queue = RelayQueue::new(
+        key(id()),
+        1000,
+        LinkReservation { all: Budget::new(1000).reservation(), of_link: Budget::new(1000).reservation() },
+    );
     queue.close();
     assert!(edge.attach_relay(&queue, 1));
     assert_eq!(edge.sessions(), 0);
@@ -551,7 +558,14 @@ async fn a_lane_that_is_over_before_its_link_knows_it_is_not_kept() {
 async fn a_late_attempt_does_not_take_a_newer_ones_lane() {
     let edge = link(2, Remote::Edge(node()));
     let queue = || {
-        RelayQueue::new(key(id()), 1000, (Budget::new(1000).reservation(), Budget::new(1000).reservation()))
+        RelayQueue::new(
+            key(id()),
+            1000,
+            LinkReservation {
+                all: Budget::new(1000).reservation(),
+                of_link: Budget::new(1000).reservation(),
+            },
+        )
     };
     let (newer, late) = (queue(), queue());
     assert!(edge.attach_relay(&newer, 2));

@@ -7,7 +7,9 @@ use tokio::time::Instant;
 use tracing::{Level, debug, enabled};
 
 use crate::lock::{Mutex, MutexGuard};
-use crate::schedule::{ControlOutcome, FlowState, FrameSource, QueuedFlow, SendOutcome, SendRequest};
+use crate::schedule::{
+    ControlOutcome, DataRequest, FlowState, FrameSource, QueuedFlow, SendOutcome, SendRequest,
+};
 use crate::sender::LinkSender;
 use crate::table::SessionTable;
 use tunnel_base::names::{Instance, NodeName, SessionId, Target};
@@ -38,9 +40,8 @@ pub(crate) struct Inner {
     pub(super) sender: Option<Arc<LinkSender>>,
     /// The previous link, which still has the session as a member.
     left: Option<Arc<LinkSender>>,
-    /// The link where it waits to send a control frame, and the kind of frame. An entry on another link is stale and
-    /// harmless.
-    in_control: Option<(LinkId, ControlPriority)>,
+    /// Where it waits to send a control frame. An entry on another link is stale and harmless.
+    in_control: Option<QueuedControl>,
     /// The link where it waits for its turn to send data.
     in_turns: Option<LinkId>,
     /// What it has sent on its link, which decides on its turns; reset with each link.
@@ -58,6 +59,13 @@ pub(crate) struct Inner {
     pub(super) watcher: Option<Waker>,
     /// The state that was logged last.
     logged: LoggedState,
+}
+
+/// A place among the control frames of a link.
+#[derive(Debug, Clone, Copy)]
+struct QueuedControl {
+    link: LinkId,
+    priority: ControlPriority,
 }
 
 /// A loss of a session's path.
@@ -302,7 +310,7 @@ impl FrameSource for SessionCore {
 
     fn next_control(self: Arc<Self>, link: LinkId, now: Instant) -> ControlOutcome {
         let frame = self.with_state(|inner| {
-            if inner.in_control.is_some_and(|(at, _)| at == link) {
+            if inner.in_control.is_some_and(|queued| queued.link == link) {
                 inner.in_control = None;
             }
             self.next_frame(inner, link, 0, now)
@@ -380,19 +388,25 @@ impl Inner {
     pub(crate) fn intent(&mut self) -> Option<(Arc<LinkSender>, SendRequest)> {
         let sender = self.sender.as_ref()?;
         let link = Some(sender.id);
-        let asked = self.in_control.filter(|(at, _)| Some(*at) == link).map(|(_, control)| control);
+        let asked = self.in_control.filter(|queued| Some(queued.link) == link).map(|queued| queued.priority);
         let control = self.state.control().filter(|control| asked < Some(*control));
         let data = if self.in_turns == link { None } else { self.state.backlog() };
         if control.is_none() && data.is_none() {
             return None;
         }
         if let Some(control) = control {
-            self.in_control = Some((sender.id, control));
+            self.in_control = Some(QueuedControl { link: sender.id, priority: control });
         }
         if data.is_some() {
             self.in_turns = link;
         }
-        Some((sender.clone(), SendRequest { control, data: data.map(|backlog| (self.flow_state, backlog)) }))
+        Some((
+            sender.clone(),
+            SendRequest {
+                control,
+                data: data.map(|backlog| DataRequest { flow_state: self.flow_state, backlog }),
+            },
+        ))
     }
 
     fn speaks_to_cloud(&self) -> bool {
@@ -435,7 +449,7 @@ impl SessionCore {
             }
             match room {
                 _ if !meant => {}
-                Some((in_all, of_link)) => inner.state.recv.lift_limit(in_all, of_link),
+                Some(room) => inner.state.recv.lift_limit(room),
                 None => inner.state.recv.restore_limit(),
             }
             let here = inner.state.path() == Some(sender.id);
