@@ -258,6 +258,13 @@ impl LinkSender {
         })
     }
 
+    /// Creates a frame about a session. On an edge's link only Open and Resume have another node than the link's.
+    fn frame(&self, session: &SessionKey, frame: SessionFrame) -> Frame {
+        let asks = matches!(frame, SessionFrame::Open { .. } | SessionFrame::Resume { .. });
+        let node = self.peer.node().filter(|_| !asks).unwrap_or(&session.node).clone();
+        Frame { node, body: FrameKind::Session(session.id, session.category, frame) }
+    }
+
     pub(crate) fn lock(&self) -> MutexGuard<'_, SendQueue> {
         self.waiting.lock()
     }

@@ -192,6 +192,13 @@ impl SessionTable {
         self.shards.iter().flat_map(|shard| shard.lock().values().cloned().collect::<Vec<_>>()).collect()
     }
 
+    /// Returns true if there may be another session. The oldest orphan is evicted for it, but its last frame may have
+    /// to wait on a slow link, so the number of such sessions is limited.
+    fn has_place(&self) -> bool {
+        let (len, most) = (self.len(), self.limits.sessions);
+        len < most || len < most + most / CLOSE_FRAME_DIVISOR && self.evict_oldest_orphan("sessions")
+    }
+
     fn halves(&self) -> Option<(SendHalf, RecvHalf)> {
         let start = self.limits.windows.start >> self.reserved.pressure();
         let promised = self.reserved.try_reserve(usize::try_from(start).ok()?)?;
@@ -218,6 +225,8 @@ impl SessionTable {
 /// Bytes that may wait for one relayed session in one direction; less if the memory is smaller, but never below the
 /// largest window.
 const MAX_RELAY_QUEUE: usize = 8 << 20;
+/// The limit of sessions may be exceeded by one part in this many while last frames wait.
+const CLOSE_FRAME_DIVISOR: usize = 8;
 /// Number of locks over which the sessions are spread, so that busy sessions seldom contend.
 const SHARDS: usize = 16;
 

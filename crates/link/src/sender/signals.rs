@@ -108,13 +108,6 @@ impl LinkSender {
         }
         room
     }
-
-    /// Creates a frame about a session. On an edge's link only Open and Resume have another node than the link's.
-    pub(crate) fn frame(&self, session: &SessionKey, frame: SessionFrame) -> Frame {
-        let asks = matches!(frame, SessionFrame::Open { .. } | SessionFrame::Resume { .. });
-        let node = self.peer.node().filter(|_| !asks).unwrap_or(&session.node).clone();
-        Frame { node, body: FrameKind::Session(session.id, session.category, frame) }
-    }
 }
 
 /// Returns the reply for an unknown session.

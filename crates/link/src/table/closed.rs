@@ -156,13 +156,6 @@ impl SessionTable {
         while self.unacked.is_exhausted() && self.evict_oldest_orphan("memory") {}
     }
 
-    /// Returns true if there may be another session. The oldest orphan is evicted for it, but its last frame may have
-    /// to wait on a slow link, so the number of such sessions is limited.
-    pub(crate) fn has_place(&self) -> bool {
-        let (len, most) = (self.len(), self.limits.sessions);
-        len < most || len < most + most / CLOSE_FRAME_DIVISOR && self.evict_oldest_orphan("sessions")
-    }
-
     /// Evicts the oldest orphan; `reason` names what ran out. Returns false if there is none.
     pub(crate) fn evict_oldest_orphan(&self, reason: &'static str) -> bool {
         loop {
@@ -184,8 +177,6 @@ impl SessionTable {
     }
 }
 
-/// The limit of sessions may be exceeded by one part in this many while last frames wait.
-const CLOSE_FRAME_DIVISOR: usize = 8;
 /// Maximum number of orphans kept, at 16 bytes each.
 const MAX_ORPHANS: usize = 20_000;
 /// Timeout of the wait for last frames, and its poll interval.
