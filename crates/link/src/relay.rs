@@ -18,7 +18,7 @@ use tracing::{Level, debug, enabled};
 
 use crate::lock::Mutex;
 use crate::relay::queue::{QueueFull, RelayQueue};
-use crate::schedule::{FrameSource as _, RelayFrameSource as _};
+use crate::schedule::FrameSource as _;
 use crate::sender::LinkSender;
 use tunnel_base::names::SessionId;
 use tunnel_proto::budget::{Budget, LinkReservation};

@@ -163,9 +163,9 @@ pub(crate) const MAX_LAG: u64 = 65_200;
 /// Cost of a frame in addition to its bytes: names, ids and headers on the wire.
 const FRAME_OVERHEAD: u64 = 128;
 
-// The traits of frame sources: an end of a session, or a relay queue.
+// The trait of frame sources: an end of a session, or a relay queue.
 //
-// The link sender knows no sessions and no relays, only these traits, so the modules above may depend on it.
+// The link sender knows no sessions, only this trait, so the modules above may depend on it.
 
 /// A source of frames that waits to send on a link. It creates each frame when the link can take it, under its own
 /// lock; the link sender calls it without holding its own.
@@ -173,8 +173,11 @@ pub(crate) trait FrameSource: fmt::Debug + Send + Sync {
     /// Returns the session that its frames are about.
     fn key(&self) -> &SessionKey;
 
-    /// Returns true if it will certainly send nothing more here. Takes no lock.
-    fn is_closed(&self) -> bool;
+    /// Returns true if it will certainly send nothing more here. Takes no lock. A session may come back to the link at
+    /// any time.
+    fn is_closed(&self) -> bool {
+        false
+    }
 
     /// Returns a frame that goes before data, if there is one.
     fn next_control(self: Arc<Self>, link: LinkId, now: Instant) -> ControlOutcome;
@@ -189,17 +192,11 @@ pub(crate) trait FrameSource: fmt::Debug + Send + Sync {
         now: Instant,
     ) -> SendOutcome;
 
-    /// Returns true if it is relayed and has sent its last frame, so that the link no longer counts it.
-    fn is_over(&self) -> bool;
-}
-
-/// One direction of a relayed session. Its link keeps it, so that a newer attempt can end an older one there.
-pub(crate) trait RelayFrameSource: FrameSource {
-    /// Closes the source: it sends nothing more.
-    fn close(&self);
-
-    /// Retires the source, because another one relays the session for attempt `epoch`.
-    fn retire(&self, epoch: u64);
+    /// Returns true if it is relayed and has sent its last frame, so that the link no longer counts it. A session itself
+    /// leaves its links.
+    fn is_over(&self) -> bool {
+        false
+    }
 }
 
 /// The frames that a source, such as a session, needs to send on a link; the link's queue schedules it accordingly.

@@ -29,9 +29,10 @@ use crate::congestion::CongestionController;
 use crate::frame_log::log_frame;
 use crate::lock::{Mutex, MutexGuard};
 
+use crate::relay::queue::RelayQueue;
 use crate::schedule::{
-    ControlOutcome, DataRequest, FlowState, FrameSource, INTERACTIVE_BACKLOG, QueuedFlow, RelayFrameSource,
-    Scheduler, SendRequest,
+    ControlOutcome, DataRequest, FlowState, FrameSource, INTERACTIVE_BACKLOG, QueuedFlow, Scheduler,
+    SendRequest,
 };
 use crate::sender::interactive::InteractiveLink;
 use crate::sender::pacing::Pacing;
@@ -450,7 +451,7 @@ pub(crate) struct LinkSessions {
 struct Relayed {
     /// Its number in the order in which sessions joined the link.
     came: u64,
-    source: Arc<dyn RelayFrameSource>,
+    source: Arc<RelayQueue>,
     /// The epoch of its attempt.
     epoch: u64,
 }
@@ -496,7 +497,7 @@ impl LinkSender {
     /// PathLost frame of a newer attempt. Returns false if the link has ended.
     ///
     /// Attempts may be added out of order, because the relay table releases its lock before it calls this.
-    pub(crate) fn attach_relay<S: RelayFrameSource + 'static>(&self, source: &Arc<S>, epoch: u64) -> bool {
+    pub(crate) fn attach_relay(&self, source: &Arc<RelayQueue>, epoch: u64) -> bool {
         let id = source.key().id;
         let mut members = self.members.lock();
         let Some(known) = members.as_mut() else { return false };

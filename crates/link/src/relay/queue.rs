@@ -15,8 +15,7 @@ use tokio::time::Instant;
 
 use crate::lock::Mutex;
 use crate::schedule::{
-    ControlOutcome, DataRequest, FlowState, FrameSource, QueuedFlow, RelayFrameSource, SendOutcome,
-    SendRequest,
+    ControlOutcome, DataRequest, FlowState, FrameSource, QueuedFlow, SendOutcome, SendRequest,
 };
 use tunnel_proto::budget::LinkReservation;
 use tunnel_proto::frame::{SessionFrame, SessionKey};
@@ -131,19 +130,20 @@ impl RelayQueue {
         queue.ordered.push_back(frame);
         queue.intent()
     }
-}
 
-impl RelayFrameSource for RelayQueue {
-    fn close(&self) {
+    /// Closes the queue: it sends nothing more.
+    pub(crate) fn close(&self) {
         self.closed.store(true, Relaxed);
         let mut queue = self.queue.lock();
         queue.empty();
         queue.sealed = true;
     }
 
+    /// Closes the queue, because another one relays the session for attempt `epoch`.
+    ///
     /// A PathLost of a newer attempt is still sent. A late Open or Resume of an old attempt does not end that attempt
     /// at its remote end, which would stay bound forever.
-    fn retire(&self, epoch: u64) {
+    pub(crate) fn retire(&self, epoch: u64) {
         let mut queue = self.queue.lock();
         let lost = match queue.ordered.pop_back() {
             Some(SessionFrame::PathLost { epoch: newer }) if newer > epoch => {

@@ -205,10 +205,6 @@ pub(crate) mod tests {
             &self.0
         }
 
-        fn is_closed(&self) -> bool {
-            false
-        }
-
         fn next_control(self: Arc<Self>, _: LinkId, _: Instant) -> ControlOutcome {
             ControlOutcome { frame: Some(SessionFrame::Credit { received: 1, limit: 2 }), again: false }
         }
@@ -222,10 +218,6 @@ pub(crate) mod tests {
             _: Instant,
         ) -> SendOutcome {
             SendOutcome { frame: None, bytes: 0, flow_state: turn.flow_state(), backlog: None }
-        }
-
-        fn is_over(&self) -> bool {
-            false
         }
     }
 

@@ -298,16 +298,6 @@ impl FrameSource for SessionCore {
         &self.key
     }
 
-    /// Returns false: a session may come back to the link at any time.
-    fn is_closed(&self) -> bool {
-        false
-    }
-
-    /// Returns false: a session itself leaves its links.
-    fn is_over(&self) -> bool {
-        false
-    }
-
     fn next_control(self: Arc<Self>, link: LinkId, now: Instant) -> ControlOutcome {
         let frame = self.with_state(|inner| {
             if inner.in_control.is_some_and(|queued| queued.link == link) {
