@@ -84,7 +84,7 @@ impl RelayTable {
         let opener = self.hop(attempt, &attempt.from);
         let mut bindings = self.bindings.lock();
         let known = bindings.get(&attempt.key.id);
-        if known.is_some_and(|known| known.is_foreign(attempt)) {
+        if known.is_some_and(|known| known.has_other_opener(attempt)) {
             return BindOutcome::WrongOpener;
         }
         if known.is_some_and(|known| known.epoch >= attempt.epoch) {
@@ -384,8 +384,8 @@ impl Binding {
     }
 
     /// Returns true if another process opened the session. An older server does not send the opener; then the edge that
-    /// accepted the session is foreign.
-    pub(crate) fn is_foreign(&self, attempt: &Attempt) -> bool {
+    /// accepted the session may not resume it.
+    pub(crate) fn has_other_opener(&self, attempt: &Attempt) -> bool {
         let accepted = |hop: &RelayLeg| hop.link.peer == attempt.from.peer && hop.link.peer != Remote::Peer;
         let unknown = self.by.is_none();
         !Opener::is_compatible(self.by.as_ref(), attempt.opener.as_ref())

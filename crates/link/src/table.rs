@@ -247,7 +247,7 @@ impl SessionTable {
         });
         let mut known = self.session(key.id);
         if known.as_ref().is_some_and(|shared| !shared.is_of(opener.as_ref())) {
-            self.foreign(sender, &key, &frame);
+            self.reject_opener(sender, &key, &frame);
             return None;
         }
         if let SessionFrame::Resume { instance: Some(meant), .. } = &frame
@@ -255,7 +255,7 @@ impl SessionTable {
         {
             known = known.filter(|shared| !shared.supersede());
         }
-        let Some(shared) = known else { return self.on_foreign_frame(sender, key, frame) };
+        let Some(shared) = known else { return self.on_frame_without_end(sender, key, frame) };
         // A Reset from a relaying server makes its opener search elsewhere.
         let parks = matches!(frame, SessionFrame::PathLost { .. } | SessionFrame::Reset { .. });
         let resumes = matches!(frame, SessionFrame::Resume { .. } | SessionFrame::Resumed { .. });
@@ -273,7 +273,7 @@ impl SessionTable {
     }
 
     /// Handles a frame about a session that has no end here, or none yet.
-    fn on_foreign_frame(
+    fn on_frame_without_end(
         self: &Arc<Self>,
         sender: &Arc<LinkSender>,
         mut key: SessionKey,
@@ -339,13 +339,13 @@ impl SessionTable {
                 return Some(Event::RelayRequest(RelayRequest::new(self.clone(), attempt, frame)));
             }
             BindOutcome::Stale => self.metrics.frames_dropped.count("unexpected"),
-            BindOutcome::WrongOpener => self.foreign(from, &attempt.key, &frame),
+            BindOutcome::WrongOpener => self.reject_opener(from, &attempt.key, &frame),
         }
         None
     }
 
     /// Rejects a remote that tries to resume another opener's session, with the same answer as for an unknown session.
-    fn foreign(&self, from: &LinkSender, session: &SessionKey, frame: &SessionFrame) {
+    fn reject_opener(&self, from: &LinkSender, session: &SessionKey, frame: &SessionFrame) {
         self.metrics.frames_dropped.count("wrong_opener");
         from.reply(session, refused(frame, SessionError::new(ErrorCode::UnknownSession, UNKNOWN)));
     }

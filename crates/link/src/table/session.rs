@@ -24,7 +24,7 @@ use tunnel_proto::window::LinkRtt;
 pub(crate) struct SessionCore {
     /// Id, category and node.
     pub key: SessionKey,
-    /// The table that it is in. Never called under the session's lock.
+    /// The table that it is in. Its locks are never taken under the session's.
     table: Weak<SessionTable>,
     /// When it was created.
     started: Instant,
