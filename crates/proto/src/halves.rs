@@ -475,7 +475,7 @@ impl RecvHalf {
     }
 
     /// Returns the limit that the remote knows, or learns from the next reply; used in
-    /// [`crate::proto::frame::SessionFrame::Open`] and similar frames.
+    /// [`SessionFrame::Open`](crate::frame::SessionFrame::Open) and similar frames.
     pub(crate) fn limit(&self) -> u64 {
         self.limit
     }

@@ -1,6 +1,6 @@
 //! The link for interactive sessions next to a link that is busy with bulk, and the sessions assigned to it.
 //!
-//! [`LinkSender::link_for`] is the only place where it affects a session's path. Which sessions are interactive is
+//! `LinkSender::link_for` is the only place where it affects a session's path. Which sessions are interactive is
 //! decided in `table::traffic_class`.
 
 use std::collections::HashSet;

@@ -46,7 +46,7 @@ pub(crate) struct Inner {
     in_turns: Option<LinkId>,
     /// What it has sent on its link, which decides on its turns; reset with each link.
     flow_state: FlowState,
-    /// The number of the [`Parked`] that may search for a path, and the number of those handed out.
+    /// The number of the `Parked` that may search for a path, and the number of those handed out.
     pub(super) seeker: Option<u64>,
     pub(super) seekers: u64,
     /// The last loss of its path.
