@@ -45,13 +45,10 @@ pub(crate) async fn copy<A: ByteStream, B: ByteStream>(
     while healthy || patience.lasts(to_a.given + to_b.given) {
         let mut room = BYTES_PER_TURN;
         let turn = poll_fn(|cx| {
+            let mut turn = CopyTurn { cx, room: &mut room, log: &mut log };
             // The direction that used up the last turn now comes second, so that neither direction starves.
             for b_now in [b_first, !b_first] {
-                let run = if b_now {
-                    to_a.run(cx, b, a, &mut room, &mut log)
-                } else {
-                    to_b.run(cx, a, b, &mut room, &mut log)
-                };
+                let run = if b_now { to_a.run(&mut turn, b, a) } else { to_b.run(&mut turn, a, b) };
                 // Checked even if the turn is used up: otherwise a source that always has more bytes would never let
                 // the copy end.
                 if CopyDirection::over(to_a, to_b) {
@@ -134,6 +131,17 @@ enum State {
     Done,
 }
 
+/// One turn of a copy, after which other tasks may run.
+pub(crate) struct CopyTurn<'a, 'c> {
+    cx: &'a mut Context<'c>,
+    /// Bytes that may still be copied in it.
+    room: &'a mut usize,
+    log: &'a mut EndRecord,
+}
+
+/// The result of a step of a direction: it waits, continues, or stops the turn.
+type Step = Poll<ControlFlow<CopyStep>>;
+
 /// The reason why the copying pauses or ends.
 pub(crate) enum CopyStep {
     /// The turn is used up.
@@ -186,21 +194,19 @@ impl<'a> CopyDirection<'a> {
         idle(one) && idle(other)
     }
 
-    /// Copies bytes until the direction has to wait (`Continue`), `room` is used up, or the source cannot be read.
+    /// Copies bytes until the direction has to wait (`Continue`), the turn is used up, or the source cannot be read.
     pub(crate) fn run<F: ByteStream, T: ByteStream>(
         &mut self,
-        cx: &mut Context<'_>,
+        turn: &mut CopyTurn<'_, '_>,
         from: &mut F,
         to: &mut T,
-        room: &mut usize,
-        log: &mut EndRecord,
     ) -> ControlFlow<CopyStep> {
         loop {
             let step = match self.state {
-                State::Copying => self.copy(cx, from, to, room, log),
-                State::Finishing => self.finish(cx, to, log),
-                State::Discarding => self.discard(cx, from, room, log),
-                State::Done => self.wait(cx, from, log),
+                State::Copying => self.copy(turn, from, to),
+                State::Finishing => self.finish(turn, to),
+                State::Discarding => self.discard(turn, from),
+                State::Done => self.wait(turn, from),
             };
             match step {
                 Poll::Pending => return ControlFlow::Continue(()),
@@ -212,52 +218,45 @@ impl<'a> CopyDirection<'a> {
 
     fn copy<F: ByteStream, T: ByteStream>(
         &mut self,
-        cx: &mut Context<'_>,
+        turn: &mut CopyTurn<'_, '_>,
         from: &mut F,
         to: &mut T,
-        room: &mut usize,
-        log: &mut EndRecord,
-    ) -> Poll<ControlFlow<CopyStep>> {
+    ) -> Step {
         if self.chunk.is_empty() {
-            if *room == 0 {
+            if *turn.room == 0 {
                 return Poll::Ready(ControlFlow::Break(CopyStep::Turn));
             }
-            match from.poll_read_chunk(cx) {
-                Poll::Ready(Ok(chunk)) if chunk.is_empty() => return self.source_finished(log),
+            match from.poll_read_chunk(turn.cx) {
+                Poll::Ready(Ok(chunk)) if chunk.is_empty() => return self.source_finished(turn),
                 Poll::Ready(Ok(chunk)) => {
                     self.count(self.from, chunk.len());
                     self.chunk = chunk;
                 }
-                Poll::Ready(Err(cause)) => return self.source_failed(&cause, log),
-                Poll::Pending => return self.flush(cx, to, log),
+                Poll::Ready(Err(cause)) => return self.source_failed(&cause, turn),
+                Poll::Pending => return self.flush(turn, to),
             }
         }
         let before = self.chunk.len();
-        match ready!(to.poll_write_chunk(cx, &mut self.chunk)) {
+        match ready!(to.poll_write_chunk(turn.cx, &mut self.chunk)) {
             Ok(()) => {
                 let given = before - self.chunk.len();
                 self.given += given as u64;
                 self.count(self.from.other(), given);
                 self.unflushed = true;
-                *room = room.saturating_sub(given);
+                *turn.room = turn.room.saturating_sub(given);
             }
-            Err(cause) => self.destination_failed(&cause, log),
+            Err(cause) => self.destination_failed(&cause, turn),
         }
         Poll::Ready(ControlFlow::Continue(()))
     }
 
     /// Flushes the destination's buffer when there is nothing more to write for now.
-    fn flush<T: ByteStream>(
-        &mut self,
-        cx: &mut Context<'_>,
-        to: &mut T,
-        log: &mut EndRecord,
-    ) -> Poll<ControlFlow<CopyStep>> {
+    fn flush<T: ByteStream>(&mut self, turn: &mut CopyTurn<'_, '_>, to: &mut T) -> Step {
         if self.unflushed {
-            match ready!(to.poll_flush(cx)) {
+            match ready!(to.poll_flush(turn.cx)) {
                 Ok(()) => self.unflushed = false,
                 Err(cause) => {
-                    self.destination_failed(&cause, log);
+                    self.destination_failed(&cause, turn);
                     return Poll::Ready(ControlFlow::Continue(()));
                 }
             }
@@ -265,70 +264,54 @@ impl<'a> CopyDirection<'a> {
         Poll::Pending
     }
 
-    fn finish<T: ByteStream>(
-        &mut self,
-        cx: &mut Context<'_>,
-        to: &mut T,
-        log: &mut EndRecord,
-    ) -> Poll<ControlFlow<CopyStep>> {
-        if let Err(cause) = ready!(to.poll_finish(cx)) {
-            log.failed(self.from.other(), EndKind::WriteFailed(cause.kind()));
+    fn finish<T: ByteStream>(&mut self, turn: &mut CopyTurn<'_, '_>, to: &mut T) -> Step {
+        if let Err(cause) = ready!(to.poll_finish(turn.cx)) {
+            turn.log.failed(self.from.other(), EndKind::WriteFailed(cause.kind()));
         }
         self.state = State::Done;
         Poll::Ready(ControlFlow::Continue(()))
     }
 
-    fn discard<F: ByteStream>(
-        &mut self,
-        cx: &mut Context<'_>,
-        from: &mut F,
-        room: &mut usize,
-        log: &mut EndRecord,
-    ) -> Poll<ControlFlow<CopyStep>> {
-        if *room == 0 {
+    fn discard<F: ByteStream>(&mut self, turn: &mut CopyTurn<'_, '_>, from: &mut F) -> Step {
+        if *turn.room == 0 {
             return Poll::Ready(ControlFlow::Break(CopyStep::Turn));
         }
-        match ready!(from.poll_read_chunk(cx)) {
+        match ready!(from.poll_read_chunk(turn.cx)) {
             Ok(chunk) if chunk.is_empty() => self.state = State::Done,
             Ok(chunk) => {
                 self.count(self.from, chunk.len());
-                *room = room.saturating_sub(chunk.len());
+                *turn.room = turn.room.saturating_sub(chunk.len());
             }
-            Err(cause) => return self.source_failed(&cause, log),
+            Err(cause) => return self.source_failed(&cause, turn),
         }
         Poll::Ready(ControlFlow::Continue(()))
     }
 
     /// Waits until the finished source is lost: if the other side never sends to it, no write reveals that.
-    fn wait<F: ByteStream>(
-        &self,
-        cx: &mut Context<'_>,
-        from: &F,
-        log: &mut EndRecord,
-    ) -> Poll<ControlFlow<CopyStep>> {
-        ready!(from.poll_lost(cx));
-        log.failed(self.from, EndKind::WriteFailed(io::ErrorKind::BrokenPipe));
+    fn wait<F: ByteStream>(&self, turn: &mut CopyTurn<'_, '_>, from: &F) -> Step {
+        ready!(from.poll_lost(turn.cx));
+        turn.log.failed(self.from, EndKind::WriteFailed(io::ErrorKind::BrokenPipe));
         Poll::Ready(ControlFlow::Break(CopyStep::Over))
     }
 
-    fn source_finished(&mut self, log: &mut EndRecord) -> Poll<ControlFlow<CopyStep>> {
+    fn source_finished(&mut self, turn: &mut CopyTurn<'_, '_>) -> Step {
         // The system reports a reset only once, here to the writer. So this read is not an end of stream.
         let reset = CopyEnd { by: self.from, how: EndKind::WriteFailed(io::ErrorKind::ConnectionReset) };
-        if log.failed == Some(reset) {
+        if turn.log.failed == Some(reset) {
             return Poll::Ready(ControlFlow::Break(CopyStep::Over));
         }
-        log.finished.get_or_insert(self.from);
+        turn.log.finished.get_or_insert(self.from);
         self.state = State::Finishing;
         Poll::Ready(ControlFlow::Continue(()))
     }
 
-    fn source_failed(&self, cause: &io::Error, log: &mut EndRecord) -> Poll<ControlFlow<CopyStep>> {
-        log.failed(self.from, EndKind::ReadFailed(cause.kind()));
+    fn source_failed(&self, cause: &io::Error, turn: &mut CopyTurn<'_, '_>) -> Step {
+        turn.log.failed(self.from, EndKind::ReadFailed(cause.kind()));
         Poll::Ready(ControlFlow::Break(CopyStep::Over))
     }
 
-    fn destination_failed(&mut self, cause: &io::Error, log: &mut EndRecord) {
-        log.failed(self.from.other(), EndKind::WriteFailed(cause.kind()));
+    fn destination_failed(&mut self, cause: &io::Error, turn: &mut CopyTurn<'_, '_>) {
+        turn.log.failed(self.from.other(), EndKind::WriteFailed(cause.kind()));
         self.chunk = Bytes::new();
         self.state = State::Discarding;
     }
