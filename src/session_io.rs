@@ -165,10 +165,7 @@ pub async fn bridge_sessions(mut one: Session, mut other: Session, alive: Active
         return alive.end("ok");
     }
     let (broken, left) = if ended.by == Side::A { (one, other) } else { (other, one) };
-    let why = broken
-        .account()
-        .ended
-        .unwrap_or_else(|| SessionError::new(ErrorCode::Cancelled, "the session failed"));
+    let why = broken.ended().unwrap_or_else(|| SessionError::new(ErrorCode::Cancelled, "the session failed"));
     debug!(error = %why, "session with a plain node ended");
     alive.end(why.code.name());
     left.break_off(why);
@@ -239,7 +236,7 @@ impl TargetStream {
     /// Returns how often the session was resumed on another path.
     pub fn resumed(&self) -> u32 {
         match self {
-            Self::Session(session) => session.account().resumed,
+            Self::Session(session) => session.resumed(),
             Self::Direct(_) => 0,
             Self::Tls(over) => inside(over).resumed(),
         }
@@ -248,7 +245,7 @@ impl TargetStream {
     /// Returns why the session ended, or `None` if it ended cleanly.
     pub fn ended(&self) -> Option<SessionError> {
         match self {
-            Self::Session(session) => session.account().ended,
+            Self::Session(session) => session.ended(),
             Self::Direct(_) => None,
             Self::Tls(over) => inside(over).ended(),
         }

@@ -32,19 +32,6 @@ pub struct Session {
     left: bool,
 }
 
-/// Bytes, resumes and end of a session so far, for the access log and for the reason that a bridge passes on.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct SessionTotals {
-    /// Bytes written by its owner.
-    pub sent: u64,
-    /// Bytes read by its owner.
-    pub received: u64,
-    /// Number of times it was resumed on another path.
-    pub resumed: u32,
-    /// Why it ended, if it did not end cleanly.
-    pub ended: Option<SessionError>,
-}
-
 impl Session {
     pub(crate) fn new(shared: Arc<SessionCore>) -> Self {
         Self { shared, left: false }
@@ -55,15 +42,14 @@ impl Session {
         self.shared.key.id
     }
 
-    /// Returns the totals so far.
-    pub fn account(&self) -> SessionTotals {
-        let inner = self.shared.lock();
-        SessionTotals {
-            sent: inner.state.send.written(),
-            received: inner.state.recv.taken(),
-            resumed: inner.state.resumed(),
-            ended: inner.state.ended().cloned(),
-        }
+    /// Returns how often it was resumed on another path.
+    pub fn resumed(&self) -> u32 {
+        self.shared.lock().state.resumed()
+    }
+
+    /// Returns why it ended, if it did not end cleanly.
+    pub fn ended(&self) -> Option<SessionError> {
+        self.shared.lock().state.ended().cloned()
     }
 
     /// Ends the session like an aborted connection: delivers everything written, then the reason. Received bytes are
