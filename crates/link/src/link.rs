@@ -126,6 +126,11 @@ impl Link {
         }
     }
 
+    /// Makes this end watch the link as well, although the remote dialled it.
+    pub fn watch(&mut self) {
+        self.alive.watches = true;
+    }
+
     /// Takes the link out of service. Returns the sessions that need another path.
     pub fn end(&self, why: &LinkEnd) -> Vec<Parked> {
         let far = self.sender.peer.node().map_or("a peer".into(), |node| format!("node {node}"));
@@ -323,12 +328,5 @@ impl From<StreamEnd> for LinkEnd {
             StreamEnd::Closed(why) => Self::Closed(why),
             StreamEnd::NameTaken(why) => Self::NameTaken(why),
         }
-    }
-}
-
-impl Link {
-    /// Makes this end watch the link as well, although the remote dialled it.
-    pub fn watch(&mut self) {
-        self.alive.watches = true;
     }
 }

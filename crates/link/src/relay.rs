@@ -112,11 +112,12 @@ impl RelayTable {
     /// here* makes the seeker search for another path; otherwise it goes to the opener.
     pub(crate) fn pass(&self, attempt: &Attempt, to: &Arc<LinkSender>, frame: SessionFrame, sought: bool) {
         let acceptor = self.hop(attempt, to);
-        let bind = |binding: &mut Binding| {
-            binding.acceptor = Some(acceptor.clone());
-            (binding.seeker.take_if(|_| !sought), binding.bound())
-        };
-        let Some((seeker, bound)) = self.with(attempt, bind) else { return };
+        let mut bindings = self.bindings.lock();
+        let waits = |binding: &&mut Binding| binding.is_of(attempt) && binding.acceptor.is_none();
+        let Some(binding) = bindings.get_mut(&attempt.key.id).filter(waits) else { return };
+        binding.acceptor = Some(acceptor.clone());
+        let (seeker, bound) = (binding.seeker.take_if(|_| !sought), binding.bound());
+        drop(bindings);
         drop(seeker);
         log(bound, "relaying session", Some(&frame));
         if self.admit(attempt, &acceptor) {
@@ -280,12 +281,6 @@ impl RelayTable {
             self.link_ended(hop.link.id, [attempt.key.id]);
         }
         alive
-    }
-
-    fn with<T>(&self, attempt: &Attempt, step: impl FnOnce(&mut Binding) -> T) -> Option<T> {
-        let mut bindings = self.bindings.lock();
-        let binding = bindings.get_mut(&attempt.key.id)?;
-        (binding.is_of(attempt) && binding.acceptor.is_none()).then(|| step(binding))
     }
 }
 

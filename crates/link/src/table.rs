@@ -22,7 +22,7 @@ use crate::sender::signals::{UNKNOWN, unknown};
 use crate::sender::{DetachedSessions, LinkSender};
 use crate::table::closed::{Clients, Tombstones, source};
 use crate::table::session::{SessionCore, SessionView};
-use crate::table::stream::{IncomingSession, Parked, PendingOpen};
+use crate::table::stream::{IncomingSession, Parked, PendingOpen, Session};
 use tunnel_base::metrics::Metrics;
 use tunnel_base::names::{Instance, NodeName, SessionId, Target};
 use tunnel_proto::budget::{Budget, LinkReservation};
@@ -301,11 +301,7 @@ impl SessionTable {
                 let attempt = Attempt::new(sender, key, *epoch, opener.clone());
                 self.on_request(attempt, frame)
             }
-            SessionFrame::Open { .. } => {
-                let SessionFrame::Open { target, limit, epoch, client, opener } = frame else { return None };
-                let open = OpenFrame { key, target, client, opener, limit, epoch };
-                self.on_open(sender, open).map(Event::Incoming)
-            }
+            SessionFrame::Open { .. } => self.on_open(sender, key, frame).map(Event::Incoming),
             SessionFrame::Resume { epoch, opener, .. } => {
                 sender.reply(&key, self.failed_resumes(key.id, opener.as_ref(), *epoch));
                 None
@@ -353,31 +349,16 @@ impl SessionTable {
 
 // Sessions that a remote requests from this process: whether there is room, and which client makes room.
 
-/// The contents of a received Open frame, with which a remote requests a session.
-#[derive(Debug)]
-pub(crate) struct OpenFrame {
-    pub(crate) key: SessionKey,
-    /// The target to dial.
-    pub(crate) target: Target,
-    /// The opener's client, for the log.
-    pub(crate) client: String,
-    /// The opener, if it is known.
-    pub(crate) opener: Option<Opener>,
-    /// The offset below which the opener accepts bytes.
-    pub(crate) limit: u64,
-    /// The number of the attempt.
-    pub(crate) epoch: u64,
-}
-
 impl SessionTable {
-    /// Returns the offer of a session that ends here. Returns `None` if it was refused, and then the opener gets
-    /// Refused.
+    /// Returns the offer of a session that an Open requests here. Returns `None` if it was refused, and then the opener
+    /// gets Refused.
     pub(crate) fn on_open(
         self: &Arc<Self>,
         sender: &Arc<LinkSender>,
-        open: OpenFrame,
+        key: SessionKey,
+        open: SessionFrame,
     ) -> Option<IncomingSession> {
-        let OpenFrame { key, target, client, opener, limit, epoch } = open;
+        let SessionFrame::Open { target, limit, epoch, client, opener } = open else { return None };
         let source = source(&client);
         let ended = self.ended.lock().refusal(key.id);
         let halves = if let Some(refusal) = ended {
@@ -409,7 +390,7 @@ impl SessionTable {
             shared.link_ended(sender.id, None, Instant::now());
         }
         let patience = if sender.resumes { DIAL_TIMEOUT } else { PLAIN_DIAL_TIMEOUT };
-        Some(IncomingSession::new(shared, target, client, patience))
+        Some(IncomingSession { session: Session::new(shared), target, client, patience })
     }
 
     /// Returns the answer to a Resume of a session that has no end here, and makes sure that a late Open cannot create
@@ -698,13 +679,13 @@ impl RelayRequest {
         if self.table.relays.attempt_state(&self.attempt) != AttemptState::Searching {
             return None;
         }
-        let Some(SessionFrame::Open { target, limit, client, opener, .. }) = frame else {
+        let Some(open @ SessionFrame::Open { .. }) = frame else {
             let unknown = self.table.failed_resumes(key.id, self.attempt.opener.as_ref(), epoch);
             self.table.relays.end(&self.attempt, Some(unknown));
             return None;
         };
         self.table.relays.end(&self.attempt, None);
-        self.table.on_open(&from, OpenFrame { key, target, client, opener, limit, epoch })
+        self.table.on_open(&from, key, open)
     }
 
     fn answer(&mut self, refusal: SessionError) {

@@ -157,10 +157,11 @@ pub enum OpenOutcome {
 #[derive(Debug)]
 #[must_use = "dropping an offer refuses it"]
 pub struct IncomingSession {
-    session: Session,
-    target: Target,
-    client: String,
-    dial_timeout: Duration,
+    pub(super) session: Session,
+    pub(super) target: Target,
+    pub(super) client: String,
+    /// How long the dial may take.
+    pub(super) patience: Duration,
 }
 
 /// The right to search for a path of an opener's session.
@@ -223,15 +224,6 @@ impl PendingOpen {
 }
 
 impl IncomingSession {
-    pub(crate) fn new(
-        shared: Arc<SessionCore>,
-        target: Target,
-        client: String,
-        dial_timeout: Duration,
-    ) -> Self {
-        Self { session: Session::new(shared), target, client, dial_timeout }
-    }
-
     /// Returns the session's id.
     pub fn id(&self) -> SessionId {
         self.session.id()
@@ -259,7 +251,7 @@ impl IncomingSession {
 
     /// Returns how long the dial may take, so that the opener gets the answer in time.
     pub fn patience(&self) -> Duration {
-        self.dial_timeout
+        self.patience
     }
 
     /// Waits until the opener has given up.
