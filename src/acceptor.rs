@@ -23,7 +23,7 @@ use tunnel_base::metrics::Metrics;
 use tunnel_base::names::{Host, NodeName, Target};
 use tunnel_base::policy::plain;
 use tunnel_base::policy::targets::{OwnListeners, Targets, is_number, is_off_limits};
-use tunnel_link::session::stream::IncomingSession;
+use tunnel_link::table::stream::IncomingSession;
 use tunnel_net::dial::{ConnectError, Failure, dial};
 use tunnel_net::interfaces::{Addresses, LocalAddresses};
 use tunnel_net::listen::is_private;

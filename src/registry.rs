@@ -29,8 +29,8 @@ use tunnel_base::addresses::{AddressClaim, ClaimSource};
 use tunnel_base::metrics::Metrics;
 use tunnel_base::names::{Instance, NodeName};
 use tunnel_link::sender::LinkSender;
-use tunnel_link::session::stream::Parked;
 use tunnel_link::table::SessionTable;
+use tunnel_link::table::stream::Parked;
 use tunnel_proto::frame::{Found, Remote};
 
 /// The nodes that are linked to this server. The newest link of a node wins.

@@ -13,7 +13,7 @@ use tunnel_base::backoff::Backoff;
 use tunnel_base::drain::Drain;
 use tunnel_base::names::{Instance, NodeName, SessionId, Target};
 use tunnel_link::sender::LinkSender;
-use tunnel_link::session::stream::{OpenOutcome, Parked, Session};
+use tunnel_link::table::stream::{OpenOutcome, Parked, Session};
 use tunnel_link::table::{SessionTable, TableFull};
 use tunnel_proto::frame::{Category, ErrorCode, Remote, SessionError};
 use tunnel_proto::state::LinkId;

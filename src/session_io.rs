@@ -16,12 +16,13 @@ use tokio_rustls::rustls::ClientConfig;
 use tokio_rustls::rustls::pki_types::ServerName;
 use tracing::debug;
 
-use crate::session_io::copy::close;
-use crate::session_io::copy::{ByteCounter, CopyEnd, Counted, EndKind, Side, copy_bidirectional};
+use crate::session_io::copy::{
+    ByteCounter, CopyDirection, CopyEnd, EndKind, Side, close, copy, copy_bidirectional,
+};
 use tunnel_base::access_log::AccessLogEntry;
 use tunnel_base::metrics::{ActiveSession, Metrics};
 use tunnel_base::names::SessionId;
-use tunnel_link::session::stream::Session;
+use tunnel_link::table::stream::Session;
 use tunnel_net::ByteStream;
 use tunnel_net::pool::Pool;
 use tunnel_net::socket::{ByteStreamIo, Connection, Socket};
@@ -140,15 +141,17 @@ pub async fn run_session<C: Connection, P>(
     metrics: &Metrics,
 ) {
     let OpenSession { session, buffered, access, .. } = &mut opened;
+    let early = std::mem::take(buffered);
     let up = ByteCounter { one: &mut access.up, all: &metrics.bytes_to_target };
     let down = ByteCounter { one: &mut access.down, all: &metrics.bytes_to_client };
     let (taken, given) = match local {
         LocalPeer::Client => (down, up),
         LocalPeer::Target => (up, down),
     };
-    let mut counted = Counted { stream: session, buffered: std::mem::take(buffered), taken, given };
+    let mut to_session = CopyDirection::counted(Side::A, Bytes::new(), given);
+    let mut from_session = CopyDirection::counted(Side::B, early, taken);
     socket.io().set_reset_on_drop(true);
-    let ended = copy_bidirectional(&mut socket, &mut counted).await.ended;
+    let ended = copy(&mut socket, session, &mut to_session, &mut from_session).await;
     drop(opened.end(ended, local));
     close(&mut socket, Side::A, ended).await;
 }
@@ -157,15 +160,12 @@ pub async fn run_session<C: Connection, P>(
 ///
 /// If one session fails, the remote of the other receives the error.
 pub async fn bridge_sessions(mut one: Session, mut other: Session, alive: ActiveSession) {
-    let ended = copy_bidirectional(&mut one, &mut other).await.ended;
+    let ended = copy_bidirectional(&mut one, &mut other).await;
     if ended.how == EndKind::Finished {
         return alive.end("ok");
     }
     let (broken, left) = if ended.by == Side::A { (one, other) } else { (other, one) };
-    let why = broken
-        .account()
-        .ended
-        .unwrap_or_else(|| SessionError::new(ErrorCode::Cancelled, "the session failed"));
+    let why = broken.ended().unwrap_or_else(|| SessionError::new(ErrorCode::Cancelled, "the session failed"));
     debug!(error = %why, "session with a plain node ended");
     alive.end(why.code.name());
     left.break_off(why);
@@ -236,7 +236,7 @@ impl TargetStream {
     /// Returns how often the session was resumed on another path.
     pub fn resumed(&self) -> u32 {
         match self {
-            Self::Session(session) => session.account().resumed,
+            Self::Session(session) => session.resumed(),
             Self::Direct(_) => 0,
             Self::Tls(over) => inside(over).resumed(),
         }
@@ -245,7 +245,7 @@ impl TargetStream {
     /// Returns why the session ended, or `None` if it ended cleanly.
     pub fn ended(&self) -> Option<SessionError> {
         match self {
-            Self::Session(session) => session.account().ended,
+            Self::Session(session) => session.ended(),
             Self::Direct(_) => None,
             Self::Tls(over) => inside(over).ended(),
         }

@@ -12,7 +12,7 @@ use crate::acceptor::DialerRole;
 use tunnel_base::names::{Instance, Target};
 use tunnel_base::policy::targets::{OwnListeners, Targets};
 use tunnel_link::sender::LinkSender;
-use tunnel_link::session::stream::{OpenOutcome, PendingOpen, Session};
+use tunnel_link::table::stream::{OpenOutcome, PendingOpen, Session};
 use tunnel_link::table::{Event, SessionLimits, SessionTable};
 use tunnel_net::ByteStream;
 use tunnel_net::interfaces::{Addresses, LocalAddresses};
@@ -178,7 +178,7 @@ async fn a_target_that_breaks_off_resets_the_session_with_that_reason() {
     SockRef::from(&socket).set_linger(Some(Duration::ZERO)).unwrap();
     drop(socket);
     take_all(&mut session).await.unwrap_err();
-    let why = session.account().ended.unwrap();
+    let why = session.ended().unwrap();
     assert_eq!(why.reason, "the target's connection failed: connection reset");
     assert_eq!(pair.ended("target_io_error").await, 1);
 }

@@ -14,8 +14,8 @@ use crate::registry::history::{LastError, LinkRole, Overview};
 use crate::registry::peers::{PeerHandle, Peers};
 use crate::route::Uplinks;
 use tunnel_link::sender::LinkSender;
-use tunnel_link::session::SessionView;
 use tunnel_link::table::SessionTable;
+use tunnel_link::table::session::SessionView;
 
 /// The response to `GET /status`. Times are seconds since 1970, all by the same clock; durations are seconds.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]

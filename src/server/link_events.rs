@@ -19,7 +19,7 @@ use tunnel_base::metrics::Metrics;
 use tunnel_base::names::{Instance, NodeName};
 use tunnel_link::link::{Link, LinkEnd};
 use tunnel_link::sender::LinkSender;
-use tunnel_link::session::stream::{IncomingSession, OpenOutcome};
+use tunnel_link::table::stream::{IncomingSession, OpenOutcome};
 use tunnel_link::table::{Event, RelayRequest, SessionTable, TableFull};
 use tunnel_proto::frame::{ErrorCode, Found, Remote, SessionError};
 

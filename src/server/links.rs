@@ -226,7 +226,7 @@ impl ConnectionHandler for LinkConnectionHandler {
             Some(None) => Certificate::Peer,
             Some(Some(node)) => Certificate::Edge(node),
         };
-        let waiting = PendingConnection { certificate, until, permits: (permit, turn) };
+        let waiting = PendingConnection { certificate, until, waiting_permit: permit, permit: turn };
         let (arrivals, link_context) = (self.arrivals.clone(), self.shared.link_context.clone());
         drop(self);
         serve(io, from, arrivals, link_context, waiting).await;

@@ -27,9 +27,17 @@ use tunnel_net::tcp_info::unacknowledged;
 ///
 /// Yields to other tasks every [`BYTES_PER_TURN`] bytes. Dropping the future leaves both streams usable, but bytes that
 /// were read from one stream and not yet written to the other are lost.
-pub async fn copy_bidirectional<A: ByteStream, B: ByteStream>(a: &mut A, b: &mut B) -> Outcome {
-    let mut to_b = CopyDirection::new(Side::A);
-    let mut to_a = CopyDirection::new(Side::B);
+pub async fn copy_bidirectional<A: ByteStream, B: ByteStream>(a: &mut A, b: &mut B) -> CopyEnd {
+    copy(a, b, &mut CopyDirection::new(Side::A), &mut CopyDirection::new(Side::B)).await
+}
+
+/// Like [`copy_bidirectional`], with a direction from `a` and one from `b`.
+pub(crate) async fn copy<A: ByteStream, B: ByteStream>(
+    a: &mut A,
+    b: &mut B,
+    to_b: &mut CopyDirection<'_>,
+    to_a: &mut CopyDirection<'_>,
+) -> CopyEnd {
     let mut log = EndRecord::default();
     let mut patience = FlushDeadline { given: None, until: Instant::now() };
     let mut b_first = false;
@@ -37,16 +45,13 @@ pub async fn copy_bidirectional<A: ByteStream, B: ByteStream>(a: &mut A, b: &mut
     while healthy || patience.lasts(to_a.given + to_b.given) {
         let mut room = BYTES_PER_TURN;
         let turn = poll_fn(|cx| {
+            let mut turn = CopyTurn { cx, room: &mut room, log: &mut log };
             // The direction that used up the last turn now comes second, so that neither direction starves.
             for b_now in [b_first, !b_first] {
-                let run = if b_now {
-                    to_a.run(cx, b, a, &mut room, &mut log)
-                } else {
-                    to_b.run(cx, a, b, &mut room, &mut log)
-                };
+                let run = if b_now { to_a.run(&mut turn, b, a) } else { to_b.run(&mut turn, a, b) };
                 // Checked even if the turn is used up: otherwise a source that always has more bytes would never let
                 // the copy end.
-                if CopyDirection::over(&to_a, &to_b) {
+                if CopyDirection::over(to_a, to_b) {
                     return Poll::Ready(CopyStep::Over);
                 }
                 if let ControlFlow::Break(stop) = run {
@@ -69,7 +74,7 @@ pub async fn copy_bidirectional<A: ByteStream, B: ByteStream>(a: &mut A, b: &mut
             CopyStep::Over => break,
         }
     }
-    Outcome { to_a: to_a.given, to_b: to_b.given, ended: log.ended() }
+    log.ended()
 }
 
 /// The deadline after the first failure. It is extended as long as some bytes are accepted within every [`DELIVERY`].
@@ -99,11 +104,13 @@ pub const BYTES_PER_TURN: usize = 256 * 1024;
 // One direction of a copy.
 
 /// One direction of a copy between two streams: what was read from one and not yet written to the other.
-pub(crate) struct CopyDirection {
+pub(crate) struct CopyDirection<'a> {
     /// The stream that is read.
     from: Side,
     /// Bytes that were read and not yet written.
     chunk: Bytes,
+    /// Counts the bytes as they pass [`Side::B`], the session; so an aborted session is counted up to that point.
+    counter: Option<ByteCounter<'a>>,
     /// Bytes that the destination has accepted.
     pub(crate) given: u64,
     /// Whether bytes were written since the last flush.
@@ -124,6 +131,17 @@ enum State {
     Done,
 }
 
+/// One turn of a copy, after which other tasks may run.
+pub(crate) struct CopyTurn<'a, 'c> {
+    cx: &'a mut Context<'c>,
+    /// Bytes that may still be copied in it.
+    room: &'a mut usize,
+    log: &'a mut EndRecord,
+}
+
+/// The result of a step of a direction: it waits, continues, or stops the turn.
+type Step = Poll<ControlFlow<CopyStep>>;
+
 /// The reason why the copying pauses or ends.
 pub(crate) enum CopyStep {
     /// The turn is used up.
@@ -132,33 +150,63 @@ pub(crate) enum CopyStep {
     Over,
 }
 
-impl CopyDirection {
+/// The counters of bytes copied in one direction: of the session, and of the process.
+#[derive(Debug)]
+pub struct ByteCounter<'a> {
+    /// The session's counter.
+    pub one: &'a mut u64,
+    /// The counter of all sessions in the process.
+    pub all: &'a Counter,
+}
+
+impl ByteCounter<'_> {
+    /// Counts bytes.
+    pub fn add(&mut self, bytes: usize) {
+        *self.one += bytes as u64;
+        self.all.inc_by(bytes as u64);
+    }
+}
+
+impl<'a> CopyDirection<'a> {
     /// Creates a direction that has copied nothing yet.
     pub(crate) fn new(from: Side) -> Self {
-        Self { from, chunk: Bytes::new(), given: 0, unflushed: false, state: State::Copying }
+        let state = State::Copying;
+        Self { from, chunk: Bytes::new(), counter: None, given: 0, unflushed: false, state }
+    }
+
+    /// Creates a direction that is counted. It begins with `early`, which was read and counted before.
+    pub(crate) fn counted(from: Side, early: Bytes, counter: ByteCounter<'a>) -> Self {
+        Self { chunk: early, counter: Some(counter), ..Self::new(from) }
+    }
+
+    /// Counts bytes that were read from, or written to, that side.
+    fn count(&mut self, side: Side, bytes: usize) {
+        if side == Side::B
+            && let Some(counter) = &mut self.counter
+        {
+            counter.add(bytes);
+        }
     }
 
     /// Returns true if nothing is left to deliver in either direction.
-    pub(crate) fn over(one: &Self, other: &Self) -> bool {
-        let idle = |flow: &Self| matches!(flow.state, State::Done | State::Discarding);
+    pub(crate) fn over(one: &CopyDirection<'_>, other: &CopyDirection<'_>) -> bool {
+        let idle = |flow: &CopyDirection<'_>| matches!(flow.state, State::Done | State::Discarding);
         idle(one) && idle(other)
     }
 
-    /// Copies bytes until the direction has to wait (`Continue`), `room` is used up, or the source cannot be read.
+    /// Copies bytes until the direction has to wait (`Continue`), the turn is used up, or the source cannot be read.
     pub(crate) fn run<F: ByteStream, T: ByteStream>(
         &mut self,
-        cx: &mut Context<'_>,
+        turn: &mut CopyTurn<'_, '_>,
         from: &mut F,
         to: &mut T,
-        room: &mut usize,
-        log: &mut EndRecord,
     ) -> ControlFlow<CopyStep> {
         loop {
             let step = match self.state {
-                State::Copying => self.copy(cx, from, to, room, log),
-                State::Finishing => self.finish(cx, to, log),
-                State::Discarding => self.discard(cx, from, room, log),
-                State::Done => self.wait(cx, from, log),
+                State::Copying => self.copy(turn, from, to),
+                State::Finishing => self.finish(turn, to),
+                State::Discarding => self.discard(turn, from),
+                State::Done => self.wait(turn, from),
             };
             match step {
                 Poll::Pending => return ControlFlow::Continue(()),
@@ -170,48 +218,45 @@ impl CopyDirection {
 
     fn copy<F: ByteStream, T: ByteStream>(
         &mut self,
-        cx: &mut Context<'_>,
+        turn: &mut CopyTurn<'_, '_>,
         from: &mut F,
         to: &mut T,
-        room: &mut usize,
-        log: &mut EndRecord,
-    ) -> Poll<ControlFlow<CopyStep>> {
+    ) -> Step {
         if self.chunk.is_empty() {
-            if *room == 0 {
+            if *turn.room == 0 {
                 return Poll::Ready(ControlFlow::Break(CopyStep::Turn));
             }
-            match from.poll_read_chunk(cx) {
-                Poll::Ready(Ok(chunk)) if chunk.is_empty() => return self.source_finished(log),
-                Poll::Ready(Ok(chunk)) => self.chunk = chunk,
-                Poll::Ready(Err(cause)) => return self.source_failed(&cause, log),
-                Poll::Pending => return self.flush(cx, to, log),
+            match from.poll_read_chunk(turn.cx) {
+                Poll::Ready(Ok(chunk)) if chunk.is_empty() => return self.source_finished(turn),
+                Poll::Ready(Ok(chunk)) => {
+                    self.count(self.from, chunk.len());
+                    self.chunk = chunk;
+                }
+                Poll::Ready(Err(cause)) => return self.source_failed(&cause, turn),
+                Poll::Pending => return self.flush(turn, to),
             }
         }
         let before = self.chunk.len();
-        match ready!(to.poll_write_chunk(cx, &mut self.chunk)) {
+        match ready!(to.poll_write_chunk(turn.cx, &mut self.chunk)) {
             Ok(()) => {
                 let given = before - self.chunk.len();
                 self.given += given as u64;
+                self.count(self.from.other(), given);
                 self.unflushed = true;
-                *room = room.saturating_sub(given);
+                *turn.room = turn.room.saturating_sub(given);
             }
-            Err(cause) => self.destination_failed(&cause, log),
+            Err(cause) => self.destination_failed(&cause, turn),
         }
         Poll::Ready(ControlFlow::Continue(()))
     }
 
     /// Flushes the destination's buffer when there is nothing more to write for now.
-    fn flush<T: ByteStream>(
-        &mut self,
-        cx: &mut Context<'_>,
-        to: &mut T,
-        log: &mut EndRecord,
-    ) -> Poll<ControlFlow<CopyStep>> {
+    fn flush<T: ByteStream>(&mut self, turn: &mut CopyTurn<'_, '_>, to: &mut T) -> Step {
         if self.unflushed {
-            match ready!(to.poll_flush(cx)) {
+            match ready!(to.poll_flush(turn.cx)) {
                 Ok(()) => self.unflushed = false,
                 Err(cause) => {
-                    self.destination_failed(&cause, log);
+                    self.destination_failed(&cause, turn);
                     return Poll::Ready(ControlFlow::Continue(()));
                 }
             }
@@ -219,84 +264,60 @@ impl CopyDirection {
         Poll::Pending
     }
 
-    fn finish<T: ByteStream>(
-        &mut self,
-        cx: &mut Context<'_>,
-        to: &mut T,
-        log: &mut EndRecord,
-    ) -> Poll<ControlFlow<CopyStep>> {
-        if let Err(cause) = ready!(to.poll_finish(cx)) {
-            log.failed(self.from.other(), EndKind::WriteFailed(cause.kind()));
+    fn finish<T: ByteStream>(&mut self, turn: &mut CopyTurn<'_, '_>, to: &mut T) -> Step {
+        if let Err(cause) = ready!(to.poll_finish(turn.cx)) {
+            turn.log.failed(self.from.other(), EndKind::WriteFailed(cause.kind()));
         }
         self.state = State::Done;
         Poll::Ready(ControlFlow::Continue(()))
     }
 
-    fn discard<F: ByteStream>(
-        &mut self,
-        cx: &mut Context<'_>,
-        from: &mut F,
-        room: &mut usize,
-        log: &mut EndRecord,
-    ) -> Poll<ControlFlow<CopyStep>> {
-        if *room == 0 {
+    fn discard<F: ByteStream>(&mut self, turn: &mut CopyTurn<'_, '_>, from: &mut F) -> Step {
+        if *turn.room == 0 {
             return Poll::Ready(ControlFlow::Break(CopyStep::Turn));
         }
-        match ready!(from.poll_read_chunk(cx)) {
+        match ready!(from.poll_read_chunk(turn.cx)) {
             Ok(chunk) if chunk.is_empty() => self.state = State::Done,
-            Ok(chunk) => *room = room.saturating_sub(chunk.len()),
-            Err(cause) => return self.source_failed(&cause, log),
+            Ok(chunk) => {
+                self.count(self.from, chunk.len());
+                *turn.room = turn.room.saturating_sub(chunk.len());
+            }
+            Err(cause) => return self.source_failed(&cause, turn),
         }
         Poll::Ready(ControlFlow::Continue(()))
     }
 
     /// Waits until the finished source is lost: if the other side never sends to it, no write reveals that.
-    fn wait<F: ByteStream>(
-        &self,
-        cx: &mut Context<'_>,
-        from: &F,
-        log: &mut EndRecord,
-    ) -> Poll<ControlFlow<CopyStep>> {
-        ready!(from.poll_lost(cx));
-        log.failed(self.from, EndKind::WriteFailed(io::ErrorKind::BrokenPipe));
+    fn wait<F: ByteStream>(&self, turn: &mut CopyTurn<'_, '_>, from: &F) -> Step {
+        ready!(from.poll_lost(turn.cx));
+        turn.log.failed(self.from, EndKind::WriteFailed(io::ErrorKind::BrokenPipe));
         Poll::Ready(ControlFlow::Break(CopyStep::Over))
     }
 
-    fn source_finished(&mut self, log: &mut EndRecord) -> Poll<ControlFlow<CopyStep>> {
+    fn source_finished(&mut self, turn: &mut CopyTurn<'_, '_>) -> Step {
         // The system reports a reset only once, here to the writer. So this read is not an end of stream.
         let reset = CopyEnd { by: self.from, how: EndKind::WriteFailed(io::ErrorKind::ConnectionReset) };
-        if log.failed == Some(reset) {
+        if turn.log.failed == Some(reset) {
             return Poll::Ready(ControlFlow::Break(CopyStep::Over));
         }
-        log.finished.get_or_insert(self.from);
+        turn.log.finished.get_or_insert(self.from);
         self.state = State::Finishing;
         Poll::Ready(ControlFlow::Continue(()))
     }
 
-    fn source_failed(&self, cause: &io::Error, log: &mut EndRecord) -> Poll<ControlFlow<CopyStep>> {
-        log.failed(self.from, EndKind::ReadFailed(cause.kind()));
+    fn source_failed(&self, cause: &io::Error, turn: &mut CopyTurn<'_, '_>) -> Step {
+        turn.log.failed(self.from, EndKind::ReadFailed(cause.kind()));
         Poll::Ready(ControlFlow::Break(CopyStep::Over))
     }
 
-    fn destination_failed(&mut self, cause: &io::Error, log: &mut EndRecord) {
-        log.failed(self.from.other(), EndKind::WriteFailed(cause.kind()));
+    fn destination_failed(&mut self, cause: &io::Error, turn: &mut CopyTurn<'_, '_>) {
+        turn.log.failed(self.from.other(), EndKind::WriteFailed(cause.kind()));
         self.chunk = Bytes::new();
         self.state = State::Discarding;
     }
 }
 
 // How a copy ends.
-
-/// The result of a copy, for the access log.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Outcome {
-    /// Bytes written to `a`.
-    pub to_a: u64,
-    /// Bytes written to `b`.
-    pub to_b: u64,
-    /// Which side ended it, and how.
-    pub ended: CopyEnd,
-}
 
 /// Which side ended a copy, and how: the first failure if there was one, otherwise the side that finished first.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -357,67 +378,6 @@ impl EndRecord {
     pub(crate) fn ended(&self) -> CopyEnd {
         let finished = CopyEnd { by: self.finished.unwrap_or(Side::A), how: EndKind::Finished };
         self.failed.unwrap_or(finished)
-    }
-}
-
-// A byte stream that counts its bytes.
-
-/// A byte stream with counters. They are updated as bytes pass, so an aborted session is counted up to that point.
-#[derive(Debug)]
-pub struct Counted<'a, D> {
-    /// The inner stream.
-    pub stream: &'a mut D,
-    /// Bytes that were already read and counted. They are returned first.
-    pub buffered: Bytes,
-    /// Counters of bytes read from the stream.
-    pub taken: ByteCounter<'a>,
-    /// Counters of bytes written to the stream.
-    pub given: ByteCounter<'a>,
-}
-
-/// The counters of bytes copied in one direction: of the session, and of the process.
-#[derive(Debug)]
-pub struct ByteCounter<'a> {
-    /// The session's counter.
-    pub one: &'a mut u64,
-    /// The counter of all sessions in the process.
-    pub all: &'a Counter,
-}
-
-impl ByteCounter<'_> {
-    fn add(&mut self, bytes: usize) {
-        *self.one += bytes as u64;
-        self.all.inc_by(bytes as u64);
-    }
-}
-
-impl<D: ByteStream> ByteStream for Counted<'_, D> {
-    fn poll_read_chunk(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<Bytes>> {
-        if !self.buffered.is_empty() {
-            return Poll::Ready(Ok(std::mem::take(&mut self.buffered)));
-        }
-        let bytes = ready!(self.stream.poll_read_chunk(cx))?;
-        self.taken.add(bytes.len());
-        Poll::Ready(Ok(bytes))
-    }
-
-    fn poll_write_chunk(&mut self, cx: &mut Context<'_>, bytes: &mut Bytes) -> Poll<io::Result<()>> {
-        let before = bytes.len();
-        let given = self.stream.poll_write_chunk(cx, bytes);
-        self.given.add(before.saturating_sub(bytes.len()));
-        given
-    }
-
-    fn poll_flush(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        self.stream.poll_flush(cx)
-    }
-
-    fn poll_finish(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        self.stream.poll_finish(cx)
-    }
-
-    fn poll_lost(&self, cx: &mut Context<'_>) -> Poll<()> {
-        self.stream.poll_lost(cx)
     }
 }
 

@@ -13,7 +13,7 @@ use tracing::Span;
 use tunnel_base::drain::Drain;
 use tunnel_base::names::Instance;
 use tunnel_link::sender::LinkSender;
-use tunnel_link::session::stream::IncomingSession;
+use tunnel_link::table::stream::IncomingSession;
 use tunnel_link::table::{Event, SessionLimits, SessionTable};
 use tunnel_net::ByteStream;
 use tunnel_net::pool::Pool;
@@ -125,7 +125,7 @@ async fn a_client_that_breaks_off_resets_the_session_with_that_reason() {
     SockRef::from(&client).set_linger(Some(Duration::ZERO)).unwrap();
     drop(client);
     take(&mut far).await.unwrap_err();
-    assert_eq!(far.account().ended.unwrap().reason, "the client's connection failed: connection reset");
+    assert_eq!(far.ended().unwrap().reason, "the client's connection failed: connection reset");
     assert_eq!(ended(&metrics, "client_io_error").await, 1);
 }
 

@@ -6,7 +6,7 @@ use std::net::SocketAddr;
 use tunnel::edge::Edge;
 use tunnel::route::SessionRequest;
 use tunnel_base::drain::Drained;
-use tunnel_link::session::stream::Session;
+use tunnel_link::table::stream::Session;
 use tunnel_net::ByteStream as _;
 use tunnel_proto::frame::{Category, ErrorCode};
 
@@ -25,7 +25,7 @@ pub(crate) async fn inside(edge: &Edge, node: &str, to: &str) -> Result<Session,
 async fn ends(session: &mut Session) -> ErrorCode {
     while assert_eventually("the end", std::future::poll_fn(|cx| session.poll_read_chunk(cx))).await.is_ok() {
     }
-    session.account().ended.unwrap().code
+    session.ended().unwrap().code
 }
 
 /// Returns the config of the targets that a server dials.

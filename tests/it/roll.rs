@@ -7,7 +7,7 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 use tunnel::edge::Edge;
 use tunnel_base::drain::Drained;
-use tunnel_link::session::stream::Session;
+use tunnel_link::table::stream::Session;
 use tunnel_proto::frame::ErrorCode;
 
 use crate::support::clients::{self, echoed, rest};
@@ -109,7 +109,7 @@ async fn edges_reach_one_another_only_if_allowed_and_while_both_move() {
     line1.reset();
     servers[0].has("asker").await;
     says(&mut session, "over two again").await;
-    assert_eq!(session.account().ended.map(|why| why.code), None::<ErrorCode>);
+    assert_eq!(session.ended().map(|why| why.code), None::<ErrorCode>);
     drop(session);
     edge_forgets_all(&requester).await;
 }

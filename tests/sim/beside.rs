@@ -7,7 +7,7 @@ use std::time::Duration;
 use tokio::time::Instant;
 use tunnel_base::names::SessionId;
 use tunnel_link::sender::LinkSender;
-use tunnel_link::session::stream::Parked;
+use tunnel_link::table::stream::Parked;
 use tunnel_link::table::traffic_class::TrafficClassifier;
 
 use super::plan::About;

@@ -2,8 +2,8 @@
 
 use futures_util::FutureExt as _;
 use tokio::time::Instant;
-use tunnel_link::session::stream::Parked;
 use tunnel_link::table::Event;
+use tunnel_link::table::stream::Parked;
 use tunnel_proto::frame::{FrameKind, SessionKey};
 
 use super::world::Simulation;

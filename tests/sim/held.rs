@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use tokio::time::sleep;
-use tunnel_link::session::stream::Session;
+use tunnel_link::table::stream::Session;
 use tunnel_net::ByteStream as _;
 use tunnel_proto::frame::{ErrorCode, SessionError};
 
@@ -178,7 +178,7 @@ impl Held {
     fn let_go(&self) {
         let Some(session) = self.session.borrow_mut().take() else { return };
         self.place.ledger.dropped(self.number, self.who);
-        self.place.ledger.resumed(session.account().resumed);
+        self.place.ledger.resumed(session.resumed());
         self.place.ledger.note(|| format!("owner {}.{} drops the session", self.number, self.who));
         if self.place.dice.one_in(2) && self.place.ledger.is_killed(self.number) {
             self.place.ledger.broke(self.number, self.who);

@@ -4,9 +4,10 @@ use std::collections::HashMap;
 use std::future::Future;
 use std::net::{IpAddr, Ipv6Addr};
 use std::pin::pin;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
+use parking_lot::Mutex;
 use tokio::time::Instant;
 use tracing::{info, warn};
 
@@ -134,7 +135,7 @@ type Second = HashMap<(&'static str, Option<IpAddr>), u64>;
 impl RefusalLogLimiter {
     /// Counts a refusal and returns true if it may be logged. `reason` is a fixed word.
     pub fn may_log(&self, reason: &'static str, from: IpAddr) -> bool {
-        let mut second = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut second = self.0.lock();
         let one = (reason, Some(source(from)));
         let known = second.len() < MAX_SOURCES_PER_SECOND || second.contains_key(&one);
         let count = second.entry(if known { one } else { (reason, None) }).or_default();
@@ -155,7 +156,7 @@ impl RefusalLogLimiter {
     }
 
     fn next(&self) {
-        let second = std::mem::take(&mut *self.0.lock().unwrap_or_else(PoisonError::into_inner));
+        let second = std::mem::take(&mut *self.0.lock());
         for ((reason, source), count) in second {
             let Some(more) = count.checked_sub(EACH).filter(|more| *more > 0) else { continue };
             let source = source.map(tracing::field::display);
@@ -259,6 +260,6 @@ mod refusals_tests {
         let told =
             (0..100_000_u32).filter(|n| refusals.may_log("token", IpAddr::from(n.to_be_bytes()))).count();
         assert_eq!(told, MAX_SOURCES_PER_SECOND + usize::try_from(EACH).unwrap());
-        assert_eq!(refusals.0.lock().unwrap().len(), MAX_SOURCES_PER_SECOND + 1);
+        assert_eq!(refusals.0.lock().len(), MAX_SOURCES_PER_SECOND + 1);
     }
 }

@@ -10,9 +10,9 @@ use std::collections::HashMap;
 use std::collections::hash_map::Entry;
 use std::fmt;
 use std::net::IpAddr;
-use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use ipnet::IpNet;
+use parking_lot::{Mutex, MutexGuard};
 
 use crate::addresses::cluster_state::{ClusterState, ScopedAddress, ServiceBackend, service_name};
 use crate::names::{Host, NodeName, Target};
@@ -278,7 +278,7 @@ impl AddressBook {
     }
 
     fn facts(&self) -> MutexGuard<'_, ClusterState> {
-        self.facts.lock().unwrap_or_else(PoisonError::into_inner)
+        self.facts.lock()
     }
 }
 

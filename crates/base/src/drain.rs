@@ -2,10 +2,11 @@
 
 use std::collections::HashMap;
 use std::future::Future;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
 use futures_util::FutureExt as _;
+use parking_lot::{Mutex, MutexGuard};
 use tokio::task::AbortHandle;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
@@ -124,7 +125,7 @@ impl Drain {
     }
 
     fn running(&self) -> MutexGuard<'_, TaskTable> {
-        self.running.lock().unwrap_or_else(PoisonError::into_inner)
+        self.running.lock()
     }
 
     /// Returns the number of running tasks.
@@ -244,13 +245,13 @@ mod tests {
         let (drain, (tell, told)) = (Drain::new(), tokio::sync::oneshot::channel());
         let (before, ended) = (tokio::time::Instant::now(), Arc::new(Mutex::new(None)));
         let end = ended.clone();
-        drain.spawn(Span::none(), async move { *end.lock().unwrap() = told.await.ok() });
+        drain.spawn(Span::none(), async move { *end.lock() = told.await.ok() });
         let before_cut = async {
             tell.send("why").unwrap();
             pending().await
         };
         assert_eq!(drain.finish_after(Duration::from_secs(4), pending(), before_cut).await, Drained::Cut(1));
-        assert_eq!((*ended.lock().unwrap(), before.elapsed().as_secs()), (Some("why"), 4));
+        assert_eq!((*ended.lock(), before.elapsed().as_secs()), (Some("why"), 4));
     }
 
     #[tokio::test(start_paused = true)]

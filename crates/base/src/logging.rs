@@ -7,8 +7,9 @@ use std::io::{self, Write as _};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::Relaxed;
-use std::sync::{Arc, LazyLock, Mutex, PoisonError};
+use std::sync::{Arc, LazyLock};
 
+use parking_lot::Mutex;
 use tracing::level_filters::LevelFilter;
 use tracing::{Event, Subscriber};
 use tracing_appender::non_blocking::{ErrorCounter, NonBlocking, NonBlockingBuilder, WorkerGuard};
@@ -265,14 +266,14 @@ struct Shared {
 impl DroppedLines {
     /// Includes the lines that this queue drops.
     pub(crate) fn count_queue(&self, queue: ErrorCounter) {
-        self.0.queues.lock().unwrap_or_else(PoisonError::into_inner).push(queue);
+        self.0.queues.lock().push(queue);
     }
 
     /// Records a line that could not be written. The first of several in a row is reported to stderr, as no log can
     /// hold it.
     pub(crate) fn lose(&self, dir: &Path, cause: &io::Error) {
         self.0.unwritten.fetch_add(1, Relaxed);
-        let mut trouble = self.0.trouble.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut trouble = self.0.trouble.lock();
         if trouble.is_none() {
             let why = format!("cannot write log files in {}: {cause}", dir.display());
             // If stderr is closed too, the metric and /readyz still report it.
@@ -283,19 +284,19 @@ impl DroppedLines {
 
     /// Records a written line. Returns why the lines before it were not written, if any were lost.
     pub(crate) fn written(&self) -> Option<String> {
-        self.0.trouble.lock().unwrap_or_else(PoisonError::into_inner).take()
+        self.0.trouble.lock().take()
     }
 
     /// Returns the number of all dropped lines.
     pub(crate) fn count(&self) -> u64 {
-        let queues = self.0.queues.lock().unwrap_or_else(PoisonError::into_inner);
+        let queues = self.0.queues.lock();
         let dropped: usize = queues.iter().map(ErrorCounter::dropped_lines).sum();
         self.0.unwritten.load(Relaxed) + dropped as u64
     }
 
     /// Returns why lines are being dropped now, or `None` if they are not.
     pub(crate) fn trouble(&self) -> Option<String> {
-        self.0.trouble.lock().unwrap_or_else(PoisonError::into_inner).clone()
+        self.0.trouble.lock().clone()
     }
 }
 

@@ -11,9 +11,9 @@ pub mod read_ahead;
 use std::convert::Infallible;
 use std::fmt;
 use std::pin::Pin;
+use std::sync::Arc;
 use std::sync::atomic::Ordering::{Relaxed, SeqCst};
 use std::sync::atomic::{AtomicBool, AtomicU64};
-use std::sync::{Arc, Mutex};
 use std::task::{Context, Poll, Wake, Waker, ready};
 use std::time::Duration;
 #[expect(clippy::disallowed_types, reason = "hyper's Timer trait uses it; the values come from tokio")]
@@ -29,20 +29,21 @@ use hyper_util::rt::TokioTimer;
 use tokio::sync::oneshot;
 use tonic::Status;
 
-use crate::link::{Encoding, OutboundStream};
-use crate::lock;
+use crate::foreign::ForeignDialect;
+use crate::link::OutboundStream;
+use crate::lock::Mutex;
+
 use crate::sender::LinkSender;
 use crate::sender::signals::LinkEndpoints;
 use crate::table::SessionTable;
 use tunnel_base::drain::Drain;
 use tunnel_base::metrics::Metrics;
-use tunnel_base::names::{Instance, NodeName};
+use tunnel_base::names::Instance;
 use tunnel_net::socket::Connection;
 use tunnel_proto::codec::EncodedMessage;
 use tunnel_proto::frame::Remote;
 use tunnel_proto::hello::Dialect;
 use tunnel_proto::state::LinkId;
-use tunnel_proto::superedge::PlainCodec;
 
 /// What all links of this process share.
 #[derive(Debug, Clone)]
@@ -67,18 +68,12 @@ fn outbound(
     ping_timer: &PingTimer,
 ) -> OutboundStream {
     let id = LinkId(NEXT_LINK.fetch_add(1, Relaxed));
-    let encoding = match dialect {
-        Dialect::Plain => {
-            let node = peer.node().cloned().unwrap_or_else(NodeName::none);
-            Encoding::Plain(Arc::new(Mutex::new(PlainCodec::new(node))))
-        }
-        Dialect::Extended(_) => {
-            ping_timer.disable();
-            Encoding::Extended
-        }
-    };
     let sender = LinkSender::new(id, peer, instance, dialect);
-    OutboundStream { sender, table: table.clone(), dialect: encoding }
+    let foreign = if dialect == Dialect::Plain { Some(ForeignDialect::new(&sender, table)) } else { None };
+    if foreign.is_none() {
+        ping_timer.disable();
+    }
+    OutboundStream { sender, foreign }
 }
 
 /// Returns the addresses of a connection.
@@ -287,7 +282,7 @@ where
 {
     /// Called only before or while the [`ConnectionTask`] is polled: nothing wakes the task for a new future.
     fn execute(&self, member: F) {
-        lock(&self.0).push(Box::pin(member.map(drop)));
+        self.0.lock().push(Box::pin(member.map(drop)));
     }
 }
 
@@ -305,9 +300,9 @@ impl ConnectionTask {
     fn poll_woken(&mut self) -> Poll<()> {
         let cx = &mut Context::from_waker(&self.waker);
         loop {
-            self.members.extend(std::mem::take(&mut *lock(&self.arrivals.0)));
+            self.members.extend(std::mem::take(&mut *self.arrivals.0.lock()));
             let next = Pin::new(&mut self.members).poll_next(cx);
-            if matches!(next, Poll::Ready(None) | Poll::Pending) && lock(&self.arrivals.0).is_empty() {
+            if matches!(next, Poll::Ready(None) | Poll::Pending) && self.arrivals.0.lock().is_empty() {
                 return next.map(drop);
             }
         }

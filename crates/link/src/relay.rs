@@ -11,17 +11,17 @@
 pub mod queue;
 
 use std::collections::HashMap;
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 
 use tokio::sync::Notify;
 use tracing::{Level, debug, enabled};
 
-use crate::lock;
+use crate::lock::Mutex;
 use crate::relay::queue::{QueueFull, RelayQueue};
-use crate::schedule::{FrameSource as _, RelayFrameSource as _};
+use crate::schedule::FrameSource as _;
 use crate::sender::LinkSender;
 use tunnel_base::names::SessionId;
-use tunnel_proto::budget::Budget;
+use tunnel_proto::budget::{Budget, LinkReservation};
 use tunnel_proto::frame::{ErrorCode, Opener, Remote, SessionError, SessionFrame, SessionKey};
 use tunnel_proto::hello::Dialect;
 use tunnel_proto::state::LinkId;
@@ -48,19 +48,19 @@ impl RelayTable {
 
     /// Returns the number of bindings, including those without a path to the acceptor yet.
     pub(crate) fn len(&self) -> usize {
-        lock(&self.bindings).len()
+        self.bindings.lock().len()
     }
 
     /// Returns true if the session has a binding.
     pub(crate) fn knows(&self, id: SessionId) -> bool {
-        lock(&self.bindings).contains_key(&id)
+        self.bindings.lock().contains_key(&id)
     }
 
     /// Returns the bytes relayed in both directions since a session was bound to that link towards its acceptor.
     /// Returns `None` if it is not bound to it, or not answered yet.
     pub(crate) fn passed(&self, id: SessionId, link: LinkId) -> Option<u64> {
         let queues = {
-            let bindings = lock(&self.bindings);
+            let bindings = self.bindings.lock();
             let binding = bindings.get(&id).filter(|binding| binding.seeker.is_none())?;
             let acceptor = binding.acceptor.as_ref().filter(|acceptor| acceptor.link.id == link)?;
             [binding.opener.queue.clone(), acceptor.queue.clone()]
@@ -82,9 +82,9 @@ impl RelayTable {
     /// opener.
     pub(crate) fn on_request(&self, attempt: &Attempt) -> BindOutcome {
         let opener = self.hop(attempt, &attempt.from);
-        let mut bindings = lock(&self.bindings);
+        let mut bindings = self.bindings.lock();
         let known = bindings.get(&attempt.key.id);
-        if known.is_some_and(|known| known.is_foreign(attempt)) {
+        if known.is_some_and(|known| known.has_other_opener(attempt)) {
             return BindOutcome::WrongOpener;
         }
         if known.is_some_and(|known| known.epoch >= attempt.epoch) {
@@ -112,11 +112,12 @@ impl RelayTable {
     /// here* makes the seeker search for another path; otherwise it goes to the opener.
     pub(crate) fn pass(&self, attempt: &Attempt, to: &Arc<LinkSender>, frame: SessionFrame, sought: bool) {
         let acceptor = self.hop(attempt, to);
-        let bind = |binding: &mut Binding| {
-            binding.acceptor = Some(acceptor.clone());
-            (binding.seeker.take_if(|_| !sought), binding.bound())
-        };
-        let Some((seeker, bound)) = self.with(attempt, bind) else { return };
+        let mut bindings = self.bindings.lock();
+        let waits = |binding: &&mut Binding| binding.is_of(attempt) && binding.acceptor.is_none();
+        let Some(binding) = bindings.get_mut(&attempt.key.id).filter(waits) else { return };
+        binding.acceptor = Some(acceptor.clone());
+        let (seeker, bound) = (binding.seeker.take_if(|_| !sought), binding.bound());
+        drop(bindings);
         drop(seeker);
         log(bound, "relaying session", Some(&frame));
         if self.admit(attempt, &acceptor) {
@@ -128,7 +129,7 @@ impl RelayTable {
     /// Ends the search for a path. If the session has found none, its binding is removed, and `frame`, if any, goes to
     /// its opener.
     pub(crate) fn end(&self, attempt: &Attempt, frame: Option<SessionFrame>) {
-        let mut bindings = lock(&self.bindings);
+        let mut bindings = self.bindings.lock();
         let Some(known) = bindings.get_mut(&attempt.key.id).filter(|binding| binding.is_of(attempt)) else {
             return;
         };
@@ -147,7 +148,7 @@ impl RelayTable {
 
     /// Returns the state of the attempt.
     pub(crate) fn attempt_state(&self, attempt: &Attempt) -> AttemptState {
-        match lock(&self.bindings).get(&attempt.key.id).filter(|binding| binding.is_of(attempt)) {
+        match self.bindings.lock().get(&attempt.key.id).filter(|binding| binding.is_of(attempt)) {
             Some(Binding { acceptor: None, .. }) => AttemptState::Searching,
             Some(Binding { seeker: Some(_), .. }) => AttemptState::Pending,
             _ => AttemptState::Done,
@@ -156,7 +157,7 @@ impl RelayTable {
 
     /// Passes a frame from the link of `from` to the other side. Returns false if the frame was ignored.
     pub(crate) fn on_frame(&self, from: &LinkSender, id: SessionId, frame: SessionFrame) -> bool {
-        let mut bindings = lock(&self.bindings);
+        let mut bindings = self.bindings.lock();
         let Some(binding) = bindings.get_mut(&id) else { return false };
         let Some((back, to)) = binding.legs(from.id) else { return false };
         let of_opener = binding.opener.link.id == from.id;
@@ -221,7 +222,7 @@ impl RelayTable {
     /// so each binding is checked again: only one that still uses this link is removed.
     pub(crate) fn link_ended(&self, link: LinkId, passing: impl IntoIterator<Item = SessionId>) {
         for id in passing {
-            let mut bindings = lock(&self.bindings);
+            let mut bindings = self.bindings.lock();
             let uses = |hop: &RelayLeg| hop.link.id == link;
             let affected =
                 bindings.get(&id).is_some_and(|b| uses(&b.opener) || b.acceptor.as_ref().is_some_and(uses));
@@ -253,7 +254,7 @@ impl RelayTable {
     }
 
     fn cut(&self, id: SessionId, epoch: Option<u64>, frame: impl Fn(u64) -> SessionFrame) {
-        let mut bindings = lock(&self.bindings);
+        let mut bindings = self.bindings.lock();
         let meant = bindings.get(&id).is_some_and(|b| epoch.is_none_or(|epoch| b.epoch == epoch));
         let binding = if meant { bindings.remove(&id) } else { None };
         drop(bindings);
@@ -266,8 +267,9 @@ impl RelayTable {
     }
 
     fn hop(&self, attempt: &Attempt, link: &Arc<LinkSender>) -> RelayLeg {
-        let budgets = (self.queued.reservation(), link.relay_reservation(self.most_on_link));
-        let queue = RelayQueue::new(attempt.key.clone(), self.most, budgets);
+        let (all, of_link) = (self.queued.reservation(), link.relay_reservation(self.most_on_link));
+        let taken = LinkReservation { all, of_link };
+        let queue = RelayQueue::new(attempt.key.clone(), self.most, taken);
         RelayLeg { link: link.clone(), queue }
     }
 
@@ -279,12 +281,6 @@ impl RelayTable {
             self.link_ended(hop.link.id, [attempt.key.id]);
         }
         alive
-    }
-
-    fn with<T>(&self, attempt: &Attempt, step: impl FnOnce(&mut Binding) -> T) -> Option<T> {
-        let mut bindings = lock(&self.bindings);
-        let binding = bindings.get_mut(&attempt.key.id)?;
-        (binding.is_of(attempt) && binding.acceptor.is_none()).then(|| step(binding))
     }
 }
 
@@ -383,8 +379,8 @@ impl Binding {
     }
 
     /// Returns true if another process opened the session. An older server does not send the opener; then the edge that
-    /// accepted the session is foreign.
-    pub(crate) fn is_foreign(&self, attempt: &Attempt) -> bool {
+    /// accepted the session may not resume it.
+    pub(crate) fn has_other_opener(&self, attempt: &Attempt) -> bool {
         let accepted = |hop: &RelayLeg| hop.link.peer == attempt.from.peer && hop.link.peer != Remote::Peer;
         let unknown = self.by.is_none();
         !Opener::is_compatible(self.by.as_ref(), attempt.opener.as_ref())

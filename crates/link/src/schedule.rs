@@ -13,11 +13,9 @@ use std::cmp::Ordering;
 use std::collections::BinaryHeap;
 use std::fmt;
 use std::sync::Arc;
-use std::time::Duration;
 
 use tokio::time::Instant;
 
-use tunnel_net::tcp_info::TcpInfo;
 use tunnel_proto::frame::{SessionFrame, SessionKey};
 use tunnel_proto::state::{ControlPriority, LinkId};
 
@@ -165,82 +163,9 @@ pub(crate) const MAX_LAG: u64 = 65_200;
 /// Cost of a frame in addition to its bytes: names, ids and headers on the wire.
 const FRAME_OVERHEAD: u64 = 128;
 
-// Pacing of acknowledgements: Pongs and credits are sent together, a few times per RTT.
+// The trait of frame sources: an end of a session, or a relay queue.
 //
-// While bulk is received, each would be a packet of its own. The kernel's congestion window grows as long as such
-// packets use half of it. From a window of 16 packets on, and with nine acknowledgements per RTT, cubic leaves slow
-// start for good once the RTT of these packets grows. It does grow, because they queue behind the bulk; our later bulk
-// would then start at the rate of the small packets. Four per RTT keep the window near its initial ten.
-
-/// When Pongs and credits are sent on one link.
-#[derive(Debug, Default)]
-pub(crate) struct AckPacing {
-    /// When some were sent last.
-    went: Option<Instant>,
-    /// Minimum time between two of them.
-    apart: Duration,
-    /// Whether they are sent at once: one of them is urgent, or another frame is sent anyway.
-    hurried: bool,
-    /// When the kernel was last read.
-    read: Option<Instant>,
-}
-
-impl AckPacing {
-    /// Returns true if they may be sent now.
-    pub(crate) fn may_go(&self, now: Instant) -> bool {
-        self.hurried || self.next().is_none_or(|next| next <= now)
-    }
-
-    /// Returns when they may be sent if nothing else is sent before.
-    pub(crate) fn next(&self) -> Option<Instant> {
-        self.went.map(|went| went + self.apart)
-    }
-
-    /// Records that one is sent now; the others go with it.
-    pub(crate) fn on_sent(&mut self, now: Instant) {
-        self.went = Some(now);
-        self.hurried = true;
-    }
-
-    /// Makes them go with the next frame.
-    pub(crate) fn send_now(&mut self) {
-        self.hurried = true;
-    }
-
-    /// Records that everything that may be sent has been sent.
-    pub(crate) fn on_flushed(&mut self) {
-        self.hurried = false;
-    }
-
-    /// Returns true if the kernel should be read before [`Self::may_go`] is called for one that waits. Never true while
-    /// they are rare.
-    pub(crate) fn wants_reading(&self, now: Instant) -> bool {
-        let known = self.read.is_some_and(|read| now - read < FRESH);
-        !self.hurried && !known && self.went.is_some_and(|went| now - went < MAX_WAIT)
-    }
-
-    /// Takes a reading of the kernel.
-    pub(crate) fn read(&mut self, reading: &TcpInfo, now: Instant) {
-        let least = reading.least_round_trip;
-        self.read = Some(now);
-        // The current RTT with its queue counts, but not a long queue of others.
-        self.apart = if least < SHORT { Duration::ZERO } else { reading.rtt.clamp(least, least * 2) / TIMES };
-        self.apart = self.apart.min(MAX_WAIT);
-    }
-}
-
-/// Number of times per RTT that they are sent.
-const TIMES: u32 = 4;
-/// On a shorter path they do not wait.
-const SHORT: Duration = Duration::from_millis(5);
-/// Maximum wait on any path.
-const MAX_WAIT: Duration = Duration::from_millis(200);
-/// A reading of the RTT is renewed after this time.
-const FRESH: Duration = Duration::from_millis(100);
-
-// The traits of frame sources: an end of a session, or a relay queue.
-//
-// The link sender knows no sessions and no relays, only these traits, so the modules above may depend on it.
+// The link sender knows no sessions, only this trait, so the modules above may depend on it.
 
 /// A source of frames that waits to send on a link. It creates each frame when the link can take it, under its own
 /// lock; the link sender calls it without holding its own.
@@ -248,11 +173,14 @@ pub(crate) trait FrameSource: fmt::Debug + Send + Sync {
     /// Returns the session that its frames are about.
     fn key(&self) -> &SessionKey;
 
-    /// Returns true if it will certainly send nothing more here. Takes no lock.
-    fn is_closed(&self) -> bool;
+    /// Returns true if it will certainly send nothing more here. Takes no lock. A session may come back to the link at
+    /// any time.
+    fn is_closed(&self) -> bool {
+        false
+    }
 
-    /// Returns a frame that goes before data, if any, and whether there are more of that kind.
-    fn next_control(self: Arc<Self>, link: LinkId, now: Instant) -> (Option<SessionFrame>, bool);
+    /// Returns a frame that goes before data, if there is one.
+    fn next_control(self: Arc<Self>, link: LinkId, now: Instant) -> ControlOutcome;
 
     /// Returns what it sends in its turn: at most `longest` bytes, or nothing if it has more than `most` to send.
     fn next_turn(
@@ -264,17 +192,11 @@ pub(crate) trait FrameSource: fmt::Debug + Send + Sync {
         now: Instant,
     ) -> SendOutcome;
 
-    /// Returns true if it is relayed and has sent its last frame, so that the link no longer counts it.
-    fn is_over(&self) -> bool;
-}
-
-/// One direction of a relayed session. Its link keeps it, so that a newer attempt can end an older one there.
-pub(crate) trait RelayFrameSource: FrameSource {
-    /// Closes the source: it sends nothing more.
-    fn close(&self);
-
-    /// Retires the source, because another one relays the session for attempt `epoch`.
-    fn retire(&self, epoch: u64);
+    /// Returns true if it is relayed and has sent its last frame, so that the link no longer counts it. A session itself
+    /// leaves its links.
+    fn is_over(&self) -> bool {
+        false
+    }
 }
 
 /// The frames that a source, such as a session, needs to send on a link; the link's queue schedules it accordingly.
@@ -282,8 +204,25 @@ pub(crate) trait RelayFrameSource: FrameSource {
 pub(crate) struct SendRequest {
     /// An answer or credit, which go before data.
     pub(crate) control: Option<ControlPriority>,
-    /// Its state and the number of bytes, if it has data.
-    pub(crate) data: Option<(FlowState, usize)>,
+    /// A turn, if it has data.
+    pub(crate) data: Option<DataRequest>,
+}
+
+/// A source's request for a turn.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct DataRequest {
+    /// What it has sent on the link so far.
+    pub(crate) flow_state: FlowState,
+    /// Bytes that it has to send.
+    pub(crate) backlog: usize,
+}
+
+/// The result of a source's turn to send a frame that goes before data.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) struct ControlOutcome {
+    pub(crate) frame: Option<SessionFrame>,
+    /// Whether it has more of them, and needs another turn.
+    pub(crate) again: bool,
 }
 
 /// The result of a source's turn to send on a link.
@@ -436,170 +375,5 @@ mod tests {
         assert_eq!(schedule.next(true).unwrap().key, "small");
         assert!(schedule.next(true).is_none() && schedule.has_bulk());
         assert_eq!(schedule.next(false).unwrap().key, "bulk");
-    }
-}
-
-#[cfg(test)]
-pub(crate) mod reports_tests {
-    use std::future::poll_fn;
-    use std::sync::{Arc, Mutex};
-
-    use futures_util::FutureExt as _;
-
-    use crate::lock;
-    use crate::schedule::{FrameSource, QueuedFlow, SendOutcome, SendRequest};
-    use crate::sender::LinkSender;
-    use tunnel_base::names::{NodeName, SessionId};
-    use tunnel_proto::frame::{Category, FrameKind, Remote, SessionFrame, SessionKey};
-    use tunnel_proto::hello::Dialect;
-    use tunnel_proto::state::{ControlPriority, LinkId};
-
-    use super::*;
-
-    /// A session that always has credit to send, and never data in its turn.
-    #[derive(Debug)]
-    pub(crate) struct Speaker(pub(crate) SessionKey);
-
-    impl FrameSource for Speaker {
-        fn key(&self) -> &SessionKey {
-            &self.0
-        }
-
-        fn is_closed(&self) -> bool {
-            false
-        }
-
-        fn next_control(self: Arc<Self>, _: LinkId, _: Instant) -> (Option<SessionFrame>, bool) {
-            (Some(SessionFrame::Credit { received: 1, limit: 2 }), false)
-        }
-
-        fn next_turn(
-            self: Arc<Self>,
-            _: LinkId,
-            turn: &QueuedFlow<Arc<dyn FrameSource>>,
-            _: usize,
-            _: usize,
-            _: Instant,
-        ) -> SendOutcome {
-            SendOutcome { frame: None, bytes: 0, flow_state: turn.flow_state(), backlog: None }
-        }
-
-        fn is_over(&self) -> bool {
-            false
-        }
-    }
-
-    /// Returns a link with that RTT according to the kernel.
-    fn link(millis: u64) -> (Arc<LinkSender>, Arc<Speaker>) {
-        let link = LinkSender::new(LinkId(1), Remote::Server(NodeName::none()), None, Dialect::NEWEST);
-        let rtt = Duration::from_millis(millis);
-        link.lock().reports.read(&reading(rtt), Instant::now());
-        let key = SessionKey { id: SessionId::from_bits(1), category: Category::Ssh, node: NodeName::none() };
-        (link, Arc::new(Speaker(key)))
-    }
-
-    fn reading(rtt: Duration) -> TcpInfo {
-        TcpInfo {
-            rtt,
-            least_round_trip: rtt,
-            variation: Duration::ZERO,
-            pacing: 1_000_000,
-            delivered: 0,
-            in_flight: 0,
-            unsent: 0,
-            written: 0,
-        }
-    }
-
-    fn wants(link: &LinkSender, reader: &Arc<Speaker>, control: ControlPriority) {
-        link.enter(reader, &SendRequest { control: Some(control), data: None });
-    }
-
-    /// Returns what is sent now.
-    fn pulled(link: &LinkSender) -> Vec<FrameKind> {
-        let next = || poll_fn(|cx| link.poll_pull(cx, Instant::now())).now_or_never();
-        std::iter::from_fn(next).flatten().map(|frame| frame.body).collect()
-    }
-
-    #[tokio::test(start_paused = true)]
-    async fn what_has_come_is_told_together_and_four_times_in_a_round_trip() {
-        let ((link, reader), told) = (link(200), Mutex::new(Vec::new()));
-        let began = Instant::now();
-        let pulls = async {
-            while let Some(frame) = poll_fn(|cx| link.poll_pull(cx, Instant::now())).await {
-                lock(&told).push((began.elapsed().as_millis(), matches!(frame.body, FrameKind::Pong(_))));
-            }
-        };
-        let comes = async {
-            for number in 0..400 {
-                link.pong(Some(number));
-                wants(&link, &reader, ControlPriority::Credit);
-                tokio::time::sleep(Duration::from_millis(5)).await;
-            }
-            tokio::time::sleep(Duration::from_millis(55)).await;
-        };
-        tokio::select! {
-            () = pulls => {}
-            () = comes => {}
-        }
-        let told = lock(&told).clone();
-        let mut bursts: Vec<u128> = told.iter().map(|(at, _)| *at).collect();
-        bursts.dedup();
-        assert!((38..=41).contains(&bursts.len()), "{} in ten RTTs", bursts.len());
-        let pongs = told.iter().filter(|(_, pong)| *pong).count();
-        assert_eq!((pongs, told.len() - pongs), (bursts.len(), 400), "a pong answers all earlier pings");
-    }
-
-    #[tokio::test(start_paused = true)]
-    async fn a_credit_that_is_needed_or_a_frame_of_another_kind_takes_the_others_along() {
-        let (link, reader) = link(200);
-        for control in [ControlPriority::Needed, ControlPriority::Answer] {
-            wants(&link, &reader, ControlPriority::Credit);
-            assert_eq!(pulled(&link).len(), 1);
-            tokio::time::advance(Duration::from_millis(5)).await;
-            link.pong(Some(1));
-            wants(&link, &reader, ControlPriority::Credit);
-            assert_eq!(pulled(&link), []);
-            wants(&link, &reader, control);
-            assert_eq!(pulled(&link).len(), 3);
-            tokio::time::advance(Duration::from_millis(50)).await;
-        }
-        link.pong(Some(2));
-        assert_eq!(pulled(&link).len(), 1);
-        link.pong(Some(3));
-        assert_eq!(pulled(&link), []);
-        link.ping();
-        assert!(matches!(pulled(&link)[..], [FrameKind::Ping(_), FrameKind::Pong(Some(3))]));
-    }
-
-    #[tokio::test(start_paused = true)]
-    async fn on_a_short_way_or_an_unknown_one_nothing_waits() {
-        let unknown = LinkSender::new(LinkId(2), Remote::Peer, None, Dialect::NEWEST);
-        for link in [link(4).0, unknown] {
-            for number in 0..10 {
-                link.pong(Some(number));
-                assert_eq!(pulled(&link), [FrameKind::Pong(Some(number))]);
-            }
-        }
-    }
-
-    #[tokio::test(start_paused = true)]
-    async fn the_kernel_is_read_only_for_what_comes_often_and_a_queue_of_others_counts_little() {
-        let (mut reports, rtt) = (AckPacing::default(), Duration::from_millis(100));
-        let mut now = Instant::now();
-        for _ in 0..5 {
-            assert!(!reports.wants_reading(now));
-            reports.on_sent(now);
-            reports.on_flushed();
-            now += Duration::from_millis(500);
-        }
-        reports.on_sent(now);
-        reports.on_flushed();
-        assert!(reports.wants_reading(now));
-        reports.read(&TcpInfo { rtt: rtt * 9, ..reading(rtt) }, now);
-        assert!(!reports.wants_reading(now));
-        assert_eq!(reports.next(), Some(now + Duration::from_millis(50)));
-        reports.read(&TcpInfo { rtt: rtt * 9, ..reading(rtt * 9) }, now);
-        assert_eq!(reports.next(), Some(now + MAX_WAIT));
     }
 }

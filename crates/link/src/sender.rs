@@ -10,30 +10,34 @@
 //! session requests a turn after it has released its own lock, and may have moved meanwhile. That leaves a stale entry
 //! of the same kind. The link's members have a third lock, which is never held together with either.
 
+pub mod interactive;
+pub mod pacing;
 pub mod signals;
 
 use std::collections::{HashMap, HashSet, VecDeque};
-use std::pin::Pin;
 use std::ptr;
 use std::sync::atomic::Ordering::Relaxed;
 use std::sync::atomic::{AtomicBool, AtomicU64};
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock};
+use std::sync::{Arc, OnceLock};
 use std::task::{Context, Poll, Waker};
-use std::time::Duration;
 
 use tokio::sync::Notify;
-use tokio::time::{Instant, Sleep, sleep_until};
+use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
 use crate::congestion::CongestionController;
-use crate::lock;
+use crate::frame_log::log_frame;
+use crate::lock::{Mutex, MutexGuard};
+
+use crate::relay::queue::RelayQueue;
 use crate::schedule::{
-    AckPacing, FlowState, FrameSource, INTERACTIVE_BACKLOG, QueuedFlow, RelayFrameSource, Scheduler,
+    ControlOutcome, DataRequest, FlowState, FrameSource, INTERACTIVE_BACKLOG, QueuedFlow, Scheduler,
     SendRequest,
 };
+use crate::sender::interactive::InteractiveLink;
+use crate::sender::pacing::Pacing;
 use crate::sender::signals::{LinkStats, RttEstimator, WatchWindow};
 use tunnel_base::names::{Instance, NodeName, SessionId};
-use tunnel_net::tcp_info::{TcpInfo, TcpInfoReader};
 use tunnel_proto::budget::{Budget, Reservation};
 use tunnel_proto::frame::{Frame, FrameKind, Remote, SessionFrame, SessionKey};
 use tunnel_proto::hello::Dialect;
@@ -65,7 +69,7 @@ pub struct LinkSender {
     /// The sessions that have their path over this link; `None` once the link has ended.
     members: Mutex<Option<LinkSessions>>,
     /// The link for interactive sessions next to this one.
-    interactive: Mutex<Option<Box<Interactive>>>,
+    interactive: Mutex<Option<Box<InteractiveLink>>>,
     /// Budget for the bytes that wait here for relayed sessions.
     room: OnceLock<Arc<Budget>>,
     /// Budget for the bytes from a plain remote, without a promised window, that wait here for readers.
@@ -129,8 +133,9 @@ impl LinkSender {
                     self.take_turn(turn, longest, small_only, now)
                 }
             };
-            if frame.is_some() {
-                return Poll::Ready(frame);
+            if let Some(frame) = frame {
+                log_frame("frame sent", self.id, &frame);
+                return Poll::Ready(Some(frame));
             }
         }
     }
@@ -150,11 +155,11 @@ impl LinkSender {
             Some(ControlPriority::Credit) => waiting.credits.push_back(source.clone()),
             Some(ControlPriority::Needed) => {
                 waiting.credits.push_back(source.clone());
-                waiting.reports.send_now();
+                waiting.pacing.acks.send_now();
             }
             None => {}
         }
-        if let Some((flow_state, backlog)) = intent.data {
+        if let Some(DataRequest { flow_state, backlog }) = intent.data {
             let longest = waiting.longest_frame();
             waiting.turns.enter(source.clone(), flow_state, backlog, longest);
         }
@@ -213,7 +218,7 @@ impl LinkSender {
 
     /// Takes a control frame from the source, and queues the source again if it has more of them.
     fn take_control(&self, source: Arc<dyn FrameSource>, now: Instant) -> Option<Frame> {
-        let (frame, again) = source.clone().next_control(self.id, now);
+        let ControlOutcome { frame, again } = source.clone().next_control(self.id, now);
         let frame = self.sent(&*source, frame, now);
         if again {
             self.lock().credits.push_back(source);
@@ -254,8 +259,15 @@ impl LinkSender {
         })
     }
 
+    /// Creates a frame about a session. On an edge's link only Open and Resume have another node than the link's.
+    fn frame(&self, session: &SessionKey, frame: SessionFrame) -> Frame {
+        let asks = matches!(frame, SessionFrame::Open { .. } | SessionFrame::Resume { .. });
+        let node = self.peer.node().filter(|_| !asks).unwrap_or(&session.node).clone();
+        Frame { node, body: FrameKind::Session(session.id, session.category, frame) }
+    }
+
     pub(crate) fn lock(&self) -> MutexGuard<'_, SendQueue> {
-        lock(&self.waiting)
+        self.waiting.lock()
     }
 }
 
@@ -270,11 +282,11 @@ const INITIAL_RTT_MICROS: u64 = 100_000;
 #[derive(Debug)]
 pub(crate) struct SendQueue {
     pub(crate) closed: bool,
-    pub(crate) pong: Option<Option<u64>>,
+    /// The answer to the latest ping.
+    pub(crate) pong: Option<FrameKind>,
     /// Since when a ping is due.
     pub(crate) ping: Option<Instant>,
     pub(crate) rtts: RttEstimator,
-    pub(crate) reports: AckPacing,
     /// Signals, last frames, and replies about unknown sessions. Limited by [`MAX_QUEUED_REPLIES`], except for frames
     /// of this process's own sessions.
     pub(crate) replies: VecDeque<Frame>,
@@ -282,12 +294,8 @@ pub(crate) struct SendQueue {
     /// Sessions that have a credit to send and no answer.
     pub(crate) credits: VecDeque<Arc<dyn FrameSource>>,
     pub(crate) turns: Scheduler<Arc<dyn FrameSource>>,
-    /// `None` on a plain link, because a plain remote must not be pinged often.
-    pub(crate) pace: Option<CongestionController>,
-    /// Reads the kernel for the congestion control; `None` if that is not possible.
-    pub(crate) tcp_info: Option<TcpInfoReader>,
-    /// When to check again whether bulk may be sent.
-    look: Option<Pin<Box<Sleep>>>,
+    /// Decides when bulk and acknowledgements may be sent.
+    pub(crate) pacing: Pacing,
     /// Number of entries at which stale ones are removed.
     sweep_at: usize,
     /// Since when something waits to be sent that the gRPC stream has not pulled.
@@ -311,14 +319,11 @@ impl SendQueue {
             pong: None,
             ping: None,
             rtts: RttEstimator::default(),
-            reports: AckPacing::default(),
             replies: VecDeque::new(),
             answers: VecDeque::new(),
             credits: VecDeque::new(),
             turns: Scheduler::new(),
-            pace: paced.then(CongestionController::new),
-            tcp_info: None,
-            look: None,
+            pacing: Pacing::new(paced),
             sweep_at: SWEEP,
             unpulled: None,
             outbound: None,
@@ -332,36 +337,37 @@ impl SendQueue {
             return Poll::Ready(None);
         }
         self.unpulled = None;
-        let reports = self.reports.may_go(now);
-        if let Some(number) = self.pong.take_if(|_| reports) {
-            self.reports.on_sent(now);
-            return Poll::Ready(Some(Next::Frame(FrameKind::Pong(number))));
+        let acks = self.pacing.acks.may_go(now);
+        if let Some(pong) = self.pong.take_if(|_| acks) {
+            self.pacing.acks.on_sent(now);
+            return Poll::Ready(Some(Next::Frame(pong)));
         }
-        if self.ping.is_some() || self.pace.as_ref().is_some_and(|pace| pace.ping_due(now)) {
-            self.reports.send_now();
+        if self.ping.is_some() || self.pacing.bulk.as_ref().is_some_and(|bulk| bulk.ping_due(now)) {
+            self.pacing.acks.send_now();
             return Poll::Ready(Some(self.ping(now)));
         }
         if let Some(frame) = self.replies.pop_front() {
-            self.reports.send_now();
+            self.pacing.acks.send_now();
             return Poll::Ready(Some(Next::Reply(frame)));
         }
         if let Some(session) = self.answers.pop_front() {
-            self.reports.send_now();
+            self.pacing.acks.send_now();
             return Poll::Ready(Some(Next::Control(session)));
         }
-        if reports && let Some(session) = self.credits.pop_front() {
-            self.reports.on_sent(now);
+        if acks && let Some(session) = self.credits.pop_front() {
+            self.pacing.acks.on_sent(now);
             return Poll::Ready(Some(Next::Control(session)));
         }
-        let small_only = self.turns.has_bulk() && self.pace.as_mut().is_some_and(|pace| pace.is_blocked(now));
+        let small_only =
+            self.turns.has_bulk() && self.pacing.bulk.as_mut().is_some_and(|bulk| bulk.is_blocked(now));
         let longest = self.longest_frame();
         if let Some(turn) = self.turns.next(small_only) {
             return Poll::Ready(Some(Next::Turn { turn, longest, small_only }));
         }
-        if small_only && self.pace.as_ref().is_some_and(CongestionController::needs_ping) {
+        if small_only && self.pacing.bulk.as_ref().is_some_and(CongestionController::needs_ping) {
             return Poll::Ready(Some(self.ping(now)));
         }
-        self.look_later(cx, now, small_only);
+        self.pacing.look_later(cx, now, self.acks_wait(), small_only);
         if !self.outbound.as_ref().is_some_and(|w| w.will_wake(cx.waker())) {
             self.outbound = Some(cx.waker().clone());
         }
@@ -371,64 +377,18 @@ impl SendQueue {
     /// Records that a session has sent `bytes` in its turn; `flow_state` is its state afterwards.
     pub(crate) fn sent(&mut self, bytes: usize, flow_state: FlowState, now: Instant) {
         self.turns.sent(flow_state);
-        self.reports.send_now();
-        if let Some(pace) = &mut self.pace {
-            pace.on_sent(bytes);
+        self.pacing.acks.send_now();
+        if let Some(bulk) = &mut self.pacing.bulk {
+            bulk.on_sent(bytes);
             if flow_state.is_interactive() {
-                pace.interactive(now);
+                bulk.interactive(now);
             }
         }
-    }
-
-    /// Returns the reader to call, without this lock, before the next decision. Its result goes to [`Self::read`].
-    pub(crate) fn wants_reading(&self, now: Instant) -> Option<TcpInfoReader> {
-        let reports = self.pace.is_some() && self.report_waits() && self.reports.wants_reading(now);
-        let wanted = reports || self.paces(now);
-        if wanted { self.tcp_info.clone() } else { None }
-    }
-
-    /// Takes a reading of the kernel. `None` means that the kernel provides none, now or later.
-    pub(crate) fn read(&mut self, reading: Option<TcpInfo>, now: Instant) {
-        let paces = self.paces(now);
-        match (&mut self.pace, reading) {
-            (Some(pace), Some(reading)) => {
-                self.reports.read(&reading, now);
-                if paces {
-                    pace.read(reading, now);
-                }
-            }
-            (Some(pace), None) => {
-                pace.disable_tcp_info();
-                self.tcp_info = None;
-            }
-            (None, _) => {}
-        }
-    }
-
-    /// Returns true if the congestion control needs a new reading now.
-    fn paces(&self, now: Instant) -> bool {
-        self.turns.len() > 0 && self.pace.as_ref().is_some_and(|pace| pace.wants_reading(now))
     }
 
     /// Returns true if acknowledgements for the remote wait.
-    fn report_waits(&self) -> bool {
+    fn acks_wait(&self) -> bool {
         self.pong.is_some() || !self.credits.is_empty()
-    }
-
-    /// Called when nothing can be sent now. Wakes the caller when acknowledgements, or bulk that is `capped`, may be
-    /// sent.
-    fn look_later(&mut self, cx: &mut Context<'_>, now: Instant, capped: bool) {
-        let report = if self.report_waits() { self.reports.next() } else { None };
-        self.reports.on_flushed();
-        let bulk = if capped { self.pace.as_mut().and_then(CongestionController::retry_after) } else { None };
-        let Some(at) = bulk.map(|after| now + after).into_iter().chain(report).min() else { return };
-        let look = self.look.get_or_insert_with(|| Box::pin(sleep_until(at)));
-        if look.deadline() <= now || look.deadline() > at {
-            look.as_mut().reset(at);
-        }
-        if look.as_mut().poll(cx).is_ready() {
-            cx.waker().wake_by_ref();
-        }
     }
 
     /// Removes sources that were closed while they waited, so that they do not accumulate on a link that takes nothing.
@@ -450,11 +410,11 @@ impl SendQueue {
 
     fn ping(&mut self, now: Instant) -> Next {
         self.ping = None;
-        Next::Frame(FrameKind::Ping(self.pace.as_mut().map(|pace| pace.ping(now))))
+        Next::Frame(FrameKind::Ping(self.pacing.bulk.as_mut().map(|bulk| bulk.ping(now))))
     }
 
     pub(crate) fn longest_frame(&self) -> usize {
-        self.pace.as_ref().map_or(PLAIN_FRAME, CongestionController::longest_frame)
+        self.pacing.bulk.as_ref().map_or(PLAIN_FRAME, CongestionController::longest_frame)
     }
 
     pub(crate) fn wake(&mut self) {
@@ -491,7 +451,7 @@ pub(crate) struct LinkSessions {
 struct Relayed {
     /// Its number in the order in which sessions joined the link.
     came: u64,
-    source: Arc<dyn RelayFrameSource>,
+    source: Arc<RelayQueue>,
     /// The epoch of its attempt.
     epoch: u64,
 }
@@ -508,17 +468,17 @@ pub(crate) struct DetachedSessions {
 impl LinkSender {
     /// Returns the number of sessions that have their path over this link, including relayed ones.
     pub fn sessions(&self) -> usize {
-        lock(&self.members).as_ref().map_or(0, |members| members.own.len() + members.relayed.len())
+        self.members.lock().as_ref().map_or(0, |members| members.own.len() + members.relayed.len())
     }
 
     /// Returns true if the link has ever been the path of a session, including sessions that have ended.
     pub fn has_carried(&self) -> bool {
-        lock(&self.members).as_ref().is_some_and(|members| members.came > 0)
+        self.members.lock().as_ref().is_some_and(|members| members.came > 0)
     }
 
     /// Adds a session with an end here. Returns false if the link has ended: the caller then treats the path as lost.
     pub(crate) fn attach(&self, id: SessionId) -> bool {
-        let mut members = lock(&self.members);
+        let mut members = self.members.lock();
         if let Some(members) = members.as_mut() {
             members.came += 1;
             members.own.insert(id, members.came);
@@ -528,7 +488,7 @@ impl LinkSender {
 
     /// Removes a session that runs elsewhere or is over.
     pub(crate) fn detach(&self, id: SessionId) {
-        if let Some(members) = lock(&self.members).as_mut() {
+        if let Some(members) = self.members.lock().as_mut() {
             members.own.remove(&id);
         }
     }
@@ -537,9 +497,9 @@ impl LinkSender {
     /// PathLost frame of a newer attempt. Returns false if the link has ended.
     ///
     /// Attempts may be added out of order, because the relay table releases its lock before it calls this.
-    pub(crate) fn attach_relay<S: RelayFrameSource + 'static>(&self, source: &Arc<S>, epoch: u64) -> bool {
+    pub(crate) fn attach_relay(&self, source: &Arc<RelayQueue>, epoch: u64) -> bool {
         let id = source.key().id;
-        let mut members = lock(&self.members);
+        let mut members = self.members.lock();
         let Some(known) = members.as_mut() else { return false };
         if known.relayed.get(&id).is_some_and(|newer| newer.epoch > epoch) {
             // This attempt is late: a newer one has already been added.
@@ -581,7 +541,7 @@ impl LinkSender {
     /// Removes a relay's source. A newer source of the same session stays; the two are compared by address.
     pub(crate) fn detach_relay<S: FrameSource + ?Sized>(&self, source: &S) {
         let id = &source.key().id;
-        if let Some(members) = lock(&self.members).as_mut()
+        if let Some(members) = self.members.lock().as_mut()
             && members.relayed.get(id).is_some_and(|known| ptr::addr_eq(Arc::as_ptr(&known.source), source))
         {
             members.relayed.remove(id);
@@ -590,27 +550,27 @@ impl LinkSender {
 
     /// Returns the sessions that are relayed over this link.
     pub(crate) fn relayed(&self) -> Vec<SessionKey> {
-        let members = lock(&self.members);
+        let members = self.members.lock();
         let relayed = members.iter().flat_map(|members| members.relayed.values());
         in_order(relayed.map(|relayed| (relayed.came, relayed.source.key().clone())))
     }
 
     /// Returns the sessions with an end here.
     pub(crate) fn own(&self) -> Vec<SessionId> {
-        let members = lock(&self.members);
+        let members = self.members.lock();
         in_order(members.iter().flat_map(|members| &members.own).map(|(id, came)| (*came, *id)))
     }
 
     /// Returns all sessions on this link.
     pub(crate) fn members(&self) -> HashSet<SessionId> {
-        let members = lock(&self.members);
+        let members = self.members.lock();
         members.iter().flat_map(|members| members.own.keys().chain(members.relayed.keys())).copied().collect()
     }
 
     /// Closes the link for good and returns all sessions that ran on it.
     pub(crate) fn detach_all(&self) -> DetachedSessions {
         self.close();
-        let Some(LinkSessions { own, relayed, .. }) = lock(&self.members).take() else {
+        let Some(LinkSessions { own, relayed, .. }) = self.members.lock().take() else {
             return DetachedSessions::default();
         };
         DetachedSessions {
@@ -626,105 +586,13 @@ fn in_order<T>(members: impl Iterator<Item = (u64, T)>) -> Vec<T> {
     members.into_iter().map(|(_, member)| member).collect()
 }
 
-// The kernel's knowledge of a link's line, for congestion control.
-
-impl LinkSender {
-    /// Sets the reader for the kernel's TCP state of a new link. The link's RTT is the kernel's until a ping is
-    /// answered. A plain link has no congestion control, so its reader is not used afterwards.
-    pub(crate) fn set_tcp_info_reader(&self, reader: Option<TcpInfoReader>) {
-        if let Some(info) = reader.as_ref().and_then(TcpInfoReader::read) {
-            self.set_rtt(info.rtt);
-        }
-        self.lock().tcp_info = reader;
-    }
-
-    /// Returns the kernel's RTT to the next machine that terminates the connection, or `None` if it reports none.
-    pub fn line_round_trip(&self) -> Option<Duration> {
-        let reader = self.lock().tcp_info.clone();
-        reader?.read().map(|info| info.rtt)
-    }
-
-    /// Locks the queue. Reads the kernel first if something waits for a turn and the last reading is old; no lock is
-    /// held meanwhile.
-    pub(crate) fn lock_informed(&self, now: Instant) -> MutexGuard<'_, SendQueue> {
-        let waiting = self.lock();
-        let Some(reader) = waiting.wants_reading(now) else { return waiting };
-        drop(waiting);
-        let info = reader.read();
-        let mut waiting = self.lock();
-        waiting.read(info, now);
-        waiting
-    }
-}
-
-// The link for interactive sessions next to a link that is busy with bulk, and the sessions assigned to it.
-
-/// The interactive link next to a busy one.
-#[derive(Debug)]
-pub(crate) struct Interactive {
-    link: Arc<LinkSender>,
-    /// The sessions assigned to it.
-    meant: HashSet<SessionId>,
-}
-
-impl LinkSender {
-    /// Sets the link on which interactive sessions of this link may run, or none with `None`. Returns the previous one.
-    ///
-    /// Sessions that run on the previous link continue on the new one once they are resumed.
-    pub fn set_interactive(&self, link: Option<Arc<Self>>) -> Option<Arc<Self>> {
-        let meant = self.interactive().map(|before| before.members()).unwrap_or_default();
-        let next = link.map(|link| Box::new(Interactive { link, meant }));
-        self.share(next.is_some());
-        let before = std::mem::replace(&mut *lock(&self.interactive), next);
-        before.map(|before| before.link)
-    }
-
-    /// Removes the interactive link if it is still `beside`.
-    pub fn clear_interactive(&self, beside: &Self) {
-        let left = lock(&self.interactive).take_if(|interactive| interactive.link.id == beside.id);
-        if left.is_some() {
-            self.share(false);
-        }
-    }
-
-    /// Makes bulk leave a little of the line free while there is an interactive link.
-    fn share(&self, shared: bool) {
-        self.lock().pace.iter_mut().for_each(|pace| pace.set_shared(shared));
-    }
-
-    /// Returns the link for interactive sessions next to this one.
-    pub fn interactive(&self) -> Option<Arc<Self>> {
-        lock(&self.interactive).as_ref().map(|interactive| interactive.link.clone())
-    }
-
-    /// Returns the link on which a session should be resumed: this one, or its interactive link.
-    pub(crate) fn link_for(self: &Arc<Self>, id: SessionId) -> Arc<Self> {
-        let beside = {
-            let interactive = lock(&self.interactive);
-            let meant = interactive.as_ref().filter(|interactive| interactive.meant.contains(&id));
-            meant.map(|interactive| interactive.link.clone())
-        };
-        beside.filter(|link| !link.is_closed()).unwrap_or_else(|| self.clone())
-    }
-
-    /// Sets whether a session runs on the interactive link, if there is one, after its next resumption.
-    pub(crate) fn set_link_for(&self, id: SessionId, beside: bool) {
-        if let Some(interactive) = lock(&self.interactive).as_mut() {
-            if beside {
-                interactive.meant.insert(id)
-            } else {
-                interactive.meant.remove(&id)
-            };
-        }
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use std::time::Duration;
 
-    use crate::schedule::reports_tests::Speaker;
+    use crate::sender::pacing::tests::Speaker;
     use tunnel_base::names::{NodeName, SessionId};
+    use tunnel_net::tcp_info::TcpInfo;
     use tunnel_proto::frame::{Category, SessionKey};
 
     use super::*;
@@ -732,10 +600,11 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn keystrokes_alone_show_nothing_of_what_a_line_that_jitters_carries() {
         let (mut waiting, mut now) = (SendQueue::new(true), Instant::now());
-        let cap = waiting.pace.as_ref().map(CongestionController::congestion_window);
+        let cap = waiting.pacing.bulk.as_ref().map(CongestionController::congestion_window);
         for round in 0..300u64 {
             now += Duration::from_millis(20);
-            waiting.read(
+            let bulk_waits = waiting.turns.len() > 0;
+            waiting.pacing.read(
                 Some(TcpInfo {
                     // Calm for a second, then delayed for a while.
                     rtt: Duration::from_millis(if round % 50 < 40 { 40 } else { 85 }),
@@ -747,11 +616,12 @@ mod tests {
                     unsent: 0,
                     written: round * 4_000,
                 }),
+                bulk_waits,
                 now,
             );
             turn(&mut waiting, FlowState::default(), 100, now);
         }
-        assert_eq!(waiting.pace.as_ref().map(CongestionController::congestion_window), cap);
+        assert_eq!(waiting.pacing.bulk.as_ref().map(CongestionController::congestion_window), cap);
     }
 
     #[tokio::test(start_paused = true)]
@@ -769,14 +639,14 @@ mod tests {
         let mut bytes = [0, 0];
         for (len, bytes) in [8192, 100].into_iter().zip(&mut bytes) {
             let (mut waiting, now) = (SendQueue::new(true), Instant::now());
-            waiting.pace.as_mut().unwrap().read(neighbour, now);
+            waiting.pacing.bulk.as_mut().unwrap().read(neighbour, now);
             let mut flow_state = FlowState::default();
             for _ in 0..5 {
                 flow_state = turn(&mut waiting, flow_state, len, now).flow_state_after(len);
                 waiting.sent(len, flow_state, now);
             }
             // The remote's kernel accepts everything, and the remote reads none of it.
-            let pace = waiting.pace.as_mut().unwrap();
+            let pace = waiting.pacing.bulk.as_mut().unwrap();
             while !pace.is_blocked(now) {
                 pace.on_sent(1024);
                 *bytes += 1024;
@@ -801,70 +671,5 @@ mod tests {
                 return turn;
             }
         }
-    }
-}
-
-#[cfg(test)]
-mod tcp_info_tests {
-    use tokio::net::{TcpListener, TcpStream};
-
-    use tunnel_base::names::NodeName;
-    use tunnel_proto::frame::Remote;
-    use tunnel_proto::hello::Dialect;
-    use tunnel_proto::state::LinkId;
-
-    use super::*;
-
-    #[tokio::test]
-    async fn a_new_links_round_trip_is_the_kernels() {
-        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
-        let far = TcpStream::connect(listener.local_addr().unwrap());
-        let (_far, near) = tokio::join!(far, listener.accept());
-        let (near, _) = near.unwrap();
-        let reader = TcpInfoReader::of(&near).unwrap();
-        let link = LinkSender::new(LinkId(1), Remote::Edge(NodeName::none()), None, Dialect::Plain);
-        let assumed = link.round_trip();
-        link.set_tcp_info_reader(Some(reader));
-        assert!(link.round_trip() < assumed, "{:?}", link.round_trip());
-    }
-}
-
-#[cfg(test)]
-mod interactive_tests {
-    use tunnel_base::names::NodeName;
-    use tunnel_proto::frame::Remote;
-    use tunnel_proto::hello::Dialect;
-    use tunnel_proto::state::LinkId;
-
-    use super::*;
-
-    #[tokio::test]
-    async fn a_session_that_is_meant_for_the_link_beside_goes_there_while_that_lives() {
-        let [busy, first, second] = [1, 2, 3].map(|number| {
-            LinkSender::new(LinkId(number), Remote::Server(NodeName::none()), None, Dialect::NEWEST)
-        });
-        let [meant, other] = [(); 2].map(|()| SessionId::random());
-        busy.set_link_for(meant, true);
-        assert_eq!(busy.link_for(meant).id, busy.id, "it has no interactive link");
-        assert!(busy.set_interactive(Some(first.clone())).is_none());
-        busy.set_link_for(meant, true);
-        assert_eq!([meant, other].map(|id| busy.link_for(id).id), [first.id, busy.id]);
-        first.attach(meant);
-        first.close();
-        assert_eq!(busy.link_for(meant).id, busy.id);
-        busy.set_link_for(other, true);
-        assert_eq!(busy.set_interactive(Some(second.clone())).map(|before| before.id), Some(first.id));
-        assert_eq!(busy.link_for(meant).id, second.id, "it ran on the previous one");
-        assert_eq!(busy.link_for(other).id, busy.id, "it did not");
-        busy.set_link_for(meant, false);
-        assert_eq!(busy.link_for(meant).id, busy.id);
-        busy.clear_interactive(&first);
-        assert_eq!(
-            busy.interactive().map(|beside| beside.id),
-            Some(second.id),
-            "another link has replaced it"
-        );
-        busy.clear_interactive(&second);
-        assert!(busy.interactive().is_none() && busy.set_interactive(None).is_none());
     }
 }

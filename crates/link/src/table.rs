@@ -2,28 +2,30 @@
 //! does.
 
 pub mod closed;
+pub mod session;
+pub mod stream;
 pub mod traffic_class;
 
 use std::collections::{HashMap, VecDeque};
 use std::net::SocketAddr;
+use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 use std::sync::atomic::{AtomicBool, AtomicUsize};
-use std::sync::{Arc, Mutex, MutexGuard, Weak};
 use std::time::Duration;
 
 use tokio::sync::Notify;
 use tokio::time::Instant;
 
-use crate::lock;
+use crate::lock::{Mutex, MutexGuard};
 use crate::relay::{Attempt, AttemptState, BindOutcome, RelayTable};
 use crate::sender::signals::{UNKNOWN, unknown};
 use crate::sender::{DetachedSessions, LinkSender};
-use crate::session::stream::{IncomingSession, Parked, PendingOpen};
-use crate::session::{SessionCore, SessionHost, SessionView};
 use crate::table::closed::{Clients, Tombstones, source};
+use crate::table::session::{SessionCore, SessionView};
+use crate::table::stream::{IncomingSession, Parked, PendingOpen, Session};
 use tunnel_base::metrics::Metrics;
 use tunnel_base::names::{Instance, NodeName, SessionId, Target};
-use tunnel_proto::budget::{Budget, Reservation};
+use tunnel_proto::budget::{Budget, LinkReservation};
 use tunnel_proto::frame::{
     Category, Conflict, ErrorCode, Found, Load, Opener, Remote, SessionError, SessionFrame, SessionKey,
 };
@@ -164,7 +166,7 @@ impl SessionTable {
         let (send, recv) = halves.ok_or(TableFull)?;
         let end = SessionState::opener(target, client, send, recv);
         let key = SessionKey { id: SessionId::random(), category, node };
-        let shared = SessionCore::new(key, self.host(), end, None);
+        let shared = SessionCore::new(key, self, end, None);
         self.insert(&shared);
         Ok(PendingOpen::new(shared))
     }
@@ -178,7 +180,7 @@ impl SessionTable {
     /// Resets every session and sends the reason to all remote ends.
     pub fn reset_all(&self, why: &SessionError) {
         for shard in &self.shards {
-            let sessions: Vec<_> = lock(shard).values().cloned().collect();
+            let sessions: Vec<_> = shard.lock().values().cloned().collect();
             for session in sessions {
                 session.reset(why.clone());
             }
@@ -187,7 +189,14 @@ impl SessionTable {
 
     /// Returns all sessions.
     pub(crate) fn all(&self) -> Vec<Arc<SessionCore>> {
-        self.shards.iter().flat_map(|shard| lock(shard).values().cloned().collect::<Vec<_>>()).collect()
+        self.shards.iter().flat_map(|shard| shard.lock().values().cloned().collect::<Vec<_>>()).collect()
+    }
+
+    /// Returns true if there may be another session. The oldest orphan is evicted for it, but its last frame may have
+    /// to wait on a slow link, so the number of such sessions is limited.
+    fn has_place(&self) -> bool {
+        let (len, most) = (self.len(), self.limits.sessions);
+        len < most || len < most + most / CLOSE_FRAME_DIVISOR && self.evict_oldest_orphan("sessions")
     }
 
     fn halves(&self) -> Option<(SendHalf, RecvHalf)> {
@@ -209,13 +218,15 @@ impl SessionTable {
     }
 
     fn shard(&self, id: SessionId) -> MutexGuard<'_, HashMap<SessionId, Arc<SessionCore>>> {
-        lock(&self.shards[id.shard(SHARDS)])
+        self.shards[id.shard(SHARDS)].lock()
     }
 }
 
 /// Bytes that may wait for one relayed session in one direction; less if the memory is smaller, but never below the
 /// largest window.
 const MAX_RELAY_QUEUE: usize = 8 << 20;
+/// The limit of sessions may be exceeded by one part in this many while last frames wait.
+const CLOSE_FRAME_DIVISOR: usize = 8;
 /// Number of locks over which the sessions are spread, so that busy sessions seldom contend.
 const SHARDS: usize = 16;
 
@@ -236,7 +247,7 @@ impl SessionTable {
         });
         let mut known = self.session(key.id);
         if known.as_ref().is_some_and(|shared| !shared.is_of(opener.as_ref())) {
-            self.foreign(sender, &key, &frame);
+            self.reject_opener(sender, &key, &frame);
             return None;
         }
         if let SessionFrame::Resume { instance: Some(meant), .. } = &frame
@@ -244,7 +255,7 @@ impl SessionTable {
         {
             known = known.filter(|shared| !shared.supersede());
         }
-        let Some(shared) = known else { return self.on_foreign_frame(sender, key, frame) };
+        let Some(shared) = known else { return self.on_frame_without_end(sender, key, frame) };
         // A Reset from a relaying server makes its opener search elsewhere.
         let parks = matches!(frame, SessionFrame::PathLost { .. } | SessionFrame::Reset { .. });
         let resumes = matches!(frame, SessionFrame::Resume { .. } | SessionFrame::Resumed { .. });
@@ -258,11 +269,11 @@ impl SessionTable {
         if let Some(opener) = opener {
             shared.opened_by(opener);
         }
-        if parks { shared.parked().map(Event::Parked) } else { None }
+        if parks { Parked::of(&shared).map(Event::Parked) } else { None }
     }
 
     /// Handles a frame about a session that has no end here, or none yet.
-    fn on_foreign_frame(
+    fn on_frame_without_end(
         self: &Arc<Self>,
         sender: &Arc<LinkSender>,
         mut key: SessionKey,
@@ -290,11 +301,7 @@ impl SessionTable {
                 let attempt = Attempt::new(sender, key, *epoch, opener.clone());
                 self.on_request(attempt, frame)
             }
-            SessionFrame::Open { .. } => {
-                let SessionFrame::Open { target, limit, epoch, client, opener } = frame else { return None };
-                let open = OpenFrame { key, target, client, opener, limit, epoch };
-                self.on_open(sender, open).map(Event::Incoming)
-            }
+            SessionFrame::Open { .. } => self.on_open(sender, key, frame).map(Event::Incoming),
             SessionFrame::Resume { epoch, opener, .. } => {
                 sender.reply(&key, self.failed_resumes(key.id, opener.as_ref(), *epoch));
                 None
@@ -328,13 +335,13 @@ impl SessionTable {
                 return Some(Event::RelayRequest(RelayRequest::new(self.clone(), attempt, frame)));
             }
             BindOutcome::Stale => self.metrics.frames_dropped.count("unexpected"),
-            BindOutcome::WrongOpener => self.foreign(from, &attempt.key, &frame),
+            BindOutcome::WrongOpener => self.reject_opener(from, &attempt.key, &frame),
         }
         None
     }
 
     /// Rejects a remote that tries to resume another opener's session, with the same answer as for an unknown session.
-    fn foreign(&self, from: &LinkSender, session: &SessionKey, frame: &SessionFrame) {
+    fn reject_opener(&self, from: &LinkSender, session: &SessionKey, frame: &SessionFrame) {
         self.metrics.frames_dropped.count("wrong_opener");
         from.reply(session, refused(frame, SessionError::new(ErrorCode::UnknownSession, UNKNOWN)));
     }
@@ -342,33 +349,18 @@ impl SessionTable {
 
 // Sessions that a remote requests from this process: whether there is room, and which client makes room.
 
-/// The contents of a received Open frame, with which a remote requests a session.
-#[derive(Debug)]
-pub(crate) struct OpenFrame {
-    pub(crate) key: SessionKey,
-    /// The target to dial.
-    pub(crate) target: Target,
-    /// The opener's client, for the log.
-    pub(crate) client: String,
-    /// The opener, if it is known.
-    pub(crate) opener: Option<Opener>,
-    /// The offset below which the opener accepts bytes.
-    pub(crate) limit: u64,
-    /// The number of the attempt.
-    pub(crate) epoch: u64,
-}
-
 impl SessionTable {
-    /// Returns the offer of a session that ends here. Returns `None` if it was refused, and then the opener gets
-    /// Refused.
+    /// Returns the offer of a session that an Open requests here. Returns `None` if it was refused, and then the opener
+    /// gets Refused.
     pub(crate) fn on_open(
         self: &Arc<Self>,
         sender: &Arc<LinkSender>,
-        open: OpenFrame,
+        key: SessionKey,
+        open: SessionFrame,
     ) -> Option<IncomingSession> {
-        let OpenFrame { key, target, client, opener, limit, epoch } = open;
+        let SessionFrame::Open { target, limit, epoch, client, opener } = open else { return None };
         let source = source(&client);
-        let ended = lock(&self.ended).refusal(key.id);
+        let ended = self.ended.lock().refusal(key.id);
         let halves = if let Some(refusal) = ended {
             Err(refusal)
         } else if sender.is_reply_queue_full() {
@@ -384,22 +376,21 @@ impl SessionTable {
             }
         };
         if !sender.resumes {
-            let (in_all, of_link) = self.room_unread(sender);
-            recv.lift_limit(in_all, of_link);
+            recv.lift_limit(self.room_unread(sender));
         }
         let end = SessionState::acceptor(sender.id, epoch, limit, send, recv);
-        let shared = SessionCore::new(key, self.host(), end, Some(sender.clone()));
+        let shared = SessionCore::new(key, self, end, Some(sender.clone()));
         if let Some(opener) = opener {
             shared.opened_by(opener);
         }
-        lock(&self.clients).add(shared.key.id, &source);
+        self.clients.lock().add(shared.key.id, &source);
         self.insert(&shared);
         // Inserted here before it joins the link: a link that ends looks up its sessions in the table.
         if !sender.attach(shared.key.id) {
             shared.link_ended(sender.id, None, Instant::now());
         }
         let patience = if sender.resumes { DIAL_TIMEOUT } else { PLAIN_DIAL_TIMEOUT };
-        Some(IncomingSession::new(shared, target, client, patience))
+        Some(IncomingSession { session: Session::new(shared), target, client, patience })
     }
 
     /// Returns the answer to a Resume of a session that has no end here, and makes sure that a late Open cannot create
@@ -450,20 +441,18 @@ const PLAIN_DIAL_TIMEOUT: Duration = Duration::from_millis(4500);
 
 // What each session requires from its table.
 
-impl SessionHost for SessionTable {
-    fn instance(&self) -> Instance {
-        self.instance
+impl SessionTable {
+    /// Returns an empty reservation for the bytes that a plain remote sends over that link.
+    ///
+    /// One is in the process's budget. The other is in the link's, a quarter of it, which applies once half of the
+    /// process's budget is in use.
+    pub(crate) fn room_unread(&self, link: &LinkSender) -> LinkReservation {
+        let of_link = link.unread_reservation(self.unreserved.limit() / 4);
+        LinkReservation { all: self.unreserved.reservation(), of_link }
     }
 
-    fn room_unread(&self, link: &LinkSender) -> (Reservation, Reservation) {
-        (self.unreserved.reservation(), link.unread_reservation(self.unreserved.limit() / 4))
-    }
-
-    fn departed(&self, id: SessionId) {
-        self.add_departed(id);
-    }
-
-    fn forget(&self, id: SessionId, why: Option<ErrorCode>) {
+    /// Forgets a session that is over; `why` is set if it did not end cleanly.
+    pub(crate) fn forget(&self, id: SessionId, why: Option<ErrorCode>) {
         if self.shard(id).remove(&id).is_some() {
             if let Some(code) = why {
                 self.metrics.resets.count(code.name());
@@ -472,14 +461,6 @@ impl SessionHost for SessionTable {
             self.freed.store(true, Relaxed);
             self.add_ended(id, why);
         }
-    }
-}
-
-impl SessionTable {
-    /// Returns this table as the host of its sessions.
-    pub(crate) fn host(self: &Arc<Self>) -> Weak<dyn SessionHost> {
-        let table: Weak<Self> = Arc::downgrade(self);
-        table
     }
 }
 
@@ -494,7 +475,7 @@ impl SessionTable {
         let DetachedSessions { own, relayed } = sender.detach_all();
         for shared in own.into_iter().filter_map(|id| self.session(id)) {
             shared.link_ended(sender.id, why.clone(), now);
-            parked.extend(shared.parked());
+            parked.extend(Parked::of(&shared));
         }
         self.relays.link_ended(sender.id, relayed);
         self.freed.store(true, Relaxed);
@@ -514,7 +495,7 @@ impl SessionTable {
                 continue;
             }
             session.leave(sender);
-            parked.extend(session.parked());
+            parked.extend(Parked::of(&session));
         }
         parked
     }
@@ -561,7 +542,7 @@ impl SessionTable {
             if left == 0 {
                 break;
             }
-            let mut sessions: Vec<_> = lock(shard).values().cloned().collect();
+            let mut sessions: Vec<_> = shard.lock().values().cloned().collect();
             sessions.sort_unstable_by_key(|session| session.key.id);
             shown.extend(sessions.iter().take(left).map(|session| session.view()));
         }
@@ -698,13 +679,13 @@ impl RelayRequest {
         if self.table.relays.attempt_state(&self.attempt) != AttemptState::Searching {
             return None;
         }
-        let Some(SessionFrame::Open { target, limit, client, opener, .. }) = frame else {
+        let Some(open @ SessionFrame::Open { .. }) = frame else {
             let unknown = self.table.failed_resumes(key.id, self.attempt.opener.as_ref(), epoch);
             self.table.relays.end(&self.attempt, Some(unknown));
             return None;
         };
         self.table.relays.end(&self.attempt, None);
-        self.table.on_open(&from, OpenFrame { key, target, client, opener, limit, epoch })
+        self.table.on_open(&from, key, open)
     }
 
     fn answer(&mut self, refusal: SessionError) {

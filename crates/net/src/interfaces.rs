@@ -8,9 +8,10 @@ use std::io::{self, Read as _};
 use std::net::IpAddr;
 use std::os::fd::OwnedFd;
 use std::os::unix::net;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
+use parking_lot::Mutex;
 use rustix::net::bind;
 use rustix::net::netlink::SocketAddrNetlink;
 use tokio::net::UnixDatagram;
@@ -51,7 +52,7 @@ impl LocalAddresses {
     pub fn of_interfaces(given: Vec<IpAddr>) -> Self {
         let known: Mutex<Option<(Instant, Addresses)>> = Mutex::new(None);
         Self::new(move || {
-            let mut known = known.lock().unwrap_or_else(PoisonError::into_inner);
+            let mut known = known.lock();
             if let Some((at, addresses)) = &*known
                 && at.elapsed() < INTERFACES_KNOWN
             {

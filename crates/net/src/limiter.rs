@@ -12,10 +12,11 @@ use std::hash::Hash;
 use std::io;
 use std::net::{IpAddr, Ipv6Addr};
 use std::pin::Pin;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::task::{Context, Poll};
 use std::time::Duration;
 
+use parking_lot::{Mutex, MutexGuard};
 use tokio::io::{AsyncRead, ReadBuf};
 use tokio::sync::oneshot;
 use tokio::time::{Instant, timeout};
@@ -125,7 +126,7 @@ impl<K: Clone + Ord + Hash> FairLimiter<K> {
     }
 
     fn lock(&self) -> MutexGuard<'_, LimiterState<K>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.0.lock()
     }
 }
 

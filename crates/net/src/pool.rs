@@ -4,11 +4,12 @@
 //! system: a server that had held 250 stalled uploads stayed 65 MiB larger.
 
 use std::ops::{Deref, DerefMut};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::{fmt, mem};
 
 use bytes::Bytes;
 use memmap2::MmapMut;
+use parking_lot::{Mutex, MutexGuard};
 
 /// Hands out read buffers and keeps a bounded number of returned ones. Cheap to clone; clones share the buffers.
 #[derive(Clone, Default)]
@@ -171,7 +172,7 @@ struct Filled {
 
 impl Shared {
     fn lock(&self) -> MutexGuard<'_, Idle> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.0.lock()
     }
 }
 

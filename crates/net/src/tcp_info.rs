@@ -2,9 +2,9 @@
 
 use std::io::{self, Read as _};
 use std::net::{IpAddr, SocketAddr};
-use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
+use parking_lot::Mutex;
 use socket2::{Domain, Protocol, Socket, Type};
 use tokio::net::TcpStream;
 
@@ -44,7 +44,7 @@ impl TcpInfoReader {
 
     /// Queries the kernel, which takes some microseconds. Returns `None` if it does not respond.
     pub fn read(&self) -> Option<TcpInfo> {
-        let mut kernel = KERNEL.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut kernel = KERNEL.lock();
         let kernel = match &mut *kernel {
             Some(open) => open,
             none => none.insert(open().ok()?),

@@ -106,6 +106,40 @@ impl Reservation {
     }
 }
 
+/// Bytes that count in two budgets: one of the process and one of a link.
+#[derive(Debug)]
+pub struct LinkReservation {
+    /// The bytes in the process's budget.
+    pub all: Reservation,
+    /// The same bytes in the link's budget.
+    pub of_link: Reservation,
+}
+
+impl LinkReservation {
+    /// Reserves `bytes` more. Returns false if one of the budgets does not have them.
+    pub fn try_grow(&mut self, bytes: usize) -> bool {
+        if !self.all.try_grow(bytes) {
+            return false;
+        }
+        let granted = self.of_link.try_grow(bytes);
+        if !granted {
+            self.all.resize(self.all.size() - bytes);
+        }
+        granted
+    }
+
+    /// Sets the reservation to `bytes`, even if that exceeds a budget.
+    pub fn resize(&mut self, bytes: usize) {
+        self.all.resize(bytes);
+        self.of_link.resize(bytes);
+    }
+
+    /// Returns the bytes held.
+    pub fn size(&self) -> usize {
+        self.all.size()
+    }
+}
+
 impl Drop for Reservation {
     fn drop(&mut self) {
         self.resize(0);

@@ -15,7 +15,7 @@ use std::time::Duration;
 use bytes::{Buf, Bytes, BytesMut};
 use tokio::time::Instant;
 
-use crate::budget::Reservation;
+use crate::budget::{LinkReservation, Reservation};
 use crate::window::{LinkRtt, PathRttEstimator, ReadRate};
 
 /// The sending half. See the diagram at the top of this module.
@@ -344,9 +344,9 @@ impl RecvHalf {
 
     /// Removes the limit for a plain remote, which does not know one. Its queued bytes are counted per process and per
     /// link instead, and reading from the link pauses if there are too many.
-    pub fn lift_limit(&mut self, in_all: Reservation, of_link: Reservation) {
+    pub fn lift_limit(&mut self, room: LinkReservation) {
         self.limit = u64::MAX;
-        self.queue.count_in(in_all, Some(of_link));
+        self.queue.count_in(QueueCost::All(room));
     }
 
     /// Returns true if the remote has no limit. Only plain remotes have none.
@@ -358,7 +358,7 @@ impl RecvHalf {
     pub fn restore_limit(&mut self) {
         if self.queue.is_unpromised() {
             self.limit = self.taken.saturating_add(self.window);
-            self.queue.count_in(self.reserved.new_empty(), None);
+            self.queue.count_in(QueueCost::Overhead(self.reserved.new_empty()));
         }
     }
 
@@ -475,7 +475,7 @@ impl RecvHalf {
     }
 
     /// Returns the limit that the remote knows, or learns from the next reply; used in
-    /// [`crate::proto::frame::SessionFrame::Open`] and similar frames.
+    /// [`SessionFrame::Open`](crate::frame::SessionFrame::Open) and similar frames.
     pub(crate) fn limit(&self) -> u64 {
         self.limit
     }
@@ -557,28 +557,33 @@ const MAX_DELAYED_ACK: u64 = 64 * 1024;
 pub(crate) struct Queue {
     pieces: VecDeque<Bytes>,
     bytes: usize,
-    /// Overhead of the pieces; without a limit, also their bytes.
-    cost: Reservation,
-    /// Same cost, counted against the budget of the remote's link. Set only without a limit.
-    of_link: Option<Reservation>,
+    cost: QueueCost,
+}
+
+/// What a [`Queue`] counts in budgets.
+#[derive(Debug)]
+pub(crate) enum QueueCost {
+    /// The overhead of the pieces: their bytes were promised to the remote, and are counted with its limit.
+    Overhead(Reservation),
+    /// The pieces with their bytes, because the remote has no limit.
+    All(LinkReservation),
 }
 
 impl Queue {
     /// Creates an empty queue for a remote that honours a limit.
     pub(crate) fn new(cost: Reservation) -> Self {
-        Self { pieces: VecDeque::new(), bytes: 0, cost, of_link: None }
+        Self { pieces: VecDeque::new(), bytes: 0, cost: QueueCost::Overhead(cost) }
     }
 
-    /// Counts all bytes in a budget for the process and one for the link. Without the latter, counts only the overhead
-    /// of the pieces.
-    pub(crate) fn count_in(&mut self, cost: Reservation, of_link: Option<Reservation>) {
-        (self.cost, self.of_link) = (cost, of_link);
+    /// Counts what is queued in other budgets.
+    pub(crate) fn count_in(&mut self, cost: QueueCost) {
+        self.cost = cost;
         self.count();
     }
 
     /// Returns true if the bytes themselves are counted, because the remote has no limit.
     pub(crate) fn is_unpromised(&self) -> bool {
-        self.of_link.is_some()
+        matches!(self.cost, QueueCost::All(_))
     }
 
     pub(crate) fn push(&mut self, bytes: Bytes) {
@@ -611,12 +616,9 @@ impl Queue {
 
     fn count(&mut self) {
         let pieces = self.pieces.len() * PIECE;
-        match &mut self.of_link {
-            None => self.cost.resize(pieces),
-            Some(of_link) => {
-                self.cost.resize(self.bytes + pieces);
-                of_link.resize(self.bytes + pieces);
-            }
+        match &mut self.cost {
+            QueueCost::Overhead(cost) => cost.resize(pieces),
+            QueueCost::All(cost) => cost.resize(self.bytes + pieces),
         }
     }
 }
@@ -858,7 +860,7 @@ mod recv_tests {
         fn what_waits_costs_about_its_bytes(cuts in prop::collection::vec(prop_oneof![1usize..5, 1usize..5000], 1..300), plain: bool) {
             let (promised, plain_budgets) = (Budget::new(0), [Budget::new(0), Budget::new(0)]);
             let mut half = RecvHalf::new(WindowLimits { start: 1 << 30, max: 1 << 30 }, promised.reservation());
-            if plain { half.lift_limit(plain_budgets[0].reservation(), plain_budgets[1].reservation()); }
+            if plain { half.lift_limit(LinkReservation { all: plain_budgets[0].reservation(), of_link: plain_budgets[1].reservation() }); }
             let mut came = Vec::new();
             for (n, cut) in cuts.into_iter().enumerate() {
                 came.extend(vec![n as u8; cut]);

@@ -7,11 +7,9 @@
 //! When a target has ended, its client usually only waits for that, so `closed` follows soon.
 
 use std::collections::{HashMap, VecDeque};
-use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
-use tokio::sync::Notify;
 use tokio::time::Instant;
 
 use crate::codec::proto::StreamMsg;
@@ -29,8 +27,6 @@ pub struct PlainCodec {
     waiting: VecDeque<StreamMsg>,
     /// Sessions of which the target has ended, with the time of the next check, in order of time.
     ending: VecDeque<(Instant, SessionId)>,
-    /// Notified when a session is added to `ending`.
-    pub more_ending: Arc<Notify>,
 }
 
 /// The state of a session with a plain remote.
@@ -86,7 +82,6 @@ impl PlainCodec {
             sessions: HashMap::new(),
             waiting: VecDeque::new(),
             ending: VecDeque::new(),
-            more_ending: Arc::default(),
         }
     }
 
@@ -171,7 +166,6 @@ impl PlainCodec {
                 session.finished = true;
                 if session.accepted {
                     self.postpone_close(id, now);
-                    self.more_ending.notify_one();
                 }
                 total
             }

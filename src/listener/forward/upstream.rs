@@ -18,9 +18,9 @@ use tracing::Span;
 use crate::listener::admission::{GrantedSession, HEAD_BYTES};
 use crate::listener::forward::message::{BodyNotWanted, RequestBody};
 use crate::listener::requests::RequestRoute;
+use crate::session_io::LocalPeer;
 use crate::session_io::copy::close_gracefully;
-use crate::session_io::copy::{ByteCounter, CopyEnd, Counted, EndKind, Side};
-use crate::session_io::{LocalPeer, TargetStream};
+use crate::session_io::copy::{ByteCounter, CopyEnd, EndKind, Side};
 use tunnel_base::drain::Drain;
 use tunnel_base::metrics::Metrics;
 use tunnel_net::ByteStream;
@@ -320,20 +320,14 @@ impl HyperSession {
         opened
     }
 
-    fn counted(&mut self) -> Counted<'_, TargetStream> {
-        let GrantedSession { session, access, .. } = &mut self.opened;
-        let (given, taken) = (
-            ByteCounter { one: &mut access.up, all: &self.up },
-            ByteCounter { one: &mut access.down, all: &self.down },
-        );
-        Counted { stream: session, buffered: Bytes::new(), taken, given }
-    }
-
     /// Writes the bytes that wait for room in the session.
     fn poll_push(&mut self, cx: &mut Context<'_>) -> Poll<()> {
         let mut unsent = std::mem::take(&mut self.unsent);
         while !unsent.is_empty() {
-            match self.counted().poll_write_chunk(cx, &mut unsent) {
+            let before = unsent.len();
+            let written = self.opened.session.poll_write_chunk(cx, &mut unsent);
+            ByteCounter { one: &mut self.opened.access.up, all: &self.up }.add(before - unsent.len());
+            match written {
                 Poll::Ready(Ok(())) => {}
                 Poll::Ready(Err(cause)) => {
                     self.note(EndKind::WriteFailed(cause.kind()));
@@ -360,9 +354,13 @@ impl Read for HyperSession {
         mut buf: ReadBufCursor<'_>,
     ) -> Poll<io::Result<()>> {
         if self.opened.buffered.is_empty() {
-            match ready!(self.counted().poll_read_chunk(cx)) {
+            match ready!(self.opened.session.poll_read_chunk(cx)) {
                 Ok(bytes) if bytes.is_empty() => self.note(EndKind::Finished),
-                Ok(bytes) => self.opened.buffered = bytes,
+                Ok(bytes) => {
+                    let Self { opened, down, .. } = &mut *self;
+                    ByteCounter { one: &mut opened.access.down, all: down }.add(bytes.len());
+                    opened.buffered = bytes;
+                }
                 Err(cause) => {
                     self.note(EndKind::ReadFailed(cause.kind()));
                     return Poll::Ready(Err(cause));
@@ -411,7 +409,7 @@ impl Write for HyperSession {
 
     fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         ready!(self.poll_push(cx));
-        self.counted().poll_finish(cx)
+        self.opened.session.poll_finish(cx)
     }
 }
 

@@ -17,6 +17,20 @@ use tunnel_net::tls::{ClientAuth, Trust, server_name};
 
 use super::*;
 
+/// The bytes that each side got, and how the copy ended.
+#[derive(Debug, PartialEq, Eq)]
+struct Outcome {
+    to_a: u64,
+    to_b: u64,
+    ended: CopyEnd,
+}
+
+async fn copied<A: ByteStream, B: ByteStream>(a: &mut A, b: &mut B) -> Outcome {
+    let (mut to_b, mut to_a) = (CopyDirection::new(Side::A), CopyDirection::new(Side::B));
+    let ended = copy(a, b, &mut to_b, &mut to_a).await;
+    Outcome { to_a: to_a.given, to_b: to_b.given, ended }
+}
+
 /// Copies between two in-memory pipes, and runs `work` at their other ends.
 async fn spliced<W, R>(room: usize, work: impl FnOnce(DuplexStream, DuplexStream) -> W) -> (Outcome, R)
 where
@@ -26,7 +40,7 @@ where
     let pool = Pool::new();
     let mut a = Socket::new(near_a, pool.clone());
     let mut b = Socket::new(near_b, pool);
-    tokio::join!(copy_bidirectional(&mut a, &mut b), work(far_a, far_b))
+    tokio::join!(copied(&mut a, &mut b), work(far_a, far_b))
 }
 
 async fn rest(stream: &mut (impl tokio::io::AsyncRead + Unpin)) -> Vec<u8> {
@@ -73,7 +87,7 @@ async fn half_close_is_kept_on_real_sockets() {
         drop(target);
         assert_eq!(rest(&mut client).await, b"answer");
     };
-    let (outcome, ()) = tokio::join!(copy_bidirectional(&mut near, &mut far), ends);
+    let (outcome, ()) = tokio::join!(copied(&mut near, &mut far), ends);
     assert_eq!(outcome.ended, CopyEnd { by: Side::A, how: EndKind::Finished });
 }
 
@@ -108,7 +122,7 @@ async fn a_target_that_closes_while_the_client_still_sends_has_its_whole_answer_
         let (mut near, mut far) = (Socket::new(near, pool.clone()), Counted(Socket::new(far, pool), count));
         let (over, is_over) = oneshot::channel();
         let middle = async {
-            let outcome = copy_bidirectional(&mut near, &mut far).await;
+            let outcome = copied(&mut near, &mut far).await;
             assert_eq!((outcome.to_a, outcome.ended.by), (FILE as u64, Side::B));
             drop(far);
             over.send(()).unwrap();
@@ -206,7 +220,7 @@ async fn a_side_that_cannot_be_written_to_is_still_read_to_its_end() {
     let mut client = Scripted::new(vec![some("up"), some("load"), some("goes on")], Ok(vec![]));
     let mut target =
         Scripted::new(vec![some("too "), some("large"), some("")], Err(io::ErrorKind::BrokenPipe));
-    let outcome = copy_bidirectional(&mut client, &mut target).await;
+    let outcome = copied(&mut client, &mut target).await;
     assert_eq!((client.gives.unwrap(), client.finished), (b"too large".to_vec(), 1));
     assert!(client.takes.is_empty(), "discarded, so that the client does not block");
     let ended = CopyEnd { by: Side::B, how: EndKind::WriteFailed(io::ErrorKind::BrokenPipe) };
@@ -218,7 +232,7 @@ async fn a_side_that_cannot_be_read_ends_the_splice_after_its_last_byte() {
     let reset = Err(io::ErrorKind::ConnectionReset.into());
     let mut target = Scripted::new(vec![some("tail"), reset], Ok(vec![]));
     let mut client = Scripted::new(vec![], Ok(vec![]));
-    let outcome = copy_bidirectional(&mut client, &mut target).await;
+    let outcome = copied(&mut client, &mut target).await;
     assert_eq!((client.gives.unwrap(), client.finished), (b"tail".to_vec(), 0));
     assert_eq!(
         outcome.ended,
@@ -249,7 +263,7 @@ impl ByteStream for Endless {
 async fn an_endless_copy_gives_way_and_neither_direction_starves() {
     let (mut a, mut b) = (Endless(0), Endless(0));
     {
-        let copy = copy_bidirectional(&mut a, &mut b);
+        let copy = copied(&mut a, &mut b);
         tokio::pin!(copy);
         for _ in 0..10 {
             assert!(futures_util::poll!(&mut copy).is_pending());
@@ -267,7 +281,7 @@ async fn an_endless_copy_gives_way_and_neither_direction_starves() {
 async fn an_endless_source_whose_reader_has_gone_ends_the_splice() {
     let mut target = Endless(0);
     let mut gone = Scripted::new(vec![some("")], Err(io::ErrorKind::BrokenPipe));
-    let copy = copy_bidirectional(&mut target, &mut gone);
+    let copy = copied(&mut target, &mut gone);
     tokio::pin!(copy);
     for _ in 0..10 {
         if let Poll::Ready(outcome) = futures_util::poll!(&mut copy) {
@@ -306,7 +320,7 @@ async fn a_reader_that_takes_no_more_of_an_answer_behind_a_failure_is_given_up()
         };
         let started = Instant::now();
         let outcome = tokio::select! {
-            outcome = copy_bidirectional(&mut near, &mut target) => outcome,
+            outcome = copied(&mut near, &mut target) => outcome,
             ((), ()) = async { tokio::join!(floods, slow) } => panic!("the client never ends"),
         };
         assert_eq!(
@@ -435,7 +449,7 @@ async fn what_tls_holds_back_arrives_without_waiting_for_the_end() {
     let sent: Vec<u8> = (0..500_000).map(|i| (i % 251) as u8).collect();
     let mut got = vec![0; sent.len()];
     tokio::select! {
-        outcome = copy_bidirectional(&mut a, &mut b) => panic!("no side finished, but the copy did: {outcome:?}"),
+        outcome = copied(&mut a, &mut b) => panic!("no side finished, but the copy did: {outcome:?}"),
         () = tokio::time::sleep(Duration::from_secs(20)) => panic!("bytes are stuck"),
         (wrote, read) = async { tokio::join!(writer.write_all(&sent), reader.read_exact(&mut got)) } => {
             wrote.unwrap();

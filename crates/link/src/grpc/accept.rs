@@ -72,10 +72,10 @@ pub struct PendingConnection {
     pub certificate: Certificate,
     /// When the connection is closed if it still has no accepted call.
     pub until: Instant,
-    /// Its permits for waiting and for being served, released once a call is accepted.
-    ///
-    /// The connection is closed if the second permit is revoked. The code that admits connections watches the first.
-    pub permits: (Permit, Permit),
+    /// Its permit for waiting, released once a call is accepted. The code that admits connections watches it.
+    pub waiting_permit: Permit,
+    /// Its permit for being served, released at the same time. The connection is closed if the permit is revoked.
+    pub permit: Permit,
 }
 
 /// Why a call was rejected; sent to the caller.
@@ -134,12 +134,12 @@ where
     let io = TokioIo::new(Bounded { io, hook: ahead });
     let mut serving = Box::pin(http(executor.clone(), ping_timer).serve_connection(io, service));
     executor.run(Box::pin(async move {
-        let lost = waiting.permits.1.revoked();
+        let lost = waiting.permit.revoked();
         let let_in = async {
             link_context.metrics.links_rejected.count(tokio::select! {
                 biased;
                 () = accepted.cancelled() => {
-                    drop(waiting.permits);
+                    drop((waiting.waiting_permit, waiting.permit));
                     std::future::pending().await
                 }
                 () = lost.cancelled() => "evicted",
@@ -197,8 +197,9 @@ impl Call {
         // Fails only if the connection is closed; then the link's first read fails too.
         let _ = self.answer.send(response);
         Link::new(
-            &outbound,
+            outbound,
             RemoteInfo { answers: true, incoming: self.incoming, ahead, connection },
+            link_context.table,
             link_context.metrics,
         )
     }

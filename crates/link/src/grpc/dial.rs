@@ -155,7 +155,7 @@ impl CallResponse {
         let _ = self.agree.send(outbound.clone());
         let connection = self.connection.disarm();
         let far = RemoteInfo { answers: false, incoming: self.incoming, ahead: self.ahead, connection };
-        Link::new(&outbound, far, link_context.metrics.clone())
+        Link::new(outbound, far, link_context.table.clone(), link_context.metrics.clone())
     }
 }
 

@@ -1,7 +1,6 @@
 //! The calls that turn a machine with an invitation into a node: both ends.
 
 use std::net::SocketAddr;
-use std::sync::Mutex;
 use std::time::Duration;
 
 use http::{Request, Response as HttpResponse};
@@ -16,6 +15,7 @@ use crate::grpc::CallBody;
 use crate::grpc::enrol::wire::enrol_client::EnrolClient;
 use crate::grpc::enrol::wire::enrol_server::{Enrol, EnrolServer};
 use crate::grpc::enrol::wire::{CaReply, GetCaRequest, JoinRequest};
+use crate::lock::Mutex;
 use tunnel_base::logging::printable;
 use tunnel_net::socket::Connection;
 use tunnel_proto::frame::{ErrorCode, SessionError};
@@ -189,7 +189,7 @@ where
     let endpoint = Endpoint::from_shared(format!("http://{authority}")).map_err(|cause| broken(&cause))?;
     let io = Mutex::new(Some(io));
     let connector = tower::service_fn(move |_: Uri| {
-        let io = io.lock().ok().and_then(|mut io| io.take()).map(TokioIo::new);
+        let io = io.lock().take().map(TokioIo::new);
         std::future::ready(io.ok_or_else(|| std::io::Error::from(std::io::ErrorKind::NotConnected)))
     });
     let connected = endpoint.timeout(ANSWER_TIMEOUT).connect_with_connector(connector).await;

@@ -6,16 +6,18 @@
 //! (docs/protocol.md#relaying; docs/protocol.md#traps, 1 to 3).
 
 use std::collections::VecDeque;
+use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 use std::sync::atomic::Ordering::Relaxed;
-use std::sync::{Arc, Mutex};
 
 use bytes::Bytes;
 use tokio::time::Instant;
 
-use crate::lock;
-use crate::schedule::{FlowState, FrameSource, QueuedFlow, RelayFrameSource, SendOutcome, SendRequest};
-use tunnel_proto::budget::Reservation;
+use crate::lock::Mutex;
+use crate::schedule::{
+    ControlOutcome, DataRequest, FlowState, FrameSource, QueuedFlow, SendOutcome, SendRequest,
+};
+use tunnel_proto::budget::LinkReservation;
 use tunnel_proto::frame::{SessionFrame, SessionKey};
 use tunnel_proto::halves::joined;
 use tunnel_proto::state::{ControlPriority, LinkId};
@@ -48,7 +50,7 @@ struct Queue {
     bytes: usize,
     /// Reservations for `ordered`, as bytes plus an overhead per frame: of all queues together, and of those of its
     /// link.
-    taken: (Reservation, Reservation),
+    taken: LinkReservation,
     most: usize,
     /// Whether further frames are dropped: the last frame waits or was sent.
     sealed: bool,
@@ -61,14 +63,14 @@ struct Queue {
 
 impl RelayQueue {
     /// Creates an empty queue for at most `most` bytes, which both budgets limit as well.
-    pub(crate) fn new(key: SessionKey, most: usize, budgets: (Reservation, Reservation)) -> Arc<Self> {
+    pub(crate) fn new(key: SessionKey, most: usize, taken: LinkReservation) -> Arc<Self> {
         let queue = Queue {
             answer: None,
             credit: None,
             limit: 0,
             ordered: VecDeque::new(),
             bytes: 0,
-            taken: budgets,
+            taken,
             most,
             sealed: false,
             passed: 0,
@@ -81,7 +83,7 @@ impl RelayQueue {
 
     /// Adds a frame. Frames after the last frame are dropped.
     pub(crate) fn push(&self, frame: SessionFrame) -> Result<SendRequest, QueueFull> {
-        let mut queue = lock(&self.queue);
+        let mut queue = self.queue.lock();
         if queue.sealed {
             return Ok(SendRequest::default());
         }
@@ -112,12 +114,12 @@ impl RelayQueue {
 
     /// Returns the bytes of data received so far.
     pub(crate) fn passed(&self) -> u64 {
-        lock(&self.queue).passed
+        self.queue.lock().passed
     }
 
     /// Replaces everything that waits with this last frame; an answer that waits is still sent before it.
     pub(crate) fn cut(&self, frame: SessionFrame) -> SendRequest {
-        let mut queue = lock(&self.queue);
+        let mut queue = self.queue.lock();
         if queue.sealed {
             return SendRequest::default();
         }
@@ -128,20 +130,21 @@ impl RelayQueue {
         queue.ordered.push_back(frame);
         queue.intent()
     }
-}
 
-impl RelayFrameSource for RelayQueue {
-    fn close(&self) {
+    /// Closes the queue: it sends nothing more.
+    pub(crate) fn close(&self) {
         self.closed.store(true, Relaxed);
-        let mut queue = lock(&self.queue);
+        let mut queue = self.queue.lock();
         queue.empty();
         queue.sealed = true;
     }
 
+    /// Closes the queue, because another one relays the session for attempt `epoch`.
+    ///
     /// A PathLost of a newer attempt is still sent. A late Open or Resume of an old attempt does not end that attempt
     /// at its remote end, which would stay bound forever.
-    fn retire(&self, epoch: u64) {
-        let mut queue = lock(&self.queue);
+    pub(crate) fn retire(&self, epoch: u64) {
+        let mut queue = self.queue.lock();
         let lost = match queue.ordered.pop_back() {
             Some(SessionFrame::PathLost { epoch: newer }) if newer > epoch => {
                 Some(SessionFrame::PathLost { epoch: newer })
@@ -164,14 +167,14 @@ impl FrameSource for RelayQueue {
         self.closed.load(Relaxed)
     }
 
-    fn next_control(self: Arc<Self>, _link: LinkId, _now: Instant) -> (Option<SessionFrame>, bool) {
-        let mut queue = lock(&self.queue);
+    fn next_control(self: Arc<Self>, _link: LinkId, _now: Instant) -> ControlOutcome {
+        let mut queue = self.queue.lock();
         let frame = queue.answer.take().or_else(|| queue.credit.take());
         if let Some(SessionFrame::Credit { limit, .. }) = &frame {
             queue.limit = *limit;
         }
         queue.in_control = queue.control();
-        (frame, queue.in_control.is_some())
+        ControlOutcome { frame, again: queue.in_control.is_some() }
     }
 
     fn next_turn(
@@ -182,7 +185,7 @@ impl FrameSource for RelayQueue {
         most: usize,
         _now: Instant,
     ) -> SendOutcome {
-        let mut queue = lock(&self.queue);
+        let mut queue = self.queue.lock();
         let held = queue.bytes > most;
         let frame = if held { None } else { queue.answer.take().or_else(|| queue.take(longest)) };
         let bytes = if let Some(SessionFrame::Data(data)) = &frame { data.len() } else { 0 };
@@ -194,7 +197,7 @@ impl FrameSource for RelayQueue {
     }
 
     fn is_over(&self) -> bool {
-        let queue = lock(&self.queue);
+        let queue = self.queue.lock();
         queue.sealed && queue.answer.is_none() && queue.ordered.is_empty()
     }
 }
@@ -215,21 +218,12 @@ impl Queue {
     }
 
     fn grow(&mut self, cost: usize) -> Result<(), QueueFull> {
-        if self.taken.0.size() + cost > self.most || !self.taken.0.try_grow(cost) {
-            return Err(QueueFull);
-        }
-        if !self.taken.1.try_grow(cost) {
-            self.taken.0.resize(self.taken.0.size() - cost);
-            return Err(QueueFull);
-        }
-        Ok(())
+        let fits = self.taken.size() + cost <= self.most && self.taken.try_grow(cost);
+        if fits { Ok(()) } else { Err(QueueFull) }
     }
 
     fn give_back(&mut self, cost: usize) {
-        let (all, of_link) = &mut self.taken;
-        let left = all.size().saturating_sub(cost);
-        all.resize(left);
-        of_link.resize(left);
+        self.taken.resize(self.taken.size().saturating_sub(cost));
     }
 
     fn data(&mut self, bytes: Bytes) -> Result<(), QueueFull> {
@@ -289,7 +283,10 @@ impl Queue {
         let data = if self.in_turns { None } else { self.backlog() };
         self.in_control = control.or(self.in_control);
         self.in_turns |= data.is_some();
-        SendRequest { control, data: data.map(|backlog| (self.flow_state, backlog)) }
+        SendRequest {
+            control,
+            data: data.map(|backlog| DataRequest { flow_state: self.flow_state, backlog }),
+        }
     }
 }
 
@@ -310,12 +307,17 @@ mod tests {
     fn a_credit_that_waits_is_needed_once_half_of_the_room_is_used_and_keeps_back_no_answer() {
         let key = SessionKey { id: SessionId::from_bits(1), category: Category::Ssh, node: NodeName::none() };
         let budget = Budget::new(1 << 20);
-        let queue = RelayQueue::new(key, 1 << 20, (budget.reservation(), budget.reservation()));
+        let queue = RelayQueue::new(
+            key,
+            1 << 20,
+            LinkReservation { all: budget.reservation(), of_link: budget.reservation() },
+        );
         let push = |frame| queue.push(frame).unwrap().control;
         let credit = |received, limit| SessionFrame::Credit { received, limit };
         // For the first credit the used part is unknown.
         assert_eq!(push(credit(0, 1000)), Some(ControlPriority::Needed));
-        assert_eq!(queue.clone().next_control(LinkId(1), Instant::now()), (Some(credit(0, 1000)), false));
+        let sent = queue.clone().next_control(LinkId(1), Instant::now());
+        assert_eq!(sent, ControlOutcome { frame: Some(credit(0, 1000)), again: false });
         assert_eq!(push(credit(400, 1400)), Some(ControlPriority::Credit));
         assert_eq!(push(credit(499, 1499)), None);
         assert_eq!(push(credit(500, 1500)), Some(ControlPriority::Needed));

@@ -8,7 +8,7 @@ use futures_util::FutureExt as _;
 use proptest::prelude::*;
 use tokio::time::Instant;
 
-use crate::schedule::{FrameSource as _, RelayFrameSource as _};
+use crate::schedule::FrameSource as _;
 use crate::table::{Event, RelayRequest, SessionLimits, SessionTable};
 use tunnel_base::metrics::Metrics;
 use tunnel_base::names::{Instance, NodeName};
@@ -152,6 +152,10 @@ fn is_unknown(frames: &[SessionFrame], epoch: u64) -> bool {
 fn opened_by(mut frame: SessionFrame, who: &str) -> SessionFrame {
     *frame.opener().unwrap() = Some(who.parse().unwrap());
     frame
+}
+
+fn room(budget: &Arc<Budget>) -> LinkReservation {
+    LinkReservation { all: budget.reservation(), of_link: budget.reservation() }
 }
 
 #[tokio::test]
@@ -438,7 +442,7 @@ async fn a_late_old_attempt_does_not_silence_that_a_newer_one_was_lost() {
 #[test]
 fn a_lane_takes_nothing_behind_its_last_word() {
     let budget = Budget::new(1000);
-    let queue = RelayQueue::new(key(id()), 1000, (budget.reservation(), budget.reservation()));
+    let queue = RelayQueue::new(key(id()), 1000, room(&budget));
     queue.push(lost(1)).unwrap();
     queue.push(data("late")).unwrap();
     queue.cut(reset(1));
@@ -540,8 +544,7 @@ async fn no_more_sessions_pass_than_the_process_may_have_however_many_links_ask(
 #[tokio::test]
 async fn a_lane_that_is_over_before_its_link_knows_it_is_not_kept() {
     let edge = link(2, Remote::Edge(node()));
-    let queue =
-        RelayQueue::new(key(id()), 1000, (Budget::new(1000).reservation(), Budget::new(1000).reservation()));
+    let queue = RelayQueue::new(key(id()), 1000, room(&Budget::new(1000)));
     queue.close();
     assert!(edge.attach_relay(&queue, 1));
     assert_eq!(edge.sessions(), 0);
@@ -550,9 +553,7 @@ async fn a_lane_that_is_over_before_its_link_knows_it_is_not_kept() {
 #[tokio::test]
 async fn a_late_attempt_does_not_take_a_newer_ones_lane() {
     let edge = link(2, Remote::Edge(node()));
-    let queue = || {
-        RelayQueue::new(key(id()), 1000, (Budget::new(1000).reservation(), Budget::new(1000).reservation()))
-    };
+    let queue = || RelayQueue::new(key(id()), 1000, room(&Budget::new(1000)));
     let (newer, late) = (queue(), queue());
     assert!(edge.attach_relay(&newer, 2));
     assert!(edge.attach_relay(&late, 1));

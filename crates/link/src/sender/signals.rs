@@ -108,13 +108,6 @@ impl LinkSender {
         }
         room
     }
-
-    /// Creates a frame about a session. On an edge's link only Open and Resume have another node than the link's.
-    pub(crate) fn frame(&self, session: &SessionKey, frame: SessionFrame) -> Frame {
-        let asks = matches!(frame, SessionFrame::Open { .. } | SessionFrame::Resume { .. });
-        let node = self.peer.node().filter(|_| !asks).unwrap_or(&session.node).clone();
-        Frame { node, body: FrameKind::Session(session.id, session.category, frame) }
-    }
 }
 
 /// Returns the reply for an unknown session.
@@ -198,14 +191,14 @@ impl LinkSender {
     /// Queues the answer to a ping; it replaces an older one that still waits.
     pub fn pong(&self, number: Option<u64>) {
         let mut waiting = self.lock();
-        waiting.pong = Some(number);
+        waiting.pong = Some(FrameKind::Pong(number));
         waiting.wake();
     }
 
     /// Handles the answer to ping `number`. Returns the RTT.
     pub fn ponged(&self, number: u64, now: Instant) -> Duration {
         let mut waiting = self.lock();
-        let Some(pace) = &mut waiting.pace else { return Duration::ZERO };
+        let Some(pace) = &mut waiting.pacing.bulk else { return Duration::ZERO };
         let before = pace.congestion_window();
         pace.on_ack(number, now);
         let (rtt, cap) = (pace.latest_rtt(), pace.congestion_window());
@@ -315,7 +308,7 @@ impl LinkSender {
             _ => Some(ASK_WATCHED),
         };
         let waiting = self.lock();
-        let sent = waiting.pace.as_ref().and_then(|pace| pace.unanswered());
+        let sent = waiting.pacing.bulk.as_ref().and_then(|bulk| bulk.unanswered());
         let unanswered = sent.into_iter().chain(waiting.ping).min();
         Liveness { ask_every, unanswered, timeout: waiting.rtts.ping_timeout() }
     }

@@ -2,16 +2,16 @@
 
 use std::collections::HashMap;
 use std::net::{IpAddr, Ipv6Addr, SocketAddr};
+use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
-use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use tokio::time::{Instant, sleep};
 
-use crate::lock;
-use crate::session::SessionCore;
-use crate::session::stream::Parked;
+use crate::lock::Mutex;
 use crate::table::SessionTable;
+use crate::table::session::SessionCore;
+use crate::table::stream::Parked;
 use tunnel_base::drain::Drain;
 use tunnel_base::names::SessionId;
 use tunnel_net::limiter::FairMap;
@@ -63,7 +63,7 @@ impl SessionTable {
     /// Resets the longest idle session of the client that has most sessions. Returns false if none has more than
     /// `newcomer`.
     pub(crate) fn evict_idle_session(&self, newcomer: &str) -> bool {
-        let theirs = lock(&self.clients).largest(newcomer);
+        let theirs = self.clients.lock().largest(newcomer);
         let sessions = theirs.into_iter().filter_map(|id| self.session(id));
         let Some(session): Option<Arc<SessionCore>> = sessions.min_by_key(|session| session.last_frame())
         else {
@@ -101,7 +101,7 @@ impl SessionTable {
     /// Cancel safe.
     pub async fn wait_delivered(&self) {
         let owes = |shard: &Mutex<HashMap<SessionId, Arc<SessionCore>>>| {
-            let sessions: Vec<_> = lock(shard).values().cloned().collect();
+            let sessions: Vec<_> = shard.lock().values().cloned().collect();
             sessions.iter().any(|session| session.is_active())
         };
         while self.shards.iter().any(owes) {
@@ -131,7 +131,7 @@ impl SessionTable {
     pub async fn given_up(&self) -> Parked {
         loop {
             let came = self.came.notified();
-            if let Some(parked) = lock(&self.unsearched).pop_front() {
+            if let Some(parked) = self.unsearched.lock().pop_front() {
                 return parked;
             }
             came.await;
@@ -141,12 +141,12 @@ impl SessionTable {
     /// Adds an orphaned session that still has bytes to deliver.
     pub(crate) fn add_departed(&self, id: SessionId) {
         // A session that lost its path while it was open already has a seeker.
-        if let Some(parked) = self.session(id).and_then(|session| session.parked()) {
-            lock(&self.unsearched).push_back(parked);
+        if let Some(parked) = self.session(id).and_then(|session| Parked::of(&session)) {
+            self.unsearched.lock().push_back(parked);
             self.came.notify_one();
         }
         let many = {
-            let mut departed = lock(&self.departed);
+            let mut departed = self.departed.lock();
             departed.push_back(id);
             departed.len() > MAX_ORPHANS
         };
@@ -156,17 +156,10 @@ impl SessionTable {
         while self.unacked.is_exhausted() && self.evict_oldest_orphan("memory") {}
     }
 
-    /// Returns true if there may be another session. The oldest orphan is evicted for it, but its last frame may have
-    /// to wait on a slow link, so the number of such sessions is limited.
-    pub(crate) fn has_place(&self) -> bool {
-        let (len, most) = (self.len(), self.limits.sessions);
-        len < most || len < most + most / CLOSE_FRAME_DIVISOR && self.evict_oldest_orphan("sessions")
-    }
-
     /// Evicts the oldest orphan; `reason` names what ran out. Returns false if there is none.
     pub(crate) fn evict_oldest_orphan(&self, reason: &'static str) -> bool {
         loop {
-            let Some(id) = lock(&self.departed).pop_front() else { return false };
+            let Some(id) = self.departed.lock().pop_front() else { return false };
             if self.session(id).is_some_and(|session| session.evict()) {
                 self.metrics.truncated.count(reason);
                 return true;
@@ -176,16 +169,14 @@ impl SessionTable {
 
     /// Removes sessions from the list of orphans that were delivered meanwhile.
     pub(crate) fn forget_delivered(&self) {
-        let all = std::mem::take(&mut *lock(&self.departed));
+        let all = std::mem::take(&mut *self.departed.lock());
         let mut left: Vec<_> = all.into_iter().filter(|id| self.shard(*id).contains_key(id)).collect();
-        let mut departed = lock(&self.departed);
+        let mut departed = self.departed.lock();
         left.extend(departed.drain(..));
         *departed = left.into();
     }
 }
 
-/// The limit of sessions may be exceeded by one part in this many while last frames wait.
-const CLOSE_FRAME_DIVISOR: usize = 8;
 /// Maximum number of orphans kept, at 16 bytes each.
 const MAX_ORPHANS: usize = 20_000;
 /// Timeout of the wait for last frames, and its poll interval.
@@ -238,14 +229,14 @@ impl Tombstones {
 impl SessionTable {
     /// Records that a session has ended here, or will. Only sessions opened by another process can be requested again.
     pub(crate) fn add_ended(&self, id: SessionId, why: Option<ErrorCode>) {
-        let Some(client) = lock(&self.clients).remove(id) else { return };
-        lock(&self.ended).add(&client, id, why, Instant::now());
+        let Some(client) = self.clients.lock().remove(id) else { return };
+        self.ended.lock().add(&client, id, why, Instant::now());
     }
 
     /// Records an unknown session that another process tried to resume. An Open that is still in flight, over a path
     /// that its opener has left, must not be served later.
     pub(crate) fn add_unknown(&self, id: SessionId, opener: Option<&Opener>) {
-        let mut ended = lock(&self.ended);
+        let mut ended = self.ended.lock();
         if ended.refusal(id).is_none() {
             // The client name of an edge's sessions, so that both count as one source.
             let client = match opener {
@@ -269,13 +260,13 @@ impl SessionTable {
         self.metrics.sessions_relayed.set(i64::try_from(self.relays.len()).unwrap_or(i64::MAX));
         self.show_memory();
         if let Some(long_ago) = now.checked_sub(self.limits.grace.max(LATEST_OPEN)) {
-            lock(&self.ended).forget_before(long_ago, now);
+            self.ended.lock().forget_before(long_ago, now);
         }
         self.forget_delivered();
         let Some(before) = now.checked_sub(self.limits.grace) else { return };
         let why = SessionError::new(ErrorCode::Cancelled, format!("no path for {:?}", self.limits.grace));
         for shard in &self.shards {
-            let sessions: Vec<_> = lock(shard).values().cloned().collect();
+            let sessions: Vec<_> = shard.lock().values().cloned().collect();
             for session in sessions {
                 if session.expire(before, &why) {
                     self.metrics.truncated.count("delivery_timeout");
@@ -407,7 +398,7 @@ mod departed_tests {
     }
 
     fn knows(table: &SessionTable, id: SessionId) -> bool {
-        table.shard(id).get(&id).is_some_and(|session| session.is_active())
+        table.session(id).is_some_and(|session| session.is_active())
     }
 
     #[tokio::test]
@@ -444,7 +435,7 @@ mod departed_tests {
         table.tick(Instant::now());
         assert!(!knows(&table, id) && table.memory().1 == 0);
         assert_eq!(table.metrics.truncated.counted("delivery_timeout"), 1);
-        assert!(lock(&table.departed).len() <= 1);
+        assert!(table.departed.lock().len() <= 1);
     }
 }
 

@@ -8,8 +8,8 @@ use std::time::Duration;
 use tokio::time::Instant;
 
 use crate::sender::LinkSender;
-use crate::session::stream::Parked;
 use crate::table::SessionTable;
+use crate::table::stream::Parked;
 use tunnel_base::names::SessionId;
 
 /// The state of the sessions of a link and its interactive link, kept from one sample to the next.
@@ -140,7 +140,7 @@ impl SessionTable {
                     moves -= 1;
                     busy.set_link_for(session.key.id, !is_beside);
                     session.leave(link);
-                    sorted.parked.extend(session.parked());
+                    sorted.parked.extend(Parked::of(&session));
                 }
             }
             for session in link.relayed() {

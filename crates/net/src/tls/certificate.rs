@@ -3,9 +3,10 @@
 use std::fmt;
 use std::ops::RangeInclusive;
 use std::path::PathBuf;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
+use parking_lot::Mutex;
 use tokio::time::Instant;
 use tokio_rustls::rustls::client::verify_server_name;
 use tokio_rustls::rustls::pki_types::ServerName;
@@ -271,7 +272,7 @@ impl SingleCertResolver {
 
     /// Returns true if another warning is due.
     fn may_warn(&self) -> bool {
-        let mut warned = self.warned.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut warned = self.warned.lock();
         let may = warned.is_none_or(|at| at.elapsed() >= WARN_INTERVAL);
         if may {
             *warned = Some(Instant::now());

@@ -2,7 +2,7 @@
 
 use bytes::Bytes;
 
-use crate::budget::Budget;
+use crate::budget::{Budget, LinkReservation};
 use crate::frame::ErrorCode;
 use crate::halves::WindowLimits;
 use tunnel_base::names::Instance;
@@ -712,7 +712,8 @@ async fn an_opening_that_is_refused_takes_back_an_open_that_went_astray() {
     // A plain remote would never answer a Resume.
     let mut end = asked_twice();
     let budget = Budget::new(1000);
-    end.recv.lift_limit(budget.reservation(), budget.reservation());
+    let room = LinkReservation { all: budget.reservation(), of_link: budget.reservation() };
+    end.recv.lift_limit(room);
     assert!(end.on_frame(B, refused(2, ErrorCode::Overloaded), now()).forget);
     assert!(
         opener(Phase::Opening).on_frame(A, refused(1, ErrorCode::Overloaded), now()).forget,

@@ -15,7 +15,7 @@ use crate::listener::admission::{AccessPolicy, ListenerProtocol, OpenRequest};
 use crate::session_io::tests::linked;
 use crate::session_io::{LocalPeer, run_session};
 use tunnel_base::drain::Drain;
-use tunnel_link::session::stream::{IncomingSession, Session};
+use tunnel_link::table::stream::{IncomingSession, Session};
 use tunnel_net::ByteStream;
 use tunnel_net::limiter::{FairLimiter, Limits, Source};
 

@@ -1,7 +1,7 @@
 //! Tests of sessions and the links that have them as members.
 
 use std::future::poll_fn;
-use std::sync::{Arc, Weak};
+use std::sync::Arc;
 use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 
@@ -9,8 +9,8 @@ use tokio::time::Instant;
 
 use crate::schedule::FrameSource as _;
 use crate::sender::LinkSender;
-use crate::session::stream::{OpenOutcome, PendingOpen};
-use crate::session::{Inner, SessionCore};
+use crate::table::session::{Inner, SessionCore};
+use crate::table::stream::{OpenOutcome, PendingOpen};
 use crate::table::{Event, SessionLimits, SessionTable};
 use tunnel_base::metrics::Metrics;
 use tunnel_base::names::{Instance, NodeName, SessionId};
@@ -39,8 +39,7 @@ fn opener(table: &Arc<SessionTable>) -> Arc<SessionCore> {
     let halves =
         (SendHalf::new(budget.reservation()), RecvHalf::new(WINDOWS, budget.try_reserve(1000).unwrap()));
     let end = SessionState::opener("node1:22".parse().unwrap(), "me".into(), halves.0, halves.1);
-    let host: Weak<SessionTable> = Arc::downgrade(table);
-    let session = SessionCore::new(key(SessionId::random()), host, end, None);
+    let session = SessionCore::new(key(SessionId::random()), table, end, None);
     table.insert(&session);
     session
 }
@@ -214,7 +213,7 @@ async fn an_opening_that_was_asked_on_a_plain_link_before_has_a_limit_on_the_nex
     let mut limits = Vec::new();
     for link in [&plain, &link] {
         session.ask(link, None, false);
-        let (frame, _) = session.clone().next_control(link.id, Instant::now());
+        let frame = session.clone().next_control(link.id, Instant::now()).frame;
         let Some(SessionFrame::Open { limit, .. }) = frame else { panic!("{frame:?}") };
         limits.push(limit);
     }

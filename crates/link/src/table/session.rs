@@ -1,20 +1,18 @@
 //! One end of a session: its lock and wakers, the frames it gives to its link, its paths, and its log lines.
 
-pub mod stream;
-
-use std::fmt;
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
+use std::sync::{Arc, OnceLock, Weak};
 use std::task::Waker;
-use std::time::Duration;
 
 use tokio::time::Instant;
 use tracing::{Level, debug, enabled};
 
-use crate::schedule::{FlowState, FrameSource, QueuedFlow, SendOutcome, SendRequest};
+use crate::lock::{Mutex, MutexGuard};
+use crate::schedule::{
+    ControlOutcome, DataRequest, FlowState, FrameSource, QueuedFlow, SendOutcome, SendRequest,
+};
 use crate::sender::LinkSender;
-use crate::session::stream::Parked;
+use crate::table::SessionTable;
 use tunnel_base::names::{Instance, NodeName, SessionId, Target};
-use tunnel_proto::budget::Reservation;
 use tunnel_proto::frame::{ErrorCode, Opener, Remote, SessionError, SessionFrame, SessionKey};
 use tunnel_proto::hello::Dialect;
 use tunnel_proto::state::{Actions, Phase, SessionState};
@@ -26,7 +24,8 @@ use tunnel_proto::window::LinkRtt;
 pub(crate) struct SessionCore {
     /// Id, category and node.
     pub key: SessionKey,
-    host: Weak<dyn SessionHost>,
+    /// The table that it is in. Its locks are never taken under the session's.
+    table: Weak<SessionTable>,
     /// When it was created.
     started: Instant,
     /// At the acceptor: the opener, once it is known.
@@ -37,36 +36,52 @@ pub(crate) struct SessionCore {
 /// The part of a [`SessionCore`] that changes, under its lock.
 #[derive(Debug)]
 pub(crate) struct Inner {
-    state: SessionState,
-    sender: Option<Arc<LinkSender>>,
+    pub(super) state: SessionState,
+    pub(super) sender: Option<Arc<LinkSender>>,
     /// The previous link, which still has the session as a member.
     left: Option<Arc<LinkSender>>,
-    /// The link where it waits to send a control frame, and the kind of frame. An entry on another link is stale and
-    /// harmless.
-    in_control: Option<(LinkId, ControlPriority)>,
+    /// Where it waits to send a control frame. An entry on another link is stale and harmless.
+    in_control: Option<QueuedControl>,
     /// The link where it waits for its turn to send data.
     in_turns: Option<LinkId>,
     /// What it has sent on its link, which decides on its turns; reset with each link.
     flow_state: FlowState,
-    /// The number of the [`Parked`] that may search for a path, and the number of those handed out.
-    seeker: Option<u64>,
-    seekers: u64,
-    /// Consecutive losses of a path: their number, the time of the last one, and the bytes moved by then.
-    lost: Option<(u32, Instant, u64)>,
+    /// The number of the `Parked` that may search for a path, and the number of those handed out.
+    pub(super) seeker: Option<u64>,
+    pub(super) seekers: u64,
+    /// The last loss of its path.
+    pub(super) lost: Option<PathLoss>,
     /// Time of the last received frame.
     last_frame: Instant,
-    reader: Option<Waker>,
-    writer: Option<Waker>,
+    pub(super) reader: Option<Waker>,
+    pub(super) writer: Option<Waker>,
     /// The tasks that wait for an answer, a path or the end.
-    watcher: Option<Waker>,
+    pub(super) watcher: Option<Waker>,
     /// The state that was logged last.
     logged: LoggedState,
+}
+
+/// A place among the control frames of a link.
+#[derive(Debug, Clone, Copy)]
+struct QueuedControl {
+    link: LinkId,
+    priority: ControlPriority,
+}
+
+/// A loss of a session's path.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct PathLoss {
+    /// Number of losses before it without a byte moved in between.
+    pub(super) consecutive: u32,
+    pub(super) at: Instant,
+    /// Bytes that the session had moved by then.
+    pub(super) moved: u64,
 }
 
 impl SessionCore {
     pub(crate) fn new(
         key: SessionKey,
-        host: Weak<dyn SessionHost>,
+        table: &Arc<SessionTable>,
         state: SessionState,
         sender: Option<Arc<LinkSender>>,
     ) -> Arc<Self> {
@@ -74,7 +89,7 @@ impl SessionCore {
         logged.log_begin(&key);
         Arc::new(Self {
             key,
-            host,
+            table: Arc::downgrade(table),
             started: Instant::now(),
             opener: OnceLock::new(),
             inner: Mutex::new(Inner {
@@ -112,16 +127,14 @@ impl SessionCore {
         if moves {
             sender.attach(self.key.id);
         }
-        let (mut dropped, mut here) = (false, true);
-        self.with_state(|inner| {
+        let (dropped, here) = self.with_state(|inner| {
             inner.last_frame = now;
             let actions = inner.state.on_frame(sender.id, frame, now);
-            dropped = actions.dropped;
-            here = inner.state.path() == Some(sender.id);
+            let here = inner.state.path() == Some(sender.id);
             if here {
                 inner.move_to(sender);
             }
-            actions
+            ((actions.dropped, here), actions)
         });
         if moves && !here {
             self.detach(sender);
@@ -150,34 +163,28 @@ impl SessionCore {
         self.with_state(|inner| {
             // A plain remote does not answer, and its sessions end with its link.
             let plain = inner.sender.as_ref().is_some_and(|sender| !sender.resumes);
-            inner.abandon(why, plain)
+            ((), inner.abandon(why, plain))
         });
         self.orphan();
     }
 
     /// Resets the session after everything that was written.
-    fn abort(self: &Arc<Self>, why: SessionError) {
-        self.with_state(|inner| inner.state.abort(why, Instant::now()));
+    pub(super) fn abort(self: &Arc<Self>, why: SessionError) {
+        self.with_state(|inner| ((), inner.state.abort(why, Instant::now())));
         self.orphan();
     }
 
-    /// Hands an orphaned session to its host, which limits how long it stays.
+    /// Hands an orphaned session to its table, which limits how long it stays.
     fn orphan(self: &Arc<Self>) {
         let stays = self.lock().state.departed_since().is_some();
-        if stays && let Some(host) = self.host.upgrade() {
-            host.departed(self.key.id);
+        if stays && let Some(table) = self.table.upgrade() {
+            table.add_departed(self.key.id);
         }
     }
 
     /// Drops the bytes that an orphaned session still delivers. Returns false if there is nothing to deliver.
     pub(crate) fn evict(self: &Arc<Self>) -> bool {
-        let mut gave_way = false;
-        self.with_state(|inner| {
-            let (given, actions) = inner.state.evict();
-            gave_way = given;
-            actions
-        });
-        gave_way
+        self.with_state(|inner| inner.state.evict())
     }
 
     /// Resets the session at once and drops unread bytes, to free its memory.
@@ -186,7 +193,7 @@ impl SessionCore {
             if inner.state.recv.queued() > 0 {
                 inner.state.drop_unread(&why);
             }
-            Actions { read: true, ..inner.abandon(why, true) }
+            ((), Actions { read: true, ..inner.abandon(why, true) })
         });
     }
 
@@ -206,15 +213,8 @@ impl SessionCore {
         self.lock().state.recv.unreserved()
     }
 
-    /// Runs `step` under the lock, then applies its actions without the lock.
-    fn with_state(self: &Arc<Self>, step: impl FnOnce(&mut Inner) -> Actions) {
-        let mut inner = self.lock();
-        let actions = step(&mut inner);
-        self.apply_actions(inner, actions);
-    }
-
-    /// Takes the pending actions out of the session, releases its lock, and applies them: logging, waking tasks,
-    /// leaving links, requesting turns, and removal from the host.
+    /// Runs `step` under the lock, takes the pending actions out of the session, releases its lock, and applies them:
+    /// logging, waking tasks, leaving links, requesting turns, and removal from the table. Returns the step's result.
     ///
     /// Each action takes another lock or runs a waker, and two locks are never held at once. Another thread may change
     /// the session between the release and the action, so each action tolerates that:
@@ -223,7 +223,9 @@ impl SessionCore {
     /// - [`Self::detach`] checks a second time.
     /// - A request for a turn on a link that the session has left is stale, and the link's puller gets no frame for it.
     /// - A session that may be forgotten never comes back.
-    fn apply_actions(self: &Arc<Self>, mut inner: MutexGuard<'_, Inner>, actions: Actions) {
+    pub(super) fn with_state<T>(self: &Arc<Self>, step: impl FnOnce(&mut Inner) -> (T, Actions)) -> T {
+        let mut inner = self.lock();
+        let (result, actions) = step(&mut inner);
         let reader = if actions.read { inner.reader.take() } else { None };
         let writer = if actions.write { inner.writer.take() } else { None };
         let watcher = if actions.state || actions.forget { inner.watcher.take() } else { None };
@@ -246,10 +248,11 @@ impl SessionCore {
             sender.enter(self, &intent);
         }
         if actions.forget
-            && let Some(host) = self.host.upgrade()
+            && let Some(table) = self.table.upgrade()
         {
-            host.forget(self.key.id, ended);
+            table.forget(self.key.id, ended);
         }
+        result
     }
 
     /// Removes the session from the link's members. Adds it again if another thread has moved it back meanwhile.
@@ -266,8 +269,8 @@ impl SessionCore {
         }
     }
 
-    fn lock(&self) -> MutexGuard<'_, Inner> {
-        self.inner.lock().unwrap_or_else(PoisonError::into_inner)
+    pub(super) fn lock(&self) -> MutexGuard<'_, Inner> {
+        self.inner.lock()
     }
 }
 
@@ -295,26 +298,14 @@ impl FrameSource for SessionCore {
         &self.key
     }
 
-    /// Returns false: a session may come back to the link at any time.
-    fn is_closed(&self) -> bool {
-        false
-    }
-
-    /// Returns false: a session itself leaves its links.
-    fn is_over(&self) -> bool {
-        false
-    }
-
-    fn next_control(self: Arc<Self>, link: LinkId, now: Instant) -> (Option<SessionFrame>, bool) {
-        let mut inner = self.lock();
-        if inner.in_control.is_some_and(|(at, _)| at == link) {
-            inner.in_control = None;
-        }
-        let (frame, actions) = inner.state.next_frame(link, 0);
-        inner.time(frame.as_ref(), now);
-        let frame = frame.map(|frame| self.complete(frame, &inner));
-        self.apply_actions(inner, actions);
-        (frame, false)
+    fn next_control(self: Arc<Self>, link: LinkId, now: Instant) -> ControlOutcome {
+        let frame = self.with_state(|inner| {
+            if inner.in_control.is_some_and(|queued| queued.link == link) {
+                inner.in_control = None;
+            }
+            self.next_frame(inner, link, 0, now)
+        });
+        ControlOutcome { frame, again: false }
     }
 
     fn next_turn(
@@ -325,48 +316,59 @@ impl FrameSource for SessionCore {
         most: usize,
         now: Instant,
     ) -> SendOutcome {
-        let mut inner = self.lock();
-        let held = inner.state.backlog().is_some_and(|backlog| backlog > most);
-        let (mut frame, mut actions) =
-            if held { (None, Actions::default()) } else { inner.state.next_frame(link, longest) };
-        if let Some(SessionFrame::ResetAt { refusal, .. }) = &frame
-            && !inner.sender.as_ref().is_some_and(|sender| sender.dialect.supports(Dialect::RESET_AT))
-        {
-            let (reset, over) = inner.state.reset_instead(refusal.clone());
-            (frame, actions) = (Some(reset), over);
-        }
-        inner.time(frame.as_ref(), now);
-        let frame = frame.map(|frame| self.complete(frame, &inner));
-        let bytes = if let Some(SessionFrame::Data(data)) = &frame { data.len() } else { 0 };
-        let flow_state = if held { turn.flow_state() } else { turn.flow_state_after(bytes) };
-        let mut backlog = None;
-        if inner.state.path() == Some(link) && inner.in_turns == Some(link) {
-            inner.flow_state = flow_state;
-            backlog = inner.state.backlog();
-        }
-        if inner.in_turns == Some(link) && backlog.is_none() {
-            inner.in_turns = None;
-        }
-        self.apply_actions(inner, actions);
-        SendOutcome { frame, bytes, flow_state, backlog }
+        self.with_state(|inner| {
+            let held = inner.state.backlog().is_some_and(|backlog| backlog > most);
+            let (mut frame, mut actions) =
+                if held { (None, Actions::default()) } else { self.next_frame(inner, link, longest, now) };
+            if let Some(SessionFrame::ResetAt { refusal, .. }) = &frame
+                && !inner.sender.as_ref().is_some_and(|sender| sender.dialect.supports(Dialect::RESET_AT))
+            {
+                let (reset, over) = inner.state.reset_instead(refusal.clone());
+                (frame, actions) = (Some(reset), over);
+            }
+            let bytes = if let Some(SessionFrame::Data(data)) = &frame { data.len() } else { 0 };
+            let flow_state = if held { turn.flow_state() } else { turn.flow_state_after(bytes) };
+            let mut backlog = None;
+            if inner.state.path() == Some(link) && inner.in_turns == Some(link) {
+                inner.flow_state = flow_state;
+                backlog = inner.state.backlog();
+            }
+            if inner.in_turns == Some(link) && backlog.is_none() {
+                inner.in_turns = None;
+            }
+            (SendOutcome { frame, bytes, flow_state, backlog }, actions)
+        })
     }
 }
 
 impl SessionCore {
-    /// Adds this process's instance and the opener, which the state does not know. An edge names no opener; its server
-    /// adds it.
-    fn complete(&self, mut frame: SessionFrame, inner: &Inner) -> SessionFrame {
-        let process = || self.host.upgrade().map(|host| host.instance());
+    /// Returns the state's next frame. Adds what the state does not know: this process's instance and the opener, as an
+    /// edge names no opener and its server adds it. Records when a credit is sent; that measurement ends when the
+    /// session moves to another path.
+    fn next_frame(
+        &self,
+        inner: &mut Inner,
+        link: LinkId,
+        max: usize,
+        now: Instant,
+    ) -> (Option<SessionFrame>, Actions) {
+        let (mut frame, actions) = inner.state.next_frame(link, max);
+        let process = || self.table.upgrade().map(|table| table.instance());
+        match &frame {
+            Some(SessionFrame::Credit { .. }) => inner.state.recv.credit_sent(now),
+            Some(SessionFrame::Resume { .. } | SessionFrame::Resumed { .. }) => inner.state.recv.moved(),
+            _ => {}
+        }
         match &mut frame {
-            SessionFrame::Opened { instance, .. } => *instance = process(),
-            SessionFrame::Open { opener, .. } | SessionFrame::Resume { opener, .. }
+            Some(SessionFrame::Opened { instance, .. }) => *instance = process(),
+            Some(SessionFrame::Open { opener, .. } | SessionFrame::Resume { opener, .. })
                 if !inner.speaks_to_cloud() =>
             {
                 *opener = process().map(Opener::Server);
             }
             _ => {}
         }
-        frame
+        (frame, actions)
     }
 }
 
@@ -376,32 +378,29 @@ impl Inner {
     pub(crate) fn intent(&mut self) -> Option<(Arc<LinkSender>, SendRequest)> {
         let sender = self.sender.as_ref()?;
         let link = Some(sender.id);
-        let asked = self.in_control.filter(|(at, _)| Some(*at) == link).map(|(_, control)| control);
+        let asked = self.in_control.filter(|queued| Some(queued.link) == link).map(|queued| queued.priority);
         let control = self.state.control().filter(|control| asked < Some(*control));
         let data = if self.in_turns == link { None } else { self.state.backlog() };
         if control.is_none() && data.is_none() {
             return None;
         }
         if let Some(control) = control {
-            self.in_control = Some((sender.id, control));
+            self.in_control = Some(QueuedControl { link: sender.id, priority: control });
         }
         if data.is_some() {
             self.in_turns = link;
         }
-        Some((sender.clone(), SendRequest { control, data: data.map(|backlog| (self.flow_state, backlog)) }))
+        Some((
+            sender.clone(),
+            SendRequest {
+                control,
+                data: data.map(|backlog| DataRequest { flow_state: self.flow_state, backlog }),
+            },
+        ))
     }
 
     fn speaks_to_cloud(&self) -> bool {
         self.sender.as_ref().is_some_and(|sender| matches!(sender.peer, Remote::Server(_)))
-    }
-
-    /// Records when a credit is sent, and discards the measurement when the session moves to another path.
-    fn time(&mut self, frame: Option<&SessionFrame>, now: Instant) {
-        match frame {
-            Some(SessionFrame::Credit { .. }) => self.state.recv.credit_sent(now),
-            Some(SessionFrame::Resume { .. } | SessionFrame::Resumed { .. }) => self.state.recv.moved(),
-            _ => {}
-        }
     }
 }
 
@@ -429,10 +428,8 @@ impl SessionCore {
     /// ends later, its list contains the session.
     pub(crate) fn ask(self: &Arc<Self>, sender: &Arc<LinkSender>, process: Option<Instance>, again: bool) {
         let alive = sender.attach(self.key.id);
-        let room = self.host.upgrade().filter(|_| !sender.resumes).map(|host| host.room_unread(sender));
-        let mut here = false;
-        let mut left = None;
-        self.with_state(|inner| {
+        let room = self.table.upgrade().filter(|_| !sender.resumes).map(|table| table.room_unread(sender));
+        let (here, left) = self.with_state(|inner| {
             let before = inner.state.path().filter(|path| *path != sender.id).and(inner.sender.clone());
             let epoch = inner.state.epoch();
             let meant = again == inner.state.needs_path();
@@ -442,15 +439,17 @@ impl SessionCore {
             }
             match room {
                 _ if !meant => {}
-                Some((in_all, of_link)) => inner.state.recv.lift_limit(in_all, of_link),
+                Some(room) => inner.state.recv.lift_limit(room),
                 None => inner.state.recv.restore_limit(),
             }
-            here = inner.state.path() == Some(sender.id);
+            let here = inner.state.path() == Some(sender.id);
             if here {
-                left = before.map(|old| (old, epoch));
                 inner.move_to(sender);
             }
-            if alive { actions } else { inner.state.link_ended(sender.id, None, Instant::now()) }
+            let left = before.filter(|_| here).map(|old| (old, epoch));
+            let actions =
+                if alive { actions } else { inner.state.link_ended(sender.id, None, Instant::now()) };
+            ((here, left), actions)
         });
         if let Some((old, epoch)) = left {
             old.lost(&self.key, epoch);
@@ -464,13 +463,11 @@ impl SessionCore {
     /// Leaves the path over the link of `sender`, which may still work, to continue on another one; only for the
     /// opener. Sends PathLost to the remote end unless another thread has moved the session meanwhile.
     pub(crate) fn leave(self: &Arc<Self>, sender: &Arc<LinkSender>) {
-        let mut left = None;
-        self.with_state(|inner| {
+        let left = self.with_state(|inner| {
             if !inner.state.is_opener() || inner.state.path() != Some(sender.id) {
-                return Actions::default();
+                return (None, Actions::default());
             }
-            left = Some(inner.state.epoch());
-            inner.state.link_ended(sender.id, None, Instant::now())
+            (Some(inner.state.epoch()), inner.state.link_ended(sender.id, None, Instant::now()))
         });
         if let Some(epoch) = left {
             sender.lost(&self.key, epoch);
@@ -479,25 +476,7 @@ impl SessionCore {
 
     /// Handles the end of a link; `why` is set if its remote cannot resume.
     pub(crate) fn link_ended(self: &Arc<Self>, link: LinkId, why: Option<SessionError>, now: Instant) {
-        self.with_state(|inner| inner.state.link_ended(link, why, now));
-    }
-
-    /// Returns the right to search for a path if the session needs one and no task has that right yet. Everything is
-    /// decided under one lock, so that two threads that notice the same loss do not both get it.
-    pub(crate) fn parked(self: &Arc<Self>) -> Option<Parked> {
-        let mut inner = self.lock();
-        let needs = inner.state.needs_path() && inner.state.path().is_none();
-        if inner.seeker.is_some() || !inner.state.is_opener() || !needs {
-            return None;
-        }
-        inner.seekers += 1;
-        let seeker = inner.seekers;
-        inner.seeker = Some(seeker);
-        let (now, moved) = (Instant::now(), inner.state.moved());
-        let again = |&(_, at, before): &(u32, Instant, u64)| now - at < RECENT_LOSS && before == moved;
-        let times = inner.lost.filter(again).map_or(0, |(times, ..)| times + 1);
-        inner.lost = Some((times, now, moved));
-        Some(Parked::new(self.clone(), seeker, times))
+        self.with_state(|inner| ((), inner.state.link_ended(link, why, now)));
     }
 
     /// Returns whether the session was opened here, and the number of bytes moved in both directions. Returns `None`
@@ -517,55 +496,26 @@ impl SessionCore {
     /// since before `before`. Returns true if undelivered bytes were dropped.
     pub(crate) fn expire(self: &Arc<Self>, before: Instant, why: &SessionError) -> bool {
         let long = |since: Option<Instant>| since.is_some_and(|since| since <= before);
-        let mut undelivered = false;
         self.with_state(|inner| {
             if long(inner.state.departed_since()) {
-                let (given, actions) = inner.state.evict();
-                undelivered = given;
-                actions
+                inner.state.evict()
             } else if long(inner.state.parked_since()) && !inner.state.is_opener() {
-                inner.state.give_up(why.clone())
+                (false, inner.state.give_up(why.clone()))
             } else {
-                Actions::default()
+                (false, Actions::default())
             }
-        });
-        undelivered
+        })
     }
 
     /// Ends an acceptor here that its opener left before it was open, because a Resume names another process as the
     /// acceptor. Returns true if there was one; the session may then be relayed through this process.
     pub(crate) fn supersede(self: &Arc<Self>) -> bool {
-        let mut yields = false;
         self.with_state(|inner| {
-            yields = !inner.state.is_opener();
+            let yields = !inner.state.is_opener();
             let why = SessionError::new(ErrorCode::UnknownSession, "its opener moved to another process");
-            if yields { inner.state.give_up(why) } else { Actions::default() }
-        });
-        yields
+            (yields, if yields { inner.state.give_up(why) } else { Actions::default() })
+        })
     }
-}
-
-/// Losses of a path within this time, without a byte moved in between, count as consecutive.
-const RECENT_LOSS: Duration = Duration::from_secs(10);
-
-// The interface between a session and the process that it runs in.
-
-/// What a session calls in its process; the session table implements it. Never called under a session's lock.
-pub(crate) trait SessionHost: fmt::Debug + Send + Sync {
-    /// Returns the instance of this process.
-    fn instance(&self) -> Instance;
-
-    /// Returns two empty reservations for the bytes that a plain remote sends over that link.
-    ///
-    /// One is in the process's budget. The other is in the link's, a quarter of it, which applies once half of the
-    /// process's budget is in use.
-    fn room_unread(&self, link: &LinkSender) -> (Reservation, Reservation);
-
-    /// Takes over an orphaned session that still has bytes to deliver.
-    fn departed(&self, id: SessionId);
-
-    /// Forgets a session that is over; `why` is set if it did not end cleanly.
-    fn forget(&self, id: SessionId, why: Option<ErrorCode>);
 }
 
 // The log lines that trace a session: one for each change of its phase, its path or its epoch.

@@ -11,7 +11,7 @@ use bytes::Bytes;
 use tokio::time::Instant;
 
 use crate::sender::LinkSender;
-use crate::session::SessionCore;
+use crate::table::session::{PathLoss, SessionCore};
 use tunnel_base::names::{Instance, NodeName, SessionId, Target};
 use tunnel_net::ByteStream;
 use tunnel_proto::frame::{Category, ErrorCode, SessionError};
@@ -26,101 +26,91 @@ use tunnel_proto::state::{Actions, Phase, SessionState};
 /// Dropping a session that is open in either direction resets it and drops undelivered bytes. A session that is
 /// finished in both directions is delivered in the background, and so is one after [`Self::break_off`].
 #[derive(Debug)]
-pub struct Session(pub(crate) ResetOnDrop);
-
-/// Bytes, resumes and end of a session so far, for the access log and for the reason that a bridge passes on.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct SessionTotals {
-    /// Bytes written by its owner.
-    pub sent: u64,
-    /// Bytes read by its owner.
-    pub received: u64,
-    /// Number of times it was resumed on another path.
-    pub resumed: u32,
-    /// Why it ended, if it did not end cleanly.
-    pub ended: Option<SessionError>,
+pub struct Session {
+    shared: Arc<SessionCore>,
+    /// Whether its owner has given a reason for its end. Then dropping it does nothing.
+    left: bool,
 }
 
 impl Session {
-    /// Returns the session's id.
-    pub fn id(&self) -> SessionId {
-        self.0.id()
+    pub(crate) fn new(shared: Arc<SessionCore>) -> Self {
+        Self { shared, left: false }
     }
 
-    /// Returns the totals so far.
-    pub fn account(&self) -> SessionTotals {
-        let mut account = SessionTotals { sent: 0, received: 0, resumed: 0, ended: None };
-        self.0.with(|shared| {
-            let inner = shared.lock();
-            account = SessionTotals {
-                sent: inner.state.send.written(),
-                received: inner.state.recv.taken(),
-                resumed: inner.state.resumed(),
-                ended: inner.state.ended().cloned(),
-            };
-        });
-        account
+    /// Returns the session's id.
+    pub fn id(&self) -> SessionId {
+        self.shared.key.id
+    }
+
+    /// Returns how often it was resumed on another path.
+    pub fn resumed(&self) -> u32 {
+        self.shared.lock().state.resumed()
+    }
+
+    /// Returns why it ended, if it did not end cleanly.
+    pub fn ended(&self) -> Option<SessionError> {
+        self.shared.lock().state.ended().cloned()
     }
 
     /// Ends the session like an aborted connection: delivers everything written, then the reason. Received bytes are
     /// dropped.
     pub fn break_off(mut self, why: SessionError) {
-        if let Some(shared) = self.0.shared.take() {
-            shared.abort(why);
+        self.left = true;
+        self.shared.abort(why);
+    }
+}
+
+impl Drop for Session {
+    fn drop(&mut self) {
+        if !self.left {
+            self.shared.reset(given_up());
         }
     }
 }
 
 impl ByteStream for Session {
     fn poll_read_chunk(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<Bytes>> {
-        let Some(shared) = &self.0.shared else { return Poll::Ready(Ok(Bytes::new())) };
-        let mut inner = shared.lock();
-        let way = shared.path_rtt(&inner);
-        if let Some(bytes) = inner.state.recv.take(Instant::now(), way) {
-            if let Some(sender) = inner.sender.as_ref().filter(|o| !o.resumes) {
-                sender.read.notify_one();
-            }
-            shared.apply_actions(inner, Actions::default());
-            return Poll::Ready(Ok(bytes));
-        }
-        if inner.state.recv.is_ended() && !inner.state.is_cut() {
-            return Poll::Ready(Ok(Bytes::new()));
-        }
-        if let Some(why) = over(&inner.state, io::ErrorKind::ConnectionReset) {
-            return Poll::Ready(Err(why));
-        }
-        keep(&mut inner.reader, cx);
-        Poll::Pending
+        self.shared.with_state(|inner| {
+            let rtt = self.shared.path_rtt(inner);
+            let read = if let Some(bytes) = inner.state.recv.take(Instant::now(), rtt) {
+                if let Some(sender) = inner.sender.as_ref().filter(|sender| !sender.resumes) {
+                    sender.read.notify_one();
+                }
+                Poll::Ready(Ok(bytes))
+            } else if inner.state.recv.is_ended() && !inner.state.is_cut() {
+                Poll::Ready(Ok(Bytes::new()))
+            } else if let Some(why) = over(&inner.state, io::ErrorKind::ConnectionReset) {
+                Poll::Ready(Err(why))
+            } else {
+                keep(&mut inner.reader, cx);
+                Poll::Pending
+            };
+            (read, Actions::default())
+        })
     }
 
     fn poll_write_chunk(&mut self, cx: &mut Context<'_>, bytes: &mut Bytes) -> Poll<io::Result<()>> {
-        let Some(shared) = &self.0.shared else { return Poll::Ready(Err(io::ErrorKind::BrokenPipe.into())) };
-        let mut inner = shared.lock();
-        if let Some(why) = over(&inner.state, io::ErrorKind::BrokenPipe) {
-            return Poll::Ready(Err(why));
-        }
-        if !inner.state.send.has_room() {
-            keep(&mut inner.writer, cx);
-            return Poll::Pending;
-        }
-        inner.state.send.write(std::mem::take(bytes));
-        shared.apply_actions(inner, Actions::default());
-        Poll::Ready(Ok(()))
+        self.shared.with_state(|inner| {
+            let written = if let Some(why) = over(&inner.state, io::ErrorKind::BrokenPipe) {
+                Poll::Ready(Err(why))
+            } else if inner.state.send.has_room() {
+                inner.state.send.write(std::mem::take(bytes));
+                Poll::Ready(Ok(()))
+            } else {
+                keep(&mut inner.writer, cx);
+                Poll::Pending
+            };
+            (written, Actions::default())
+        })
     }
 
     fn poll_finish(&mut self, _cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        self.0.with(|shared| {
-            shared.with_state(|inner| {
-                inner.state.send.finish();
-                Actions::default()
-            });
-        });
+        self.shared.with_state(|inner| (inner.state.send.finish(), Actions::default()));
         Poll::Ready(Ok(()))
     }
 
     fn poll_lost(&self, cx: &mut Context<'_>) -> Poll<()> {
-        let Some(shared) = &self.0.shared else { return Poll::Ready(()) };
-        let mut inner = shared.lock();
+        let mut inner = self.shared.lock();
         if inner.state.ended().is_some() {
             return Poll::Ready(());
         }
@@ -149,7 +139,7 @@ fn over(end: &SessionState, kind: io::ErrorKind) -> Option<io::Error> {
 /// remote has answered.
 #[derive(Debug)]
 #[must_use = "dropping a pending open withdraws the request"]
-pub struct PendingOpen(ResetOnDrop);
+pub struct PendingOpen(Session);
 
 /// The result of a [`PendingOpen`]: the answer of the remote end, or the loss of the path.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -167,10 +157,11 @@ pub enum OpenOutcome {
 #[derive(Debug)]
 #[must_use = "dropping an offer refuses it"]
 pub struct IncomingSession {
-    owned: ResetOnDrop,
-    target: Target,
-    client: String,
-    dial_timeout: Duration,
+    pub(super) session: Session,
+    pub(super) target: Target,
+    pub(super) client: String,
+    /// How long the dial may take.
+    pub(super) patience: Duration,
 }
 
 /// The right to search for a path of an opener's session.
@@ -186,7 +177,7 @@ pub struct Parked {
 
 impl PendingOpen {
     pub(crate) fn new(shared: Arc<SessionCore>) -> Self {
-        Self(ResetOnDrop::new(shared))
+        Self(Session::new(shared))
     }
 
     /// Returns the session's id.
@@ -197,7 +188,7 @@ impl PendingOpen {
     /// Sends the request over a link; `process` is the process that has the node, if known. May be repeated with
     /// another link.
     pub fn ask(&self, link: &Arc<LinkSender>, process: Option<Instance>) {
-        self.0.with(|shared| shared.ask(link, process, false));
+        self.0.shared.ask(link, process, false);
     }
 
     /// Waits for the answer on the link of the last request.
@@ -207,7 +198,7 @@ impl PendingOpen {
     /// Cancel safe.
     pub async fn answer(&self) -> OpenOutcome {
         poll_fn(|cx| {
-            self.0.watch(cx, |end| match end.phase() {
+            watch(&self.0.shared, cx, |end| match end.phase() {
                 // The session has been given up, and its acceptor, if there is one, has yet to be notified.
                 _ if end.departed_since().is_some() => {
                     Some(OpenOutcome::Refused(end.ended().cloned().unwrap_or_else(given_up)))
@@ -227,34 +218,25 @@ impl PendingOpen {
     }
 
     /// Returns the open session, once [`Self::answer`] has returned [`OpenOutcome::Open`].
-    pub fn into_session(mut self) -> Session {
-        Session(ResetOnDrop { shared: self.0.shared.take() })
+    pub fn into_session(self) -> Session {
+        self.0
     }
 }
 
 impl IncomingSession {
-    pub(crate) fn new(
-        shared: Arc<SessionCore>,
-        target: Target,
-        client: String,
-        dial_timeout: Duration,
-    ) -> Self {
-        Self { owned: ResetOnDrop::new(shared), target, client, dial_timeout }
-    }
-
     /// Returns the session's id.
     pub fn id(&self) -> SessionId {
-        self.owned.id()
+        self.session.id()
     }
 
     /// Returns the kind of the opener's listener.
     pub fn category(&self) -> Category {
-        self.owned.shared.as_ref().map_or(Category::Tcp, |s| s.key.category)
+        self.session.shared.key.category
     }
 
     /// Returns the node of the acceptor.
-    pub fn node(&self) -> Option<&NodeName> {
-        self.owned.shared.as_ref().map(|s| &s.key.node)
+    pub fn node(&self) -> &NodeName {
+        &self.session.shared.key.node
     }
 
     /// Returns the target to dial.
@@ -269,7 +251,7 @@ impl IncomingSession {
 
     /// Returns how long the dial may take, so that the opener gets the answer in time.
     pub fn patience(&self) -> Duration {
-        self.dial_timeout
+        self.patience
     }
 
     /// Waits until the opener has given up.
@@ -278,26 +260,40 @@ impl IncomingSession {
     ///
     /// Cancel safe.
     pub async fn withdrawn(&self) {
-        poll_fn(|cx| self.owned.watch(cx, |end| (end.phase() == Phase::Closed).then_some(()))).await;
+        poll_fn(|cx| watch(&self.session.shared, cx, |end| (end.phase() == Phase::Closed).then_some(())))
+            .await;
     }
 
     /// Sends Opened and returns the byte stream.
-    pub fn accept(mut self) -> Session {
-        self.owned.with(|shared| shared.with_state(|inner| inner.state.accept(Instant::now())));
-        Session(ResetOnDrop { shared: self.owned.shared.take() })
+    pub fn accept(self) -> Session {
+        self.session.shared.with_state(|inner| ((), inner.state.accept(Instant::now())));
+        self.session
     }
 
     /// Sends Refused.
     pub fn refuse(mut self, why: SessionError) {
-        if let Some(shared) = self.owned.shared.take() {
-            shared.reset(why);
-        }
+        self.session.left = true;
+        self.session.shared.reset(why);
     }
 }
 
 impl Parked {
-    pub(crate) fn new(shared: Arc<SessionCore>, seeker: u64, again: u32) -> Self {
-        Self { shared, seeker, again }
+    /// Returns the right to search for a path if the session needs one and no task has that right yet. Everything is
+    /// decided under one lock, so that two threads that notice the same loss do not both get it.
+    pub(crate) fn of(shared: &Arc<SessionCore>) -> Option<Self> {
+        let mut inner = shared.lock();
+        let needs = inner.state.needs_path() && inner.state.path().is_none();
+        if inner.seeker.is_some() || !inner.state.is_opener() || !needs {
+            return None;
+        }
+        inner.seekers += 1;
+        let seeker = inner.seekers;
+        inner.seeker = Some(seeker);
+        let (at, moved) = (Instant::now(), inner.state.moved());
+        let again = |last: &PathLoss| at - last.at < RECENT_LOSS && last.moved == moved;
+        let consecutive = inner.lost.filter(again).map_or(0, |last| last.consecutive + 1);
+        inner.lost = Some(PathLoss { consecutive, at, moved });
+        Some(Self { shared: shared.clone(), seeker, again: consecutive })
     }
 
     /// Returns the number of earlier consecutive losses of its path without a byte moved in between.
@@ -347,7 +343,7 @@ impl Parked {
 
     /// Ends the session because no path was found.
     pub fn give_up(self, why: SessionError) {
-        self.shared.with_state(|inner| inner.state.give_up(why));
+        self.shared.with_state(|inner| ((), inner.state.give_up(why)));
     }
 }
 
@@ -360,51 +356,13 @@ impl Drop for Parked {
     }
 }
 
-// The owner's handle of a session: dropping it resets the session.
+/// Losses of a path within this time, without a byte moved in between, count as consecutive.
+const RECENT_LOSS: Duration = Duration::from_secs(10);
 
-/// A handle of a session's owner. Dropping it resets the session.
-#[derive(Debug)]
-pub(crate) struct ResetOnDrop {
-    pub(crate) shared: Option<Arc<SessionCore>>,
-}
-
-impl ResetOnDrop {
-    pub(crate) fn new(shared: Arc<SessionCore>) -> Self {
-        Self { shared: Some(shared) }
-    }
-
-    pub(crate) fn id(&self) -> SessionId {
-        self.shared.as_ref().map_or(SessionId::from_bits(0), |s| s.key.id)
-    }
-
-    pub(crate) fn with(&self, step: impl FnOnce(&Arc<SessionCore>)) {
-        if let Some(shared) = &self.shared {
-            step(shared);
-        }
-    }
-
-    pub(crate) fn watch<T>(
-        &self,
-        cx: &Context<'_>,
-        ready: impl FnOnce(&SessionState) -> Option<T>,
-    ) -> Poll<T> {
-        match &self.shared {
-            Some(shared) => watch(shared, cx, ready),
-            None => Poll::Pending,
-        }
-    }
-}
-
-impl Drop for ResetOnDrop {
-    fn drop(&mut self) {
-        if let Some(shared) = self.shared.take() {
-            shared.reset(given_up());
-        }
-    }
-}
+// How the tasks of an owner wait.
 
 /// Polls `ready`; while it is pending, the task is woken at each change.
-pub(crate) fn watch<T>(
+fn watch<T>(
     shared: &Arc<SessionCore>,
     cx: &Context<'_>,
     ready: impl FnOnce(&SessionState) -> Option<T>,
@@ -420,13 +378,13 @@ pub(crate) fn watch<T>(
 }
 
 /// Stores the task's waker.
-pub(crate) fn keep(permit: &mut Option<std::task::Waker>, cx: &Context<'_>) {
-    if !permit.as_ref().is_some_and(|waker| waker.will_wake(cx.waker())) {
-        *permit = Some(cx.waker().clone());
+fn keep(kept: &mut Option<std::task::Waker>, cx: &Context<'_>) {
+    if !kept.as_ref().is_some_and(|waker| waker.will_wake(cx.waker())) {
+        *kept = Some(cx.waker().clone());
     }
 }
 
 /// Returns the refusal of a session that its owner dropped without a reason.
-pub(crate) fn given_up() -> SessionError {
+fn given_up() -> SessionError {
     SessionError::new(ErrorCode::Cancelled, "given up by its owner")
 }

@@ -1,0 +1,267 @@
+//! Links to a remote that speaks another program's dialect: SuperEdge's.
+//!
+//! Such a remote knows no limits, no half-close, no resume and no signals. Everything that it lacks is done here on its
+//! behalf, so that sessions and the read loop handle only this program's own frames. A message may stand for several
+//! frames, such as an Open that the remote never sends.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::task::{Context, Poll, ready};
+use std::time::Duration;
+
+use tokio::sync::Notify;
+use tokio::time::{Instant, timeout};
+
+use crate::frame_log::log_session_frame;
+use crate::grpc::read_ahead::ReadAhead;
+use crate::lock::Mutex;
+use crate::sender::LinkSender;
+use crate::sender::signals::{HEARTBEAT_INTERVAL, IDLE_TIMEOUT, PLAIN_EDGE_IDLE_TIMEOUT};
+use crate::table::session::SessionCore;
+use crate::table::{Event, SessionTable};
+use tunnel_base::metrics::Metrics;
+use tunnel_base::names::{NodeName, SessionId};
+use tunnel_proto::codec::proto::StreamMsg;
+use tunnel_proto::codec::{EncodedMessage, encode};
+use tunnel_proto::frame::{ErrorCode, Frame, FrameKind, SessionError, SessionFrame, SessionKey};
+use tunnel_proto::superedge::{Decoded, PlainCodec, PlainEvent};
+
+/// The other dialect on one link, with the state that stands in for the remote. Shared by both directions of the link.
+#[derive(Debug)]
+pub(crate) struct ForeignDialect {
+    sender: Arc<LinkSender>,
+    table: Arc<SessionTable>,
+    codec: Mutex<PlainCodec>,
+    /// Notified when a session has ended at this side.
+    ending: Notify,
+}
+
+impl ForeignDialect {
+    /// Creates the dialect of a new link.
+    pub(crate) fn new(sender: &Arc<LinkSender>, table: &Arc<SessionTable>) -> Arc<Self> {
+        let node = sender.peer.node().cloned().unwrap_or_else(NodeName::none);
+        Arc::new(Self {
+            sender: sender.clone(),
+            table: table.clone(),
+            codec: Mutex::new(PlainCodec::new(node)),
+            ending: Notify::new(),
+        })
+    }
+
+    /// Polls for the next message to send. Returns `None` once the link is closed.
+    pub(crate) fn poll_message(&self, cx: &mut Context<'_>) -> Poll<Option<EncodedMessage>> {
+        loop {
+            let now = Instant::now();
+            let pulled = match self.sender.poll_pull(cx, now) {
+                Poll::Ready(Some(frame)) => {
+                    self.send(frame, now);
+                    Poll::Ready(())
+                }
+                Poll::Ready(None) => return Poll::Ready(None),
+                Poll::Pending => Poll::Pending,
+            };
+            // Checked last: every message added after this check wakes this task.
+            let next = self.codec.lock().next_message();
+            if let Some(message) = next {
+                self.sender.count_sent(message.data.len());
+                return Poll::Ready(Some(encode(message)));
+            }
+            ready!(pulled);
+        }
+    }
+
+    fn send(&self, frame: Frame, now: Instant) {
+        let finishes = matches!(frame.body, FrameKind::Session(_, _, SessionFrame::Fin { .. }));
+        let decoded = self.codec.lock().send_frame(frame, now);
+        if finishes {
+            self.ending.notify_one();
+        }
+        // A session's own frames never produce an event.
+        let _ = decoded.map(|decoded| self.deliver(decoded, now));
+    }
+
+    /// Passes frames to their session. Returns what they require the link's driver to do.
+    fn deliver(&self, decoded: Decoded, now: Instant) -> Vec<Event> {
+        let Some(node) = self.sender.peer.node() else { return Vec::new() };
+        let Decoded { id, category, frames } = decoded;
+        let key = || SessionKey { id, category, node: node.clone() };
+        let events = frames.into_iter().map(|frame| self.table.on_frame(&self.sender, key(), frame, now));
+        events.flatten().collect()
+    }
+
+    /// Returns the unread bytes of a session, or 0 if the session does not run here.
+    fn unread(&self, id: SessionId) -> usize {
+        self.table.session(id).map_or(0, |session| session.queued_from(self.sender.id))
+    }
+}
+
+/// The reading direction of a link with a [`ForeignDialect`]. It has backpressure, which the dialect lacks.
+#[derive(Debug)]
+pub(crate) struct ForeignReader {
+    dialect: Arc<ForeignDialect>,
+    metrics: Metrics,
+    /// Whether the remote dialled this end. Then heartbeats are requests to answer; otherwise they are responses.
+    answers: bool,
+    /// The session that received data last.
+    fed: Option<SessionId>,
+    /// Start of the current [`STALL_PERIOD`], and the time in it for which the link was left unread.
+    period: Instant,
+    paused: Duration,
+}
+
+/// What has more unread bytes than allowed.
+#[derive(Debug, Clone, Copy)]
+enum OverLimit {
+    Session,
+    Link,
+    Process,
+}
+
+impl ForeignReader {
+    pub(crate) fn new(dialect: Arc<ForeignDialect>, metrics: Metrics, answers: bool) -> Self {
+        Self { dialect, metrics, answers, fed: None, period: Instant::now(), paused: Duration::ZERO }
+    }
+
+    /// Returns the idle time after which the link is closed.
+    pub(crate) fn silence_limit(&self) -> Duration {
+        if self.answers { PLAIN_EDGE_IDLE_TIMEOUT } else { HEARTBEAT_INTERVAL + IDLE_TIMEOUT }
+    }
+
+    /// Handles a message from the remote.
+    pub(crate) fn on_message(&mut self, message: StreamMsg, now: Instant, events: &mut VecDeque<Event>) {
+        let meaning = self.dialect.codec.lock().on_message(message, now);
+        match meaning {
+            PlainEvent::Session(decoded) => {
+                for frame in &decoded.frames {
+                    log_session_frame("frame received", self.dialect.sender.id, decoded.id, frame);
+                }
+                self.deliver(decoded, now, events);
+            }
+            PlainEvent::Heartbeat if self.answers => self.dialect.sender.pong(None),
+            PlainEvent::Heartbeat => {}
+            PlainEvent::Answered => self.dialect.sender.wake_outbound(),
+            PlainEvent::Unknown(reason) => self.metrics.frames_dropped.count(reason),
+        }
+    }
+
+    fn deliver(&mut self, decoded: Decoded, now: Instant, events: &mut VecDeque<Event>) {
+        if decoded.frames.iter().any(|frame| matches!(frame, SessionFrame::Data(_))) {
+            self.fed = Some(decoded.id);
+        }
+        events.extend(self.dialect.deliver(decoded, now));
+    }
+
+    /// Sends a heartbeat if one is due, and `closed` for sessions that are idle, or whose target has ended and has
+    /// received all its data.
+    pub(crate) fn tick(&mut self, last_ping: &mut Instant, now: Instant, events: &mut VecDeque<Event>) {
+        let ended = self.dialect.codec.lock().ended(now);
+        for id in ended {
+            let taken = self.dialect.unread(id) == 0;
+            let mut codec = self.dialect.codec.lock();
+            let closing = if taken { codec.close(id) } else { None };
+            if !taken {
+                codec.postpone_close(id, now);
+            }
+            drop(codec);
+            if let Some(closing) = closing {
+                self.deliver(closing, now, events);
+            }
+        }
+        let idle = self.dialect.codec.lock().tick(now);
+        if !self.answers && now - *last_ping >= HEARTBEAT_INTERVAL {
+            *last_ping = now;
+            self.dialect.sender.ping();
+        }
+        for decoded in idle {
+            self.deliver(decoded, now, events);
+        }
+        self.dialect.sender.wake_outbound();
+    }
+
+    /// Returns when to call [`Self::tick`] for a target that has ended.
+    pub(crate) fn next_end(&self) -> Option<Instant> {
+        self.dialect.codec.lock().next_end()
+    }
+
+    /// Waits until [`Self::next_end`] may have changed.
+    ///
+    /// # Cancel safety
+    ///
+    /// Cancel safe.
+    pub(crate) async fn ending(&self) {
+        self.dialect.ending.notified().await;
+    }
+
+    /// Leaves the link unread while the last session to receive data, its link or the process has too much unread.
+    /// Returns true if it was left unread.
+    ///
+    /// Once the allowed pause is used up, the session with most unread bytes is reset so that the others continue. Call
+    /// this after each message, because each may belong to another session.
+    pub(crate) async fn pause_if_full(&mut self, ahead: &ReadAhead) -> bool {
+        let Some(fed) = self.fed.take() else { return false };
+        let mut paused = false;
+        while let Some(over) = self.over(fed) {
+            let now = Instant::now();
+            if now - self.period >= STALL_PERIOD {
+                (self.period, self.paused) = (now, Duration::ZERO);
+            }
+            let left = MAX_READ_PAUSE.saturating_sub(self.paused);
+            if left.is_zero() {
+                self.metrics.resets.count("slow_reader");
+                self.give_up(fed, over);
+                // Many small sessions may have to be reset.
+                tokio::task::yield_now().await;
+                continue;
+            }
+            self.metrics.read_pauses.inc();
+            // Timed out or notified, the next check sees both. Readers on other links do not notify this one.
+            let patience = if matches!(over, OverLimit::Process) { left.min(LOOK_INTERVAL) } else { left };
+            let stalled = ahead.stall();
+            let _ = timeout(patience, self.dialect.sender.read.notified()).await;
+            drop(stalled);
+            self.paused += now.elapsed();
+            paused = true;
+        }
+        paused
+    }
+
+    fn over(&self, fed: SessionId) -> Option<OverLimit> {
+        let ForeignDialect { sender, table, .. } = &*self.dialect;
+        match self.dialect.unread(fed) {
+            0 => None,
+            most if most >= PLAIN_QUEUE => Some(OverLimit::Session),
+            _ if table.unreserved.is_exhausted() => Some(OverLimit::Process),
+            // A link may exceed its share until half of the process's limit is in use.
+            _ => sender.exceeds_fair_share(&table.unreserved).then_some(OverLimit::Link),
+        }
+    }
+
+    fn give_up(&self, fed: SessionId, over: OverLimit) {
+        let ForeignDialect { sender, table, .. } = &*self.dialect;
+        let found = match over {
+            OverLimit::Session => None,
+            OverLimit::Link => largest_backlog(table.on_link(sender)),
+            OverLimit::Process => largest_backlog(table.all()),
+        };
+        if let Some(session) = found.or_else(|| table.session(fed)) {
+            session.reset_unread(SessionError::new(
+                ErrorCode::Overloaded,
+                "its reader is too slow for a link without flow control",
+            ));
+        }
+    }
+}
+
+/// Returns the session with most unread bytes among those with unreserved ones, or `None` if there is none.
+fn largest_backlog(sessions: Vec<Arc<SessionCore>>) -> Option<Arc<SessionCore>> {
+    let unread = sessions.into_iter().map(|session| (session.unreserved(), session));
+    unread.filter(|(bytes, _)| *bytes > 0).max_by_key(|(bytes, _)| *bytes).map(|(_, session)| session)
+}
+
+/// Unread bytes of a plain session at which reading from its link pauses.
+const PLAIN_QUEUE: usize = 1024 * 1024;
+/// How long a plain link may be left unread in each [`STALL_PERIOD`], for all its sessions together.
+const MAX_READ_PAUSE: Duration = Duration::from_secs(2);
+const STALL_PERIOD: Duration = Duration::from_secs(10);
+/// How often to check whether readers on other links have freed memory.
+const LOOK_INTERVAL: Duration = Duration::from_millis(50);

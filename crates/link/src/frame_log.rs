@@ -1,0 +1,144 @@
+//! The log line for each frame that a link sends or receives (`-v 8`). It holds the frame's kind and numbers, never
+//! client data.
+
+use tracing::{Level, enabled, trace};
+
+use tunnel_base::logging::FRAMES;
+use tunnel_base::names::SessionId;
+use tunnel_proto::frame::{Frame, FrameKind, SessionFrame};
+use tunnel_proto::state::LinkId;
+
+/// Logs a frame; `what` tells whether it was sent or received.
+pub(crate) fn log_frame(what: &str, link: LinkId, frame: &Frame) {
+    if !enabled!(target: FRAMES, Level::TRACE) {
+        return;
+    }
+    let node = &frame.node;
+    match &frame.body {
+        FrameKind::Session(id, _, word) => log_session_frame(what, link, *id, word),
+        FrameKind::Ping(number) => trace!(target: FRAMES, %link, kind = "Ping", number, "{what}"),
+        FrameKind::Pong(number) => trace!(target: FRAMES, %link, kind = "Pong", number, "{what}"),
+        FrameKind::Find(number) => trace!(target: FRAMES, %link, kind = "Find", number, %node, "{what}"),
+        FrameKind::Found(found) => {
+            let (number, here) = (found.question, found.here);
+            trace!(target: FRAMES, %link, kind = "Found", number, %node, here, "{what}");
+        }
+        FrameKind::Drain(_) => trace!(target: FRAMES, %link, kind = "Drain", %node, "{what}"),
+        FrameKind::Conflict(_) => trace!(target: FRAMES, %link, kind = "Conflict", %node, "{what}"),
+        FrameKind::Load(load) => {
+            trace!(target: FRAMES, %link, kind = "Load", nodes = load.nodes, stopping = load.stopping, "{what}");
+        }
+    }
+}
+
+/// Logs a frame that belongs to a session.
+pub(crate) fn log_session_frame(what: &str, link: LinkId, session: SessionId, word: &SessionFrame) {
+    if !enabled!(target: FRAMES, Level::TRACE) {
+        return;
+    }
+    let (kind, bytes) = match word {
+        SessionFrame::Open { .. } => ("Open", None),
+        SessionFrame::Opened { .. } => ("Opened", None),
+        SessionFrame::Refused { .. } => ("Refused", None),
+        SessionFrame::Data(bytes) => ("Data", Some(bytes.len())),
+        SessionFrame::Fin { .. } => ("Finish", None),
+        SessionFrame::ResetAt { .. } => ("Broken", None),
+        SessionFrame::Reset { .. } => ("Reset", None),
+        SessionFrame::Credit { .. } => ("Credit", None),
+        SessionFrame::Resume { .. } => ("Resume", None),
+        SessionFrame::Resumed { .. } => ("Resumed", None),
+        SessionFrame::PathLost { .. } => ("Lost", None),
+    };
+    let (received, limit) = match word {
+        SessionFrame::Open { limit, .. } | SessionFrame::Opened { limit, .. } => (None, Some(*limit)),
+        SessionFrame::Credit { received, limit }
+        | SessionFrame::Resume { received, limit, .. }
+        | SessionFrame::Resumed { received, limit, .. } => (Some(*received), Some(*limit)),
+        _ => (None, None),
+    };
+    let (total, code) = match word {
+        SessionFrame::Fin { total } => (Some(*total), None),
+        SessionFrame::ResetAt { total, refusal } => (Some(*total), Some(refusal.code.name())),
+        SessionFrame::Refused { refusal, .. } | SessionFrame::Reset { refusal, .. } => {
+            (None, Some(refusal.code.name()))
+        }
+        _ => (None, None),
+    };
+    let epoch = word.epoch();
+    trace!(target: FRAMES, %link, %session, kind, bytes, epoch, received, limit, total, code, "{what}");
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::{Arc, Mutex};
+
+    use bytes::Bytes;
+    use tracing_subscriber::layer::SubscriberExt as _;
+
+    use tunnel_base::logging::LogLevel;
+    use tunnel_proto::frame::{Category, ErrorCode, SessionError};
+
+    use super::*;
+
+    #[derive(Clone, Default)]
+    struct Lines(Arc<Mutex<Vec<u8>>>);
+
+    impl std::io::Write for Lines {
+        fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
+            self.0.lock().unwrap().write(bytes)
+        }
+
+        fn flush(&mut self) -> std::io::Result<()> {
+            Ok(())
+        }
+    }
+
+    /// Returns the log at that verbosity after these frames were sent.
+    fn sent(verbosity: i32, bodies: &[FrameKind]) -> String {
+        let lines = Lines::default();
+        let (to, (filter, _level)) = (lines.clone(), LogLevel::new(verbosity));
+        let form = tracing_subscriber::fmt::layer().with_ansi(false).with_writer(move || to.clone());
+        tracing::subscriber::with_default(tracing_subscriber::registry().with(filter).with(form), || {
+            for body in bodies {
+                log_frame(
+                    "frame sent",
+                    LinkId(7),
+                    &Frame { node: "node1".parse().unwrap(), body: body.clone() },
+                );
+            }
+        });
+        String::from_utf8(lines.0.lock().unwrap().clone()).unwrap()
+    }
+
+    fn word(frame: SessionFrame) -> FrameKind {
+        FrameKind::Session(SessionId::random(), Category::Ssh, frame)
+    }
+
+    #[test]
+    fn each_frame_leaves_a_line_with_its_numbers_and_nothing_of_what_it_carries() {
+        let refusal = SessionError::new(ErrorCode::TargetRefused, "SECRET");
+        let bodies = [
+            word(SessionFrame::Data(Bytes::from_static(b"SECRET"))),
+            word(SessionFrame::Credit { received: 10, limit: 20 }),
+            word(SessionFrame::Fin { total: 7 }),
+            word(SessionFrame::Refused { epoch: 3, refusal }),
+            FrameKind::Ping(Some(5)),
+            FrameKind::Pong(None),
+        ];
+        let log = sent(8, &bodies);
+        let wanted = [
+            "kind=\"Data\" bytes=6",
+            "kind=\"Credit\" received=10 limit=20",
+            "kind=\"Finish\" total=7",
+            "kind=\"Refused\" epoch=3 code=\"target_refused\"",
+            "kind=\"Ping\" number=5",
+            "kind=\"Pong\"",
+        ];
+        assert_eq!(log.lines().count(), wanted.len(), "{log}");
+        for (line, wanted) in log.lines().zip(wanted) {
+            assert!(line.contains("tunnel::frames: frame sent link=7") && line.ends_with(wanted), "{line}");
+        }
+        assert!(!log.contains("SECRET"), "{log}");
+        assert_eq!(sent(7, &bodies), "", "frames are not logged below -v 8");
+    }
+}

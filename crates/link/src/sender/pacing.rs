@@ -1,0 +1,362 @@
+//! When a link sends bulk and acknowledgements: the congestion control, fed with pings and the kernel's readings.
+
+use std::pin::Pin;
+use std::task::Context;
+use std::time::Duration;
+
+use tokio::time::{Instant, Sleep, sleep_until};
+
+use crate::congestion::CongestionController;
+use crate::lock::MutexGuard;
+use crate::sender::{LinkSender, SendQueue};
+use tunnel_net::tcp_info::{TcpInfo, TcpInfoReader};
+
+/// Decides when one link sends bulk, and acknowledgements.
+#[derive(Debug)]
+pub(crate) struct Pacing {
+    /// The congestion control, which holds bulk back. `None` on a plain link, because a plain remote must not be pinged
+    /// often.
+    pub(crate) bulk: Option<CongestionController>,
+    pub(crate) acks: AckPacing,
+    /// Reads the kernel for both; `None` if that is not possible.
+    tcp_info: Option<TcpInfoReader>,
+    /// When to check again whether one of them may be sent.
+    look: Option<Pin<Box<Sleep>>>,
+}
+
+impl Pacing {
+    /// Creates the state of a new link; `paced` if the remote answers pings.
+    pub(crate) fn new(paced: bool) -> Self {
+        let bulk = paced.then(CongestionController::new);
+        Self { bulk, acks: AckPacing::default(), tcp_info: None, look: None }
+    }
+
+    /// Returns the reader to call, without the queue's lock, before the next decision. Its result goes to
+    /// [`Self::read`]. The arguments tell whether any acknowledgements, and any sessions, wait.
+    fn reader(&self, acks_wait: bool, sessions_wait: bool, now: Instant) -> Option<TcpInfoReader> {
+        let bulk = self.bulk.as_ref()?;
+        let wanted = acks_wait && self.acks.wants_reading(now) || sessions_wait && bulk.wants_reading(now);
+        if wanted { self.tcp_info.clone() } else { None }
+    }
+
+    /// Takes a reading of the kernel. `None` means that the kernel provides none, now or later.
+    pub(crate) fn read(&mut self, reading: Option<TcpInfo>, sessions_wait: bool, now: Instant) {
+        match (&mut self.bulk, reading) {
+            (Some(bulk), Some(reading)) => {
+                self.acks.read(&reading, now);
+                if sessions_wait && bulk.wants_reading(now) {
+                    bulk.read(reading, now);
+                }
+            }
+            (Some(bulk), None) => {
+                bulk.disable_tcp_info();
+                self.tcp_info = None;
+            }
+            (None, _) => {}
+        }
+    }
+
+    /// Called when nothing can be sent now. Wakes the caller when acknowledgements that wait, or bulk that is `capped`,
+    /// may be sent.
+    pub(crate) fn look_later(&mut self, cx: &mut Context<'_>, now: Instant, acks_wait: bool, capped: bool) {
+        let acks = if acks_wait { self.acks.next() } else { None };
+        self.acks.on_flushed();
+        let bulk = if capped { self.bulk.as_mut().and_then(CongestionController::retry_after) } else { None };
+        let Some(at) = bulk.map(|after| now + after).into_iter().chain(acks).min() else { return };
+        let look = self.look.get_or_insert_with(|| Box::pin(sleep_until(at)));
+        if look.deadline() <= now || look.deadline() > at {
+            look.as_mut().reset(at);
+        }
+        if look.as_mut().poll(cx).is_ready() {
+            cx.waker().wake_by_ref();
+        }
+    }
+}
+
+// The kernel's knowledge of a link's line, for congestion control.
+
+impl LinkSender {
+    /// Sets the reader for the kernel's TCP state of a new link. The link's RTT is the kernel's until a ping is
+    /// answered. A plain link has no congestion control, so its reader is not used afterwards.
+    pub(crate) fn set_tcp_info_reader(&self, reader: Option<TcpInfoReader>) {
+        if let Some(info) = reader.as_ref().and_then(TcpInfoReader::read) {
+            self.set_rtt(info.rtt);
+        }
+        self.lock().pacing.tcp_info = reader;
+    }
+
+    /// Returns the kernel's RTT to the next machine that terminates the connection, or `None` if it reports none.
+    pub fn line_round_trip(&self) -> Option<Duration> {
+        let reader = self.lock().pacing.tcp_info.clone();
+        reader?.read().map(|info| info.rtt)
+    }
+
+    /// Locks the queue. Reads the kernel first if something waits for a turn and the last reading is old; no lock is
+    /// held meanwhile.
+    pub(crate) fn lock_informed(&self, now: Instant) -> MutexGuard<'_, SendQueue> {
+        let waiting = self.lock();
+        let Some(reader) = waiting.pacing.reader(waiting.acks_wait(), waiting.turns.len() > 0, now) else {
+            return waiting;
+        };
+        drop(waiting);
+        let info = reader.read();
+        let mut waiting = self.lock();
+        let sessions_wait = waiting.turns.len() > 0;
+        waiting.pacing.read(info, sessions_wait, now);
+        waiting
+    }
+}
+
+// Pacing of acknowledgements: Pongs and credits are sent together, a few times per RTT.
+//
+// While bulk is received, each would be a packet of its own. The kernel's congestion window grows as long as such
+// packets use half of it. From a window of 16 packets on, and with nine acknowledgements per RTT, cubic leaves slow
+// start for good once the RTT of these packets grows. It does grow, because they queue behind the bulk; our later bulk
+// would then start at the rate of the small packets. Four per RTT keep the window near its initial ten.
+
+/// When Pongs and credits are sent on one link.
+#[derive(Debug, Default)]
+pub(crate) struct AckPacing {
+    /// When some were sent last.
+    went: Option<Instant>,
+    /// Minimum time between two of them.
+    apart: Duration,
+    /// Whether they are sent at once: one of them is urgent, or another frame is sent anyway.
+    hurried: bool,
+    /// When the kernel was last read.
+    read: Option<Instant>,
+}
+
+impl AckPacing {
+    /// Returns true if they may be sent now.
+    pub(crate) fn may_go(&self, now: Instant) -> bool {
+        self.hurried || self.next().is_none_or(|next| next <= now)
+    }
+
+    /// Returns when they may be sent if nothing else is sent before.
+    pub(crate) fn next(&self) -> Option<Instant> {
+        self.went.map(|went| went + self.apart)
+    }
+
+    /// Records that one is sent now; the others go with it.
+    pub(crate) fn on_sent(&mut self, now: Instant) {
+        self.went = Some(now);
+        self.hurried = true;
+    }
+
+    /// Makes them go with the next frame.
+    pub(crate) fn send_now(&mut self) {
+        self.hurried = true;
+    }
+
+    /// Records that everything that may be sent has been sent.
+    pub(crate) fn on_flushed(&mut self) {
+        self.hurried = false;
+    }
+
+    /// Returns true if the kernel should be read before [`Self::may_go`] is called for one that waits. Never true while
+    /// they are rare.
+    pub(crate) fn wants_reading(&self, now: Instant) -> bool {
+        let known = self.read.is_some_and(|read| now - read < FRESH);
+        !self.hurried && !known && self.went.is_some_and(|went| now - went < MAX_WAIT)
+    }
+
+    /// Takes a reading of the kernel.
+    pub(crate) fn read(&mut self, reading: &TcpInfo, now: Instant) {
+        let least = reading.least_round_trip;
+        self.read = Some(now);
+        // The current RTT with its queue counts, but not a long queue of others.
+        self.apart = if least < SHORT { Duration::ZERO } else { reading.rtt.clamp(least, least * 2) / TIMES };
+        self.apart = self.apart.min(MAX_WAIT);
+    }
+}
+
+/// Number of times per RTT that they are sent.
+const TIMES: u32 = 4;
+/// On a shorter path they do not wait.
+const SHORT: Duration = Duration::from_millis(5);
+/// Maximum wait on any path.
+const MAX_WAIT: Duration = Duration::from_millis(200);
+/// A reading of the RTT is renewed after this time.
+const FRESH: Duration = Duration::from_millis(100);
+
+#[cfg(test)]
+pub(crate) mod tests {
+    use std::future::poll_fn;
+    use std::sync::Arc;
+
+    use futures_util::FutureExt as _;
+
+    use crate::lock::Mutex;
+    use crate::schedule::{ControlOutcome, FrameSource, QueuedFlow, SendOutcome, SendRequest};
+    use tunnel_base::names::{NodeName, SessionId};
+    use tunnel_proto::frame::{Category, FrameKind, Remote, SessionFrame, SessionKey};
+    use tunnel_proto::hello::Dialect;
+    use tunnel_proto::state::{ControlPriority, LinkId};
+
+    use super::*;
+
+    /// A session that always has credit to send, and never data in its turn.
+    #[derive(Debug)]
+    pub(crate) struct Speaker(pub(crate) SessionKey);
+
+    impl FrameSource for Speaker {
+        fn key(&self) -> &SessionKey {
+            &self.0
+        }
+
+        fn next_control(self: Arc<Self>, _: LinkId, _: Instant) -> ControlOutcome {
+            ControlOutcome { frame: Some(SessionFrame::Credit { received: 1, limit: 2 }), again: false }
+        }
+
+        fn next_turn(
+            self: Arc<Self>,
+            _: LinkId,
+            turn: &QueuedFlow<Arc<dyn FrameSource>>,
+            _: usize,
+            _: usize,
+            _: Instant,
+        ) -> SendOutcome {
+            SendOutcome { frame: None, bytes: 0, flow_state: turn.flow_state(), backlog: None }
+        }
+    }
+
+    /// Returns a link with that RTT according to the kernel.
+    fn link(millis: u64) -> (Arc<LinkSender>, Arc<Speaker>) {
+        let link = LinkSender::new(LinkId(1), Remote::Server(NodeName::none()), None, Dialect::NEWEST);
+        let rtt = Duration::from_millis(millis);
+        link.lock().pacing.acks.read(&reading(rtt), Instant::now());
+        let key = SessionKey { id: SessionId::from_bits(1), category: Category::Ssh, node: NodeName::none() };
+        (link, Arc::new(Speaker(key)))
+    }
+
+    fn reading(rtt: Duration) -> TcpInfo {
+        TcpInfo {
+            rtt,
+            least_round_trip: rtt,
+            variation: Duration::ZERO,
+            pacing: 1_000_000,
+            delivered: 0,
+            in_flight: 0,
+            unsent: 0,
+            written: 0,
+        }
+    }
+
+    fn wants(link: &LinkSender, reader: &Arc<Speaker>, control: ControlPriority) {
+        link.enter(reader, &SendRequest { control: Some(control), data: None });
+    }
+
+    /// Returns what is sent now.
+    fn pulled(link: &LinkSender) -> Vec<FrameKind> {
+        let next = || poll_fn(|cx| link.poll_pull(cx, Instant::now())).now_or_never();
+        std::iter::from_fn(next).flatten().map(|frame| frame.body).collect()
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn what_has_come_is_told_together_and_four_times_in_a_round_trip() {
+        let ((link, reader), told) = (link(200), Mutex::new(Vec::new()));
+        let began = Instant::now();
+        let pulls = async {
+            while let Some(frame) = poll_fn(|cx| link.poll_pull(cx, Instant::now())).await {
+                told.lock().push((began.elapsed().as_millis(), matches!(frame.body, FrameKind::Pong(_))));
+            }
+        };
+        let comes = async {
+            for number in 0..400 {
+                link.pong(Some(number));
+                wants(&link, &reader, ControlPriority::Credit);
+                tokio::time::sleep(Duration::from_millis(5)).await;
+            }
+            tokio::time::sleep(Duration::from_millis(55)).await;
+        };
+        tokio::select! {
+            () = pulls => {}
+            () = comes => {}
+        }
+        let told = told.lock().clone();
+        let mut bursts: Vec<u128> = told.iter().map(|(at, _)| *at).collect();
+        bursts.dedup();
+        assert!((38..=41).contains(&bursts.len()), "{} in ten RTTs", bursts.len());
+        let pongs = told.iter().filter(|(_, pong)| *pong).count();
+        assert_eq!((pongs, told.len() - pongs), (bursts.len(), 400), "a pong answers all earlier pings");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_credit_that_is_needed_or_a_frame_of_another_kind_takes_the_others_along() {
+        let (link, reader) = link(200);
+        for control in [ControlPriority::Needed, ControlPriority::Answer] {
+            wants(&link, &reader, ControlPriority::Credit);
+            assert_eq!(pulled(&link).len(), 1);
+            tokio::time::advance(Duration::from_millis(5)).await;
+            link.pong(Some(1));
+            wants(&link, &reader, ControlPriority::Credit);
+            assert_eq!(pulled(&link), []);
+            wants(&link, &reader, control);
+            assert_eq!(pulled(&link).len(), 3);
+            tokio::time::advance(Duration::from_millis(50)).await;
+        }
+        link.pong(Some(2));
+        assert_eq!(pulled(&link).len(), 1);
+        link.pong(Some(3));
+        assert_eq!(pulled(&link), []);
+        link.ping();
+        assert!(matches!(pulled(&link)[..], [FrameKind::Ping(_), FrameKind::Pong(Some(3))]));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn on_a_short_way_or_an_unknown_one_nothing_waits() {
+        let unknown = LinkSender::new(LinkId(2), Remote::Peer, None, Dialect::NEWEST);
+        for link in [link(4).0, unknown] {
+            for number in 0..10 {
+                link.pong(Some(number));
+                assert_eq!(pulled(&link), [FrameKind::Pong(Some(number))]);
+            }
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn the_kernel_is_read_only_for_what_comes_often_and_a_queue_of_others_counts_little() {
+        let (mut reports, rtt) = (AckPacing::default(), Duration::from_millis(100));
+        let mut now = Instant::now();
+        for _ in 0..5 {
+            assert!(!reports.wants_reading(now));
+            reports.on_sent(now);
+            reports.on_flushed();
+            now += Duration::from_millis(500);
+        }
+        reports.on_sent(now);
+        reports.on_flushed();
+        assert!(reports.wants_reading(now));
+        reports.read(&TcpInfo { rtt: rtt * 9, ..reading(rtt) }, now);
+        assert!(!reports.wants_reading(now));
+        assert_eq!(reports.next(), Some(now + Duration::from_millis(50)));
+        reports.read(&TcpInfo { rtt: rtt * 9, ..reading(rtt * 9) }, now);
+        assert_eq!(reports.next(), Some(now + MAX_WAIT));
+    }
+}
+
+#[cfg(test)]
+mod tcp_info_tests {
+    use tokio::net::{TcpListener, TcpStream};
+
+    use tunnel_base::names::NodeName;
+    use tunnel_proto::frame::Remote;
+    use tunnel_proto::hello::Dialect;
+    use tunnel_proto::state::LinkId;
+
+    use super::*;
+
+    #[tokio::test]
+    async fn a_new_links_round_trip_is_the_kernels() {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let far = TcpStream::connect(listener.local_addr().unwrap());
+        let (_far, near) = tokio::join!(far, listener.accept());
+        let (near, _) = near.unwrap();
+        let reader = TcpInfoReader::of(&near).unwrap();
+        let link = LinkSender::new(LinkId(1), Remote::Edge(NodeName::none()), None, Dialect::Plain);
+        let assumed = link.round_trip();
+        link.set_tcp_info_reader(Some(reader));
+        assert!(link.round_trip() < assumed, "{:?}", link.round_trip());
+    }
+}
