@@ -6,7 +6,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let etcd = protox::compile(["proto/etcd.proto"], ["proto"])?;
     tonic_prost_build::configure().build_server(false).build_transport(false).bytes(".").compile_fds(etcd)?;
     let mut debugging = protox::Compiler::new(["proto"])?;
-    debugging.include_imports(true).open_files(["channelz.proto", "reflection.proto"])?;
+    debugging.include_imports(true).open_file("channelz.proto")?;
     tonic_prost_build::configure().build_client(false).compile_fds(debugging.file_descriptor_set())?;
     let out = std::path::PathBuf::from(std::env::var_os("OUT_DIR").ok_or("OUT_DIR is not set")?);
     std::fs::write(out.join("channelz.bin"), debugging.encode_file_descriptor_set())?;

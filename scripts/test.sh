@@ -12,12 +12,19 @@ cd "$(dirname "$0")/.."
 PATH=$PATH:/usr/sbin:/sbin
 
 step 'programs for the tests' scripts/parts.sh
+# Programs in Go are built on the cores that the Rust compiler leaves idle.
+log=$(mktemp)
+nice -n 19 sh -c 'scripts/plainpeer.sh && scripts/goparts.sh' >"$log" 2>&1 &
+go=$!
+trap 'kill "$go" 2>/dev/null || true; rm -f "$log"' EXIT
 # The quickest checks come first.
 step 'checks' scripts/check.sh
-step 'plain peer' scripts/plainpeer.sh
-step 'CoreDNS, etcd and Kubernetes' scripts/goparts.sh
 # With all features. The checks above also compile the program without them.
 step 'build of the tests' cargo test --quiet --workspace --exclude tunnel-fuzz --features kubernetes --no-run
+# No step, because only the shell that started them can wait for them.
+echo "-- plain peer, CoreDNS, etcd and Kubernetes"
+wait "$go" || { cat "$log" >&2 && exit 1; }
+echo "-- plain peer, CoreDNS, etcd and Kubernetes: ok, $SECONDS s after the start"
 # With TUNNEL_TESTS_REQUIRE, a test whose program is missing fails instead of being skipped.
 TUNNEL_PLAINPEER=$(scripts/plainpeer.sh)
 # Most tests wait for other processes, so more of them than cores may run at once.

@@ -7,8 +7,8 @@ pub mod reconnect;
 use std::future::Future;
 use std::net::SocketAddr;
 use std::path::Path;
+use std::sync::Arc;
 use std::sync::atomic::AtomicUsize;
-use std::sync::{Arc, Once};
 use std::time::Duration;
 
 use arc_swap::ArcSwap;
@@ -29,7 +29,7 @@ use crate::config::live::ConfigFile;
 use crate::edge::http_proxy::ProxyListener;
 use crate::edge::link_dialer::known_addresses::KnownAddresses;
 use crate::edge::link_dialer::{EdgeCertificate, LinkDialer, ServerEndpoint};
-use crate::edge::reconnect::{Reconnector, release_memory};
+use crate::edge::reconnect::Reconnector;
 use crate::route::{SessionRouter, Uplinks};
 use crate::startup::access::{AccessPolicyBuilder, ListenerPolicies};
 use crate::startup::{Startup, StartupErrorKind, StartupErrors};
@@ -229,7 +229,6 @@ impl Edge {
             uplinks: self.uplinks.clone(),
             route: self.route.clone(),
             redial: Notify::new(),
-            started: Once::new(),
         })
     }
 
@@ -241,7 +240,7 @@ impl Edge {
         links.spawn(info_span!("tls"), dialer.tls.clone().watch(links.clone()));
         links.spawn(info_span!("dns"), dialer.known.resolver.clone().watch(links.clone()));
         links.spawn(info_span!("refusals"), self.metrics.refusals.clone().sum_up(links.clone().started()));
-        links.spawn(info_span!("upkeep"), self.table.clone().upkeep(pool, links.clone(), release_memory));
+        links.spawn(info_span!("upkeep"), self.table.clone().upkeep(pool, links.clone()));
         links.spawn(info_span!("resume_cancelled"), self.route.clone().resume_cancelled(links.clone()));
     }
 

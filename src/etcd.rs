@@ -12,9 +12,12 @@ use tokio::time::timeout;
 use tokio_rustls::TlsConnector;
 use tokio_rustls::rustls::ClientConfig;
 use tokio_util::either::Either;
+use tonic::body::Body;
 use tonic::metadata::{Ascii, MetadataValue};
-use tonic::transport::{Channel, Endpoint, Uri};
+use tonic::transport::{Endpoint, Uri};
 use tonic::{Code, Request, Response, Status};
+use tower::ServiceExt as _;
+use tower::util::BoxCloneSyncService;
 
 use crate::etcd::wire::auth_client::AuthClient;
 use crate::etcd::wire::kv_client::KvClient;
@@ -42,67 +45,43 @@ pub struct EtcdAccess {
     pub login: Option<(String, PathBuf)>,
 }
 
-/// The future of a call to an etcd member.
-pub type EtcdAnswer<'a, T> = BoxFuture<'a, Result<T, EtcdError>>;
-
-/// A connector to the members of an etcd.
-pub trait EtcdDialer: fmt::Debug + Send + Sync {
-    /// Returns the number of members.
-    fn members(&self) -> usize;
-
-    /// Connects to the member of this index (from 0), and logs in if required. Takes at most twice [`CALL_TIMEOUT`].
-    fn open(&self, member: usize) -> EtcdAnswer<'_, Arc<dyn EtcdCalls>>;
-}
-
-/// Calls to an etcd member. Each takes at most [`CALL_TIMEOUT`]; a call that is dropped may still be carried out.
-pub trait EtcdCalls: fmt::Debug + Send + Sync {
-    /// Creates a lease of this length and returns its ID.
-    fn grant(&self, length: Duration) -> EtcdAnswer<'_, i64>;
-
-    /// Renews a lease for its whole length. Returns false if it does not exist.
-    fn keep_alive(&self, lease: i64) -> EtcdAnswer<'_, bool>;
-
-    /// Revokes a lease and deletes its keys. A lease that no longer exists is no error.
-    fn revoke(&self, lease: i64) -> EtcdAnswer<'_, ()>;
-
-    /// Writes a key, which is deleted with the lease.
-    fn put(&self, key: Vec<u8>, value: Vec<u8>, lease: i64) -> EtcdAnswer<'_, ()>;
-
-    /// Deletes a key if it exists.
-    fn delete(&self, key: Vec<u8>) -> EtcdAnswer<'_, ()>;
-
-    /// Returns a key's value and modification revision, or `None` if the key does not exist.
-    fn get(&self, key: Vec<u8>) -> EtcdAnswer<'_, Option<(Vec<u8>, i64)>>;
-
-    /// Writes a key if its modification revision is `last_changed` (0 if the key must not exist). Returns true if it
-    /// was.
-    fn swap(&self, key: Vec<u8>, last_changed: i64, value: Vec<u8>) -> EtcdAnswer<'_, bool>;
-}
+/// Opens a connection to the member of this index (from 0), logged in if required. Takes at most twice [`CALL_TIMEOUT`].
+pub type OpenMember = dyn Fn(usize) -> BoxFuture<'static, Result<EtcdConnection, EtcdError>> + Send + Sync;
 
 /// The members of an etcd cluster, dialled in turn, and the connection to the current one.
-#[derive(Debug)]
-pub(crate) struct EtcdEndpoints {
-    dialer: Arc<dyn EtcdDialer>,
+pub struct EtcdEndpoints {
+    count: usize,
+    open: Box<OpenMember>,
     /// Counts up with each change of the member; modulo their number, it is the index of the current one.
     turn: usize,
-    connection: Option<Arc<dyn EtcdCalls>>,
+    connection: Option<EtcdConnection>,
 }
 
 impl EtcdEndpoints {
-    /// Creates the list without connecting.
-    pub(crate) fn new(dialer: Arc<dyn EtcdDialer>) -> Self {
-        Self { dialer, turn: 0, connection: None }
+    /// Creates a list of this many members without connecting.
+    pub fn new(count: usize, open: Box<OpenMember>) -> Self {
+        Self { count, open, turn: 0, connection: None }
+    }
+
+    /// Creates the list of the configured members without connecting.
+    pub(crate) fn of(access: EtcdAccess, resolver: Resolver) -> Self {
+        let (count, access) = (access.members.len(), Arc::new(access));
+        let open = move |member| {
+            let (access, resolver) = (access.clone(), resolver.clone());
+            async move { access.connect(member, resolver).await }.boxed()
+        };
+        Self::new(count, Box::new(open))
     }
 
     /// Returns the number of members.
     pub(crate) fn len(&self) -> usize {
-        self.dialer.members()
+        self.count
     }
 
     /// Returns the current connection, or connects.
-    pub(crate) async fn connected(&mut self) -> Result<&Arc<dyn EtcdCalls>, EtcdError> {
+    pub(crate) async fn connected(&mut self) -> Result<&EtcdConnection, EtcdError> {
         if self.connection.is_none() {
-            self.connection = Some(self.dialer.open(self.turn % self.len().max(1)).await?);
+            self.connection = Some((self.open)(self.turn % self.count.max(1)).await?);
         }
         self.connection.as_ref().ok_or(EtcdError::NoMember)
     }
@@ -119,20 +98,15 @@ impl EtcdEndpoints {
     }
 }
 
-/// A connector that uses the configured credentials.
-#[derive(Debug)]
-pub(crate) struct GrpcDialer {
-    access: EtcdAccess,
-    resolver: Resolver,
+impl fmt::Debug for EtcdEndpoints {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("EtcdEndpoints").field("turn", &self.turn).finish_non_exhaustive()
+    }
 }
 
-impl GrpcDialer {
-    pub(crate) fn new(access: EtcdAccess, resolver: Resolver) -> Arc<Self> {
-        Arc::new(Self { access, resolver })
-    }
-
-    async fn connect(&self, member: usize) -> Result<Connection, EtcdError> {
-        let EtcdAccess { members, ca, identity, login } = &self.access;
+impl EtcdAccess {
+    async fn connect(&self, member: usize, resolver: Resolver) -> Result<EtcdConnection, EtcdError> {
+        let Self { members, ca, identity, login } = self;
         let (tls, at) = members.get(member).ok_or(EtcdError::NoMember)?;
         let tls = match (tls, ca) {
             (false, _) => None,
@@ -149,17 +123,7 @@ impl GrpcDialer {
                 Some(loaded.map_err(|cause| EtcdError::Tls(cause.to_string()))?.load())
             }
         };
-        Connection::open(at, tls, self.resolver.clone(), login.as_ref()).await
-    }
-}
-
-impl EtcdDialer for GrpcDialer {
-    fn members(&self) -> usize {
-        self.access.members.len()
-    }
-
-    fn open(&self, member: usize) -> EtcdAnswer<'_, Arc<dyn EtcdCalls>> {
-        async move { Ok(Arc::new(self.connect(member).await?) as Arc<dyn EtcdCalls>) }.boxed()
+        EtcdConnection::open(at, tls, resolver, login.as_ref()).await
     }
 }
 
@@ -170,7 +134,7 @@ pub const CALL_TIMEOUT: Duration = Duration::from_secs(3);
 
 /// Generated messages of `proto/etcd.proto`.
 #[allow(missing_docs, unreachable_pub, missing_debug_implementations, clippy::all, reason = "generated")]
-pub(crate) mod wire {
+pub mod wire {
     include!(concat!(env!("OUT_DIR"), "/etcdserverpb.rs"));
 }
 
@@ -223,10 +187,14 @@ pub(crate) enum ErrorKind {
     Other,
 }
 
-/// A connection to one member, logged in if required.
-pub(crate) struct Connection {
+/// A service that carries calls to a member.
+pub type EtcdChannel = BoxCloneSyncService<http::Request<Body>, http::Response<Body>, Status>;
+
+/// A connection to one member, logged in if required. Each call takes at most [`CALL_TIMEOUT`]; a call that is dropped
+/// may still be carried out.
+pub struct EtcdConnection {
     at: Target,
-    channel: Channel,
+    channel: EtcdChannel,
     token: Option<MetadataValue<Ascii>>,
 }
 
@@ -246,7 +214,12 @@ impl EtcdError {
     }
 }
 
-impl Connection {
+impl EtcdConnection {
+    /// Creates a connection over a channel to a member that needs no login.
+    pub fn over(at: Target, channel: EtcdChannel) -> Self {
+        Self { at, channel, token: None }
+    }
+
     /// Connects, and logs in if there is a user.
     pub(crate) async fn open(
         at: &Target,
@@ -269,7 +242,8 @@ impl Connection {
         let channel = opened
             .map_err(|_| unreachable(&format_args!("no response within {CALL_TIMEOUT:?}")))?
             .map_err(|e| unreachable(&cause_of(&e)))?;
-        let mut connection = Self { at: at.clone(), channel, token: None };
+        let channel = BoxCloneSyncService::new(channel.map_err(|cause| Status::from_error(cause.into())));
+        let mut connection = Self::over(at.clone(), channel);
         if let Some((user, password_file)) = login {
             connection.token = Some(connection.authenticate(user, password_file).await?);
         }
@@ -303,95 +277,84 @@ impl Connection {
     fn refused(&self, status: Status) -> EtcdError {
         EtcdError::Refused { at: self.at.clone(), status: Box::new(status) }
     }
-}
 
-impl EtcdCalls for Connection {
-    fn grant(&self, length: Duration) -> EtcdAnswer<'_, i64> {
-        async move {
-            let ttl = i64::try_from(length.as_secs()).unwrap_or(i64::MAX);
-            let message = LeaseGrantRequest { ttl, id: 0 };
-            let answer = LeaseClient::new(self.channel.clone()).lease_grant(self.request(message)).await;
-            Ok(self.checked(answer)?.id)
-        }
-        .boxed()
+    /// Creates a lease of this length and returns its ID.
+    pub(crate) async fn grant(&self, length: Duration) -> Result<i64, EtcdError> {
+        let ttl = i64::try_from(length.as_secs()).unwrap_or(i64::MAX);
+        let message = LeaseGrantRequest { ttl, id: 0 };
+        let answer = LeaseClient::new(self.channel.clone()).lease_grant(self.request(message)).await;
+        Ok(self.checked(answer)?.id)
     }
 
-    fn keep_alive(&self, lease: i64) -> EtcdAnswer<'_, bool> {
-        async move {
-            let message = stream::iter([LeaseKeepAliveRequest { id: lease }]);
-            let asking = async {
-                let mut client = LeaseClient::new(self.channel.clone());
-                let answer = client.lease_keep_alive(self.request(message)).await;
-                let answer = self.checked(answer)?.message().await;
-                answer.map_err(|status| self.refused(status))
-            };
-            let answer = timeout(CALL_TIMEOUT, asking).await;
-            let answer =
-                answer.map_err(|_| self.refused(Status::deadline_exceeded("no response in time")))??;
-            Ok(answer.is_some_and(|answer| answer.ttl > 0))
-        }
-        .boxed()
+    /// Renews a lease for its whole length. Returns false if it does not exist.
+    pub(crate) async fn keep_alive(&self, lease: i64) -> Result<bool, EtcdError> {
+        let message = stream::iter([LeaseKeepAliveRequest { id: lease }]);
+        let asking = async {
+            let mut client = LeaseClient::new(self.channel.clone());
+            let answer = client.lease_keep_alive(self.request(message)).await;
+            let answer = self.checked(answer)?.message().await;
+            answer.map_err(|status| self.refused(status))
+        };
+        let answer = timeout(CALL_TIMEOUT, asking).await;
+        let answer = answer.map_err(|_| self.refused(Status::deadline_exceeded("no response in time")))??;
+        Ok(answer.is_some_and(|answer| answer.ttl > 0))
     }
 
-    fn revoke(&self, lease: i64) -> EtcdAnswer<'_, ()> {
-        async move {
-            let message = self.request(LeaseRevokeRequest { id: lease });
-            match LeaseClient::new(self.channel.clone()).lease_revoke(message).await {
-                Err(status) if status.code() != Code::NotFound => Err(self.refused(status)),
-                _ => Ok(()),
-            }
+    /// Revokes a lease and deletes its keys. A lease that no longer exists is no error.
+    pub(crate) async fn revoke(&self, lease: i64) -> Result<(), EtcdError> {
+        let message = self.request(LeaseRevokeRequest { id: lease });
+        match LeaseClient::new(self.channel.clone()).lease_revoke(message).await {
+            Err(status) if status.code() != Code::NotFound => Err(self.refused(status)),
+            _ => Ok(()),
         }
-        .boxed()
     }
 
-    fn put(&self, key: Vec<u8>, value: Vec<u8>, lease: i64) -> EtcdAnswer<'_, ()> {
-        async move {
-            let message = PutRequest { key: key.into(), value: value.into(), lease };
-            let answer = KvClient::new(self.channel.clone()).put(self.request(message)).await;
-            self.checked(answer).map(drop)
-        }
-        .boxed()
+    /// Writes a key, which is deleted with the lease.
+    pub(crate) async fn put(&self, key: Vec<u8>, value: Vec<u8>, lease: i64) -> Result<(), EtcdError> {
+        let message = PutRequest { key: key.into(), value: value.into(), lease };
+        let answer = KvClient::new(self.channel.clone()).put(self.request(message)).await;
+        self.checked(answer).map(drop)
     }
 
-    fn delete(&self, key: Vec<u8>) -> EtcdAnswer<'_, ()> {
-        async move {
-            let message = self.request(DeleteRangeRequest { key: key.into() });
-            let answer = KvClient::new(self.channel.clone()).delete_range(message).await;
-            self.checked(answer).map(drop)
-        }
-        .boxed()
+    /// Deletes a key if it exists.
+    pub(crate) async fn delete(&self, key: Vec<u8>) -> Result<(), EtcdError> {
+        let message = self.request(DeleteRangeRequest { key: key.into() });
+        let answer = KvClient::new(self.channel.clone()).delete_range(message).await;
+        self.checked(answer).map(drop)
     }
 
-    fn get(&self, key: Vec<u8>) -> EtcdAnswer<'_, Option<(Vec<u8>, i64)>> {
-        async move {
-            let message = self.request(RangeRequest { key: key.into() });
-            let answer = self.checked(KvClient::new(self.channel.clone()).range(message).await)?;
-            Ok(answer.kvs.into_iter().next().map(|found| (found.value.into(), found.mod_revision)))
-        }
-        .boxed()
+    /// Returns a key's value and modification revision, or `None` if the key does not exist.
+    pub(crate) async fn get(&self, key: Vec<u8>) -> Result<Option<(Vec<u8>, i64)>, EtcdError> {
+        let message = self.request(RangeRequest { key: key.into() });
+        let answer = self.checked(KvClient::new(self.channel.clone()).range(message).await)?;
+        Ok(answer.kvs.into_iter().next().map(|found| (found.value.into(), found.mod_revision)))
     }
 
-    fn swap(&self, key: Vec<u8>, last_changed: i64, value: Vec<u8>) -> EtcdAnswer<'_, bool> {
-        async move {
-            let key = bytes::Bytes::from(key);
-            let compare = Compare {
-                result: COMPARE_EQUAL,
-                target: COMPARE_MOD_REVISION,
-                key: key.clone(),
-                mod_revision: Some(last_changed),
-            };
-            let put = PutRequest { key, value: value.into(), lease: 0 };
-            let success = vec![RequestOp { request_put: Some(put) }];
-            let message = self.request(TxnRequest { compare: vec![compare], success });
-            Ok(self.checked(KvClient::new(self.channel.clone()).txn(message).await)?.succeeded)
-        }
-        .boxed()
+    /// Writes a key if its modification revision is `last_changed` (0 if the key must not exist). Returns true if it
+    /// was.
+    pub(crate) async fn swap(
+        &self,
+        key: Vec<u8>,
+        last_changed: i64,
+        value: Vec<u8>,
+    ) -> Result<bool, EtcdError> {
+        let key = bytes::Bytes::from(key);
+        let compare = Compare {
+            result: COMPARE_EQUAL,
+            target: COMPARE_MOD_REVISION,
+            key: key.clone(),
+            mod_revision: Some(last_changed),
+        };
+        let put = PutRequest { key, value: value.into(), lease: 0 };
+        let success = vec![RequestOp { request_put: Some(put) }];
+        let message = self.request(TxnRequest { compare: vec![compare], success });
+        Ok(self.checked(KvClient::new(self.channel.clone()).txn(message).await)?.succeeded)
     }
 }
 
-impl fmt::Debug for Connection {
+impl fmt::Debug for EtcdConnection {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Connection").field("at", &self.at).finish_non_exhaustive()
+        f.debug_struct("EtcdConnection").field("at", &self.at).finish_non_exhaustive()
     }
 }
 

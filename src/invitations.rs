@@ -8,13 +8,14 @@ use std::fmt;
 use std::net::IpAddr;
 use std::path::PathBuf;
 use std::str::FromStr;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
 use arc_swap::ArcSwap;
 use aws_lc_rs::digest::{SHA256, digest};
 use base64::Engine as _;
 use base64::engine::general_purpose::URL_SAFE_NO_PAD;
+use parking_lot::Mutex;
 use tokio::sync::watch;
 use tokio::time::{Instant, sleep};
 use tracing::{info, warn};
@@ -140,7 +141,7 @@ impl Enrolment {
     /// server.
     pub async fn refresh_soon(&self) {
         let due = |looked: Option<Instant>| looked.is_none_or(|looked| looked.elapsed() >= LOOK_PAUSE);
-        if due(*lock(&self.looked)) {
+        if due(*self.looked.lock()) {
             // `follow` reports failures.
             let _ = tokio::time::timeout(LOOK_TIMEOUT, self.look()).await;
         }
@@ -187,7 +188,7 @@ impl Enrolment {
     /// Fails if the machine has not joined. After a store error it may have joined nevertheless.
     pub async fn join(&self, from: IpAddr, secret: &str, node: &str, token: &str) -> Result<(), JoinRefusal> {
         let who = (Source::of(from), 0);
-        if lock(&self.wrong).check(&who, Instant::now()) {
+        if self.wrong.lock().check(&who, Instant::now()) {
             return Err(JoinRefusal::TooOften);
         }
         let name = node.parse::<NodeName>().map_err(|_| JoinRefusal::Malformed("not a node name"))?;
@@ -201,7 +202,7 @@ impl Enrolment {
             Ok(true) => info!(target: AUDIT, actor = %name, remote_addr = %from, "node joined by invitation"),
             Ok(false) => info!(target: AUDIT, actor = %name, remote_addr = %from, "join request repeated"),
             Err(EnrolError::Refused(why)) => {
-                lock(&self.wrong).add(who, Instant::now());
+                self.wrong.lock().add(who, Instant::now());
                 return Err(JoinRefusal::Uninvited(why));
             }
             Err(why) => {
@@ -217,7 +218,7 @@ impl Enrolment {
     async fn look(&self) -> Result<(), EnrolError<Infallible>> {
         let mut cell = self.cell.lock().await;
         let seen = cell.read().await;
-        *lock(&self.looked) = Some(Instant::now());
+        *self.looked.lock() = Some(Instant::now());
         let read = self.parse(&seen?.text).map_err(EnrolError::Foreign)?;
         self.know(read);
         Ok(())
@@ -258,10 +259,6 @@ impl Enrolment {
             self.changed.send_replace(());
         }
     }
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// Returns the current time in seconds since 1970.

@@ -24,10 +24,11 @@ use std::io::Write as _;
 use std::path::Path;
 use std::process::ExitCode;
 
+use tokio::runtime::Handle;
 use tracing::{error, field, info};
 
 fn main() -> ExitCode {
-    let args = match Args::read(std::env::args_os()) {
+    let args = match on_own_stack(|| Args::read(std::env::args_os())) {
         Ok(args) => args,
         Err(error) => {
             // If the output is closed, nothing else can show the error.
@@ -70,7 +71,7 @@ fn run(args: &Args) -> ExitCode {
     let config = args.config();
     let mode = if args.mode == Mode::Server { "cloud" } else { "edge" };
     info!(version = env!("CARGO_PKG_VERSION"), mode, config = %config.display(), "starting");
-    let settings = Settings::read(args, variable, &mut startup);
+    let settings = on_own_stack(|| Settings::read(args, variable, &mut startup));
     let refused = match runtime(args.mode) {
         Ok(runtime) => match runtime.block_on(serve(settings, startup, logs.level())) {
             Ok(drained) => {
@@ -170,10 +171,12 @@ async fn serve(
             Ok(server.shutdown(signals.next()).await)
         }
         Settings::Edge(settings) => {
-            let edge = Edge::start(*settings, Some(level))?;
+            let runtime = Handle::current();
+            let edge = on_own_stack(|| {
+                let _entered = runtime.enter();
+                Edge::start(*settings, Some(level))
+            })?;
             edge.watch_config(config);
-            // Frees the stack that startup used: from here on this thread only waits.
-            let _ = tunnel_pages::release_stack_pages();
             ends(&mut signals).await;
             Ok(edge.shutdown(signals.next()).await)
         }
@@ -275,6 +278,13 @@ fn runtime(mode: Mode) -> std::io::Result<tokio::runtime::Runtime> {
         builder.worker_threads(EDGE_THREADS).thread_keep_alive(SPARE_THREAD);
     }
     builder.event_interval(LOOK_AFTER).enable_all().build()
+}
+
+/// Runs `work` on a thread of its own. Parsing and starting use much stack. It is returned to the system when the thread
+/// ends, whereas the main thread would keep it.
+fn on_own_stack<T: Send>(work: impl FnOnce() -> T + Send) -> T {
+    let done = std::thread::scope(|scope| scope.spawn(work).join());
+    done.unwrap_or_else(|panic| std::panic::resume_unwind(panic))
 }
 
 /// Makes the C library keep freed memory at the ends of its heaps, up to twice [`KEPT`] for each heap. By default it

@@ -392,8 +392,7 @@ impl ServerCore {
         drain.spawn(info_span!("dns"), self.resolver.clone().watch(drain.clone()));
         drain.spawn(info_span!("tls"), files.tls.clone().watch(drain.clone()));
         drain.spawn(info_span!("refusals"), metrics.refusals.clone().sum_up(drain.clone().started()));
-        let give_back = || _ = tunnel_pages::trim_heap();
-        let upkeep = table.clone().upkeep(self.context.pool.clone(), drain.clone(), give_back);
+        let upkeep = table.clone().upkeep(self.context.pool.clone(), drain.clone());
         drain.spawn(info_span!("upkeep"), upkeep);
         drain.spawn(info_span!("given up"), self.context.route.clone().resume_cancelled(drain.clone()));
         self

@@ -5,26 +5,17 @@ use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 use std::time::Duration;
 
-use futures_util::StreamExt as _;
-use futures_util::stream::BoxStream;
 use hyper::body::Incoming;
 use hyper::server::conn::http2;
 use hyper::service::service_fn;
 use hyper_util::rt::{TokioIo, TokioTimer};
-use prost::Message as _;
-use prost_types::{FileDescriptorProto, FileDescriptorSet, Timestamp};
+use prost_types::Timestamp;
 use tokio::time::Instant;
-use tonic::{Code, Request, Response, Status, Streaming};
+use tonic::{Request, Response, Status};
+use tonic_reflection::server as reflection;
 use tower::Service as _;
-use tracing::{Span, debug, info_span};
+use tracing::{Span, debug, error, info_span};
 
-use crate::admin::channelz::reflection_wire::server_reflection_request::MessageRequest;
-use crate::admin::channelz::reflection_wire::server_reflection_response::MessageResponse;
-use crate::admin::channelz::reflection_wire::server_reflection_server::ServerReflectionServer;
-use crate::admin::channelz::reflection_wire::{
-    ErrorResponse, FileDescriptorResponse, ListServiceResponse, ServerReflectionRequest,
-    ServerReflectionResponse, ServiceResponse,
-};
 use crate::admin::channelz::wire::channel_connectivity_state::State;
 use crate::admin::channelz::wire::channelz_server::{Channelz, ChannelzServer};
 use crate::admin::channelz::wire::{
@@ -72,16 +63,20 @@ impl ConnectionHandler for Debugging {
 
     async fn serve(self: Arc<Self>, accepted: Accepted) {
         let channelz = ChannelzServer::from_arc(self.entities.clone()).max_decoding_message_size(MAX_BYTES);
-        let reflection =
-            ServerReflectionServer::new(Reflection::default()).max_decoding_message_size(MAX_BYTES);
+        let reflection = || reflection::Builder::configure().register_encoded_file_descriptor_set(FILES);
+        let (v1, v1alpha) = match (reflection().build_v1(), reflection().build_v1alpha()) {
+            (Ok(v1), Ok(v1alpha)) => (v1, v1alpha),
+            (Err(cause), _) | (_, Err(cause)) => return error!(error = %cause, "cannot describe channelz"),
+        };
+        let v1 = v1.max_decoding_message_size(MAX_BYTES);
+        let v1alpha = v1alpha.max_decoding_message_size(MAX_BYTES);
         let service = service_fn(move |request: http::Request<Incoming>| {
-            let (mut channelz, mut reflection) = (channelz.clone(), reflection.clone());
+            let (mut channelz, mut v1, mut v1alpha) = (channelz.clone(), v1.clone(), v1alpha.clone());
             async move {
-                let request = in_its_newest_version(request);
-                if request.uri().path().starts_with("/grpc.reflection.") {
-                    reflection.call(request).await
-                } else {
-                    channelz.call(request).await
+                match request.uri().path() {
+                    path if path.starts_with("/grpc.reflection.v1.") => v1.call(request).await,
+                    path if path.starts_with("/grpc.reflection.v1alpha.") => v1alpha.call(request).await,
+                    _ => channelz.call(request).await,
                 }
             }
         });
@@ -188,6 +183,8 @@ fn missing(number: i64) -> Status {
     Status::not_found(format!("no entity has the number {number}"))
 }
 
+/// Descriptions of the services, for clients that have no copy of them.
+const FILES: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/channelz.bin"));
 /// Maximum number of concurrent connections.
 const CONNECTIONS: usize = 16;
 /// Maximum number of concurrent calls per connection.
@@ -371,138 +368,3 @@ fn count(number: u64) -> i64 {
 
 const SERVER: i64 = 1;
 const LISTENER: i64 = 2;
-
-// Reflection: descriptions of the services, for clients that have no copy of them.
-
-/// Generated code of `proto/reflection.proto`.
-#[allow(missing_docs, unreachable_pub, missing_debug_implementations, clippy::all, reason = "generated")]
-pub(crate) mod reflection_wire {
-    include!(concat!(env!("OUT_DIR"), "/grpc.reflection.v1.rs"));
-}
-
-/// The files that describe the services of this port; imported files come first.
-#[derive(Debug, Clone)]
-pub(crate) struct Reflection {
-    files: std::sync::Arc<[FileDescriptorProto]>,
-}
-
-/// Converts a request to the newest version of reflection. The older one has other names but the same messages.
-pub(crate) fn in_its_newest_version<B>(mut request: http::Request<B>) -> http::Request<B> {
-    if request.uri().path() == OLDER {
-        *request.uri_mut() = http::Uri::from_static(NEWEST);
-    }
-    request
-}
-
-impl Default for Reflection {
-    fn default() -> Self {
-        // These bytes were written by this program's build.
-        let files = FileDescriptorSet::decode(FILES).map(|set| set.file).unwrap_or_default();
-        Self { files: files.into() }
-    }
-}
-
-#[tonic::async_trait]
-impl reflection_wire::server_reflection_server::ServerReflection for Reflection {
-    type ServerReflectionInfoStream = BoxStream<'static, Result<ServerReflectionResponse, Status>>;
-
-    async fn server_reflection_info(
-        &self,
-        request: Request<Streaming<ServerReflectionRequest>>,
-    ) -> Result<Response<Self::ServerReflectionInfoStream>, Status> {
-        let here = self.clone();
-        // One response per request: no request is read while the reader takes no response.
-        let answers = request.into_inner().map(move |asked| asked.map(|asked| here.answer(asked)));
-        Ok(Response::new(answers.boxed()))
-    }
-}
-
-impl Reflection {
-    fn answer(&self, asked: ServerReflectionRequest) -> ServerReflectionResponse {
-        let told = match &asked.message_request {
-            Some(MessageRequest::ListServices(_)) => {
-                let services = self.files.iter().flat_map(|file| {
-                    file.service
-                        .iter()
-                        .map(|one| ServiceResponse { name: format!("{}.{}", file.package(), one.name()) })
-                });
-                MessageResponse::ListServicesResponse(ListServiceResponse { service: services.collect() })
-            }
-            Some(MessageRequest::FileByFilename(name)) => self.file(|file| file.name() == name),
-            Some(MessageRequest::FileContainingSymbol(symbol)) => self.file(|file| has(file, symbol)),
-            None => unserved(Code::Unimplemented, "this request is not supported"),
-        };
-        ServerReflectionResponse {
-            valid_host: asked.host.clone(),
-            original_request: Some(asked),
-            message_response: Some(told),
-        }
-    }
-
-    /// Returns this file and all files that it may import.
-    fn file(&self, is: impl Fn(&FileDescriptorProto) -> bool) -> MessageResponse {
-        let Some(found) = self.files.iter().find(|file| is(file)) else {
-            return unserved(Code::NotFound, "no such file or symbol");
-        };
-        let imports =
-            self.files.iter().filter(|file| found.dependency.iter().any(|name| name == file.name()));
-        let files = [found].into_iter().chain(imports).map(FileDescriptorProto::encode_to_vec);
-        MessageResponse::FileDescriptorResponse(FileDescriptorResponse {
-            file_descriptor_proto: files.collect(),
-        })
-    }
-}
-
-/// Returns true if a file contains a symbol: a service, a method or a message.
-fn has(file: &FileDescriptorProto, symbol: &str) -> bool {
-    let Some(inside) = symbol.strip_prefix(file.package()).and_then(|rest| rest.strip_prefix('.')) else {
-        return false;
-    };
-    let first = inside.split('.').next();
-    let messages = file.message_type.iter().map(prost_types::DescriptorProto::name);
-    let services = file.service.iter().map(prost_types::ServiceDescriptorProto::name);
-    messages.chain(services).any(|name| Some(name) == first)
-}
-
-fn unserved(code: Code, why: &str) -> MessageResponse {
-    MessageResponse::ErrorResponse(ErrorResponse { error_code: code.into(), error_message: why.into() })
-}
-
-const FILES: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/channelz.bin"));
-const OLDER: &str = "/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo";
-const NEWEST: &str = "/grpc.reflection.v1.ServerReflection/ServerReflectionInfo";
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn services_and_their_files_are_told_and_what_is_not_there_is_not_found() {
-        let here = Reflection::default();
-        let ask = |request| {
-            let asked = ServerReflectionRequest { host: String::new(), message_request: Some(request) };
-            here.answer(asked).message_response.unwrap()
-        };
-        let MessageResponse::ListServicesResponse(list) = ask(MessageRequest::ListServices(String::new()))
-        else {
-            panic!()
-        };
-        let names: Vec<_> = list.service.iter().map(|one| one.name.as_str()).collect();
-        assert_eq!(names, ["grpc.channelz.v1.Channelz", "grpc.reflection.v1.ServerReflection"]);
-        for symbol in
-            ["grpc.channelz.v1.Channelz", "grpc.channelz.v1.Channelz.GetServers", "google.protobuf.Timestamp"]
-        {
-            let told = ask(MessageRequest::FileContainingSymbol(symbol.into()));
-            let MessageResponse::FileDescriptorResponse(files) = told else { panic!("{symbol}: {told:?}") };
-            let first = FileDescriptorProto::decode(&*files.file_descriptor_proto[0]).unwrap();
-            assert!(symbol.starts_with(first.package()), "{symbol}");
-        }
-        for symbol in ["grpc.channelz.v1.Nothing", "grpc.channelz.v1", ""] {
-            let told = ask(MessageRequest::FileContainingSymbol(symbol.into()));
-            assert!(
-                matches!(&told, MessageResponse::ErrorResponse(error) if error.error_code == 5),
-                "{symbol}: {told:?}"
-            );
-        }
-    }
-}

@@ -1,13 +1,14 @@
 //! Health checks for a process that has no other admin data.
 
 use std::net::SocketAddr;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
 use http::{Request, Response, StatusCode};
 use http_body_util::Full;
 use hyper::body::Incoming;
+use parking_lot::Mutex;
 use tokio::time::Instant;
 use tracing::{Span, info_span};
 
@@ -31,12 +32,12 @@ impl Watchdog {
 
     /// Records progress of the work.
     pub fn kick(&self) {
-        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = Instant::now();
+        *self.0.lock() = Instant::now();
     }
 
     /// Returns true if there was progress within the last five minutes.
     fn is_alive(&self) -> bool {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner).elapsed() < STILL
+        self.0.lock().elapsed() < STILL
     }
 }
 

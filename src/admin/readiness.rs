@@ -2,9 +2,10 @@
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
+use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
 use tokio::time::{Instant, sleep};
 use tracing::info_span;
@@ -90,7 +91,7 @@ impl Readiness {
     ///
     /// Returns one line for each unmet condition and each other problem.
     pub fn check(&self) -> Result<String, String> {
-        let all = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let all = self.0.lock();
         let lines = all.iter().filter_map(|(name, state)| Some(format!("{name}: {}\n", state.trouble()?)));
         let lines: String = lines.collect();
         if all.values().any(|state| matches!(state, ConditionState::NotReady(_))) {
@@ -102,7 +103,7 @@ impl Readiness {
 
     /// Returns all conditions by name, each with its state and the problem, if there is one.
     pub fn conditions(&self) -> Vec<ConditionStatus> {
-        let all = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let all = self.0.lock();
         let status = |(name, state): (&&'static str, &ConditionState)| ConditionStatus {
             name: (*name).to_owned(),
             status: match (state, state.trouble()) {
@@ -118,12 +119,12 @@ impl Readiness {
 
     /// Returns the current problem of a condition, if there is one.
     pub fn trouble(&self, condition: &str) -> Option<String> {
-        let all = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let all = self.0.lock();
         all.get(condition).and_then(ConditionState::trouble).cloned()
     }
 
     fn insert(&self, condition: &'static str, state: ConditionState) {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner).insert(condition, state);
+        self.0.lock().insert(condition, state);
     }
 }
 

@@ -5,12 +5,13 @@ pub mod messages;
 
 use std::net::{IpAddr, SocketAddr};
 use std::path::PathBuf;
+use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 use std::sync::atomic::{AtomicBool, AtomicUsize};
-use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, UNIX_EPOCH};
 
 use anyhow::Context as _;
+use parking_lot::Mutex;
 use rand::seq::SliceRandom as _;
 use tokio::net::TcpStream;
 use tokio::time::error::Elapsed;
@@ -364,7 +365,7 @@ impl EdgeCertificate {
             if ends.is_some_and(|ends| ends.first < now) {
                 return Err("expired".to_owned());
             }
-            let (text, mut kept) = (fingerprint(&texts), kept.lock().unwrap_or_else(PoisonError::into_inner));
+            let (text, mut kept) = (fingerprint(&texts), kept.lock());
             if let Some(kept) = kept.as_ref().filter(|kept| kept.text == text) {
                 return Ok(kept.tls.clone());
             }

@@ -2,7 +2,7 @@
 
 use std::net::SocketAddr;
 use std::pin::pin;
-use std::sync::{Arc, Once};
+use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::sync::{Notify, oneshot, watch};
@@ -39,8 +39,6 @@ pub(crate) struct Reconnector {
     /// Notified when the edge should dial at once: a replaced link was closed, the network changed, or a certificate
     /// was issued.
     pub(crate) redial: Notify,
-    /// Runs the cleanup after the first link is established.
-    pub(crate) started: Once,
 }
 
 /// The reason why a link is no longer the edge's newest.
@@ -140,7 +138,6 @@ impl Reconnector {
         self.readiness.set(LINK_CONDITION, Ok(()));
         self.link_context.metrics.links.opened(link.sender.peer.kind());
         self.uplinks.add(link.sender.clone());
-        self.started.call_once(release_memory);
         let mut fail_back = Box::pin(self.fail_back(server));
         // Prefer the same server, where sessions resume at once.
         let hint = AddressHint { to: at, exclude: None };
@@ -249,18 +246,6 @@ impl Reconnector {
             self.route.spawn_resume(parked, &self.link_context.drain);
         }
         info!(link = %link.sender.id, reason = %why, "link has ended");
-    }
-}
-
-/// Releases memory that was needed only for the start or temporarily. An edge is a small machine and idle most of the
-/// time.
-pub(crate) fn release_memory() {
-    let _ = (tunnel_pages::trim_heap(), tunnel_pages::release_stack_pages());
-    match tunnel_pages::release_program_pages() {
-        Ok(tunnel_pages::ReleasedPages { bytes, alone }) => {
-            debug!(released_bytes = bytes, fault_around = !alone, "program pages released");
-        }
-        Err(cause) => debug!(error = %cause, "cannot read memory mappings, program pages not released"),
     }
 }
 

@@ -13,7 +13,7 @@ use serde::{Deserialize, Serialize};
 use subtle::ConstantTimeEq as _;
 use tracing::debug;
 
-use crate::etcd::{ErrorKind, EtcdAccess, EtcdEndpoints, EtcdError, GrpcDialer};
+use crate::etcd::{ErrorKind, EtcdAccess, EtcdEndpoints, EtcdError};
 #[cfg(feature = "kubernetes")]
 use crate::invitations::store::secret::SecretSharedState;
 #[cfg(feature = "kubernetes")]
@@ -321,8 +321,7 @@ pub struct EtcdSharedState {
 impl EtcdSharedState {
     /// Creates the store without connecting.
     pub fn new(access: EtcdAccess, key: &str, resolver: Resolver) -> Self {
-        let dialer = GrpcDialer::new(access, resolver);
-        Self { members: EtcdEndpoints::new(dialer), key: key.as_bytes().to_vec() }
+        Self { members: EtcdEndpoints::of(access, resolver), key: key.as_bytes().to_vec() }
     }
 
     pub(crate) async fn read(&mut self) -> Result<Revision, SharedStateError> {

@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, HashMap};
 use std::fmt::{self, Debug};
 use std::marker::PhantomData;
 use std::net::IpAddr;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
 use k8s_openapi::api::core::v1 as whole;
@@ -13,6 +13,7 @@ use k8s_openapi::api::discovery::v1::EndpointSlice;
 use kube::api::{Api, ObjectMeta};
 use kube::runtime::watcher::{self, Event};
 use kube::{Client, Resource, ResourceExt as _};
+use parking_lot::Mutex;
 use serde::{Deserialize, Deserializer};
 use tokio::time::Instant;
 use tracing::warn;
@@ -540,7 +541,7 @@ impl Disputes {
 
     /// Returns the text to log for a dispute, or `None` if the limit of this window is reached.
     fn line(&self, why: String) -> Option<String> {
-        let mut window = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut window = self.0.lock();
         if window.started.is_none_or(|started| started.elapsed() >= WINDOW) {
             *window = Window { started: Some(Instant::now()), lines: 0 };
         }

@@ -2,14 +2,13 @@
 
 use std::collections::BTreeSet;
 use std::net::IpAddr;
-use std::sync::Arc;
 use std::time::Duration;
 
 use futures_util::future::join_all;
 use tokio::time::Instant;
 use tracing::debug;
 
-use crate::etcd::{ErrorKind, EtcdAccess, EtcdDialer, EtcdEndpoints, EtcdError, GrpcDialer};
+use crate::etcd::{ErrorKind, EtcdAccess, EtcdEndpoints, EtcdError};
 use tunnel_net::resolver::Resolver;
 
 /// The records of this server's nodes in an etcd cluster, from which DNS reads them.
@@ -53,20 +52,13 @@ impl EtcdRecords {
     /// Creates the records; sends no request.
     pub fn new(settings: EtcdParams, resolver: Resolver) -> Self {
         let EtcdParams { access, prefix, address } = settings;
-        Self::by(GrpcDialer::new(access, resolver), prefix, address)
+        Self::by(EtcdEndpoints::of(access, resolver), prefix, address)
     }
 
-    /// Like [`Self::new`], but connects to members through `dialer`.
-    pub fn by(dialer: Arc<dyn EtcdDialer>, prefix: String, address: IpAddr) -> Self {
+    /// Like [`Self::new`], in this cluster.
+    pub fn by(members: EtcdEndpoints, prefix: String, address: IpAddr) -> Self {
         let server = format!("{:016x}", rand::random::<u64>());
-        Self {
-            members: EtcdEndpoints::new(dialer),
-            prefix,
-            address,
-            server,
-            lease: None,
-            at_once: INITIAL_AT_ONCE,
-        }
+        Self { members, prefix, address, server, lease: None, at_once: INITIAL_AT_ONCE }
     }
 
     /// Replaces our records with these, and renews the lease. Tries each member once.
@@ -193,7 +185,7 @@ impl EtcdRecords {
         let mut asked = Vec::with_capacity(some.len());
         for (name, here) in some.iter().cloned() {
             let key = key(&self.prefix, &name, &self.server);
-            let (connection, value) = (connection.clone(), value.clone());
+            let value = value.clone();
             asked.push(async move {
                 let done = match here {
                     true => connection.put(key, value, id).await,
@@ -249,135 +241,9 @@ const SLOW: Duration = Duration::from_secs(1);
 
 #[cfg(test)]
 mod tests {
-    use std::sync::Mutex;
-    use std::sync::atomic::AtomicUsize;
-    use std::sync::atomic::Ordering::Relaxed;
-
-    use futures_util::FutureExt as _;
     use proptest::prelude::*;
 
-    use crate::etcd::{EtcdAnswer, EtcdCalls};
-
     use super::*;
-
-    /// An etcd cluster that processes one write after the other.
-    #[derive(Debug, Default)]
-    struct OneByOne {
-        /// Duration of each write. `None` makes each fail after a millisecond.
-        each: Mutex<Option<Duration>>,
-        under_way: AtomicUsize,
-        /// Highest number of concurrent writes.
-        most: AtomicUsize,
-    }
-
-    impl OneByOne {
-        async fn write(&self) -> Result<(), EtcdError> {
-            let before = self.under_way.fetch_add(1, Relaxed) + 1;
-            self.most.fetch_max(before, Relaxed);
-            let each = *self.each.lock().unwrap();
-            tokio::time::sleep(each.unwrap_or(Duration::from_millis(1)) * u32::try_from(before).unwrap())
-                .await;
-            self.under_way.fetch_sub(1, Relaxed);
-            each.map(drop).ok_or(EtcdError::NoMember)
-        }
-    }
-
-    impl EtcdCalls for Arc<OneByOne> {
-        fn grant(&self, _length: Duration) -> EtcdAnswer<'_, i64> {
-            async { Ok(1) }.boxed()
-        }
-
-        fn keep_alive(&self, _lease: i64) -> EtcdAnswer<'_, bool> {
-            async { Ok(true) }.boxed()
-        }
-
-        fn revoke(&self, _lease: i64) -> EtcdAnswer<'_, ()> {
-            self.write().boxed()
-        }
-
-        fn put(&self, _: Vec<u8>, _: Vec<u8>, _lease: i64) -> EtcdAnswer<'_, ()> {
-            self.write().boxed()
-        }
-
-        fn delete(&self, _key: Vec<u8>) -> EtcdAnswer<'_, ()> {
-            self.write().boxed()
-        }
-
-        fn get(&self, _key: Vec<u8>) -> EtcdAnswer<'_, Option<(Vec<u8>, i64)>> {
-            unreachable!()
-        }
-
-        fn swap(&self, _: Vec<u8>, _: i64, _: Vec<u8>) -> EtcdAnswer<'_, bool> {
-            unreachable!()
-        }
-    }
-
-    #[derive(Debug)]
-    struct Way(Arc<OneByOne>);
-
-    impl EtcdDialer for Way {
-        fn members(&self) -> usize {
-            1
-        }
-
-        fn open(&self, _member: usize) -> EtcdAnswer<'_, Arc<dyn EtcdCalls>> {
-            async { Ok(Arc::new(self.0.clone()) as Arc<dyn EtcdCalls>) }.boxed()
-        }
-    }
-
-    fn ours(etcd: &Arc<OneByOne>) -> EtcdRecords {
-        EtcdRecords::by(Arc::new(Way(etcd.clone())), "/skydns".to_owned(), IpAddr::from([10, 0, 0, 1]))
-    }
-
-    /// Adds this many records.
-    fn grow(records: &mut BTreeSet<String>, more: usize) {
-        let first = records.len();
-        records.extend((first..first + more).map(|n| format!("node{n}.nodes.test")));
-    }
-
-    #[tokio::test(start_paused = true)]
-    async fn records_that_come_one_by_one_say_nothing_of_how_much_etcd_takes() {
-        let etcd = Arc::new(OneByOne::default());
-        let (mut ours, mut records) = (ours(&etcd), BTreeSet::new());
-        for (millis, more) in [(1, 1), (1, 1), (1, 1), (1, 7), (100, 1000)] {
-            *etcd.each.lock().unwrap() = Some(Duration::from_millis(millis));
-            grow(&mut records, more);
-            ours.write(&records).await.unwrap();
-        }
-        assert_eq!(etcd.most.load(Relaxed), 8);
-    }
-
-    #[tokio::test(start_paused = true)]
-    async fn the_more_etcd_refuses_the_less_is_asked_of_it_at_once() {
-        let etcd = Arc::new(OneByOne::default());
-        let (mut ours, mut records) = (ours(&etcd), BTreeSet::new());
-        *etcd.each.lock().unwrap() = Some(Duration::from_millis(1));
-        grow(&mut records, 1000);
-        ours.write(&records).await.unwrap();
-        *etcd.each.lock().unwrap() = None;
-        grow(&mut records, 1000);
-        for most in [64, 32, 16, 8, 4, 4] {
-            etcd.most.store(0, Relaxed);
-            ours.write(&records).await.unwrap_err();
-            assert_eq!(etcd.most.load(Relaxed), most);
-        }
-    }
-
-    #[tokio::test(start_paused = true)]
-    async fn the_slower_etcd_is_the_less_is_asked_of_it_at_once() {
-        let etcd = Arc::new(OneByOne::default());
-        let (mut ours, mut records) = (ours(&etcd), BTreeSet::new());
-        // As if there were hundreds of other servers, then a few, then none, then hundreds again.
-        for (millis, most) in [(100, 8), (20, 16), (1, 64), (100, 8)] {
-            *etcd.each.lock().unwrap() = Some(Duration::from_millis(millis));
-            for _ in 0..2 {
-                etcd.most.store(0, Relaxed);
-                grow(&mut records, 1000);
-                ours.write(&records).await.unwrap();
-            }
-            assert_eq!(etcd.most.load(Relaxed), most, "{millis} ms for each");
-        }
-    }
 
     #[test]
     fn keys_are_skydns_paths() {

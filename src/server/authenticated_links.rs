@@ -3,12 +3,13 @@
 
 use std::collections::{BTreeMap, HashMap};
 use std::path::Path;
+use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 use std::sync::atomic::Ordering::Relaxed;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use futures_util::future::OptionFuture;
+use parking_lot::{Mutex, MutexGuard};
 use tokio::sync::watch;
 use tokio::time::{sleep, timeout};
 use tracing::{info, info_span, warn};
@@ -259,7 +260,7 @@ impl AuthenticatedLinks {
     }
 
     fn lock(&self) -> MutexGuard<'_, HashMap<LinkId, AuthenticatedLink>> {
-        self.links.lock().unwrap_or_else(PoisonError::into_inner)
+        self.links.lock()
     }
 }
 

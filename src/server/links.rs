@@ -2,9 +2,10 @@
 
 use std::collections::HashMap;
 use std::net::{IpAddr, SocketAddr};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
+use parking_lot::Mutex;
 use tokio::sync::mpsc;
 use tokio::time::{MissedTickBehavior, interval};
 use tokio_rustls::rustls::ServerConfig;
@@ -269,7 +270,7 @@ impl HandshakeFailures {
         if *error == HandshakeError::Closed {
             return;
         }
-        let (from, mut minute) = (plain(from), self.0.lock().unwrap_or_else(PoisonError::into_inner));
+        let (from, mut minute) = (plain(from), self.0.lock());
         let room = minute.known.len() < MAX_TRACKED;
         match minute.known.get_mut(&(from, error.name())) {
             Some(count) => count.unlogged += 1,
@@ -299,8 +300,7 @@ impl HandshakeFailures {
     }
 
     fn log_summary(&self) {
-        let FailureWindow { known, others } =
-            std::mem::take(&mut *self.0.lock().unwrap_or_else(PoisonError::into_inner));
+        let FailureWindow { known, others } = std::mem::take(&mut *self.0.lock());
         let mut untold: Vec<_> = known.into_iter().filter(|(_, count)| count.unlogged > 0).collect();
         let failed = untold.iter().map(|(_, count)| count.unlogged).sum::<u64>() + others;
         if failed == 0 {
@@ -432,7 +432,7 @@ mod tests {
             }
         }
         handshake_failures.record([0, 0, 0, 1].into(), &HandshakeError::Closed);
-        let minute = handshake_failures.0.lock().unwrap();
+        let minute = handshake_failures.0.lock();
         let untold: u64 = minute.known.values().map(|count| count.unlogged).sum();
         assert_eq!(
             (minute.known.len(), untold + minute.others),

@@ -144,11 +144,11 @@ impl Process {
         Ok(Duration::from_millis(ticks * 1000 / TICKS))
     }
 
-    /// Returns the resident memory of the process and its descendants, in bytes.
-    pub(crate) fn rss(&self) -> Result<u64> {
+    /// Returns the private memory of the process and its descendants, in bytes.
+    pub(crate) fn memory(&self) -> Result<u64> {
         let mut sum = 0;
         for pid in tree(self.child.id())? {
-            sum += rss_of(pid).unwrap_or(0);
+            sum += private_of(pid).unwrap_or(0);
         }
         Ok(sum)
     }
@@ -231,16 +231,12 @@ fn stat_field(pid: u32, field: usize) -> Option<u64> {
     stat.rsplit_once(')')?.1.split_whitespace().nth(field)?.parse().ok()
 }
 
-/// Returns the exact value if the kernel has one: VmRSS may be off by some pages per core.
-fn rss_of(pid: u32) -> Option<u64> {
-    let exact = fs::read_to_string(format!("/proc/{pid}/smaps_rollup")).ok();
-    let rough = fs::read_to_string(format!("/proc/{pid}/status")).ok();
-    let find = |text: Option<String>, key: &str| -> Option<u64> {
-        let text = text?;
-        let line = text.lines().find(|line| line.starts_with(key))?;
-        line.split_whitespace().nth(1)?.parse().ok()
-    };
-    find(exact, "Rss:").or_else(|| find(rough, "VmRSS:")).map(|kib| kib * 1024)
+/// Returns the private memory of a process, in bytes: heap, stacks, and changed pages of files. Other processes share the
+/// rest, and the kernel drops it when memory is short.
+fn private_of(pid: u32) -> Option<u64> {
+    let status = fs::read_to_string(format!("/proc/{pid}/status")).ok()?;
+    let line = status.lines().find(|line| line.starts_with("RssAnon:"))?;
+    line.split_whitespace().nth(1)?.parse::<u64>().ok().map(|kib| kib * 1024)
 }
 
 /// Variables that would override the config.

@@ -26,14 +26,14 @@ impl Proxy {
         self.processes.iter().map(Process::cpu).sum()
     }
 
-    /// Returns the resident bytes of each process.
-    pub(crate) fn rss(&self) -> Result<Vec<u64>> {
-        self.processes.iter().map(Process::rss).collect()
+    /// Returns the private bytes of each process.
+    pub(crate) fn memory(&self) -> Result<Vec<u64>> {
+        self.processes.iter().map(Process::memory).collect()
     }
 
-    /// Returns the resident bytes of the process on the targets' side.
-    pub(crate) fn edge_rss(&self) -> Result<u64> {
-        self.processes.last().context("a direct route has no process")?.rss()
+    /// Returns the private bytes of the process on the targets' side.
+    pub(crate) fn edge_memory(&self) -> Result<u64> {
+        self.processes.last().context("a direct route has no process")?.memory()
     }
 
     /// Retries without delay until an echo returns. Returns how long that took.

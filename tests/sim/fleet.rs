@@ -4,12 +4,13 @@
 //! clients, never with those of all servers.
 //!
 //! `FLEET=100x10000` sets the number of servers, and of edges per server; `FLEET_SEED=n` repeats a run. [`records`]
-//! tests the same cloud as its publishers see it, [`known`] the memory per known node.
+//! tests the same cloud as its publishers see it, [`pace`] one publisher, [`known`] the memory per known node.
 
 mod etcd;
 mod figures;
 mod known;
 mod net;
+mod pace;
 mod records;
 mod server;
 

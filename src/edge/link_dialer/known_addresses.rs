@@ -2,9 +2,10 @@
 
 use std::collections::HashMap;
 use std::net::IpAddr;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
+use parking_lot::Mutex;
 use tokio::sync::oneshot;
 use tokio::time::{Instant, timeout};
 use tracing::info_span;
@@ -73,7 +74,7 @@ impl KnownAddresses {
     /// Queries DNS. If it fails, the last addresses stay in use; if the name does not exist, only for `grace`.
     async fn look_up(&self, name: &str) -> Result<ResolvedServer, LookupError> {
         let found = self.resolver.lookup(name).await;
-        let mut all = self.last.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut all = self.last.lock();
         let failure = match found {
             Ok(addresses) => {
                 all.insert(name.to_owned(), Last { addresses: addresses.clone(), missing: None });
@@ -93,7 +94,7 @@ impl KnownAddresses {
     }
 
     fn last(&self, name: &str) -> Option<Vec<IpAddr>> {
-        let all = self.last.lock().unwrap_or_else(PoisonError::into_inner);
+        let all = self.last.lock();
         all.get(name).map(|last| last.addresses.clone())
     }
 }
@@ -137,7 +138,7 @@ mod tests {
                 let query = question.queries[0].clone();
                 let mut message = Message::response(question.metadata.id, question.metadata.op_code);
                 message.add_query(query.clone());
-                match *answers.lock().unwrap() {
+                match *answers.lock() {
                     Answer::Nothing => continue,
                     Answer::Code(code) => message.metadata.response_code = code,
                     Answer::Address(last) if query.query_type() == RecordType::A => {
@@ -154,7 +155,7 @@ mod tests {
     }
 
     fn say(answer: &Mutex<Answer>, next: Answer) {
-        *answer.lock().unwrap() = next;
+        *answer.lock() = next;
     }
 
     /// Returns the last byte of the only address, and whether it came from DNS.
@@ -214,7 +215,7 @@ mod tests {
         say(&answer, Answer::Code(ResponseCode::NXDomain));
         assert_eq!(found(&known).await, Some((1, false)));
         let age = |time: Duration| {
-            let mut all = known.last.lock().unwrap();
+            let mut all = known.last.lock();
             let missing = &mut all.get_mut(NAME).unwrap().missing;
             *missing = missing.map(|since| since - time);
         };

@@ -6,7 +6,6 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::pin::pin;
 use std::sync::atomic::AtomicBool;
 use std::sync::atomic::Ordering::Relaxed;
-use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use base64::Engine as _;
@@ -16,6 +15,7 @@ use k8s_openapi::api::certificates::v1::CertificateSigningRequest;
 use k8s_openapi::api::core::v1::Node;
 use kube::api::{ListParams, ObjectList, Patch, PatchParams, WatchEvent, WatchParams};
 use kube::{Api, Client, Error, ResourceExt as _};
+use parking_lot::{Mutex, MutexGuard};
 use serde_json::json;
 use tokio::time::{sleep, timeout};
 use tracing::{debug, info, warn};
@@ -156,7 +156,7 @@ impl Approver {
     }
 
     fn next_page(&self) -> MutexGuard<'_, Option<String>> {
-        self.next_page.lock().unwrap_or_else(PoisonError::into_inner)
+        self.next_page.lock()
     }
 
     /// Decides on a request and records the decision.

@@ -8,7 +8,6 @@
 use std::borrow::Cow;
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
-use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use k8s_openapi::api::core::v1 as whole;
@@ -16,6 +15,7 @@ use k8s_openapi::api::core::v1::{ConfigMap, Service};
 use kube::api::{ObjectMeta, PostParams};
 use kube::runtime::watcher::{self, Event};
 use kube::{Api, Client, Error, Resource, ResourceExt as _};
+use parking_lot::{Mutex, MutexGuard};
 use serde::Deserialize;
 use tokio::sync::{Notify, watch};
 use tokio::time::{Instant, sleep, sleep_until, timeout};
@@ -182,7 +182,7 @@ impl NodeNames {
     }
 
     fn nodes(&self) -> MutexGuard<'_, NodeStore> {
-        self.nodes.lock().unwrap_or_else(PoisonError::into_inner)
+        self.nodes.lock()
     }
 }
 
@@ -443,7 +443,7 @@ impl NodeNames {
 
     /// Logs which Nodes have no name, each once until it has one.
     fn log_unnamed(&self, left_out: BTreeMap<String, &'static str>) {
-        let mut told = self.left_out.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut told = self.left_out.lock();
         for (node, why) in left_out.iter().filter(|(node, why)| told.get(*node) != Some(*why)) {
             warn!(%node, reason = why, "node has no name in DNS");
         }

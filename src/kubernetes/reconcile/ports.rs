@@ -2,7 +2,6 @@
 //! servers.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
 use k8s_openapi::api::core::v1::{ConfigMap, Service, ServicePort};
@@ -10,6 +9,7 @@ use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
 use kube::api::PostParams;
 use kube::runtime::watcher::{self, Event};
 use kube::{Api, Client, Error};
+use parking_lot::Mutex;
 use tokio::sync::{Notify, watch};
 use tokio::time::{sleep, timeout};
 use tracing::{debug, info, warn};
@@ -185,7 +185,7 @@ impl PortWatch {
     /// Logs the state if it has changed, and reports it.
     fn tell(&self, state: Result<(), Vec<String>>) {
         let state = state.map_err(|all| all.join("; "));
-        let mut told = self.told.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut told = self.told.lock();
         if *told != state.as_ref().err().cloned() {
             match &state {
                 Ok(()) => info!("all node ports are served"),

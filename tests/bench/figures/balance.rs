@@ -119,19 +119,19 @@ impl Bench {
         let mut all = vec![edges(0, tenth)?];
         until_linked(&mut all, tenth)?;
         thread::sleep(SETTLED);
-        let fresh = server.rss()?;
+        let fresh = server.memory()?;
         all.push(edges(tenth, self.edges - tenth)?);
         until_linked(&mut all, self.edges)?;
         thread::sleep(SETTLED);
-        let full = server.rss()?;
+        let full = server.memory()?;
         all.pop();
         thread::sleep(SETTLED);
-        let after = server.rss()?;
+        let after = server.memory()?;
         #[expect(clippy::cast_precision_loss, reason = "bytes")]
         let value = after as f64 / fresh as f64;
         table.add(Row {
             figure: format!(
-                "server RSS once {} of {} edges have gone, against a fresh server's with the rest",
+                "server memory once {} of {} edges have gone, against a fresh server's with the rest",
                 self.edges - tenth,
                 self.edges
             ),

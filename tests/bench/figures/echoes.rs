@@ -120,14 +120,14 @@ impl Bench {
         for _ in 0..self.rounds {
             let alone = self.seldom(proxy, 2.0).measure(None)?;
             note(&mut idle, proxy, &alone);
-            let before = proxy.rss()?;
+            let before = proxy.memory()?;
             let way = proxy.ways.source.clone();
             let load = Load { way, kind: Kind::Stalled, clients: STALLED, time: None }.start(None)?;
             // Wait for the burst that fills all buffers.
             thread::sleep(SETTLED);
             let found = self.seldom(proxy, 2.0).measure(None)?;
             note(&mut beside, proxy, &found);
-            let after = proxy.rss()?;
+            let after = proxy.memory()?;
             growth.push(after.iter().zip(&before).map(|(a, b)| a.saturating_sub(*b)).collect::<Vec<_>>());
             load.finish()?;
         }

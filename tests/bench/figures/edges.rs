@@ -32,7 +32,7 @@ impl Bench {
         let tunnel = Tunnel::configure(&place, &targets, binary)?;
         let mut server = tunnel.server()?;
         thread::sleep(SETTLE);
-        let empty = server.rss()?;
+        let empty = server.memory()?;
         let half = self.edges / 2;
         let edges = |first, count| {
             let edges = Edges { servers: vec![tunnel.grpc], ca: place.certificates.ca(), first, count };
@@ -63,7 +63,7 @@ impl Bench {
     ) -> Result<()> {
         // Meanwhile buffers of the handshakes are freed, and every link is pinged.
         thread::sleep(PINGED);
-        let full = server.rss()?;
+        let full = server.memory()?;
         let watched = self.time(60.0);
         let cpu = |of: &[Process; 2]| -> Result<Duration> { of.iter().map(Process::cpu).sum() };
         let (before, theirs) = (server.cpu()?, cpu(halves)?);
@@ -71,9 +71,9 @@ impl Bench {
         let busy = server.cpu()?.saturating_sub(before).as_secs_f64() / watched.as_secs_f64() * 100.0;
         let theirs = cpu(halves)?.saturating_sub(theirs).as_secs_f64() / watched.as_secs_f64() * 100.0;
         until_linked(halves, self.edges).context("edges were lost while idle")?;
-        let after = server.rss()?;
+        let after = server.memory()?;
         eprintln!(
-            "server RSS MiB: without edges {:.1}, with {} edges {:.1}, {watched:?} later {:.1}",
+            "server memory MiB: without edges {:.1}, with {} edges {:.1}, {watched:?} later {:.1}",
             mib(empty),
             self.edges,
             mib(full),
@@ -82,7 +82,7 @@ impl Bench {
         #[expect(clippy::cast_precision_loss, reason = "thousands")]
         let each = mib(full.max(after).saturating_sub(empty)) * 1024.0 / self.edges as f64;
         table.add(Row {
-            figure: format!("server RSS for each of {} idle edges, KiB", self.edges),
+            figure: format!("server memory for each of {} idle edges, KiB", self.edges),
             tunnel: format!("{} KiB", short(each)),
             reference: String::new(),
             others: String::new(),

@@ -1,4 +1,4 @@
-//! Resident memory of the edge: idle, with sessions, and after they have ended.
+//! Private memory of the edge: idle, with sessions, and after they have ended.
 
 use std::thread;
 use std::time::{Duration, Instant};
@@ -48,10 +48,10 @@ impl Bench {
         };
         let busy = if count == 100 { Bound::Most(24.0, 20.0) } else { Bound::Most(48.0, 48.0) };
         let rows: [(String, Pick, Bound); 3] = [
-            ("edge RSS idle, MiB".into(), |one| one.idle, Bound::Most(10.0, 8.0)),
-            (format!("edge RSS with {count} sessions, MiB"), |one| one.busy, busy),
+            ("edge memory idle, MiB".into(), |one| one.idle, Bound::Most(10.0, 8.0)),
+            (format!("edge memory with {count} sessions, MiB"), |one| one.busy, busy),
             (
-                "edge RSS above idle after they ended, MiB".into(),
+                "edge memory above idle after they ended, MiB".into(),
                 |one| one.after.saturating_sub(one.idle),
                 Bound::Most(4.0, 4.0),
             ),
@@ -76,24 +76,24 @@ fn weigh(proxy: &Proxy, count: usize) -> Result<Weights> {
     let mut hold = Process::role(None, &Role::Hold { way: proxy.ways.echo.clone(), count })?;
     let _: usize = hold.hear()?;
     let busy = steady(proxy)?;
-    let cloud_busy = proxy.rss()?.first().copied().unwrap_or(0);
+    let cloud_busy = proxy.memory()?.first().copied().unwrap_or(0);
     hold.dismiss();
     let _: usize = hold.hear()?;
     let since = Instant::now();
-    let mut after = proxy.edge_rss()?;
+    let mut after = proxy.edge_memory()?;
     while after > idle + GIVEN_BACK && since.elapsed() < TIMEOUT {
         thread::sleep(Duration::from_millis(100));
-        after = proxy.edge_rss()?;
+        after = proxy.edge_memory()?;
     }
     Ok(Weights { name: proxy.name, idle, busy, after, cloud_busy, back: since.elapsed() })
 }
 
 /// Returns the edge side's memory once it has not changed for half a second.
 fn steady(proxy: &Proxy) -> Result<u64> {
-    let mut last = proxy.edge_rss()?;
+    let mut last = proxy.edge_memory()?;
     for _ in 0..20 {
         thread::sleep(Duration::from_millis(500));
-        let now = proxy.edge_rss()?;
+        let now = proxy.edge_memory()?;
         if now == last {
             break;
         }

@@ -42,7 +42,7 @@ fn write(
     writeln!(to, "| all | {} |", conductor.injected().values().sum::<u64>())?;
     writeln!(
         to,
-        "\n| process | starts | resumes | RSS before, MiB | after | descriptors | after | threads | after | links | after | tasks | after |"
+        "\n| process | starts | resumes | memory before, MiB | after | descriptors | after | threads | after | links | after | tasks | after |"
     )?;
     writeln!(to, "|{}", " --- |".repeat(13))?;
     for (number, (member, then)) in cluster.members.iter().zip(before).enumerate() {
@@ -53,7 +53,7 @@ fn write(
             member.name.clone()
         };
         write!(to, "| {name} | {} | {} ", member.starts, member.resumed())?;
-        write!(to, "| {:.1} | {:.1} ", mib(then.rss), mib(now.rss))?;
+        write!(to, "| {:.1} | {:.1} ", mib(then.memory), mib(now.memory))?;
         write!(to, "| {} | {} ", then.descriptors, now.descriptors)?;
         write!(to, "| {} | {} ", then.threads, now.threads)?;
         write!(to, "| {} | {} ", then.links(), now.links())?;

@@ -14,8 +14,8 @@ use crate::table::mib;
 /// One sample of one process.
 #[derive(Clone, Debug)]
 pub(crate) struct Weight {
-    /// Resident bytes.
-    pub(crate) rss: u64,
+    /// Private bytes.
+    pub(crate) memory: u64,
     /// Number of open descriptors.
     pub(crate) descriptors: usize,
     /// Number of threads.
@@ -31,7 +31,7 @@ impl Weight {
             Ok::<_, anyhow::Error>(fs::read_dir(format!("/proc/{}/{what}", process.id()))?.count())
         };
         Ok(Self {
-            rss: process.rss()?,
+            memory: process.memory()?,
             descriptors: entries("fd")?,
             threads: entries("task")?,
             counts: metrics(admin)?,
@@ -50,9 +50,9 @@ impl Weight {
     /// Returns the resources that should have been freed while the process is idle; empty if there are none.
     pub(crate) fn excess(&self, before: &Self) -> Vec<String> {
         let mut excess = Vec::new();
-        let (now, then) = (mib(self.rss), mib(before.rss));
-        if now > (then * RSS_FACTOR).max(then + RSS_MORE) {
-            excess.push(format!("RSS {now:.1} MiB, before {then:.1} MiB"));
+        let (now, then) = (mib(self.memory), mib(before.memory));
+        if now > (then * MEMORY_FACTOR).max(then + MEMORY_MORE) {
+            excess.push(format!("{now:.1} MiB of memory, before {then:.1} MiB"));
         }
         // Each link is a connection, and links move between processes.
         let links = (self.links() - before.links()).max(0.0);
@@ -102,9 +102,9 @@ pub(crate) fn metrics(admin: SocketAddr) -> Result<BTreeMap<String, f64>> {
 /// Gauges that are zero once all sessions have ended.
 const EMPTY: [&str; 3] = ["tunnel_sessions_open", "tunnel_sessions_relayed", "tunnel_buffer_bytes"];
 /// A process that has worked for long keeps more free memory than one that has worked for seconds.
-const RSS_FACTOR: f64 = 1.5;
+const MEMORY_FACTOR: f64 = 1.5;
 /// The same, in MiB, for a small process.
-const RSS_MORE: f64 = 16.0;
+const MEMORY_MORE: f64 = 16.0;
 /// The gauge of tasks.
 pub(crate) const TASKS: &str = "tunnel_tokio_tasks";
 /// Tasks that serve a link's connection and its call, and that supervise them.

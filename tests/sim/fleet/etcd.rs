@@ -2,13 +2,21 @@
 //! alive.
 
 use std::collections::{HashMap, HashSet};
-use std::fmt;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use futures_util::FutureExt as _;
+use http_body_util::{BodyExt as _, Full};
+use prost::Message as _;
 use tokio::time::{Instant, sleep, sleep_until, timeout};
-use tunnel::etcd::{CALL_TIMEOUT, EtcdAnswer, EtcdCalls, EtcdDialer, EtcdError};
+use tonic::Status;
+use tonic::body::Body;
+use tower::util::BoxCloneSyncService;
+use tunnel::etcd::wire::{
+    DeleteRangeRequest, LeaseGrantRequest, LeaseGrantResponse, LeaseKeepAliveRequest, LeaseKeepAliveResponse,
+    LeaseRevokeRequest, PutRequest,
+};
+use tunnel::etcd::{CALL_TIMEOUT, EtcdConnection, EtcdEndpoints, EtcdError};
 
 use super::figures::Rate;
 
@@ -91,7 +99,7 @@ impl Etcd {
     }
 
     /// Replies after a delay, in the order of the requests; fails if the delay is too long or it is unreachable.
-    async fn answers<T>(&self, writes: bool, what: impl FnOnce(&mut State) -> T) -> Result<T, EtcdError> {
+    async fn answers<T>(&self, writes: bool, what: impl FnOnce(&mut State) -> T) -> Result<T, Status> {
         let answer = self.with(|state| {
             if state.away {
                 return None;
@@ -114,99 +122,137 @@ impl Etcd {
         let answer = timeout(CALL_TIMEOUT, answer).await;
         answer.map_err(|_| {
             self.0.lock().unwrap().asked.failed_moves += u64::from(writes);
-            silent()
+            Status::deadline_exceeded("no answer")
         })
     }
-}
 
-/// The connection of one server to etcd. Counts the attempts of the server.
-pub(crate) struct Way {
-    pub(crate) etcd: Arc<Etcd>,
-    pub(crate) tried: Arc<Mutex<Rate>>,
-}
-
-impl fmt::Debug for Way {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("Way")
-    }
-}
-
-impl EtcdDialer for Way {
-    fn members(&self) -> usize {
-        1
-    }
-
-    fn open(&self, _member: usize) -> EtcdAnswer<'_, Arc<dyn EtcdCalls>> {
-        async move {
-            self.tried.lock().unwrap().one();
-            if self.etcd.with(|state| state.away) {
-                sleep(CALL_TIMEOUT).await;
-                return Err(silent());
+    async fn call(&self, call: Call) -> Answer {
+        match call {
+            Call::Grant(asked) => {
+                let length = Duration::from_secs(asked.ttl.try_into().unwrap());
+                let grant = move |state: &mut State| {
+                    state.given += 1;
+                    state.leases.insert(state.given, (state.done + length, HashSet::new()));
+                    LeaseGrantResponse { id: state.given, ttl: asked.ttl }.encode_to_vec()
+                };
+                self.answers(true, grant).await
             }
-            sleep(3 * LATENCY).await;
-            Ok(self.etcd.clone() as Arc<dyn EtcdCalls>)
+            Call::KeepAlive(asked) => {
+                let keep = move |state: &mut State| {
+                    let lease = state.leases.get_mut(&asked.id);
+                    let known = lease.map(|(ends, _)| *ends = Instant::now() + LEASE).is_some();
+                    LeaseKeepAliveResponse { id: asked.id, ttl: i64::from(known) }.encode_to_vec()
+                };
+                self.answers(false, keep).await
+            }
+            Call::Revoke(asked) => {
+                let revoke = move |state: &mut State| {
+                    let its = state.leases.remove(&asked.id).unwrap_or((Instant::now(), HashSet::new())).1;
+                    its.iter().for_each(|key| drop(state.keys.remove(key)));
+                    Vec::new()
+                };
+                self.answers(true, revoke).await
+            }
+            Call::Put(asked) => {
+                let put = move |state: &mut State| {
+                    let (_, its) = state.leases.get_mut(&asked.lease)?;
+                    its.insert(asked.key.to_vec());
+                    state.keys.insert(asked.key.to_vec(), (asked.value.to_vec(), asked.lease));
+                    Some(Vec::new())
+                };
+                self.answers(true, put).await?.ok_or_else(|| Status::not_found("no such lease"))
+            }
+            Call::Delete(asked) => {
+                let delete = move |state: &mut State| {
+                    if let Some((_, lease)) = state.keys.remove(&*asked.key) {
+                        state.leases.get_mut(&lease).map(|(_, its)| its.remove(&*asked.key));
+                    }
+                    Vec::new()
+                };
+                self.answers(true, delete).await
+            }
         }
-        .boxed()
+    }
+
+    /// Returns a cluster of this one member. Counts the attempts to connect.
+    pub(crate) fn cluster(self: &Arc<Self>, tried: Arc<Mutex<Rate>>) -> EtcdEndpoints {
+        let etcd = self.clone();
+        let open = move |_| {
+            let (etcd, tried) = (etcd.clone(), tried.clone());
+            async move {
+                tried.lock().unwrap().one();
+                if etcd.with(|state| state.away) {
+                    sleep(CALL_TIMEOUT).await;
+                    let cause = "no answer".to_owned();
+                    return Err(EtcdError::Unreachable { at: "etcd:2379".parse().unwrap(), cause });
+                }
+                sleep(3 * LATENCY).await;
+                Ok(connection(move |call| {
+                    let etcd = etcd.clone();
+                    async move { etcd.call(call).await }
+                }))
+            }
+            .boxed()
+        };
+        EtcdEndpoints::new(1, Box::new(open))
     }
 }
 
-impl EtcdCalls for Etcd {
-    fn grant(&self, length: Duration) -> EtcdAnswer<'_, i64> {
-        self.answers(true, move |state| {
-            state.given += 1;
-            state.leases.insert(state.given, (state.done + length, HashSet::new()));
-            state.given
-        })
-        .boxed()
-    }
+/// A call of a publisher. It neither reads nor swaps.
+#[derive(Debug)]
+pub(crate) enum Call {
+    Grant(LeaseGrantRequest),
+    KeepAlive(LeaseKeepAliveRequest),
+    Revoke(LeaseRevokeRequest),
+    Put(PutRequest),
+    Delete(DeleteRangeRequest),
+}
 
-    fn keep_alive(&self, lease: i64) -> EtcdAnswer<'_, bool> {
-        self.answers(false, move |state| {
-            let lease = state.leases.get_mut(&lease);
-            lease.map(|(ends, _)| *ends = Instant::now() + LEASE).is_some()
-        })
-        .boxed()
-    }
+/// The encoded message, or why there is none.
+pub(crate) type Answer = Result<Vec<u8>, Status>;
 
-    fn revoke(&self, lease: i64) -> EtcdAnswer<'_, ()> {
-        self.answers(true, move |state| {
-            let its = state.leases.remove(&lease).unwrap_or((Instant::now(), HashSet::new())).1;
-            its.iter().for_each(|key| drop(state.keys.remove(key)));
-        })
-        .boxed()
-    }
-
-    fn put(&self, key: Vec<u8>, value: Vec<u8>, lease: i64) -> EtcdAnswer<'_, ()> {
-        let put = self.answers(true, move |state| {
-            let (_, its) = state.leases.get_mut(&lease)?;
-            its.insert(key.clone());
-            state.keys.insert(key, (value, lease));
-            Some(())
-        });
-        put.map(|done| done?.ok_or(EtcdError::LeaseLost)).boxed()
-    }
-
-    fn delete(&self, key: Vec<u8>) -> EtcdAnswer<'_, ()> {
-        self.answers(true, move |state| {
-            let Some((_, lease)) = state.keys.remove(&key) else { return };
-            state.leases.get_mut(&lease).map(|(_, its)| its.remove(&key));
-        })
-        .boxed()
-    }
-
-    fn get(&self, _key: Vec<u8>) -> EtcdAnswer<'_, Option<(Vec<u8>, i64)>> {
-        unreachable!("publishers do not read")
-    }
-
-    fn swap(&self, _key: Vec<u8>, _last_changed: i64, _value: Vec<u8>) -> EtcdAnswer<'_, bool> {
-        unreachable!("publishers write only their own keys")
+impl Call {
+    fn decode(path: &str, message: &[u8]) -> Self {
+        match path {
+            "/etcdserverpb.Lease/LeaseGrant" => Self::Grant(LeaseGrantRequest::decode(message).unwrap()),
+            "/etcdserverpb.Lease/LeaseKeepAlive" => {
+                Self::KeepAlive(LeaseKeepAliveRequest::decode(message).unwrap())
+            }
+            "/etcdserverpb.Lease/LeaseRevoke" => Self::Revoke(LeaseRevokeRequest::decode(message).unwrap()),
+            "/etcdserverpb.KV/Put" => Self::Put(PutRequest::decode(message).unwrap()),
+            "/etcdserverpb.KV/DeleteRange" => Self::Delete(DeleteRangeRequest::decode(message).unwrap()),
+            _ => unreachable!("{path}"),
+        }
     }
 }
 
-fn silent() -> EtcdError {
-    EtcdError::Unreachable { at: "etcd:2379".parse().unwrap(), cause: "no answer".to_owned() }
+/// Returns a connection on which `answer` answers every call.
+pub(crate) fn connection<A>(answer: impl Fn(Call) -> A + Clone + Send + Sync + 'static) -> EtcdConnection
+where
+    A: Future<Output = Answer> + Send + 'static,
+{
+    let service = tower::service_fn(move |request: http::Request<Body>| {
+        let answer = answer.clone();
+        async move {
+            let path = request.uri().path().to_owned();
+            let body = request.into_body().collect().await?.to_bytes();
+            let message = match answer(Call::decode(&path, &body[PREFIX..])).await {
+                Ok(message) => message,
+                Err(status) => return Ok(status.into_http()),
+            };
+            let mut framed = vec![0];
+            framed.extend(u32::try_from(message.len()).unwrap().to_be_bytes());
+            framed.extend(message);
+            let trailers = http::HeaderMap::from_iter([(Status::GRPC_STATUS, http::HeaderValue::from(0))]);
+            let body = Full::from(framed).with_trailers(std::future::ready(Some(Ok(trailers))));
+            Ok(http::Response::new(Body::new(body)))
+        }
+    });
+    EtcdConnection::over("etcd:2379".parse().unwrap(), BoxCloneSyncService::new(service))
 }
 
+/// Bytes before a message of gRPC: a flag and the length.
+const PREFIX: usize = 5;
 /// Duration of one write: 1,656 per second were measured.
 const WRITE: Duration = Duration::from_micros(604);
 /// RTT.

@@ -21,7 +21,7 @@ use tunnel_proto::hello::Dialect;
 use tunnel_proto::state::LinkId;
 
 use super::HANDSHAKE;
-use super::etcd::{Etcd, Way};
+use super::etcd::Etcd;
 use super::figures::{Rate, memory};
 use super::server::ZONE;
 use super::wanted;
@@ -50,12 +50,12 @@ impl Pod {
         let metrics = Metrics::server("", "");
         let (registry, tried) = (Registry::new(metrics.clone()), Arc::default());
         let told = Arc::new(Mutex::new((true, 0)));
-        let way = Arc::new(Way { etcd: etcd.clone(), tried: Arc::clone(&tried) });
+        let cluster = etcd.cluster(Arc::clone(&tried));
         let resolver = Resolver::of_servers(&[([127, 0, 0, 1], 9).into()]).unwrap();
         let telling = told.clone();
         let publisher = Publisher {
             registry: registry.clone(),
-            store: RecordStore::Etcd(Box::new(etcd::EtcdRecords::by(way, "/skydns".to_owned(), ip))),
+            store: RecordStore::Etcd(Box::new(etcd::EtcdRecords::by(cluster, "/skydns".to_owned(), ip))),
             zone: Arc::new(Zone::new(ZONE.to_owned(), Vec::new(), |_| false)),
             vet: RecordPolicy::new(resolver, |_| Box::pin(std::future::ready(false))),
             metrics,
