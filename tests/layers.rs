@@ -1,4 +1,5 @@
-//! Checks the sources: the order of modules, circles of files, and the length of files and functions.
+//! Checks the sources: the order of modules, circles of files, the length of files and functions, and the hops that the
+//! architecture lists.
 //!
 //! A module imports only modules before it.
 
@@ -8,6 +9,8 @@
 mod circles;
 #[path = "layers/functions.rs"]
 mod functions;
+#[path = "layers/hops.rs"]
+mod hops;
 
 use std::fmt;
 use std::path::{Path, PathBuf};
