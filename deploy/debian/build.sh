@@ -2,7 +2,7 @@
 # Makes a Debian package of a built program: deploy/debian/build.sh [PROGRAM [DIR]]
 set -euo pipefail
 root=$(cd "$(dirname "$0")/../.." && pwd)
-program=$(realpath "${1:-$root/target/release/tunnel}")
+program=$(realpath "${1:-$root/target/dist/tunnel}")
 to=$(realpath "${2:-.}")
 
 version=$("$program" --version | cut -d' ' -f2)

@@ -1,10 +1,10 @@
 #!/usr/bin/env bash
 # Builds the program with a static glibc, for images without any other files, and fails if it is not static:
-#   deploy/docker/static.sh [PROFILE]     release, or another profile of Cargo.toml
+#   deploy/docker/static.sh [PROFILE]     dist, or another profile of Cargo.toml
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 
-profile=${1:-release}
+profile=${1:-dist}
 host=$(rustc -vV | sed -n 's/^host: //p')
 # With --target, the flag does not apply to build scripts and macros, which must be loadable.
 RUSTFLAGS="${RUSTFLAGS:-} -C target-feature=+crt-static" \
