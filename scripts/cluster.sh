@@ -36,13 +36,14 @@ registry_config() {
   local all
   all=$(printf '"%s:9000", ' "${pods[@]}")
   cat <<END
-[mode.cloud.registry]
+[server.dns]
 zone = "$zone"
 publish = "etcd"
-etcd = ["http://127.0.0.1:$etcd_port"]
-dns = ["$service:$dns_port"]
-siblings = [${all%, }]
-[mode.cloud.allow]
+etcd.endpoints = ["http://127.0.0.1:$etcd_port"]
+resolvers = ["$service:$dns_port"]
+[server.peers]
+addresses = [${all%, }]
+[server.edge_access]
 nodes = ["node*"]
 END
 }
@@ -51,8 +52,8 @@ END
 more_of_edge() {
   cat <<END
 metrics_listen = "127.0.0.1:1202$1"
-[mode.edge.session]
-drain = "1s"
+[edge.session]
+drain_timeout = "1s"
 END
 }
 

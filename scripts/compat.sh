@@ -58,11 +58,33 @@ build() {
   cp "$target/$out/tunnel" "$dir/$name"
 }
 
-registry_config() {
+# peers_config ADDRESS...: prints the config table that lists the servers at these addresses.
+peers_config() {
   cat <<END
-[mode.cloud.registry]
-siblings = [$(printf '"%s", ' "${@/%/:$grpc}")]
+[server.peers]
+addresses = [$(printf '"%s", ' "${@/%/:$grpc}")]
 END
+}
+
+# pod_configs ADDRESS PEER...: prints the config of the server at this address, with these peers.
+pod_configs() {
+  pod_config "$1" "$grpc" "$log" "$connect" 15s
+  peers_config "${@:2}"
+}
+
+# config_for PROGRAM NAME: writes the config on stdin as $dir/NAME.toml, for old or new. If the old program is older than
+# [server] and [edge], it needs the keys that it had below SuperEdge's tables.
+config_for() {
+  if [[ $1 == old && $old_schema == superedge ]]; then
+    sed -e 's/^\[server.links]/[mode.cloud.stream.server]/' -e 's/^\[server.connect]/[mode.cloud.ssh]/' \
+      -e 's/^\[server.session]/[mode.cloud.session]/' -e 's/^\[server.peers]/[mode.cloud.registry]/' \
+      -e 's/^\[edge.uplink]/[mode.edge.stream.client]/' -e 's/^admin_listen =/log_listen =/' \
+      -e 's/^ca =/cert =/' -e 's/^peer_ca =/ca =/' -e 's/^token_file =/tokenfile =/' \
+      -e 's/^drain_timeout =/drain =/' -e 's/^addresses =/siblings =/' \
+      -e 's/^tls_server_name =/dns =/' -e 's/^servers = \[\(.*\)]/server_name = \1/'
+  else
+    cat
+  fi >"$dir/$2.toml"
 }
 
 # lead ADDRESS: directs new connections of the service to this server. Existing connections stay.
@@ -136,9 +158,9 @@ session() {
 pairing() {
   local result
   started=()
-  for pod in first second; do
-    { pod_config "${!pod}" "$grpc" "$log" "$connect" 15s && registry_config "$first" "$second"; } >"$dir/$pod.toml"
-  done
+  pod_configs "$first" "$first" "$second" | config_for "$1" first
+  pod_configs "$second" "$first" "$second" | config_for "$2" second
+  edge_config node1 "$service:$grpc" "127.0.0.1:$log" | config_for "$3" edge
   start first "$dir/$1" --m=cloud --c="$dir/first.toml"
   start second "$dir/$2" --m=cloud --c="$dir/second.toml"
   start echo socat "TCP-LISTEN:$echo,bind=127.0.0.1,reuseaddr,fork" PIPE
@@ -165,7 +187,12 @@ keep_logs() {
 
 # fleet_pod NUMBER PROGRAM: starts the server of that number, from 0.
 fleet_pod() {
+  pod_configs "${fleet[$1]}" "${fleet[@]}" | config_for "$2" "pod$1"
   start "pod$1" "$dir/$2" --m=cloud --c="$dir/pod$1.toml"
+}
+
+# fleet_pod_ready NUMBER: waits until that server is ready.
+fleet_pod_ready() {
   await "pod$1" ready "${fleet[$1]}:$log"
 }
 
@@ -198,12 +225,11 @@ mixed() {
   started=()
   start echo socat "TCP-LISTEN:$echo,bind=127.0.0.1,reuseaddr,fork" PIPE
   for n in 0 1 2 3; do
-    { pod_config "${fleet[n]}" "$grpc" "$log" "$connect" 15s && registry_config "${fleet[@]}"; } >"$dir/pod$n.toml"
-    start "pod$n" "$dir/${pods[n]}" --m=cloud --c="$dir/pod$n.toml"
+    fleet_pod "$n" "${pods[n]}"
   done
   for n in 0 1 2 3; do
-    await "pod$n" ready "${fleet[n]}:$log"
-    edge_config "node$n" "${fleet[n]}:$grpc" "127.0.0.1:$((log + 10 + n))" >"$dir/edge$n.toml"
+    fleet_pod_ready "$n"
+    edge_config "node$n" "${fleet[n]}:$grpc" "127.0.0.1:$((log + 10 + n))" | config_for "${edges[n]}" "edge$n"
     start "edge$n" "$dir/${edges[n]}" --m=edge --c="$dir/edge$n.toml"
   done
   all_reach again "at the start"
@@ -211,6 +237,7 @@ mixed() {
     [[ $result == ok ]] || break
     finish "$(cat "$dir/pod$n.pid")"
     fleet_pod "$n" "${pods[1 - n]}"
+    fleet_pod_ready "$n"
     all_reach again "after server $n was replaced: ${pods[n]} by ${pods[1 - n]}"
   done
   printf '%-32s %s\n' 'four servers, old and new' "$result"
@@ -234,7 +261,9 @@ else
 fi
 certificates "$service" "${fleet[@]}"
 tokens node0 node1 node2 node3
-edge_config node1 "$service:$grpc" "127.0.0.1:$log" >"$dir/edge.toml"
+old_schema=ours
+edge_config node1 "$service:$grpc" "127.0.0.1:$log" | config_for new edge
+"$dir/old" --m=edge --check --c="$dir/edge.toml" &>/dev/null || old_schema=superedge
 
 printf '%-10s %-10s %-10s %s\n' 'server 1' 'server 2' edge "session (old is $rev)"
 for edge in old new; do

@@ -38,30 +38,30 @@ ready() { curl -sf -m 2 "http://$1/readyz"; }
 # pod_config ADDRESS GRPC LOG CONNECT DRAIN: prints the config of a server with these ports and this drain time.
 pod_config() {
   cat <<END
-[mode.cloud.stream.server]
+[server.links]
 listen = "$1:$2"
-log_listen = "$1:$3"
+admin_listen = "$1:$3"
 key = "$dir/pod.key"
 cert = "$dir/pod.crt"
-ca = "$dir/ca.crt"
-tokenfile = "$dir/tokens"
-[mode.cloud.ssh]
+peer_ca = "$dir/ca.crt"
+token_file = "$dir/tokens"
+[server.connect]
 listen = "$1:$4"
-[mode.cloud.session]
-drain = "$5"
+[server.session]
+drain_timeout = "$5"
 END
 }
 
 # edge_config NODE SERVER LOG: prints the config of an edge that links to this server, with this log address.
 edge_config() {
   cat <<END
-[mode.edge.stream.client]
+[edge.uplink]
 node = "$1"
 token = "token-of-$1"
-cert = "$dir/ca.crt"
-dns = "tunnel.test"
-server_name = "$2"
-log_listen = "$3"
+ca = "$dir/ca.crt"
+tls_server_name = "tunnel.test"
+servers = ["$2"]
+admin_listen = "$3"
 END
 }
 

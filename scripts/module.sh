@@ -42,9 +42,9 @@ echo "Hello from node1" >"$dir/page"
 {
   pod_config "$at" "$grpc" "$log" "$connect" 1s
   case $module in
-    tcp) printf '[mode.cloud.tcp]\n"%s:%s" = "node1/127.0.0.1:%s"\n' "$at" "$port" "$target" ;;
+    tcp) printf '[server.tcp]\n"%s:%s" = "node1/127.0.0.1:%s"\n' "$at" "$port" "$target" ;;
     https)
-      printf '[mode.cloud.https]\nmode = "passthrough"\nlisten_ip = "%s"\naddr = { "%s" = "127.0.0.1:%s" }\n' \
+      printf '[server.https]\nmode = "passthrough"\nlisten_ip = "%s"\nports = { "%s" = "127.0.0.1:%s" }\n' \
         "$at" "$port" "$target"
       ;;
   esac
@@ -69,7 +69,7 @@ case $module in
 esac
 (cd "$dir" && await "$module" "${request[@]}")
 echo "--- the server's config of this module"
-sed -n '/^\[mode.cloud.session\]/,$p' "$dir/pod.toml"
+sed -n '/^\[server.session\]/,$p' "$dir/pod.toml"
 echo "--- ${request[*]}"
 (cd "$dir" && "${request[@]}")
 for side in pod edge; do

@@ -196,7 +196,7 @@ fn sentence(cause: &io::Error) -> String {
     }
 }
 
-const REMEDY: &str = "set ca in [mode.edge.https] of this node to the CA that signed it";
+const REMEDY: &str = "set ca in [edge.target_tls] of this node to the CA that signed it";
 
 // From a target to a connection: resolves once, checks each address, and dials exactly the checked addresses.
 
@@ -357,11 +357,13 @@ impl TargetDialer {
             (DialerRole::Node(_), None) => format!("this edge may not dial {target}"),
             // Neither edges nor clients learn the addresses of names inside the cloud.
             (DialerRole::ForEdges, found) => {
-                debug!(%target, found = found.map(display), "target not in mode.cloud.allow.targets");
-                format!("edges may not have the server dial {target}: it is not in mode.cloud.allow.targets")
+                debug!(%target, found = found.map(display), "target not in server.edge_access.targets");
+                format!(
+                    "edges may not have the server dial {target}: it is not in server.edge_access.targets"
+                )
             }
             (DialerRole::ForClients, found) => {
-                debug!(%target, found = found.map(display), "target not in mode.cloud.direct.targets, or off limits");
+                debug!(%target, found = found.map(display), "target not in server.direct.targets, or off limits");
                 format!("the server does not dial {target} for clients")
             }
         };
@@ -484,7 +486,7 @@ mod tls_tests {
         let unsure = TargetTls { loopback: client(Trust::NoVerify), others: None };
         accepted(&unsure, true, "127.0.0.1", &theirs).await.unwrap();
         let why = accepted(&unsure, false, "edge-1", &ours).await.unwrap_err();
-        assert!(why.contains("cannot be verified; set ca") && why.contains("[mode.edge.https]"), "{why}");
+        assert!(why.contains("cannot be verified; set ca") && why.contains("[edge.target_tls]"), "{why}");
         let sure = TargetTls { others: Some(client(Trust::Ca(ours.ca()))), ..unsure };
         accepted(&sure, false, "edge-1", &ours).await.unwrap();
         accepted(&sure, true, "127.0.0.1", &theirs).await.unwrap();

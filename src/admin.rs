@@ -541,7 +541,7 @@ async fn asked(
     request: Request<Incoming>,
 ) -> Result<(&Arc<Enrolment>, NodeName, Option<u64>), Response<Full<Bytes>>> {
     let enrolment = enrolment.ok_or_else(|| {
-        let why = "this server takes no invitations; set store in [mode.cloud.invitations] of the config of each \
+        let why = "this server takes no invitations; set store in [server.invitations] of the config of each \
                    server\n";
         plain_text(StatusCode::NOT_FOUND, why)
     })?;

@@ -88,7 +88,7 @@ pub struct Args {
     /// Role of this process.
     #[arg(long = "m", value_name = "MODE", default_value = "cloud")]
     pub mode: Mode,
-    /// Config file; conf/cloud.toml and conf/edge.toml describe every key. [default: /etc/tunnel/MODE.toml]
+    /// Config file; docs/reference/server.toml and docs/reference/edge.toml describe every key. [default: /etc/tunnel/MODE.toml]
     #[arg(long = "c", value_name = "FILE")]
     pub config: Option<PathBuf>,
     /// Check the config and the files it names, report all errors, and exit. No port is opened.
@@ -151,7 +151,7 @@ pub enum Command {
     Connect(ConnectArgs),
     /// Print the status of a server or edge on this machine: its links, and why it has none. Uses the admin socket.
     Status {
-        /// Admin socket (`listen` in [mode.cloud.admin] or [mode.edge.admin]). [default: that of a server of this user,
+        /// Admin socket (`listen` in [server.admin] or [edge.admin]). [default: that of a server of this user,
         /// otherwise of an edge; its log contains the path]
         #[arg(long, value_name = "PATH")]
         socket: Option<PathBuf>,
@@ -340,7 +340,7 @@ impl Settings {
         match self {
             Self::Edge(edge) => {
                 let unused =
-                    "an edge uses Kubernetes only for its certificate; set agent = true in [mode.edge.csr]";
+                    "an edge uses Kubernetes only for its certificate; set agent = true in [edge.csr]";
                 edge.csr.is_none().then_some(unused)
             }
             Self::Cloud(_) if cfg!(not(feature = "kubernetes")) => {
@@ -350,8 +350,8 @@ impl Settings {
                 let asks = cloud.registry.cluster.is_some()
                     || cloud.addresses.cluster.is_some()
                     || cloud.csr.is_some();
-                let unused = "no key requires Kubernetes; set publish or service of [mode.cloud.registry], kubernetes = true in \
-                              [mode.cloud.addresses], or profiles of [mode.cloud.csr]";
+                let unused = "no key requires Kubernetes; set publish or service of [server.dns], kubernetes = true in \
+                              [server.addresses], or profiles of [server.csr]";
                 (!asks).then_some(unused)
             }
         }

@@ -1,22 +1,24 @@
 //! Configuration: parses TOML into a checked config, or into a list of all its errors.
 //!
-//! SuperEdge's files load unchanged, in old and new spelling. Keys are normalised (case, `_`) and read one by one, so
-//! that all errors are found in one pass. SuperEdge keys that are not supported yet cause a warning. Any other unknown
-//! key is an error, because a typo must never leave a port open. `conf/cloud.toml` and `conf/edge.toml` document every
-//! key.
+//! Keys are read one by one, so that all errors are found in one pass. An unknown key is an error, because a typo must
+//! never leave a port open. `docs/reference/` documents every key. SuperEdge's files are translated first
+//! ([`superedge`]).
 
 pub mod edge;
 pub mod listen;
 pub mod live;
 pub mod server;
+pub mod superedge;
 pub mod table;
 pub mod value;
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::net::{IpAddr, SocketAddr};
 use std::path::PathBuf;
 use std::time::Duration;
+
+use toml::de::DeTable;
 
 use crate::config::listen::AccessConfig;
 use crate::config::table::ConfigTable;
@@ -106,7 +108,7 @@ pub struct ParsedConfig<T> {
 /// One error in the config: the key, its line and what is wrong.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ConfigError {
-    /// The full key, such as `mode.cloud.ssh.port`, or another source (`NODE_IP`). Empty if the text is not TOML.
+    /// The full key, such as `server.connect.port`, or another source (`NODE_IP`). Empty if the text is not TOML.
     pub key: String,
     /// The line in the file, counted from 1, if known.
     pub line: Option<usize>,
@@ -255,25 +257,21 @@ impl fmt::Display for Warning {
     }
 }
 
-/// Handles the other mode's table. Two modes may share a file, but a file with only the other mode is the wrong one.
-fn other_mode(
-    mode: &mut ConfigTable<'_>,
+/// Handles the other role's table. Both may be in one file, but a file with only the other one is the wrong file.
+fn other_role(
+    file: &mut ConfigTable<'_>,
     ours: &ConfigTable<'_>,
     other: &'static str,
     report: &mut Diagnostics,
 ) {
-    if !mode.ignore(other, report) {
+    if !file.ignore(other, report) {
         return;
     }
     if ours.is_present() {
-        report.warn(
-            mode.key(other),
-            WarningKind::Unexpected,
-            "this table is for the other mode and is ignored",
-        );
+        report.warn(other, WarningKind::Unexpected, "this table is for the other role and is ignored");
     } else {
-        let found = Some("the only mode in this file".to_owned());
-        mode.error(other, found, format!("start with --m={other}, or use the other file"), report);
+        let found = Some("the only table in this file".to_owned());
+        file.error(other, found, format!("start with `tunnel {other}`, or use the other file"), report);
     }
 }
 
@@ -284,11 +282,11 @@ fn address(key: &str, text: Option<&str>, report: &mut Diagnostics) -> Option<Ip
 }
 
 fn grace(table: &mut ConfigTable<'_>, report: &mut Diagnostics) -> Duration {
-    table.read("grace", value::duration(Duration::ZERO..=DAY), report).unwrap_or(GRACE)
+    table.read("resume_timeout", value::duration(Duration::ZERO..=DAY), report).unwrap_or(GRACE)
 }
 
 fn drain(table: &mut ConfigTable<'_>, report: &mut Diagnostics) -> Duration {
-    table.read("drain", value::duration(Duration::ZERO..=DAY), report).unwrap_or(DRAIN)
+    table.read("drain_timeout", value::duration(Duration::ZERO..=DAY), report).unwrap_or(DRAIN)
 }
 
 /// kubectl gives up an exec after 60 s without a response, so keeping its session longer is useless.
@@ -317,6 +315,12 @@ pub(crate) struct Diagnostics {
     pub(crate) known: Vec<String>,
     /// The known keys that were present in the file and valid.
     pub(crate) given: BTreeSet<String>,
+    /// Keys and tables of the schema that a translated file spells otherwise, with the spelling there.
+    pub(crate) spelled: BTreeMap<String, String>,
+    /// Keys that a translation sets although the file does not have them. What they ask for is not required.
+    pub(crate) implied: BTreeSet<String>,
+    /// Keys that a translated file has, with a value that is wrong.
+    pub(crate) refused: BTreeSet<String>,
 }
 
 /// An error with an unknown line. [`Diagnostics::finish`] derives the line from the position.
@@ -357,7 +361,30 @@ impl Diagnostics {
 
     /// Records a warning.
     pub(crate) fn warn(&mut self, key: impl Into<String>, kind: WarningKind, text: impl Into<String>) {
-        self.warnings.push(Warning { key: key.into(), kind, text: text.into() });
+        let key = self.spelling(&key.into());
+        self.warnings.push(Warning { key, kind, text: text.into() });
+    }
+
+    /// Parses TOML as far as possible, and records its syntax errors.
+    pub(crate) fn parse<'t>(&mut self, text: &'t str) -> DeTable<'t> {
+        let (table, errors) = DeTable::parse_recoverable(text);
+        for error in errors {
+            // The error's Display output contains the line, which may hold a secret; its message does not.
+            let place = error.span().map(|span| span.start);
+            self.place_fault(place, "", Some("not TOML".to_owned()), error.message());
+        }
+        table.into_inner()
+    }
+
+    /// Returns a key as the file spells it.
+    pub(crate) fn spelling(&self, key: &str) -> String {
+        let ends =
+            (0..=key.len()).rev().filter(|end| matches!(key.as_bytes().get(*end), None | Some(b'.' | b'[')));
+        let known = |end: usize| {
+            let (table, rest) = key.split_at_checked(end)?;
+            Some(format!("{}{rest}", self.spelled.get(table)?))
+        };
+        ends.into_iter().find_map(known).unwrap_or_else(|| key.to_owned())
     }
 
     /// Returns the number of errors so far.
@@ -410,7 +437,7 @@ impl Diagnostics {
     ) {
         let doubt = if found.is_none() { Certainty::Missing } else { Certainty::None };
         let text = format!("{}: {}", found.unwrap_or_else(|| "missing".to_owned()), wanted.into());
-        let error = ConfigError { key: key.to_owned(), line: None, text };
+        let error = ConfigError { key: self.spelling(key), line: None, text };
         self.errors.push(PlacedFault { place: place.unwrap_or(NOWHERE), doubt, error });
     }
 }

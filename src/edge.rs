@@ -123,8 +123,8 @@ impl Edge {
         };
         let admin = edge.admin(viewers, level, level_from_anywhere);
         admin.spawn(listeners, &edge.admin);
-        let shown = cert.iter().map(|cert| ("mode.edge.https.cert", cert.as_path())).collect();
-        admin.follow_certificates(shown, vec![("mode.edge.stream.client.cert", ca.as_path())], &edge.admin);
+        let shown = cert.iter().map(|cert| ("edge.target_tls.cert", cert.as_path())).collect();
+        admin.follow_certificates(shown, vec![("edge.uplink.ca", ca.as_path())], &edge.admin);
         if let Some(log) = edge.bound.log {
             info!(admin_addr = %log, "edge started");
         }
@@ -362,9 +362,9 @@ impl EdgeFiles {
         let client = &settings.client;
         let trust = Trust::Ca(client.ca.clone());
         let tls = TlsClientConfig { trust, identity: None, alpn: vec![b"h2".to_vec()] }.load();
-        let tls = startup.collect(StartupErrorKind::Config, &["mode.edge.stream.client.cert"], tls);
+        let tls = startup.collect(StartupErrorKind::Config, &["edge.uplink.ca"], tls);
         let servers = client.servers.iter().map(ServerEndpoint::new).collect();
-        let servers = startup.collect(StartupErrorKind::Config, &["mode.edge.stream.client.dns"], servers);
+        let servers = startup.collect(StartupErrorKind::Config, &["edge.uplink.tls_server_name"], servers);
         let targets = targets(&settings.https, startup);
         let tokens = tokens(client.token.as_ref(), startup);
         let proxy = startup.collect(StartupErrorKind::Config, &["HTTPS_PROXY"], proxy(client));
@@ -392,11 +392,11 @@ impl AdminListeners {
             Some(bound) => Some(bound?),
         };
         let at = settings.client.channelz;
-        let channelz = match at.map(|at| startup.bind_private(&format!("{TABLE}.channelz_addr"), at)) {
+        let channelz = match at.map(|at| startup.bind_private(&format!("{TABLE}.channelz_listen"), at)) {
             None => None,
             Some(bound) => Some(bound?),
         };
-        let admin = startup.bind_admin("mode.edge.admin.listen", &settings.admin.socket);
+        let admin = startup.bind_admin("edge.admin.listen", &settings.admin.socket);
         Some(Self { log: log?, metrics, channelz, admin: admin? })
     }
 }
@@ -410,7 +410,7 @@ fn tokens(token: Option<&Token>, startup: &mut Startup) -> Option<Reload<Vec<Sec
         Some(Token::File(path)) => {
             let file = path.clone();
             let tokens = Reload::file(path, move |text| parse_tokens(&file, text));
-            startup.collect(StartupErrorKind::Config, &["mode.edge.stream.client.token_file"], tokens)
+            startup.collect(StartupErrorKind::Config, &["edge.uplink.token_file"], tokens)
         }
     }
 }
@@ -420,13 +420,13 @@ fn targets(https: &TargetTlsConfig, startup: &mut Startup) -> Option<TargetTls> 
     let identity = https.identity.clone().map(|(cert, key)| Identity { cert, key });
     let client =
         |trust| TlsClientConfig { trust, identity: identity.clone(), alpn: vec![b"http/1.1".to_vec()] };
-    let keys = ["mode.edge.https.cert", "mode.edge.https.key"];
+    let keys = ["edge.target_tls.cert", "edge.target_tls.key"];
     let loopback = startup.collect(StartupErrorKind::Config, &keys, client(Trust::NoVerify).load());
     let others = match &https.ca {
         None => Some(None),
         Some(ca) => {
             let others = client(Trust::Ca(ca.clone())).load();
-            startup.collect(StartupErrorKind::Config, &["mode.edge.https.ca"], others).map(Some)
+            startup.collect(StartupErrorKind::Config, &["edge.target_tls.ca"], others).map(Some)
         }
     };
     Some(TargetTls { loopback: loopback?, others: others? })
@@ -451,4 +451,4 @@ fn proxy(client: &UplinkConfig) -> Result<Option<HttpProxyClient>, ProxyError> {
     HttpProxyClient::new(url.reveal(), client.no_proxy.as_deref().unwrap_or_default())
 }
 
-const TABLE: &str = "mode.edge.stream.client";
+const TABLE: &str = "edge.uplink";

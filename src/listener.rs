@@ -108,7 +108,7 @@ impl Denial {
         let shown: String =
             names.first().into_iter().flat_map(|name| name.chars()).take(NAME_CHARS).collect();
         Self::Forbidden(format!(
-            "no name (CN or DNS) in your certificate is allowed: {shown:?} is not in names of [mode.cloud.{table}]"
+            "no name (CN or DNS) in your certificate is allowed: {shown:?} is not in names of [server.{table}]"
         ))
     }
 
@@ -324,7 +324,7 @@ impl Denial {
             Self::Credentials => (S::PROXY_AUTHENTICATION_REQUIRED, "credentials_missing", GIVE_PASSWORD),
             Self::Password(_) => (S::PROXY_AUTHENTICATION_REQUIRED, "credentials_invalid", CHECK_PASSWORD),
             Self::NoNode(_) => node_not_named(
-                "use the node's name, or list the address in [mode.cloud.addresses] of every server",
+                "use the node's name, or list the address in [server.addresses] of every server",
             ),
             Self::NotLocated(why) => not_located(why),
             Self::OffLimits(_) => (S::FORBIDDEN, "target_forbidden", USE_NODE_NAME),
@@ -391,24 +391,25 @@ fn refused(refusal: &SessionError) -> (StatusCode, &'static str, &'static str) {
         ErrorCode::TargetTimeout => (StatusCode::GATEWAY_TIMEOUT, "check that the node can reach the target"),
         ErrorCode::TargetUnreachable => {
             let next = "check that the node can resolve and reach the target; for the target's certificate, check ca in \
-                        [mode.edge.https] of that node's config";
+                        [edge.target_tls] of that node's config";
             (StatusCode::BAD_GATEWAY, next)
         }
         ErrorCode::NotAllowed => (
             StatusCode::FORBIDDEN,
-            "add the target to [mode.edge.allow] targets in that node's config and keep the entries that are there: a list \
+            "add the target to [edge.allow] targets in that node's config and keep the entries that are there: a list \
              replaces the default",
         ),
-        ErrorCode::NodeNotAllowed => {
-            (StatusCode::FORBIDDEN, "add the node to [mode.cloud.allow] nodes in the config of every server")
-        }
+        ErrorCode::NodeNotAllowed => (
+            StatusCode::FORBIDDEN,
+            "add the node to [server.edge_access] nodes in the config of every server",
+        ),
         ErrorCode::OwnPort => (
             StatusCode::FORBIDDEN,
             "use another port: no setting opens this one; for metrics use the port of that edge's metrics_listen",
         ),
         ErrorCode::Overloaded => (
             StatusCode::SERVICE_UNAVAILABLE,
-            "try again in a moment, or raise [mode.edge.session] memory in that node's config",
+            "try again in a moment, or raise [edge.session] buffer_memory in that node's config",
         ),
         ErrorCode::NodeNotConnected => (
             StatusCode::BAD_GATEWAY,
@@ -432,7 +433,7 @@ fn not_located(why: &LocateError) -> (StatusCode, &'static str, &'static str) {
         LocateError::NoAddress(_) => (
             StatusCode::MISDIRECTED_REQUEST,
             "address_unknown",
-            "list the node's address in [mode.cloud.addresses] of every server, or let the servers get it from Kubernetes",
+            "list the node's address in [server.addresses] of every server, or let the servers get it from Kubernetes",
         ),
         LocateError::NoEndpoint(..) => (
             StatusCode::SERVICE_UNAVAILABLE,
@@ -489,23 +490,23 @@ const NO_NODE: &str = "use the node's name; kube-apiserver always does with --ku
                        server with access to Kubernetes finds the node by the pod";
 /// Hint for an invalid response.
 const NO_ANSWER: &str = "check the log of the service at that port of the node and whether it speaks HTTP; if it requires a \
-                         client certificate, check target_cert of [mode.cloud.https] or, without that, cert and key of \
-                         [mode.edge.https] in that node's config";
+                         client certificate, check target_cert of [server.https] or, without that, cert and key of \
+                         [edge.target_tls] in that node's config";
 /// Hint if a target's certificate is not trusted.
-const TARGET_CERTIFICATE: &str = "set target_ca of [mode.cloud.https] to the CA that signs kubelets' certificates; each \
+const TARGET_CERTIFICATE: &str = "set target_ca of [server.https] to the CA that signs kubelets' certificates; each \
                                   certificate must contain its node's name, as those issued by the cluster do \
                                   (serverTLSBootstrap); for kubelets' self-signed certificates, set \
-                                  target_insecure = true";
+                                  target_insecure_skip_verify = true";
 /// Hint if a target does not trust this process's certificate.
-const OUR_CERTIFICATE: &str = "check which CA signed target_cert of [mode.cloud.https]: for a kubelet it must be in its \
+const OUR_CERTIFICATE: &str = "check which CA signed target_cert of [server.https]: for a kubelet it must be in its \
                                --client-ca-file";
 /// Hint for other failures of a TLS handshake with a target.
 const TARGET_TLS: &str = "check the target's log; a kubelet with serverTLSBootstrap fails like this until its certificate \
                           request is approved: kubectl get csr";
 /// Hint for a target that servers may not dial for clients.
-const ALLOW_CLIENTS: &str = "add the target to [mode.cloud.direct] targets of every server";
+const ALLOW_CLIENTS: &str = "add the target to [server.direct] targets of every server";
 /// Hint for a target that servers may not dial for edges.
-const ALLOW_EDGES: &str = "add the target to [mode.cloud.allow] targets of every server";
+const ALLOW_EDGES: &str = "add the target to [server.edge_access] targets of every server";
 /// TLS record type of alerts.
 const ALERT: u8 = 21;
 /// Level of an alert that ends the connection.
@@ -686,10 +687,10 @@ mod statuses_tests {
         let refused = |code| refused(&SessionError::new(code, "whatever the sentence says")).2;
         let cloud = |code| Denial::DirectDenied(SessionError::new(code, "x")).next_step();
         for (next, says) in [
-            (refused(ErrorCode::NotAllowed), "[mode.edge.allow] targets in that node's config"),
-            (refused(ErrorCode::NodeNotAllowed), "[mode.cloud.allow] nodes"),
+            (refused(ErrorCode::NotAllowed), "[edge.allow] targets in that node's config"),
+            (refused(ErrorCode::NodeNotAllowed), "[server.edge_access] nodes"),
             (refused(ErrorCode::OwnPort), "no setting opens this one"),
-            (cloud(ErrorCode::NotAllowed), "[mode.cloud.allow] targets"),
+            (cloud(ErrorCode::NotAllowed), "[server.edge_access] targets"),
             (cloud(ErrorCode::OwnPort), "no setting opens this one"),
             (Denial::Credentials.next_step(), "only at a terminal"),
             (Denial::Password("ops".into()).next_step(), "check the user and the password"),
@@ -698,7 +699,7 @@ mod statuses_tests {
         ] {
             assert!(next.contains(says), "{next}");
         }
-        assert!(!refused(ErrorCode::NodeNotAllowed).contains("[mode.edge.allow]"));
+        assert!(!refused(ErrorCode::NodeNotAllowed).contains("[edge.allow]"));
     }
 
     #[test]
@@ -710,9 +711,9 @@ mod statuses_tests {
             HandshakeError::Name(vec!["node9".to_owned()]),
             HandshakeError::CaUsedAsEndEntity,
         ] {
-            assert!(next(fault.clone()).contains("target_ca of [mode.cloud.https]"), "{fault}");
+            assert!(next(fault.clone()).contains("target_ca of [server.https]"), "{fault}");
         }
-        assert!(next(HandshakeError::AlertReceived(UnknownCA)).contains("target_cert of [mode.cloud.https]"));
+        assert!(next(HandshakeError::AlertReceived(UnknownCA)).contains("target_cert of [server.https]"));
         assert!(next(HandshakeError::Other(format!("alert {InternalError:?}"))).contains("kubectl get csr"));
     }
 

@@ -140,9 +140,9 @@ impl SessionRouter {
         let opening = opening.map_err(|TableFull| {
             RouteError::Busy(match self.paths {
                 PathSource::Server(_) | PathSource::Servers(_) => {
-                    "session or memory limit of this server reached: [mode.cloud.session] max or memory"
+                    "session or memory limit of this server reached: [server.session] max_sessions or buffer_memory"
                 }
-                PathSource::Edge(_) => "memory limit of this edge reached: [mode.edge.session] memory",
+                PathSource::Edge(_) => "memory limit of this edge reached: [edge.session] buffer_memory",
             })
         })?;
         // Asks on one path after another until the session is open or refused.

@@ -546,11 +546,11 @@ impl BaseListeners {
             Some(bound) => Some(bound?),
         };
         let channelz =
-            match server.channelz.map(|at| startup.bind_private(&format!("{TABLE}.channelz_addr"), at)) {
+            match server.channelz.map(|at| startup.bind_private(&format!("{TABLE}.channelz_listen"), at)) {
                 None => None,
                 Some(bound) => Some(bound?),
             };
-        let admin = startup.bind_admin("mode.cloud.admin.listen", &settings.admin.socket);
+        let admin = startup.bind_admin("server.admin.listen", &settings.admin.socket);
         Some(Self { grpc: grpc?, log: log?, metrics, channelz, admin: admin? })
     }
 
@@ -562,7 +562,7 @@ impl BaseListeners {
     }
 }
 
-const TABLE: &str = "mode.cloud.stream.server";
+const TABLE: &str = "server.links";
 
 // Shuts a server down without aborting sessions that can resume elsewhere.
 

@@ -245,7 +245,8 @@ impl Startup {
     }
 
     fn is_given(&self, key: &str) -> bool {
-        !key.starts_with("mode.") || self.given.as_ref().is_none_or(|given| given.contains(key))
+        !(key.starts_with("server.") || key.starts_with("edge."))
+            || self.given.as_ref().is_none_or(|given| given.contains(key))
     }
 
     fn unbound(&mut self, key: &str, error: &BindError) {
@@ -383,23 +384,23 @@ mod tests {
 
     #[tokio::test]
     async fn of_a_config_with_faults_only_what_it_says_is_looked_into() {
-        let text = "[mode.cloud.stream.server]\ncert = \"/nowhere/c\"\n[mode.cloud.ssh]\nport = \"x\"\n";
+        let text =
+            "[server.links]\ncert = \"/nowhere/c\"\n[server.connect]\nlisten = \"127.0.0.1:1\"\nport = 1\n";
         let mut startup = Startup::default();
         let (settings, _) = startup.settings(ServerConfig::examine(text, &Environment::default()));
-        let (cert, key) = ("mode.cloud.stream.server.cert", "mode.cloud.stream.server.key");
+        let (cert, key) = ("server.links.cert", "server.links.key");
         for (name, path) in [(cert, &settings.server.cert), (key, &settings.server.key)] {
             assert!(!startup.check_file(name, path, |_| Ok::<_, String>(())));
         }
-        assert!(startup.bind_optional("mode.cloud.ssh", settings.ssh.listen).is_none());
         let told = startup.into_faults().to_string();
-        assert!(told.contains("cert: cannot read /nowhere/c") && told.contains("ssh.port"), "{told}");
+        assert!(told.contains("cert: cannot read /nowhere/c") && told.contains("connect.port"), "{told}");
         assert_eq!(told.lines().count(), 2, "{told}");
     }
 
     #[test]
     fn a_congestion_control_must_be_one_of_the_kernels() {
         let mut startup = Startup::default();
-        let key = "mode.edge.stream.client.congestion";
+        let key = "edge.uplink.congestion";
         assert!(startup.congestion(key, None).is_some() && startup.congestion(key, Some("reno")).is_some());
         assert!(startup.congestion(key, Some("slowpoke")).is_none());
         let told = startup.into_faults().to_string();

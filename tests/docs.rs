@@ -15,7 +15,7 @@ const CITING: [&str; 10] =
 const OURSELVES: &str = "tests/docs.rs";
 
 /// Words that the sources no longer use, in names, comments and texts; [the glossary](../docs/glossary.md) has the
-/// words in use. `siblings` remains a key of the config.
+/// words in use. `siblings` remains a key that `tunnel migrate` reads.
 const OLD_WORDS: [&str; 8] =
     ["sibling", "caught", "whoever", "anew", "unshaken", "of late", "in vain", "for want of"];
 

@@ -121,7 +121,7 @@ async fn an_edge_never_dials_the_unspecified_address_whatever_is_allowed() {
 #[tokio::test]
 async fn a_server_dials_for_edges_what_is_listed_and_tells_them_nothing_of_the_rest() {
     let server = |allowed: &[&str]| TargetDialer { place: DialerRole::ForEdges, ..place(allowed) };
-    let listed = server(&["10.1.0.0/16:443", "own:22"]);
+    let listed = server(&["10.1.0.0/16:443", "self:22"]);
     let mixed = ["192.0.2.1", "10.1.2.3"];
     assert_eq!(found(&listed, "web.local:443", &[], &mixed).await.unwrap(), ["10.1.2.3:443"]);
     assert_eq!(found(&listed, "10.9.9.9:22", &["10.9.9.9"], &[]).await.unwrap(), ["10.9.9.9:22"]);
@@ -131,7 +131,7 @@ async fn a_server_dials_for_edges_what_is_listed_and_tells_them_nothing_of_the_r
         let refused = found(&listed, target, &[], names).await.unwrap_err();
         let says = format!("edges may not have the server dial {target}");
         assert!(refused.reason.starts_with(&says), "{refused}");
-        assert!(refused.reason.contains("mode.cloud.allow.targets"), "{refused}");
+        assert!(refused.reason.contains("server.edge_access.targets"), "{refused}");
         assert!(!refused.reason.contains("192.0.2.1"), "{refused}");
         assert_eq!(refused.code, ErrorCode::NotAllowed);
     }
@@ -191,7 +191,7 @@ async fn a_server_dials_for_its_clients_nothing_that_is_off_limits_however_it_is
 #[tokio::test]
 async fn a_server_dials_for_edges_what_is_off_limits_only_where_that_alone_is_allowed() {
     let server = |allowed: &[&str]| TargetDialer { place: DialerRole::ForEdges, ..place(allowed) };
-    let wide = server(&["0.0.0.0/0:*", "[::/0]:*", "own:*"]);
+    let wide = server(&["0.0.0.0/0:*", "[::/0]:*", "self:*"]);
     for (target, names) in [
         ("127.0.0.1:80", &[][..]),
         ("[::ffff:127.0.0.1]:80", &[]),

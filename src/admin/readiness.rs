@@ -227,7 +227,7 @@ mod tests {
     use super::*;
 
     fn file(path: PathBuf, authorities: bool) -> CertificateFile {
-        CertificateFile { key: "mode.cloud.stream.server.cert", path, authorities }
+        CertificateFile { key: "server.links.cert", path, authorities }
     }
 
     #[tokio::test]
@@ -256,7 +256,7 @@ mod tests {
             assert!(
                 metrics
                     .encode(ExpositionFormat::Open)
-                    .contains("tunnel_certificate_expiration_timestamp_seconds{key=\"mode.cloud")
+                    .contains("tunnel_certificate_expiration_timestamp_seconds{key=\"server")
             );
         }
         let later = SystemTime::UNIX_EPOCH + Duration::from_secs(200);

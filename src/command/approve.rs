@@ -28,7 +28,7 @@ pub struct ApproveArgs {
     /// Service account of the tunnel's servers. Only it may have certificates of the profiles server and proxy-client.
     #[arg(long, value_name = "NAMESPACE:NAME", default_value = "edge-system:tunnel-cloud", value_parser = account)]
     pub account: String,
-    /// Services of that namespace that route to the servers' ports, as in services of their [mode.cloud.csr]. A
+    /// Services of that namespace that route to the servers' ports, as in services of their [server.csr]. A
     /// server's certificate may contain only their names and addresses.
     #[arg(long = "service", value_name = "NAME,...", default_value = "tunnel-cloud", value_delimiter = ',')]
     pub services: Vec<String>,

@@ -130,18 +130,18 @@ impl DemoFiles {
         let tables: String = with.iter().map(|module| module.cloud_tables(stage)).collect();
         let text = format!(
             r#"
-            [mode.cloud.stream.server]
+            [server.links]
             listen = "127.0.0.1:0"
-            log_listen = "127.0.0.1:0"
+            admin_listen = "127.0.0.1:0"
             cert = "{dir}/cloud.crt"
             key = "{dir}/cloud.key"
-            tokenfile = "{dir}/token"
-            [mode.cloud.admin]
+            token_file = "{dir}/token"
+            [server.admin]
             listen = "unix:{dir}/cloud.sock"
-            [mode.cloud.ssh]
+            [server.connect]
             listen = "127.0.0.1:0"
-            [mode.cloud.session]
-            drain = "1s"
+            [server.session]
+            drain_timeout = "1s"
             {tables}"#
         );
         Ok(ServerConfig::read(&text, &Environment::default())?.0)
@@ -154,17 +154,17 @@ impl DemoFiles {
         let tables: String = with.iter().map(|module| module.edge_tables()).collect();
         let text = format!(
             r#"
-            [mode.edge.stream.client]
+            [edge.uplink]
             node = "{NODE}"
             token = "{token}"
-            cert = "{dir}/ca.crt"
-            dns = "localhost"
-            servername = "{grpc}"
-            log_listen = "127.0.0.1:0"
-            [mode.edge.admin]
+            ca = "{dir}/ca.crt"
+            tls_server_name = "localhost"
+            servers = ["{grpc}"]
+            admin_listen = "127.0.0.1:0"
+            [edge.admin]
             listen = "unix:{dir}/edge.sock"
-            [mode.edge.session]
-            drain = "1s"
+            [edge.session]
+            drain_timeout = "1s"
             {tables}"#
         );
         Ok(Settings::read(&text, &Environment::default())?.0)
@@ -289,27 +289,27 @@ impl Module {
         let DemoContext { dir, page, tls_page } = stage;
         let dir = dir.display();
         match self {
-            Self::Tcp => format!("[mode.cloud.tcp]\n\"127.0.0.1:0\" = \"{NODE}/{page}\"\n"),
+            Self::Tcp => format!("[server.tcp]\n\"127.0.0.1:0\" = \"{NODE}/{page}\"\n"),
             Self::Http => {
-                format!("[mode.cloud.http]\nlisten_ip = \"127.0.0.1\"\naddr = {{ \"0\" = \"{page}\" }}\n")
+                format!("[server.http]\nlisten_ip = \"127.0.0.1\"\nports = {{ \"0\" = \"{page}\" }}\n")
             }
             Self::Https => format!(
-                "[mode.cloud.https]\nlisten_ip = \"127.0.0.1\"\naddr = {{ \"0\" = \"{tls_page}\" }}\n\
+                "[server.https]\nlisten_ip = \"127.0.0.1\"\nports = {{ \"0\" = \"{tls_page}\" }}\n\
                  cert = \"{dir}/{NODE}.crt\"\nkey = \"{dir}/{NODE}.key\"\nclient_ca = \"{dir}/ca.crt\"\n\
                  names = [\"demo\"]\n"
             ),
             Self::Egress => format!(
-                "[mode.cloud.egress]\nlisten = \"127.0.0.1:0\"\ncert = \"{dir}/cloud.crt\"\nkey = \"{dir}/cloud.key\"\n\
+                "[server.egress]\nlisten = \"127.0.0.1:0\"\ncert = \"{dir}/cloud.crt\"\nkey = \"{dir}/cloud.key\"\n\
                  client_ca = \"{dir}/ca.crt\"\nnames = [\"demo\"]\n"
             ),
-            Self::Proxy => format!("[mode.cloud.allow]\ntargets = [\"{page}\"]\n"),
+            Self::Proxy => format!("[server.edge_access]\ntargets = [\"{page}\"]\n"),
         }
     }
 
     /// Returns the tables that the edge's config needs for it.
     pub(crate) fn edge_tables(self) -> &'static str {
         match self {
-            Self::Proxy => "[mode.edge.http_proxy]\nlisten = \"127.0.0.1:0\"\n",
+            Self::Proxy => "[edge.http_proxy]\nlisten = \"127.0.0.1:0\"\n",
             Self::Tcp | Self::Http | Self::Https | Self::Egress => "",
         }
     }

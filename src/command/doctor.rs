@@ -276,14 +276,14 @@ pub(crate) async fn look_server(settings: &ServerConfig, asked: &DoctorArgs, fou
 }
 
 fn certificates(settings: &ServerConfig, found: &mut Findings) {
-    certificate(&settings.server.cert, "mode.cloud.stream.server.cert", found);
+    certificate(&settings.server.cert, "server.links.cert", found);
     if let Some(EgressConfig::Port { certificates, .. }) = &settings.egress {
-        certificate(&certificates.cert, "mode.cloud.egress.cert", found);
+        certificate(&certificates.cert, "server.egress.cert", found);
     }
     if let HttpsMode::Terminate(certificates, _) = &settings.https.mode
         && !settings.https.ports.is_empty()
     {
-        certificate(&certificates.cert, "mode.cloud.https.cert", found);
+        certificate(&certificates.cert, "server.https.cert", found);
     }
 }
 
@@ -359,7 +359,7 @@ async fn peers(settings: &ServerConfig, resolver: &Resolver, found: &mut Finding
         match resolver.lookup(name).await {
             Ok(addresses) => all.extend(addresses.into_iter().map(|ip| SocketAddr::new(ip, *port))),
             Err(why) => {
-                let hint = "check mode.cloud.registry.siblings_service: a headless Service with \
+                let hint = "check server.peers.dns_name: a headless Service with \
                               publishNotReadyAddresses, or another name of all servers";
                 found.bad("peers", format!("{name}: {why}"), "the addresses of all servers", hint);
             }
@@ -383,7 +383,7 @@ async fn peers(settings: &ServerConfig, resolver: &Resolver, found: &mut Finding
         Ok(config) => config.load(),
         Err(why) => {
             let hint = "set the file to the CA that signed the certificates of all servers";
-            return found.bad("peers", why.to_string(), "the file mode.cloud.stream.server.ca", hint);
+            return found.bad("peers", why.to_string(), "the file server.links.peer_ca", hint);
         }
     };
     for at in all {
@@ -401,8 +401,8 @@ async fn peers(settings: &ServerConfig, resolver: &Resolver, found: &mut Finding
             Ok(_) => found.good("peers", format!("{at} is a server of this cloud")),
             Err(error) => {
                 let fault = HandshakeError::of(&error);
-                let wanted = format!("a certificate of mode.cloud.stream.server.ca for {:?}", name.to_str());
-                let hint = "give all servers certificates from one CA with one common name (mode.cloud.registry.name)";
+                let wanted = format!("a certificate of server.links.peer_ca for {:?}", name.to_str());
+                let hint = "give all servers certificates from one CA with one common name (server.peers.certificate_name)";
                 found.bad(check_of(&fault), format!("server {at}: {fault}"), &wanted, hint);
             }
         }
@@ -420,7 +420,7 @@ fn published(settings: &ServerConfig, found: &mut Findings) {
             found.good("registry", format!("{} has {ours} lines of this server ({own})", file.display()));
         }
         Err(why) => {
-            let hint = "put mode.cloud.registry.hosts into a directory that the server's user may write to";
+            let hint = "put server.dns.hosts_file into a directory that the server's user may write to";
             found.bad("registry", format!("{}: {why}", file.display()), "the hosts file", hint);
         }
     }
@@ -432,7 +432,7 @@ async fn answered(settings: &ServerConfig, node: &NodeName, system: Resolver, fo
     let servers = registry.peers.dns.as_slice();
     let resolver = if servers.is_empty() { Ok(system) } else { Resolver::of_servers(servers) };
     let name = if registry.zone.is_empty() { node.to_string() } else { format!("{node}.{}", registry.zone) };
-    let hint = "check that the node is connected (tunnel status), check publish and zone of [mode.cloud.registry], and that the \
+    let hint = "check that the node is connected (tunnel status), check publish and zone of [server.dns], and that the \
                   DNS servers in its dns read the published records";
     let answer = match resolver {
         Ok(resolver) => resolver.lookup(&name).await.map_err(|why| why.to_string()),
@@ -492,8 +492,7 @@ pub(crate) async fn look_edge(settings: &EdgeConfig, asked: &DoctorArgs, found: 
         match dialer.dial(target, TIMEOUT).await {
             Ok(_) => found.good("target", format!("{target} accepts connections")),
             Err(why) => {
-                let hint =
-                    "start the service, or add the target to mode.edge.allow.targets if that forbids it";
+                let hint = "start the service, or add the target to edge.allow.targets if that forbids it";
                 found.bad("target", why.refusal.reason, "an allowed target that accepts connections", hint);
             }
         }
@@ -534,7 +533,7 @@ async fn reach(
     found: &mut Findings,
 ) -> Option<TcpStream> {
     let Some(proxy) = proxy else {
-        let addresses = resolve(&server.at, "mode.edge.stream.client.server_name", resolver, found).await?;
+        let addresses = resolve(&server.at, "edge.uplink.servers", resolver, found).await?;
         return match dial(&addresses, TIMEOUT).await {
             Ok(socket) => {
                 found.good("port", format!("{} accepts connections", server.at));
@@ -617,7 +616,7 @@ async fn secure(
         }
         Ok(Err(error)) => {
             let fault = HandshakeError::of(&error);
-            let wanted = format!("a certificate for {}, signed by mode.edge.stream.client.cert", server.dns);
+            let wanted = format!("a certificate for {}, signed by edge.uplink.ca", server.dns);
             found.bad(check_of(&fault), format!("{}: {fault}", server.at), &wanted, tls_remedy(&fault));
             None
         }
@@ -661,7 +660,7 @@ async fn call(settings: &EdgeConfig, server: &ServerAddress, io: Secured, found:
             link.sender.close();
         }
         Err(why @ LinkDialError::Refused { .. }) if why.is_token_refused() => {
-            let hint = "compare token or token_file here with this node's line in the server's tokenfile, and check that a Node of \
+            let hint = "compare token or token_file here with this node's line in the server's token file, and check that a Node of \
                           this name has an edge label; see the server's log";
             found.bad("token", why.to_string(), "a token or certificate that the server accepts", hint);
         }

@@ -286,7 +286,7 @@ fn absolute(path: &Path) -> Result<PathBuf, CommandError> {
 }
 
 const DAY: Duration = Duration::from_secs(24 * 3600);
-/// The same port as in the docs and conf/cloud.toml.
+/// The same port as in the docs.
 const GRPC_PORT: u16 = 9000;
 /// The name in kube-apiserver's certificate.
 const APISERVER: &str = "system:kube-apiserver";
@@ -319,22 +319,22 @@ impl ServerConfigText<'_> {
         let enrolled = if dir.starts_with("/etc/") { STATE_DIR } else { dir };
         let mut text = format!(
             r#"# Config of a server: tunnel --m=cloud --c={dir}/cloud.toml
-# Written by `tunnel init`; conf/cloud.toml describes every key.
+# Written by `tunnel init`; docs/reference/server.toml describes every key.
 
-[mode.cloud.stream.server]
+[server.links]
 listen = "0.0.0.0:9000"
-log_listen = "127.0.0.1:51010"
+admin_listen = "127.0.0.1:51010"
 cert = "{dir}/certs/cloud.crt"
 key = "{dir}/certs/cloud.key"
-ca = "{dir}/certs/ca.crt"
-tokenfile = "{dir}/token/token"
+peer_ca = "{dir}/certs/ca.crt"
+token_file = "{dir}/token/token"
 
 # HTTP CONNECT, for this machine only. For other machines, set another address, and allow_from or auth.
-[mode.cloud.ssh]
+[server.connect]
 listen = "127.0.0.1:2222"
 
 # Nodes that join with `tunnel invite` and `tunnel join`. Without an open invitation no machine can join.
-[mode.cloud.invitations]
+[server.invitations]
 store = "file"
 file = "{enrolled}/enrolled"
 "#
@@ -347,7 +347,7 @@ file = "{enrolled}/enrolled"
                 text,
                 r#"
 # HTTP CONNECT over TLS, for these certificates only.
-[mode.cloud.egress]
+[server.egress]
 listen = "0.0.0.0:8000"
 cert = "{dir}/certs/cloud.crt"
 key = "{dir}/certs/cloud.key"
@@ -364,21 +364,21 @@ impl EdgeConfigText<'_> {
     /// Returns the config with its files in that folder.
     pub(crate) fn at(&self, dir: &str) -> String {
         let Self { node, server, dns, has_kubelet } = self;
-        let dns = dns.map_or_else(String::new, |dns| format!("dns = \"{dns}\"\n"));
+        let dns = dns.map_or_else(String::new, |dns| format!("tls_server_name = \"{dns}\"\n"));
         let mut text = format!(
             r#"# Config of the edge of {node}: tunnel --m=edge --c={dir}/edge.toml
-# Written for this node only; conf/edge.toml describes every key.
+# Written for this node only; docs/reference/edge.toml describes every key.
 
-[mode.edge.stream.client]
+[edge.uplink]
 node = "{node}"
 token_file = "{dir}/token/token"
-cert = "{dir}/certs/ca.crt"
-server_name = "{server}"
-{dns}log_listen = "127.0.0.1:51010"
+ca = "{dir}/certs/ca.crt"
+servers = ["{server}"]
+{dns}admin_listen = "127.0.0.1:51010"
 
 # Clients can reach services of this machine only.
-[mode.edge.allow]
-targets = ["127.0.0.0/8:*", "[::1]:*", "own:*"]
+[edge.allow]
+targets = ["127.0.0.0/8:*", "[::1]:*", "self:*"]
 "#
         );
         if *has_kubelet {
@@ -386,7 +386,7 @@ targets = ["127.0.0.0/8:*", "[::1]:*", "own:*"]
                 text,
                 r#"
 # The client certificate for this node's kubelet.
-[mode.edge.https]
+[edge.target_tls]
 cert = "{dir}/certs/apiserver-kubelet-client.crt"
 key = "{dir}/certs/apiserver-kubelet-client.key"
 "#

@@ -1,5 +1,7 @@
 //! `tunnel migrate`: a config that replaces another tunnel's deployment, with a remark on each of its settings.
 
+mod superedge;
+
 use std::collections::{BTreeMap, BTreeSet};
 use std::io::{self, Read};
 use std::net::{IpAddr, SocketAddr};
@@ -10,6 +12,7 @@ use serde_json::Value;
 
 use crate::command::CommandError;
 use crate::command::migrate::Mapping::{Changed, Gone, Kept, Unknown};
+use crate::config;
 use tunnel_base::logging::printable;
 use tunnel_base::names::Target;
 use tunnel_base::policy::ports::ProxyPorts;
@@ -20,8 +23,8 @@ pub struct MigrateArgs {
     /// Tunnel of the deployment.
     #[arg(value_name = "FROM")]
     pub from: Origin,
-    /// Files with its objects, in YAML or JSON as printed by `kubectl get -o yaml`: Deployments, DaemonSets, ConfigMaps
-    /// and Services; `-` is stdin.
+    /// For superedge its config file. For yurttunnel files with its objects, in YAML or JSON as printed by
+    /// `kubectl get -o yaml`: Deployments, DaemonSets, ConfigMaps and Services. `-` is stdin.
     #[arg(value_name = "FILE", required = true)]
     pub files: Vec<PathBuf>,
     /// Print the config of edges, made from the agents' flags, instead of the servers'.
@@ -32,6 +35,8 @@ pub struct MigrateArgs {
 /// The other tunnel software whose deployment `tunnel migrate` reads.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub enum Origin {
+    /// SuperEdge's tunnel, or this program before its config had a schema.
+    Superedge,
     /// OpenYurt's tunnel.
     Yurttunnel,
 }
@@ -66,7 +71,9 @@ enum Mapping {
 ///
 /// Returns an error if a file cannot be read, or contains no such deployment.
 pub fn run(asked: &MigrateArgs, stdin: impl Read) -> Result<String, CommandError> {
-    let Origin::Yurttunnel = asked.from;
+    if asked.from == Origin::Superedge {
+        return of_superedge(asked, stdin);
+    }
     let mut stdin = Some(stdin);
     let mut old = YurtObjects::default();
     for file in &asked.files {
@@ -80,6 +87,20 @@ pub fn run(asked: &MigrateArgs, stdin: impl Read) -> Result<String, CommandError
         old.add(&text).map_err(|why| CommandError::unusable(format!("{name}: {why}")))?;
     }
     if asked.edge { edge(&old) } else { cloud(&old) }.map_err(CommandError::unusable)
+}
+
+/// Returns SuperEdge's config in this program's schema.
+fn of_superedge(asked: &MigrateArgs, stdin: impl Read) -> Result<String, CommandError> {
+    let [file] = asked.files.as_slice() else {
+        return Err(CommandError::usage("superedge has one config file; give one"));
+    };
+    let name = file.display();
+    let text = if file.as_os_str() == "-" { read(stdin) } else { std::fs::File::open(file).and_then(read) };
+    let text = text.map_err(|cause| CommandError::unusable(format!("{name}: {cause}")))?;
+    let (settings, _) = config::superedge::convert(&text)
+        .whole()
+        .map_err(|errors| CommandError::unusable(errors.to_string()))?;
+    Ok(superedge::print(&settings))
 }
 
 fn read(from: impl Read) -> io::Result<String> {
@@ -134,27 +155,27 @@ pub(crate) fn server(flags: &[(String, String)]) -> (YurtServerFlags, Vec<Remark
     let mut server = YurtServerFlags::default();
     let remarks = flags.iter().map(|(name, value)| {
         let (verdict, why) = match name.as_str() {
-            "bind-address" => set(&mut server.bind, value, "listen of [mode.cloud.stream.server], listen_ip of [mode.cloud.https]"),
-            "insecure-bind-address" => set(&mut server.insecure_bind, value, "listen_ip of [mode.cloud.http]"),
-            "tunnel-agent-connect-port" => set(&mut server.agents, value, "the port in listen of [mode.cloud.stream.server]"),
-            "secure-port" => set(&mut server.secure, value, "the port in addr of [mode.cloud.https]"),
-            "insecure-port" => set(&mut server.insecure, value, "the port in addr of [mode.cloud.http]"),
+            "bind-address" => set(&mut server.bind, value, "listen of [server.links], listen_ip of [server.https]"),
+            "insecure-bind-address" => set(&mut server.insecure_bind, value, "listen_ip of [server.http]"),
+            "tunnel-agent-connect-port" => set(&mut server.agents, value, "the port in listen of [server.links]"),
+            "secure-port" => set(&mut server.secure, value, "the port in ports of [server.https]"),
+            "insecure-port" => set(&mut server.insecure, value, "the port in ports of [server.http]"),
             "meta-port" => match set(&mut server.meta, value, METRICS) {
                 (Kept, why) => (Changed, why),
                 unread => unread,
             },
             "enable-dns-controller" => {
                 server.names = value != "false";
-                (Kept, if server.names { "[mode.cloud.node_names]" } else { "without [mode.cloud.node_names]" })
+                (Kept, if server.names { "[server.node_names]" } else { "without [server.node_names]" })
             }
             "kube-config" => (Changed, "the flag --k of this program"),
-            "cert-dns-names" | "cert-ips" => (Changed, "the certificate in cert must contain it; tunnel init --name makes one, or [mode.cloud.csr] requests one with names, which the approver accepts by --name"),
+            "cert-dns-names" | "cert-ips" => (Changed, "the certificate in cert must contain it; tunnel init --name makes one, or [server.csr] requests one with names, which the approver accepts by --name"),
             "cert-dir" => (Changed, "each file has its own key: cert, key, client_ca"),
             IPTABLES if value == "false" => (Kept, "nothing is intercepted unless the config enables it"),
             IPTABLES => (Changed, INTERCEPT),
             "iptables-sync-period" | "dns-sync-period" => (Gone, "changes are applied immediately, and everything is checked again every 30 min"),
-            "egress-selector-enable" => (Gone, "it had no effect there; here [mode.cloud.egress] serves kube-apiserver's egress selector"),
-            "server-count" => (Gone, "servers find each other by service of [mode.cloud.registry], and an edge needs a link to one of them"),
+            "egress-selector-enable" => (Gone, "it had no effect there; here [server.egress] serves kube-apiserver's egress selector"),
+            "server-count" => (Gone, "servers find each other by kubernetes_service of [server.peers], and an edge needs a link to one of them"),
             "proxy-strategy" => (Gone, "a request always goes to the node that it names"),
             name => of_any_program(name),
         };
@@ -176,17 +197,28 @@ pub(crate) fn agent(flags: &[(String, String)]) -> (Option<Target>, Vec<Remark>)
             "tunnelserver-addr" => match value.parse() {
                 Ok(at) => {
                     cloud = Some(at);
-                    (Kept, "server_name of [mode.edge.stream.client]")
+                    (Kept, "servers of [edge.uplink]")
                 }
-                Err(_) => (Changed, "not host:port; set server_name of [mode.edge.stream.client]"),
+                Err(_) => (Changed, "not host:port; set servers of [edge.uplink]"),
             },
-            "node-name" => (Changed, "NODE_NAME of the environment, or node of [mode.edge.stream.client], different for each node"),
-            "node-ip" => (Changed, "NODE_IP of the environment, or node_ips of [mode.edge.stream.client]"),
-            "agent-identifiers" => (Gone, "an edge is identified by its node's name, and by the addresses of --node-ip and of its Node"),
+            "node-name" => {
+                (Changed, "NODE_NAME of the environment, or node of [edge.uplink], different for each node")
+            }
+            "node-ip" => (Changed, "NODE_IP of the environment, or node_ips of [edge.uplink]"),
+            "agent-identifiers" => (
+                Gone,
+                "an edge is identified by its node's name, and by the addresses of --node-ip and of its Node",
+            ),
             "apiserver-addr" => (Gone, "an edge uses Kubernetes only for a certificate, with a kubeconfig"),
-            "kube-config" => (Changed, "the flag --k of this program, needed only if [mode.edge.csr] requests a certificate"),
-            "cert-dir" => (Changed, "the CA is in cert of [mode.edge.stream.client], the issued certificate in file of [mode.edge.csr]"),
-            "meta-host" | "meta-port" => (Changed, "metrics_listen of [mode.edge.stream.client], which is off by default"),
+            "kube-config" => {
+                (Changed, "the flag --k of this program, needed only if [edge.csr] requests a certificate")
+            }
+            "cert-dir" => {
+                (Changed, "the CA is in ca of [edge.uplink], the issued certificate in file of [edge.csr]")
+            }
+            "meta-host" | "meta-port" => {
+                (Changed, "metrics_listen of [edge.uplink], which is off by default")
+            }
             name => of_any_program(name),
         };
         remark(verdict, name, value, why)
@@ -231,8 +263,9 @@ fn set<T: std::str::FromStr>(to: &mut T, value: &str, why: &'static str) -> (Map
 }
 
 const IPTABLES: &str = "enable-iptables";
-const INTERCEPT: &str = "[mode.cloud.intercept] does that with nftables; set the networks of the edge nodes; iptables is not touched";
-const METRICS: &str = "the port in metrics_listen of [mode.cloud.stream.server], at --bind-address, as kubelets probe it; there are no profiles (pprof)";
+const INTERCEPT: &str =
+    "[server.intercept] does that with nftables; set the networks of the edge nodes; iptables is not touched";
+const METRICS: &str = "the port in metrics_listen of [server.links], at --bind-address, as kubelets probe it; there are no profiles (pprof)";
 const UNKNOWN: &str = "not a flag of any known YurtTunnel; handle its purpose by hand";
 
 // The objects of an old deployment.
@@ -360,47 +393,47 @@ pub(crate) fn cloud(old: &YurtObjects) -> Result<String, String> {
     let names = if names { format!("\n{NAMES}namespace = \"{namespace}\"\n") } else { String::new() };
     let (grpc, metrics) = (SocketAddr::new(bind, agents), SocketAddr::new(bind, meta));
     Ok(format!(
-        r#"# Config of a server that replaces yurt-tunnel-server, printed by `tunnel migrate yurttunnel`; conf/cloud.toml describes
-# every key, docs/migrating.md the migration. Remarks on each old setting:
+        r#"# Config of a server that replaces yurt-tunnel-server, printed by `tunnel migrate yurttunnel`; docs/reference/server.toml
+# describes every key, docs/migrating.md the migration. Remarks on each old setting:
 {remarks}
-[mode.cloud.stream.server]
+[server.links]
 listen = "{grpc}"
 metrics_listen = "{metrics}"
 cert = "/etc/tunnel/certs/cloud.crt"
 key = "/etc/tunnel/certs/cloud.key"
-ca = "/etc/tunnel/certs/ca.crt"
-tokenfile = "/etc/tunnel/token/token"
+peer_ca = "/etc/tunnel/certs/ca.crt"
+token_file = "/etc/tunnel/token/token"
 
 # CONNECT, which YurtTunnel does not have; for this machine only.
-[mode.cloud.ssh]
+[server.connect]
 listen = "127.0.0.1:2222"
 
 # Access rules are required. YurtTunnel accepted clients with any certificate of the cluster, or with none.
-[mode.cloud.https]
+[server.https]
 listen_ip = "{bind}"
-addr = {{ "{secure}" = "host" }}
+ports = {{ "{secure}" = "host" }}
 cert = "/etc/tunnel/certs/cloud.crt"
 key = "/etc/tunnel/certs/cloud.key"
 client_ca = "/etc/tunnel/certs/client-ca.crt"
 names = ["kube-apiserver-kubelet-client", "system:serviceaccount:*"]
 {SHOWN}
-[mode.cloud.http]
+[server.http]
 listen_ip = "{insecure_bind}"
-addr = {{ "{insecure}" = "host" }}
+ports = {{ "{insecure}" = "host" }}
 # Clients do not authenticate here; list the networks of your metrics tools.
 allow_from = ["127.0.0.0/8"]
 
-[mode.cloud.ports]
+[server.node_ports]
 namespace = "{namespace}"
 configmap = "yurt-tunnel-server-cfg"
 service = "x-tunnel-server-internal-svc"
 {names}
-[mode.cloud.addresses]
+[server.addresses]
 kubernetes = true
 
 # Peers: the headless Service in deploy/kustomize.
-[mode.cloud.registry]
-service = "tunnel-cloud-pods"
+[server.peers]
+kubernetes_service = "tunnel-cloud-pods"
 "#,
         remarks = lines(&remarks),
     ))
@@ -412,7 +445,7 @@ fn of_objects(old: &YurtObjects, server: &YurtServerFlags, mut remarks: Vec<Rema
     remarks.extend(ports(old, &own));
     remarks.extend(services(old));
     if old.has_names && server.names {
-        let why = "[mode.cloud.node_names] writes it under the same names".to_owned();
+        let why = "[server.node_names] writes it under the same names".to_owned();
         let what = "ConfigMap yurt-tunnel-nodes".to_owned();
         remarks.push(Remark { verdict: Mapping::Kept, what, why });
     }
@@ -428,25 +461,25 @@ pub(crate) fn edge(old: &YurtObjects) -> Result<String, String> {
     let Some(flags) = &old.agent else { return Err(missing("yurt-tunnel-agent", "DaemonSet")) };
     let (cloud, remarks) = agent(flags);
     let server = cloud.map_or_else(
-        || "# The external address of x-tunnel-server-svc: your load balancer, or a node and its NodePort.\nserver_name = \"tunnel.example.org:10262\"".to_owned(),
-        |at| format!("server_name = \"{at}\""),
+        || "# The external address of x-tunnel-server-svc: your load balancer, or a node and its NodePort.\nservers = [\"tunnel.example.org:10262\"]".to_owned(),
+        |at| format!("servers = [\"{at}\"]"),
     );
     Ok(format!(
-        r#"# Config of an edge that replaces yurt-tunnel-agent, printed by `tunnel migrate yurttunnel --edge`; conf/edge.toml
+        r#"# Config of an edge that replaces yurt-tunnel-agent, printed by `tunnel migrate yurttunnel --edge`; docs/reference/edge.toml
 # describes every key, docs/migrating.md the migration. Remarks on each old setting:
 {remarks}
 # The environment variable NODE_NAME sets the node's name.
-[mode.edge.stream.client]
+[edge.uplink]
 {server}
-cert = "/etc/tunnel/certs/ca.crt"
+ca = "/etc/tunnel/certs/ca.crt"
 
 # The node's certificate identifies the edge. It is requested with --k=/etc/kubernetes/kubelet.conf, and must be approved
 # (deploy/kustomize/yurttunnel/csr).
-[mode.edge.csr]
-agent = true
+[edge.csr]
+enabled = true
 
-[mode.edge.allow]
-targets = ["127.0.0.0/8:*", "[::1]:*", "own:*"]
+[edge.allow]
+targets = ["127.0.0.0/8:*", "[::1]:*", "self:*"]
 "#,
         remarks = lines(&remarks),
     ))
@@ -473,7 +506,7 @@ fn ports(old: &YurtObjects, own: &BTreeSet<u16>) -> Vec<Remark> {
     let kept = data.iter().filter(|(key, _)| READ.contains(&key.as_str())).map(|(key, value)| Remark {
         verdict: Mapping::Kept,
         what: format!("{key}: {value:?}"),
-        why: "[mode.cloud.ports] reads it there".to_owned(),
+        why: "[server.node_ports] reads it there".to_owned(),
     });
     let wrong = wrong.into_iter().map(|wrong| Remark {
         verdict: Mapping::Gone,
@@ -522,19 +555,19 @@ fn missing(program: &str, kind: &str) -> String {
 /// The namespace of YurtTunnel.
 const NAMESPACE: &str = "kube-system";
 
-const SHOWN: &str = r#"# The client certificate for kubelets, which YurtTunnel's server made itself. Enable these lines and profiles of [mode.cloud.csr]
+const SHOWN: &str = r#"# The client certificate for kubelets, which YurtTunnel's server made itself. Enable these lines and profiles of [server.csr]
 # once an approver runs (deploy/kustomize/yurttunnel/csr).
 # target_cert = "/var/lib/tunnel/pki/proxy-client.pem"
-# The CA of kubelets' certificates; or target_insecure = true, as in YurtTunnel.
+# The CA of kubelets' certificates; or target_insecure_skip_verify = true, as in YurtTunnel.
 # target_ca = "/var/run/secrets/kubernetes.io/serviceaccount/ca.crt"
 
 # Edges identify their Node by a certificate of the cluster.
-[mode.cloud.csr]
-agent_ca = "/var/run/secrets/kubernetes.io/serviceaccount/ca.crt"
+[server.csr]
+edge_ca = "/var/run/secrets/kubernetes.io/serviceaccount/ca.crt"
 # profiles = ["proxy-client"]
 "#;
 
-const NAMES: &str = "[mode.cloud.node_names]\n";
+const NAMES: &str = "[server.node_names]\n";
 
 /// The keys of the ConfigMap that have the same meaning here.
 const READ: [&str; 4] = ["http-proxy-ports", "https-proxy-ports", "localhost-proxy-ports", "dnat-ports-pair"];

@@ -1,4 +1,4 @@
-//! Config of an edge, read from the table `mode.edge`.
+//! Config of an edge, read from the table `edge`.
 
 pub mod csr;
 pub mod http_proxy;
@@ -19,7 +19,7 @@ use crate::config::{
 use tunnel_base::names::{Host, NodeName, Target};
 use tunnel_base::policy::targets::{TargetEntry, Targets};
 
-/// The validated config of an edge: the tables below `[mode.edge]`, and values of the environment.
+/// The validated config of an edge: the tables below `[edge]`, and values of the environment.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct EdgeConfig {
     /// The servers to dial, and this edge's identity.
@@ -40,7 +40,7 @@ pub struct EdgeConfig {
     pub own: Vec<IpAddr>,
 }
 
-/// `[mode.edge.stream.client]`: the servers that an edge dials, its identity, and its ports for operators.
+/// `[edge.uplink]`: the servers that an edge dials, its identity, and its ports for operators.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct UplinkConfig {
     /// This node's name.
@@ -85,7 +85,7 @@ pub enum Token {
     File(PathBuf),
 }
 
-/// `[mode.edge.session]`: timeouts and memory of an edge's sessions.
+/// `[edge.session]`: timeouts and memory of an edge's sessions.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct EdgeSessions {
     /// Timeout for resuming a session that has no path.
@@ -119,12 +119,12 @@ impl EdgeConfig {
     /// Returns the files that contain secrets, each with its key. `config` is the path of the config file.
     pub fn secrets<'a>(&'a self, config: &'a Path) -> Vec<(&'static str, &'a Path)> {
         let token = self.client.token.iter().map(|token| match token {
-            Token::Text(_) => ("mode.edge.stream.client.token", config),
-            Token::File(file) => ("mode.edge.stream.client.token_file", file.as_path()),
+            Token::Text(_) => ("edge.uplink.token", config),
+            Token::File(file) => ("edge.uplink.token_file", file.as_path()),
         });
-        let key = self.https.identity.iter().map(|(_, key)| ("mode.edge.https.key", key.as_path()));
-        let proxy = self.http_proxy.iter().map(|proxy| ("mode.edge.http_proxy.users", &proxy.access));
-        let all = proxy.chain([("mode.edge.admin.users", &self.admin.access)]);
+        let key = self.https.identity.iter().map(|(_, key)| ("edge.target_tls.key", key.as_path()));
+        let proxy = self.http_proxy.iter().map(|proxy| ("edge.http_proxy.users", &proxy.access));
+        let all = proxy.chain([("edge.admin.users", &self.admin.access)]);
         let users = all.filter_map(|(key, access)| match &access.auth {
             AuthConfig::None => None,
             AuthConfig::Basic { users, .. } => Some((key, users.as_path())),
@@ -133,22 +133,19 @@ impl EdgeConfig {
     }
 
     pub(crate) fn gather(text: &str, env: &Environment, report: &mut Diagnostics) -> Self {
-        let mut file = ConfigTable::parse(text, report);
-        let mut mode = file.table("mode", report);
-        let mut edge = mode.table("edge", report);
-        config::other_mode(&mut mode, &edge, "cloud", report);
-        let mut stream = edge.table("stream", report);
+        let mut file = ConfigTable::parse(text, env, report);
+        let mut edge = file.table("edge", report);
+        config::other_role(&mut file, &edge, "server", report);
         let node_ip = config::address("NODE_IP", env.node_ip.as_deref(), report);
         let csr = csr::read(&mut edge, node_ip, env, report);
-        let client = client(&mut stream, env, (node_ip, csr.is_some()), report);
-        stream.finish(report);
+        let client = client(&mut edge, env, (node_ip, csr.is_some()), report);
         let admin = listen::admin(&mut edge, "edge", env, report);
         let session = session(&mut edge, report);
         let targets = targets(&mut edge, report);
         let pod_ip = config::address("POD_IP", env.pod_ip.as_deref(), report);
         let https = read(&mut edge, report);
         let http_proxy = http_proxy::read(&mut edge, report);
-        for table in [edge, mode, file] {
+        for table in [edge, file] {
             table.finish(report);
         }
         let own = node_ip.into_iter().chain(pod_ip).collect();
@@ -159,17 +156,17 @@ impl EdgeConfig {
 /// Reads the table `client`. Wrong or missing values are reported and replaced by placeholders. `certified` is true if
 /// a certificate is issued for this edge.
 fn client(
-    stream: &mut ConfigTable<'_>,
+    edge: &mut ConfigTable<'_>,
     env: &Environment,
     (node_ip, certified): (Option<IpAddr>, bool),
     report: &mut Diagnostics,
 ) -> UplinkConfig {
-    let mut table = stream.table("client", report);
+    let mut table = edge.table("uplink", report);
     let servers = servers(&mut table, report);
     let node = node(&mut table, env, report);
     let ips = table.list("node_ips", value::parsed::<IpAddr>, report);
     let token = token(&mut table, certified, report);
-    let ca = table.read("cert", value::file_path, report).unwrap_or_else(|| config::CA.into());
+    let ca = table.read("ca", value::file_path, report).unwrap_or_else(|| config::CA.into());
     let log_listen = listen::log(&mut table, report);
     let metrics_listen = table.read("metrics_listen", value::socket, report);
     let congestion = table.read("congestion", value::nonempty, report).map(Arc::from);
@@ -218,7 +215,7 @@ fn token(table: &mut ConfigTable<'_>, certified: bool, report: &mut Diagnostics)
             table.error("token", Some("token_file is also set".to_owned()), wanted, report);
         }
         (false, false) if !certified => {
-            let wanted = "set the token here or in token_file, or set agent = true in [mode.edge.csr]";
+            let wanted = "set the token here or in token_file, or set enabled = true in [edge.csr]";
             table.error("token", None, wanted, report);
         }
         _ => {}
@@ -251,12 +248,12 @@ fn servers(table: &mut ConfigTable<'_>, report: &mut Diagnostics) -> Vec<ServerA
         text.parse().map(|target| (target, false)).map_err(|_| value::wrong(value, wanted))
     };
     let before = report.fault_count();
-    let found = table.one_or_list("server_name", read, report).unwrap_or_default();
+    let found = table.list("servers", read, report).unwrap_or_default();
     if found.is_empty() && report.fault_count() == before {
-        table.error("server_name", None, "set the server's address as host:port", report);
+        table.error("servers", None, "list the servers' addresses as host:port", report);
     }
     if found.iter().any(|(_, unfilled)| *unfilled) {
-        warn_template(table, "server_name", report);
+        warn_template(table, "servers", report);
     }
     let dns = dns(table, report);
     let server = |at: Target| ServerAddress { dns: dns.clone().unwrap_or_else(|| at.host.clone()), at };
@@ -271,9 +268,9 @@ fn dns(table: &mut ConfigTable<'_>, report: &mut Diagnostics) -> Option<Host> {
             None => value::parsed::<Host>(value).map(|host| Some((host, false))),
         },
     };
-    let (host, unfilled) = table.read("dns", read, report)??;
+    let (host, unfilled) = table.read("tls_server_name", read, report)??;
     if unfilled {
-        warn_template(table, "dns", report);
+        warn_template(table, "tls_server_name", report);
     }
     Some(host)
 }
@@ -294,7 +291,7 @@ fn session(edge: &mut ConfigTable<'_>, report: &mut Diagnostics) -> EdgeSessions
     let session = EdgeSessions {
         grace: config::grace(&mut table, report),
         drain: config::drain(&mut table, report),
-        memory: table.read("memory", value::size(config::MIN_MEMORY), report),
+        memory: table.read("buffer_memory", value::size(config::MIN_MEMORY), report),
     };
     table.finish(report);
     session
@@ -307,9 +304,9 @@ fn targets(edge: &mut ConfigTable<'_>, report: &mut Diagnostics) -> Targets {
     targets.map_or_else(Targets::default, Targets::from_iter)
 }
 
-// The table `mode.edge.https`: TLS to targets.
+// The table `edge.target_tls`: TLS to targets.
 
-/// `[mode.edge.https]`: TLS to the targets of the servers' HTTPS ports.
+/// `[edge.target_tls]`: TLS to the targets of the servers' HTTPS ports.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct TargetTlsConfig {
     /// PEM files of the certificate presented to targets, and of its key.
@@ -320,7 +317,7 @@ pub struct TargetTlsConfig {
 
 /// Reads the table.
 pub(crate) fn read(edge: &mut ConfigTable<'_>, report: &mut Diagnostics) -> TargetTlsConfig {
-    let mut table = edge.table("https", report);
+    let mut table = edge.table("target_tls", report);
     let cert = table.read("cert", value::file_path, report);
     let key = table.read("key", value::file_path, report);
     for (given, other) in [("cert", "key"), ("key", "cert")] {

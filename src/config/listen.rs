@@ -1,6 +1,6 @@
 //! Keys of listeners: an address (our form) or a port on all interfaces (SuperEdge's form), and access rules.
 
-use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::net::{Ipv4Addr, SocketAddr};
 use std::path::PathBuf;
 
 use toml::de::DeValue;
@@ -31,17 +31,20 @@ pub(crate) enum ListenAddress {
     Unix(PathBuf),
 }
 
-/// Reads `listen` or, alternatively, `port`. Returns `None` if both are absent.
+/// Reads an address to listen on. Returns `None` if it is absent, or wrong, which is recorded.
 pub(crate) fn read(
     table: &mut ConfigTable<'_>,
-    listen: &'static str,
-    port: &'static str,
+    key: &'static str,
     report: &mut Diagnostics,
 ) -> Option<ListenConfig> {
-    let place = one_of(table, (listen, |value| value::socket(value).map(Err)), &[port], report);
-    match place? {
-        ListenAddress::Port(listen) => Some(listen),
-        ListenAddress::Unix(_) => None,
+    let at = table.read(key, value::socket, report)?;
+    Some(ListenConfig { at, implicit: report.implied.contains(&table.key(key)), key })
+}
+
+/// Records an error if a listener's table is present without an address.
+pub(crate) fn require(table: &ConfigTable<'_>, found: bool, report: &mut Diagnostics) {
+    if !found && table.is_present() && !table.has(LISTEN) {
+        table.error(LISTEN, None, "set the address to listen on: listen = \"ip:port\"", report);
     }
 }
 
@@ -74,95 +77,27 @@ fn unix_path(text: &str) -> Option<PathBuf> {
     (path.starts_with('/') && !path.contains('\0')).then(|| path.into())
 }
 
-/// Reads `listen`, which may be `unix:/path`, or alternatively one of the spellings of a port. Returns `None` if all
-/// are absent.
-pub(crate) fn place(
-    table: &mut ConfigTable<'_>,
-    ports: &[&'static str],
-    report: &mut Diagnostics,
-) -> Option<ListenAddress> {
+/// Reads `listen`, which may be `unix:/path`. Returns `None` if it is absent, or wrong, which is recorded.
+pub(crate) fn place(table: &mut ConfigTable<'_>, report: &mut Diagnostics) -> Option<ListenAddress> {
     let wanted = "expected ip:port, for example 127.0.0.1:8000, or unix:/path";
     let reader = |value: &DeValue<'_>| match unix_path(&value::text(value)?) {
-        Some(path) => Ok(Ok(path)),
-        None => value::socket(value).map(Err).map_err(|_| value::wrong(value, wanted)),
+        Some(path) => Ok(ListenAddress::Unix(path)),
+        None => {
+            let at = value::socket(value).map_err(|_| value::wrong(value, wanted))?;
+            Ok(ListenAddress::Port(ListenConfig { at, implicit: false, key: LISTEN }))
+        }
     };
-    one_of(table, (LISTEN, reader), ports, report)
-}
-
-/// Reads the address of an HTTP proxy, in any of SuperEdge's spellings. The IP is `ip` unless a key sets it. Returns
-/// `None` if no key is set.
-pub(crate) fn proxy(
-    table: &mut ConfigTable<'_>,
-    ip: Ipv4Addr,
-    report: &mut Diagnostics,
-) -> Option<ListenConfig> {
-    let mut said = None;
-    for key in ["ip", "proxyip"] {
-        let found: Option<IpAddr> = table.read(key, value::parsed, report);
-        said = said.or(found);
-    }
-    let socket = |value: &DeValue<'_>| value::socket(value).map(Err);
-    let found = one_of(table, (LISTEN, socket), &["port", "proxyport"], report);
-    if found.is_none()
-        && table.is_present()
-        && !["listen", "port", "proxyport"].iter().any(|key| table.has(key))
-    {
-        table.error(LISTEN, None, "set the address to listen on: listen = \"ip:port\"", report);
-    }
-    match found? {
-        ListenAddress::Port(listen) if listen.key == LISTEN => Some(listen),
-        ListenAddress::Port(listen) => {
-            Some(ListenConfig { at: (said.unwrap_or(ip.into()), listen.at.port()).into(), ..listen })
-        }
-        ListenAddress::Unix(_) => None,
-    }
-}
-
-/// Reads one of several alternative keys for an address to listen on.
-fn one_of(
-    table: &mut ConfigTable<'_>,
-    (listen, reader): (
-        &'static str,
-        impl FnOnce(&DeValue<'_>) -> Result<Result<PathBuf, SocketAddr>, ValueError>,
-    ),
-    ports: &[&'static str],
-    report: &mut Diagnostics,
-) -> Option<ListenAddress> {
-    let port = |at, key| ListenAddress::Port(ListenConfig { at, implicit: false, key });
-    let mut found = table.read(listen, reader, report).map(|place| match place {
-        Ok(path) => ListenAddress::Unix(path),
-        Err(at) => port(at, listen),
-    });
-    let mut first = table.has(listen).then_some(listen);
-    for key in ports {
-        let number: Option<u16> = table.read(key, value::port_number, report);
-        if let Some(first) = first.filter(|_| table.has(key)) {
-            let found = format!("{key} is also set");
-            table.error(
-                first,
-                Some(found),
-                format!("both set the address to listen on; keep {first}"),
-                report,
-            );
-        }
-        if number == Some(0) {
-            let text = "0 selects a free port, a different one at each start; the log reports it";
-            report.warn(table.key(key), WarningKind::Unexpected, text);
-        }
-        first = first.or(table.has(key).then_some(key));
-        found = found.or(number.map(|number| port((Ipv4Addr::UNSPECIFIED, number).into(), key)));
-    }
-    found
+    table.read(LISTEN, reader, report)
 }
 
 /// Reads the address of health, log level and metrics. The default is on loopback, where other machines cannot change
 /// the log level.
 pub(crate) fn log(table: &mut ConfigTable<'_>, report: &mut Diagnostics) -> ListenConfig {
-    let found = read(table, "log_listen", "log_port", report);
-    let log = found.unwrap_or(ListenConfig::by_default(Ipv4Addr::LOCALHOST, LOG_PORT, "log_listen"));
+    let found = read(table, "admin_listen", report);
+    let log = found.unwrap_or(ListenConfig::by_default(Ipv4Addr::LOCALHOST, LOG_PORT, "admin_listen"));
     if !log.is_local() {
         let text = format!(
-            "anyone who reaches {} can read health and metrics and change the log level; set log_listen = \"127.0.0.1:{}\"",
+            "anyone who reaches {} can read health and metrics and change the log level; set admin_listen = \"127.0.0.1:{}\"",
             log.at,
             log.at.port()
         );
@@ -173,11 +108,7 @@ pub(crate) fn log(table: &mut ConfigTable<'_>, report: &mut Diagnostics) -> List
 
 /// Reads the address of gRPC's debugging port (channelz). Returns `None` if the key is absent or empty.
 pub(crate) fn channelz(table: &mut ConfigTable<'_>, report: &mut Diagnostics) -> Option<SocketAddr> {
-    let read = |value: &DeValue<'_>| match value::text(value)?.is_empty() {
-        true => Ok(None),
-        false => value::socket(value).map(Some),
-    };
-    let at = table.read(CHANNELZ, read, report)??;
+    let at = table.read(CHANNELZ, value::socket, report)?;
     if !at.ip().is_loopback() {
         let text = format!(
             "anyone who reaches {at} can read the addresses and names of all links; use 127.0.0.1:{}",
@@ -204,13 +135,13 @@ const LISTEN: &str = "listen";
 /// The key for load balancers, in every table with a port.
 const PROXIES: &str = "proxy_protocol";
 
-/// SuperEdge's key for gRPC's debugging port.
-const CHANNELZ: &str = "channelz_addr";
+/// The key of gRPC's debugging port.
+const CHANNELZ: &str = "channelz_listen";
 
 /// The port that SuperEdge's manifests probe.
 const LOG_PORT: u16 = 51010;
 
-// Access rules: the keys that the tables of all listeners share. Absent keys are inherited from `[mode.cloud.ssh]`.
+// Access rules: the keys that the tables of all listeners share. Absent keys are inherited from `[server.connect]`.
 
 /// Access rules of a listener. By default all clients may reach all targets.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
@@ -369,7 +300,7 @@ fn auth(
         }
     };
     if auth != AuthConfig::None && !proofs.password && !proofs.certified() && table.is_present() {
-        let found = if basic.is_some() { "\"basic\"" } else { "\"basic\", inherited from [mode.cloud.ssh]" };
+        let found = if basic.is_some() { "\"basic\"" } else { "\"basic\", inherited from [server.connect]" };
         let wanted = "clients of this port cannot send a password, so none would be accepted; set auth = \"none\" in this \
                       table, and restrict clients with allow_from";
         table.error("auth", silent(found), wanted, report);
@@ -446,7 +377,7 @@ mod tests {
     /// Returns the rules of `ssh` and of another module, and the errors and warnings.
     fn read(text: &str, proofs: AuthMethods) -> (AccessConfig, AccessConfig, Vec<String>) {
         let mut report = Diagnostics::default();
-        let mut file = ConfigTable::parse(text, &mut report);
+        let mut file = ConfigTable::parse(text, &Environment::default(), &mut report);
         let mut table = file.table("ssh", &mut report);
         let ssh = AccessConfig::read(&mut table, PASSWORD, &AccessConfig::default(), &mut report);
         table.finish(&mut report);

@@ -6,8 +6,7 @@ use std::path::PathBuf;
 use toml::de::{DeTable, DeValue};
 use tracing::{error, info, info_span, warn};
 
-use crate::config::table::fold;
-use crate::config::{Environment, ParsedConfig, Warning, WarningKind};
+use crate::config::{Diagnostics, Environment, ParsedConfig, Warning, WarningKind, superedge, value};
 use tunnel_base::drain::Drain;
 use tunnel_base::logging::AUDIT;
 use tunnel_net::reload::Reload;
@@ -23,9 +22,9 @@ pub struct ConfigDiff {
 
 impl ConfigDiff {
     /// Compares two texts, both free of errors.
-    pub fn between(old: &str, new: &str) -> Self {
-        let (old, new) = (leaves(old), leaves(new));
-        let differs = |key: &&Vec<String>| old.get(*key).map(value) != new.get(*key).map(value);
+    pub fn between(old: &str, new: &str, environment: &Environment) -> Self {
+        let (old, new) = (leaves(old, environment), leaves(new, environment));
+        let differs = |key: &&Vec<String>| old.get(*key).map(Leaf::value) != new.get(*key).map(Leaf::value);
         let all = old.keys().chain(new.keys().filter(|key| !old.contains_key(*key)));
         let mut changed = Self::default();
         for key in all.filter(differs) {
@@ -43,27 +42,28 @@ struct Leaf {
     value: String,
 }
 
-fn value(leaf: &Leaf) -> &str {
-    &leaf.value
+impl Leaf {
+    fn value(&self) -> &str {
+        &self.value
+    }
 }
 
-/// Returns every value that is not a table, by its folded key.
-fn leaves(text: &str) -> BTreeMap<Vec<String>, Leaf> {
-    let mut all = BTreeMap::new();
+/// Returns every value that is not a table, by its key.
+fn leaves(text: &str, environment: &Environment) -> BTreeMap<Vec<String>, Leaf> {
+    let (mut all, mut report) = (BTreeMap::new(), Diagnostics::default());
     let (table, _) = DeTable::parse_recoverable(text);
-    gather(table.get_ref(), &[], "", &mut all);
+    let table = superedge::translate(table.into_inner(), environment, &mut report);
+    gather(&table, &[], &report, &mut all);
     all
 }
 
-fn gather(table: &DeTable<'_>, path: &[String], shown: &str, all: &mut BTreeMap<Vec<String>, Leaf>) {
+fn gather(table: &DeTable<'_>, path: &[String], report: &Diagnostics, all: &mut BTreeMap<Vec<String>, Leaf>) {
     for (name, value) in table {
-        let name = name.get_ref();
-        let path: Vec<_> = path.iter().cloned().chain([fold(name)]).collect();
-        let name = if name.contains('.') { format!("\"{name}\"") } else { name.to_string() };
-        let shown = if shown.is_empty() { name } else { format!("{shown}.{name}") };
+        let path: Vec<_> = path.iter().cloned().chain([name.get_ref().to_string()]).collect();
         match value.get_ref() {
-            DeValue::Table(table) => gather(table, &path, &shown, all),
+            DeValue::Table(table) => gather(table, &path, report, all),
             value => {
+                let shown = report.spelling(&value::path(&path));
                 all.insert(path, Leaf { shown, value: plain(value) });
             }
         }
@@ -77,9 +77,10 @@ fn plain(value: &DeValue<'_>) -> String {
             items.iter().fold("[".to_owned(), |text, item| text + &plain(item.get_ref()) + ",") + "]"
         }
         DeValue::Table(table) => {
-            // Sorted by key; keys are folded like all others.
-            let keys: BTreeMap<_, _> =
-                table.iter().map(|(key, value)| (fold(key.get_ref()), plain(value.get_ref()))).collect();
+            let keys: BTreeMap<_, _> = table
+                .iter()
+                .map(|(key, value)| (key.get_ref().to_string(), plain(value.get_ref())))
+                .collect();
             format!("{keys:?}")
         }
         value => format!("{value:?}"),
@@ -91,13 +92,11 @@ fn plain(value: &DeValue<'_>) -> String {
 fn is_live(key: &[String]) -> bool {
     let key: Vec<&str> = key.iter().map(String::as_str).collect();
     match key.as_slice() {
-        ["mode", "cloud", "allow", "targets" | "nodes"]
-        | ["mode", "cloud", "direct", "targets"]
-        | ["mode", "edge", "allow", "targets"]
-        | ["mode", "edge", "httpproxy", "allowfrom" | "rules"] => true,
-        ["mode", "cloud", "tcp", _, last] | ["mode", "cloud", _, last] => {
-            matches!(*last, "allowfrom" | "names" | "rules")
-        }
+        ["server", "edge_access", "targets" | "nodes"]
+        | ["server", "direct", "targets"]
+        | ["edge", "allow", "targets"]
+        | ["edge", "http_proxy", "allow_from" | "rules"] => true,
+        ["server", "tcp", _, last] | ["server", _, last] => matches!(*last, "allow_from" | "names" | "rules"),
         _ => false,
     }
 }
@@ -134,10 +133,11 @@ impl ConfigFile {
         apply: impl Fn(&T) + Send + 'static,
     ) {
         let Self { path, text, environment } = self;
+        let parsed_with = environment.clone();
         let parse = move |content: &[u8]| {
             let text = String::from_utf8_lossy(content).into_owned();
             let (settings, warnings) =
-                examine(&text, &environment).whole().map_err(|errors| errors.to_string())?;
+                examine(&text, &parsed_with).whole().map_err(|errors| errors.to_string())?;
             Ok(LoadedConfig { text, settings, warnings })
         };
         let config = match Reload::file(path, parse) {
@@ -151,7 +151,7 @@ impl ConfigFile {
             loop {
                 let read = config.load();
                 if read.text != text {
-                    tell(&text, &read);
+                    tell(&text, &read, &environment);
                     apply(&read.settings);
                     text.clone_from(&read.text);
                 }
@@ -174,8 +174,8 @@ pub fn tell_warnings(warnings: &[Warning]) {
     }
 }
 
-fn tell<T>(old: &str, new: &LoadedConfig<T>) {
-    let ConfigDiff { live, at_start } = ConfigDiff::between(old, &new.text);
+fn tell<T>(old: &str, new: &LoadedConfig<T>, environment: &Environment) {
+    let ConfigDiff { live, at_start } = ConfigDiff::between(old, &new.text, environment);
     if !live.is_empty() {
         info!(
             target: AUDIT,
@@ -206,31 +206,40 @@ const MAX_SHOWN: usize = 20;
 mod tests {
     use super::*;
 
-    const OLD: &str = "[mode.cloud.ssh]\nport = 22\nallow_from = [\"10.0.0.0/8\"]\n[mode.cloud.tcp.\"0.0.0.0:1\"]\n\
-                       to = \"a/b:1\"\n[mode.cloud.session]\nmax = 7\n";
+    const OLD: &str = "[server.connect]\nlisten = \"[::]:22\"\nallow_from = [\"10.0.0.0/8\"]\n[server.tcp.\"0.0.0.0:1\"]\n\
+                       target = \"a/b:1\"\n[server.session]\nmax_sessions = 7\n";
+
+    fn between(old: &str, new: &str) -> ConfigDiff {
+        ConfigDiff::between(old, new, &Environment::default())
+    }
 
     #[test]
     fn what_counts_at_once_is_told_from_what_needs_a_start() {
-        let new = OLD.replace("10.0.0.0/8", "10.0.0.0/9").replace("max = 7", "max = 8\ngrace = \"1s\"");
-        let new = new.replace("to = \"a/b:1\"", "to = \"a/b:1\"\nrules = [{ ports = [1] }]");
-        let changed = ConfigDiff::between(OLD, &new);
-        assert_eq!(changed.live, ["mode.cloud.ssh.allow_from", "mode.cloud.tcp.\"0.0.0.0:1\".rules"]);
-        assert_eq!(changed.at_start, ["mode.cloud.session.max", "mode.cloud.session.grace"]);
-        let gone = ConfigDiff::between(OLD, "[mode.cloud.session]\nmax = 7\n");
-        assert_eq!(gone.live, ["mode.cloud.ssh.allow_from"]);
-        assert_eq!(gone.at_start, ["mode.cloud.ssh.port", "mode.cloud.tcp.\"0.0.0.0:1\".to"]);
+        let new = OLD
+            .replace("10.0.0.0/8", "10.0.0.0/9")
+            .replace("max_sessions = 7", "max_sessions = 8\nresume_timeout = \"1s\"");
+        let new = new.replace("target = \"a/b:1\"", "target = \"a/b:1\"\nrules = [{ ports = [1] }]");
+        let changed = between(OLD, &new);
+        assert_eq!(changed.live, ["server.connect.allow_from", "server.tcp.\"0.0.0.0:1\".rules"]);
+        assert_eq!(changed.at_start, ["server.session.max_sessions", "server.session.resume_timeout"]);
+        let gone = between(OLD, "[server.session]\nmax_sessions = 7\n");
+        assert_eq!(gone.live, ["server.connect.allow_from"]);
+        assert_eq!(gone.at_start, ["server.connect.listen", "server.tcp.\"0.0.0.0:1\".target"]);
     }
 
     #[test]
     fn another_spelling_a_comment_and_the_order_change_nothing() {
-        let new = "[mode.cloud.session]\nMax = 7 # seven\n[mode.cloud.tcp]\n\"0.0.0.0:1\" = { to = 'a/b:1' }\n\
-                   [mode.cloud.ssh]\nallowFrom = [ \"10.0.0.0/8\" ]\nport = 22\n";
-        assert_eq!(ConfigDiff::between(OLD, new), ConfigDiff::default());
+        let new = "[server.session]\nmax_sessions = 7 # seven\n[server.tcp]\n\"0.0.0.0:1\" = { target = 'a/b:1' }\n\
+                   [server.connect]\nallow_from = [ \"10.0.0.0/8\" ]\nlisten = '[::]:22'\n";
+        assert_eq!(between(OLD, new), ConfigDiff::default());
+        let (old, new) = ("[mode.cloud.ssh]\nport = 22\n", "[Mode.Cloud.SSH]\nPort = \"22\"\n");
+        assert_eq!(between(old, new), ConfigDiff::default());
+        assert_eq!(between(old, "[mode.cloud.ssh]\nport = 23\n").at_start, ["mode.cloud.ssh.port"]);
     }
 
     #[test]
     fn no_value_is_shown() {
-        let (old, new) = ("[mode.edge.stream.client]\ntoken = \"sw0rd\"\n", "[mode.edge.stream.client]\n");
-        assert_eq!(ConfigDiff::between(old, new).at_start, ["mode.edge.stream.client.token"]);
+        let (old, new) = ("[edge.uplink]\ntoken = \"sw0rd\"\n", "[edge.uplink]\n");
+        assert_eq!(between(old, new).at_start, ["edge.uplink.token"]);
     }
 }

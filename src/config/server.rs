@@ -1,4 +1,4 @@
-//! Config of a server, read from the table `mode.cloud`.
+//! Config of a server, read from the table `server`.
 
 pub mod addresses;
 pub mod connect;
@@ -22,7 +22,7 @@ use std::time::Duration;
 
 use crate::config::listen::{self, AccessConfig, AuthConfig};
 use crate::config::server::addresses::AddressSettings;
-use crate::config::server::connect::SshConfig;
+use crate::config::server::connect::ConnectConfig;
 use crate::config::server::csr::ServerCsrConfig;
 use crate::config::server::egress::EgressConfig;
 use crate::config::server::http_proxy::HttpProxyConfig;
@@ -41,15 +41,15 @@ use crate::config::{
 use tunnel_base::policy::targets::{TargetEntry, Targets};
 use tunnel_base::policy::{Glob, Networks};
 
-/// The validated config of a server: the tables below `[mode.cloud]`, and values of the environment.
+/// The validated config of a server: the tables below `[server]`, and values of the environment.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ServerConfig {
     /// The listener for links of edges, and those for operators.
     pub server: LinkListenerConfig,
     /// Versions and cipher suites of TLS at the server's ports.
     pub tls: Tls,
-    /// The CONNECT listener and its access rules.
-    pub ssh: SshConfig,
+    /// The CONNECT listener and its access rules; `None` disables it.
+    pub connect: Option<ConnectConfig>,
     /// The CONNECT listener for kube-apiserver; `None` disables it.
     pub egress: Option<EgressConfig>,
     /// The HTTP proxy; `None` disables it.
@@ -88,7 +88,7 @@ pub struct ServerConfig {
     pub pod_ip: Option<IpAddr>,
 }
 
-/// `[mode.cloud.stream.server]`: the port on which edges and peers make links, its certificates and tokens, and the
+/// `[server.links]`: the port on which edges and peers make links, its certificates and tokens, and the
 /// ports for operators.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct LinkListenerConfig {
@@ -114,7 +114,7 @@ pub struct LinkListenerConfig {
     pub ca: PathBuf,
 }
 
-/// `[mode.cloud.session]`: numbers, timeouts and memory of a server's sessions.
+/// `[server.session]`: numbers, timeouts and memory of a server's sessions.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct SessionConfig {
     /// Timeout for resuming a session that has no path.
@@ -131,7 +131,7 @@ pub struct SessionConfig {
     pub memory: Option<usize>,
 }
 
-/// `[mode.cloud.allow]`: what edges may reach through this server.
+/// `[server.edge_access]`: what edges may reach through this server.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct EdgeAccessConfig {
     /// Targets that the server may dial for them; by default none.
@@ -161,29 +161,25 @@ impl ServerConfig {
     }
 
     pub(crate) fn gather(text: &str, env: &Environment, report: &mut Diagnostics) -> Self {
-        let mut file = ConfigTable::parse(text, report);
-        let mut mode = file.table("mode", report);
-        let mut cloud = mode.table("cloud", report);
-        config::other_mode(&mut mode, &cloud, "edge", report);
-        let mut stream = cloud.table("stream", report);
-        let server = server(&mut stream, report);
-        let superedge = kubernetes::superedge(&mut stream, report);
-        stream.finish(report);
-        let ssh = connect::read(&mut cloud, report);
-        let registry = registry::read(&mut cloud, superedge, env, report);
-        let https = https::read(&mut cloud, &ssh.access, report);
-        let http = https::read_http(&mut cloud, &ssh.access, report);
+        let mut file = ConfigTable::parse(text, env, report);
+        let mut cloud = file.table("server", report);
+        config::other_role(&mut file, &cloud, "edge", report);
+        let server = server(&mut cloud, report);
+        let (connect, inherited) = connect::read(&mut cloud, report);
+        let registry = registry::read(&mut cloud, env, report);
+        let https = https::read(&mut cloud, &inherited, report);
+        let http = https::read_http(&mut cloud, &inherited, report);
         let settings = Self {
             server,
             tls: read(&mut cloud, report),
-            egress: egress::read(&mut cloud, &ssh.access, report),
-            http_proxy: http_proxy::read(&mut cloud, &ssh.access, env, report),
-            intercept: intercept::read(&mut cloud, &ssh.access, env, report),
-            tcp: tcp::read(&mut cloud, &ssh.access, report),
+            egress: egress::read(&mut cloud, &inherited, report),
+            http_proxy: http_proxy::read(&mut cloud, &inherited, env, report),
+            intercept: intercept::read(&mut cloud, &inherited, env, report),
+            tcp: tcp::read(&mut cloud, &inherited, report),
             ports: ports::read(&mut cloud, (&http, &https), env, report),
             https,
             http,
-            ssh,
+            connect,
             admin: listen::admin(&mut cloud, "cloud", env, report),
             session: session(&mut cloud, report),
             node_names: node_names::read(&mut cloud, &registry, env, report),
@@ -197,27 +193,27 @@ impl ServerConfig {
             // After the modules.
             addresses: addresses::read(&mut cloud, env, report),
         };
-        for table in [cloud, mode, file] {
+        for table in [cloud, file] {
             table.finish(report);
         }
         settings
     }
 }
 
-fn server(stream: &mut ConfigTable<'_>, report: &mut Diagnostics) -> LinkListenerConfig {
-    let mut table = stream.table("server", report);
-    let grpc = listen::read(&mut table, "listen", "grpc_port", report);
+fn server(cloud: &mut ConfigTable<'_>, report: &mut Diagnostics) -> LinkListenerConfig {
+    let mut table = cloud.table("links", report);
+    let grpc = listen::read(&mut table, "listen", report);
     let server = LinkListenerConfig {
         listen: grpc.unwrap_or(ListenConfig::by_default(Ipv4Addr::UNSPECIFIED, GRPC_PORT, "listen")),
         proxy_protocol: listen::proxies(&mut table, report).unwrap_or_default(),
         log_listen: listen::log(&mut table, report),
-        metrics_listen: listen::read(&mut table, "metrics_listen", "metrics_port", report),
+        metrics_listen: listen::read(&mut table, "metrics_listen", report),
         channelz: listen::channelz(&mut table, report),
         congestion: table.read("congestion", value::nonempty, report).map(Arc::from),
         key: table.read("key", value::file_path, report).unwrap_or_else(|| KEY_FILE.into()),
         cert: table.read("cert", value::file_path, report).unwrap_or_else(|| CERT.into()),
-        tokenfile: table.read("tokenfile", value::file_path, report).unwrap_or_else(|| TOKENFILE.into()),
-        ca: table.read("ca", value::file_path, report).unwrap_or_else(|| config::CA.into()),
+        tokenfile: table.read("token_file", value::file_path, report).unwrap_or_else(|| TOKENFILE.into()),
+        ca: table.read("peer_ca", value::file_path, report).unwrap_or_else(|| config::CA.into()),
     };
     table.finish(report);
     server
@@ -226,28 +222,28 @@ fn server(stream: &mut ConfigTable<'_>, report: &mut Diagnostics) -> LinkListene
 fn session(cloud: &mut ConfigTable<'_>, report: &mut Diagnostics) -> SessionConfig {
     let mut table = cloud.table("session", report);
     let wait = value::duration(Duration::from_millis(100)..=Duration::from_secs(600));
-    let max = table.read("max", value::count(1..=MAX_SESSIONS), report).unwrap_or(MAX);
-    let for_client = table.read("max_for_client", value::count(1..=MAX_SESSIONS), report);
+    let max = table.read("max_sessions", value::count(1..=MAX_SESSIONS), report).unwrap_or(MAX);
+    let for_client = table.read("max_per_client", value::count(1..=MAX_SESSIONS), report);
     let session = SessionConfig {
         grace: config::grace(&mut table, report),
         open_timeout: table.read("open_timeout", wait, report).unwrap_or(OPEN_TIMEOUT),
         max,
         max_for_client: for_client.unwrap_or(max.div_ceil(CLIENTS)),
         drain: config::drain(&mut table, report),
-        memory: table.read("memory", value::size(config::MIN_MEMORY), report),
+        memory: table.read("buffer_memory", value::size(config::MIN_MEMORY), report),
     };
     table.finish(report);
     session
 }
 
 fn allow(cloud: &mut ConfigTable<'_>, env: &Environment, report: &mut Diagnostics) -> EdgeAccessConfig {
-    let mut table = cloud.table("allow", report);
+    let mut table = cloud.table("edge_access", report);
     let targets = table.list("targets", value::parsed::<TargetEntry>, report).unwrap_or_default();
     let nodes = table.list("nodes", value::parsed::<Glob>, report).unwrap_or_default();
     table.finish(report);
     let listed = env.edge_no_proxy.as_deref().is_some_and(|list| !list.trim().is_empty());
     if listed && !(targets.is_empty() && nodes.is_empty()) {
-        let text = "SuperEdge's list of targets that edges may not reach is ignored; [mode.cloud.allow] lists what they may reach";
+        let text = "SuperEdge's list of targets that edges may not reach is ignored; [server.edge_access] lists what they may reach";
         report.warn("EDGE_NO_PROXY".to_owned(), WarningKind::Insecure, text);
     }
     EdgeAccessConfig { targets: targets.into_iter().collect(), nodes }
@@ -283,13 +279,14 @@ impl ServerConfig {
     /// Returns the files that contain secrets, each with its key.
     pub fn secrets(&self) -> Vec<(&str, &Path)> {
         let mut all = vec![
-            ("mode.cloud.stream.server.key", self.server.key.as_path()),
-            ("mode.cloud.stream.server.tokenfile", &self.server.tokenfile),
+            ("server.links.key", self.server.key.as_path()),
+            ("server.links.token_file", &self.server.tokenfile),
         ];
+        let connect = self.connect.as_ref().map(|connect| &connect.access);
         let egress = self.egress.as_ref().map(EgressConfig::access);
         let proxy = self.http_proxy.as_ref().map(|proxy| &proxy.access);
         for access in
-            [&self.ssh.access, &self.https.access, &self.admin.access].into_iter().chain(egress).chain(proxy)
+            connect.into_iter().chain([&self.https.access, &self.admin.access]).chain(egress).chain(proxy)
         {
             // A file that several tables inherit from one is listed once.
             if let AuthConfig::Basic { users, key } = &access.auth
@@ -299,25 +296,25 @@ impl ServerConfig {
             }
         }
         if let Some(EgressConfig::Port { certificates, .. }) = &self.egress {
-            all.push(("mode.cloud.egress.key", &certificates.key));
+            all.push(("server.egress.key", &certificates.key));
         }
         if let HttpsMode::Terminate(certificates, targets) = &self.https.mode
             && !self.https.ports.is_empty()
         {
-            all.push(("mode.cloud.https.key", &certificates.key));
-            all.extend(targets.iter().map(|shown| ("mode.cloud.https.target_key", shown.key.as_path())));
+            all.push(("server.https.key", &certificates.key));
+            all.extend(targets.iter().map(|shown| ("server.https.target_key", shown.key.as_path())));
         }
         for (table, etcd) in self.etcds() {
             let (key, password) = if table == REGISTRY {
-                ("mode.cloud.registry.etcd_key", "mode.cloud.registry.etcd_password_file")
+                ("server.dns.etcd.key", "server.dns.etcd.password_file")
             } else {
-                ("mode.cloud.invitations.etcd_key", "mode.cloud.invitations.etcd_password_file")
+                ("server.invitations.etcd.key", "server.invitations.etcd.password_file")
             };
             all.extend(etcd.identity.iter().map(|(_, file)| (key, file.as_path())));
             all.extend(etcd.login.iter().map(|(_, file)| (password, file.as_path())));
         }
         if let Some(Invitations::File(file)) = &self.invitations {
-            all.push(("mode.cloud.invitations.file", file));
+            all.push(("server.invitations.file", file));
         }
         all
     }
@@ -329,7 +326,7 @@ impl ServerConfig {
             _ => None,
         };
         let invitations = match &self.invitations {
-            Some(Invitations::Etcd(etcd)) => Some(("mode.cloud.invitations", etcd)),
+            Some(Invitations::Etcd(etcd)) => Some(("server.invitations", etcd)),
             _ => None,
         };
         publish.into_iter().chain(invitations)
@@ -337,29 +334,29 @@ impl ServerConfig {
 
     /// Returns the files of certificates that this server presents, each with its key.
     pub fn certificates(&self) -> Vec<(&'static str, &Path)> {
-        let mut all = vec![("mode.cloud.stream.server.cert", self.server.cert.as_path())];
+        let mut all = vec![("server.links.cert", self.server.cert.as_path())];
         if let Some(EgressConfig::Port { certificates, .. }) = &self.egress {
-            all.push(("mode.cloud.egress.cert", &certificates.cert));
+            all.push(("server.egress.cert", &certificates.cert));
         }
         if let HttpsMode::Terminate(certificates, targets) = &self.https.mode
             && !self.https.ports.is_empty()
         {
-            all.push(("mode.cloud.https.cert", &certificates.cert));
-            all.extend(targets.iter().map(|shown| ("mode.cloud.https.target_cert", shown.cert.as_path())));
+            all.push(("server.https.cert", &certificates.cert));
+            all.extend(targets.iter().map(|shown| ("server.https.target_cert", shown.cert.as_path())));
         }
         all
     }
 
     /// Returns the CA files that this server trusts, each with its key.
     pub fn ca_files(&self) -> Vec<(&'static str, &Path)> {
-        let mut all = vec![("mode.cloud.stream.server.ca", self.server.ca.as_path())];
+        let mut all = vec![("server.links.peer_ca", self.server.ca.as_path())];
         if let Some(EgressConfig::Port { certificates, .. }) = &self.egress {
-            all.extend(certificates.client_ca.iter().map(|ca| ("mode.cloud.egress.client_ca", ca.as_path())));
+            all.extend(certificates.client_ca.iter().map(|ca| ("server.egress.client_ca", ca.as_path())));
         }
         if let HttpsMode::Terminate(certificates, targets) = &self.https.mode {
-            all.extend(certificates.client_ca.iter().map(|ca| ("mode.cloud.https.client_ca", ca.as_path())));
+            all.extend(certificates.client_ca.iter().map(|ca| ("server.https.client_ca", ca.as_path())));
             let ca = targets.iter().filter_map(|shown| shown.ca.as_ref());
-            all.extend(ca.map(|ca| ("mode.cloud.https.target_ca", ca.as_path())));
+            all.extend(ca.map(|ca| ("server.https.target_ca", ca.as_path())));
         }
         all
     }
@@ -367,24 +364,21 @@ impl ServerConfig {
     /// Returns the access rules of each listener, by the key of its table.
     pub fn listeners(&self) -> Vec<(&str, &AccessConfig)> {
         let tcp = self.tcp.iter().map(|port| (port.key.as_str(), &port.access));
-        let egress = self.egress.iter().map(|egress| ("mode.cloud.egress", egress.access()));
-        let intercepted = self.intercept.iter().map(|intercept| ("mode.cloud.intercept", &intercept.access));
-        let proxy = self.http_proxy.iter().map(|proxy| ("mode.cloud.http_proxy", &proxy.access));
-        let fixed = [
-            ("mode.cloud.ssh", &self.ssh.access),
-            ("mode.cloud.https", &self.https.access),
-            ("mode.cloud.http", &self.http.access),
-        ];
-        fixed.into_iter().chain(egress).chain(intercepted).chain(proxy).chain(tcp).collect()
+        let egress = self.egress.iter().map(|egress| ("server.egress", egress.access()));
+        let intercepted = self.intercept.iter().map(|intercept| ("server.intercept", &intercept.access));
+        let proxy = self.http_proxy.iter().map(|proxy| ("server.http_proxy", &proxy.access));
+        let fixed = [("server.https", &self.https.access), ("server.http", &self.http.access)];
+        let connect = self.connect.iter().map(|connect| ("server.connect", &connect.access));
+        connect.chain(fixed).chain(egress).chain(intercepted).chain(proxy).chain(tcp).collect()
     }
 }
 
 /// The table for publishing.
-const REGISTRY: &str = "mode.cloud.registry";
+const REGISTRY: &str = "server.dns";
 
-// The table `mode.cloud.tls`: versions and cipher suites of TLS at the server's ports.
+// The table `server.tls`: versions and cipher suites of TLS at the server's ports.
 
-/// `[mode.cloud.tls]`: the TLS versions and cipher suites that a server accepts.
+/// `[server.tls]`: the TLS versions and cipher suites that a server accepts.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Tls {
     /// The oldest accepted version.
@@ -406,25 +400,15 @@ pub enum TlsVersion {
 pub(crate) fn read(cloud: &mut ConfigTable<'_>, report: &mut Diagnostics) -> Tls {
     let mut table = cloud.table("tls", report);
     let min_version = table.read(
-        "tls_min_version",
+        "min_version",
         |value| match value::text(value)?.as_str() {
-            "" | "VersionTLS12" => Ok((TlsVersion::V12, None)),
-            "VersionTLS13" => Ok((TlsVersion::V13, None)),
-            old @ ("VersionTLS10" | "VersionTLS11") => Ok((TlsVersion::V12, Some(old.to_owned()))),
-            _ => Err(value::wrong(value, "expected VersionTLS12 or VersionTLS13")),
+            "1.2" => Ok(TlsVersion::V12),
+            "1.3" => Ok(TlsVersion::V13),
+            _ => Err(value::wrong(value, "expected \"1.2\" or \"1.3\"")),
         },
         report,
     );
-    if let Some((_, Some(old))) = &min_version {
-        let text = format!("{old} is insecure and not supported; the oldest version is TLS 1.2");
-        report.warn(table.key("tls_min_version"), WarningKind::Unexpected, text);
-    }
-    let suites = table.read("tls_cipher_suites", value::text, report).unwrap_or_default();
-    let names = suites.split(',').map(str::trim).filter(|name| !name.is_empty());
-    let tls = Tls {
-        min_version: min_version.map_or(TlsVersion::V12, |(version, _)| version),
-        cipher_suites: names.map(str::to_owned).collect(),
-    };
+    let cipher_suites = table.list("cipher_suites", value::nonempty, report).unwrap_or_default();
     table.finish(report);
-    tls
+    Tls { min_version: min_version.unwrap_or(TlsVersion::V12), cipher_suites }
 }

@@ -7,11 +7,11 @@ use strsim::osa_distance;
 use toml::Spanned;
 use toml::de::{DeTable, DeValue};
 
-use crate::config::Diagnostics;
 use crate::config::value::{self, ValueError};
+use crate::config::{Diagnostics, Environment, superedge};
 
-/// A table with folded keys. Keys are requested in the documented spelling; [`ConfigTable::finish`] records an error
-/// for each key that was never requested.
+/// A table whose keys are requested one by one. [`ConfigTable::finish`] records an error for each key that was never
+/// requested.
 #[derive(Debug, Default)]
 pub(crate) struct ConfigTable<'t> {
     /// The full key of the table itself; empty for the file.
@@ -34,15 +34,10 @@ struct Entry<'t> {
 }
 
 impl<'t> ConfigTable<'t> {
-    /// Parses a file. Records its syntax errors like all other errors, and continues with what could be parsed.
-    pub(crate) fn parse(text: &'t str, report: &mut Diagnostics) -> Self {
-        let (table, errors) = DeTable::parse_recoverable(text);
-        for error in errors {
-            // The error's Display output contains the line, which may hold a secret; its message does not.
-            let place = error.span().map(|span| span.start);
-            report.place_fault(place, "", Some("not TOML".to_owned()), error.message());
-        }
-        Self::fold(String::new(), 0, table.into_inner(), report)
+    /// Parses a file, and translates one of SuperEdge. Records its syntax errors like all other errors, and continues
+    /// with what could be parsed.
+    pub(crate) fn parse(text: &'t str, env: &Environment, report: &mut Diagnostics) -> Self {
+        Self::of(String::new(), 0, superedge::translate(report.parse(text), env, report))
     }
 
     /// Returns true if the table is present in the file.
@@ -120,19 +115,6 @@ impl<'t> ConfigTable<'t> {
         Some(good)
     }
 
-    /// Reads a list, or a single value as a list of one.
-    pub(crate) fn one_or_list<T>(
-        &mut self,
-        key: &'static str,
-        reader: impl Fn(&DeValue<'t>) -> Result<T, ValueError>,
-        report: &mut Diagnostics,
-    ) -> Option<Vec<T>> {
-        match self.entries.get(&fold(key)) {
-            Some(entry) if matches!(entry.value, DeValue::Array(_)) => self.list(key, reader, report),
-            _ => self.read(key, reader, report).map(|one| vec![one]),
-        }
-    }
-
     /// Returns a nested table. It is empty if it is absent, or not a table, which is recorded.
     pub(crate) fn table(&mut self, key: &'static str, report: &mut Diagnostics) -> Self {
         let path = self.key(key);
@@ -140,7 +122,7 @@ impl<'t> ConfigTable<'t> {
             return Self { path, ..Self::default() };
         };
         match entry.value {
-            DeValue::Table(table) => Self::fold(path, entry.place, table, report),
+            DeValue::Table(table) => Self::of(path, entry.place, table),
             other => {
                 report.place_fault(Some(entry.place), &path, Some(value::shown(&other)), "expected a table");
                 Self { path, place: Some(entry.place), ..Self::default() }
@@ -161,7 +143,7 @@ impl<'t> ConfigTable<'t> {
         for (i, item) in items.iter().enumerate() {
             let (place, path) = (item.span().start, format!("{path}[{i}]"));
             match item.get_ref() {
-                DeValue::Table(table) => tables.push(Self::fold(path, place, table.clone(), report)),
+                DeValue::Table(table) => tables.push(Self::of(path, place, table.clone())),
                 other => {
                     report.place_fault(Some(place), &path, Some(value::shown(other)), "expected table: { … }")
                 }
@@ -181,13 +163,13 @@ impl<'t> ConfigTable<'t> {
             report.known.push(path.clone());
             report.given.insert(path.clone());
             let table = match value {
-                DeValue::Table(table) => Self::fold(path, place, table, report),
+                DeValue::Table(table) => Self::of(path, place, table),
                 value => {
                     let entry = Entry { name: short.to_owned(), place, value };
                     Self {
                         path,
                         place: Some(place),
-                        entries: BTreeMap::from([(fold(short), entry)]),
+                        entries: BTreeMap::from([(short.to_owned(), entry)]),
                         ..Self::default()
                     }
                 }
@@ -222,7 +204,7 @@ impl<'t> ConfigTable<'t> {
     /// Records an error for every key that was never requested, with the most similar known key.
     pub(crate) fn finish(self, report: &mut Diagnostics) {
         for entry in self.entries.values() {
-            let distance = |known: &&&str| osa_distance(&fold(&entry.name), &fold(known));
+            let distance = |known: &&&str| osa_distance(value::excerpt(&entry.name).as_str(), known);
             let wanted = match self.asked.keys().min_by_key(distance) {
                 Some(nearest) => format!("did you mean {nearest}?"),
                 None => "no key is known here; remove it".to_owned(),
@@ -231,23 +213,14 @@ impl<'t> ConfigTable<'t> {
         }
     }
 
-    fn fold(path: String, place: usize, table: DeTable<'t>, report: &mut Diagnostics) -> Self {
-        let mut folded = Self { path, place: Some(place), ..Self::default() };
-        for (name, value) in table {
-            let entry = new_entry(&name, value);
-            match folded.entries.get(&fold(&entry.name)) {
-                None => {
-                    folded.entries.insert(fold(&entry.name), entry);
-                }
-                Some(twin) if value::same(&twin.value, &entry.value) => {}
-                Some(twin) => {
-                    let found = format!("{} has a different value", twin.name);
-                    let wanted = "two spellings of one key; keep one of them";
-                    report.place_fault(Some(entry.place), &folded.key(&entry.name), Some(found), wanted);
-                }
-            }
-        }
-        folded
+    fn of(path: String, place: usize, table: DeTable<'t>) -> Self {
+        let entry = |(name, value): (Spanned<std::borrow::Cow<'t, str>>, Spanned<DeValue<'t>>)| {
+            let place = name.span().start;
+            let name = name.into_inner().into_owned();
+            (name.clone(), Entry { name, place, value: value.into_inner() })
+        };
+        let entries = table.into_iter().map(entry).collect();
+        Self { path, place: Some(place), entries, ..Self::default() }
     }
 
     fn take(&mut self, key: &'static str, report: &mut Diagnostics) -> Option<Entry<'t>> {
@@ -255,35 +228,9 @@ impl<'t> ConfigTable<'t> {
         if !report.known.contains(&whole) {
             report.known.push(whole);
         }
-        let entry = self.entries.remove(&fold(key));
-        self.asked.insert(key, entry.as_ref().map(|entry| entry.place));
+        let refused = report.refused.contains(&self.key(key)).then(|| self.place.unwrap_or_default());
+        let entry = self.entries.remove(key);
+        self.asked.insert(key, entry.as_ref().map(|entry| entry.place).or(refused));
         entry
-    }
-}
-
-fn new_entry<'t>(name: &Spanned<std::borrow::Cow<'t, str>>, value: Spanned<DeValue<'t>>) -> Entry<'t> {
-    Entry { name: name.get_ref().to_string(), place: name.span().start, value: value.into_inner() }
-}
-
-/// Ignores case and `_`: SuperEdge's old spelling is its new one without `_`, and its parser ignores case.
-pub(crate) fn fold(key: &str) -> String {
-    key.chars().filter(|c| *c != '_').flat_map(char::to_lowercase).take(MAX_KEY_LEN).collect()
-}
-
-/// Maximum number of characters of a key that are compared. Our keys are much shorter, and the similarity search is
-/// quadratic.
-const MAX_KEY_LEN: usize = 64;
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn two_spellings_of_one_key_are_one_if_they_agree() {
-        let mut report = Diagnostics::default();
-        ConfigTable::parse("grpc_port = 1\ngrpcport = 1\nGRPCPort = \"1\"", &mut report);
-        assert_eq!(report.fault_count(), 0);
-        ConfigTable::parse("grpc_port = 1\ngrpcport = 2", &mut report);
-        assert_eq!(report.fault_count(), 1);
     }
 }

@@ -183,6 +183,16 @@ pub(crate) fn same(a: &DeValue<'_>, b: &DeValue<'_>) -> bool {
     scalar(a).is_some() && scalar(a) == scalar(b)
 }
 
+/// Returns a key by its parts. Names that the user chose are in quotes.
+pub(crate) fn path(parts: &[String]) -> String {
+    let bare = |part: &str| {
+        part.starts_with(|first: char| first.is_ascii_lowercase())
+            && part.bytes().all(|b| b.is_ascii_alphanumeric() || b == b'_')
+    };
+    let part = |part: &String| if bare(part) { part.clone() } else { format!("\"{}\"", excerpt(part)) };
+    parts.iter().map(part).collect::<Vec<_>>().join(".")
+}
+
 /// Returns an error about a value that may be displayed.
 pub(crate) fn wrong(value: &DeValue<'_>, wanted: impl fmt::Display) -> ValueError {
     ValueError { found: shown(value), wanted: wanted.to_string() }
@@ -200,7 +210,8 @@ fn kind(value: &DeValue<'_>) -> &'static str {
     }
 }
 
-fn integer(number: &DeInteger<'_>) -> Option<i64> {
+/// Returns a number of the file, if it is not too large.
+pub(crate) fn integer(number: &DeInteger<'_>) -> Option<i64> {
     i64::from_str_radix(number.as_str(), number.radix()).ok()
 }
 

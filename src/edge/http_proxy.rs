@@ -1,4 +1,4 @@
-//! The HTTP proxy for programs at this node, configured in `[mode.edge.http_proxy]`.
+//! The HTTP proxy for programs at this node, configured in `[edge.http_proxy]`.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -30,8 +30,7 @@ impl ProxyListener {
     pub(crate) fn prepare(settings: &HttpProxyConfig, startup: &mut Startup) -> Option<Self> {
         let mut policies = AccessPolicyBuilder::default();
         let guard = policies.prepare(KEY, &settings.access, startup);
-        let listener =
-            startup.bind(&format!("mode.edge.http_proxy.{}", settings.listen.key), settings.listen.at);
+        let listener = startup.bind(&format!("edge.http_proxy.{}", settings.listen.key), settings.listen.at);
         Some(Self { listener: listener?, guard: guard?, policies, nodes: settings.nodes.clone() })
     }
 
@@ -64,6 +63,6 @@ impl ProxyListener {
 }
 
 /// Key of the config table.
-pub(crate) const KEY: &str = "mode.edge.http_proxy";
+pub(crate) const KEY: &str = "edge.http_proxy";
 /// Number of clients that together may use all sessions.
 const CLIENTS: usize = 4;

@@ -326,9 +326,9 @@ const CONNECT: Duration = Duration::from_secs(10);
 /// Timeout for the first step, establishing the connection, if there is another server to try.
 const FIRST_CONNECT_TIMEOUT: Duration = Duration::from_secs(4);
 
-// The client certificate of an edge, issued through `[mode.edge.csr]`.
+// The client certificate of an edge, issued through `[edge.csr]`.
 
-/// The edge's client certificate, issued through `[mode.edge.csr]` and read from its file for each link, and the CA
+/// The edge's client certificate, issued through `[edge.csr]` and read from its file for each link, and the CA
 /// file for servers. Clones share the cache.
 #[derive(Debug, Clone)]
 pub(crate) struct EdgeCertificate {

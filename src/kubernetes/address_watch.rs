@@ -607,7 +607,7 @@ mod disputes_tests {
         let book = book();
         let lines: Vec<_> = (1..=5).filter_map(|last| book.dispute(ip(last))).collect();
         let expected = [
-            "pod shop/pod at evil claims 10.0.0.1, which [mode.cloud.addresses] assigns to node node1; the config wins",
+            "pod shop/pod at evil claims 10.0.0.1, which [server.addresses] assigns to node node1; the config wins",
             "node evil claims 10.0.0.2, the ClusterIP of Service shop/web; the Service keeps it",
             "10.0.0.3 is claimed by both node evil and node node2; none is reached by it",
         ];

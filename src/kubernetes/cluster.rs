@@ -44,7 +44,7 @@ pub enum ClusterError {
     Config(String),
     /// The request was not authorized. Usual cause: a role that lacks a verb.
     #[error(
-        "{0}; grant the server's role get, create and update on configmaps, list and watch on endpointslices (discovery.k8s.io), and list on nodes if zone is empty; with [mode.cloud.addresses] also list and watch on nodes, pods, services and configmaps; with [mode.cloud.ports] also get, list and watch on its ConfigMap, and get and update on its Service"
+        "{0}; grant the server's role get, create and update on configmaps, list and watch on endpointslices (discovery.k8s.io), and list on nodes if zone is empty; with [server.addresses] also list and watch on nodes, pods, services and configmaps; with [server.node_ports] also get, list and watch on its ConfigMap, and get and update on its Service"
     )]
     Forbidden(String),
     /// The request timed out. Usual cause: kube-apiserver is down, or a network policy blocks it.

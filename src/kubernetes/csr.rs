@@ -114,7 +114,7 @@ pub enum CsrError {
     Gone,
     /// The Service does not exist.
     #[error(
-        "Service {0} does not exist in namespace {1}; create it, or remove it from services in [mode.cloud.csr]"
+        "Service {0} does not exist in namespace {1}; create it, or remove it from services in [server.csr]"
     )]
     NoService(String, String),
     /// The watch of requests failed.

@@ -115,9 +115,11 @@ impl ListenerContext {
     fn no_permit(&self, why: AcquireError) -> Denial {
         Denial::Busy(match (why, &self.edge_routing) {
             (AcquireError::PerSource, None) => {
-                "per-client session limit reached: [mode.cloud.session] max_for_client of this server"
+                "per-client session limit reached: [server.session] max_per_client of this server"
             }
-            (AcquireError::Total, None) => "session limit reached: [mode.cloud.session] max of this server",
+            (AcquireError::Total, None) => {
+                "session limit reached: [server.session] max_sessions of this server"
+            }
             (AcquireError::PerSource, Some(_)) => "per-client session limit of this edge reached",
             (AcquireError::Total, Some(_)) => "session limit of this edge reached",
         })

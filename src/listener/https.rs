@@ -1,5 +1,5 @@
 //! Listeners of node ports: a port of this server stands for one port of every node, and each request names its node.
-//! With TLS (`[mode.cloud.https]`, `mode = "terminate"`) or without (`[mode.cloud.http]`).
+//! With TLS (`[server.https]`, `mode = "terminate"`) or without (`[server.http]`).
 
 pub mod routing;
 
@@ -172,7 +172,7 @@ impl NodePort {
 // The passthrough listener: TLS for a target at the node that the ClientHello names. Only the ClientHello is read; TLS
 // stays between client and target.
 
-/// A port of `[mode.cloud.https.addr]` that passes TLS through.
+/// A port of `[server.https.ports]` that passes TLS through.
 #[derive(Debug)]
 pub struct Passthrough {
     /// The target that the named node dials.

@@ -18,7 +18,7 @@ use tunnel_net::accept_loop;
 use tunnel_net::socket::Connection;
 use tunnel_proto::frame::Category;
 
-/// The protocol of one entry of `[mode.cloud.tcp]`: forwards each connection to one target.
+/// The protocol of one entry of `[server.tcp]`: forwards each connection to one target.
 #[derive(Debug)]
 pub struct Tcp {
     /// The node that dials. `None` means the node that has been connected longest.
@@ -44,7 +44,7 @@ impl Tcp {
             warn!(
                 %node,
                 target = %self.target,
-                hint = %format_args!("set the node in [mode.cloud.tcp], as in \"{node}/{}\"", self.target),
+                hint = %format_args!("set the node in [server.tcp], as in \"{node}/{}\"", self.target),
                 "several nodes connected, port uses the longest connected one"
             );
         }

@@ -86,7 +86,7 @@ impl RecordPolicy {
             self.look(&named, ours).await;
             named.retain(|(node, name)| match self.verdicts.get(node).and_then(|verdict| verdict.taken) {
                 Some(at) => {
-                    self.warn_once(node, &format_args!("{name} resolves to {at}, which is no server; rename the node, or set mode.cloud.registry.zone"));
+                    self.warn_once(node, &format_args!("{name} resolves to {at}, which is no server; rename the node, or set server.dns.zone"));
                     false
                 }
                 None => true,

@@ -434,7 +434,7 @@ async fn look(
                         let cause = cause.to_string();
                         if warned.as_ref() != Some(&cause) {
                             warn!(
-                                key = "mode.cloud.registry.siblings_service",
+                                key = "server.peers.dns_name",
                                 error = %cause,
                                 "cannot resolve peers, keeping known addresses"
                             );

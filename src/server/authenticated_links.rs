@@ -75,9 +75,9 @@ pub(crate) fn read(
         }
         if egress && tokens.has_default() {
             let risk = "the token file has a default line: any edge can take any name that kube-apiserver requests \
-                        (mode.cloud.egress)";
+                        (server.egress)";
             warn!(
-                key = "mode.cloud.stream.server.tokenfile",
+                key = "server.links.token_file",
                 risk,
                 file = %path.display(),
                 hint = "give each node its own line",
@@ -92,8 +92,7 @@ pub(crate) fn read(
         }
         Ok(tokens)
     });
-    let tokens =
-        startup.collect(StartupErrorKind::Config, &["mode.cloud.stream.server.tokenfile"], tokens)?;
+    let tokens = startup.collect(StartupErrorKind::Config, &["server.links.token_file"], tokens)?;
     if tokens.load().is_empty() {
         let who = if certificates { "every edge without a certificate" } else { "every edge" };
         warn!(file = %file.display(), refused = %who, "token file has no token");
@@ -296,7 +295,7 @@ fn log_token_changes(read: &NodeTokens, before: &NodeTokens) {
         info!(
             target: AUDIT,
             actor = "the token file",
-            key = "mode.cloud.stream.server.tokenfile",
+            key = "server.links.token_file",
             count = nodes.len(),
             nodes = nodes[..nodes.len().min(MAX_NODES_LOGGED)].join(" "),
             "node tokens changed"

@@ -18,32 +18,32 @@ use crate::server::{ClientListener, ServerCore, https};
 use crate::startup::Startup;
 use crate::startup::access::AccessPolicyBuilder;
 
-/// Prepares the listeners of `[mode.cloud.ssh]`.
+/// Prepares the listeners of `[server.connect]`.
 pub(crate) fn connect(
     settings: &ServerConfig,
     policies: &mut AccessPolicyBuilder,
     startup: &mut Startup,
 ) -> Option<Vec<ClientListener>> {
-    let ssh = &settings.ssh;
-    let guard = policies.prepare("mode.cloud.ssh", &ssh.access, startup);
-    let listener = startup.bind_optional("mode.cloud.ssh", ssh.listen);
+    let Some(connect) = &settings.connect else { return Some(Vec::new()) };
+    let guard = policies.prepare("server.connect", &connect.access, startup);
+    let listener = startup.bind_optional("server.connect", connect.listen);
     let (guard, listener) = (guard?, listener?);
     let port = |listener| ClientListener::tcp(listener, guard.clone(), |_| Ssh);
     Some(listener.into_iter().map(port).collect())
 }
 
-/// Prepares the listeners of `[mode.cloud.egress]`.
+/// Prepares the listeners of `[server.egress]`.
 pub(crate) fn egress(
     settings: &ServerConfig,
     policies: &mut AccessPolicyBuilder,
     startup: &mut Startup,
 ) -> Option<Vec<ClientListener>> {
     let Some(egress) = &settings.egress else { return Some(Vec::new()) };
-    let guard = policies.prepare("mode.cloud.egress", egress.access(), startup);
+    let guard = policies.prepare("server.egress", egress.access(), startup);
     let port = match egress {
         EgressConfig::Port { listen, certificates, .. } => {
             let tls = https::read(settings, certificates, startup);
-            let listener = startup.bind(&format!("mode.cloud.egress.{}", listen.key), listen.at);
+            let listener = startup.bind(&format!("server.egress.{}", listen.key), listen.at);
             let (guard, tls, listener) = (guard?, tls?, listener?);
             ClientListener::tcp(listener, guard, move |core: &ServerCore| {
                 let links = &core.shutdown.links;
@@ -52,7 +52,7 @@ pub(crate) fn egress(
             })
         }
         EgressConfig::Unix { path, .. } => {
-            let listener = startup.bind_local("mode.cloud.egress.listen", path);
+            let listener = startup.bind_local("server.egress.listen", path);
             let (guard, listener) = (guard?, listener?);
             ClientListener::new(listener, guard, |_| OverUnix(Egress))
         }
@@ -60,19 +60,19 @@ pub(crate) fn egress(
     Some(vec![port])
 }
 
-/// Prepares the listeners of `[mode.cloud.http_proxy]`.
+/// Prepares the listeners of `[server.http_proxy]`.
 pub(crate) fn http_proxy(
     settings: &ServerConfig,
     policies: &mut AccessPolicyBuilder,
     startup: &mut Startup,
 ) -> Option<Vec<ClientListener>> {
     let Some(proxy) = &settings.http_proxy else { return Some(Vec::new()) };
-    let guard = policies.prepare("mode.cloud.http_proxy", &proxy.access, startup);
-    let listener = startup.bind(&format!("mode.cloud.http_proxy.{}", proxy.listen.key), proxy.listen.at);
+    let guard = policies.prepare("server.http_proxy", &proxy.access, startup);
+    let listener = startup.bind(&format!("server.http_proxy.{}", proxy.listen.key), proxy.listen.at);
     Some(vec![ClientListener::tcp(listener?, guard?, |_| Proxy)])
 }
 
-/// Prepares the listeners of `[mode.cloud.tcp]`.
+/// Prepares the listeners of `[server.tcp]`.
 pub(crate) fn tcp(
     settings: &ServerConfig,
     policies: &mut AccessPolicyBuilder,

@@ -50,13 +50,13 @@ impl ServerFiles {
             [] => resolver.clone(),
             servers => startup.collect(
                 StartupErrorKind::Config,
-                &["mode.cloud.registry.dns"],
+                &["server.dns.resolvers"],
                 Resolver::of_servers(servers),
             ),
         };
         publisher(settings, startup);
         let congestion = settings.server.congestion.as_deref();
-        startup.congestion("mode.cloud.stream.server.congestion", congestion)?;
+        startup.congestion("server.links.congestion", congestion)?;
         Some(Self {
             tls: tls?,
             peers,
@@ -76,7 +76,7 @@ pub(crate) fn tls_params(settings: &ServerConfig, startup: &mut Startup) -> Opti
         TlsVersion::V13 => "VersionTLS13",
     };
     let offer = TlsParams::parse(min_version, &tls.cipher_suites.join(","));
-    startup.collect(StartupErrorKind::Config, &["mode.cloud.tls.tls_cipher_suites"], offer)
+    startup.collect(StartupErrorKind::Config, &["server.tls.cipher_suites"], offer)
 }
 
 fn tls(settings: &ServerConfig, startup: &mut Startup) -> Option<Reload<rustls::ServerConfig>> {
@@ -90,7 +90,7 @@ fn tls(settings: &ServerConfig, startup: &mut Startup) -> Option<Reload<rustls::
     // Without the file no peer can link here, so callers need not present a certificate.
     let clients = if has_ca {
         let name = settings.registry.peers.name.as_deref().map(tls::server_name).transpose();
-        let name = startup.collect(StartupErrorKind::Config, &["mode.cloud.registry.name"], name)?;
+        let name = startup.collect(StartupErrorKind::Config, &["server.peers.certificate_name"], name)?;
         ClientAuth::Peers(server.ca.clone(), name)
     } else {
         ClientAuth::Anonymous
@@ -119,7 +119,7 @@ fn read_ca(settings: &ServerConfig, startup: &mut Startup) -> Option<Option<Relo
     }
     let server = &settings.server;
     let authority = ServerCa::load(server.ca.clone(), server.cert.clone());
-    startup.collect(StartupErrorKind::Config, &["mode.cloud.stream.server.ca"], authority).map(Some)
+    startup.collect(StartupErrorKind::Config, &["server.links.peer_ca"], authority).map(Some)
 }
 
 /// Notes errors that prevent publishing. A start reads these files later, because publishing must not prevent access to
@@ -128,7 +128,7 @@ fn publisher(settings: &ServerConfig, startup: &mut Startup) {
     let registry = &settings.registry;
     if cfg!(not(feature = "kubernetes")) && matches!(registry.publish, PublishConfig::ConfigMap(_)) {
         let text = "configmap: this program is built without Kubernetes; build it with --features kubernetes";
-        startup.error(StartupErrorKind::Config, "mode.cloud.registry.publish", text);
+        startup.error(StartupErrorKind::Config, "server.dns.publish", text);
     }
     if !startup.is_check() {
         return;
@@ -156,10 +156,10 @@ fn not_empty(text: &[u8]) -> Result<(), &'static str> {
     if text.trim_ascii().is_empty() { Err("file is empty; write its content into it") } else { Ok(()) }
 }
 
-const CERT: &str = "mode.cloud.stream.server.cert";
-const KEY: &str = "mode.cloud.stream.server.key";
-const AGENT_CA: &str = "mode.cloud.csr.agent_ca";
-const CA: &str = "mode.cloud.stream.server.ca";
+const CERT: &str = "server.links.cert";
+const KEY: &str = "server.links.key";
+const AGENT_CA: &str = "server.csr.edge_ca";
+const CA: &str = "server.links.peer_ca";
 
 // The rules for what can be reached through a server, which can change at run time.
 

@@ -1,4 +1,4 @@
-//! The ports of `[mode.cloud.https]` and `[mode.cloud.http]`, and their certificates.
+//! The ports of `[server.https]` and `[server.http]`, and their certificates.
 
 use tokio_rustls::rustls::{self, ClientConfig};
 use tracing::info_span;
@@ -25,7 +25,7 @@ pub(crate) fn prepare(
     if https.ports.is_empty() {
         return Some(Vec::new());
     }
-    let guard = policies.prepare("mode.cloud.https", &https.access, startup);
+    let guard = policies.prepare("server.https", &https.access, startup);
     // Outer: whether the files are valid; inner: whether there are any.
     let tls = match &https.mode {
         HttpsMode::Passthrough => Some(None),
@@ -82,8 +82,7 @@ pub(crate) fn prepare_http(
     if http.ports.is_empty() {
         return Some(Vec::new());
     }
-    let (guard, ports) =
-        (policies.prepare("mode.cloud.http", &http.access, startup), bind(&http.ports, startup));
+    let (guard, ports) = (policies.prepare("server.http", &http.access, startup), bind(&http.ports, startup));
     let (guard, ports) = (guard?, ports?);
     let port = |(listener, stands_for)| {
         ClientListener::tcp(listener, guard.clone(), |core: &ServerCore| Http(node_port(stands_for, core)))
@@ -153,7 +152,7 @@ pub(crate) fn read(
 /// Returns the TLS from a port for HTTP/1 to targets. Returns `None` if there are errors, which `startup` has noted.
 pub(crate) fn for_targets(shown: &TargetIdentity, startup: &mut Startup) -> Option<Reload<ClientConfig>> {
     let TargetIdentity { cert, key, ca } = shown.clone();
-    let keys = ["cert", "key", "ca"].map(|file| format!("mode.cloud.https.target_{file}"));
+    let keys = ["cert", "key", "ca"].map(|file| format!("server.https.target_{file}"));
     let [has_cert, has_key] = [
         startup.check_file(&keys[0], &cert, |text| tls::certs(&cert, text)),
         startup.check_file(&keys[1], &key, |text| tls::private_key(&key, text)),

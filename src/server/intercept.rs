@@ -1,4 +1,4 @@
-//! Interception by `[mode.cloud.intercept]`: which addresses, for how long, and the task that reconciles the table.
+//! Interception by `[server.intercept]`: which addresses, for how long, and the task that reconciles the table.
 
 use std::collections::{BTreeSet, HashMap, HashSet};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket};
@@ -84,7 +84,8 @@ impl PreparedIntercept {
         let Self { table, intercepted, settings } = self;
         if cloud.addresses.cluster.is_none() && !settings.trust_edges {
             info!(
-                hint = "list addresses in the token file, or set mode.cloud.intercept.trust_edges = true",
+                hint =
+                    "list addresses in the token file, or set server.intercept.trust_edge_addresses = true",
                 "addresses claimed by edges are ignored without Kubernetes"
             );
         }
@@ -164,7 +165,7 @@ fn kind(why: &InterceptError) -> StartupErrorKind {
     }
 }
 
-const KEY: &str = "mode.cloud.intercept";
+const KEY: &str = "server.intercept";
 
 // Reconciles the table: which addresses are intercepted follows from the links, at this server and at peers.
 
@@ -353,7 +354,7 @@ impl Reconciler {
 const PORT_REFRESH_INTERVAL: Duration = Duration::from_secs(10);
 
 /// Why most claims are rejected.
-const REASON_OUTSIDE_NETWORKS: &str = "outside of the networks of [mode.cloud.intercept]";
+const REASON_OUTSIDE_NETWORKS: &str = "outside of the networks of [server.intercept]";
 
 /// Why a claim for an address of a server is rejected.
 const REASON_HOST_ADDRESS: &str = "this host's";

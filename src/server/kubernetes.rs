@@ -158,7 +158,7 @@ pub(crate) fn cluster_access(cluster: &ClusterSettings) -> Cluster {
 /// Returns the CAs of certificates that edges may present; `None` if they may present none.
 #[cfg(feature = "kubernetes")]
 pub(crate) fn edge_cas(settings: &ServerConfig) -> Option<EdgeCerts> {
-    Some(EdgeCerts { ca: settings.csr.as_ref()?.agent_ca.clone()? })
+    Some(EdgeCerts { ca: settings.csr.as_ref()?.edge_ca.clone()? })
 }
 
 /// Returns `None`: a build without Kubernetes has no cluster in its config.
@@ -173,7 +173,7 @@ pub(crate) fn follow_nodes(settings: &ServerConfig, drain: &Drain) -> Option<Clu
     #[cfg(feature = "kubernetes")]
     {
         let names = settings.node_names.as_ref();
-        let certificates = settings.csr.as_ref().filter(|csr| csr.agent_ca.is_some());
+        let certificates = settings.csr.as_ref().filter(|csr| csr.edge_ca.is_some());
         let cluster = settings.addresses.cluster.as_ref();
         let cluster = cluster.or(certificates.map(|csr| &csr.cluster)).or(names.map(|names| &names.cluster));
         let followed = NodeWatch::new(cluster_access(cluster?), names.map(|names| names.edges.clone()));
@@ -185,7 +185,7 @@ pub(crate) fn follow_nodes(settings: &ServerConfig, drain: &Drain) -> Option<Clu
     None
 }
 
-// Keeps the certificates of `[mode.cloud.csr]` issued.
+// Keeps the certificates of `[server.csr]` issued.
 
 /// The certificates of a server that signers issue; by default none.
 #[derive(Debug, Default)]

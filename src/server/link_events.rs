@@ -160,7 +160,7 @@ pub(crate) fn handle_request(request: RelayRequest, shared: &ServerContext, room
 /// Refuses a request of an edge for a node that it may not reach; counts and logs that.
 fn refuse_node(request: RelayRequest, shared: &ServerContext) {
     let (node, metrics) = (request.node(), &shared.link_context.metrics);
-    let why = format!("edges may not reach node {node}: not in mode.cloud.allow.nodes of their server");
+    let why = format!("edges may not reach node {node}: not in server.edge_access.nodes of their server");
     let requester = request.from().peer.node();
     let linked = requester.and_then(|requester| shared.registry.link_of(requester));
     let at = linked.map_or(Ipv4Addr::UNSPECIFIED.into(), |linked| linked.from.ip());

@@ -322,19 +322,19 @@ fn hint(error: &HandshakeError) -> &'static str {
     use tokio_rustls::rustls::AlertDescription as Alert;
     match error {
         HandshakeError::AlertReceived(Alert::UnknownCA) => {
-            "; add the CA that issued our mode.cloud.stream.server.cert to that edge's mode.edge.stream.client.cert"
+            "; add the CA that issued our server.links.cert to that edge's edge.uplink.ca"
         }
         HandshakeError::AlertReceived(Alert::CertificateExpired) => {
-            "; renew our mode.cloud.stream.server.cert, or correct that machine's clock"
+            "; renew our server.links.cert, or correct that machine's clock"
         }
         HandshakeError::AlertReceived(_) => {
-            "; check that our mode.cloud.stream.server.cert has the name that the edge dials (its dns, or the \
-             host of its server_name)"
+            "; check that our server.links.cert has the name that the edge dials (its dns, or the \
+             host of the address in its servers)"
         }
         HandshakeError::NotTls => "; only edges and servers can use this port",
         error if error.is_of_the_certificate() => {
-            "; an edge (its mode.edge.csr) needs a certificate from a CA in agent_ca of our mode.cloud.csr, and \
-             a server one from mode.cloud.stream.server.ca"
+            "; an edge (its edge.csr) needs a certificate from a CA in edge_ca of our server.csr, and \
+             a server one from server.links.peer_ca"
         }
         _ => "",
     }
@@ -443,7 +443,7 @@ mod tests {
     #[test]
     fn the_remedy_names_the_key_at_the_side_that_can_change_it() {
         let told = |alert| hint(&HandshakeError::AlertReceived(alert));
-        assert!(told(AlertDescription::UnknownCA).contains("mode.edge.stream.client.cert"));
+        assert!(told(AlertDescription::UnknownCA).contains("edge.uplink.ca"));
         assert!(told(AlertDescription::BadCertificate).contains("the name that the edge dials"));
     }
 }

@@ -126,5 +126,4 @@ fn peer_tls(server: &LinkListenerConfig, name: Option<&str>) -> Result<Reload<Pe
 }
 
 /// The hint for servers that cannot link to each other.
-const REMEDY: &str =
-    "in [mode.cloud.stream.server], give all servers a cert from one CA, and set ca to that CA";
+const REMEDY: &str = "in [server.links], give all servers a cert from one CA, and set peer_ca to that CA";

@@ -214,7 +214,7 @@ fn pick_server(loads: &[PeerLoad], mean: f64, chance: f64) -> Option<SocketAddr>
 /// Interval between two checks.
 const INTERVAL: Duration = Duration::from_secs(1);
 
-// Nodes that join by invitation, as configured in `[mode.cloud.invitations]`.
+// Nodes that join by invitation, as configured in `[server.invitations]`.
 
 /// Opens the store and watches it. Returns `None` if joining by invitation is not enabled.
 pub(crate) fn start(

@@ -37,8 +37,8 @@ impl Tunnel {
         let this = Self::server_of(place, targets, binary, "cloud", grpc, "")?;
         let [edge_log] = free_ports()?;
         let edge = format!(
-            "[mode.edge.stream.client]\nnode = \"{NODE}\"\ntoken = \"{TOKEN}\"\ncert = {:?}\n\
-             dns = \"localhost\"\nservername = \"{grpc}\"\nlog_listen = \"127.0.0.1:{edge_log}\"\n",
+            "[edge.uplink]\nnode = \"{NODE}\"\ntoken = \"{TOKEN}\"\nca = {:?}\n\
+             tls_server_name = \"localhost\"\nservers = [\"{grpc}\"]\nadmin_listen = \"127.0.0.1:{edge_log}\"\n",
             place.certificates.ca(),
         );
         fs::write(place.file("edge.toml"), edge)?;
@@ -51,7 +51,7 @@ impl Tunnel {
         let [grpc] = free_ports()?;
         let grpc = SocketAddr::from((place.cloud_address, grpc));
         let of = |other: SocketAddr| {
-            format!("\n[mode.cloud.registry]\nsiblings = [\"{other}\"]\nname = \"localhost\"\n")
+            format!("\n[server.peers]\naddresses = [\"{other}\"]\ncertificate_name = \"localhost\"\n")
         };
         self.server_has(&of(grpc))?;
         Self::server_of(place, targets, &self.binary, "cloud2", grpc, &of(self.grpc))
@@ -62,7 +62,7 @@ impl Tunnel {
         fs::write(place.file("token"), format!("default:{TOKEN}\n"))?;
         let all = free_ports::<3>()?.map(|port| SocketAddr::from((place.cloud_address, port)));
         let more = format!(
-            "\n[mode.cloud.registry]\nsiblings = {:?}\nname = \"localhost\"\n",
+            "\n[server.peers]\naddresses = {:?}\ncertificate_name = \"localhost\"\n",
             all.map(|at| at.to_string())
         );
         let server = |name, at| Self::server_of(place, targets, binary, name, at, &more);
@@ -106,9 +106,9 @@ impl Tunnel {
         let [connect, log, metrics] = free_ports()?;
         let proxy = SocketAddr::from((grpc.ip(), connect));
         let cloud = format!(
-            "[mode.cloud.stream.server]\nlisten = \"{grpc}\"\nlog_listen = \"127.0.0.1:{log}\"\n\
-             metrics_listen = \"127.0.0.1:{metrics}\"\ncert = {:?}\nkey = {:?}\nca = {:?}\ntokenfile = {:?}\n\n\
-             [mode.cloud.ssh]\nlisten = \"{proxy}\"\n{more}",
+            "[server.links]\nlisten = \"{grpc}\"\nadmin_listen = \"127.0.0.1:{log}\"\n\
+             metrics_listen = \"127.0.0.1:{metrics}\"\ncert = {:?}\nkey = {:?}\npeer_ca = {:?}\ntoken_file = {:?}\n\n\
+             [server.connect]\nlisten = \"{proxy}\"\n{more}",
             place.certificates.cert(),
             place.certificates.key(),
             place.certificates.ca(),

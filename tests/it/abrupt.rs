@@ -301,9 +301,9 @@ async fn a_session_that_is_lost_does_not_look_complete_at_any_listener() {
     let server = TestServer::with(
         &place,
         &format!(
-            "[mode.cloud.tcp]\n\"127.0.0.1:0\" = \"node1/{raw}\"\n\
-             [mode.cloud.http_proxy]\nlisten = \"127.0.0.1:0\"\n\
-             [mode.cloud.session]\ngrace = \"100ms\"\n"
+            "[server.tcp]\n\"127.0.0.1:0\" = \"node1/{raw}\"\n\
+             [server.http_proxy]\nlisten = \"127.0.0.1:0\"\n\
+             [server.session]\nresume_timeout = \"100ms\"\n"
         ),
     );
     let line = Line::to(server.server.bound.grpc).await;

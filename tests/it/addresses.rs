@@ -25,7 +25,7 @@ async fn echo() -> SocketAddr {
 async fn an_address_in_the_table_resolves_to_its_node_which_must_allow_it() {
     let (place, echo) = (TestDir::new(), echo().await);
     let table =
-        format!("[mode.cloud.addresses]\n\"{}\" = \"node1\"\n\"10.77.0.0/16\" = \"node1\"\n", echo.ip());
+        format!("[server.addresses.nodes]\n\"{}\" = \"node1\"\n\"10.77.0.0/16\" = \"node1\"\n", echo.ip());
     let server = TestServer::with(&place, &table);
     let _edge = edge(&place, &server, "node1").await;
     echoed(&mut server.open(&echo.to_string()).await, "by its own address").await;
@@ -36,7 +36,8 @@ async fn an_address_in_the_table_resolves_to_its_node_which_must_allow_it() {
     .await;
     let refused = server.ask("10.77.0.1:80").await;
     assert_eq!(refused.status, 403, "{refused:?}");
-    let says = "node node1: this edge may not dial 10.77.0.1:80; add \"10.77.0.1/32:*\" to [mode.edge.allow] targets";
+    let says =
+        "node node1: this edge may not dial 10.77.0.1:80; add \"10.77.0.1/32:*\" to [edge.allow] targets";
     assert!(refused.body.starts_with(says), "{refused:?}");
     assert_eq!(server.ask("10.78.0.1:80").await.status, 421);
     server.assert_idle().await;
@@ -46,8 +47,8 @@ async fn an_address_in_the_table_resolves_to_its_node_which_must_allow_it() {
 async fn an_edge_that_lists_its_servers_network_reaches_it() {
     let (place, echo) = (TestDir::new(), echo().await);
     let server =
-        TestServer::with(&place, &format!("[mode.cloud.addresses]\n\"{}\" = \"node1\"\n", echo.ip()));
-    let more = format!("[mode.edge.allow]\ntargets = [\"{}:*\"]", echo.ip());
+        TestServer::with(&place, &format!("[server.addresses.nodes]\n\"{}\" = \"node1\"\n", echo.ip()));
+    let more = format!("[edge.allow]\ntargets = [\"{}:*\"]", echo.ip());
     let _edge = edge_with(&place, &server, "node1", &more).await;
     echoed(&mut server.open(&echo.to_string()).await, "hello").await;
 }
@@ -55,7 +56,7 @@ async fn an_edge_that_lists_its_servers_network_reaches_it() {
 #[tokio::test]
 async fn a_listed_address_without_a_node_is_dialled_and_counted_as_a_session() {
     let (place, echo) = (TestDir::new(), echo().await);
-    let direct = format!("[mode.cloud.direct]\ntargets = [\"{}/32:{}\"]\n", echo.ip(), echo.port());
+    let direct = format!("[server.direct]\ntargets = [\"{}/32:{}\"]\n", echo.ip(), echo.port());
     let server = TestServer::with(&place, &direct);
     let mut open = server.open(&echo.to_string()).await;
     echoed(&mut open, "without an edge").await;
@@ -68,7 +69,7 @@ async fn a_listed_address_without_a_node_is_dialled_and_counted_as_a_session() {
     assert_eq!(server.ask(&other.to_string()).await.status, 421);
     let refused = server.ask(&format!("192.0.2.77:{}", echo.port())).await;
     assert_eq!(refused.status, 403, "{refused:?}");
-    assert!(refused.body.contains("[mode.cloud.direct]"), "{refused:?}");
+    assert!(refused.body.contains("[server.direct]"), "{refused:?}");
     let nothing = server.ask(&at("node1", echo)).await;
     assert_eq!(nothing.status, 502, "a name is first taken for a node: {nothing:?}");
     assert!(nothing.phrase.starts_with("node node1 is not connected; cannot resolve node1:"), "{nothing:?}");
@@ -77,7 +78,7 @@ async fn a_listed_address_without_a_node_is_dialled_and_counted_as_a_session() {
 #[tokio::test]
 async fn the_server_never_dials_itself_or_metadata_addresses_in_any_spelling() {
     let (place, echo) = (TestDir::new(), targets::echo().await);
-    let server = TestServer::with(&place, "[mode.cloud.direct]\ntargets = [\"0.0.0.0/0:*\", \"[::/0]:*\"]\n");
+    let server = TestServer::with(&place, "[server.direct]\ntargets = [\"0.0.0.0/0:*\", \"[::/0]:*\"]\n");
     let port = echo.port();
     for host in [
         "127.0.0.1",
@@ -125,7 +126,7 @@ async fn the_server_never_dials_itself_or_metadata_addresses_in_any_spelling() {
 async fn no_header_reaches_local_services_of_a_node_in_any_spelling() {
     let (place, echo) = (TestDir::new(), targets::echo().await);
     let server = by_host(&place, "allow_from = [\"127.0.0.0/8\"]");
-    let allow = "[mode.edge.allow]\ntargets = [\"0.0.0.0/0:*\", \"[::/0]:*\"]";
+    let allow = "[edge.allow]\ntargets = [\"0.0.0.0/0:*\", \"[::/0]:*\"]";
     let _edge = edge_with(&place, &server, "node-a", allow).await;
     for host in [
         "127.0.0.1",

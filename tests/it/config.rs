@@ -116,12 +116,12 @@ async fn a_port_in_use_or_a_missing_key_prevents_the_start() {
     let taken = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let at = taken.local_addr().unwrap();
     let text = place.cloud("").replace(
-        "[mode.cloud.ssh]\nlisten = \"127.0.0.1:0\"",
-        &format!("[mode.cloud.ssh]\nlisten = \"{at}\""),
+        "[server.connect]\nlisten = \"127.0.0.1:0\"",
+        &format!("[server.connect]\nlisten = \"{at}\""),
     );
     let (settings, _) = ServerConfig::read(&text, &Environment::default()).unwrap();
     let failed = format!("{:#}", Server::start(settings, None).unwrap_err());
-    assert!(failed.contains("mode.cloud.ssh.listen") && failed.contains(&at.to_string()), "{failed}");
+    assert!(failed.contains("server.connect.listen") && failed.contains(&at.to_string()), "{failed}");
     drop(taken);
 
     std::fs::remove_file(place.path().join("cloud.key")).unwrap();

@@ -183,7 +183,7 @@ async fn the_egress_port_accepts_tls_with_a_client_certificate() {
     let (place, echo) = (TestDir::new(), targets::echo().await);
     let dir = place.path().display();
     let table = format!(
-        "[mode.cloud.egress]\nlisten = \"127.0.0.1:0\"\ncert = \"{dir}/cloud.crt\"\nkey = \"{dir}/cloud.key\"\nclient_ca = \"{dir}/ca.crt\"\nnames = [\"ops\"]\n"
+        "[server.egress]\nlisten = \"127.0.0.1:0\"\ncert = \"{dir}/cloud.crt\"\nkey = \"{dir}/cloud.key\"\nclient_ca = \"{dir}/ca.crt\"\nnames = [\"ops\"]\n"
     );
     let server = TestServer::with(&place, &table);
     let _edge = edge(&place, &server, "node1").await;
@@ -210,7 +210,7 @@ async fn a_unix_socket_of_the_server_can_be_used() {
     let (place, echo) = (TestDir::new(), targets::echo().await);
     let path = place.path().join("egress.sock");
     let server =
-        TestServer::with(&place, &format!("[mode.cloud.egress]\nlisten = \"unix:{}\"\n", path.display()));
+        TestServer::with(&place, &format!("[server.egress]\nlisten = \"unix:{}\"\n", path.display()));
     let _edge = edge(&place, &server, "node1").await;
     let local = Local::start(&[&format!("--through=unix:{}", path.display()), &at("node1", echo)]).await;
     echoed(&mut local.client().await, "hello").await;

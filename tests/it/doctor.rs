@@ -175,7 +175,7 @@ async fn a_servers_peers_and_its_publishing_are_checked() {
         .join(", ");
     let dns = servers::Dns::start(servers::DnsScript::NoSuchName).await;
     let registry = format!(
-        "[mode.cloud.registry]\nsiblings = [{list}]\npublish = \"hosts\"\nhosts = \"{}/none/hosts\"\ndns = [\"{}\"]\n",
+        "[server.peers]\naddresses = [{list}]\n[server.dns]\npublish = \"hosts\"\nhosts_file = \"{}/none/hosts\"\nresolvers = [\"{}\"]\n",
         place.path().display(),
         dns.at
     );

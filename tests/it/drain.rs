@@ -52,7 +52,7 @@ async fn a_stopping_server_is_not_ready_and_lets_its_sessions_finish() {
 #[tokio::test]
 async fn sessions_are_aborted_at_a_servers_drain_timeout() {
     let (place, echo) = (TestDir::new(), targets::echo().await);
-    let server = TestServer::with(&place, "[mode.cloud.session]\ndrain = \"7s\"");
+    let server = TestServer::with(&place, "[server.session]\ndrain_timeout = \"7s\"");
     let edge = edge(&place, &server, "node1").await;
     let mut client = server.open(&at("node1", echo)).await;
     echoed(&mut client, "before").await;
@@ -137,7 +137,7 @@ async fn a_stopping_edge_finishes_its_sessions_and_refuses_new_ones() {
 async fn sessions_are_aborted_at_an_edges_drain_timeout_and_clients_see_it() {
     let (place, echo) = (TestDir::new(), targets::echo().await);
     let server = TestServer::start(&place);
-    let edge = edge_with(&place, &server, "node1", "[mode.edge.session]\ndrain = \"0s\"").await;
+    let edge = edge_with(&place, &server, "node1", "[edge.session]\ndrain_timeout = \"0s\"").await;
     let mut client = server.open(&at("node1", echo)).await;
     echoed(&mut client, "before").await;
     assert_eq!(assert_eventually("the end of the edge", edge.shutdown(pending())).await, Drained::Cut(1));
@@ -148,7 +148,7 @@ async fn sessions_are_aborted_at_an_edges_drain_timeout_and_clients_see_it() {
 #[tokio::test]
 async fn aborted_sessions_get_the_reason_that_server_or_edge_is_stopping() {
     let place = TestDir::new();
-    let server = TestServer::with(&place, "[mode.cloud.session]\ndrain = \"0s\"");
+    let server = TestServer::with(&place, "[server.session]\ndrain_timeout = \"0s\"");
     let mut call = remote::link(&place, &server, "node1", Some(Instance::random())).await;
     let accepts = async {
         let (id, SessionFrame::Open { epoch, .. }) = call.word().await else { panic!("an Open first") };
@@ -165,7 +165,7 @@ async fn aborted_sessions_get_the_reason_that_server_or_edge_is_stopping() {
 
     let echo = targets::echo().await;
     let mut cloud = ScriptedServer::start(&place).await;
-    let edge = start_edge(&place.edge("node1", cloud.at, "[mode.edge.session]\ndrain = \"0s\""));
+    let edge = start_edge(&place.edge("node1", cloud.at, "[edge.session]\ndrain_timeout = \"0s\""));
     let mut call = cloud.call().await;
     call.answer(Some(Instance::random()));
     let open =

@@ -19,7 +19,7 @@ use crate::support::{assert_eventually, beside, targets, wait_until};
 
 /// Starts an edge named `requester` that links to that address, with its proxy. `more` is appended to the proxy's table.
 async fn requester(place: &TestDir, server: &TestServer, to: SocketAddr, more: &str) -> (Edge, SocketAddr) {
-    let proxy = format!("[mode.edge.http_proxy]\nlisten = \"127.0.0.1:0\"\n{more}");
+    let proxy = format!("[edge.http_proxy]\nlisten = \"127.0.0.1:0\"\n{more}");
     let edge = start_edge(&place.edge("asker", to, &proxy));
     server.has("asker").await;
     wait_until("the edge has a link", || edge.metrics.links.all() > 0).await;
@@ -97,14 +97,14 @@ async fn by_default_the_server_refuses_both_and_names_the_key_that_allows_them()
     let node = connect(proxy, &at("node2", echo)).await;
     assert_eq!(node.status, 403, "{node:?}");
     assert!(
-        node.phrase.contains("edges may not reach node node2: not in mode.cloud.allow.nodes"),
+        node.phrase.contains("edges may not reach node node2: not in server.edge_access.nodes"),
         "{node:?}"
     );
-    assert!(node.body.contains("hint: add the node to [mode.cloud.allow] nodes"), "{node:?}");
+    assert!(node.body.contains("hint: add the node to [server.edge_access] nodes"), "{node:?}");
     assert_eq!(server.server.metrics.sessions.closed("acceptor", "node_not_allowed"), 1);
     let cloud = connect(proxy, &in_cloud(echo)).await;
     assert_eq!(cloud.status, 403, "{cloud:?}");
-    assert!(cloud.body.contains("hint: add the target to [mode.cloud.allow] targets"), "{cloud:?}");
+    assert!(cloud.body.contains("hint: add the target to [server.edge_access] targets"), "{cloud:?}");
     let mut plain = TcpStream::connect(proxy).await.unwrap();
     plain.write_all(format!("GET http://{}/ HTTP/1.1\r\n\r\n", in_cloud(echo)).as_bytes()).await.unwrap();
     let head = head(&mut plain).await;
@@ -117,12 +117,12 @@ async fn by_default_the_server_refuses_both_and_names_the_key_that_allows_them()
 async fn the_other_node_refuses_targets_outside_its_own_policy() {
     let (place, echo) = (TestDir::new(), targets::echo().await);
     let (server, _edge, proxy) = alone(&place).await;
-    let narrow = "[mode.edge.allow]\ntargets = [\"10.1.2.3:443\"]";
+    let narrow = "[edge.allow]\ntargets = [\"10.1.2.3:443\"]";
     let _other = edge_with(&place, &server, "node2", narrow).await;
     let refused = connect(proxy, &at("node2", echo)).await;
     assert_eq!(refused.status, 403, "{refused:?}");
     assert!(refused.phrase.starts_with("node node2: this edge may not dial node2:"), "{refused:?}");
-    assert!(refused.body.contains("hint: add the target to [mode.edge.allow]"), "{refused:?}");
+    assert!(refused.body.contains("hint: add the target to [edge.allow]"), "{refused:?}");
 }
 
 #[tokio::test]
@@ -209,7 +209,7 @@ async fn sessions_of_the_proxy_continue_over_new_links() {
 async fn an_edge_without_a_link_refuses_with_that_reason() {
     let place = TestDir::new();
     let nowhere = targets::nothing().await;
-    let proxy = "[mode.edge.http_proxy]\nlisten = \"127.0.0.1:0\"\n";
+    let proxy = "[edge.http_proxy]\nlisten = \"127.0.0.1:0\"\n";
     let edge = start_edge(&place.edge("asker", nowhere, proxy));
     for target in ["node2:22", "web.localhost:80"] {
         let refused = connect(edge.bound.proxy.unwrap(), target).await;
@@ -233,7 +233,7 @@ async fn a_stopping_edge_accepts_no_clients_and_lets_sessions_finish() {
     assert_eq!(rest(&mut client).await, b"");
     assert_eq!(assert_eventually("the end of the edge", stopped).await.unwrap(), Drained::Finished);
 
-    let more = "[mode.edge.session]\ndrain = \"0s\"\n";
+    let more = "[edge.session]\ndrain_timeout = \"0s\"\n";
     let server = TestServer::with(&place, ALLOW);
     let (edge, proxy) = requester(&place, &server, server.server.bound.grpc, more).await;
     let mut client = open(proxy, &in_cloud(echo)).await;
@@ -243,4 +243,4 @@ async fn a_stopping_edge_accepts_no_clients_and_lets_sessions_finish() {
 }
 
 /// Config with which a server lets edges reach one another, and loopback in the cloud.
-const ALLOW: &str = "[mode.cloud.allow]\nnodes = [\"*\"]\ntargets = [\"127.0.0.0/8:*\", \"[::1]:*\"]\n";
+const ALLOW: &str = "[server.edge_access]\nnodes = [\"*\"]\ntargets = [\"127.0.0.0/8:*\", \"[::1]:*\"]\n";

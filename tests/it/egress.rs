@@ -23,7 +23,7 @@ fn server(place: &TestDir, more: &str) -> TestServer {
     TestServer::with(
         place,
         &format!(
-            "[mode.cloud.egress]\nlisten = \"127.0.0.1:0\"\ncert = \"{dir}/cloud.crt\"\nkey = \"{dir}/cloud.key\"\n{more}"
+            "[server.egress]\nlisten = \"127.0.0.1:0\"\ncert = \"{dir}/cloud.crt\"\nkey = \"{dir}/cloud.key\"\n{more}"
         ),
     )
 }
@@ -118,7 +118,7 @@ async fn a_client_without_an_accepted_certificate_is_refused_with_the_reason() {
     let mut socket = dial(&place, port(&server), Some(&shows), &[]).await.unwrap();
     let answer = ask(&mut socket, &target).await.unwrap();
     assert!(
-        answer.starts_with("HTTP/1.1 403 no name (CN or DNS) in your certificate is allowed: \"kubelet\" is not in names of [mode.cloud.egress]"),
+        answer.starts_with("HTTP/1.1 403 no name (CN or DNS) in your certificate is allowed: \"kubelet\" is not in names of [server.egress]"),
         "{answer}"
     );
 }
@@ -154,7 +154,7 @@ async fn without_a_client_ca_all_are_served_and_the_reason_phrase_has_the_cause(
 async fn a_unix_socket_is_private_and_is_removed_with_the_server() {
     let (place, echo) = (TestDir::new(), targets::echo().await);
     let path = place.path().join("egress.sock");
-    let text = format!("[mode.cloud.egress]\nlisten = \"unix:{}\"\n", path.display());
+    let text = format!("[server.egress]\nlisten = \"unix:{}\"\n", path.display());
     let server = TestServer::with(&place, &text);
     assert_eq!(std::fs::metadata(&path).unwrap().mode() & 0o777, 0o600);
     let edge = edge(&place, &server, "node-a").await;

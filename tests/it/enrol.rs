@@ -19,7 +19,7 @@ fn cloud(place: &TestDir, count: u8) -> Vec<TestServer> {
     place.file("token", "other:0123456789\n");
     let all = servers::addresses(count);
     let lines = format!(
-        "{}\n[mode.cloud.invitations]\nstore = \"file\"\nfile = {:?}",
+        "{}\n[server.invitations]\nstore = \"file\"\nfile = {:?}",
         servers::peers(&all),
         place.path().join("enrolled")
     );

@@ -19,11 +19,11 @@ use crate::support::sessions;
 use crate::support::{Stopwatch, TIMEOUT, hurry, remote, targets, wait_until};
 
 /// Config that lets edges reach every node.
-const ALLOW: &str = "[mode.cloud.allow]\nnodes = [\"*\"]\n";
+const ALLOW: &str = "[server.edge_access]\nnodes = [\"*\"]\n";
 
 /// Returns the config of the server at an address, which lets edges reach every node.
-fn open_config(place: &TestDir, at: std::net::SocketAddr, registry: &str) -> String {
-    format!("{}\n{ALLOW}", servers::config(place, at, registry))
+fn open_config(place: &TestDir, at: std::net::SocketAddr, tables: &str) -> String {
+    format!("{}\n{ALLOW}", servers::config(place, at, tables))
 }
 
 fn start(place: &TestDir) -> TestServer {
@@ -180,7 +180,7 @@ async fn an_edges_session_to_a_lost_node_waits_3_s_and_gets_the_reason() {
 async fn a_search_that_waits_for_dns_notices_a_node_that_links() {
     let (place, echo) = (TestDir::new(), targets::echo().await);
     let dns = Dns::start(DnsScript::Nothing).await;
-    let lines = format!("dns = [\"{}\"]\nzone = \"nodes.test\"", dns.at);
+    let lines = format!("[server.dns]\nresolvers = [\"{}\"]\nzone = \"nodes.test\"", dns.at);
     let server = TestServer::from_text(&servers::config(&place, servers::addresses(1)[0], &lines));
     let line = Line::to(server.server.bound.grpc).await;
     let _edge = start_edge(&place.edge("node1", line.at, ""));
@@ -200,7 +200,7 @@ async fn a_restarted_edge_is_noticed_after_3_s_even_if_dns_is_slow() {
     let place = TestDir::new();
     let dns = Dns::start(DnsScript::Nothing).await;
     let at = servers::addresses(1)[0];
-    let lines = format!("dns = [\"{}\"]\nzone = \"nodes.test\"", dns.at);
+    let lines = format!("[server.dns]\nresolvers = [\"{}\"]\nzone = \"nodes.test\"", dns.at);
     let server = TestServer::from_text(&servers::config(&place, at, &lines));
     let mut old = remote::link(&place, &server, "node1", Some(Instance::from_bits(1))).await;
     let (mut client, ()) = tokio::join!(server.open("node1:22"), opens(&mut old));
@@ -220,7 +220,7 @@ async fn a_restarted_edge_is_noticed_after_3_s_even_if_dns_is_slow() {
 async fn a_node_is_found_by_its_zone_name_and_rules_match_its_own_name() {
     let (place, echo) = (TestDir::new(), targets::echo().await);
     let at_server = servers::addresses(1)[0];
-    let lines = "zone = \"nodes.test\"\n[[mode.cloud.ssh.rules]]\nnodes = [\"node1\"]\n";
+    let lines = "[server.dns]\nzone = \"nodes.test\"\n[[server.connect.rules]]\nnodes = [\"node1\"]\n";
     let server = TestServer::from_text(&servers::config(&place, at_server, lines));
     let _edge = edge(&place, &server, "node1").await;
     for name in ["node1", "node1.nodes.test", "NODE1.Nodes.Test."] {
@@ -237,7 +237,7 @@ async fn an_untrusted_address_from_dns_is_not_called_nor_retried_for_a_minute() 
     let mut other = ScriptedServer::start(&stranger).await;
     let dns = Dns::start(DnsScript::At([127, 0, 0, 1].into())).await;
     let at_server = std::net::SocketAddr::from(([127, 0, 0, 2], other.at.port()));
-    let lines = format!("dns = [\"{}\"]\nzone = \"nodes.test\"", dns.at);
+    let lines = format!("[server.dns]\nresolvers = [\"{}\"]\nzone = \"nodes.test\"", dns.at);
     let server = TestServer::from_text(&servers::config(&place, at_server, &lines));
     let answer = server.ask("node1:22").await;
     assert!(answer.body.contains("TLS handshake as") && answer.body.contains("127.0.0.1"), "{answer:?}");
@@ -265,7 +265,7 @@ async fn an_untrusted_address_from_dns_is_not_called_nor_retried_for_a_minute() 
 async fn clients_of_a_missing_node_share_dns_queries_and_are_served_later() {
     let (place, echo) = (TestDir::new(), targets::echo().await);
     let dns = Dns::start(DnsScript::NoSuchName).await;
-    let lines = format!("dns = [\"{}\"]\nzone = \"nodes.test\"", dns.at);
+    let lines = format!("[server.dns]\nresolvers = [\"{}\"]\nzone = \"nodes.test\"", dns.at);
     let server = TestServer::from_text(&servers::config(&place, servers::addresses(1)[0], &lines));
     let started = Instant::now();
     for _ in 0..200 {

@@ -100,7 +100,7 @@ async fn endless_opens_to_the_cloud_itself_are_refused() {
 /// Lets the edge `bad` open sessions to a node endlessly. At most `most` answers wait for it, all with that code.
 async fn flooded(node: &str, most: usize, code: ErrorCode) {
     let (place, echo) = (TestDir::new(), targets::echo().await);
-    let server = TestServer::with(&place, "[mode.cloud.session]\nmemory = \"1MiB\"");
+    let server = TestServer::with(&place, "[server.session]\nbuffer_memory = \"1MiB\"");
     let (mut bad, _edge) = both(&place, &server).await;
     let target = "node1:22".parse().unwrap();
     let open = SessionFrame::Open { target, limit: 1, epoch: 1, client: String::new(), opener: None };
@@ -179,7 +179,7 @@ async fn an_edge_that_drains_its_own_links_keeps_one_unused_link() {
 async fn an_edge_survives_a_server_that_opens_endlessly() {
     let (place, echo) = (TestDir::new(), targets::echo().await);
     let mut bad = ScriptedServer::start(&place).await;
-    let edge = start_edge(&place.edge("node1", bad.at, "[mode.edge.session]\nmemory = \"1MiB\""));
+    let edge = start_edge(&place.edge("node1", bad.at, "[edge.session]\nbuffer_memory = \"1MiB\""));
     let mut call = bad.call().await;
     call.answer(Some(Instance::random()));
     let open =
@@ -204,7 +204,7 @@ async fn an_edge_survives_a_server_that_opens_endlessly() {
 async fn a_client_that_fills_an_edge_with_idle_sessions_makes_room_for_others() {
     let (place, echo) = (TestDir::new(), targets::echo().await);
     let mut server = ScriptedServer::start(&place).await;
-    let edge = start_edge(&place.edge("node1", server.at, "[mode.edge.session]\nmemory = \"1MiB\""));
+    let edge = start_edge(&place.edge("node1", server.at, "[edge.session]\nbuffer_memory = \"1MiB\""));
     let mut call = server.call().await;
     call.answer(Some(Instance::random()));
     let mut asked = async |client: &str| {
@@ -230,7 +230,7 @@ async fn a_client_that_fills_an_edge_with_idle_sessions_makes_room_for_others() 
         }
     };
     assert_eq!(all, 176);
-    assert!(refusal.reason.contains("[mode.edge.session] memory in the node's edge.toml"), "{refusal:?}");
+    assert!(refusal.reason.contains("[edge.session] buffer_memory in the node's edge.toml"), "{refusal:?}");
     let (mut others, mut gone) = (0, 0);
     while let (Ok(()), cut) = asked("ann@10.0.0.2:1").await {
         (others, gone) = (others + 1, gone + cut);
@@ -363,7 +363,7 @@ async fn targets_outside_the_policy_are_refused_in_any_spelling() {
     let (place, echo) = (TestDir::new(), targets::echo().await);
     let mut server = ScriptedServer::start(&place).await;
     let port = echo.port();
-    let allow = format!("[mode.edge.allow]\ntargets = [\"127.0.0.0/8:{port}\"]");
+    let allow = format!("[edge.allow]\ntargets = [\"127.0.0.0/8:{port}\"]");
     let _edge = start_edge(&place.edge("node1", server.at, &allow));
     let mut call = server.call().await;
     call.answer(Some(Instance::random()));

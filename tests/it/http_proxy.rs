@@ -10,8 +10,7 @@ use crate::support::programs::{TestDir, TestServer, at, edge, edge_forgets_all};
 use crate::support::{assert_eventually, targets};
 
 fn server(place: &TestDir, more: &str) -> (TestServer, SocketAddr) {
-    let server =
-        TestServer::with(place, &format!("[mode.cloud.http_proxy]\nlisten = \"127.0.0.1:0\"\n{more}"));
+    let server = TestServer::with(place, &format!("[server.http_proxy]\nlisten = \"127.0.0.1:0\"\n{more}"));
     let port = server.server.bound.clients.iter().find(|(name, _)| *name == "http_proxy").unwrap().1;
     (server, port)
 }

@@ -125,8 +125,8 @@ fn server(place: &TestDir, target: SocketAddr) -> TestServer {
 fn server_with(place: &TestDir, target: SocketAddr, keys: &str) -> TestServer {
     let dir = place.path().display();
     let more = format!(
-        "[mode.cloud.https]\ncert = \"{dir}/cloud.crt\"\nkey = \"{dir}/cloud.key\"\nclient_ca = \"{dir}/ca.crt\"\n\
-         names = [\"apiserver\"]\nlisten_ip = \"127.0.0.1\"\naddr = {{ \"0\" = \"{target}\" }}\n{keys}"
+        "[server.https]\ncert = \"{dir}/cloud.crt\"\nkey = \"{dir}/cloud.key\"\nclient_ca = \"{dir}/ca.crt\"\n\
+         names = [\"apiserver\"]\nlisten_ip = \"127.0.0.1\"\nports = {{ \"0\" = \"{target}\" }}\n{keys}"
     );
     TestServer::with(place, &more)
 }
@@ -134,7 +134,7 @@ fn server_with(place: &TestDir, target: SocketAddr, keys: &str) -> TestServer {
 /// Returns the table of an edge that presents a certificate to targets.
 fn shows(place: &TestDir) -> String {
     let Identity { cert, key } = place.client("apiserver");
-    format!("[mode.edge.https]\ncert = {cert:?}\nkey = {key:?}\n")
+    format!("[edge.target_tls]\ncert = {cert:?}\nkey = {key:?}\n")
 }
 
 /// Starts a server with such a port, and an edge that presents a certificate to targets.
@@ -375,7 +375,7 @@ async fn metrics_tools_reach_a_node_by_host() {
         let _ = web(&mut socket, "metrics").await;
     })
     .await;
-    let more = format!("[mode.cloud.http]\nlisten_ip = \"127.0.0.1\"\naddr = {{ \"0\" = \"{node}\" }}\n");
+    let more = format!("[server.http]\nlisten_ip = \"127.0.0.1\"\nports = {{ \"0\" = \"{node}\" }}\n");
     let server = TestServer::with(&place, &more);
     let _edge = edge_with(&place, &server, "node-a", "").await;
     let mut client = server.client("http").await;
@@ -412,8 +412,8 @@ pub(crate) fn by_host(place: &TestDir, more: &str) -> TestServer {
     TestServer::with(
         place,
         &format!(
-            "[mode.cloud.http]\nlisten_ip = \"127.0.0.1\"\naddr = {{ \"0\" = \"host\" }}\n{more}\n\
-             [mode.cloud.addresses]\n\"{own}\" = \"node-a\"\n"
+            "[server.http]\nlisten_ip = \"127.0.0.1\"\nports = {{ \"0\" = \"host\" }}\n{more}\n\
+             [server.addresses.nodes]\n\"{own}\" = \"node-a\"\n"
         ),
     )
 }
@@ -519,7 +519,7 @@ async fn a_target_with_a_bad_certificate_is_refused_unless_checks_are_off() {
             NAME,
             Some("its certificate was signed by a CA that this end does not trust".to_owned()),
         ),
-        ("target_insecure = true".to_owned(), "node-a", None),
+        ("target_insecure_skip_verify = true".to_owned(), "node-a", None),
     ] {
         let server = showing(&place, target, &believed);
         let _edge = edge_with(&place, &server, node, "").await;
@@ -535,7 +535,7 @@ async fn a_target_with_a_bad_certificate_is_refused_unless_checks_are_off() {
         let mut body = vec![0; length.parse().unwrap()];
         assert_eventually("a body", client.read_exact(&mut body)).await.unwrap();
         let body = String::from_utf8(body).unwrap();
-        assert!(body.contains("hint: ") && body.contains("target_ca of [mode.cloud.https]"), "{body}");
+        assert!(body.contains("hint: ") && body.contains("target_ca of [server.https]"), "{body}");
         assert_eq!(server.server.metrics.sessions.closed("https", "target_tls"), 1);
     }
 }

@@ -30,7 +30,7 @@ async fn ends(session: &mut Session) -> ErrorCode {
 
 /// Returns the config of the targets that a server dials.
 fn allow(entries: &str) -> String {
-    format!("[mode.cloud.allow]\ntargets = [{entries}]\n")
+    format!("[server.edge_access]\ntargets = [{entries}]\n")
 }
 
 /// Returns the configs of a server at each of these addresses. Each lets edges reach loopback through it.
@@ -42,13 +42,13 @@ fn texts(place: &TestDir, all: &[SocketAddr]) -> Vec<String> {
 #[tokio::test]
 async fn by_default_a_server_dials_nothing_for_edges() {
     let (place, echo) = (TestDir::new(), targets::echo().await);
-    let server = TestServer::with(&place, "[mode.cloud.allow]\nnodes = [\"*\"]\n");
+    let server = TestServer::with(&place, "[server.edge_access]\nnodes = [\"*\"]\n");
     let requester = edge(&place, &server, "asker").await;
     for to in [format!("127.0.0.1:{}", echo.port()), format!("localhost:{}", echo.port()), "asker:22".into()]
     {
         let refused = inside(&requester, "asker", &to).await.unwrap_err();
         assert!(refused.contains(&format!("edges may not have the server dial {to}")), "{refused}");
-        assert!(refused.contains("mode.cloud.allow.targets"), "{refused}");
+        assert!(refused.contains("server.edge_access.targets"), "{refused}");
     }
     assert_eq!(server.server.metrics.sessions.closed("acceptor", "not_allowed"), 3);
     server.assert_idle().await;
@@ -74,7 +74,7 @@ async fn a_refusal_by_the_remote_reports_the_session_id() {
 #[tokio::test]
 async fn an_edge_reaches_only_the_listed_targets_by_address_and_by_name() {
     let (place, echo, other) = (TestDir::new(), targets::echo().await, targets::echo().await);
-    let entry = format!("\"127.0.0.0/8:{}\", \"10.0.0.0/8:{}\", \"own:*\"", echo.port(), other.port());
+    let entry = format!("\"127.0.0.0/8:{}\", \"10.0.0.0/8:{}\", \"self:*\"", echo.port(), other.port());
     let server = TestServer::with(&place, &allow(&entry));
     let requester = edge(&place, &server, "asker").await;
     for host in ["127.0.0.1", "localhost", "web.localhost"] {
@@ -132,7 +132,7 @@ async fn a_session_to_the_cloud_ends_with_its_server() {
     let mut first = SeparateServers::start(texts[0].clone()).await;
     let second = TestServer::from_text(&texts[1]);
     let line = Line::to(first.server.server.bound.grpc).await;
-    let requester = start_edge(&place.edge("asker", line.at, "[mode.edge.session]\ngrace = \"30s\"\n"));
+    let requester = start_edge(&place.edge("asker", line.at, "[edge.session]\nresume_timeout = \"30s\"\n"));
     first.server.has("asker").await;
     let mut session = inside(&requester, "asker", &echo.to_string()).await.unwrap();
     says(&mut session, "before").await;

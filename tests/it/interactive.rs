@@ -178,5 +178,5 @@ async fn sessions_move_between_links_as_they_become_bulk_or_interactive() {
 }
 
 /// Config with which edges reach one another and loopback through the server.
-const ALLOW: &str = "[mode.cloud.allow]\nnodes = [\"*\"]\ntargets = [\"127.0.0.0/8:*\", \"[::1]:*\"]\n";
-const PROXY: &str = "[mode.edge.http_proxy]\nlisten = \"127.0.0.1:0\"\n";
+const ALLOW: &str = "[server.edge_access]\nnodes = [\"*\"]\ntargets = [\"127.0.0.0/8:*\", \"[::1]:*\"]\n";
+const PROXY: &str = "[edge.http_proxy]\nlisten = \"127.0.0.1:0\"\n";

@@ -28,10 +28,10 @@ fn server(place: &TestDir, names: &str) -> TestServer {
     let proved = format!(
         "cert = \"{dir}/cloud.crt\"\nkey = \"{dir}/cloud.key\"\nclient_ca = \"{dir}/ca.crt\"\nnames = {names}\n"
     );
-    let addr = "listen_ip = \"127.0.0.1\"\naddr = { \"0\" = \"127.0.0.1:10250\" }\n";
+    let addr = "listen_ip = \"127.0.0.1\"\nports = { \"0\" = \"127.0.0.1:10250\" }\n";
     TestServer::with(
         place,
-        &format!("[mode.cloud.egress]\nlisten = \"127.0.0.1:0\"\n{proved}[mode.cloud.https]\n{addr}{proved}"),
+        &format!("[server.egress]\nlisten = \"127.0.0.1:0\"\n{proved}[server.https]\n{addr}{proved}"),
     )
 }
 
@@ -195,9 +195,9 @@ async fn a_page_that_uses_dns_rebinding_reads_and_changes_nothing() {
 #[tokio::test]
 async fn no_edge_dials_an_admin_port_of_another_process_on_its_machine() {
     let place = TestDir::new();
-    let server = "channelz_addr = \"127.0.0.1:0\"\n[mode.cloud.ssh]";
-    let server = TestServer::from_text(&place.cloud("").replace("[mode.cloud.ssh]", server));
-    let more = "channelz_addr = \"127.0.0.1:0\"";
+    let server = "channelz_listen = \"127.0.0.1:0\"\n[server.connect]";
+    let server = TestServer::from_text(&place.cloud("").replace("[server.connect]", server));
+    let more = "channelz_listen = \"127.0.0.1:0\"";
     let neighbour = edge_with(&place, &server, "neighbour", more).await;
     let _edge = edge(&place, &server, "node1").await;
     for port in [

@@ -177,13 +177,13 @@ async fn a_connect_with_a_body_is_refused_and_nothing_vanishes() {
 #[tokio::test]
 async fn a_client_has_its_share_of_sessions_and_the_refusal_names_the_key() {
     let (place, echo) = (TestDir::new(), targets::echo().await);
-    let server = TestServer::with(&place, "[mode.cloud.session]\nmax = 8");
+    let server = TestServer::with(&place, "[server.session]\nmax_sessions = 8");
     let _edge = edge(&place, &server, "node1").await;
     let target = at("node1", echo);
     let mut held = [server.open(&target).await, server.open(&target).await];
     let refused = server.ask(&target).await;
     assert_eq!(refused.status, 503, "{refused:?}");
-    let key = "[mode.cloud.session] max_for_client of this server";
+    let key = "[server.session] max_per_client of this server";
     assert!(refused.phrase.contains(key), "{refused:?}");
     echoed(&mut open_from(OTHER, &server, &target).await, "hello").await;
     held[0].shutdown().await.unwrap();

@@ -84,7 +84,7 @@ async fn an_edge_trusts_only_its_own_ca() {
     let text = place.edge("node1", server.server.bound.grpc, "");
     let edge = start_edge(&text.replace(place.files.ca.to_str().unwrap(), strange.to_str().unwrap()));
     not_ready(&edge, "TLS handshake as \"cloud.test\" with ").await;
-    not_ready(&edge, "by a CA that this end does not trust; mode.edge.stream.client.cert must contain").await;
+    not_ready(&edge, "by a CA that this end does not trust; edge.uplink.ca must contain").await;
     assert!(server.server.registry.nodes().is_empty());
 }
 
@@ -95,10 +95,8 @@ async fn an_edge_that_dials_a_wrong_port_of_the_server_gets_a_hint() {
     let edge = start_edge(&place.edge("node1", server.connect, ""));
     not_ready(&edge, "it does not speak TLS; check that it is not the CONNECT port").await;
     let files = [&place.files.cert, &place.files.key];
-    let egress = format!(
-        "[mode.cloud.egress]\nlisten = \"127.0.0.1:0\"\ncert = {:?}\nkey = {:?}\n",
-        files[0], files[1]
-    );
+    let egress =
+        format!("[server.egress]\nlisten = \"127.0.0.1:0\"\ncert = {:?}\nkey = {:?}\n", files[0], files[1]);
     let server = TestServer::with(&place, &egress);
     let edge = start_edge(&place.edge("node1", server.port("egress"), ""));
     not_ready(&edge, "check that it is not the port for egress or HTTPS").await;
@@ -110,7 +108,7 @@ async fn an_edge_requires_the_configured_server_name() {
     let server = TestServer::start(&place);
     let edge = start_edge(&place.edge("node1", server.server.bound.grpc, "").replace(NAME, "other.test"));
     not_ready(&edge, "TLS handshake as \"other.test\" with ").await;
-    not_ready(&edge, "its certificate is for cloud.test, 127.0.0.1, and not for that name; set mode.edge.stream.client.dns")
+    not_ready(&edge, "its certificate is for cloud.test, 127.0.0.1, and not for that name; set edge.uplink.tls_server_name")
         .await;
     assert!(server.server.registry.nodes().is_empty());
 }

@@ -61,7 +61,7 @@ async fn access_rules_follow_the_config_and_no_session_is_aborted() {
     comes_to(&cloud, &elsewhere, &server, &gone, "your address 127.0.0.1 is not allowed here").await;
     comes_to(&cloud, &text, &server, &gone, "refused the connection").await;
 
-    let more = format!("[mode.edge.allow]\ntargets = [\"127.0.0.0/8:{}\"]", echo.port());
+    let more = format!("[edge.allow]\ntargets = [\"127.0.0.0/8:{}\"]", echo.port());
     let allow = place.edge("node1", server.server.bound.grpc, &more);
     comes_to(&edge_file, &allow, &server, &gone, "this edge may not dial").await;
     echoed(&mut stays, "still here").await;
@@ -72,9 +72,9 @@ async fn access_rules_follow_the_config_and_no_session_is_aborted() {
 async fn the_access_policies_of_all_listeners_follow_the_config() {
     let (place, echo) = (TestDir::new(), targets::echo().await);
     let with = |limiter: &str| {
-        let proxy = format!("[mode.cloud.http_proxy]\nlisten = \"127.0.0.1:0\"\n{limiter}\n");
+        let proxy = format!("[server.http_proxy]\nlisten = \"127.0.0.1:0\"\n{limiter}\n");
         place.cloud(&format!(
-            "{proxy}[mode.cloud.tcp.\"127.0.0.1:0\"]\nto = \"node1/127.0.0.1:1\"\n{limiter}\n"
+            "{proxy}[server.tcp.\"127.0.0.1:0\"]\ntarget = \"node1/127.0.0.1:1\"\n{limiter}\n"
         ))
     };
     let open = with("");

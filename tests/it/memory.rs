@@ -69,7 +69,7 @@ async fn a_stalled_session_is_reset_despite_a_quick_one_on_the_same_link() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn many_plain_sessions_together_stay_within_the_memory_limit() {
     let place = TestDir::new();
-    let server = TestServer::with(&place, "[mode.cloud.session]\nmemory = \"4MiB\"");
+    let server = TestServer::with(&place, "[server.session]\nbuffer_memory = \"4MiB\"");
     let mut bad = Raw::link(&place, &server, "bad", None).await;
     let idle = accepted(server.connect, &mut bad, false).await;
     let mut slow = Vec::new();
@@ -226,7 +226,7 @@ async fn word(edge: &mut Raw) -> (SessionId, SessionFrame) {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn the_counted_cost_of_one_byte_frames_is_close_to_their_bytes() {
     let place = TestDir::new();
-    let server = TestServer::with(&place, "[mode.cloud.session]\nmemory = \"2MiB\"");
+    let server = TestServer::with(&place, "[server.session]\nbuffer_memory = \"2MiB\"");
     let mut bad = Raw::link(&place, &server, "bad", Some(Instance::random())).await;
     let mut sessions = Vec::new();
     for _ in 0..4 {

@@ -17,7 +17,7 @@ use crate::support::{assert_eventually, servers, targets};
 /// Starts `count` servers, through which edges reach one another and targets on loopback.
 fn start(place: &TestDir, count: u8) -> Vec<TestServer> {
     let all = servers::addresses(count);
-    let allow = "[mode.cloud.allow]\nnodes = [\"*\"]\ntargets = [\"127.0.0.0/8:*\"]\n";
+    let allow = "[server.edge_access]\nnodes = [\"*\"]\ntargets = [\"127.0.0.0/8:*\"]\n";
     let text = |at: &SocketAddr| servers::config(place, *at, &format!("{}\n{allow}", servers::peers(&all)));
     all.iter().map(|at| TestServer::from_text(&text(at))).collect()
 }

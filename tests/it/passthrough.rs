@@ -18,8 +18,8 @@ use crate::support::{assert_eventually, hurry, remote, targets};
 /// Returns config lines with one port for that target of every node. `more` is added to the table.
 fn port(target: std::net::SocketAddr, more: &str) -> String {
     format!(
-        "[mode.cloud.https]\nmode = \"passthrough\"\nlisten_ip = \"127.0.0.1\"\n{more}\n\
-         [mode.cloud.https.addr]\n\"0\" = \"{target}\"\n"
+        "[server.https]\nmode = \"passthrough\"\nlisten_ip = \"127.0.0.1\"\n{more}\n\
+         [server.https.ports]\n\"0\" = \"{target}\"\n"
     )
 }
 

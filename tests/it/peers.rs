@@ -102,7 +102,11 @@ async fn a_server_in_dns_that_speaks_plain_is_named_in_the_error() {
     let dns = Dns::start(DnsScript::At([127, 0, 0, 1].into())).await;
     let at = servers::addresses(1)[0];
     // The list contains the other server, so that it is found at its own port.
-    let lines = format!("dns = [\"{}\"]\nzone = \"nodes.test\"\n{}", dns.at, servers::peers(&[other.at]));
+    let lines = format!(
+        "[server.dns]\nresolvers = [\"{}\"]\nzone = \"nodes.test\"\n{}",
+        dns.at,
+        servers::peers(&[other.at])
+    );
     let server = TestServer::from_text(&servers::config(&place, at, &lines));
     let answering = beside(async move {
         let mut call = other.call().await;
@@ -119,7 +123,7 @@ async fn a_server_in_dns_that_speaks_plain_is_named_in_the_error() {
 async fn an_edge_reaches_only_the_nodes_that_it_may_reach() {
     let place = TestDir::new();
     let all = servers::addresses(2);
-    let list = format!("{}\n[mode.cloud.allow]\nnodes = [\"node*\"]", servers::peers(&all));
+    let list = format!("{}\n[server.edge_access]\nnodes = [\"node*\"]", servers::peers(&all));
     let text: Vec<_> = all.iter().map(|at| servers::config(&place, *at, &list)).collect();
     let (first, second) = (TestServer::from_text(&text[0]), TestServer::from_text(&text[1]));
     let mut one = remote::link(&place, &first, "node1", Some(Instance::from_bits(1))).await;
@@ -456,7 +460,10 @@ async fn only_a_real_server_answers_probes_and_names_its_process() {
 async fn an_edge_that_searches_endlessly_does_not_block_other_searches() {
     let place = TestDir::new();
     let dns = Dns::start(DnsScript::Nothing).await;
-    let lines = format!("dns = [\"{}\"]\nzone = \"nodes.test\"\n[mode.cloud.allow]\nnodes = [\"*\"]", dns.at);
+    let lines = format!(
+        "[server.dns]\nresolvers = [\"{}\"]\nzone = \"nodes.test\"\n[server.edge_access]\nnodes = [\"*\"]",
+        dns.at
+    );
     let server = TestServer::from_text(&servers::config(&place, servers::addresses(1)[0], &lines));
     let mut bad = remote::link(&place, &server, "bad", Some(Instance::from_bits(1))).await;
     let mut good = remote::link(&place, &server, "node1", Some(Instance::from_bits(2))).await;

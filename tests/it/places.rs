@@ -15,8 +15,8 @@ async fn an_edge_uses_the_next_address_and_returns_without_aborting_sessions() {
     let all = servers::addresses(2);
     let text = |n: usize| servers::config(&place, all[n], "");
     let second = TestServer::from_text(&text(1));
-    let list = format!("server_name = [\"{}\", \"{}\"]", all[0], all[1]);
-    let config = place.edge("node1", all[0], "").replace(&format!("server_name = \"{}\"", all[0]), &list);
+    let list = format!("servers = [\"{}\", \"{}\"]", all[0], all[1]);
+    let config = place.edge("node1", all[0], "").replace(&format!("servers = [\"{}\"]", all[0]), &list);
     let edge = start_edge(&config);
     second.has("node1").await;
     let mut client = second.open(&at("node1", echo)).await;
@@ -41,9 +41,9 @@ async fn an_edge_moves_to_the_next_address_and_stays_while_the_first_is_down() {
     let all = servers::addresses(2);
     let mut first = SeparateServers::start(servers::config(&place, all[0], "")).await;
     let second = TestServer::from_text(&servers::config(&place, all[1], ""));
-    let list = format!("server_name = [\"{}\", \"{}\"]", all[0], all[1]);
+    let list = format!("servers = [\"{}\", \"{}\"]", all[0], all[1]);
     let edge =
-        start_edge(&place.edge("node1", all[0], "").replace(&format!("server_name = \"{}\"", all[0]), &list));
+        start_edge(&place.edge("node1", all[0], "").replace(&format!("servers = [\"{}\"]", all[0]), &list));
     first.server.has("node1").await;
     assert!(second.link("node1").is_none(), "the first address is preferred");
     first.kill();
@@ -62,9 +62,9 @@ async fn an_edge_moves_to_the_next_address_and_stays_while_the_first_is_down() {
 async fn an_edge_without_any_link_reports_the_error_of_each_address() {
     let place = TestDir::new();
     let all = servers::addresses(2);
-    let list = format!("server_name = [\"{}\", \"{}\"]", all[0], all[1]);
+    let list = format!("servers = [\"{}\", \"{}\"]", all[0], all[1]);
     let edge =
-        start_edge(&place.edge("node1", all[0], "").replace(&format!("server_name = \"{}\"", all[0]), &list));
+        start_edge(&place.edge("node1", all[0], "").replace(&format!("servers = [\"{}\"]", all[0]), &list));
     let mut body = String::new();
     while !all.iter().all(|at| body.contains(&format!("{at} refused the connection"))) {
         body = get(edge.bound.log.unwrap(), "/readyz").await.body;

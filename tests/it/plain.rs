@@ -55,7 +55,7 @@ async fn a_plain_edge_is_served_with_superedges_messages() {
 #[tokio::test]
 async fn programs_behind_a_plain_edge_reach_allowed_targets_in_the_cloud() {
     let (place, echo, other) = (TestDir::new(), targets::echo().await, targets::echo().await);
-    let server = TestServer::with(&place, &format!("[mode.cloud.allow]\ntargets = [\"{echo}\"]\n"));
+    let server = TestServer::with(&place, &format!("[server.edge_access]\ntargets = [\"{echo}\"]\n"));
     let mut edge = remote::link(&place, &server, "node1", None).await;
     let says = |edge: &Call, kind: &str, addr: String, data: String| {
         let category = "httpProxy".into();
@@ -68,7 +68,7 @@ async fn programs_behind_a_plain_edge_reach_allowed_targets_in_the_cloud() {
     let refused = edge.hears().await;
     assert_eq!(refused.r#type, "connect-failed", "{refused:?}");
     let why = String::from_utf8_lossy(&refused.data).into_owned();
-    assert!(why.contains("it is not in mode.cloud.allow.targets"), "{why}");
+    assert!(why.contains("it is not in server.edge_access.targets"), "{why}");
     edge.send(asks(&edge, echo)).await;
     assert_eq!(edge.hears().await, says(&edge, "connected", String::new(), String::new()));
     edge.send(says(&edge, "tcp-forward", String::new(), "there and back".into())).await;
@@ -100,7 +100,7 @@ async fn a_plain_edges_failed_dial_has_its_status_and_reason() {
 #[tokio::test]
 async fn a_plain_edge_that_never_answers_times_out_and_gets_a_close() {
     let place = TestDir::new();
-    let server = TestServer::with(&place, "[mode.cloud.session]\nopen_timeout = \"300ms\"");
+    let server = TestServer::with(&place, "[server.session]\nopen_timeout = \"300ms\"");
     let mut edge = remote::link(&place, &server, "node1", None).await;
     let (answer, asked) = tokio::join!(server.ask("node1:22"), edge.hears());
     assert_eq!(answer.status, 504, "{answer:?}");

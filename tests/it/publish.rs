@@ -18,7 +18,7 @@ async fn without_a_zone_no_node_takes_a_name_of_another_host() {
     let (dns, hosts, all) =
         (Dns::start(DnsScript::NoSuchName).await, place.path().join("hosts"), servers::addresses(2));
     let lines = format!(
-        "{}\ndns = [\"{}\"]\npublish = \"hosts\"\nhosts = \"{}\"\npublish_names = [\"*.edge.example.org\"]",
+        "{}\n[server.dns]\nresolvers = [\"{}\"]\npublish = \"hosts\"\nhosts_file = \"{}\"\npublish_names = [\"*.edge.example.org\"]",
         servers::peers(&all),
         dns.at,
         hosts.display()

@@ -81,11 +81,11 @@ async fn a_missing_node_and_a_missing_target_have_different_reasons() {
 async fn an_edge_forbids_what_its_config_does_not_allow() {
     let (place, echo) = (TestDir::new(), targets::echo().await);
     let server = TestServer::start(&place);
-    let more = format!("[mode.edge.allow]\ntargets = [\"127.0.0.0/8:{}\"]", echo.port());
+    let more = format!("[edge.allow]\ntargets = [\"127.0.0.0/8:{}\"]", echo.port());
     let _edge = edge_with(&place, &server, "node1", &more).await;
     let answer = server.ask("node1:1").await;
     says(&answer, 403, "node node1: this edge may not dial node1:1");
-    assert!(answer.body.contains("[mode.edge.allow]"), "{answer:?}");
+    assert!(answer.body.contains("[edge.allow]"), "{answer:?}");
     echoed(&mut server.open(&at("node1", echo)).await, "hello").await;
 }
 
@@ -140,13 +140,13 @@ async fn credentials_are_requested_and_checked() {
 #[tokio::test]
 async fn a_full_server_refuses_clients_until_a_session_ends() {
     let (place, echo) = (TestDir::new(), targets::echo().await);
-    let server = TestServer::with(&place, "[mode.cloud.session]\nmax = 1");
+    let server = TestServer::with(&place, "[server.session]\nmax_sessions = 1");
     let _edge = edge(&place, &server, "node1").await;
     let mut first = server.open(&at("node1", echo)).await;
     says(
         &server.ask(&at("node1", echo)).await,
         503,
-        "session limit reached: [mode.cloud.session] max of this server",
+        "session limit reached: [server.session] max_sessions of this server",
     );
     first.shutdown().await.unwrap();
     rest(&mut first).await;
@@ -181,7 +181,7 @@ async fn wait_until_closed(at: std::net::SocketAddr) {
 #[tokio::test]
 async fn an_edge_that_does_not_answer_in_time_is_a_504() {
     let place = TestDir::new();
-    let server = TestServer::with(&place, "[mode.cloud.session]\nopen_timeout = \"200ms\"");
+    let server = TestServer::with(&place, "[server.session]\nopen_timeout = \"200ms\"");
     let mut silent = remote::link(&place, &server, "node1", Some(Instance::random())).await;
     says(&server.ask("node1:22").await, 504, "node node1 did not answer within 200ms");
     let (id, open) = silent.word().await;

@@ -212,7 +212,7 @@ async fn dns_alone_finds_the_server_that_has_the_node() {
     let (place, echo) = (TestDir::new(), targets::echo().await);
     let all = servers::addresses(2);
     let dns = Dns::start(DnsScript::NoSuchName).await;
-    let lines = format!("dns = [\"{}\"]\nzone = \"nodes.test\"", dns.at);
+    let lines = format!("[server.dns]\nresolvers = [\"{}\"]\nzone = \"nodes.test\"", dns.at);
     let servers: Vec<_> =
         all.iter().map(|at| TestServer::from_text(&servers::config(&place, *at, &lines))).collect();
     let _edge = edge(&place, &servers[1], "node1").await;
@@ -236,7 +236,11 @@ async fn wrong_or_missing_dns_costs_nothing_while_peers_answer() {
     ] {
         let all = servers::addresses(3);
         let dns = Dns::start(says).await;
-        let lines = format!("dns = [\"{}\"]\nzone = \"nodes.test\"\n{}", dns.at, servers::peers(&all));
+        let lines = format!(
+            "[server.dns]\nresolvers = [\"{}\"]\nzone = \"nodes.test\"\n{}",
+            dns.at,
+            servers::peers(&all)
+        );
         let mut servers: Vec<_> = Vec::new();
         // The server that is asked starts last, so that the others are up when it dials them.
         for at in all.iter().rev() {
@@ -399,7 +403,7 @@ async fn peers_without_a_ca_file_are_an_error_at_start() {
     let text = servers::config(&place, all[0], &servers::peers(&all)).replace("ca.crt", "nowhere.crt");
     let (settings, _) = ServerConfig::read(&text, &Environment::default()).unwrap();
     let error = format!("{:#}", Server::start(settings, None).unwrap_err());
-    assert!(error.contains("mode.cloud.registry.siblings") && error.contains("nowhere.crt"), "{error}");
+    assert!(error.contains("server.peers.addresses") && error.contains("nowhere.crt"), "{error}");
     assert!(error.contains("a cert from one CA"), "expected a hint: {error}");
 }
 
@@ -412,15 +416,30 @@ async fn a_service_without_a_ca_file_is_an_error_but_not_in_superedges_tables() 
         kubeconfig: Some(place.path().join("kubeconfig")),
         ..tunnel::config::Environment::default()
     };
-    let start = |more: &str| {
-        let text = place.cloud(more).replace("ca.crt", "nowhere.crt");
-        let (settings, _) = ServerConfig::read(&text, &env).unwrap();
+    let start = |text: &str| {
+        let (settings, _) = ServerConfig::read(text, &env).unwrap();
         Server::start(settings, None)
     };
-    let error = format!("{:#}", start("[mode.cloud.registry]\nservice = \"pods\"").unwrap_err());
-    assert!(error.contains("mode.cloud.registry.service") && error.contains("nowhere.crt"), "{error}");
+    let ours = place.cloud("[server.peers]\nkubernetes_service = \"pods\"").replace("ca.crt", "nowhere.crt");
+    let error = format!("{:#}", start(&ours).unwrap_err());
+    assert!(error.contains("server.peers.kubernetes_service") && error.contains("nowhere.crt"), "{error}");
     assert!(error.contains("a cert from one CA"), "expected a hint: {error}");
-    start("[mode.cloud.stream.register]\nservice = \"pods\"").unwrap();
+    let dir = place.path().display();
+    let superedge = format!(
+        r#"
+[mode.cloud.stream.server]
+grpc_port = 0
+log_port = 0
+key = "{dir}/cloud.key"
+cert = "{dir}/cloud.crt"
+tokenfile = "{dir}/token"
+[mode.cloud.stream.register]
+service = "pods"
+[mode.cloud.ssh]
+port = 0
+"#
+    );
+    start(&superedge).unwrap();
 }
 
 #[tokio::test]

@@ -91,13 +91,13 @@ async fn new_connections_get_the_new_certificate_and_sessions_continue() {
     let [egress, https, client] = ["egress", "https", "client"].map(|name| certify(&place, name));
     let (web, seen) = web(&place).await;
     let more = format!(
-        "[mode.cloud.egress]\nlisten = \"127.0.0.1:0\"\n{}[mode.cloud.https]\nlisten_ip = \"127.0.0.1\"\n\
-         addr = {{ \"0\" = \"{web}\" }}\n{}",
+        "[server.egress]\nlisten = \"127.0.0.1:0\"\n{}[server.https]\nlisten_ip = \"127.0.0.1\"\n\
+         ports = {{ \"0\" = \"{web}\" }}\n{}",
         lines(&egress),
         lines(&https)
     );
     let server = TestServer::with(&place, &more);
-    let _edge = edge_with(&place, &server, "node-a", &format!("[mode.edge.https]\n{}", lines(&client))).await;
+    let _edge = edge_with(&place, &server, "node-a", &format!("[edge.target_tls]\n{}", lines(&client))).await;
     let (mut tunnel, mut site) = (dial(&server, "egress").await, dial(&server, "https").await);
     told(&mut tunnel, &format!("CONNECT {} HTTP/1.1\r\n\r\n", at("node-a", echo)), ESTABLISHED).await;
     told(&mut tunnel, "before", "before").await;

@@ -108,7 +108,7 @@ async fn edge_after(place: &TestDir, server: &TestServer) -> Edge {
 #[tokio::test]
 async fn a_session_of_a_lost_edge_ends_after_the_resume_timeout() {
     let (place, instance) = (TestDir::new(), Some(Instance::random()));
-    let server = TestServer::with(&place, "[mode.cloud.session]\ngrace = \"30s\"");
+    let server = TestServer::with(&place, "[server.session]\nresume_timeout = \"30s\"");
     let mut edge = remote::link(&place, &server, "node1", instance).await;
     let accept = async {
         let (id, SessionFrame::Open { epoch, .. }) = edge.word().await else { panic!("an Open first") };
@@ -171,7 +171,7 @@ async fn a_scripted_edge_resumes_where_it_was() {
 #[tokio::test]
 async fn an_open_abandoned_without_a_path_is_cancelled_over_the_next_one() {
     let (place, instance) = (TestDir::new(), Some(Instance::random()));
-    let server = TestServer::with(&place, "[mode.cloud.session]\nopen_timeout = \"1s\"");
+    let server = TestServer::with(&place, "[server.session]\nopen_timeout = \"1s\"");
     let mut first = remote::link(&place, &server, "node1", instance).await;
     let hear = async {
         let (id, SessionFrame::Open { epoch, .. }) = first.word().await else { panic!("an Open first") };
@@ -200,7 +200,7 @@ async fn an_open_abandoned_without_a_path_is_cancelled_over_the_next_one() {
 #[tokio::test]
 async fn an_open_abandoned_on_a_lost_path_is_cancelled_over_the_next_one() {
     let (place, instance) = (TestDir::new(), Some(Instance::random()));
-    let server = TestServer::with(&place, "[mode.cloud.session]\nopen_timeout = \"1s\"");
+    let server = TestServer::with(&place, "[server.session]\nopen_timeout = \"1s\"");
     let mut first = remote::link(&place, &server, "node1", instance).await;
     let (answer, (id, open)) = tokio::join!(server.ask("node1:22"), first.word());
     assert_eq!(answer.status, 504, "{answer:?}");
@@ -238,7 +238,7 @@ async fn an_open_abandoned_on_a_lost_path_is_cancelled_over_the_next_one() {
 #[tokio::test]
 async fn an_abandoned_open_tries_another_path_if_its_path_has_no_such_node() {
     let (place, instance) = (TestDir::new(), Some(Instance::random()));
-    let server = TestServer::with(&place, "[mode.cloud.session]\nopen_timeout = \"1s\"");
+    let server = TestServer::with(&place, "[server.session]\nopen_timeout = \"1s\"");
     let mut edge = remote::link(&place, &server, "node1", instance).await;
     let (_, (id, _)) = tokio::join!(server.ask("node1:22"), edge.word());
     let (_, told) = edge.word().await;

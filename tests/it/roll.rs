@@ -84,7 +84,7 @@ async fn edges_reach_one_another_only_if_allowed_and_while_both_move() {
     let all = servers::addresses(3);
     let text = |n: usize| servers::config(&place, all[n], &servers::peers(&all));
     let closed = TestServer::from_text(&text(0));
-    let allow = "[mode.cloud.allow]\nnodes = [\"node*\"]\n";
+    let allow = "[server.edge_access]\nnodes = [\"node*\"]\n";
     let servers = [1, 2].map(|n| TestServer::from_text(&format!("{}\n{allow}", text(n))));
     let (line1, line2) =
         (Line::to(closed.server.bound.grpc).await, Line::to(servers[0].server.bound.grpc).await);
@@ -118,7 +118,7 @@ async fn edges_reach_one_another_only_if_allowed_and_while_both_move() {
 async fn an_edges_session_moves_when_its_server_stops() {
     let (place, echo) = (TestDir::new(), targets::echo().await);
     let all = servers::addresses(2);
-    let allow = "[mode.cloud.allow]\nnodes = [\"node2\"]\n";
+    let allow = "[server.edge_access]\nnodes = [\"node2\"]\n";
     let text = |n: usize| format!("{}\n{allow}", servers::config(&place, all[n], &servers::peers(&all)));
     let (first, second) = (TestServer::from_text(&text(0)), TestServer::from_text(&text(1)));
     let line = Line::to(first.server.bound.grpc).await;
@@ -165,7 +165,8 @@ async fn a_session_with_a_plain_node_continues_while_its_server_stops() {
 async fn an_edge_reconnects_soon_after_a_slow_restart_of_its_only_server() {
     let (place, echo) = (TestDir::new(), targets::echo().await);
     let at_server = servers::addresses(1)[0];
-    let text = format!("{}[mode.cloud.session]\ndrain = \"5s\"\n", servers::config(&place, at_server, ""));
+    let text =
+        format!("{}[server.session]\ndrain_timeout = \"5s\"\n", servers::config(&place, at_server, ""));
     let server = TestServer::from_text(&text);
     let edge = start_edge(&place.edge("node1", at_server, ""));
     server.has("node1").await;

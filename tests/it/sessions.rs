@@ -38,7 +38,7 @@ async fn one_byte(mut socket: tokio::net::TcpStream) {
 async fn five_hundred_sessions_at_once_all_work_and_leave_nothing_behind() {
     let (place, echo) = (TestDir::new(), targets::echo().await);
     let server = Arc::new(TestServer::start(&place));
-    let edge = edge_with(&place, &server, "node1", "[mode.edge.session]\nmemory = \"32MiB\"").await;
+    let edge = edge_with(&place, &server, "node1", "[edge.session]\nbuffer_memory = \"32MiB\"").await;
     let all = Arc::new(tokio::sync::Barrier::new(500));
     let mut sessions = JoinSet::new();
     for number in 0..500 {
@@ -66,7 +66,7 @@ async fn an_edge_without_memory_left_refuses_and_takes_sessions_again_later() {
     let (place, echo) = (TestDir::new(), targets::echo().await);
     let server = TestServer::start(&place);
     // Each session reserves 32 KiB while half of the memory is left, then 8 KiB, and 2 KiB in the last quarter.
-    let edge = edge_with(&place, &server, "node1", "[mode.edge.session]\nmemory = \"1MiB\"").await;
+    let edge = edge_with(&place, &server, "node1", "[edge.session]\nbuffer_memory = \"1MiB\"").await;
     let mut open = Vec::new();
     for _ in 0..16 + 32 + 128 {
         open.push(server.open(&at("node1", echo)).await);

@@ -241,7 +241,7 @@ async fn the_http_proxy_passes_on_nothing_that_can_be_read_in_two_ways() {
     let (place, target) = (TestDir::new(), Target::default());
     let serving = target.clone();
     let at = targets::serve(move |socket: TcpStream| serving.clone().serve(socket)).await;
-    let server = TestServer::with(&place, "[mode.cloud.http_proxy]\nlisten = \"127.0.0.1:0\"\n");
+    let server = TestServer::with(&place, "[server.http_proxy]\nlisten = \"127.0.0.1:0\"\n");
     let _edge = edge_with(&place, &server, "node-a", "").await;
     none_is_read_in_two_ways(&server, Front::Plain("http_proxy"), &target, &format!("node-a:{}", at.port()))
         .await;
@@ -252,7 +252,7 @@ async fn ports_by_host_pass_on_nothing_that_can_be_read_in_two_ways() {
     let (place, target) = (TestDir::new(), Target::default());
     let serving = target.clone();
     let at = targets::serve(move |socket: TcpStream| serving.clone().serve(socket)).await;
-    let more = format!("[mode.cloud.http]\nlisten_ip = \"127.0.0.1\"\naddr = {{ \"0\" = \"{at}\" }}\n");
+    let more = format!("[server.http]\nlisten_ip = \"127.0.0.1\"\nports = {{ \"0\" = \"{at}\" }}\n");
     let server = TestServer::with(&place, &more);
     let _edge = edge_with(&place, &server, "node-a", "").await;
     none_is_read_in_two_ways(&server, Front::Plain("http"), &target, "node-a").await;
@@ -264,10 +264,9 @@ async fn https_ports_pass_on_nothing_that_can_be_read_in_two_ways() {
     let at = behind_tls(&place, target.clone()).await;
     let dir = place.path().display();
     let files = format!("cert = \"{dir}/cloud.crt\"\nkey = \"{dir}/cloud.key\"\n");
-    let more =
-        format!("[mode.cloud.https]\n{files}listen_ip = \"127.0.0.1\"\naddr = {{ \"0\" = \"{at}\" }}\n");
+    let more = format!("[server.https]\n{files}listen_ip = \"127.0.0.1\"\nports = {{ \"0\" = \"{at}\" }}\n");
     let server = TestServer::with(&place, &more);
-    let _edge = edge_with(&place, &server, "node-a", &format!("[mode.edge.https]\n{files}")).await;
+    let _edge = edge_with(&place, &server, "node-a", &format!("[edge.target_tls]\n{files}")).await;
     none_is_read_in_two_ways(&server, Front::Tls("https"), &target, "node-a").await;
 }
 

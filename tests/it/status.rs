@@ -13,9 +13,9 @@ use crate::support::programs::{TestDir, TestServer, at, edge_with, start_edge};
 use crate::support::{Stopwatch, assert_eventually, servers, targets, wait_until};
 
 /// Returns the path of a program's admin socket, and the table that configures it.
-fn socket(place: &TestDir, mode: &str) -> (PathBuf, String) {
-    let path = place.path().join(format!("{mode}.sock"));
-    let table = format!("[mode.{mode}.admin]\nlisten = \"unix:{}\"\n", path.display());
+fn socket(place: &TestDir, role: &str) -> (PathBuf, String) {
+    let path = place.path().join(format!("{role}.sock"));
+    let table = format!("[{role}.admin]\nlisten = \"unix:{}\"\n", path.display());
     (path, table)
 }
 
@@ -41,7 +41,7 @@ async fn status_with(path: &Path, what: &str, is: impl Fn(&Status) -> bool) -> S
 #[tokio::test]
 async fn a_server_reports_its_nodes_their_sessions_and_disconnect_reasons() {
     let (place, echo) = (TestDir::new(), targets::echo().await);
-    let (path, table) = socket(&place, "cloud");
+    let (path, table) = socket(&place, "server");
     let server = TestServer::with(&place, &table);
     assert_eq!(std::fs::metadata(&path).unwrap().permissions().mode() & 0o777, 0o600);
     let (edge_path, table) = socket(&place, "edge");
@@ -113,7 +113,7 @@ async fn an_edge_without_a_link_reports_the_reason() {
 async fn peers_are_listed_with_their_link_or_its_error() {
     let place = TestDir::new();
     let all = servers::addresses(2);
-    let (path, table) = socket(&place, "cloud");
+    let (path, table) = socket(&place, "server");
     let text = servers::config(&place, all[0], &servers::peers(&all)) + &table;
     let _first = TestServer::from_text(&text);
     // The list contains the server's own address until it has been dialled.
@@ -131,9 +131,9 @@ async fn peers_are_listed_with_their_link_or_its_error() {
 #[tokio::test]
 async fn a_socket_without_a_program_is_reported_with_a_hint() {
     let place = TestDir::new();
-    let (path, table) = socket(&place, "cloud");
+    let (path, table) = socket(&place, "server");
     let failed = status::status(Some(path.clone()), false, &Environment::default()).await.unwrap_err();
-    assert!(failed.code == 69 && failed.text.contains("cloud.sock does not respond"), "{failed}");
+    assert!(failed.code == 69 && failed.text.contains("server.sock does not respond"), "{failed}");
     let server = TestServer::with(&place, &table);
     // A public port shows none of this: the metrics port has no such page.
     assert_eq!(get(server.server.bound.metrics.unwrap(), "/status").await.status, 404);

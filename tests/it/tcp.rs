@@ -13,7 +13,7 @@ use crate::words::Lines;
 
 /// Returns config lines with one TCP port for that target. `more` is added after the target.
 fn port(to: &str, more: &str) -> String {
-    format!("[mode.cloud.tcp]\n\"127.0.0.1:0\" = {{ to = \"{to}\"{more} }}\n")
+    format!("[server.tcp]\n\"127.0.0.1:0\" = {{ target = \"{to}\"{more} }}\n")
 }
 
 /// The warning about a port that could lead to more than one node.
@@ -60,7 +60,7 @@ async fn a_target_may_send_first_and_a_reset_stays_a_reset() {
 #[tokio::test]
 async fn without_a_node_name_the_longest_linked_node_serves_the_port() {
     let (place, echo) = (TestDir::new(), targets::echo().await);
-    let server = TestServer::with(&place, &format!("[mode.cloud.tcp]\n\"127.0.0.1:0\" = \"{echo}\"\n"));
+    let server = TestServer::with(&place, &format!("[server.tcp]\n\"127.0.0.1:0\" = \"{echo}\"\n"));
     is_reset(&mut server.client("tcp").await).await;
     assert_eq!(server.server.metrics.sessions.closed("tcp", "node_not_connected"), 1);
     let two = edge(&place, &server, "node2").await;
@@ -135,7 +135,7 @@ async fn a_client_without_a_session_is_reset_and_counted_with_the_cause() {
         (String::new(), "node1/169.254.169.254:80", "not_allowed"),
         (String::new(), "elsewhere/127.0.0.1:22", "node_not_connected"),
         ("rules = [{ nodes = [\"node2\"] }]".into(), &to, "forbidden"),
-        ("[mode.cloud.session]\nmax_for_client = 1\nmax = 1".into(), &to, "overloaded"),
+        ("[server.session]\nmax_per_client = 1\nmax_sessions = 1".into(), &to, "overloaded"),
     ] {
         let server = TestServer::with(&place, &format!("{lines}\n{}", port(to, "")));
         let _edge = edge(&place, &server, "node1").await;
@@ -197,7 +197,7 @@ async fn a_plain_edge_gets_the_request_of_superedges_cloud() {
 #[tokio::test]
 async fn a_port_of_the_server_is_no_target_for_edges() {
     let place = TestDir::new();
-    let lines = "[mode.cloud.allow]\ntargets = [\"127.0.0.1:*\"]\n";
+    let lines = "[server.edge_access]\ntargets = [\"127.0.0.1:*\"]\n";
     let server = TestServer::with(&place, &format!("{lines}{}", port("node1/127.0.0.1:22", "")));
     let requester = edge(&place, &server, "asker").await;
     let refused = inside(&requester, "asker", &server.port("tcp").to_string()).await.unwrap_err();

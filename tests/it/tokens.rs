@@ -159,7 +159,7 @@ async fn a_rejected_certificate_is_sent_at_every_second_try_and_reported() {
     }
     let log = edge.bound.log.unwrap();
     assert_eventually("the reason in /readyz", async {
-        while !get(log, "/readyz").await.body.contains("agent_ca of their mode.cloud.csr") {}
+        while !get(log, "/readyz").await.body.contains("edge_ca of their server.csr") {}
     })
     .await;
 }

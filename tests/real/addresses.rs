@@ -33,7 +33,7 @@ fn nodes_pods_and_services_are_reached_by_their_kubernetes_names() {
     slice(&kubernetes, at_node, true);
 
     let place = TestDir::new();
-    let (more, k) = ("[mode.cloud.addresses]\nkubernetes = true\n", kubernetes.kubeconfig());
+    let (more, k) = ("[server.addresses]\nkubernetes = true\n", kubernetes.kubeconfig());
     let env = [("POD_NAMESPACE", NAMESPACE)];
     let mut cloud = Cloud::start_as(&place, more, &env, &[&format!("--k={}", k.display())]);
     let _edge = Edge::start(&place, &format!("127.0.0.1:{}", cloud.grpc));
@@ -179,7 +179,7 @@ fn the_memory_of_a_server_that_watches_ten_thousand_pods_is_bounded() {
             line.split_whitespace().nth(1).unwrap().parse::<u64>().unwrap()
         })
     };
-    let (without, with) = (memory(""), memory("[mode.cloud.addresses]\nkubernetes = true\n"));
+    let (without, with) = (memory(""), memory("[server.addresses]\nkubernetes = true\n"));
     let more = [with[0] - without[0], with[1] - without[1]];
     let _ = writeln!(
         std::io::stderr(),

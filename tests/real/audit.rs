@@ -34,8 +34,8 @@ fn each_privileged_action_at_a_server_logs_one_line_with_user_and_address() {
     let place = TestDir::new();
     let socket = place.path().join("cloud.sock");
     let more = format!(
-        "allow_from = [\"127.0.0.0/8\"]\n[mode.cloud.admin]\nlisten = \"unix:{}\"\n\
-         [mode.cloud.invitations]\nstore = \"file\"\nfile = {:?}\n",
+        "allow_from = [\"127.0.0.0/8\"]\n[server.admin]\nlisten = \"unix:{}\"\n\
+         [server.invitations]\nstore = \"file\"\nfile = {:?}\n",
         socket.display(),
         place.path().join("enrolled")
     );
@@ -89,15 +89,15 @@ fn each_privileged_action_at_a_server_logs_one_line_with_user_and_address() {
     assert_ne!(changed, text);
     std::fs::write(&config, changed).unwrap();
     cloud.process.hang_up();
-    let by_config = [("actor", "the config"), ("keys", "mode.cloud.ssh.allow_from")];
+    let by_config = [("actor", "the config"), ("keys", "server.connect.allow_from")];
     one_more(&cloud.process, &mut seen, "access rules reloaded", &by_config);
 }
 
 #[test]
 fn each_privileged_action_at_an_edge_logs_one_line() {
     let (place, log) = (TestDir::new(), free_port());
-    let config = place.edge_config("node1", "127.0.0.1:1", log)
-        + "[mode.edge.allow]\ntargets = [\"127.0.0.0/8:22\"]\n";
+    let config =
+        place.edge_config("node1", "127.0.0.1:1", log) + "[edge.allow]\ntargets = [\"127.0.0.0/8:22\"]\n";
     let mut edge = place.tunnel(("edge", "edge"), &config, &[], &["--log-format=json"]);
     edge.answers(log, "/livez", "");
     let mut seen = 0;
@@ -105,6 +105,6 @@ fn each_privileged_action_at_an_edge_logs_one_line() {
     one_more(&edge, &mut seen, "log level set", &[("actor", "127.0.0.1")]);
     std::fs::write(place.path().join("edge.toml"), config.replace(":22\"", ":23\"")).unwrap();
     edge.hang_up();
-    let by_config = [("actor", "the config"), ("keys", "mode.edge.allow.targets")];
+    let by_config = [("actor", "the config"), ("keys", "edge.allow.targets")];
     one_more(&edge, &mut seen, "access rules reloaded", &by_config);
 }

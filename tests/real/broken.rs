@@ -24,8 +24,8 @@ impl Place {
         let (place, egress) = (TestDir::new(), free_port());
         let (cert, key) = (place.files.cert.display(), place.files.key.display());
         let more = format!(
-            "[mode.cloud.egress]\nlisten = \"127.0.0.1:{egress}\"\ncert = \"{cert}\"\nkey = \"{key}\"\n\
-             [mode.cloud.session]\ngrace = \"1s\"\n"
+            "[server.egress]\nlisten = \"127.0.0.1:{egress}\"\ncert = \"{cert}\"\nkey = \"{key}\"\n\
+             [server.session]\nresume_timeout = \"1s\"\n"
         );
         let mut cloud = Cloud::start_with(&place, &more, &[]);
         let edge = Edge::start(&place, &format!("127.0.0.1:{}", cloud.grpc));

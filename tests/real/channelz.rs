@@ -16,7 +16,7 @@ fn grpcurl_finds_the_services_and_the_links_with_their_counters() {
     let at = |port: u16| format!("127.0.0.1:{port}");
     let (grpc, log, edge_log) = (free_port(), free_port(), free_port());
     let config = format!(
-        "{}channelz_addr = \"{}\"\n[mode.cloud.ssh]\nlisten = \"{}\"\n",
+        "{}channelz_listen = \"{}\"\n[server.connect]\nlisten = \"{}\"\n",
         place.cloud_config(loopback(grpc), log),
         at(pod),
         at(free_port())
@@ -24,7 +24,7 @@ fn grpcurl_finds_the_services_and_the_links_with_their_counters() {
     let mut cloud = place.tunnel(("cloud", "cloud"), &config, &[], &[]);
     cloud.answers(log, "/readyz", "");
     let config =
-        format!("{}channelz_addr = \"{}\"\n", place.edge_config("node1", &at(grpc), edge_log), at(node));
+        format!("{}channelz_listen = \"{}\"\n", place.edge_config("node1", &at(grpc), edge_log), at(node));
     let mut edge = place.tunnel(("edge", "edge"), &config, &[], &[]);
     edge.answers(edge_log, "/readyz", "");
     let ask = |port: u16, method: &str, asked: &str| -> Value {

@@ -67,16 +67,16 @@ fn a_bad_config_is_reported_with_all_its_errors_and_exit_code_78() {
     let place = TestDir::new();
     let file = place.config(
         "bad",
-        "[mode.cloud.stream.server]\nlisten = \"nowhere\"\nkey = 7\n[mode.cloud.ssh]\nprot = 22\n\
-         [mode.cloud.session]\ngrace = \"long\"\n",
+        "[server.links]\nlisten = \"nowhere\"\nkey = 7\n[server.connect]\nprot = 22\n\
+         [server.session]\nresume_timeout = \"long\"\n",
     );
     let said = started(&["--m=cloud", &format!("--c={}", file.display())]);
     assert_eq!(said.status.code(), Some(78), "{said:?}");
     for (line, key) in [
-        (2, "mode.cloud.stream.server.listen"),
-        (3, "mode.cloud.stream.server.key"),
-        (5, "mode.cloud.ssh.prot"),
-        (7, "mode.cloud.session.grace"),
+        (2, "server.links.listen"),
+        (3, "server.links.key"),
+        (5, "server.connect.prot"),
+        (7, "server.session.resume_timeout"),
     ] {
         let told = said.stderr.matches(&format!("key={key} line={line}\n")).count();
         assert_eq!(told, 1, "{key}: {}", said.stderr);
@@ -97,12 +97,12 @@ fn a_port_in_use_is_reported_with_its_key_and_exit_code_69() {
     let taken = TcpListener::bind("127.0.0.1:0").unwrap();
     let at = taken.local_addr().unwrap();
     let config = format!(
-        "{}[mode.cloud.ssh]\nlisten = \"{at}\"\n",
+        "{}[server.connect]\nlisten = \"{at}\"\n",
         place.cloud_config(loopback(free_port()), free_port())
     );
     let said = started(&["--m=cloud", &format!("--c={}", place.config("cloud", &config).display())]);
     assert_eq!(said.status.code(), Some(69), "{said:?}");
-    assert!(said.stderr.contains("mode.cloud.ssh.listen"), "{said:?}");
+    assert!(said.stderr.contains("server.connect.listen"), "{said:?}");
     assert!(said.stderr.contains(&at.to_string()), "{said:?}");
 }
 
@@ -114,7 +114,14 @@ fn port_22_may_be_missing_if_the_config_does_not_request_it() {
     // case.
     let _taken = TcpListener::bind("0.0.0.0:22");
     let (grpc, log_port) = (free_port(), free_port());
-    let file = place.config("cloud", &place.cloud_config(loopback(grpc), log_port));
+    let config = format!(
+        "[mode.cloud.stream.server]\ngrpc_port = {grpc}\nlog_port = {log_port}\n\
+         cert = {:?}\nkey = {:?}\ntokenfile = {:?}\n",
+        place.files.cert,
+        place.files.key,
+        place.path().join("token")
+    );
+    let file = place.config("cloud", &config);
     let mut cloud = Running::start(
         "cloud",
         place.path(),
@@ -181,8 +188,8 @@ fn all_wrong(place: &TestDir, taken: &TcpListener) -> PathBuf {
     std::fs::write(&place.files.cert, "no certificate").unwrap();
     std::fs::remove_file(place.path().join("token")).unwrap();
     let config = format!(
-        "{}[mode.cloud.ssh]\nlisten = \"{}\"\nauth = \"basic\"\nusers = \"/nowhere/users\"\n\
-         [mode.cloud.session]\ngrace = \"long\"\n",
+        "{}[server.connect]\nlisten = \"{}\"\nauth = \"basic\"\nusers = \"/nowhere/users\"\n\
+         [server.session]\nresume_timeout = \"long\"\n",
         place.cloud_config(loopback(free_port()), free_port()),
         taken.local_addr().unwrap(),
     );
@@ -190,10 +197,10 @@ fn all_wrong(place: &TestDir, taken: &TcpListener) -> PathBuf {
 }
 
 const ALL_WRONG: [(&str, &str); 4] = [
-    ("mode.cloud.session.grace", "long"),
-    ("mode.cloud.stream.server.cert", "holds no certificate"),
-    ("mode.cloud.stream.server.tokenfile", "cannot read"),
-    ("mode.cloud.ssh.users", "/nowhere/users"),
+    ("server.session.resume_timeout", "long"),
+    ("server.links.cert", "holds no certificate"),
+    ("server.links.token_file", "cannot read"),
+    ("server.connect.users", "/nowhere/users"),
 ];
 
 #[test]
@@ -204,7 +211,7 @@ fn all_errors_are_reported_at_once_and_each_only_once() {
     assert_eq!(said.status.code(), Some(78), "the exit code is that of the most severe error: {said:?}");
     let told = errors(&said.stderr);
     let port = taken.local_addr().unwrap().to_string();
-    for (key, text) in ALL_WRONG.into_iter().chain([("mode.cloud.ssh.listen", port.as_str())]) {
+    for (key, text) in ALL_WRONG.into_iter().chain([("server.connect.listen", port.as_str())]) {
         let found: Vec<_> = told.iter().filter(|(k, _)| k == key).collect();
         assert!(found.len() == 1 && found[0].1.contains(text), "{key}: {told:?}");
     }
@@ -218,7 +225,7 @@ fn all_errors_are_reported_at_once_and_each_only_once() {
 fn a_check_reads_the_files_of_the_config_and_opens_no_port() {
     let (place, taken) = (TestDir::new(), TcpListener::bind("127.0.0.1:0").unwrap());
     let config = format!(
-        "{}[mode.cloud.ssh]\nlisten = \"{}\"\n",
+        "{}[server.connect]\nlisten = \"{}\"\n",
         place.cloud_config(loopback(free_port()), free_port()),
         taken.local_addr().unwrap()
     );
@@ -227,7 +234,7 @@ fn a_check_reads_the_files_of_the_config_and_opens_no_port() {
     assert!(said.status.success() && said.stdout.ends_with("right.toml: ok\n"), "{said:?}");
 
     if cfg!(feature = "kubernetes") {
-        let asks = place.config("asks", &format!("{config}[mode.cloud.addresses]\nkubernetes = true\n"));
+        let asks = place.config("asks", &format!("{config}[server.addresses]\nkubernetes = true\n"));
         let said = started(&["--m=cloud", "--check", "--k=/nowhere/k", &format!("--c={}", asks.display())]);
         assert_eq!(said.status.code(), Some(78), "{said:?}");
         assert!(
@@ -251,8 +258,8 @@ fn a_check_of_an_edge_reads_its_files() {
     let place = TestDir::new();
     let config = |ca: &Path, token: &str| {
         let config = format!(
-            "[mode.edge.stream.client]\nnode = \"node1\"\ntoken_file = \"{}\"\ncert = \"{}\"\n\
-             server_name = \"127.0.0.1:9000\"\n",
+            "[edge.uplink]\nnode = \"node1\"\ntoken_file = \"{}\"\nca = \"{}\"\n\
+             servers = [\"127.0.0.1:9000\"]\n",
             place.path().join(token).display(),
             ca.display()
         );
@@ -263,7 +270,7 @@ fn a_check_of_an_edge_reads_its_files() {
     let said = started(&["--m=edge", "--check", "--log-format=json", &config(&place.files.key, "missing")]);
     assert_eq!(said.status.code(), Some(78), "{said:?}");
     let keys: Vec<_> = errors(&said.stderr).into_iter().map(|(key, _)| key).collect();
-    assert_eq!(keys, ["mode.edge.stream.client.cert", "mode.edge.stream.client.token_file"]);
+    assert_eq!(keys, ["edge.uplink.ca", "edge.uplink.token_file"]);
 }
 
 #[test]
@@ -366,7 +373,7 @@ fn systemd_is_notified_of_readiness_liveness_and_stopping() {
     let told = std::os::unix::net::UnixDatagram::bind(&at).unwrap();
     told.set_read_timeout(Some(TIMEOUT)).unwrap();
     let (grpc, log_port) = (free_port(), free_port());
-    let ssh = "[mode.cloud.ssh]\nlisten = \"127.0.0.1:0\"\n";
+    let ssh = "[server.connect]\nlisten = \"127.0.0.1:0\"\n";
     let file = place.config("cloud", &(place.cloud_config(loopback(grpc), log_port) + ssh));
     let mut command = tunnel();
     command.arg(format!("-c={}", file.display())).env("NOTIFY_SOCKET", &at).env("WATCHDOG_USEC", "400000");
@@ -396,10 +403,9 @@ fn systemd_is_notified_of_readiness_liveness_and_stopping() {
 fn a_default_token_next_to_egress_is_logged_as_insecure() {
     let place = TestDir::new();
     let config = place.cloud_config(loopback(free_port()), free_port());
-    let egress =
-        format!("[mode.cloud.egress]\nlisten = \"unix:{}\"\n", place.path().join("egress").display());
+    let egress = format!("[server.egress]\nlisten = \"unix:{}\"\n", place.path().join("egress").display());
     let told = |tables: &str| {
-        let text = format!("{config}[mode.cloud.ssh]\nlisten = \"127.0.0.1:0\"\n{tables}");
+        let text = format!("{config}[server.connect]\nlisten = \"127.0.0.1:0\"\n{tables}");
         let file = format!("--c={}", place.config("cloud", &text).display());
         let said = started(&["--m=cloud", "--check", &file]);
         assert!(said.status.success(), "{said:?}");

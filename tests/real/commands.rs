@@ -139,8 +139,8 @@ fn failures_of_disks_and_permissions_are_reported_and_leave_no_damage() {
     let (grpc, log, connect) = (free_port(), free_port(), free_port());
     let (socket, disk) = (stage.path("pod.sock"), stage.path("disk"));
     let more = format!(
-        "[mode.cloud.ssh]\nlisten = \"127.0.0.1:{connect}\"\n[mode.cloud.admin]\nlisten = \"unix:{}\"\n\
-         [mode.cloud.invitations]\nstore = \"file\"\nfile = {:?}\n",
+        "[server.connect]\nlisten = \"127.0.0.1:{connect}\"\n[server.admin]\nlisten = \"unix:{}\"\n\
+         [server.invitations]\nstore = \"file\"\nfile = {:?}\n",
         socket.display(),
         disk.join("enrolled")
     );
@@ -242,7 +242,7 @@ fn a_full_disk_for_logs_is_reported_outside_of_the_log() {
     let Some(stage) = Stage::new().filter(|_| have(&["curl"])) else { return };
     let log = free_port();
     let logs = format!("--log-dir={}", stage.path("disk").display());
-    let mut server = stage.server(free_port(), log, "[mode.cloud.ssh]\nlisten = \"127.0.0.1:0\"\n", &[&logs]);
+    let mut server = stage.server(free_port(), log, "[server.connect]\nlisten = \"127.0.0.1:0\"\n", &[&logs]);
     let lost = |page: &str| {
         let line = page.lines().find(|line| line.starts_with("tunnel_log_lines_dropped_total "));
         line.map_or(0, |line| line.rsplit(' ').next().unwrap().parse::<u64>().unwrap())
@@ -280,9 +280,9 @@ fn a_server_without_a_ca_file_starts_unless_a_feature_needs_it() {
     let place = TestDir::new();
     std::fs::remove_file(&place.files.ca).unwrap();
     let invitations =
-        format!("[mode.cloud.invitations]\nstore = \"file\"\nfile = {:?}\n", place.path().join("enrolled"));
+        format!("[server.invitations]\nstore = \"file\"\nfile = {:?}\n", place.path().join("enrolled"));
     let base = place.cloud_config(loopback(free_port()), free_port())
-        + "[mode.cloud.ssh]\nlisten = \"127.0.0.1:0\"\n";
+        + "[server.connect]\nlisten = \"127.0.0.1:0\"\n";
     let checked = |more: &str| {
         let file: &Path = &place.config("cloud", &(base.clone() + more));
         says(&["--m=cloud", "--check", &format!("--c={}", file.display())])
@@ -290,8 +290,8 @@ fn a_server_without_a_ca_file_starts_unless_a_feature_needs_it() {
     let alone = checked("");
     assert!(alone.status.success(), "{alone:?}");
     for (more, key) in [
-        ("[mode.cloud.registry]\nsiblings = [\"127.0.0.1:1\"]\n", "key=mode.cloud.registry.siblings"),
-        (invitations.as_str(), "key=mode.cloud.stream.server.ca"),
+        ("[server.peers]\naddresses = [\"127.0.0.1:1\"]\n", "key=server.peers.addresses"),
+        (invitations.as_str(), "key=server.links.peer_ca"),
     ] {
         let said = checked(more);
         assert_eq!(said.status.code(), Some(78), "{said:?}");

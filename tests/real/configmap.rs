@@ -71,9 +71,10 @@ fn lines_of_a_killed_server_are_removed_with_its_endpoint() {
     let Some(mut kubernetes) = Kubernetes::start() else { return };
     let (one, two) = (TestDir::new(), TestDir::new());
     let server = |place: &TestDir, ip: &str| {
-        // The same tables as in SuperEdge's manifests.
-        let tables =
-            format!("[mode.cloud.stream.dns]\nconfigmap = \"tunnel-nodes\"\nservice = \"{SERVICE}\"\n");
+        let tables = format!(
+            "[server.dns]\npublish = \"configmap\"\nconfigmap = \"tunnel-nodes\"\n\
+             [server.peers]\nkubernetes_service = \"{SERVICE}\"\n"
+        );
         let kubeconfig = kubernetes.kubeconfig();
         let k = format!("--k={}", kubeconfig.display());
         Cloud::start_as(place, &tables, &[("POD_IP", ip), ("POD_NAMESPACE", NAMESPACE)], &[&k])

@@ -44,9 +44,9 @@ fn server_certificates_are_issued_and_renewed_without_aborted_sessions() {
     let (dir, https) = (place.path().join("pki"), free_port());
     let (server, shown) = (dir.join("server.pem"), dir.join("proxy-client.pem"));
     let tables = format!(
-        "[mode.cloud.csr]\nprofiles = [\"server\", \"proxy-client\"]\ndir = {dir:?}\nservices = [\"tunnel-cloud\"]\n\
-         [mode.cloud.https]\ncert = {server:?}\nkey = {server:?}\nclient_ca = {:?}\nnames = [\"kube-apiserver\"]\n\
-         target_cert = {shown:?}\ntarget_ca = {ca:?}\nlisten_ip = \"127.0.0.1\"\naddr = {{ \"{https}\" = \"{}\" }}\n",
+        "[server.csr]\nprofiles = [\"server\", \"proxy-client\"]\ndir = {dir:?}\nservices = [\"tunnel-cloud\"]\n\
+         [server.https]\ncert = {server:?}\nkey = {server:?}\nclient_ca = {:?}\nnames = [\"kube-apiserver\"]\n\
+         target_cert = {shown:?}\ntarget_ca = {ca:?}\nlisten_ip = \"127.0.0.1\"\nports = {{ \"{https}\" = \"{}\" }}\n",
         place.files.ca, kubelet.at,
     );
     let account = signer.kubernetes.kubeconfig_as(PODS);
@@ -289,7 +289,7 @@ fn an_edge_of_the_manifests_links_as_its_node_and_others_cannot() {
     let config = shipped(
         "base/files/cloud.toml",
         &[
-            ("\"0.0.0.0:9000\"", &format!("\"127.0.0.1:{grpc}\"\nlog_listen = \"127.0.0.1:{log}\"")),
+            ("\"0.0.0.0:9000\"", &format!("\"127.0.0.1:{grpc}\"\nadmin_listen = \"127.0.0.1:{log}\"")),
             ("\"0.0.0.0:6000\"", &own),
             ("\"0.0.0.0:22\"", &format!("\"127.0.0.1:{ssh}\"")),
             ("[\"10.0.0.0/8\", \"172.16.0.0/12\", \"192.168.0.0/16\", \"fd00::/8\"]", "[\"127.0.0.0/8\"]"),
@@ -311,11 +311,11 @@ fn an_edge_of_the_manifests_links_as_its_node_and_others_cannot() {
         "base/files/edge.toml",
         &[
             (
-                "\"tunnel.example.org:9000\"",
-                &format!("\"127.0.0.1:{grpc}\"\nlog_listen = \"127.0.0.1:{edge_log}\""),
+                "[\"tunnel.example.org:9000\"]",
+                &format!("[\"127.0.0.1:{grpc}\"]\nadmin_listen = \"127.0.0.1:{edge_log}\""),
             ),
             ("/etc/tunnel/certs", &certs.to_string_lossy()),
-            ("agent = true", &format!("agent = true\nfile = {pem:?}")),
+            ("enabled = true", &format!("enabled = true\nfile = {pem:?}")),
         ],
     );
     let asks = format!("--k={}", kubernetes.place().path().join("node1").display());
@@ -365,7 +365,7 @@ fn the_certificate_of_an_edge_is_valid_while_its_node_exists() {
     signer.kubernetes.apply_everywhere::<Node>(&named("node1"));
     signer.approve();
     let (kubernetes, place) = (&signer.kubernetes, TestDir::new());
-    let tables = format!("[mode.cloud.csr]\nagent_ca = {:?}\n", kubernetes.place().files.ca);
+    let tables = format!("[server.csr]\nedge_ca = {:?}\n", kubernetes.place().files.ca);
     let k = format!("--k={}", kubernetes.kubeconfig_as(PODS).display());
     let mut cloud = Cloud::start_as(&place, &tables, &[("POD_NAMESPACE", NAMESPACE)], &[&k]);
     let file = place.path().join("agent.pem");
@@ -374,7 +374,7 @@ fn the_certificate_of_an_edge_is_valid_while_its_node_exists() {
     let start = |node: &str, token: &str, log: &str| {
         let config = place.edge_config(node, &at, free_port());
         let config = format!(
-            "{}[mode.edge.csr]\nagent = true\nfile = {file:?}\n",
+            "{}[edge.csr]\nenabled = true\nfile = {file:?}\n",
             config.replace(crate::tunnel::TOKEN, token)
         );
         place.tunnel(("edge", log), &config, &[], &[&asks])

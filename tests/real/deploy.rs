@@ -62,8 +62,8 @@ impl Cluster {
     fn publisher(&self, place: &TestDir) -> (Running, SocketAddr) {
         let (grpc, log_port) = (loopback(free_port()), free_port());
         let config = format!(
-            "{}[mode.cloud.ssh]\nlisten = \"127.0.0.1:0\"\n[mode.cloud.registry]\npublish = \"configmap\"\n\
-             service = \"tunnel-cloud-pods\"\n[mode.cloud.addresses]\nkubernetes = true\n",
+            "{}[server.connect]\nlisten = \"127.0.0.1:0\"\n[server.dns]\npublish = \"configmap\"\n\
+             [server.peers]\nkubernetes_service = \"tunnel-cloud-pods\"\n[server.addresses]\nkubernetes = true\n",
             place.cloud_config(grpc, log_port)
         );
         let file = place.config("cloud", &config);
@@ -158,8 +158,8 @@ fn kube_apiserver_accepts_the_manifests_and_their_workloads_serve() {
     // Change the address, as operators must, and use a token, as on a machine without Kubernetes. The tests of `csr`
     // start an edge with its node's certificate.
     let edge_config = config("tunnel-edge-conf").replace("tunnel.example.org:9000", "127.0.0.1:9000");
-    let token = "token_file = \"/etc/tunnel/token/token\"\ncert = ";
-    let edge_config = edge_config.replace("agent = true", "agent = false").replacen("cert = ", token, 1);
+    let token = "token_file = \"/etc/tunnel/token/token\"\nca = ";
+    let edge_config = edge_config.replace("enabled = true", "enabled = false").replacen("ca = ", token, 1);
     mounted(&for_edge, &place, &edge_config);
     std::fs::write(for_edge.join("token/token"), TOKEN).unwrap();
     std::fs::write(place.path().join("page"), "from the node\n").unwrap();

@@ -17,20 +17,20 @@ fn no_packet_is_sent_to_targets_that_a_server_must_not_dial() {
     let _server = network.server(
         SERVER,
         &format!(
-            "[mode.cloud.ssh]\nlisten = \"{SERVER}:2222\"\nauth = \"none\"
-[mode.cloud.egress]\nlisten = \"{SERVER}:8000\"\ncert = {cert:?}\nkey = {key:?}\nclient_ca = {ca:?}\nnames = [\"a client\"]
-[mode.cloud.http_proxy]\nlisten = \"{SERVER}:8080\"\nauth = \"none\"
-[mode.cloud.http]\nlisten_ip = \"{SERVER}\"\naddr = {{ \"7080\" = \"127.0.0.1:7777\" }}
-[mode.cloud.https]\nlisten_ip = \"{SERVER}\"\naddr = {{ \"7443\" = \"127.0.0.1:7777\" }}\ncert = {cert:?}\nkey = {key:?}
-[mode.cloud.direct]\ntargets = [\"0.0.0.0/0:*\", \"[::/0]:*\"]\n"
+            "[server.connect]\nlisten = \"{SERVER}:2222\"\nauth = \"none\"
+[server.egress]\nlisten = \"{SERVER}:8000\"\ncert = {cert:?}\nkey = {key:?}\nclient_ca = {ca:?}\nnames = [\"a client\"]
+[server.http_proxy]\nlisten = \"{SERVER}:8080\"\nauth = \"none\"
+[server.http]\nlisten_ip = \"{SERVER}\"\nports = {{ \"7080\" = \"127.0.0.1:7777\" }}
+[server.https]\nlisten_ip = \"{SERVER}\"\nports = {{ \"7443\" = \"127.0.0.1:7777\" }}\ncert = {cert:?}\nkey = {key:?}
+[server.direct]\ntargets = [\"0.0.0.0/0:*\", \"[::/0]:*\"]\n"
         ),
     );
     let _passes_through = network.server(
         OTHER_SERVER,
         &format!(
-            "[mode.cloud.https]\nmode = \"passthrough\"\nlisten_ip = \"{OTHER_SERVER}\"\nauth = \"none\"
-addr = {{ \"7443\" = \"127.0.0.1:7777\" }}
-[mode.cloud.direct]\ntargets = [\"0.0.0.0/0:*\", \"[::/0]:*\"]\n"
+            "[server.https]\nmode = \"passthrough\"\nlisten_ip = \"{OTHER_SERVER}\"\nauth = \"none\"
+ports = {{ \"7443\" = \"127.0.0.1:7777\" }}
+[server.direct]\ntargets = [\"0.0.0.0/0:*\", \"[::/0]:*\"]\n"
         ),
     );
     knows_names(&network);
@@ -82,8 +82,8 @@ addr = {{ \"7443\" = \"127.0.0.1:7777\" }}
 fn no_packet_is_sent_to_targets_that_a_server_must_not_dial_for_edges() {
     let Some(network) = Network::start(1).filter(|_| have(&["socat"])) else { return };
     let _server = network
-        .server(SERVER, "[mode.cloud.allow]\ntargets = [\"0.0.0.0/0:*\", \"[::/0]:*\"]\nnodes = [\"*\"]\n");
-    let _edge = network.edge(1, SERVER, "[mode.edge.http_proxy]\nlisten = \"127.0.0.1:8080\"\n");
+        .server(SERVER, "[server.edge_access]\ntargets = [\"0.0.0.0/0:*\", \"[::/0]:*\"]\nnodes = [\"*\"]\n");
+    let _edge = network.edge(1, SERVER, "[edge.http_proxy]\nlisten = \"127.0.0.1:8080\"\n");
     knows_names(&network);
     let probes = Probes::start(&network);
     for method in ["CONNECT ", "GET http://"] {
@@ -107,12 +107,12 @@ fn other_targets_are_dialled_only_for_egress_clients_with_a_certificate() {
     let place = &network.place;
     let Files { ca, cert, key } = &place.files;
     let tls = client(place, "system:kube-apiserver");
-    let egress = format!("[mode.cloud.egress]\ncert = {cert:?}\nkey = {key:?}\n");
+    let egress = format!("[server.egress]\ncert = {cert:?}\nkey = {key:?}\n");
     let _server = network.server(
         SERVER,
         &format!(
-            "[mode.cloud.ssh]\nlisten = \"{SERVER}:2222\"\nauth = \"none\"
-[mode.cloud.http_proxy]\nlisten = \"{SERVER}:8080\"\nauth = \"none\"
+            "[server.connect]\nlisten = \"{SERVER}:2222\"\nauth = \"none\"
+[server.http_proxy]\nlisten = \"{SERVER}:8080\"\nauth = \"none\"
 {egress}listen = \"{SERVER}:8000\"\nclient_ca = {ca:?}\nnames = [\"system:*\"]\n"
         ),
     );

@@ -10,7 +10,7 @@ fn curl_on_a_node_reaches_the_cloud_and_nodes_of_any_server() {
         return;
     }
     let Some(network) = Network::start(2) else { return };
-    let allow = format!("[mode.cloud.allow]\ntargets = [\"{SERVER}:8088\"]\nnodes = [\"node*\"]\n");
+    let allow = format!("[server.edge_access]\ntargets = [\"{SERVER}:8088\"]\nnodes = [\"node*\"]\n");
     let _servers = [network.server(SERVER, &allow), network.server(OTHER_SERVER, &allow)];
     let _pages = [
         network.page(&network.cloud, ("cloud", &format!("{SERVER}:8088")), ("index.html", "cloud\n")),
@@ -29,7 +29,7 @@ fn curl_on_a_node_reaches_the_cloud_and_nodes_of_any_server() {
     }
     let refused = curl(&network, &format!("-w %{{http_code}} http://{OTHER_SERVER}:8088/"));
     assert!(
-        refused.contains("add the target to [mode.cloud.allow] targets") && refused.ends_with("403"),
+        refused.contains("add the target to [server.edge_access] targets") && refused.ends_with("403"),
         "{refused}"
     );
 }
@@ -40,8 +40,8 @@ fn by_default_curl_on_a_node_reaches_nothing_and_reads_the_config_key() {
     let _server = network.server(SERVER, "");
     let _edges = [network.edge(1, SERVER, PROXY), network.edge(2, SERVER, "")];
     for (url, key) in [
-        (format!("http://{SERVER}:8088/"), "mode.cloud.allow.targets"),
-        ("http://node2:9100/".into(), "mode.cloud.allow.nodes"),
+        (format!("http://{SERVER}:8088/"), "server.edge_access.targets"),
+        ("http://node2:9100/".into(), "server.edge_access.nodes"),
         ("http://node1:9100/".into(), "no_proxy"),
     ] {
         let refused = curl(&network, &url);
@@ -59,4 +59,4 @@ fn curl(network: &Network, args: &str) -> String {
     said.stdout
 }
 
-const PROXY: &str = "[mode.edge.http_proxy]\nip = \"127.0.0.1\"\nport = \"51009\"\n";
+const PROXY: &str = "[edge.http_proxy]\nlisten = \"127.0.0.1:51009\"\n";

@@ -24,7 +24,7 @@ fn a_node_is_invited_joins_links_and_is_revoked_by_one_command_each() {
     let place = TestDir::new();
     let socket = place.path().join("cloud.sock");
     let more = format!(
-        "[mode.cloud.admin]\nlisten = \"unix:{}\"\n[mode.cloud.invitations]\nstore = \"file\"\nfile = {:?}\n",
+        "[server.admin]\nlisten = \"unix:{}\"\n[server.invitations]\nstore = \"file\"\nfile = {:?}\n",
         socket.display(),
         place.path().join("enrolled")
     );

@@ -21,12 +21,12 @@ pub(crate) struct Fleet {
 }
 
 impl Fleet {
-    /// Starts three servers that list each other; `registry` is appended to their `[mode.cloud.registry]`.
+    /// Starts three servers that list each other; `registry` is appended to their `[server.dns]`.
     pub(crate) fn start(registry: &str) -> Self {
         Self::start_in(TestDir::new(), true, registry)
     }
 
-    /// Starts three servers that list each other or not; `registry` is appended to their `[mode.cloud.registry]`.
+    /// Starts three servers that list each other or not; `registry` is appended to their `[server.dns]`.
     pub(crate) fn start_in(place: TestDir, listed: bool, registry: &str) -> Self {
         let port = free_port();
         let at: Vec<_> = (2..5).map(|last| SocketAddr::from(([127, 0, 0, last], port))).collect();
@@ -39,8 +39,12 @@ impl Fleet {
     fn launch(&self, number: usize) -> Cloud {
         let (at, ip) = (self.at[number], self.at[number].ip().to_string());
         let peers: Vec<_> = self.at.iter().map(|at| format!("\"{at}\"")).collect();
-        let peers = if self.listed { format!("siblings = [{}]", peers.join(", ")) } else { String::new() };
-        let more = format!("[mode.cloud.registry]\n{peers}\n{}", self.registry);
+        let peers = if self.listed {
+            format!("[server.peers]\naddresses = [{}]", peers.join(", "))
+        } else {
+            String::new()
+        };
+        let more = format!("{peers}\n[server.dns]\n{}", self.registry);
         Cloud::launch(&self.place, (&format!("pod{number}"), at), &more, &[("POD_IP", &ip)], &[])
     }
 

@@ -134,7 +134,7 @@ fn connections_to_this_host_or_from_the_server_are_not_intercepted() {
     let (other, _answers) = world.other();
     let near = "10.79.1.1";
     let tables = format!(
-        "[mode.cloud.addresses]\n\"{near}\" = \"node1\"\n[mode.cloud.direct]\ntargets = [\"{OTHER}:10250\"]\n"
+        "[server.addresses.nodes]\n\"{near}\" = \"node1\"\n[server.direct]\ntargets = [\"{OTHER}:10250\"]\n"
     );
     let mut server = world.server(&tables);
     // The edge of a node on the host itself.
@@ -142,7 +142,9 @@ fn connections_to_this_host_or_from_the_server_are_not_intercepted() {
     let mut edge =
         world.place.tunnel_as(world.host.command(PROGRAM), ("edge", "near"), &config, &[], &["--v=2"]);
     ready(&mut edge, &world.host, ADMIN + 1);
-    server.says("address claim rejected ip=10.79.1.1 node=node1 source=[mode.cloud.addresses] reason=it is this host's");
+    server.says(
+        "address claim rejected ip=10.79.1.1 node=node1 source=[server.addresses] reason=it is this host's",
+    );
     let mut socat = world.host.command("socat");
     socat.arg("TCP-LISTEN:10250,fork,reuseaddr").arg(world.says("here"));
     let _here = Running::start("here", world.place.path(), &mut socat);
@@ -165,8 +167,8 @@ fn a_less_trusted_node_takes_no_address_of_a_more_trusted_one() {
     let Some(world) = World::start(2) else { return };
     let lines = format!("default:{TOKEN}\nnode1:{TOKEN} ip=10.79.1.2\n");
     std::fs::write(world.place.path().join("token"), lines).unwrap();
-    // The config ends with the table `[mode.cloud.intercept]`.
-    let mut server = world.server("trust_edges = true\n");
+    // The config ends with the table `[server.intercept]`.
+    let mut server = world.server("trust_edge_addresses = true\n");
     let _kubelets = [world.kubelet(1), world.kubelet(2)];
     // The second node claims the address of the first one, its own, and one that it cannot have.
     let ips = "node_ips = [\"10.79.1.2\", \"10.79.2.2\", \"10.79.2.1\"]\n";
@@ -194,7 +196,7 @@ fn fifty_nodes_join_and_leave_under_load_and_nothing_is_misrouted() {
     let _answers = Running::start("answers", world.place.path(), &mut socat);
     let entry = |n| farmed(n).map(|ip| format!("\"{ip}\" = \"farm{n}\"\n")).concat();
     let entries: String = FARM.map(entry).collect();
-    let mut server = world.server(&format!("{SHORT}[mode.cloud.addresses]\n{entries}"));
+    let mut server = world.server(&format!("{SHORT}[server.addresses.nodes]\n{entries}"));
     let mut edges: Vec<_> = FARM.map(|n| world.farmed(n)).collect();
     for ip in FARM.flat_map(farmed) {
         world.is_intercepted(&ip.to_string(), true);
@@ -281,7 +283,7 @@ impl World {
     fn fixed(&self) -> String {
         let numbers = 1..=self.nodes.len();
         let entries = numbers.flat_map(|n| addresses(n).map(|ip| format!("\"{ip}\" = \"node{n}\"\n")));
-        format!("[mode.cloud.addresses]\n{}", entries.collect::<String>())
+        format!("[server.addresses.nodes]\n{}", entries.collect::<String>())
     }
 
     /// Starts a server on the host that intercepts, with these additional tables, and waits until it is ready.
@@ -294,7 +296,7 @@ impl World {
     /// Returns the config of the server with that number on the host, with these additional tables.
     fn config(&self, number: u16, tables: &str) -> String {
         let catches =
-            "[mode.cloud.intercept]\nnetworks = [\"10.79.0.0/16\", \"fd79::/16\"]\nports = [10250, 9100]\n";
+            "[server.intercept]\nnetworks = [\"10.79.0.0/16\", \"fd79::/16\"]\nports = [10250, 9100]\n";
         self.plain_config(number, &format!("{catches}{tables}"))
     }
 
@@ -302,7 +304,7 @@ impl World {
     fn plain_config(&self, number: u16, tables: &str) -> String {
         let config = self.place.cloud_config(SocketAddr::from(([0; 4], 9000 + number)), ADMIN + number);
         let front = 2222 + number;
-        format!("{config}[mode.cloud.ssh]\nlisten = \"127.0.0.1:{front}\"\nauth = \"none\"\n{tables}")
+        format!("{config}[server.connect]\nlisten = \"127.0.0.1:{front}\"\nauth = \"none\"\n{tables}")
     }
 
     /// Starts a server on the host without waiting; `entry` are words before the program's name.
@@ -356,7 +358,7 @@ impl World {
     /// Starts the edge of a node that has addresses of the first node's machine and dials no others.
     fn farmed(&self, number: usize) -> Running {
         let own = farmed(number).map(|ip| format!("\"{}\"", SocketAddr::new(ip, 9100))).join(", ");
-        let own = format!("[mode.edge.allow]\ntargets = [{own}]\n");
+        let own = format!("[edge.allow]\ntargets = [{own}]\n");
         let node = format!("farm{number}");
         let admin = 40_000 + u16::try_from(number).unwrap();
         let config = self.place.edge_config(&node, "10.79.1.1:9000", admin) + &own;
@@ -519,7 +521,7 @@ printf 'HTTP/1.0 200 OK\r\n\r\n%s' "${1:-$SOCAT_SOCKADDR}"
 /// The field of access log lines of intercepted clients.
 pub(crate) const LISTENER: &str = "access: listener=\"intercept\"";
 /// Releases the addresses of disconnected nodes soon.
-const SHORT: &str = "[mode.cloud.session]\ngrace = \"1s\"\n";
+const SHORT: &str = "[server.session]\nresume_timeout = \"1s\"\n";
 /// A machine that is not a node.
 const OTHER: &str = "10.79.200.2";
 /// The admin port of each process.

@@ -22,7 +22,7 @@ use crate::wait::{wait_for, wait_until};
 fn server(place: &TestDir, number: usize, store: &str, args: &[&str]) -> Cloud {
     let name = format!("pod{number}");
     let more = format!(
-        "[mode.cloud.admin]\nlisten = \"unix:{}\"\n[mode.cloud.invitations]\n{store}\n",
+        "[server.admin]\nlisten = \"unix:{}\"\n[server.invitations]\n{store}\n",
         socket(place, number).display()
     );
     let env = [("POD_NAMESPACE", "edge-system")];
@@ -109,7 +109,7 @@ fn one_of_ten_concurrent_joins_at_three_servers_with_etcd_succeeds() {
     let Some(program) = kept("etcd-3.6.16/etcd") else { return };
     let place = TestDir::new();
     let etcd = Etcd::start(&place, &program, false);
-    race(&place, &format!("store = \"etcd\"\netcd = [\"{}\"]", etcd.url), &[]);
+    race(&place, &format!("store = \"etcd\"\netcd.endpoints = [\"{}\"]", etcd.url), &[]);
 }
 
 /// The servers have the role from the documentation, unchanged.
@@ -211,7 +211,7 @@ fn a_join_continues_at_another_server_if_its_server_is_killed_in_a_write() {
     for (arrives, has_another) in [(false, true), (true, true), (true, false)] {
         let place = TestDir::new();
         let etcd = Etcd::start(&place, &program, false);
-        let store = |url: &str| format!("store = \"etcd\"\netcd = [\"{url}\"]");
+        let store = |url: &str| format!("store = \"etcd\"\netcd.endpoints = [\"{url}\"]");
         let mut other = server(&place, 1, &store(&etcd.url), &[]);
         let code = invited(&place, 1, "edge9");
         let at: SocketAddr = etcd.url.trim_start_matches("http://").parse().unwrap();

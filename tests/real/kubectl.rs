@@ -75,7 +75,7 @@ fn metrics_are_had_by_name_and_by_address(cluster: &Cluster) {
 fn kubectl_reaches_nodes_of_peers_survives_outages_and_reports_errors() {
     let Some(cluster) = Cluster::start(Way::Egress) else { return };
     let _servers = [cluster.server(SERVER), cluster.server(OTHER_SERVER)];
-    let mut edge = cluster.edge(OTHER_SERVER, "[mode.edge.session]\ndrain = \"0s\"\n");
+    let mut edge = cluster.edge(OTHER_SERVER, "[edge.session]\ndrain_timeout = \"0s\"\n");
     let kubectl = Kubectl { cluster: &cluster, pod: "busy", web_sockets: true };
     the_log_of_a_pod(&cluster);
     kubectl.exec();
@@ -87,7 +87,7 @@ fn kubectl_reaches_nodes_of_peers_survives_outages_and_reports_errors() {
     edge.terminate();
     edge.ends(TIMEOUT);
     is_told(&cluster, "node node1 is not connected");
-    let _edge = cluster.edge(OTHER_SERVER, "[mode.edge.allow]\ntargets = [\"127.0.0.0/8:22\"]\n");
+    let _edge = cluster.edge(OTHER_SERVER, "[edge.allow]\ntargets = [\"127.0.0.0/8:22\"]\n");
     is_told(&cluster, "this edge may not dial");
 }
 

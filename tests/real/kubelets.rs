@@ -51,7 +51,7 @@ fn clients_reach_kubelets_with_the_certificate_issued_for_the_server() {
     pod.hang_up();
     // A log request could reuse an existing session.
     wait_until("the error contains a hint", TIMEOUT, || {
-        cluster.network.tries("kubectl exec busy -- true").stderr.contains("target_ca of [mode.cloud.https]")
+        cluster.network.tries("kubectl exec busy -- true").stderr.contains("target_ca of [server.https]")
     });
     pod.says("TLS with the target failed: its certificate was signed by a CA that this end does not trust");
     std::fs::copy(&theirs, &believed).unwrap();
@@ -59,7 +59,7 @@ fn clients_reach_kubelets_with_the_certificate_issued_for_the_server() {
     is_reached(&cluster);
     drop(pod);
     let tables = Way::Shown.tables(&cluster.network.place);
-    let unproved = tables.replace(&format!("target_ca = {believed:?}"), "target_insecure = true");
+    let unproved = tables.replace(&format!("target_ca = {believed:?}"), "target_insecure_skip_verify = true");
     assert_ne!(unproved, tables);
     let pod = cluster.server_with(SERVER, &unproved);
     pod.said("targets are not verified");

@@ -51,7 +51,7 @@ fn through_hosts(listed: bool) {
     std::fs::write(&hosts, "# for all servers\n").unwrap();
     let dns = Dns::of_hosts(&place, &coredns, &hosts, !listed);
     let registry = format!(
-        "zone = \"nodes.test\"\ndns = [\"127.0.0.1:{}\"]\npublish = \"hosts\"\nhosts = \"{}\"\n",
+        "zone = \"nodes.test\"\nresolvers = [\"127.0.0.1:{}\"]\npublish = \"hosts\"\nhosts_file = \"{}\"\n",
         dns.port,
         hosts.display()
     );
@@ -61,7 +61,7 @@ fn through_hosts(listed: bool) {
 fn through_etcd(listed: bool) {
     let Some((mut etcd, dns, place)) = etcd_and_dns(false).filter(|_| have(&PROGRAMS)) else { return };
     let registry = format!(
-        "zone = \"nodes.test\"\ndns = [\"127.0.0.1:{}\"]\npublish = \"etcd\"\netcd = [\"{}\"]\n",
+        "zone = \"nodes.test\"\nresolvers = [\"127.0.0.1:{}\"]\npublish = \"etcd\"\netcd.endpoints = [\"{}\"]\n",
         dns.port, etcd.url
     );
     let fleet = Fleet::start_in(place, listed, &registry);

@@ -92,7 +92,7 @@ impl Network {
     pub(crate) fn server_with(&self, ip: &str, tables: &str, args: &[&str]) -> Running {
         let config = self.place.cloud_config(format!("{ip}:9000").parse().unwrap(), ADMIN);
         let registry = format!(
-            "[mode.cloud.registry]\npublish = \"hosts\"\nhosts = {:?}\nsiblings = {:?}\n",
+            "[server.dns]\npublish = \"hosts\"\nhosts_file = {:?}\n[server.peers]\naddresses = {:?}\n",
             self.place.path().join("hosts"),
             [SERVER, OTHER_SERVER].map(|server| format!("{server}:9000"))
         );
@@ -111,7 +111,6 @@ impl Network {
         let node = format!("node{number}");
         let places = servers.iter().map(|server| format!("{server}:9000")).collect::<Vec<_>>().join("\", \"");
         let config = self.place.edge_config(&node, &places, ADMIN) + tables;
-        let config = config.replace(&format!("\"{places}\""), &format!("[\"{places}\"]"));
         let server = servers[0];
         let running = self.tunnel(&self.edges[number - 1], ("edge", &node), &config, "127.0.0.1", &[]);
         wait_until(&format!("{node} resolves to {server}"), TIMEOUT, || {

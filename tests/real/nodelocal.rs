@@ -26,9 +26,9 @@ fn no_client_reaches_services_at_link_local_and_dummy_addresses_of_a_node() {
     let _server = network.server(
         SERVER,
         &format!(
-            "[mode.cloud.ssh]\nlisten = \"{SERVER}:2222\"\nauth = \"none\"
-[mode.cloud.http]\nlisten_ip = \"{SERVER}\"\naddr = {{ \"7080\" = \"host\" }}\nallow_from = [\"10.77.0.0/16\"]
-[mode.cloud.addresses]\n\"{own}\" = \"node1\"\n\"{LINK_LOCAL}\" = \"node1\"\n\"{DUMMY}\" = \"node1\"\n"
+            "[server.connect]\nlisten = \"{SERVER}:2222\"\nauth = \"none\"
+[server.http]\nlisten_ip = \"{SERVER}\"\nports = {{ \"7080\" = \"host\" }}\nallow_from = [\"10.77.0.0/16\"]
+[server.addresses.nodes]\n\"{own}\" = \"node1\"\n\"{LINK_LOCAL}\" = \"node1\"\n\"{DUMMY}\" = \"node1\"\n"
         ),
     );
     let _edge = network.edge(1, SERVER, "");

@@ -137,7 +137,7 @@ fn the_live_page_shows_500_nodes_and_their_changes() {
     let place = TestDir::new();
     let log = free_port();
     let text = format!(
-        "{}[mode.cloud.ssh]\nlisten = \"127.0.0.1:0\"\n",
+        "{}[server.connect]\nlisten = \"127.0.0.1:0\"\n",
         place.cloud_config(loopback(free_port()), log)
     );
     let runtime = tokio::runtime::Runtime::new().unwrap();

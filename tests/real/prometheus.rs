@@ -17,9 +17,9 @@ fn prometheus_scrapes_each_node_through_the_http_proxy_and_by_its_name() {
     let _pages = [1, 2].map(|number| [page(&network, number), page_by_host(&network, number)]);
     let nodes = [1, 2].map(|number| format!("\"{}\" = \"node{number}\"\n", address(number))).concat();
     let tables = format!(
-        "[mode.cloud.http_proxy]\nlisten = \"{SERVER}:8080\"\nauth = \"none\"
-[mode.cloud.http]\nlisten_ip = \"{SERVER}\"\n[mode.cloud.http.addr]\n\"9100\" = \"127.0.0.1:9100\"\n\"9200\" = \"host\"
-[mode.cloud.addresses]\n{nodes}"
+        "[server.http_proxy]\nlisten = \"{SERVER}:8080\"\nauth = \"none\"
+[server.http]\nlisten_ip = \"{SERVER}\"\n[server.http.ports]\n\"9100\" = \"127.0.0.1:9100\"\n\"9200\" = \"host\"
+[server.addresses.nodes]\n{nodes}"
     );
     let _server = network.server(SERVER, &tables);
     let _edges = [1, 2].map(|number| network.edge(number, SERVER, ""));

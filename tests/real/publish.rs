@@ -22,7 +22,7 @@ fn a_node_name_resolves_through_a_hosts_file_while_its_edge_is_linked() {
     std::fs::write(&hosts, "127.0.0.9 other.nodes.test\n").unwrap();
     let dns = Dns::of_hosts(&place, &coredns, &hosts, true);
     dns.answers("other.nodes.test", "127.0.0.9");
-    let lines = format!("publish = \"hosts\"\nhosts = \"{}\"\n", hosts.display());
+    let lines = format!("publish = \"hosts\"\nhosts_file = \"{}\"\n", hosts.display());
     comes_and_goes(&place, &dns, &lines);
     assert_eq!(std::fs::read_to_string(&hosts).unwrap(), "127.0.0.9 other.nodes.test\n");
 }
@@ -30,8 +30,11 @@ fn a_node_name_resolves_through_a_hosts_file_while_its_edge_is_linked() {
 #[test]
 fn a_node_name_resolves_through_etcd_while_its_edge_is_linked() {
     let Some((etcd, dns, place)) = etcd_and_dns(false) else { return };
-    let lines =
-        format!("publish = \"etcd\"\netcd = [\"http://127.0.0.1:{}\", \"{}\"]\n", free_port(), etcd.url);
+    let lines = format!(
+        "publish = \"etcd\"\netcd.endpoints = [\"http://127.0.0.1:{}\", \"{}\"]\n",
+        free_port(),
+        etcd.url
+    );
     comes_and_goes(&place, &dns, &lines);
     assert_eq!(dns.ask("node1.nodes.test"), "", "records are withdrawn before the exit");
 }
@@ -39,7 +42,7 @@ fn a_node_name_resolves_through_etcd_while_its_edge_is_linked() {
 #[test]
 fn records_are_removed_with_the_lease_of_a_killed_server_and_not_before() {
     let Some((etcd, dns, place)) = etcd_and_dns(false) else { return };
-    let mut cloud = cloud(&place, &format!("publish = \"etcd\"\netcd = [\"{}\"]\n", etcd.url));
+    let mut cloud = cloud(&place, &format!("publish = \"etcd\"\netcd.endpoints = [\"{}\"]\n", etcd.url));
     let _edge = Edge::start(&place, &format!("127.0.0.1:{}", cloud.grpc));
     dns.answers("node1.nodes.test", POD_IP);
     let still = || assert_eq!(dns.ask("node1.nodes.test"), POD_IP, "the lease is kept alive");
@@ -67,7 +70,7 @@ fn a_server_logs_in_to_etcd_again_and_reports_an_etcd_that_fails() {
     let password = place.path().join("password");
     std::fs::write(&password, "r00t\n").unwrap();
     let lines = format!(
-        "publish = \"etcd\"\netcd = [\"{}\"]\netcd_user = \"root\"\netcd_password_file = \"{}\"\n",
+        "publish = \"etcd\"\netcd.endpoints = [\"{}\"]\netcd.user = \"root\"\netcd.password_file = \"{}\"\n",
         etcd.url,
         password.display()
     );
@@ -98,7 +101,7 @@ fn a_server_publishes_to_an_etcd_with_mutual_tls() {
     let Some((etcd, dns, place)) = etcd_and_dns(true) else { return };
     let Files { ca, cert, key } = &place.files;
     let lines = format!(
-        "publish = \"etcd\"\netcd = [\"{}\"]\netcd_ca = \"{}\"\netcd_cert = \"{}\"\netcd_key = \"{}\"\n",
+        "publish = \"etcd\"\netcd.endpoints = [\"{}\"]\netcd.ca = \"{}\"\netcd.cert = \"{}\"\netcd.key = \"{}\"\n",
         etcd.url,
         ca.display(),
         cert.display(),
@@ -133,7 +136,7 @@ fn pass(time: Duration, meanwhile: impl Fn()) {
 }
 
 fn cloud(place: &TestDir, registry: &str) -> Cloud {
-    let registry = format!("[mode.cloud.registry]\nzone = \"nodes.test\"\n{registry}");
+    let registry = format!("[server.dns]\nzone = \"nodes.test\"\n{registry}");
     Cloud::start_with(place, &registry, &[("POD_IP", POD_IP)])
 }
 

@@ -80,10 +80,10 @@ impl World {
     /// Starts a server on a machine, with these peers or without any.
     fn server(&self, machine: &Machine, ip: &str, others: &[&str]) -> Running {
         let mut config = self.place.cloud_config(format!("{ip}:9000").parse().unwrap(), ADMIN);
-        config += &format!("[mode.cloud.ssh]\nlisten = \"127.0.0.1:{CONNECT}\"\nauth = \"none\"\n");
+        config += &format!("[server.connect]\nlisten = \"127.0.0.1:{CONNECT}\"\nauth = \"none\"\n");
         if !others.is_empty() {
             let all: Vec<_> = others.iter().map(|other| format!("{other}:9000")).collect();
-            config += &format!("[mode.cloud.registry]\nsiblings = {all:?}\n");
+            config += &format!("[server.peers]\naddresses = {all:?}\n");
         }
         self.tunnel(machine, "cloud", &format!("pod-{ip}"), &config, ADMIN)
     }

@@ -85,13 +85,13 @@ impl TestDir {
         let Files { ca, cert, key } = &self.files;
         format!(
             r#"
-[mode.cloud.stream.server]
+[server.links]
 listen = "{grpc}"
-log_listen = "127.0.0.1:{log_port}"
-ca = "{}"
+admin_listen = "127.0.0.1:{log_port}"
+peer_ca = "{}"
 cert = "{}"
 key = "{}"
-tokenfile = "{}"
+token_file = "{}"
 "#,
             ca.display(),
             cert.display(),
@@ -104,13 +104,13 @@ tokenfile = "{}"
     pub(crate) fn edge_config(&self, node: &str, cloud: &str, log_port: u16) -> String {
         format!(
             r#"
-[mode.edge.stream.client]
+[edge.uplink]
 node = "{node}"
 token = "{TOKEN}"
-cert = "{}"
-dns = "{SERVER_NAME}"
-servername = "{cloud}"
-log_listen = "127.0.0.1:{log_port}"
+ca = "{}"
+tls_server_name = "{SERVER_NAME}"
+servers = ["{cloud}"]
+admin_listen = "127.0.0.1:{log_port}"
 "#,
             self.files.ca.display(),
         )
@@ -198,7 +198,7 @@ impl Cloud {
         let (connect, log_port, metrics) = (free_port(), free_port(), free_port());
         let config = format!(
             r#"{}metrics_listen = "127.0.0.1:{metrics}"
-[mode.cloud.ssh]
+[server.connect]
 listen = "127.0.0.1:{connect}"
 auth = "none"
 {more}"#,

@@ -135,10 +135,10 @@ impl Site {
         let Files { ca, cert, key } = &place.files;
         let proved = format!("cert = {cert:?}\nkey = {key:?}\nclient_ca = {ca:?}\nnames = [\"curl\"]\n");
         let tables = format!(
-            "[mode.cloud.https]\nlisten_ip = \"127.0.0.1\"\naddr = {{ \"{https}\" = \"127.0.0.1:{tls_target}\" }}\n{proved}
-[mode.cloud.http]\nlisten_ip = \"127.0.0.1\"\naddr = {{ \"{http}\" = \"127.0.0.1:{plain_target}\" }}
-[mode.cloud.http_proxy]\nlisten = \"127.0.0.1:{proxy}\"
-[mode.cloud.egress]\nlisten = \"127.0.0.1:{egress}\"\n{proved}"
+            "[server.https]\nlisten_ip = \"127.0.0.1\"\nports = {{ \"{https}\" = \"127.0.0.1:{tls_target}\" }}\n{proved}
+[server.http]\nlisten_ip = \"127.0.0.1\"\nports = {{ \"{http}\" = \"127.0.0.1:{plain_target}\" }}
+[server.http_proxy]\nlisten = \"127.0.0.1:{proxy}\"
+[server.egress]\nlisten = \"127.0.0.1:{egress}\"\n{proved}"
         );
         let mut cloud = Cloud::start_with(&place, &tables, &[]);
         let edge = Edge::start(&place, &format!("127.0.0.1:{}", cloud.grpc));

@@ -251,9 +251,9 @@ fn holder(kubernetes: &Kubernetes) -> (String, i32) {
 /// Starts a server whose port `front` maps to every port of every node.
 fn server(kubernetes: &Kubernetes, place: &TestDir, front: u16) -> Cloud {
     let more = format!(
-        "[mode.cloud.http]\nlisten_ip = \"127.0.0.1\"\naddr = {{ \"{front}\" = \"host\" }}\n\
-         [mode.cloud.ports]\nnamespace = \"{NAMESPACE}\"\nservice = \"{SERVICE}\"\n\
-         [mode.cloud.addresses]\nkubernetes = true\n"
+        "[server.http]\nlisten_ip = \"127.0.0.1\"\nports = {{ \"{front}\" = \"host\" }}\n\
+         [server.node_ports]\nnamespace = \"{NAMESPACE}\"\nservice = \"{SERVICE}\"\n\
+         [server.addresses]\nkubernetes = true\n"
     );
     let k = format!("--k={}", kubernetes.kubeconfig().display());
     Cloud::start_as(place, &more, &[("POD_NAMESPACE", NAMESPACE)], &[&k])

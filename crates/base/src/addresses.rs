@@ -221,7 +221,7 @@ impl AddressBook {
         let claim = facts.by_kubelets(ip).find(|claim| fixed.is_none() || claim.node() != fixed);
         match (fixed, service, claim) {
             (Some(node), _, Some(claim)) => Some(format!(
-                "{claim} claims {ip}, which [mode.cloud.addresses] assigns to node {node}; the config wins"
+                "{claim} claims {ip}, which [server.addresses] assigns to node {node}; the config wins"
             )),
             (None, Some(service), Some(claim)) => {
                 Some(format!("{claim} claims {ip}, the ClusterIP of Service {service}; the Service keeps it"))
@@ -307,7 +307,7 @@ impl fmt::Display for Location {
 }
 
 /// Why a claim by Kubernetes or an edge does not apply to an address.
-const ELSEWHERE: &str = "assigned to another node by [mode.cloud.addresses]";
+const ELSEWHERE: &str = "assigned to another node by [server.addresses]";
 
 // Owners of addresses, given claims from sources with different trust. Pure.
 
@@ -424,7 +424,7 @@ impl AddressOwners {
 impl std::fmt::Display for ClaimSource {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.write_str(match self {
-            Self::Table => "[mode.cloud.addresses]",
+            Self::Table => "[server.addresses]",
             Self::TokenLine => "the token file",
             Self::Kubernetes => "Kubernetes",
             Self::Edge => "its edge",

@@ -415,16 +415,18 @@ impl SessionTable {
     fn out_of_memory(&self, peer: &Remote) -> SessionError {
         let (program, file) = match peer {
             Remote::Server(_) => ("edge", "the node's edge.toml"),
-            Remote::Edge(_) | Remote::Peer => ("cloud", "that server's cloud.toml"),
+            Remote::Edge(_) | Remote::Peer => ("server", "that server's cloud.toml"),
         };
         let most = self.limits.sessions;
         let why = match (self.len() >= most, program) {
             (true, "edge") => format!("limit of {most} sessions at the node reached"),
-            (true, _) => format!(
-                "limit of {most} sessions at that server reached; see [mode.cloud.session] max in {file}"
-            ),
+            (true, _) => {
+                format!(
+                    "limit of {most} sessions at that server reached; see [server.session] max_sessions in {file}"
+                )
+            }
             (false, _) => format!(
-                "no memory left there for another session; see [mode.{program}.session] memory in {file}"
+                "no memory left there for another session; see [{program}.session] buffer_memory in {file}"
             ),
         };
         SessionError::new(ErrorCode::Overloaded, why)

@@ -417,7 +417,7 @@ const MAX_SESSIONS: usize = 20_000;
 const SESSION_GONE_TEXT: &str = "msg cannot be forwarded due to disconnection";
 /// Error text that names both solutions.
 const NO_TLS: &str = "the edge is SuperEdge's and does not use TLS to targets; set mode = \"passthrough\" in \
-                      [mode.cloud.https], or run this program's edge there";
+                      [server.https], or run this program's edge there";
 
 #[cfg(test)]
 mod tests;

@@ -90,7 +90,7 @@ fn kubelets_get_a_certificate_of_their_own_authority_one_for_each_node() {
     let (_, certificate) = x509_parser::parse_x509_certificate(&der).unwrap();
     let said = (certificate.subject().to_string(), certificate.issuer().to_string());
     assert_eq!(said, ("CN=tunnel:node1".to_owned(), "CN=kubernetes".to_owned()));
-    assert!(read("edge-node1/edge.toml").contains("[mode.edge.https]"));
+    assert!(read("edge-node1/edge.toml").contains("[edge.target_tls]"));
 }
 
 #[test]

@@ -92,10 +92,10 @@ fn the_servers_settings_that_are_printed_load_and_each_old_setting_has_its_line(
     let said = remarks(&text);
     for (at, begin) in [
         "removed  --bind-address=$(NODE_IP): invalid value",
-        "kept     --insecure-bind-address=10.0.0.5: listen_ip of [mode.cloud.http]",
+        "kept     --insecure-bind-address=10.0.0.5: listen_ip of [server.http]",
         "removed  --server-count=1: servers find each other",
         "changed  --enable-iptables=true: ",
-        "kept     --enable-dns-controller=true: [mode.cloud.node_names]",
+        "kept     --enable-dns-controller=true: [server.node_names]",
         "kept     --secure-port=20263: ",
         "changed  --cert-dns-names=tunnel.example.org: ",
         "unknown  --odd=1: not a flag of any known YurtTunnel",
@@ -118,7 +118,7 @@ fn the_servers_settings_that_are_printed_load_and_each_old_setting_has_its_line(
 #[test]
 fn nothing_of_the_old_objects_becomes_settings_that_nobody_has_written() {
     for namespace in [
-        r#"x\"\n[mode.cloud.tcp]\n\"0.0.0.0:22\" = \"0.0.0.0:22\"\n#"#,
+        r#"x\"\n[server.tcp]\n\"0.0.0.0:22\" = \"0.0.0.0:22\"\n#"#,
         "Kube System",
         "",
         "a".repeat(64).as_str(),
@@ -139,7 +139,7 @@ fn the_edges_settings_that_are_printed_load() {
     let text = migrated(OLD, true).unwrap();
     let (_, warnings) = EdgeConfig::read(&text, &in_a_cluster()).unwrap();
     assert_eq!(warnings, []);
-    assert!(text.contains("server_name = \"tunnel.example.org:31008\""), "{text}");
+    assert!(text.contains("servers = [\"tunnel.example.org:31008\"]"), "{text}");
     assert_eq!(remarks(&text).len(), 3);
     let silent = OLD.replace("--tunnelserver-addr=tunnel.example.org:31008, ", "");
     EdgeConfig::read(&migrated(&silent, true).unwrap(), &in_a_cluster()).unwrap();
@@ -185,12 +185,9 @@ fn json_is_read_too_and_names_of_nodes_are_left_out_where_they_were_off() {
 
 #[test]
 fn what_somebody_else_has_written_stays_behind_its_sign() {
-    let wild = OLD.replace("--odd=1", "\"--odd=1\\n[mode.cloud.tcp]\"");
+    let wild = OLD.replace("--odd=1", "\"--odd=1\\n[server.tcp]\"");
     let text = migrated(&wild, false).unwrap();
-    assert!(
-        ServerConfig::read(&text, &in_a_cluster()).is_ok() && !text.contains("\n[mode.cloud.tcp]"),
-        "{text}"
-    );
+    assert!(ServerConfig::read(&text, &in_a_cluster()).is_ok() && !text.contains("\n[server.tcp]"), "{text}");
 }
 
 #[test]
@@ -202,4 +199,36 @@ fn what_is_no_such_deployment_is_told_with_the_remedy() {
     assert!(garbled.code == 78 && garbled.text.starts_with("-: neither YAML nor JSON"), "{garbled}");
     let asked = MigrateArgs { from: Origin::Yurttunnel, files: vec!["/none/x".into()], edge: false };
     assert!(run(&asked, io::empty()).unwrap_err().text.starts_with("/none/x: "));
+}
+
+#[test]
+fn a_file_of_superedge_is_printed_in_our_schema_with_the_same_meaning() {
+    let old = "[mode.cloud.stream.server]\ngrpcport = 9000\nlog_listen = \"127.0.0.1:1\"\n[mode.cloud.ssh]\nport = 22\n\
+               rules = [{ Nodes = [\"edge-*\"] }]\n[mode.cloud.tcp]\n\"0.0.0.0:6443\" = \"n/127.0.0.1:6443\"\n\
+               [mode.cloud.https.addr]\n\"10250\" = \"127.0.0.1:10250\"\n[mode.cloud.allow]\ntargets = [\"own:80\"]\n\
+               [mode.cloud.registry]\netcd = [\"http://a\"]\nrebalance = false\n[mode.cloud.stream.register]\nservice = \"pods\"\n";
+    let asked = MigrateArgs { from: Origin::Superedge, files: vec!["-".into()], edge: false };
+    let text = run(&asked, old.as_bytes()).unwrap();
+    for line in [
+        "[server.links]",
+        "listen = \"0.0.0.0:9000\"",
+        "admin_listen = \"127.0.0.1:1\"",
+        "[server.connect]\n# Address",
+        "rules = [{ nodes = [\"edge-*\"] }]",
+        "\"0.0.0.0:6443\" = \"n/127.0.0.1:6443\"",
+        "ports = { 10250 = \"127.0.0.1:10250\" }",
+        "targets = [\"self:80\"]",
+        "[server.dns.etcd]",
+        "endpoints = [\"http://a\"]",
+        "kubernetes_service = \"pods\"",
+        "rebalance = false",
+    ] {
+        assert!(text.contains(line), "{line}: {text}");
+    }
+    let (settings, _) = ServerConfig::read(&text, &in_a_cluster()).unwrap();
+    assert_eq!((settings.tcp.len(), settings.https.ports.len(), settings.registry.rebalance), (1, 1, false));
+    let bare = run(&asked, "[mode.cloud]".as_bytes()).unwrap();
+    assert!(bare.contains("[server.connect]") && bare.contains("listen = \"0.0.0.0:22\""), "{bare}");
+    let wrong = run(&asked, "[mode.cloud.ssh]\nprot = 1".as_bytes()).unwrap_err();
+    assert!(wrong.text.contains("mode.cloud.ssh.prot: unknown key: did you mean port?"), "{}", wrong.text);
 }

@@ -1,4 +1,4 @@
-//! `[mode.edge.csr]`: a certificate that identifies this edge, issued by its cluster's signer.
+//! `[edge.csr]`: a certificate that identifies this edge, issued by its cluster's signer.
 
 use std::net::IpAddr;
 use std::path::PathBuf;
@@ -30,10 +30,10 @@ pub(crate) fn read(
     report: &mut Diagnostics,
 ) -> Option<EdgeCsrConfig> {
     let mut table = edge.table("csr", report);
-    let asked = table.read("agent", value::flag, report).unwrap_or(false);
+    let asked = table.read("enabled", value::flag, report).unwrap_or(false);
     let file = table.read("file", value::file_path, report).unwrap_or_else(|| FILE.into());
     let lifetime = issuing::lifetime(&mut table, report);
-    let cluster = issuing::cluster(&mut table, "agent", asked, env, report);
+    let cluster = issuing::cluster(&mut table, "enabled", asked, env, report);
     table.finish(report);
     Some(EdgeCsrConfig { cluster: cluster?, file, lifetime, node_ip })
 }

@@ -1,5 +1,5 @@
-//! Assignment of addresses to nodes (`[mode.cloud.addresses]`), and targets that a server dials itself
-//! (`[mode.cloud.direct]`).
+//! Assignment of addresses to nodes (`[server.addresses]`), and targets that a server dials itself
+//! (`[server.direct]`).
 
 use ipnet::IpNet;
 
@@ -40,7 +40,9 @@ pub(crate) fn read(
             None
         }
     };
-    let entries = table.named(NODE, report);
+    let mut nodes = table.table("nodes", report);
+    table.finish(report);
+    let entries = nodes.named(NODE, report);
     let fixed = entries.into_iter().filter_map(|(name, entry)| entry_of(&name, entry, report)).collect();
     let mut table = cloud.table("direct", report);
     let direct = table.list("targets", value::parsed::<TargetEntry>, report).unwrap_or_default();

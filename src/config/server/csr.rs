@@ -1,4 +1,4 @@
-//! `[mode.cloud.csr]`: certificates that the cluster's signers issue for this server.
+//! `[server.csr]`: certificates that the cluster's signers issue for this server.
 
 use std::collections::BTreeSet;
 use std::path::PathBuf;
@@ -25,7 +25,7 @@ pub struct ServerCsrConfig {
     /// The requested validity; `None` leaves it to the signer.
     pub lifetime: Option<Duration>,
     /// PEM file of the CA that signs edges' certificates; `None` if edges have only tokens.
-    pub agent_ca: Option<PathBuf>,
+    pub edge_ca: Option<PathBuf>,
 }
 
 /// The names at which clients reach the ports of a server.
@@ -37,7 +37,7 @@ pub struct ServerNames {
     pub names: BTreeSet<String>,
 }
 
-/// A profile of certificates that `[mode.cloud.csr]` can request for a server.
+/// A profile of certificates that `[server.csr]` can request for a server.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum ProfileKind {
     Server,
@@ -57,19 +57,19 @@ pub(crate) fn read(
     let services: Vec<_> = services.into_iter().flatten().collect();
     let names: BTreeSet<_> = table.list("names", name, report).unwrap_or_default().into_iter().collect();
     let lifetime = issuing::lifetime(&mut table, report);
-    let agent_ca = table.read("agent_ca", value::file_path, report);
+    let edge_ca = table.read("edge_ca", value::file_path, report);
     let server = kinds.contains(&ProfileKind::Server);
     if server && services.is_empty() && names.is_empty() {
         let wanted =
             "list the Services that route to this server's ports, or in names their DNS names and addresses";
         table.error("services", Some("neither services nor names is set".to_owned()), wanted, report);
     }
-    let asks = if kinds.is_empty() { "agent_ca" } else { "profiles" };
-    let cluster = issuing::cluster(&mut table, asks, !kinds.is_empty() || agent_ca.is_some(), env, report);
+    let asks = if kinds.is_empty() { "edge_ca" } else { "profiles" };
+    let cluster = issuing::cluster(&mut table, asks, !kinds.is_empty() || edge_ca.is_some(), env, report);
     table.finish(report);
     let server = server.then_some(ServerNames { services, names });
     let proxy_client = kinds.contains(&ProfileKind::ProxyClient);
-    Some(ServerCsrConfig { cluster: cluster?, dir, server, proxy_client, lifetime, agent_ca })
+    Some(ServerCsrConfig { cluster: cluster?, dir, server, proxy_client, lifetime, edge_ca })
 }
 
 /// Keys that the tables of servers and edges share.

@@ -1,4 +1,4 @@
-//! The table `mode.cloud.egress`: where kube-apiserver sends CONNECT, over mutual TLS or a Unix socket.
+//! The table `server.egress`: where kube-apiserver sends CONNECT, over mutual TLS or a Unix socket.
 
 use std::path::PathBuf;
 
@@ -8,7 +8,7 @@ use crate::config::table::ConfigTable;
 use crate::config::{Diagnostics, ListenConfig};
 use tunnel_base::policy::Networks;
 
-/// `[mode.cloud.egress]`: the server's CONNECT listener for the egress selector of kube-apiserver.
+/// `[server.egress]`: the server's CONNECT listener for the egress selector of kube-apiserver.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum EgressConfig {
     /// A port, always with TLS.
@@ -45,17 +45,8 @@ pub(crate) fn read(
     report: &mut Diagnostics,
 ) -> Option<EgressConfig> {
     let mut table = cloud.table("egress", report);
-    // A key of older versions; ours comes from the command line.
-    table.ignore("kubeconfig", report);
-    let place = listen::place(&mut table, &PORTS, report);
-    if place.is_none()
-        && table.is_present()
-        && !table.has("listen")
-        && !PORTS.iter().any(|key| table.has(key))
-    {
-        let wanted = "set the address for kube-apiserver: listen = \"ip:port\" or \"unix:/path\"";
-        table.error("listen", None, wanted, report);
-    }
+    let place = listen::place(&mut table, report);
+    listen::require(&table, place.is_some(), report);
     let egress = match place {
         Some(ListenAddress::Unix(path)) => Some(unix(&mut table, path, ssh, report)),
         Some(ListenAddress::Port(listen)) => port(&mut table, Some(listen), ssh, report),
@@ -71,7 +62,7 @@ fn port(
     ssh: &AccessConfig,
     report: &mut Diagnostics,
 ) -> Option<EgressConfig> {
-    let certificates = ListenerTlsConfig::read(table, FILES, Some(["servercert", "serverkey"]), report);
+    let certificates = ListenerTlsConfig::read(table, FILES, report);
     let proofs = AuthMethods { password: true, certificate: Some(certificates.client_ca.is_some()) };
     let access = AccessConfig::read(table, proofs, ssh, report);
     let listen = listen?;
@@ -89,7 +80,7 @@ fn unix(
 ) -> EgressConfig {
     let proofs = AuthMethods { password: false, certificate: Some(true) };
     let access = AccessConfig::read(table, proofs, ssh, report);
-    for key in ["cert", "servercert", "key", "serverkey", "client_ca"] {
+    for key in ["cert", "key", "client_ca"] {
         table.ignore(key, report);
     }
     for key in USELESS {
@@ -104,22 +95,9 @@ fn unix(
     }
 }
 
-/// The key of the port, and its older name.
-const PORTS: [&str; 2] = ["port", "egressport"];
-
 /// Keys that have no meaning with a Unix socket.
-const USELESS: [&str; 10] = [
-    "cert",
-    "servercert",
-    "key",
-    "serverkey",
-    "client_ca",
-    "names",
-    "allow_from",
-    "proxy_protocol",
-    "auth",
-    "users",
-];
+const USELESS: [&str; 8] =
+    ["cert", "key", "client_ca", "names", "allow_from", "proxy_protocol", "auth", "users"];
 
 /// SuperEdge's paths of certificate and key.
 const FILES: [&str; 2] = ["/etc/tunnel/certs/egress.crt", "/etc/tunnel/certs/egress.key"];
@@ -127,10 +105,11 @@ const FILES: [&str; 2] = ["/etc/tunnel/certs/egress.crt", "/etc/tunnel/certs/egr
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::config::Environment;
 
     fn errors(text: &str) -> (Option<EgressConfig>, Vec<String>) {
         let mut report = Diagnostics::default();
-        let mut file = ConfigTable::parse(text, &mut report);
+        let mut file = ConfigTable::parse(text, &Environment::default(), &mut report);
         let ssh = AccessConfig { allow_from: Some(Networks::default()), ..AccessConfig::default() };
         let egress = read(&mut file, &ssh, &mut report);
         let errors = report.finish(text, ()).errors;
@@ -145,22 +124,18 @@ mod tests {
             (path.to_str(), access.allow_from, reported),
             (Some("/run/tunnel/egress.sock"), None, vec![])
         );
-        for key in
-            ["client_ca = \"/ca\"", "port = 8000", "allow_from = [\"10.0.0.0/8\"]", "serverkey = \"/k\""]
-        {
+        for key in ["client_ca = \"/ca\"", "allow_from = [\"10.0.0.0/8\"]", "key = \"/k\""] {
             let reported = errors(&format!("[egress]\nlisten = \"unix:/a\"\n{key}")).1;
             assert_eq!(reported.len(), 1, "{reported:?}");
         }
     }
 
     #[test]
-    fn where_to_listen_must_be_said_and_said_once() {
+    fn where_to_listen_must_be_said() {
         for (text, part) in [
-            ("[egress]", "egress.listen: missing: set the address for kube-apiserver"),
+            ("[egress]", "egress.listen: missing: set the address to listen on"),
             ("[egress]\nlisten = \"unix:relative\"", "or unix:/path"),
             ("[egress]\nlisten = \"8000\"", "expected ip:port"),
-            ("[egress]\nport = 1\negressport = 2", "keep port"),
-            ("[egress]\nport = 1\ncert = \"/a\"\nservercert = \"/b\"", "keep cert"),
         ] {
             let reported = errors(text).1;
             assert!(reported.len() == 1 && reported[0].contains(part), "{text}: {reported:?}");

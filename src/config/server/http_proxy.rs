@@ -1,12 +1,10 @@
-//! The table `mode.cloud.http_proxy`: the HTTP proxy, for CONNECT and for plain requests.
-
-use std::net::Ipv4Addr;
+//! The table `server.http_proxy`: the HTTP proxy, for CONNECT and for plain requests.
 
 use crate::config::listen::{self, AccessConfig, AuthConfig, AuthMethods};
 use crate::config::table::ConfigTable;
 use crate::config::{Diagnostics, Environment, ListenConfig, WarningKind};
 
-/// `[mode.cloud.http_proxy]`: the HTTP proxy for clients of this server.
+/// `[server.http_proxy]`: the HTTP proxy for clients of this server.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct HttpProxyConfig {
     /// Address where clients connect.
@@ -23,7 +21,8 @@ pub(crate) fn read(
     report: &mut Diagnostics,
 ) -> Option<HttpProxyConfig> {
     let mut table = cloud.table("http_proxy", report);
-    let listen = listen::proxy(&mut table, Ipv4Addr::UNSPECIFIED, report);
+    let listen = listen::read(&mut table, "listen", report);
+    listen::require(&table, listen.is_some(), report);
     let access = AccessConfig::read(&mut table, PROOFS, ssh, report);
     let proxy = listen.map(|listen| HttpProxyConfig { listen, access });
     if let Some(HttpProxyConfig { listen, access }) = &proxy {
@@ -39,7 +38,7 @@ pub(crate) fn read(
 fn as_superedge(access: &AccessConfig, env: &Environment, report: &mut Diagnostics) {
     if env.proxy_authorization.as_deref() == Some("true") && access.auth == AuthConfig::None {
         let wanted =
-            "it requires passwords; set auth = \"basic\" and users in [mode.cloud.http_proxy], or unset it";
+            "it requires passwords; set auth = \"basic\" and users in [server.http_proxy], or unset it";
         report.error("PROXY_AUTHORIZATION", Some("true".to_owned()), wanted);
     }
     if env.cloud_proxy.as_deref().is_some_and(|list| !list.trim().is_empty()) {
@@ -56,7 +55,7 @@ mod tests {
 
     fn told(text: &str, env: &Environment) -> (Option<String>, Vec<String>) {
         let mut report = Diagnostics::default();
-        let mut file = ConfigTable::parse(text, &mut report);
+        let mut file = ConfigTable::parse(text, &Environment::default(), &mut report);
         let ssh = AccessConfig::default();
         let proxy = read(&mut file, &ssh, env, &mut report);
         let reading = report.finish(text, ());
@@ -66,18 +65,11 @@ mod tests {
     }
 
     #[test]
-    fn all_spellings_say_where_it_listens() {
+    fn it_listens_where_it_is_told_to() {
         let env = Environment::default();
-        for (keys, at) in [
-            ("port = 8080", "0.0.0.0:8080"),
-            ("proxyport = \"8080\"\nproxyip = \"127.0.0.1\"", "127.0.0.1:8080"),
-            ("listen = \"[::1]:8080\"", "[::1]:8080"),
-        ] {
-            assert_eq!(told(&format!("[http_proxy]\n{keys}"), &env).0.as_deref(), Some(at));
-        }
+        assert_eq!(told("[http_proxy]\nlisten = \"[::1]:8080\"", &env).0.as_deref(), Some("[::1]:8080"));
         assert_eq!(told("", &env), (None, vec![]));
         assert!(told("[http_proxy]", &env).1[0].contains("set the address to listen on"));
-        assert!(told("[http_proxy]\nport = 1\nlisten = \"[::1]:1\"", &env).1[0].contains("keep listen"));
     }
 
     #[test]

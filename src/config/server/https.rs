@@ -1,4 +1,4 @@
-//! The tables `mode.cloud.https` and `mode.cloud.http`: ports that each stand for one port of every node. The client's
+//! The tables `server.https` and `server.http`: ports that each stand for one port of every node. The client's
 //! TLS or its request names the node.
 
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
@@ -10,7 +10,7 @@ use crate::config::{Diagnostics, WarningKind, value};
 use tunnel_base::policy::CertificateGlob;
 use tunnel_base::policy::ports::PortTarget;
 
-/// `[mode.cloud.https]`: ports of a server, with TLS, that each stand for one port of every node.
+/// `[server.https]`: ports of a server, with TLS, that each stand for one port of every node.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct HttpsConfig {
     /// Whether the server or the target terminates clients' TLS.
@@ -21,7 +21,7 @@ pub struct HttpsConfig {
     pub access: AccessConfig,
 }
 
-/// `[mode.cloud.http]`: ports of a server, without TLS, that each stand for one port of every node.
+/// `[server.http]`: ports of a server, without TLS, that each stand for one port of every node.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct HttpConfig {
     /// The ports.
@@ -30,7 +30,7 @@ pub struct HttpConfig {
     pub access: AccessConfig,
 }
 
-/// Who terminates the TLS of clients of `[mode.cloud.https]`.
+/// Who terminates the TLS of clients of `[server.https]`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum HttpsMode {
     /// This server, with these files. TLS to the target is spoken by the server if it has an identity, otherwise by the
@@ -62,7 +62,7 @@ pub struct NodePortConfig {
     pub stands_for: PortTarget,
 }
 
-/// Reads `[mode.cloud.https]`. Absent access rules are inherited from `ssh`.
+/// Reads `[server.https]`. Absent access rules are inherited from `ssh`.
 pub(crate) fn read(cloud: &mut ConfigTable<'_>, ssh: &AccessConfig, report: &mut Diagnostics) -> HttpsConfig {
     let mut table = cloud.table("https", report);
     let passthrough = table.read(
@@ -75,7 +75,7 @@ pub(crate) fn read(cloud: &mut ConfigTable<'_>, ssh: &AccessConfig, report: &mut
         report,
     );
     let passthrough = passthrough.unwrap_or_default();
-    let certificates = ListenerTlsConfig::read(&mut table, FILES, None, report);
+    let certificates = ListenerTlsConfig::read(&mut table, FILES, report);
     let ports = ports(&mut table, !passthrough, report);
     let asked = !passthrough && certificates.client_ca.is_some();
     let proofs = AuthMethods { password: false, certificate: Some(asked) };
@@ -97,7 +97,7 @@ pub(crate) fn read(cloud: &mut ConfigTable<'_>, ssh: &AccessConfig, report: &mut
     HttpsConfig { mode, ports, access }
 }
 
-/// Reads `[mode.cloud.http]`. Absent access rules are inherited from `ssh`.
+/// Reads `[server.http]`. Absent access rules are inherited from `ssh`.
 pub(crate) fn read_http(
     cloud: &mut ConfigTable<'_>,
     ssh: &AccessConfig,
@@ -122,8 +122,8 @@ fn target_identity(
     let cert = table.read("target_cert", value::file_path, report);
     let key = table.read("target_key", value::file_path, report);
     let ca = table.read("target_ca", value::file_path, report);
-    let insecure = table.read("target_insecure", value::flag, report).unwrap_or(false);
-    for given in ["target_key", "target_ca", "target_insecure"] {
+    let insecure = table.read("target_insecure_skip_verify", value::flag, report).unwrap_or(false);
+    for given in ["target_key", "target_ca", "target_insecure_skip_verify"] {
         if table.has(given) && !table.has("target_cert") {
             table.error("target_cert", None, format!("{given} is set; set the certificate too"), report);
         }
@@ -139,12 +139,12 @@ fn target_identity(
         table.error("target_cert", found, wanted, report);
     }
     if ca.is_none() && !insecure {
-        let wanted = "set the CA that signs targets' certificates, or set target_insecure = true";
+        let wanted = "set the CA that signs targets' certificates, or set target_insecure_skip_verify = true";
         table.error("target_ca", None, wanted, report);
     }
     if insecure {
         let text = "targets are not verified: anyone between an edge and a target can impersonate the target";
-        report.warn(table.key("target_insecure"), WarningKind::Insecure, text);
+        report.warn(table.key("target_insecure_skip_verify"), WarningKind::Insecure, text);
     }
     // One file may contain both.
     let (cert, ca) = (cert?, ca.filter(|_| !insecure));
@@ -154,8 +154,8 @@ fn target_identity(
 /// Reads the ports. `reads_host` is true if the Host of requests can be read there.
 fn ports(table: &mut ConfigTable<'_>, reads_host: bool, report: &mut Diagnostics) -> Vec<NodePortConfig> {
     let ip = table.read("listen_ip", value::parsed, report).unwrap_or(IpAddr::V4(Ipv4Addr::UNSPECIFIED));
-    let mut all = table.table("addr", report);
-    let entries = all.named(TO, report).into_iter();
+    let mut all = table.table("ports", report);
+    let entries = all.named(TARGET, report).into_iter();
     entries.filter_map(|(name, entry)| node_port((ip, reads_host), &name, entry, report)).collect()
 }
 
@@ -170,10 +170,10 @@ fn node_port(
     if port.is_none() {
         entry.name_error(name, "expected a port as the key: a number from 0 to 65535 in quotes", report);
     }
-    let stands_for = entry.read(TO, value::parsed::<PortTarget>, report);
-    if stands_for.is_none() && !entry.has(TO) {
+    let stands_for = entry.read(TARGET, value::parsed::<PortTarget>, report);
+    if stands_for.is_none() && !entry.has(TARGET) {
         entry.error(
-            TO,
+            TARGET,
             None,
             "set the target that each node dials, as in \"127.0.0.1:10250\", or \"host\"",
             report,
@@ -182,7 +182,7 @@ fn node_port(
     if stands_for == Some(PortTarget::Host) && !reads_host {
         let found = Some("\"host\", but mode is \"passthrough\"".to_owned());
         entry.error(
-            TO,
+            TARGET,
             found,
             "set the target that each node dials; the Host cannot be read in this mode",
             report,
@@ -205,7 +205,7 @@ fn warn_if_open(
             1 => format!("{stands_for} at every node"),
             more => format!("{stands_for} at every node (other entries of this table: {})", more - 1),
         };
-        access.warn_if_open(table.key("addr"), *at, proofs, &reached, report);
+        access.warn_if_open(table.key("ports"), *at, proofs, &reached, report);
     }
 }
 
@@ -214,7 +214,7 @@ const FILES: [&str; 2] =
     ["/etc/tunnel/certs/apiserver-kubelet-server.crt", "/etc/tunnel/certs/apiserver-kubelet-server.key"];
 
 /// The key that a plain text value stands for.
-const TO: &str = "to";
+const TARGET: &str = "target";
 
 // TLS of a listener: keys that the tables of several listeners share.
 
@@ -232,27 +232,12 @@ pub struct ListenerTlsConfig {
 }
 
 impl ListenerTlsConfig {
-    /// Reads the keys. `files` are the default paths of certificate and key, `older` the older names of their keys.
-    pub(crate) fn read(
-        table: &mut ConfigTable<'_>,
-        files: [&str; 2],
-        older: Option<[&'static str; 2]>,
-        report: &mut Diagnostics,
-    ) -> Self {
-        let older = older.map_or([None; 2], |older| older.map(Some));
-        let mut file = |key, older: Option<&'static str>, default: &str| {
-            let path = table.read(key, value::file_path, report);
-            let Some(older) = older else { return path.unwrap_or_else(|| default.into()) };
-            let other = table.read(older, value::file_path, report);
-            if table.has(key) && table.has(older) {
-                let found = format!("{older} is also set");
-                table.error(key, Some(found), format!("both set the same file; keep {key}"), report);
-            }
-            path.or(other).unwrap_or_else(|| default.into())
-        };
+    /// Reads the keys. `files` are the default paths of certificate and key.
+    pub(crate) fn read(table: &mut ConfigTable<'_>, files: [&str; 2], report: &mut Diagnostics) -> Self {
+        let [cert, key] = files;
         Self {
-            cert: file("cert", older[0], files[0]),
-            key: file("key", older[1], files[1]),
+            cert: table.read("cert", value::file_path, report).unwrap_or_else(|| cert.into()),
+            key: table.read("key", value::file_path, report).unwrap_or_else(|| key.into()),
             client_ca: table.read("client_ca", value::file_path, report),
             table: table.key(""),
         }

@@ -1,4 +1,4 @@
-//! The table `mode.cloud.intercept`: traffic of the server's host to edge nodes' addresses, intercepted by nftables.
+//! The table `server.intercept`: traffic of the server's host to edge nodes' addresses, intercepted by nftables.
 
 use std::collections::BTreeSet;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
@@ -12,7 +12,7 @@ use crate::config::value::{self, ValueError};
 use crate::config::{self, Diagnostics, Environment};
 use tunnel_base::policy::Networks;
 
-/// `[mode.cloud.intercept]`: which connections to addresses of nodes a server intercepts on its host, and how.
+/// `[server.intercept]`: which connections to addresses of nodes a server intercepts on its host, and how.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct InterceptConfig {
     /// Networks of intercepted addresses; nothing else is intercepted.
@@ -55,10 +55,10 @@ pub(crate) fn read(
     let mut table = cloud.table("intercept", report);
     let networks = networks(&mut table, report);
     let ports = table.list("ports", value::target_port, report);
-    let trust_edges = table.read("trust_edges", value::flag, report).unwrap_or_default();
+    let trust_edges = table.read("trust_edge_addresses", value::flag, report).unwrap_or_default();
     let name = table.read("table", name, report);
     let mark = table.read("mark", value::parsed::<MarkBits>, report);
-    let forwarded = table.list("forwarded", value::network, report).unwrap_or_default();
+    let forwarded = table.list("forwarded_networks", value::network, report).unwrap_or_default();
     let port = table.read("port", value::port_number, report).unwrap_or_default();
     // There is no load balancer between the kernel and its listeners.
     let default = AccessConfig { proxy_protocol: Networks::default(), ..ssh.clone() };
@@ -69,7 +69,7 @@ pub(crate) fn read(
         let fence = || Some(forwarded.iter().copied().collect());
         let fenced = AccessConfig { allow_from: access.allow_from.clone().or_else(fence), ..access.clone() };
         fenced.warn_if_open(
-            table.key("forwarded"),
+            table.key("forwarded_networks"),
             at,
             PROOFS,
             "the intercepted ports of all edge nodes",

@@ -1,4 +1,4 @@
-//! `[mode.cloud.invitations]`: where servers store invitations and joined nodes.
+//! `[server.invitations]`: where servers store invitations and joined nodes.
 
 use std::path::PathBuf;
 
@@ -21,7 +21,7 @@ pub enum Invitations {
     Secret(ClusterSettings, String),
 }
 
-/// A value of `store` in `[mode.cloud.invitations]`: the kind of store to use.
+/// A value of `store` in `[server.invitations]`: the kind of store to use.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum InvitationStore {
     /// No store: the server takes no invitations.

@@ -1,4 +1,4 @@
-//! The table `mode.cloud.node_names`: a ConfigMap from which DNS answers for every node of the cluster.
+//! The table `server.node_names`: a ConfigMap from which DNS answers for every node of the cluster.
 
 use toml::de::DeValue;
 
@@ -9,7 +9,7 @@ use crate::config::value::{self, ValueError};
 use crate::config::{Diagnostics, Environment};
 use tunnel_base::policy::Glob;
 
-/// `[mode.cloud.node_names]`: the ConfigMap from which the cluster's DNS reads the addresses of all nodes.
+/// `[server.node_names]`: the ConfigMap from which the cluster's DNS reads the addresses of all nodes.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct NodeNameSettings {
     /// The cluster of the objects.
@@ -49,7 +49,7 @@ pub(crate) fn read(
     let (key, lease, service) = (name("key", KEY), name("lease", LEASE), name("service", SERVICE));
     let edges = table.read("edges", label, report).unwrap_or_else(|| (LABEL.to_owned(), "true".to_owned()));
     let names = table.list("names", value::parsed::<Glob>, report).unwrap_or_default();
-    let to_pod = table.read("lead_to", lead_to, report).unwrap_or_default();
+    let to_server = table.read("resolve_to", resolve_to, report).unwrap_or_default();
     let reached = kubernetes::reached(env);
     let present = table.is_present();
     if present && let Err(why) = reached {
@@ -60,13 +60,13 @@ pub(crate) fn read(
         _ => None,
     };
     if present && published == Some(&configmap) {
-        let found = Some(format!("{configmap:?}, which publish of [mode.cloud.registry] writes"));
+        let found = Some(format!("{configmap:?}, which publish of [server.dns] writes"));
         table.error("configmap", found, "use a separate ConfigMap", report);
     }
-    let holders = published.filter(|_| to_pod && registry.zone.is_empty()).cloned();
-    if to_pod && holders.is_none() {
-        let wanted = "requires publish = \"configmap\" of [mode.cloud.registry], without a zone";
-        table.error("lead_to", Some("\"pod\"".to_owned()), wanted, report);
+    let holders = published.filter(|_| to_server && registry.zone.is_empty()).cloned();
+    if to_server && holders.is_none() {
+        let wanted = "requires publish = \"configmap\" of [server.dns], without a zone";
+        table.error("resolve_to", Some("\"server\"".to_owned()), wanted, report);
     }
     table.finish(report);
     let cluster = reached.ok().filter(|_| present)?;
@@ -74,11 +74,11 @@ pub(crate) fn read(
 }
 
 /// Returns true if edges' names resolve to the servers that they are connected to, false if to the Service.
-fn lead_to(value: &DeValue<'_>) -> Result<bool, ValueError> {
+fn resolve_to(value: &DeValue<'_>) -> Result<bool, ValueError> {
     match value::text(value)?.as_str() {
         "service" => Ok(false),
-        "pod" => Ok(true),
-        _ => Err(value::wrong(value, "expected \"service\" or \"pod\"")),
+        "server" => Ok(true),
+        _ => Err(value::wrong(value, "expected \"service\" or \"server\"")),
     }
 }
 

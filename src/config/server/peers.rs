@@ -1,4 +1,4 @@
-//! The keys of `[mode.cloud.registry]` about peers: where they are, and how to find a node there.
+//! The keys of `[server.dns]` about peers: where they are, and how to find a node there.
 
 use std::net::SocketAddr;
 
@@ -34,18 +34,30 @@ pub struct PeerKey {
     pub must_link: bool,
 }
 
-pub(crate) fn read(table: &mut ConfigTable<'_>, report: &mut Diagnostics) -> PeerConfig {
-    let dns = table.list("dns", at, report).unwrap_or_default();
-    let list = table.list("siblings", at, report).unwrap_or_default();
-    let service = table.read("siblings_service", service, report);
-    let name = table.read("name", name, report);
+/// Reads `[server.peers]`, and the resolvers of `[server.dns]`.
+pub(crate) fn read(
+    table: &mut ConfigTable<'_>,
+    dns: &mut ConfigTable<'_>,
+    report: &mut Diagnostics,
+) -> PeerConfig {
+    let resolvers = dns.list("resolvers", at, report).unwrap_or_default();
+    let list = table.list("addresses", at, report).unwrap_or_default();
+    let service = table.read("dns_name", service, report);
+    let name = table.read("certificate_name", name, report);
     let key = match (list.is_empty(), &service) {
-        (false, _) => Some("mode.cloud.registry.siblings"),
-        (true, Some(_)) => Some("mode.cloud.registry.siblings_service"),
+        (false, _) => Some("server.peers.addresses"),
+        (true, Some(_)) => Some("server.peers.dns_name"),
         (true, None) => None,
     };
     let named = key.map(|key| PeerKey { key, must_link: true });
-    PeerConfig { several: table.has("dns") || named.is_some(), named, dns, list, service, name }
+    PeerConfig {
+        several: dns.has("resolvers") || named.is_some(),
+        named,
+        dns: resolvers,
+        list,
+        service,
+        name,
+    }
 }
 
 /// Reads the address of a remote port.
@@ -62,7 +74,7 @@ fn service(value: &toml::de::DeValue<'_>) -> Result<Target, ValueError> {
     match target.host {
         Host::Name(_) => Ok(target),
         Host::Ip(_) => {
-            Err(value::wrong(value, "expected name:port; list addresses under mode.cloud.registry.siblings"))
+            Err(value::wrong(value, "expected name:port; list addresses under server.peers.addresses"))
         }
     }
 }

@@ -1,4 +1,4 @@
-//! The table `mode.cloud.ports`: a ConfigMap of named node ports, and the Service that routes them to the servers.
+//! The table `server.node_ports`: a ConfigMap of named node ports, and the Service that routes them to the servers.
 
 use crate::config::server::https::{HttpConfig, HttpsConfig, NodePortConfig};
 use crate::config::server::kubernetes::{self, ClusterSettings};
@@ -6,7 +6,7 @@ use crate::config::table::ConfigTable;
 use crate::config::{Diagnostics, Environment};
 use tunnel_base::policy::ports::PortTarget;
 
-/// `[mode.cloud.ports]`: a ConfigMap that lists ports of nodes, and the Service that routes these ports to this
+/// `[server.node_ports]`: a ConfigMap that lists ports of nodes, and the Service that routes these ports to this
 /// server's HTTP and TLS ports.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct NodePortsConfig {
@@ -32,7 +32,7 @@ pub(crate) fn read(
     env: &Environment,
     report: &mut Diagnostics,
 ) -> Option<NodePortsConfig> {
-    let mut table = cloud.table("ports", report);
+    let mut table = cloud.table("node_ports", report);
     let mut name = |key, default: &str| {
         let name = table.read(key, kubernetes::name, report).flatten();
         name.unwrap_or_else(|| default.to_owned())
@@ -51,7 +51,7 @@ pub(crate) fn read(
         }
         if service.is_some() && http.is_none() && https.is_none() {
             let found = Some("set, but it has no port to route to".to_owned());
-            let wanted = "route a port of [mode.cloud.http] or [mode.cloud.https] by Host: addr = { \
+            let wanted = "route a port of [server.http] or [server.https] by Host: ports = { \
                           \"10264\" = \"host\" }";
             table.error("service", found, wanted, report);
         }

@@ -1,16 +1,16 @@
-//! `[mode.cloud.registry]`: where this server publishes its nodes, and where it finds nodes of its peers.
+//! `[server.dns]`: where this server publishes its nodes, and where it finds nodes of its peers.
 
 use std::path::PathBuf;
 
-use crate::config::server::kubernetes::{self, ClusterSettings, SuperEdgeTables};
-use crate::config::server::peers::{self, PeerConfig};
+use crate::config::server::kubernetes::{self, ClusterSettings};
+use crate::config::server::peers::{self, PeerConfig, PeerKey};
 use crate::config::table::ConfigTable;
 use crate::config::value::{self, ValueError};
 use crate::config::{Diagnostics, Environment};
 use tunnel_base::names::{NodeName, Target};
 use tunnel_base::policy::Glob;
 
-/// `[mode.cloud.registry]`: where a server publishes its nodes, and where it finds its peers.
+/// `[server.dns]`: where a server publishes its nodes, and where it finds its peers.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct RegistrySettings {
     /// Suffix of published node names, without dots at its ends; may be empty.
@@ -77,7 +77,7 @@ pub struct EtcdEndpoint {
     pub at: Target,
 }
 
-/// A value of `publish` in `[mode.cloud.registry]`: the kind of store to publish in.
+/// A value of `publish` in `[server.dns]`: the kind of store to publish in.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum StoreKind {
     None,
@@ -86,31 +86,44 @@ enum StoreKind {
     ConfigMap,
 }
 
+/// Reads `[server.dns]` and `[server.peers]`.
 pub(crate) fn read(
     cloud: &mut ConfigTable<'_>,
-    superedge: SuperEdgeTables,
     env: &Environment,
     report: &mut Diagnostics,
 ) -> RegistrySettings {
-    let mut table = cloud.table("registry", report);
+    let mut table = cloud.table("dns", report);
+    let mut peer_table = cloud.table("peers", report);
     let zone = table.read("zone", zone, report).unwrap_or_default();
     let publish_names = table.list("publish_names", value::parsed::<Glob>, report).unwrap_or_default();
-    let publish_kind = table.read("publish", kind, report);
-    let kind = publish_kind.unwrap_or(StoreKind::None);
-    let hosts = table.read("hosts", value::file_path, report);
+    let kind = table.read("publish", kind, report).unwrap_or(StoreKind::None);
+    let hosts = table.read("hosts_file", value::file_path, report);
     let etcd = etcd(&mut table, kind == StoreKind::Etcd, PREFIX, report);
-    let mut peers = peers::read(&mut table, report);
-    let rebalance = table.read("rebalance", value::flag, report).unwrap_or(true);
-    let in_map = publish_kind.map(|kind| kind == StoreKind::ConfigMap);
-    let (configmap, cluster, named) = kubernetes::read(&mut table, superedge, in_map, env, report);
-    let publish = match kind {
-        StoreKind::None | StoreKind::ConfigMap => {
-            configmap.map_or(PublishConfig::None, PublishConfig::ConfigMap)
+    let mut peers = peers::read(&mut peer_table, &mut table, report);
+    let rebalance = peer_table.read("rebalance", value::flag, report).unwrap_or(true);
+    let configmap = table.read("configmap", kubernetes::name, report).flatten();
+    let service = peer_table.read("kubernetes_service", kubernetes::name, report).flatten();
+    let reached = kubernetes::reached(env);
+    if let Err(why) = reached {
+        let requires = Some("requires Kubernetes".to_owned());
+        if kind == StoreKind::ConfigMap {
+            table.error("publish", requires.clone(), why, report);
         }
+        if service.is_some() {
+            peer_table.error("kubernetes_service", requires, why, report);
+        }
+    }
+    let in_map = kind == StoreKind::ConfigMap;
+    let cluster = reached.ok().filter(|_| in_map || service.is_some());
+    let publish = match kind {
+        StoreKind::ConfigMap if cluster.is_some() => {
+            PublishConfig::ConfigMap(configmap.unwrap_or_else(|| CONFIGMAP.to_owned()))
+        }
+        StoreKind::None | StoreKind::ConfigMap => PublishConfig::None,
         StoreKind::Hosts => hosts.map_or_else(
             || {
-                if !table.has("hosts") {
-                    table.error("hosts", None, "set the hosts file that CoreDNS reads", report);
+                if !table.has("hosts_file") {
+                    table.error("hosts_file", None, "set the hosts file that CoreDNS reads", report);
                 }
                 PublishConfig::None
             },
@@ -124,9 +137,14 @@ pub(crate) fn read(
         report.error("POD_IP", None, wanted);
     }
     table.finish(report);
+    peer_table.finish(report);
+    if service.is_some() && cluster.is_some() && peers.named.is_none() {
+        let must_link = !report.implied.contains(SERVICE);
+        peers.named = Some(PeerKey { key: SERVICE, must_link });
+    }
     // Publishing and a zone imply several servers.
-    peers.named = peers.named.or(named);
     peers.several |= publish != PublishConfig::None || !zone.is_empty() || cluster.is_some();
+    let cluster = cluster.map(|cluster| ClusterSettings { service, ..cluster });
     RegistrySettings { zone, publish_names, publish, peers, rebalance, cluster }
 }
 
@@ -137,31 +155,30 @@ pub(crate) fn etcd(
     above: &str,
     report: &mut Diagnostics,
 ) -> EtcdSettings {
+    let mut etcd = table.table("etcd", report);
     let before = report.fault_count();
-    let endpoints = table.list("etcd", endpoint, report).unwrap_or_default();
+    let endpoints = etcd.list("endpoints", endpoint, report).unwrap_or_default();
     if used && endpoints.is_empty() && report.fault_count() == before {
-        table.error("etcd", None, "list etcd's members: [\"https://10.0.0.5:2379\"]", report);
+        etcd.error("endpoints", None, "list etcd's members: [\"https://10.0.0.5:2379\"]", report);
     }
-    let prefix = table.read("etcd_prefix", prefix, report).unwrap_or_else(|| above.to_owned());
-    let ca = table.read("etcd_ca", value::file_path, report);
-    if ca.is_none() && !table.has("etcd_ca") && endpoints.iter().any(|member| member.tls) {
+    let prefix = etcd.read("prefix", prefix, report).unwrap_or_else(|| above.to_owned());
+    let ca = etcd.read("ca", value::file_path, report);
+    if ca.is_none() && !etcd.has("ca") && endpoints.iter().any(|member| member.tls) {
         let wanted = "an https:// member requires the CA that signed its certificate";
-        table.error("etcd_ca", None, wanted, report);
+        etcd.error("ca", None, wanted, report);
     }
-    let cert = table.read("etcd_cert", value::file_path, report);
-    let key = table.read("etcd_key", value::file_path, report);
-    let user = table.read("etcd_user", value::nonempty, report);
-    let password_file = table.read("etcd_password_file", value::file_path, report);
-    for (one, other) in [
-        ("etcd_cert", "etcd_key"),
-        ("etcd_key", "etcd_cert"),
-        ("etcd_user", "etcd_password_file"),
-        ("etcd_password_file", "etcd_user"),
-    ] {
-        if table.has(one) && !table.has(other) {
-            table.error(other, None, format!("{one} is useless without it"), report);
+    let cert = etcd.read("cert", value::file_path, report);
+    let key = etcd.read("key", value::file_path, report);
+    let user = etcd.read("user", value::nonempty, report);
+    let password_file = etcd.read("password_file", value::file_path, report);
+    for (one, other) in
+        [("cert", "key"), ("key", "cert"), ("user", "password_file"), ("password_file", "user")]
+    {
+        if etcd.has(one) && !etcd.has(other) {
+            etcd.error(other, None, format!("{one} is useless without it"), report);
         }
     }
+    etcd.finish(report);
     EtcdSettings { endpoints, prefix, ca, identity: cert.zip(key), login: user.zip(password_file) }
 }
 
@@ -209,6 +226,12 @@ fn endpoint(value: &toml::de::DeValue<'_>) -> Result<EtcdEndpoint, ValueError> {
         _ => Err(value::wrong(value, "expected http://host:port or https://host:port")),
     }
 }
+
+/// SuperEdge's name of the ConfigMap.
+const CONFIGMAP: &str = "tunnel-nodes";
+
+/// The key that names a Service of which the endpoints are the servers.
+const SERVICE: &str = "server.peers.kubernetes_service";
 
 /// Default prefix of CoreDNS's etcd plugin.
 const PREFIX: &str = "/skydns";

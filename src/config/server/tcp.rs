@@ -1,4 +1,4 @@
-//! The table `mode.cloud.tcp`: TCP ports, each for one target at one node. Its keys are addresses, as in SuperEdge.
+//! The table `server.tcp`: TCP ports, each for one target at one node. Its keys are addresses, as in SuperEdge.
 
 use std::net::{Ipv4Addr, SocketAddr};
 
@@ -7,7 +7,7 @@ use crate::config::table::ConfigTable;
 use crate::config::{Diagnostics, value};
 use tunnel_base::names::{NameError, NodeName, Target};
 
-/// One entry of `[mode.cloud.tcp]`: a TCP port of a server that stands for one target.
+/// One entry of `[server.tcp]`: a TCP port of a server that stands for one target.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct TcpListenerConfig {
     /// Address where clients connect.
@@ -38,7 +38,7 @@ pub(crate) fn read(
     report: &mut Diagnostics,
 ) -> Vec<TcpListenerConfig> {
     let mut table = cloud.table("tcp", report);
-    let entries = table.named(TO, report);
+    let entries = table.named(TARGET, report);
     entries.into_iter().filter_map(|(name, entry)| port(&name, entry, ssh, report)).collect()
 }
 
@@ -55,10 +55,13 @@ fn port(
             "expected an address to listen on as the key: \"ip:port\", for example \"127.0.0.1:6443\"";
         table.name_error(name, wanted, report);
     }
-    let to =
-        table.read(TO, |value| forward(&value::text(value)?).map_err(|why| value::wrong(value, why)), report);
-    if to.is_none() && !table.has(TO) {
-        table.error(TO, None, "set the target, as in to = \"node1/127.0.0.1:6443\"", report);
+    let to = table.read(
+        TARGET,
+        |value| forward(&value::text(value)?).map_err(|why| value::wrong(value, why)),
+        report,
+    );
+    if to.is_none() && !table.has(TARGET) {
+        table.error(TARGET, None, "set the target, as in target = \"node1/127.0.0.1:6443\"", report);
     }
     let send_proxy = table.read("send_proxy", value::flag, report).unwrap_or_default();
     let access = AccessConfig::read(&mut table, PROOFS, ssh, report);
@@ -108,4 +111,4 @@ impl std::fmt::Display for Forward {
 const PROOFS: AuthMethods = AuthMethods { password: false, certificate: None };
 
 /// The key that a plain text value stands for.
-const TO: &str = "to";
+const TARGET: &str = "target";

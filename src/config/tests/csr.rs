@@ -5,7 +5,7 @@ use crate::config::server::https::{HttpsMode, TargetIdentity};
 use super::*;
 
 const CLOSED: &str =
-    "[mode.cloud.ssh]\nlisten = \"127.0.0.1:22\"\n[mode.cloud.https]\naddr = { \"1\" = \"127.0.0.1:2\" }\n";
+    "[server.connect]\nlisten = \"127.0.0.1:22\"\n[server.https]\nports = { \"1\" = \"127.0.0.1:2\" }\n";
 
 fn https(lines: &str) -> String {
     format!("{CLOSED}{lines}")
@@ -29,8 +29,11 @@ fn a_server_shows_targets_a_certificate_for_proved_clients_only() {
     };
     assert_eq!(shown(""), (None, vec![]));
     assert_eq!(shown("target_cert = \"/c\"\ntarget_ca = \"/ca\"\n"), (identity("/c", Some("/ca")), vec![]));
-    let apart = "target_cert = \"/c\"\ntarget_key = \"/k\"\ntarget_insecure = true\n";
-    assert_eq!(shown(apart), (identity("/k", None), vec!["mode.cloud.https.target_insecure".to_owned()]));
+    let apart = "target_cert = \"/c\"\ntarget_key = \"/k\"\ntarget_insecure_skip_verify = true\n";
+    assert_eq!(
+        shown(apart),
+        (identity("/k", None), vec!["server.https.target_insecure_skip_verify".to_owned()])
+    );
 
     let certificate = "target_cert = \"/c\"\ntarget_ca = \"/ca\"\n";
     let anybody = "client_ca = \"/ca\"\nnames = [\"*\"]\n";
@@ -42,7 +45,10 @@ fn a_server_shows_targets_a_certificate_for_proved_clients_only() {
         );
     }
     let told = errors(&https(&format!("{proved}target_cert = \"/c\"\n")));
-    assert!(told[0].contains("target_ca") && told[0].contains("target_insecure = true"), "{told:?}");
+    assert!(
+        told[0].contains("target_ca") && told[0].contains("target_insecure_skip_verify = true"),
+        "{told:?}"
+    );
     let told = errors(&https(&format!("{proved}target_ca = \"/ca\"\n")));
     assert!(told[0].contains("target_cert"), "{told:?}");
     let told = errors(&https(&format!("mode = \"passthrough\"\n{certificate}")));
@@ -51,12 +57,12 @@ fn a_server_shows_targets_a_certificate_for_proved_clients_only() {
 
 #[test]
 fn certificates_are_asked_for_by_profile() {
-    let outside = "[mode.cloud.csr]\nprofiles = [\"proxy-client\"]\n";
+    let outside = "[server.csr]\nprofiles = [\"proxy-client\"]\n";
     let told = errors(outside);
     let why = if cfg!(feature = "kubernetes") { "--k" } else { "built without Kubernetes" };
-    assert!(told[0].contains("mode.cloud.csr.profiles") && told[0].contains(why), "{told:?}");
-    assert_eq!(cloud("[mode.cloud.csr]\n").0.csr, None);
-    let told = errors("[mode.cloud.csr]\nprofiles = [\"agent\"]\nlifetime = \"9m\"\nnames = [\"a:1\"]\n");
+    assert!(told[0].contains("server.csr.profiles") && told[0].contains(why), "{told:?}");
+    assert_eq!(cloud("[server.csr]\n").0.csr, None);
+    let told = errors("[server.csr]\nprofiles = [\"agent\"]\nlifetime = \"9m\"\nnames = [\"a:1\"]\n");
     for wanted in ["expected \"server\" or \"proxy-client\"", "lifetime", "without a port"] {
         assert!(told.iter().any(|told| told.contains(wanted)), "{wanted}: {told:?}");
     }
@@ -66,9 +72,9 @@ fn certificates_are_asked_for_by_profile() {
     let inside =
         Environment { kubernetes_service_host: Some("10.96.0.1".to_owned()), ..Environment::default() };
     let read = |text: &str| ServerConfig::read(text, &inside);
-    let nameless = read("[mode.cloud.csr]\nprofiles = [\"server\"]\n").unwrap_err().to_string();
-    assert!(nameless.contains("mode.cloud.csr.services"), "{nameless}");
-    let text = "[mode.cloud.csr]\nprofiles = [\"server\", \"proxy-client\"]\nservices = [\"s\"]\nnames = [\"Tunnel.Test\", \"fd00::1\"]\nlifetime = \"2h\"\n";
+    let nameless = read("[server.csr]\nprofiles = [\"server\"]\n").unwrap_err().to_string();
+    assert!(nameless.contains("server.csr.services"), "{nameless}");
+    let text = "[server.csr]\nprofiles = [\"server\", \"proxy-client\"]\nservices = [\"s\"]\nnames = [\"Tunnel.Test\", \"fd00::1\"]\nlifetime = \"2h\"\n";
     let csr = read(text).unwrap().0.csr.unwrap();
     assert_eq!((csr.dir.to_str(), csr.proxy_client), (Some("/var/lib/tunnel/pki"), true));
     assert_eq!(csr.lifetime, Some(Duration::from_secs(7200)));
@@ -79,12 +85,12 @@ fn certificates_are_asked_for_by_profile() {
 
 #[test]
 fn an_edge_and_its_servers_say_whether_certificates_prove_it() {
-    let outside = "[mode.edge.csr]\nagent = true\n";
+    let outside = "[edge.csr]\nenabled = true\n";
     let told = edge_faults(&format!("{LEAST}{outside}")).to_string();
-    assert!(told.contains("mode.edge.csr.agent"), "{told}");
-    assert_eq!(edge(&format!("{LEAST}[mode.edge.csr]\nagent = false\n")).0.csr, None);
-    let told = errors("[mode.cloud.csr]\nagent_ca = \"/ca\"\n");
-    assert!(told[0].contains("mode.cloud.csr.agent_ca"), "{told:?}");
+    assert!(told.contains("edge.csr.enabled"), "{told}");
+    assert_eq!(edge(&format!("{LEAST}[edge.csr]\nenabled = false\n")).0.csr, None);
+    let told = errors("[server.csr]\nedge_ca = \"/ca\"\n");
+    assert!(told[0].contains("server.csr.edge_ca"), "{told:?}");
     if !cfg!(feature = "kubernetes") {
         return;
     }
@@ -93,8 +99,8 @@ fn an_edge_and_its_servers_say_whether_certificates_prove_it() {
     let csr = EdgeConfig::read(&text, &env).unwrap().0.csr.unwrap();
     assert_eq!(csr.file.to_str(), Some("/var/lib/tunnel/pki/agent.pem"));
     assert_eq!((csr.node_ip, csr.lifetime), ("10.0.0.7".parse().ok(), Some(Duration::from_secs(86_400))));
-    let csr = ServerConfig::read("[mode.cloud.csr]\nagent_ca = \"/ca\"\n", &env).unwrap().0.csr.unwrap();
-    assert_eq!((csr.agent_ca, csr.server, csr.proxy_client), (Some("/ca".into()), None, false));
+    let csr = ServerConfig::read("[server.csr]\nedge_ca = \"/ca\"\n", &env).unwrap().0.csr.unwrap();
+    assert_eq!((csr.edge_ca, csr.server, csr.proxy_client), (Some("/ca".into()), None, false));
 }
 
 #[test]
@@ -102,15 +108,12 @@ fn an_edge_with_a_certificate_needs_no_token() {
     let tokenless = LEAST.replace("token = \"t0ken\"\n", "");
     assert_ne!(tokenless, LEAST);
     let told = edge_faults(&tokenless).to_string();
-    assert!(
-        told.contains("mode.edge.stream.client.token") && told.contains("agent = true in [mode.edge.csr]"),
-        "{told}"
-    );
+    assert!(told.contains("edge.uplink.token") && told.contains("enabled = true in [edge.csr]"), "{told}");
     if !cfg!(feature = "kubernetes") {
         return;
     }
     let env = Environment { kubeconfig: Some("/k".into()), ..node1() };
-    let text = format!("{tokenless}[mode.edge.csr]\nagent = true\n");
+    let text = format!("{tokenless}[edge.csr]\nenabled = true\n");
     let (edge, warnings) = EdgeConfig::read(&text, &env).unwrap();
     assert_eq!((edge.client.token, warnings), (None, vec![]));
 }

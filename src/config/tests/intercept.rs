@@ -1,14 +1,14 @@
-//! Valid and invalid values of `[mode.cloud.intercept]`.
+//! Valid and invalid values of `[server.intercept]`.
 
 use crate::config::server::intercept::{InterceptConfig, MarkBits};
 
 use super::*;
 
-const CLOSED: &str = "[mode.cloud.ssh]\nlisten = \"127.0.0.1:22\"\nallow_from = [\"10.0.0.0/8\"]\nproxy_protocol = [\"10.0.0.5\"]\n";
+const CLOSED: &str = "[server.connect]\nlisten = \"127.0.0.1:22\"\nallow_from = [\"10.0.0.0/8\"]\nproxy_protocol = [\"10.0.0.5\"]\n";
 
 fn read(lines: &str) -> Result<(Option<InterceptConfig>, Vec<Warning>), ConfigErrors> {
     let env = Environment { host_ip: Some("10.0.0.1".to_owned()), ..Environment::default() };
-    let text = format!("{CLOSED}[mode.cloud.intercept]\n{lines}\n");
+    let text = format!("{CLOSED}[server.intercept]\n{lines}\n");
     ServerConfig::read(&text, &env).map(|(cloud, warnings)| (cloud.intercept, warnings))
 }
 
@@ -17,7 +17,7 @@ fn nothing_is_intercepted_unless_networks_are_named() {
     assert_eq!(cloud("").0.intercept, None);
     for lines in ["", "networks = []", "networks = 7", "networks = [\"10.0.0.7/8\"]"] {
         let errors = read(lines).unwrap_err().to_string();
-        assert!(errors.contains("mode.cloud.intercept.networks"), "{lines}: {errors}");
+        assert!(errors.contains("server.intercept.networks"), "{lines}: {errors}");
         assert_eq!(errors.lines().count(), 1, "{lines}: {errors}");
     }
 }
@@ -33,7 +33,7 @@ fn networks_are_enough_and_the_rest_has_defaults() {
     assert!(!intercept.trust_edges, "no cluster could contradict them");
     assert_eq!(intercept.mark, MarkBits { mark: 0x40, mask: 0x40 });
     assert_eq!((intercept.forwarded, intercept.host_ip), (vec![], "10.0.0.1".parse().ok()));
-    assert!(intercept.access.allow_from.is_some(), "inherited from [mode.cloud.ssh]");
+    assert!(intercept.access.allow_from.is_some(), "inherited from [server.connect]");
     assert!(intercept.access.proxy_protocol.is_empty(), "no load balancer in front of it");
 }
 
@@ -46,12 +46,12 @@ fn what_is_wrong_is_told_with_its_key_and_the_remedy() {
         ("mark = \"0x40/0x80\"", "mark", "as in \"0x40/0x40\""),
         ("mark = \"0\"", "mark", "as in \"0x40/0x40\""),
         ("mark = \"0x+1\"", "mark", "as in \"0x40/0x40\""),
-        ("forwarded = [\"x\"]", "forwarded[0]", "not a network"),
-        ("trust_edges = 1", "trust_edges", "expected true or false"),
+        ("forwarded_networks = [\"x\"]", "forwarded_networks[0]", "not a network"),
+        ("trust_edge_addresses = 1", "trust_edge_addresses", "expected true or false"),
         ("network = []", "network", "did you mean networks?"),
     ] {
         let errors = read(&format!("networks = [\"10.0.0.0/16\"]\n{line}")).unwrap_err().to_string();
-        assert!(errors.contains(&format!("mode.cloud.intercept.{key}: ")), "{line}: {errors}");
+        assert!(errors.contains(&format!("server.intercept.{key}: ")), "{line}: {errors}");
         assert!(errors.contains(hint) && errors.lines().count() == 1, "{line}: {errors}");
     }
 }
@@ -68,10 +68,11 @@ fn a_mark_without_its_bits_is_the_whole_mark() {
 
 #[test]
 fn who_lets_the_world_send_through_this_host_is_warned() {
-    let (_, warnings) =
-        read("networks = [\"10.0.0.0/16\"]\nforwarded = [\"0.0.0.0/0\"]\nallow_from = [\"0.0.0.0/0\"]")
-            .unwrap();
-    assert_eq!(warned(&warnings, WarningKind::Insecure), ["mode.cloud.intercept.forwarded"]);
+    let (_, warnings) = read(
+        "networks = [\"10.0.0.0/16\"]\nforwarded_networks = [\"0.0.0.0/0\"]\nallow_from = [\"0.0.0.0/0\"]",
+    )
+    .unwrap();
+    assert_eq!(warned(&warnings, WarningKind::Insecure), ["server.intercept.forwarded_networks"]);
 }
 
 #[test]
@@ -91,5 +92,5 @@ fn an_edge_names_its_nodes_addresses_or_that_of_the_environment() {
     assert_eq!(ips("node_ips = [\"10.0.0.8\", \"fd00::8\"]"), ["10.0.0.8", "fd00::8"]);
     assert!(ips("node_ips = []").is_empty() && edge(LEAST).0.client.ips.is_empty());
     let errors = edge_faults(&format!("{LEAST}node_ips = [\"edge\"]")).to_string();
-    assert!(errors.contains("mode.edge.stream.client.node_ips[0]"), "{errors}");
+    assert!(errors.contains("edge.uplink.node_ips[0]"), "{errors}");
 }

@@ -11,15 +11,15 @@ fn errors(text: &str) -> Vec<String> {
     cloud_faults(text).iter().map(ToString::to_string).collect()
 }
 
-const CLOSED: &str = "[mode.cloud.ssh]\nlisten = \"127.0.0.1:22\"\n";
+const CLOSED: &str = "[server.connect]\nlisten = \"127.0.0.1:22\"\n";
 
 #[test]
 fn a_tcp_port_is_an_address_and_a_target_with_or_without_a_node() {
     let text = r#"
-        [mode.cloud.tcp]
+        [server.tcp]
         "127.0.0.1:1" = "127.0.0.1:6443"
         "[::1]:2" = "node1/db.local:5432"
-        ":3" = { to = "node1/[fd00::1]:22", send_proxy = true, allow_from = ["10.0.0.0/8"] }
+        ":3" = { target = "node1/[fd00::1]:22", send_proxy = true, allow_from = ["10.0.0.0/8"] }
         "#;
     let (settings, warnings) = cloud(&format!("{CLOSED}{text}"));
     assert_eq!(warnings, []);
@@ -47,14 +47,14 @@ fn whatever_is_wrong_with_a_tcp_port_is_told_with_its_key() {
         "\"127.0.0.1:3\" = 7",
         "\"127.0.0.1:4\" = { node = \"n\" }",
     ];
-    let reported = errors(&format!("{CLOSED}[mode.cloud.tcp]\n{}\n", lines.join("\n")));
+    let reported = errors(&format!("{CLOSED}[server.tcp]\n{}\n", lines.join("\n")));
     let want = [
-        "line 4: mode.cloud.tcp.\"6443\": \"6443\": expected an address to listen on",
-        "line 5: mode.cloud.tcp.\"127.0.0.1:1\".to: \"6443\": \"6443\" has no port",
-        "line 6: mode.cloud.tcp.\"127.0.0.1:2\".to: \"a b/127.0.0.1:1\": \"a b\" is not a name",
-        "line 7: mode.cloud.tcp.\"127.0.0.1:3\".to: 7: expected a text",
-        "line 8: mode.cloud.tcp.\"127.0.0.1:4\".to: missing: set the target",
-        "line 8: mode.cloud.tcp.\"127.0.0.1:4\".node: unknown key: did you mean to?",
+        "line 4: server.tcp.\"6443\": \"6443\": expected an address to listen on",
+        "line 5: server.tcp.\"127.0.0.1:1\".target: \"6443\": \"6443\" has no port",
+        "line 6: server.tcp.\"127.0.0.1:2\".target: \"a b/127.0.0.1:1\": \"a b\" is not a name",
+        "line 7: server.tcp.\"127.0.0.1:3\".target: 7: expected a text",
+        "line 8: server.tcp.\"127.0.0.1:4\".target: missing: set the target",
+        "line 8: server.tcp.\"127.0.0.1:4\".node: unknown key: did you mean auth?",
     ];
     assert_eq!(reported.len(), want.len(), "{reported:#?}");
     for (reported, want) in reported.iter().zip(want) {
@@ -64,18 +64,18 @@ fn whatever_is_wrong_with_a_tcp_port_is_told_with_its_key() {
 
 #[test]
 fn an_open_tcp_port_is_named_and_one_that_asks_for_a_password_is_a_fault() {
-    let open = format!("{CLOSED}[mode.cloud.tcp]\n\"0.0.0.0:6443\" = \"node1/127.0.0.1:6443\"\n");
+    let open = format!("{CLOSED}[server.tcp]\n\"0.0.0.0:6443\" = \"node1/127.0.0.1:6443\"\n");
     let (_, warnings) = cloud(&open);
-    let key = "mode.cloud.tcp.\"0.0.0.0:6443\"";
+    let key = "server.tcp.\"0.0.0.0:6443\"";
     assert_eq!(warned(&warnings, WarningKind::Insecure), [key]);
     let text = "anyone who reaches 0.0.0.0:6443 can reach 127.0.0.1:6443 at node node1 without authentication; set allow_from";
     assert_eq!(warnings[0].text, text);
-    let fenced = open.replace("[mode.cloud.tcp]", "allow_from = [\"10.0.0.0/8\"]\n[mode.cloud.tcp]");
+    let fenced = open.replace("[server.tcp]", "allow_from = [\"10.0.0.0/8\"]\n[server.tcp]");
     assert_eq!(cloud(&fenced).1, []);
-    let basic = open.replace("[mode.cloud.tcp]", "auth = \"basic\"\nusers = \"/users\"\n[mode.cloud.tcp]");
+    let basic = open.replace("[server.tcp]", "auth = \"basic\"\nusers = \"/users\"\n[server.tcp]");
     let reported = errors(&basic);
     assert!(
-        reported[0].contains(&format!("{key}.auth: \"basic\", inherited from [mode.cloud.ssh]")),
+        reported[0].contains(&format!("{key}.auth: \"basic\", inherited from [server.connect]")),
         "{reported:?}"
     );
 }
@@ -83,11 +83,11 @@ fn an_open_tcp_port_is_named_and_one_that_asks_for_a_password_is_a_fault() {
 #[test]
 fn a_port_of_the_https_table_stands_for_one_of_every_node() {
     let text = r#"
-        [mode.cloud.https]
+        [server.https]
         mode = "passthrough"
         listen_ip = "127.0.0.1"
         rules = [{ nodes = ["edge-*"] }]
-        [mode.cloud.https.addr]
+        [server.https.ports]
         "10250" = "127.0.0.1:10250"
         "9100" = "localhost:9100"
         "#;
@@ -99,11 +99,13 @@ fn a_port_of_the_https_table_stands_for_one_of_every_node() {
         settings.https.ports.iter().map(shown).collect::<Vec<_>>(),
         want.map(|(at, to)| (at.to_owned(), to.to_owned()))
     );
-    assert!(!settings.https.access.rules.is_empty() && settings.ssh.access.rules.is_empty());
+    assert!(
+        !settings.https.access.rules.is_empty() && settings.connect.as_ref().unwrap().access.rules.is_empty()
+    );
     let open = format!("{CLOSED}{}", text.replace("listen_ip = \"127.0.0.1\"", ""));
     let (settings, warnings) = cloud(&open);
     assert_eq!(settings.https.ports[1].at, "0.0.0.0:9100".parse().unwrap());
-    assert_eq!(warned(&warnings, WarningKind::Insecure), ["mode.cloud.https.addr"]);
+    assert_eq!(warned(&warnings, WarningKind::Insecure), ["server.https.ports"]);
     let text = "anyone who reaches 0.0.0.0:10250 can reach 127.0.0.1:10250 at every node (other entries of this table: 1) \
                 without authentication; set client_ca or allow_from";
     assert_eq!(warnings[0].text.replace("client_ca or ", ""), text.replace("client_ca or ", ""));
@@ -113,25 +115,24 @@ fn a_port_of_the_https_table_stands_for_one_of_every_node() {
 fn whatever_is_wrong_with_https_is_told() {
     for (lines, part) in [
         ("mode = \"relay\"\ncert = \"/c\"\nkey = \"/k\"", "expected \"terminate\" or \"passthrough\""),
-        ("mode = \"passthrough\"\nclient_ca = \"/ca\"", "mode.cloud.https.client_ca: set, but mode"),
-        ("mode = \"passthrough\"\nnames = [\"a\"]", "mode.cloud.https.names: set, but client_ca is not"),
-        ("cert = \"/c\"\nkey = \"/k\"\nnames = [\"a\"]", "mode.cloud.https.names: set, but client_ca is not"),
+        ("mode = \"passthrough\"\nclient_ca = \"/ca\"", "server.https.client_ca: set, but mode"),
+        ("mode = \"passthrough\"\nnames = [\"a\"]", "server.https.names: set, but client_ca is not"),
+        ("cert = \"/c\"\nkey = \"/k\"\nnames = [\"a\"]", "server.https.names: set, but client_ca is not"),
     ] {
         let reported = errors(&format!(
-            "{CLOSED}[mode.cloud.https]\n{lines}\n[mode.cloud.https.addr]\n\"10250\" = \"127.0.0.1:10250\"\n"
+            "{CLOSED}[server.https]\n{lines}\n[server.https.ports]\n\"10250\" = \"127.0.0.1:10250\"\n"
         ));
         assert!(reported[0].contains(part), "{lines}: {reported:?}");
     }
-    let reported =
-        errors(&format!("{CLOSED}[mode.cloud.http.addr]\n\"x\" = \"127.0.0.1:1\"\n\"1\" = \"a\"\n"));
+    let reported = errors(&format!("{CLOSED}[server.http.ports]\n\"x\" = \"127.0.0.1:1\"\n\"1\" = \"a\"\n"));
     assert!(
-        reported[0].contains("mode.cloud.http.addr.\"x\": \"x\": expected a port as the key"),
+        reported[0].contains("server.http.ports.\"x\": \"x\": expected a port as the key"),
         "{reported:?}"
     );
-    assert!(reported[1].contains("mode.cloud.http.addr.\"1\".to: \"a\": \"a\" has no port"), "{reported:?}");
+    assert!(reported[1].contains("server.http.ports.\"1\".target: \"a\": \"a\" has no port"), "{reported:?}");
     let (_, warnings) =
-        cloud(&format!("{CLOSED}[mode.cloud.https]\nmode = \"passthrough\"\ncert = \"/c\"\nkey = \"/k\"\n"));
-    assert_eq!(warned(&warnings, WarningKind::Unexpected), ["mode.cloud.https.mode"]);
+        cloud(&format!("{CLOSED}[server.https]\nmode = \"passthrough\"\ncert = \"/c\"\nkey = \"/k\"\n"));
+    assert_eq!(warned(&warnings, WarningKind::Unexpected), ["server.https.mode"]);
 }
 
 #[test]
@@ -141,36 +142,34 @@ fn the_admin_socket_is_at_a_given_path_or_has_a_name_in_a_usual_directory() {
     assert_eq!(pod.admin.socket, named("cloud"));
     let (lone, _) = edge(LEAST);
     assert_eq!(lone.admin.socket, named("edge"));
-    let (pod, _) = cloud("[mode.cloud.admin]\nlisten = \"unix:/a/b\"\n");
+    let (pod, _) = cloud("[server.admin]\nlisten = \"unix:/a/b\"\n");
     assert_eq!(pod.admin.socket, AdminSocket::At("/a/b".into()));
     for wrong in ["127.0.0.1:80", "unix:b", "/a/b"] {
-        let errors = cloud_faults(&format!("[mode.cloud.admin]\nlisten = \"{wrong}\"\n")).to_string();
-        assert!(
-            errors.contains("mode.cloud.admin.listen") && errors.contains("expected unix:/path"),
-            "{errors}"
-        );
+        let errors = cloud_faults(&format!("[server.admin]\nlisten = \"{wrong}\"\n")).to_string();
+        assert!(errors.contains("server.admin.listen") && errors.contains("expected unix:/path"), "{errors}");
     }
 }
 
 #[test]
 fn nobody_joins_by_invitation_unless_a_store_is_named() {
     let read = |lines: &str| {
-        let text = format!("[mode.cloud.ssh]\nlisten = \"127.0.0.1:22\"\n[mode.cloud.invitations]\n{lines}");
+        let text = format!("[server.connect]\nlisten = \"127.0.0.1:22\"\n[server.invitations]\n{lines}");
         ServerConfig::read(&text, &Environment::default()).map(|(cloud, _)| cloud.invitations)
     };
     assert_eq!(read("").unwrap(), None);
     assert_eq!(read("store = \"none\"\nfile = \"f\"").unwrap(), None);
     assert_eq!(read("store = \"file\"\nfile = \"f\"").unwrap(), Some(Invitations::File("f".into())));
-    let Some(Invitations::Etcd(etcd)) = read("store = \"etcd\"\netcd = [\"http://a\"]").unwrap() else {
+    let Some(Invitations::Etcd(etcd)) = read("store = \"etcd\"\netcd.endpoints = [\"http://a\"]").unwrap()
+    else {
         panic!()
     };
     assert_eq!((etcd.prefix.as_str(), etcd.endpoints.len()), ("/tunnel", 1));
     for (lines, key) in [
-        ("store = \"file\"", "mode.cloud.invitations.file"),
-        ("store = \"etcd\"", "mode.cloud.invitations.etcd"),
-        ("store = \"secret\"", "mode.cloud.invitations.store"),
-        ("store = \"disk\"", "mode.cloud.invitations.store"),
-        ("stor = \"file\"", "mode.cloud.invitations.stor"),
+        ("store = \"file\"", "server.invitations.file"),
+        ("store = \"etcd\"", "server.invitations.etcd"),
+        ("store = \"secret\"", "server.invitations.store"),
+        ("store = \"disk\"", "server.invitations.store"),
+        ("stor = \"file\"", "server.invitations.stor"),
     ] {
         let errors = read(lines).unwrap_err().to_string();
         assert!(errors.contains(key), "{lines}: {errors}");

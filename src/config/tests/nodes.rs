@@ -1,11 +1,11 @@
-//! YurtTunnel's ways to reach nodes: ports by Host, `[mode.cloud.ports]`, `[mode.cloud.node_names]`.
+//! YurtTunnel's ways to reach nodes: ports by Host, `[server.node_ports]`, `[server.node_names]`.
 
 use tunnel_base::policy::ports::PortTarget;
 
 use super::*;
 
-const CLOSED: &str = "[mode.cloud.ssh]\nlisten = \"127.0.0.1:22\"\n";
-const BY_HOST: &str = "[mode.cloud.http]\nlisten_ip = \"127.0.0.1\"\naddr = { \"10264\" = \"host\" }\n";
+const CLOSED: &str = "[server.connect]\nlisten = \"127.0.0.1:22\"\n";
+const BY_HOST: &str = "[server.http]\nlisten_ip = \"127.0.0.1\"\nports = { \"10264\" = \"host\" }\n";
 
 #[test]
 fn a_port_stands_for_what_host_names() {
@@ -20,7 +20,7 @@ fn a_port_stands_for_what_host_names() {
 fn where_no_host_is_read_no_port_stands_for_it() {
     let text = format!("{CLOSED}{}", BY_HOST.replace("http]", "https]\nmode = \"passthrough\""));
     let told: Vec<_> = cloud_faults(&text).iter().map(ToString::to_string).collect();
-    let want = "mode.cloud.https.addr.\"10264\".to: \"host\", but mode is \"passthrough\": set the target that each node dials; the Host cannot be read in this mode";
+    let want = "server.https.ports.\"10264\".target: \"host\", but mode is \"passthrough\": set the target that each node dials; the Host cannot be read in this mode";
     assert!(told.len() == 1 && told[0].ends_with(want), "{told:?}");
 }
 
@@ -28,9 +28,9 @@ fn where_no_host_is_read_no_port_stands_for_it() {
 fn neither_table_is_there_by_default_and_both_need_kubernetes() {
     let (settings, _) = cloud(CLOSED);
     assert_eq!((settings.ports, settings.node_names), (None, None));
-    for table in ["ports", "node_names"] {
-        let told = cloud_faults(&format!("{CLOSED}[mode.cloud.{table}]\n")).to_string();
-        let key = format!("mode.cloud.{table}.configmap: requires Kubernetes: ");
+    for table in ["node_ports", "node_names"] {
+        let told = cloud_faults(&format!("{CLOSED}[server.{table}]\n")).to_string();
+        let key = format!("server.{table}.configmap: requires Kubernetes: ");
         assert!(told.contains(&key), "{told}");
     }
 }
@@ -52,7 +52,7 @@ mod inside {
 
     #[test]
     fn what_is_left_out_is_as_yurttunnel_has_it() {
-        let (settings, warnings) = inside("[mode.cloud.ports]\n[mode.cloud.node_names]\n").unwrap();
+        let (settings, warnings) = inside("[server.node_ports]\n[server.node_names]\n").unwrap();
         assert_eq!(warnings, []);
         let ports = settings.ports.unwrap();
         assert_eq!(
@@ -74,13 +74,13 @@ mod inside {
     #[test]
     fn edges_names_lead_to_servers_that_are_published_without_a_zone() {
         let published =
-            "[mode.cloud.registry]\npublish = \"configmap\"\n[mode.cloud.node_names]\nlead_to = \"pod\"\n";
+            "[server.dns]\npublish = \"configmap\"\n[server.node_names]\nresolve_to = \"server\"\n";
         let (settings, _) = inside(published).unwrap();
         assert_eq!(settings.node_names.unwrap().holders.unwrap(), "tunnel-nodes");
-        let zone = published.replace("[mode.cloud.node_names]", "zone = \"n.test\"\n[mode.cloud.node_names]");
-        for text in ["[mode.cloud.node_names]\nlead_to = \"pod\"\n", &zone] {
+        let zone = published.replace("[server.node_names]", "zone = \"n.test\"\n[server.node_names]");
+        for text in ["[server.node_names]\nresolve_to = \"server\"\n", &zone] {
             let told = inside(text).unwrap_err();
-            let want = "requires publish = \"configmap\" of [mode.cloud.registry], without a zone";
+            let want = "requires publish = \"configmap\" of [server.dns], without a zone";
             assert!(told.len() == 1 && told[0].ends_with(want), "{told:?}");
         }
     }
@@ -88,22 +88,25 @@ mod inside {
     #[test]
     fn whatever_is_wrong_is_told_with_its_key() {
         for (text, want) in [
-            ("[mode.cloud.node_names]\nedges = \"edge\"\n", "edges: \"edge\": expected label=value"),
-            ("[mode.cloud.node_names]\nlead_to = \"x\"\n", "lead_to: \"x\": expected \"service\" or \"pod\""),
-            ("[mode.cloud.node_names]\nkey = \"a b\"\n", "key: \"a b\": expected a Kubernetes name"),
-            ("[mode.cloud.ports]\nport = 1\n", "mode.cloud.ports.port: unknown key"),
+            ("[server.node_names]\nedges = \"edge\"\n", "edges: \"edge\": expected label=value"),
             (
-                "[mode.cloud.registry]\npublish = \"configmap\"\nconfigmap = \"x\"\n[mode.cloud.node_names]\nconfigmap = \"x\"\n",
-                "configmap: \"x\", which publish of [mode.cloud.registry] writes: use a separate ConfigMap",
+                "[server.node_names]\nresolve_to = \"x\"\n",
+                "resolve_to: \"x\": expected \"service\" or \"server\"",
+            ),
+            ("[server.node_names]\nkey = \"a b\"\n", "key: \"a b\": expected a Kubernetes name"),
+            ("[server.node_ports]\nport = 1\n", "server.node_ports.port: unknown key"),
+            (
+                "[server.dns]\npublish = \"configmap\"\nconfigmap = \"x\"\n[server.node_names]\nconfigmap = \"x\"\n",
+                "configmap: \"x\", which publish of [server.dns] writes: use a separate ConfigMap",
             ),
         ] {
             let told = inside(text).unwrap_err();
             assert!(told.len() == 1 && told[0].contains(want), "{told:?}");
         }
-        let nowhere = format!("{CLOSED}[mode.cloud.ports]\nservice = \"s\"\n");
+        let nowhere = format!("{CLOSED}[server.node_ports]\nservice = \"s\"\n");
         let env =
             Environment { kubernetes_service_host: Some("10.96.0.1".to_owned()), ..Environment::default() };
         let told = ServerConfig::read(&nowhere, &env).unwrap_err().to_string();
-        assert!(told.contains("mode.cloud.ports.service: set, but it has no port to route to"), "{told}");
+        assert!(told.contains("server.node_ports.service: set, but it has no port to route to"), "{told}");
     }
 }

@@ -1,4 +1,4 @@
-//! Valid and invalid values of `[mode.cloud.registry]`.
+//! Valid and invalid values of `[server.dns]`.
 
 #[cfg(feature = "kubernetes")]
 use crate::config::server::kubernetes::ClusterSettings;
@@ -9,7 +9,7 @@ use super::*;
 
 fn read(lines: &str) -> Result<(RegistrySettings, Vec<Warning>), ConfigErrors> {
     let env = Environment { pod_ip: Some("10.0.0.7".to_owned()), ..Environment::default() };
-    let text = format!("[mode.cloud.ssh]\nlisten = \"127.0.0.1:22\"\n[mode.cloud.registry]\n{lines}");
+    let text = format!("[server.connect]\nlisten = \"127.0.0.1:22\"\n[server.dns]\n{lines}");
     ServerConfig::read(&text, &env).map(|(cloud, warnings)| (cloud.registry, warnings))
 }
 
@@ -32,14 +32,15 @@ fn nothing_is_published_unless_asked_for() {
 
 #[test]
 fn edges_are_asked_to_move_unless_it_is_forbidden() {
-    assert!(!read("rebalance = false").unwrap().0.rebalance);
-    let errors = read("rebalance = 1").unwrap_err();
-    assert!(errors.to_string().contains("mode.cloud.registry.rebalance"), "{errors}");
+    assert!(!read("[server.peers]\nrebalance = false").unwrap().0.rebalance);
+    let errors = read("[server.peers]\nrebalance = 1").unwrap_err();
+    assert!(errors.to_string().contains("server.peers.rebalance"), "{errors}");
 }
 
 #[test]
 fn a_publisher_is_read_with_its_defaults() {
-    let (registry, warnings) = read("publish = \"hosts\"\nhosts = \"h\"\nzone = \".Nodes.Test.\"").unwrap();
+    let (registry, warnings) =
+        read("publish = \"hosts\"\nhosts_file = \"h\"\nzone = \".Nodes.Test.\"").unwrap();
     let peers = PeerConfig { several: true, ..PeerConfig::default() };
     assert_eq!(
         registry,
@@ -53,7 +54,8 @@ fn a_publisher_is_read_with_its_defaults() {
         }
     );
     assert_eq!(warnings, []);
-    let (registry, _) = read("publish = \"etcd\"\netcd = [\"http://a\", \"http://[fd00::1]:1/\"]").unwrap();
+    let (registry, _) =
+        read("publish = \"etcd\"\netcd.endpoints = [\"http://a\", \"http://[fd00::1]:1/\"]").unwrap();
     let member = |at: &str| EtcdEndpoint { tls: false, at: at.parse().unwrap() };
     let etcd = EtcdSettings {
         endpoints: vec![member("a:2379"), member("[fd00::1]:1")],
@@ -69,12 +71,12 @@ fn a_publisher_is_read_with_its_defaults() {
 fn other_servers_are_named_in_several_ways_and_asked_only_if_something_says_that_there_are_any() {
     let peers = |lines| read(lines).unwrap().0.peers;
     let all = peers(
-        "dns = [\"10.96.0.10:53\"]\nsiblings = [\"10.0.0.7:9000\", \"[fd00::1]:9000\"]\n\
-         siblings_service = \"Pods.Test:9000\"\nname = \"Cloud.Test\"",
+        "resolvers = [\"10.96.0.10:53\"]\n[server.peers]\naddresses = [\"10.0.0.7:9000\", \"[fd00::1]:9000\"]\n\
+         dns_name = \"Pods.Test:9000\"\ncertificate_name = \"Cloud.Test\"",
     );
     let expected = PeerConfig {
         several: true,
-        named: Some(PeerKey { key: "mode.cloud.registry.siblings", must_link: true }),
+        named: Some(PeerKey { key: "server.peers.addresses", must_link: true }),
         dns: vec!["10.96.0.10:53".parse().unwrap()],
         list: ["10.0.0.7:9000", "[fd00::1]:9000"].map(|at| at.parse().unwrap()).into(),
         service: Some("pods.test:9000".parse().unwrap()),
@@ -83,12 +85,12 @@ fn other_servers_are_named_in_several_ways_and_asked_only_if_something_says_that
     assert_eq!(all, expected);
     for (lines, several, named) in [
         ("", false, None),
-        ("siblings = []\nname = \"a\"", false, None),
-        ("dns = []", true, None),
+        ("[server.peers]\naddresses = []\ncertificate_name = \"a\"", false, None),
+        ("resolvers = []", true, None),
         ("zone = \"nodes\"", true, None),
-        ("publish = \"hosts\"\nhosts = \"h\"", true, None),
-        ("siblings = [\"10.0.0.7:9000\"]", true, Some("mode.cloud.registry.siblings")),
-        ("siblings_service = \"pods:9000\"", true, Some("mode.cloud.registry.siblings_service")),
+        ("publish = \"hosts\"\nhosts_file = \"h\"", true, None),
+        ("[server.peers]\naddresses = [\"10.0.0.7:9000\"]", true, Some("server.peers.addresses")),
+        ("[server.peers]\ndns_name = \"pods:9000\"", true, Some("server.peers.dns_name")),
     ] {
         let peers = peers(lines);
         assert_eq!((peers.several, peers.named.map(|named| named.key)), (several, named), "{lines}");
@@ -98,33 +100,33 @@ fn other_servers_are_named_in_several_ways_and_asked_only_if_something_says_that
 #[test]
 fn what_a_publisher_lacks_is_a_fault() {
     for (lines, key) in [
-        ("publish = \"hosts\"", "hosts"),
-        ("publish = \"etcd\"", "etcd"),
-        ("publish = \"etcd\"\netcd = []", "etcd"),
-        ("publish = \"etcd\"\netcd = [\"10.0.0.5:2379\"]", "etcd[0]"),
-        ("publish = \"etcd\"\netcd = [\"https://a\"]", "etcd_ca"),
-        ("siblings = [\"pods:9000\"]", "siblings[0]"),
-        ("dns = [\"10.0.0.5\"]", "dns[0]"),
-        ("dns = [\"10.0.0.5:0\"]", "dns[0]"),
-        ("siblings_service = \"10.0.0.7:9000\"", "siblings_service"),
-        ("siblings_service = \"pods\"", "siblings_service"),
-        ("name = \"10.0.0.7\"", "name"),
-        ("etcd_cert = \"c\"", "etcd_key"),
-        ("etcd_key = \"c\"", "etcd_cert"),
-        ("etcd_user = \"c\"", "etcd_password_file"),
-        ("etcd_prefix = \"skydns\"", "etcd_prefix"),
-        ("etcd_prefix = \"/\"", "etcd_prefix"),
-        ("publish = \"dns\"", "publish"),
-        ("publish = \"configmap\"", "publish"),
-        ("service = \"tunnel-cloud\"", "service"),
-        ("configmap = \"a/b\"", "configmap"),
-        ("zone = \"a..b\"", "zone"),
+        ("publish = \"hosts\"", "dns.hosts_file"),
+        ("publish = \"etcd\"", "dns.etcd.endpoints"),
+        ("publish = \"etcd\"\netcd.endpoints = []", "dns.etcd.endpoints"),
+        ("publish = \"etcd\"\netcd.endpoints = [\"10.0.0.5:2379\"]", "dns.etcd.endpoints[0]"),
+        ("publish = \"etcd\"\netcd.endpoints = [\"https://a\"]", "dns.etcd.ca"),
+        ("[server.peers]\naddresses = [\"pods:9000\"]", "peers.addresses[0]"),
+        ("resolvers = [\"10.0.0.5\"]", "dns.resolvers[0]"),
+        ("resolvers = [\"10.0.0.5:0\"]", "dns.resolvers[0]"),
+        ("[server.peers]\ndns_name = \"10.0.0.7:9000\"", "peers.dns_name"),
+        ("[server.peers]\ndns_name = \"pods\"", "peers.dns_name"),
+        ("[server.peers]\ncertificate_name = \"10.0.0.7\"", "peers.certificate_name"),
+        ("etcd.cert = \"c\"", "dns.etcd.key"),
+        ("etcd.key = \"c\"", "dns.etcd.cert"),
+        ("etcd.user = \"c\"", "dns.etcd.password_file"),
+        ("etcd.prefix = \"skydns\"", "dns.etcd.prefix"),
+        ("etcd.prefix = \"/\"", "dns.etcd.prefix"),
+        ("publish = \"dns\"", "dns.publish"),
+        ("publish = \"configmap\"", "dns.publish"),
+        ("[server.peers]\nkubernetes_service = \"tunnel-cloud\"", "peers.kubernetes_service"),
+        ("configmap = \"a/b\"", "dns.configmap"),
+        ("zone = \"a..b\"", "dns.zone"),
     ] {
         let errors = read(lines).unwrap_err();
         let keys: Vec<_> = errors.iter().map(|f| f.key.as_str()).collect();
-        assert_eq!(keys, [format!("mode.cloud.registry.{key}")], "{lines}");
+        assert_eq!(keys, [format!("server.{key}")], "{lines}");
     }
-    let errors = cloud_faults("[mode.cloud.registry]\npublish = \"hosts\"\nhosts = \"h\"");
+    let errors = cloud_faults("[server.dns]\npublish = \"hosts\"\nhosts_file = \"h\"");
     assert_eq!(errors.iter().map(|f| f.key.as_str()).collect::<Vec<_>>(), ["POD_IP"]);
 }
 
@@ -137,7 +139,12 @@ fn inside(text: &str, kubeconfig: Option<&str>) -> Result<(ServerConfig, Vec<War
         kubeconfig: kubeconfig.map(Into::into),
         ..Environment::default()
     };
-    ServerConfig::read(&format!("[mode.cloud.ssh]\nlisten = \"127.0.0.1:22\"\n{text}"), &env)
+    let connect = if text.contains("[mode.") {
+        "[mode.cloud.ssh]\nport = 22"
+    } else {
+        "[server.connect]\nlisten = \"127.0.0.1:22\""
+    };
+    ServerConfig::read(&format!("{connect}\n{text}"), &env)
 }
 
 /// The values in SuperEdge's manifests.
@@ -164,32 +171,22 @@ fn superedges_tables_publish_in_its_configmap_unless_we_say_otherwise() {
         (newer.to_owned(), PublishConfig::None, cluster(Some("newer"))),
         ("[mode.cloud.stream.dns]\nconfigmap = \"\"".to_owned(), PublishConfig::None, None),
         (
-            format!("{NODES}[mode.cloud.registry]\npublish = \"none\""),
-            PublishConfig::None,
-            cluster(Some("cloud")),
-        ),
-        (
-            format!("{NODES}[mode.cloud.registry]\nconfigmap = \"ours\"\nservice = \"pods\""),
+            "[server.dns]\npublish = \"configmap\"\nconfigmap = \"ours\"\n[server.peers]\nkubernetes_service = \"pods\"".to_owned(),
             map("ours"),
             cluster(Some("pods")),
         ),
-        ("[mode.cloud.registry]\npublish = \"configmap\"".to_owned(), map("tunnel-nodes"), cluster(None)),
+        ("[server.dns]\npublish = \"configmap\"".to_owned(), map("tunnel-nodes"), cluster(None)),
     ] {
         let (cloud, warnings) = inside(&text, None).unwrap();
-        assert_eq!(warnings, [], "{text}");
+        assert_eq!(warned(&warnings, WarningKind::Unsupported), [""; 0], "{text}");
         assert_eq!((cloud.registry.publish, &cloud.registry.cluster), (publish, &expected), "{text}");
         assert_eq!(cloud.registry.peers.several, expected.is_some(), "{text}");
     }
-    let ours = "[mode.cloud.registry]\nservice = \"pods\"\n";
+    let ours = "[server.peers]\nkubernetes_service = \"pods\"\n";
     for (text, key, must_link) in [
-        (NODES.to_owned(), "mode.cloud.stream.dns.service", false),
-        (format!("{NODES}{newer}"), "mode.cloud.stream.register.service", false),
-        (format!("{NODES}{newer}{ours}"), "mode.cloud.registry.service", true),
-        (
-            format!("{NODES}{ours}siblings_service = \"pods:9000\""),
-            "mode.cloud.registry.siblings_service",
-            true,
-        ),
+        (NODES.to_owned(), "server.peers.kubernetes_service", false),
+        (ours.to_owned(), "server.peers.kubernetes_service", true),
+        (format!("{ours}dns_name = \"pods:9000\""), "server.peers.dns_name", true),
     ] {
         let named = inside(&text, None).unwrap().0.registry.peers.named;
         assert_eq!(named, Some(PeerKey { key, must_link }), "{text}");
@@ -211,7 +208,7 @@ fn superedges_tables_load_with_a_warning_where_there_is_no_kubernetes() {
         (newer.to_owned(), vec![register]),
         (format!("{NODES}debug = true"), vec![]),
     ] {
-        let (cloud, warnings) = cloud(&ssh(&format!("listen = \"127.0.0.1:22\"\n{text}")));
+        let (cloud, warnings) = cloud(&format!("[mode.cloud.ssh]\nport = 22\n{text}"));
         assert_eq!(warned(&warnings, WarningKind::Unsupported), tables, "{text}");
         assert_eq!((cloud.registry.publish, cloud.registry.cluster), (PublishConfig::None, None));
     }
@@ -227,14 +224,14 @@ fn edges_may_ask_for_nothing_that_was_not_allowed() {
     let at = |at: &str| at.parse().unwrap();
     let (none, _) = inside("", None).unwrap();
     assert!(!none.allow.targets.allows(at("127.0.0.1:22"), &[]) && none.allow.nodes.is_empty());
-    let text = "[mode.cloud.allow]\ntargets = [\"10.0.0.0/8:443\"]\nnodes = [\"Edge-*\"]";
+    let text = "[server.edge_access]\ntargets = [\"10.0.0.0/8:443\"]\nnodes = [\"Edge-*\"]";
     let (some, _) = inside(text, None).unwrap();
     assert!(some.allow.targets.allows(at("10.1.2.3:443"), &[]));
     assert!(!some.allow.targets.allows(at("127.0.0.1:443"), &[]));
     assert!(some.allow.nodes[0].matches(&"edge-7".parse().unwrap()));
     for (line, key) in [("targets = [\"a:1\"]", "targets[0]"), ("nodes = [\"a b\"]", "nodes[0]")] {
-        let errors = inside(&format!("[mode.cloud.allow]\n{line}"), None).unwrap_err();
+        let errors = inside(&format!("[server.edge_access]\n{line}"), None).unwrap_err();
         let keys: Vec<_> = errors.iter().map(|f| f.key.as_str()).collect();
-        assert_eq!(keys, [format!("mode.cloud.allow.{key}")]);
+        assert_eq!(keys, [format!("server.edge_access.{key}")]);
     }
 }

@@ -145,18 +145,18 @@ fn the_oldest_cloud_file_loads() {
     let (cloud, warnings) = cloud(CLOUD_OLD);
     assert_eq!(
         cloud.server.listen,
-        ListenConfig { at: "0.0.0.0:9000".parse().unwrap(), implicit: false, key: "grpc_port" }
+        ListenConfig { at: "0.0.0.0:9000".parse().unwrap(), implicit: false, key: "listen" }
     );
     assert_eq!(cloud.server.log_listen.at, "0.0.0.0:8000".parse().unwrap());
     assert_eq!(cloud.server.key.to_str(), Some("../../conf/certs/cloud.key"));
     assert_eq!(cloud.server.tokenfile.to_str(), Some("../../conf/token"));
-    assert!(cloud.ssh.listen.implicit);
+    assert!(cloud.connect.unwrap().listen.implicit);
     assert_eq!(warned(&warnings, WarningKind::Unsupported), Vec::<&str>::new());
     let limiters = [
         "mode.cloud.https.addr",
         "mode.cloud.ssh.auth",
-        "mode.cloud.stream.server.channelz_addr",
-        "mode.cloud.stream.server.log_port",
+        "mode.cloud.stream.server.channelzaddr",
+        "mode.cloud.stream.server.logport",
         "mode.cloud.tcp.\"0.0.0.0:6443\"",
     ];
     assert_eq!(warned(&warnings, WarningKind::Insecure), limiters);
@@ -178,13 +178,13 @@ fn a_cloud_file_of_the_middle_years_loads() {
     let (cloud, warnings) = cloud(CLOUD_HTTPS);
     assert_eq!(cloud.server.log_listen.at.port(), 51010);
     assert_eq!(
-        cloud.ssh.listen,
-        ListenConfig { at: "0.0.0.0:22".parse().unwrap(), implicit: false, key: "port" }
+        cloud.connect.as_ref().unwrap().listen,
+        ListenConfig { at: "0.0.0.0:22".parse().unwrap(), implicit: false, key: "listen" }
     );
     let Some(EgressConfig::Port { listen, certificates, .. }) = &cloud.egress else {
         panic!("{:?}", cloud.egress)
     };
-    assert_eq!((listen.at.to_string().as_str(), listen.key), ("0.0.0.0:8000", "egressport"));
+    assert_eq!((listen.at.to_string().as_str(), listen.key), ("0.0.0.0:8000", "listen"));
     assert!(
         certificates.cert.ends_with("tunnel-server.crt") && certificates.key.ends_with("tunnel-server.key")
     );
@@ -227,7 +227,7 @@ fn the_edge_files_of_all_years_load() {
     assert_eq!(middle.client.servers[0].dns.to_string(), "tunnel.cloud.io");
     assert_eq!(middle.http_proxy.unwrap().listen.at, "0.0.0.0:51009".parse().unwrap());
     assert_eq!(warned(&warnings, WarningKind::Unsupported), [""; 0]);
-    let limiters = ["mode.edge.http_proxy.proxyport", "mode.edge.stream.client.log_port"];
+    let limiters = ["mode.edge.httpproxy.proxyport", "mode.edge.stream.client.logport"];
     assert_eq!(warned(&warnings, WarningKind::Insecure), limiters);
 
     let (new, warnings) = edge(EDGE_NEW);
@@ -244,7 +244,7 @@ fn the_edge_files_of_all_years_load() {
 fn a_template_that_was_not_filled_in_loads_and_is_named() {
     let (edge, warnings) = edge(EDGE_TEMPLATE);
     assert_eq!(edge.client.servers[0].at.port, 9000);
-    let unfilled = ["mode.edge.stream.client.dns", "mode.edge.stream.client.server_name"];
+    let unfilled = ["mode.edge.stream.client.dns", "mode.edge.stream.client.servername"];
     assert_eq!(warned(&warnings, WarningKind::Unexpected), unfilled);
 }
 
@@ -263,4 +263,23 @@ fn both_spellings_in_one_file_are_well_while_they_agree() {
     let both = "[mode.cloud.stream.server]\ngrpcport = 9000\ngrpc_port = 9000\n";
     assert_eq!(cloud(both).0.server.listen.at.port(), 9000);
     assert_eq!(cloud_faults(&both.replace("grpcport = 9000", "grpcport = 9001")).iter().count(), 1);
+}
+
+#[test]
+fn a_key_of_ours_in_a_file_of_superedge_is_an_error_that_names_its_place() {
+    let errors =
+        cloud_faults("[mode.cloud.ssh]\nport = 22\nauth = \"none\"\n[mode.cloud.session]\ngrace = \"1s\"\n");
+    let errors: Vec<_> = errors.iter().map(ToString::to_string).collect();
+    let tail = "in a file without [mode]; `tunnel migrate superedge FILE` prints this file in that form";
+    let expected = [
+        format!(
+            "line 3: mode.cloud.ssh.auth: SuperEdge has no such key: its place is [server.connect] auth, {tail}"
+        ),
+        format!(
+            "line 5: mode.cloud.session.grace: SuperEdge has no such key: its place is [server.session] resume_timeout, {tail}"
+        ),
+    ];
+    assert_eq!(errors, expected);
+    let both = cloud_faults("[server]\n[mode.cloud]\n").to_string();
+    assert!(both.contains("mode: [server] is also in this file"), "{both}");
 }

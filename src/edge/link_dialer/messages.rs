@@ -11,11 +11,11 @@ use tunnel_net::tls::handshake::HandshakeError;
 pub(crate) fn no_connection(error: &ConnectError) -> String {
     let hint = match error.first() {
         Some(Failure::Refused(_)) => {
-            "; nothing listens there: check that the server runs, and that mode.edge.stream.client.server_name has the port \
-             of its mode.cloud.stream.server.listen (default 9000)"
+            "; nothing listens there: check that the server runs, and that edge.uplink.servers has the port \
+             of its server.links.listen (default 9000)"
         }
         Some(Failure::Timeout(..) | Failure::Unreachable(..)) => {
-            "; check mode.edge.stream.client.server_name, and that firewalls allow connections to that port; if a proxy is \
+            "; check edge.uplink.servers, and that firewalls allow connections to that port; if a proxy is \
              required, start the edge with HTTPS_PROXY"
         }
         Some(Failure::Local(..)) | None => "",
@@ -24,13 +24,13 @@ pub(crate) fn no_connection(error: &ConnectError) -> String {
 }
 
 /// Context of an error if a certificate was presented.
-pub(crate) const SHOWN: &str = "presented the certificate of mode.edge.csr, which servers accept only if agent_ca of their \
-                                mode.cloud.csr contains its CA; if the server closed the connection for that reason, the next \
+pub(crate) const SHOWN: &str = "presented the certificate of edge.csr, which servers accept only if edge_ca of their \
+                                server.csr contains its CA; if the server closed the connection for that reason, the next \
                                 attempt uses only the token";
 
 /// Error text if the edge has neither a certificate nor a token.
 pub(crate) const UNPROVEN: &str = "no valid certificate yet and no token; check the log for the certificate request \
-                                   (mode.edge.csr), which `tunnel approve` must approve";
+                                   (edge.csr), which `tunnel approve` must approve";
 
 /// Returns the error text of a failed TLS handshake. `name` is the name expected in the server's certificate; `shows`
 /// is true if a client certificate was presented.
@@ -45,35 +45,35 @@ pub(crate) fn no_tls(error: &io::Error, at: &Target, name: &str, shows: bool) ->
 pub fn hint(fault: &HandshakeError) -> &'static str {
     match fault {
         HandshakeError::UnknownIssuer => {
-            "mode.edge.stream.client.cert must contain the CA that signed it: get that file from the operator of the \
+            "edge.uplink.ca must contain the CA that signed it: get that file from the operator of the \
              server, unless another program answers there"
         }
         HandshakeError::Name(_) => {
-            "set mode.edge.stream.client.dns to a name in the certificate, or reissue the server's \
-             mode.cloud.stream.server.cert with this name"
+            "set edge.uplink.tls_server_name to a name in the certificate, or reissue the server's \
+             server.links.cert with this name"
         }
         HandshakeError::Expired(..) => {
-            "renew the server's mode.cloud.stream.server.cert, which it reloads without a restart; if this machine's clock \
+            "renew the server's server.links.cert, which it reloads without a restart; if this machine's clock \
              is wrong, set it"
         }
         HandshakeError::NotValidYet(..) => "set this machine's clock if it is wrong, or wait",
         HandshakeError::CaUsedAsEndEntity | HandshakeError::Purpose | HandshakeError::OtherCertificate(_) => {
-            "reissue the server's mode.cloud.stream.server.cert as a server certificate"
+            "reissue the server's server.links.cert as a server certificate"
         }
         HandshakeError::NotTls => {
-            "check that it is not the CONNECT port: mode.edge.stream.client.server_name must have the port of the \
-             server's mode.cloud.stream.server.listen (default 9000)"
+            "check that it is not the CONNECT port: edge.uplink.servers must have the port of the \
+             server's server.links.listen (default 9000)"
         }
         HandshakeError::Protocol => {
-            "check that it is not the port for egress or HTTPS: mode.edge.stream.client.server_name must have the port of \
-             the server's mode.cloud.stream.server.listen (default 9000)"
+            "check that it is not the port for egress or HTTPS: edge.uplink.servers must have the port of \
+             the server's server.links.listen (default 9000)"
         }
         HandshakeError::AlertReceived(_) => {
             "no client certificate was presented: check that it is the server's port for links, \
-             mode.cloud.stream.server.listen"
+             server.links.listen"
         }
         HandshakeError::Closed => {
-            "check that it is the server's port for links (mode.cloud.stream.server.listen), and that no firewall or load \
+            "check that it is the server's port for links (server.links.listen), and that no firewall or load \
              balancer in between closes connections"
         }
         HandshakeError::Other(_) => "",
@@ -96,6 +96,6 @@ mod tests {
             said.starts_with(&format!("{closed} refused the connection; nothing listens there")),
             "{said}"
         );
-        assert!(said.contains("server_name") && said.contains("listen"), "{said}");
+        assert!(said.contains("edge.uplink.servers") && said.contains("listen"), "{said}");
     }
 }

@@ -257,7 +257,7 @@ pub(crate) fn text(
         if name.contains('.') && !name.parse().is_ok_and(|node| is_given(&node)) {
             text.left_out.insert(
                 name.clone(),
-                "name with dots; add it to mode.cloud.node_names.names, or rename the node",
+                "name with dots; add it to server.node_names.names, or rename the node",
             );
             continue;
         }

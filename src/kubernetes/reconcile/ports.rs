@@ -175,7 +175,7 @@ impl PortWatch {
                 Some(front) => wanted.extend(all.iter().map(|port| (*port, front))),
                 None if all.is_empty() => {}
                 None => wrong.push(format!(
-                    "{kind}-proxy-ports have no target; set a port in addr of [mode.cloud.{kind}] to \"host\""
+                    "{kind}-proxy-ports have no target; set a port in ports of [server.{kind}] to \"host\""
                 )),
             }
         }

@@ -98,7 +98,7 @@ fn with_remedy(
     let net = context.addresses.pod_network(node, ip);
     let entry = if ip.is_ipv4() { format!("{net}:*") } else { format!("[{net}]:*") };
     let why = format!(
-        "{}; add \"{entry}\" to [mode.edge.allow] targets there and keep the entries of the list: it replaces the default",
+        "{}; add \"{entry}\" to [edge.allow] targets there and keep the entries of the list: it replaces the default",
         refusal.reason
     );
     SessionError::new(refusal.code, why)

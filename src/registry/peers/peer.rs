@@ -621,9 +621,9 @@ impl PeerDialer for TlsPeerDialer {
 fn hint(error: &HandshakeError) -> &'static str {
     match error {
         HandshakeError::UnknownIssuer | HandshakeError::AlertReceived(_) => {
-            "; issue all servers' certificates from one CA and set mode.cloud.stream.server.ca to it"
+            "; issue all servers' certificates from one CA and set server.links.peer_ca to it"
         }
-        HandshakeError::Name(_) => "; issue every server certificate for mode.cloud.registry.name",
+        HandshakeError::Name(_) => "; issue every server certificate for server.peers.certificate_name",
         _ => "",
     }
 }

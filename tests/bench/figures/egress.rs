@@ -31,7 +31,7 @@ impl Bench {
         let egress = SocketAddr::from((place.cloud_address, port));
         let files = &place.certificates;
         tunnel.server_has(&format!(
-            "\n[mode.cloud.egress]\nlisten = \"{egress}\"\ncert = {:?}\nkey = {:?}\nclient_ca = {:?}\nnames = [\"*\"]\n",
+            "\n[server.egress]\nlisten = \"{egress}\"\ncert = {:?}\nkey = {:?}\nclient_ca = {:?}\nnames = [\"*\"]\n",
             files.cert(),
             files.key(),
             files.ca(),

@@ -98,7 +98,7 @@ impl Bench {
         let tunnel = Tunnel::configure(place, targets, binary)?;
         let [port] = free_ports()?;
         tunnel.server_has(&format!(
-            "\n[mode.cloud.https]\nlisten_ip = \"{}\"\naddr = {{ \"{port}\" = \"{target}\" }}\ncert = {:?}\nkey = {:?}\n",
+            "\n[server.https]\nlisten_ip = \"{}\"\nports = {{ \"{port}\" = \"{target}\" }}\ncert = {:?}\nkey = {:?}\n",
             place.cloud_address,
             place.certificates.cert(),
             place.certificates.key(),

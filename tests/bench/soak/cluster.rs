@@ -207,9 +207,9 @@ fn server(
     peers: &[String],
 ) -> String {
     format!(
-        "[mode.cloud.stream.server]\nlisten = \"{grpc}\"\nlog_listen = \"{admin}\"\ncert = {:?}\nkey = {:?}\nca = {:?}\n\
-         tokenfile = {:?}\n[mode.cloud.ssh]\nlisten = \"{connect}\"\n[mode.cloud.session]\ndrain = \"{DRAIN}s\"\n\
-         [mode.cloud.registry]\nname = \"localhost\"\nsiblings = {peers:?}\n[mode.cloud.allow]\nnodes = [\"node*\"]\n",
+        "[server.links]\nlisten = \"{grpc}\"\nadmin_listen = \"{admin}\"\ncert = {:?}\nkey = {:?}\npeer_ca = {:?}\n\
+         token_file = {:?}\n[server.connect]\nlisten = \"{connect}\"\n[server.session]\ndrain_timeout = \"{DRAIN}s\"\n\
+         [server.peers]\ncertificate_name = \"localhost\"\naddresses = {peers:?}\n[server.edge_access]\nnodes = [\"node*\"]\n",
         certificates.cert(),
         certificates.key(),
         certificates.ca(),
@@ -219,8 +219,8 @@ fn server(
 
 fn edge(certificates: &Certificates, name: &str, cloud: SocketAddr, admin: SocketAddr) -> String {
     format!(
-        "[mode.edge.stream.client]\nnode = \"{name}\"\ntoken = \"{TOKEN}\"\ncert = {:?}\ndns = \"localhost\"\n\
-         server_name = \"{cloud}\"\nlog_listen = \"{admin}\"\n[mode.edge.session]\ndrain = \"{DRAIN}s\"\n",
+        "[edge.uplink]\nnode = \"{name}\"\ntoken = \"{TOKEN}\"\nca = {:?}\ntls_server_name = \"localhost\"\n\
+         servers = [\"{cloud}\"]\nadmin_listen = \"{admin}\"\n[edge.session]\ndrain_timeout = \"{DRAIN}s\"\n",
         certificates.ca(),
     )
 }

@@ -17,7 +17,7 @@ async fn an_interactive_link_always_uses_cubic_or_reno_at_both_ends() {
     let configured = ["bbr", "reno"].into_iter().find(usable).unwrap();
     let interactive = ["cubic", "reno"].into_iter().find(usable).unwrap();
     let place = TestDir::new();
-    let (key, table) = (format!("congestion = \"{configured}\"\n"), "[mode.cloud.stream.server]\n");
+    let (key, table) = (format!("congestion = \"{configured}\"\n"), "[server.links]\n");
     let server = place.cloud(ALLOW).replace(table, &format!("{table}{key}"));
     let world = World::of(place, &server, &format!("{key}{PROXY}")).await;
     let (at_server, at_edge) = (world.server.server.bound.grpc.port(), world.line.at.port());

@@ -31,7 +31,8 @@ pub(crate) async fn server_with(
         kubeconfig: Some(place.file("kubeconfig", &kubeconfig.to_string())),
         ..Environment::default()
     };
-    let text = place.cloud(&format!("[mode.cloud.addresses]\nkubernetes = true\n{more}"));
+    let text =
+        place.cloud(&format!("[server.addresses]\nkubernetes = true\n[server.addresses.nodes]\n{more}"));
     let (settings, _) = ServerConfig::read(&text, &env).unwrap();
     TestServer::from(Server::start(settings, None).unwrap())
 }

@@ -20,10 +20,10 @@ impl ServerProcess {
     pub(crate) async fn start(place: &TestDir) -> Self {
         let [grpc, connect, log] = std::array::from_fn(|_| servers::addresses(1)[0]);
         let text = servers::config(place, grpc, "");
-        let text = text.replace("log_listen = \"127.0.0.1:0\"", &format!("log_listen = \"{log}\""));
-        let any = "[mode.cloud.ssh]\nlisten = \"127.0.0.1:0\"";
+        let text = text.replace("admin_listen = \"127.0.0.1:0\"", &format!("admin_listen = \"{log}\""));
+        let any = "[server.connect]\nlisten = \"127.0.0.1:0\"";
         assert!(text.contains(any), "{text}");
-        let text = text.replace(any, &format!("[mode.cloud.ssh]\nlisten = \"{connect}\""));
+        let text = text.replace(any, &format!("[server.connect]\nlisten = \"{connect}\""));
         let file = place.file("process.toml", &text);
         let mut command = Command::new(env!("CARGO_BIN_EXE_tunnel"));
         // Environment variables of the machine must not affect it.

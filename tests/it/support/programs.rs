@@ -63,38 +63,38 @@ impl TestDir {
         path
     }
 
-    /// Returns a server's config. `more` continues `[mode.cloud.ssh]` and may open further tables.
+    /// Returns a server's config. `more` continues `[server.connect]` and may open further tables.
     pub(crate) fn cloud(&self, more: &str) -> String {
         let dir = self.path().display();
         format!(
             r#"
-[mode.cloud.stream.server]
+[server.links]
 listen = "127.0.0.1:0"
-log_listen = "127.0.0.1:0"
+admin_listen = "127.0.0.1:0"
 metrics_listen = "127.0.0.1:0"
 cert = "{dir}/cloud.crt"
 key = "{dir}/cloud.key"
-tokenfile = "{dir}/token"
-ca = "{dir}/ca.crt"
-[mode.cloud.ssh]
+token_file = "{dir}/token"
+peer_ca = "{dir}/ca.crt"
+[server.connect]
 listen = "127.0.0.1:0"
 {more}
 "#
         )
     }
 
-    /// Returns an edge's config for a server. `more` continues `[mode.edge.stream.client]` and may open further tables.
+    /// Returns an edge's config for a server. `more` continues `[edge.uplink]` and may open further tables.
     pub(crate) fn edge(&self, node: &str, server: impl Display, more: &str) -> String {
         let dir = self.path().display();
         format!(
             r#"
-[mode.edge.stream.client]
+[edge.uplink]
 node = "{node}"
 token = "{TOKEN}"
-cert = "{dir}/ca.crt"
-dns = "{NAME}"
-server_name = "{server}"
-log_listen = "127.0.0.1:0"
+ca = "{dir}/ca.crt"
+tls_server_name = "{NAME}"
+servers = ["{server}"]
+admin_listen = "127.0.0.1:0"
 {more}
 "#
         )

@@ -63,16 +63,16 @@ pub(crate) fn addresses(count: u8) -> Vec<SocketAddr> {
     }
 }
 
-/// Returns the config of the server at an address, with lines in `[mode.cloud.registry]`.
-pub(crate) fn config(place: &TestDir, at: SocketAddr, registry: &str) -> String {
-    let text = place.cloud(&format!("[mode.cloud.registry]\n{registry}\n"));
+/// Returns the config of the server at an address, with further tables.
+pub(crate) fn config(place: &TestDir, at: SocketAddr, tables: &str) -> String {
+    let text = place.cloud(&format!("{tables}\n"));
     text.replacen("listen = \"127.0.0.1:0\"", &format!("listen = \"{at}\""), 1)
 }
 
-/// Returns the config line that lists peers.
+/// Returns the config table that lists peers.
 pub(crate) fn peers(all: &[SocketAddr]) -> String {
     let all: Vec<_> = all.iter().map(|at| format!("\"{at}\"")).collect();
-    format!("siblings = [{}]", all.join(", "))
+    format!("[server.peers]\naddresses = [{}]", all.join(", "))
 }
 
 /// Starts `count` servers that know each other from a list.

@@ -71,16 +71,16 @@ impl Way {
         match self {
             Self::Direct => String::new(),
             Self::Egress => format!(
-                "[mode.cloud.egress]\nlisten = \"{SERVER}:8000\"\ncert = {cert:?}\nkey = {key:?}\nclient_ca = {ca:?}\nnames = [\"{APISERVER}\"]\n"
+                "[server.egress]\nlisten = \"{SERVER}:8000\"\ncert = {cert:?}\nkey = {key:?}\nclient_ca = {ca:?}\nnames = [\"{APISERVER}\"]\n"
             ),
-            Self::Unix => format!("[mode.cloud.egress]\nlisten = \"unix:{}\"\n", socket(place).display()),
+            Self::Unix => format!("[server.egress]\nlisten = \"unix:{}\"\n", socket(place).display()),
             Self::Passthrough { .. } => format!(
-                "[mode.cloud.https]\nmode = \"passthrough\"\nlisten_ip = \"{SERVER}\"\naddr = {{ \"10250\" = \"127.0.0.1:10250\", \"{HOOK}\" = \"127.0.0.1:{HOOK}\" }}\nauth = \"none\"\n"
+                "[server.https]\nmode = \"passthrough\"\nlisten_ip = \"{SERVER}\"\nports = {{ \"10250\" = \"127.0.0.1:10250\", \"{HOOK}\" = \"127.0.0.1:{HOOK}\" }}\nauth = \"none\"\n"
             ),
             Self::Terminate { .. } => {
                 let Files { cert, key, .. } = shown(place, "node1");
                 format!(
-                    "[mode.cloud.https]\nlisten_ip = \"{SERVER}\"\naddr = {{ \"10250\" = \"127.0.0.1:10250\", \"10263\" = \"host\" }}\ncert = {cert:?}\nkey = {key:?}\nclient_ca = {ca:?}\nnames = [\"{APISERVER}\"]\n"
+                    "[server.https]\nlisten_ip = \"{SERVER}\"\nports = {{ \"10250\" = \"127.0.0.1:10250\", \"10263\" = \"host\" }}\ncert = {cert:?}\nkey = {key:?}\nclient_ca = {ca:?}\nnames = [\"{APISERVER}\"]\n"
                 )
             }
             Self::Shown => {
@@ -88,13 +88,13 @@ impl Way {
                 std::fs::copy(ca, &believed).unwrap();
                 let (server, shown) = (dir.join("server.pem"), dir.join("proxy-client.pem"));
                 format!(
-                    "[mode.cloud.addresses]\nkubernetes = true\n[mode.cloud.csr]\nprofiles = [\"server\", \"proxy-client\"]\n\
-                     dir = {dir:?}\nservices = [\"tunnel-cloud\"]\n[mode.cloud.https]\nlisten_ip = \"{SERVER}\"\n\
-                     addr = {{ \"10250\" = \"127.0.0.1:10250\" }}\ncert = {server:?}\nkey = {server:?}\nclient_ca = {ca:?}\n\
+                    "[server.connect]\nlisten = \"{SERVER}:22\"\n[server.addresses]\nkubernetes = true\n[server.csr]\nprofiles = [\"server\", \"proxy-client\"]\n\
+                     dir = {dir:?}\nservices = [\"tunnel-cloud\"]\n[server.https]\nlisten_ip = \"{SERVER}\"\n\
+                     ports = {{ \"10250\" = \"127.0.0.1:10250\" }}\ncert = {server:?}\nkey = {server:?}\nclient_ca = {ca:?}\n\
                      names = [\"{APISERVER}\"]\ntarget_cert = {shown:?}\ntarget_ca = {believed:?}\n"
                 )
             }
-            Self::Intercepted => "[mode.cloud.addresses]\nkubernetes = true\n[mode.cloud.intercept]\n\
+            Self::Intercepted => "[server.addresses]\nkubernetes = true\n[server.intercept]\n\
                              networks = [\"10.77.0.0/16\", \"fd77::/16\"]\n"
                 .to_owned(),
         }
@@ -104,7 +104,7 @@ impl Way {
     pub(crate) fn edge_tables(self, place: &TestDir) -> String {
         let Self::Terminate { .. } = self else { return String::new() };
         let Files { cert, key, .. } = kubelet_client(place);
-        format!("[mode.edge.https]\ncert = {cert:?}\nkey = {key:?}\n")
+        format!("[edge.target_tls]\ncert = {cert:?}\nkey = {key:?}\n")
     }
 
     /// Returns true if the tunnel's server queries kube-apiserver for the node of each address or pod.

@@ -102,11 +102,11 @@ fn the_chart_renders_the_objects_of_the_base_and_applies_its_values() {
 
     let values = json!({
         "name": "site", "image": {"repository": "registry.example.org/tunnel", "tag": "9"},
-        "publisher": "etcd", "registry": "etcd = [\"http://10.0.0.5:2379\"]\nzone = \"nodes.example.org\"",
+        "publisher": "etcd", "dns": "etcd.endpoints = [\"http://10.0.0.5:2379\"]\nzone = \"nodes.example.org\"",
         "cloud": {"hostNetwork": true, "sshPort": 2222, "maxReplicas": 0, "certSecret": "a", "tokenSecret": "b", "usersSecret": "d",
-            "resources": {"limits": {"memory": "1Gi"}}, "moreConfig": "[mode.cloud.session]\ngrace = \"50s\"\n"},
+            "resources": {"limits": {"memory": "1Gi"}}, "moreConfig": "[server.session]\nresume_timeout = \"50s\"\n"},
         "edge": {"hostNetwork": false, "certSecret": "c", "kubeconfig": "/k3s/kubelet.kubeconfig", "kubeletPki": "/k3s", "targets": ["10.244.0.0/16:*"],
-            "moreConfig": "[mode.edge.http_proxy]\nlisten = \"127.0.0.1:51009\"\n"},
+            "moreConfig": "[edge.http_proxy]\nlisten = \"127.0.0.1:51009\"\n"},
         "coredns": {"enabled": false},
     });
     let file = place.path().join("values.json");

@@ -43,7 +43,7 @@ fn servers_run_only_on_nodes_with_a_label_that_no_kubelet_can_set() {
 fn doctor_names_the_node_label_that_servers_need() {
     let (Some(cluster), place) = (Cluster::new(), TestDir::new()) else { return };
     let config = place.cloud_config(loopback(free_port()), free_port());
-    let tables = "[mode.cloud.ssh]\nlisten = \"127.0.0.1:0\"\n[mode.cloud.addresses]\nkubernetes = true\n";
+    let tables = "[server.connect]\nlisten = \"127.0.0.1:0\"\n[server.addresses]\nkubernetes = true\n";
     let file = place.config("cloud", &format!("{config}{tables}"));
     let (c, k) = (format!("--c={}", file.display()), format!("--k={}", cluster.kubernetes.admin().display()));
     let told = || {

@@ -133,7 +133,7 @@ fn the_migration_page_works_from_yurttunnel_to_this_program_and_back() {
     let settings = blocks("### What becomes of the settings");
     desk.does(&settings[0]);
     assert!(desk.read("cloud.toml").contains("kept     http-proxy-ports: \"9051\""));
-    assert!(desk.read("edge.toml").contains("[mode.edge.stream.client]"));
+    assert!(desk.read("edge.toml").contains("[edge.uplink]"));
 
     // The trial.
     desk.does("kubectl apply -k deploy/kustomize/base");

@@ -62,7 +62,7 @@ fn systemd_restarts_a_unit_unless_its_config_is_wrong() {
         std::os::unix::fs::symlink("/dev/null", units.join(target)).unwrap();
     }
     let taken = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
-    let ssh = "[mode.cloud.ssh]\nlisten = \"127.0.0.1:0\"\n";
+    let ssh = "[server.connect]\nlisten = \"127.0.0.1:0\"\n";
     place.config("cloud", &(place.cloud_config(taken.local_addr().unwrap(), free_port()) + ssh));
     place.config("good", &(place.cloud_config(loopback(free_port()), free_port()) + ssh));
     std::fs::write(place.path().join("edge.toml"), "nonsense = 1\n").unwrap();

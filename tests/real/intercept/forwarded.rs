@@ -13,7 +13,7 @@ fn only_forwarded_connections_of_listed_networks_are_intercepted() {
     let (office, shop) = (neighbour(&world, 80), neighbour(&world, 81));
     let (other, _answers) = world.other();
     other.sh("ip route add default via 10.79.200.1");
-    let keys = "forwarded = [\"10.80.0.0/24\", \"fd80::/64\"]\nport = 15000\n\
+    let keys = "forwarded_networks = [\"10.80.0.0/24\", \"fd80::/64\"]\nport = 15000\n\
                 allow_from = [\"10.80.0.0/24\", \"fd80::/64\"]\n";
     let mut server = world.server(&format!("{keys}{}", world.fixed()));
     let (_kubelet, _edge) = (world.kubelet(1), world.edge(1, ""));

@@ -23,8 +23,8 @@ fn all_connections_of_the_server_carry_its_mark() {
     world.host.sh(COUNTERS);
     std::fs::write(world.place.path().join("kubeconfig"), KUBECONFIG).unwrap();
     let tables = format!(
-        "[mode.cloud.registry]\ndns = [\"10.79.1.2:53\"]\npublish = \"etcd\"\netcd = [\"http://10.79.1.2:2379\"]\n\
-         {}kubernetes = true\n",
+        "[server.dns]\nresolvers = [\"10.79.1.2:53\"]\npublish = \"etcd\"\netcd.endpoints = [\"http://10.79.1.2:2379\"]\n\
+         [server.addresses]\nkubernetes = true\n{}",
         world.fixed()
     );
     let config = world.config(0, &tables).replace("[10250, 9100]", "[10250, 53, 2379, 6443]");

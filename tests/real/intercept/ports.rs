@@ -51,7 +51,7 @@ fn changed_ports_of_a_configmap_are_intercepted_without_aborted_sessions() {
         socat.args([&format!("TCP-LISTEN:{port},pf=ip6,ipv6only=0,fork,reuseaddr"), "EXEC:cat"]);
         Running::start(&format!("echo-{port}"), dir, &mut socat)
     });
-    let config = world.config(0, &format!("[mode.cloud.ports]\n{}", world.fixed()));
+    let config = world.config(0, &format!("[server.node_ports]\n{}", world.fixed()));
     let k = format!("--k={}", kubeconfig.display());
     let env = [("POD_NAMESPACE", "default")];
     let mut server =

@@ -11,7 +11,7 @@ fn addresses_that_an_edge_claims_are_intercepted_at_another_server() {
     let Some(world) = World::start(2) else { return };
     let lines = format!("default:{TOKEN}\nnode1:{TOKEN} ip=10.79.1.2\n");
     std::fs::write(world.place.path().join("token"), lines).unwrap();
-    let keys = format!("trust_edges = true\n{SHORT}{}", peers(2));
+    let keys = format!("trust_edge_addresses = true\n{SHORT}{}", peers(2));
     let mut server = world.server(&keys);
     let mut second = world.launch("second", &world.plain_config(1, &peers(2)), &[], &[]);
     ready(&mut second, &world.host, ADMIN + 1);
@@ -47,10 +47,10 @@ fn addresses_that_an_edge_claims_are_intercepted_at_another_server() {
 fn each_of_five_servers_intercepts_for_the_nodes_of_all() {
     let Some(world) = World::start(5) else { return };
     let fixed: String = (1..=5).map(|n| format!("\"10.79.{n}.2\" = \"node{n}\"\n")).collect();
-    let tables = format!("{SHORT}{}[mode.cloud.addresses]\n{fixed}", peers(5));
+    let tables = format!("{SHORT}{}[server.addresses.nodes]\n{fixed}", peers(5));
     let mut servers: Vec<_> = (0..5)
         .map(|n| {
-            let keys = format!("table = \"tunnel{n}\"\ntrust_edges = true\n{tables}");
+            let keys = format!("table = \"tunnel{n}\"\ntrust_edge_addresses = true\n{tables}");
             world.launch(&format!("pod-{n}"), &world.config(n, &keys), &[], &[])
         })
         .collect();
@@ -92,10 +92,10 @@ fn a_session_survives_a_20_s_outage_despite_the_chains_of_yurttunnel() {
     far.sh("ip route add default via 10.79.100.1");
     world.nodes[0].sh("ip route add default via 10.79.1.1");
     world.host.sh(CHAINS);
-    let peers = "[mode.cloud.registry]\nsiblings = [\"10.79.100.1:9000\", \"10.79.100.2:9000\"]\n";
+    let peers = "[server.peers]\naddresses = [\"10.79.100.1:9000\", \"10.79.100.2:9000\"]\n";
     let mut server = world.server(&format!("{peers}{}", world.fixed()));
     let config = world.place.cloud_config("10.79.100.2:9000".parse().unwrap(), ADMIN) + peers;
-    let closed = "[mode.cloud.ssh]\nlisten = \"127.0.0.1:2222\"\nauth = \"none\"\n";
+    let closed = "[server.connect]\nlisten = \"127.0.0.1:2222\"\nauth = \"none\"\n";
     let mut second =
         world.place.tunnel_as(far.command(PROGRAM), ("cloud", "far"), &(config + closed), &[], &["--v=4"]);
     ready(&mut second, &far, ADMIN);
@@ -144,7 +144,7 @@ impl World {
 /// Returns the table that lists this number of servers on the host as peers.
 fn peers(servers: u16) -> String {
     let list: Vec<_> = (0..servers).map(|n| format!("\"10.79.1.1:{}\"", 9000 + n)).collect();
-    format!("[mode.cloud.registry]\nsiblings = [{}]\n", list.join(", "))
+    format!("[server.peers]\naddresses = [{}]\n", list.join(", "))
 }
 
 /// YurtTunnel's rules: connections to a port, at any address, go to its own listener, where no program listens.

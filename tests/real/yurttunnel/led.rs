@@ -25,8 +25,8 @@ fn the_name_of_an_edge_resolves_to_its_server_and_moves_with_it() {
     let (place, hosts) = (TestDir::new(), tempfile::tempdir().unwrap());
     let servers = [("cloud-a", "127.0.0.2"), ("cloud-b", "127.0.0.3")].map(|(name, ip)| {
         let tables = format!(
-            "[mode.cloud.registry]\npublish = \"configmap\"\n\
-             [mode.cloud.node_names]\nnamespace = \"{NAMESPACE}\"\nservice = \"{SERVICE}\"\nlead_to = \"pod\"\n"
+            "[server.dns]\npublish = \"configmap\"\n\
+             [server.node_names]\nnamespace = \"{NAMESPACE}\"\nservice = \"{SERVICE}\"\nresolve_to = \"server\"\n"
         );
         let (at, env) = (loopback(free_port()), [("POD_IP", ip), ("POD_NAMESPACE", NAMESPACE)]);
         let k = format!("--k={}", kubernetes.admin().display());

@@ -491,7 +491,7 @@ fn the_fixed_table_wins_over_what_a_node_claims() {
     let holders = book.holders(claims, false, |_| None);
     let found =
         ["10.0.7.20", "10.0.7.30", "10.0.7.40", "10.0.7.50", "10.0.8.1"].map(|at| holder(&holders, at));
-    let behind = "it is assigned to another node by [mode.cloud.addresses]";
+    let behind = "it is assigned to another node by [server.addresses]";
     assert_eq!(found, [behind, behind, "evil", "edge1", "evil"]);
 }
 

@@ -15,7 +15,7 @@ use crate::policy::{PolicyError, network, plain};
 #[derive(Clone, PartialEq, Eq)]
 pub struct Targets(Vec<TargetEntry>);
 
-/// An entry of the list: `127.0.0.0/8:*`, `10.1.2.3:443`, `[fd00::/8]:22`, or `own:22` for the edge's own addresses.
+/// An entry of the list: `127.0.0.0/8:*`, `10.1.2.3:443`, `[fd00::/8]:22`, or `self:22` for the edge's own addresses.
 #[derive(Clone, PartialEq, Eq)]
 pub struct TargetEntry {
     place: AllowedNet,
@@ -121,7 +121,7 @@ impl FromStr for TargetEntry {
         };
         let bare = place.strip_prefix('[').and_then(|p| p.strip_suffix(']'));
         let place = match bare {
-            None if place.eq_ignore_ascii_case(OWN) => AllowedNet::Own,
+            None if place.eq_ignore_ascii_case(SELF) => AllowedNet::Own,
             None if place.contains(':') => return Err(PolicyError::Port),
             None => AllowedNet::Net(network(place)?),
             Some(bare) => match network(bare)? {
@@ -136,7 +136,7 @@ impl FromStr for TargetEntry {
 impl fmt::Display for TargetEntry {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match &self.place {
-            AllowedNet::Own => f.write_str(OWN)?,
+            AllowedNet::Own => f.write_str(SELF)?,
             AllowedNet::Net(net @ IpNet::V4(_)) => write!(f, "{net}")?,
             AllowedNet::Net(net @ IpNet::V6(_)) => write!(f, "[{net}]")?,
         }
@@ -167,7 +167,7 @@ fn is_all_off_limits(net: &IpNet) -> bool {
 }
 
 /// Config value for the edge's own addresses, which change with its networks. No resolver is asked for this name.
-const OWN: &str = "own";
+const SELF: &str = "self";
 
 /// All of 127.0.0.0/8 is loopback (RFC 1122), so services listen on more than its first address.
 const LOOPBACK4: Ipv4Net = Ipv4Net::new_assert(Ipv4Addr::new(127, 0, 0, 0), 8);
@@ -273,7 +273,7 @@ mod tests {
     #[test]
     fn a_given_list_stands_alone() {
         let own = ["192.0.2.7".parse().unwrap()];
-        let targets = targets(&["10.1.2.3:443", "[fd00::/8]:22", "own:9100", "172.16.0.0/12:*"]);
+        let targets = targets(&["10.1.2.3:443", "[fd00::/8]:22", "self:9100", "172.16.0.0/12:*"]);
         for at in ["10.1.2.3:443", "[fd12::1]:22", "192.0.2.7:9100", "172.31.0.1:5", "[::ffff:10.1.2.3]:443"]
         {
             assert!(allows(&targets, at, &own), "{at}");

@@ -22,25 +22,25 @@ pub struct NodeTokens {
 pub enum TokenError {
     /// No line applies to the node.
     #[error(
-        "the token file has no line for {0}, and no default; add one to the file that mode.cloud.stream.server.tokenfile \
+        "the token file has no line for {0}, and no default; add one to the file that server.links.token_file \
          names"
     )]
     NoLine(NodeName),
     /// The token differs from that of the line that applies.
     #[error(
-        "the token differs from that of {0} in the file that mode.cloud.stream.server.tokenfile names; set the same \
-         token at the edge, as mode.edge.stream.client.token or in its token_file, or change the line"
+        "the token differs from that of {0} in the file that server.links.token_file names; set the same \
+         token at the edge, as edge.uplink.token or in its token_file, or change the line"
     )]
     Mismatch(&'static str),
     /// The token differs from that with which the node joined.
     #[error(
         "the token differs from the one that the node joined with; invite it again, or give it \
-         its own line in the file that mode.cloud.stream.server.tokenfile names"
+         its own line in the file that server.links.token_file names"
     )]
     Joined,
     /// The node's line has no token, which blocks the node.
     #[error(
-        "the line of {0} in the file that mode.cloud.stream.server.tokenfile names has no token, which blocks the node, \
+        "the line of {0} in the file that server.links.token_file names has no token, which blocks the node, \
          even with a certificate; give it a token, or remove the line"
     )]
     Blocked(NodeName),
@@ -250,7 +250,7 @@ mod tests {
         ] {
             let told = why(text, "node7");
             assert!(told.starts_with(says), "{told}");
-            assert!(told.contains("mode.cloud.stream.server.tokenfile"), "{told}");
+            assert!(told.contains("server.links.token_file"), "{told}");
         }
     }
 

@@ -26,12 +26,12 @@ pub enum DnsNameError {
     #[error("not a valid DNS name; expected labels of 1 to 63 letters, 253 in total, and no address")]
     Invalid,
     /// A name that programs look up on their own.
-    #[error("programs trust that name; set mode.cloud.registry.zone, or rename the node")]
+    #[error("programs trust that name; set server.dns.zone, or rename the node")]
     Reserved,
     /// The name has several labels, and it is not known to be a node's.
     #[error(
-        "name with dots; give it its own line in the token file, add it to mode.cloud.registry.publish_names, or set \
-         mode.cloud.registry.zone"
+        "name with dots; give it its own line in the token file, add it to server.dns.publish_names, or set \
+         server.dns.zone"
     )]
     Foreign,
 }

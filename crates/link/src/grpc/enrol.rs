@@ -68,7 +68,7 @@ pub enum EnrolCallError {
     Refused(String),
     /// The server takes no invitations.
     #[error(
-        "this cloud takes no invitations; set store in [mode.cloud.invitations] of its servers, and update older ones"
+        "this cloud takes no invitations; set store in [server.invitations] of its servers, and update older ones"
     )]
     Unserved,
 }

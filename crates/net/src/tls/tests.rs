@@ -213,7 +213,7 @@ fn what_is_wrong_with_our_own_certificate_is_said_with_the_remedy() {
     let missing = why(&ours, ours.issue("1", "cloud.test"), Some("tunnel.test"));
     assert!(missing.contains("\"tunnel.test\"") && missing.contains("reissue it"), "{missing}");
     let foreign = why(&ours, theirs.issue("2", "cloud.test"), None);
-    assert!(foreign.contains("mode.cloud.stream.server.ca"), "{foreign}");
+    assert!(foreign.contains("server.links.peer_ca"), "{foreign}");
     let nameless = why(&ours, ours.issue("3", "127.0.0.1"), None);
     assert!(nameless.contains("no DNS name"), "{nameless}");
 }

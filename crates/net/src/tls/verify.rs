@@ -182,10 +182,10 @@ fn unfit(cause: &Error, name: &ServerName<'_>) -> String {
             CertificateError::NotValidForName | CertificateError::NotValidForNameContext { .. },
         ) => format!(
             "this server's certificate does not contain the name {name:?}, which peers expect; reissue it with that \
-             name, or set mode.cloud.registry.name to a name that it contains"
+             name, or set server.peers.certificate_name to a name that it contains"
         ),
         Error::InvalidCertificate(CertificateError::UnknownIssuer | CertificateError::BadSignature) => {
-            "this server's certificate was not issued by a CA in mode.cloud.stream.server.ca, so peers reject it; \
+            "this server's certificate was not issued by a CA in server.links.peer_ca, so peers reject it; \
              configure the file of the CA that signed it"
                 .into()
         }
@@ -235,7 +235,7 @@ impl EdgeCerts {
             return Ok(());
         }
         Err(format!(
-            "{} (agent_ca) and {} (ca) contain the same CA, which also signs certificates for others, who could then \
+            "{} (edge_ca) and {} (peer_ca) contain the same CA, which also signs certificates for others, who could then \
              impersonate a server; use a separate CA for servers in ca",
             self.ca.display(),
             path.display()

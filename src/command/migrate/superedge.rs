@@ -1,0 +1,85 @@
+//! A file of SuperEdge, printed in this program's schema with the comments of the reference.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fmt::Write as _;
+
+use toml::{Table, Value};
+
+/// Every key with its description.
+const REFERENCE: &str = concat!(
+    include_str!("../../../docs/reference/server.toml"),
+    "\n",
+    include_str!("../../../docs/reference/edge.toml")
+);
+
+/// What the reference says: comments by table and key, and the tables that have headers.
+#[derive(Debug, Default)]
+struct Reference<'r> {
+    comments: BTreeMap<(&'r str, &'r str), Vec<&'r str>>,
+    tables: BTreeSet<&'r str>,
+}
+
+/// Returns the file with a comment above each key.
+pub(super) fn print(settings: &Table) -> String {
+    let mut text =
+        "# Printed by `tunnel migrate superedge`; docs/reference/ describes all keys.\n".to_owned();
+    let reference = Reference::read(REFERENCE);
+    for (name, value) in settings {
+        if let Value::Table(table) = value {
+            reference.print(table, name, &mut text);
+        }
+    }
+    text
+}
+
+impl<'r> Reference<'r> {
+    fn read(text: &'r str) -> Self {
+        let (mut reference, mut table, mut above) = (Self::default(), "", Vec::new());
+        for line in text.lines() {
+            let bare = line.trim_start_matches('#').trim();
+            let key = bare.split_once(" = ").map(|(key, _)| key);
+            if let Some(name) = bare.strip_prefix('[').and_then(|rest| rest.strip_suffix(']')) {
+                table = name;
+                reference.tables.insert(name);
+                above.clear();
+            } else if let Some(key) =
+                key.filter(|key| key.bytes().all(|b| b.is_ascii_lowercase() || b == b'_'))
+            {
+                reference.comments.insert((table, key), std::mem::take(&mut above));
+            } else if line.starts_with('#') && !bare.is_empty() {
+                above.push(line);
+            } else {
+                above.clear();
+            }
+        }
+        reference
+    }
+
+    /// Prints a table: its own keys first, then the tables below it that have a header of their own.
+    fn print(&self, table: &Table, path: &str, text: &mut String) {
+        let below = |key: &str| format!("{path}.{key}");
+        let is_header = |key: &str| {
+            self.tables.iter().any(|name| {
+                name.strip_prefix(&below(key)).is_some_and(|rest| rest.is_empty() || rest.starts_with('.'))
+            })
+        };
+        let (tables, keys): (Vec<_>, Vec<_>) =
+            table.iter().partition(|(key, value)| value.is_table() && is_header(key));
+        if !keys.is_empty() || tables.is_empty() {
+            _ = writeln!(text, "\n[{path}]");
+        }
+        for (key, value) in keys {
+            for line in self.comments.get(&(path, key.as_str())).into_iter().flatten() {
+                _ = writeln!(text, "{line}");
+            }
+            let bare = key.bytes().all(|b| b.is_ascii_alphanumeric() || b == b'_');
+            let key = if bare { key.clone() } else { Value::String(key.clone()).to_string() };
+            _ = writeln!(text, "{key} = {value}");
+        }
+        for (key, value) in tables {
+            if let Value::Table(table) = value {
+                self.print(table, &below(key), text);
+            }
+        }
+    }
+}

@@ -1,0 +1,772 @@
+//! Translates SuperEdge's files, whose tables are `[mode.cloud]` and `[mode.edge]`, into the program's schema.
+//!
+//! Only this file knows SuperEdge's spellings and its defaults. All of its parsers ignore case and `_`, so both are
+//! ignored here too. Keys that this program had below those tables before it had a schema are errors;
+//! `tunnel migrate superedge` converts them.
+
+use std::borrow::Cow;
+use std::collections::{BTreeMap, BTreeSet};
+use std::net::{IpAddr, SocketAddr};
+use std::ops::Range;
+
+use strsim::osa_distance;
+use toml::Spanned;
+use toml::de::{DeTable, DeValue};
+
+use crate::config::server::kubernetes;
+use crate::config::value::ValueError;
+use crate::config::{Diagnostics, Environment, ParsedConfig, WarningKind, value};
+
+/// A key of a file, the key of the schema that it sets, and how its value changes. A `*` is a name that the user chose.
+type Row = (&'static str, &'static str, Change);
+
+/// How a value becomes the value of a key of the schema.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Change {
+    /// The value stays as it is.
+    Same,
+    /// A port becomes an address: on the IP of `ip` or `proxyip` in the same table, by default on this one.
+    Port(&'static str),
+    /// An empty text means that the key is absent.
+    Filled,
+    /// A text with commas becomes a list.
+    Split,
+    /// A single text becomes a list.
+    List,
+    /// A version of TLS loses Go's prefix.
+    TlsVersion,
+    /// Keys of nested tables lose case and `_`.
+    Rules,
+    /// The value is used elsewhere in this file, or not at all.
+    Dropped,
+    /// A text of the first spelling becomes one of the second.
+    Text(&'static str, &'static str),
+}
+
+use Change::{Dropped, Filled, List, Port, Rules, Same, Split, Text, TlsVersion};
+
+/// All addresses of a machine.
+const ANY: &str = "0.0.0.0";
+
+/// SuperEdge's keys of `[mode.cloud]`.
+const SERVER: &[Row] = &[
+    ("stream.server.grpc_port", "links.listen", Port(ANY)),
+    ("stream.server.log_port", "links.admin_listen", Port(ANY)),
+    ("stream.server.metrics_port", "links.metrics_listen", Port(ANY)),
+    ("stream.server.channelz_addr", "links.channelz_listen", Filled),
+    ("stream.server.key", "links.key", Same),
+    ("stream.server.cert", "links.cert", Same),
+    ("stream.server.tokenfile", "links.token_file", Same),
+    ("stream.dns.configmap", "", Dropped),
+    ("stream.dns.hosts", "", Dropped),
+    ("stream.dns.service", "", Dropped),
+    ("stream.dns.debug", "", Dropped),
+    ("stream.register.service", "", Dropped),
+    ("ssh.port", "connect.listen", Port(ANY)),
+    ("egress.port", "egress.listen", Port(ANY)),
+    ("egress.egressport", "egress.listen", Port(ANY)),
+    ("egress.servercert", "egress.cert", Same),
+    ("egress.serverkey", "egress.key", Same),
+    ("egress.cert", "egress.cert", Same),
+    ("egress.key", "egress.key", Same),
+    ("egress.kubeconfig", "", Dropped),
+    ("http_proxy.port", "http_proxy.listen", Port(ANY)),
+    ("http_proxy.proxyport", "http_proxy.listen", Port(ANY)),
+    ("http_proxy.ip", "", Dropped),
+    ("http_proxy.proxyip", "", Dropped),
+    ("https.addr.*", "https.ports.*", Same),
+    ("https.cert", "https.cert", Same),
+    ("https.key", "https.key", Same),
+    ("tcp.*", "tcp.*", Same),
+    ("tls.tls_min_version", "tls.min_version", TlsVersion),
+    ("tls.tls_cipher_suites", "tls.cipher_suites", Split),
+];
+
+/// SuperEdge's keys of `[mode.edge]`.
+const EDGE: &[Row] = &[
+    ("stream.client.token", "uplink.token", Same),
+    ("stream.client.cert", "uplink.ca", Same),
+    ("stream.client.dns", "uplink.tls_server_name", Filled),
+    ("stream.client.server_name", "uplink.servers", List),
+    ("stream.client.log_port", "uplink.admin_listen", Port(ANY)),
+    ("stream.client.channelz_addr", "uplink.channelz_listen", Filled),
+    ("https.cert", "target_tls.cert", Same),
+    ("https.key", "target_tls.key", Same),
+    ("http_proxy.port", "http_proxy.listen", Port("127.0.0.1")),
+    ("http_proxy.proxyport", "http_proxy.listen", Port("127.0.0.1")),
+    ("http_proxy.ip", "", Dropped),
+    ("http_proxy.proxyip", "", Dropped),
+];
+
+/// Keys that this program had below `[mode.cloud]` before its own schema.
+const SERVER_OURS: &[Row] = &[
+    ("stream.server.listen", "links.listen", Same),
+    ("stream.server.proxy_protocol", "links.proxy_protocol", Same),
+    ("stream.server.log_listen", "links.admin_listen", Same),
+    ("stream.server.metrics_listen", "links.metrics_listen", Same),
+    ("stream.server.congestion", "links.congestion", Same),
+    ("stream.server.ca", "links.peer_ca", Same),
+    ("admin.listen", "admin.listen", Same),
+    ("admin.users", "admin.users", Same),
+    ("ssh.listen", "connect.listen", Same),
+    ("egress.listen", "egress.listen", Same),
+    ("egress.client_ca", "egress.client_ca", Same),
+    ("http_proxy.listen", "http_proxy.listen", Same),
+    ("https.mode", "https.mode", Same),
+    ("https.listen_ip", "https.listen_ip", Same),
+    ("https.addr.*.to", "https.ports.*.target", Same),
+    ("https.client_ca", "https.client_ca", Same),
+    ("https.target_cert", "https.target_cert", Same),
+    ("https.target_key", "https.target_key", Same),
+    ("https.target_ca", "https.target_ca", Same),
+    ("https.target_insecure", "https.target_insecure_skip_verify", Same),
+    ("http.listen_ip", "http.listen_ip", Same),
+    ("http.addr.*", "http.ports.*", Same),
+    ("http.addr.*.to", "http.ports.*.target", Same),
+    ("tcp.*.to", "tcp.*.target", Same),
+    ("tcp.*.send_proxy", "tcp.*.send_proxy", Same),
+    ("intercept.networks", "intercept.networks", Same),
+    ("intercept.ports", "intercept.ports", Same),
+    ("intercept.trust_edges", "intercept.trust_edge_addresses", Same),
+    ("intercept.forwarded", "intercept.forwarded_networks", Same),
+    ("intercept.port", "intercept.port", Same),
+    ("intercept.table", "intercept.table", Same),
+    ("intercept.mark", "intercept.mark", Same),
+    ("ports.configmap", "node_ports.configmap", Same),
+    ("ports.namespace", "node_ports.namespace", Same),
+    ("ports.service", "node_ports.service", Same),
+    ("node_names.configmap", "node_names.configmap", Same),
+    ("node_names.key", "node_names.key", Same),
+    ("node_names.lease", "node_names.lease", Same),
+    ("node_names.namespace", "node_names.namespace", Same),
+    ("node_names.edges", "node_names.edges", Same),
+    ("node_names.names", "node_names.names", Same),
+    ("node_names.service", "node_names.service", Same),
+    ("node_names.lead_to", "node_names.resolve_to", Text("pod", "server")),
+    ("session.grace", "session.resume_timeout", Same),
+    ("session.open_timeout", "session.open_timeout", Same),
+    ("session.max", "session.max_sessions", Same),
+    ("session.max_for_client", "session.max_per_client", Same),
+    ("session.drain", "session.drain_timeout", Same),
+    ("session.memory", "session.buffer_memory", Same),
+    ("registry.publish", "dns.publish", Same),
+    ("registry.zone", "dns.zone", Same),
+    ("registry.publish_names", "dns.publish_names", Same),
+    ("registry.hosts", "dns.hosts_file", Same),
+    ("registry.configmap", "dns.configmap", Same),
+    ("registry.dns", "dns.resolvers", Same),
+    ("registry.etcd", "dns.etcd.endpoints", Same),
+    ("registry.etcd_prefix", "dns.etcd.prefix", Same),
+    ("registry.etcd_ca", "dns.etcd.ca", Same),
+    ("registry.etcd_cert", "dns.etcd.cert", Same),
+    ("registry.etcd_key", "dns.etcd.key", Same),
+    ("registry.etcd_user", "dns.etcd.user", Same),
+    ("registry.etcd_password_file", "dns.etcd.password_file", Same),
+    ("registry.siblings", "peers.addresses", Same),
+    ("registry.siblings_service", "peers.dns_name", Same),
+    ("registry.service", "peers.kubernetes_service", Same),
+    ("registry.name", "peers.certificate_name", Same),
+    ("registry.rebalance", "peers.rebalance", Same),
+    ("allow.targets", "edge_access.targets", Text("own:", "self:")),
+    ("allow.nodes", "edge_access.nodes", Same),
+    ("addresses.kubernetes", "addresses.kubernetes", Same),
+    ("addresses.*", "addresses.nodes.*", Same),
+    ("direct.targets", "direct.targets", Same),
+    ("invitations.store", "invitations.store", Same),
+    ("invitations.file", "invitations.file", Same),
+    ("invitations.secret", "invitations.secret", Same),
+    ("invitations.etcd", "invitations.etcd.endpoints", Same),
+    ("invitations.etcd_prefix", "invitations.etcd.prefix", Same),
+    ("invitations.etcd_ca", "invitations.etcd.ca", Same),
+    ("invitations.etcd_cert", "invitations.etcd.cert", Same),
+    ("invitations.etcd_key", "invitations.etcd.key", Same),
+    ("invitations.etcd_user", "invitations.etcd.user", Same),
+    ("invitations.etcd_password_file", "invitations.etcd.password_file", Same),
+    ("csr.profiles", "csr.profiles", Same),
+    ("csr.dir", "csr.dir", Same),
+    ("csr.services", "csr.services", Same),
+    ("csr.names", "csr.names", Same),
+    ("csr.lifetime", "csr.lifetime", Same),
+    ("csr.agent_ca", "csr.edge_ca", Same),
+];
+
+/// Keys that this program had below `[mode.edge]` before its own schema.
+const EDGE_OURS: &[Row] = &[
+    ("stream.client.node", "uplink.node", Same),
+    ("stream.client.node_ips", "uplink.node_ips", Same),
+    ("stream.client.token_file", "uplink.token_file", Same),
+    ("stream.client.log_listen", "uplink.admin_listen", Same),
+    ("stream.client.metrics_listen", "uplink.metrics_listen", Same),
+    ("stream.client.congestion", "uplink.congestion", Same),
+    ("admin.listen", "admin.listen", Same),
+    ("admin.users", "admin.users", Same),
+    ("session.grace", "session.resume_timeout", Same),
+    ("session.drain", "session.drain_timeout", Same),
+    ("session.memory", "session.buffer_memory", Same),
+    ("allow.targets", "allow.targets", Text("own:", "self:")),
+    ("https.ca", "target_tls.ca", Same),
+    ("http_proxy.listen", "http_proxy.listen", Same),
+    ("http_proxy.nodes", "http_proxy.nodes", Same),
+    ("csr.agent", "csr.enabled", Same),
+    ("csr.file", "csr.file", Same),
+    ("csr.lifetime", "csr.lifetime", Same),
+];
+
+/// The tables of listeners, old and new. Each had the keys of [`ACCESS`], which are this program's.
+const LISTENERS: [(&str, &str); 7] = [
+    ("ssh", "connect"),
+    ("egress", "egress"),
+    ("http_proxy", "http_proxy"),
+    ("https", "https"),
+    ("http", "http"),
+    ("intercept", "intercept"),
+    ("tcp.*", "tcp.*"),
+];
+
+/// The keys of every listener, which are the same in the schema.
+const ACCESS: [&str; 6] = ["proxy_protocol", "allow_from", "auth", "users", "rules", "names"];
+
+/// Returns the file in the program's schema. A file without the table `mode` is in it already.
+pub(crate) fn translate<'t>(file: DeTable<'t>, env: &Environment, report: &mut Diagnostics) -> DeTable<'t> {
+    translate_for(Purpose::Run(env), file, report)
+}
+
+/// Converts a file of SuperEdge, which may also have keys that this program had in such files. What depends on the
+/// cluster is kept wherever this runs.
+pub fn convert(text: &str) -> ParsedConfig<toml::Table> {
+    let mut report = Diagnostics::default();
+    let file = report.parse(text);
+    let file = translate_for(Purpose::Convert, file, &mut report);
+    let table =
+        file.iter().map(|(name, value)| (name.get_ref().to_string(), plain(value.get_ref()))).collect();
+    report.finish(text, table)
+}
+
+/// Why a file is translated.
+#[derive(Debug, Clone, Copy)]
+enum Purpose<'e> {
+    /// The program runs with it, in this environment.
+    Run(&'e Environment),
+    /// A command prints it in the program's schema.
+    Convert,
+}
+
+/// Returns a value without its place in the file.
+fn plain(value: &DeValue<'_>) -> toml::Value {
+    match value {
+        DeValue::String(text) => toml::Value::String(text.to_string()),
+        DeValue::Integer(number) => {
+            value::integer(number).map_or_else(|| number.to_string().into(), toml::Value::Integer)
+        }
+        DeValue::Float(number) => {
+            number.to_string().parse().map_or_else(|_| number.to_string().into(), toml::Value::Float)
+        }
+        DeValue::Boolean(flag) => toml::Value::Boolean(*flag),
+        DeValue::Datetime(time) => toml::Value::Datetime(*time),
+        DeValue::Array(items) => items.iter().map(|item| plain(item.get_ref())).collect::<Vec<_>>().into(),
+        DeValue::Table(table) => {
+            let entries =
+                table.iter().map(|(name, value)| (name.get_ref().to_string(), plain(value.get_ref())));
+            toml::Value::Table(entries.collect())
+        }
+    }
+}
+
+fn translate_for<'t>(purpose: Purpose<'_>, mut file: DeTable<'t>, report: &mut Diagnostics) -> DeTable<'t> {
+    let Some(name) = file.keys().find(|name| fold(name.get_ref()) == "mode").cloned() else { return file };
+    let place = name.span().start;
+    let Some(mode) = file.remove(&name) else { return file };
+    if let Some(ours) = ["server", "edge"].into_iter().find(|ours| file.contains_key(*ours)) {
+        let found = Some(format!("[{ours}] is also in this file"));
+        report.place_fault(Some(place), "mode", found, format!("keep [{ours}], or SuperEdge's tables"));
+    }
+    let DeValue::Table(roles) = mode.into_inner() else {
+        report.place_fault(
+            Some(place),
+            "mode",
+            Some("not a table".to_owned()),
+            "expected [mode.cloud] or [mode.edge]",
+        );
+        return file;
+    };
+    for (role, settings) in roles {
+        let (new, rows) = match fold(role.get_ref()).as_str() {
+            "cloud" => ("server", rows(SERVER, SERVER_OURS, &LISTENERS)),
+            "edge" => ("edge", rows(EDGE, EDGE_OURS, &[("http_proxy", "http_proxy")])),
+            unknown => {
+                let nearest = if osa_distance(unknown, "cloud") < osa_distance(unknown, "edge") {
+                    "cloud"
+                } else {
+                    "edge"
+                };
+                let key = format!("mode.{}", value::excerpt(role.get_ref()));
+                report.unknown(role.span().start, &key, &format!("did you mean {nearest}?"));
+                continue;
+            }
+        };
+        let shown = format!("mode.{}", role.get_ref());
+        report.spelled.insert(new.to_owned(), shown.clone());
+        for row in rows.iter().filter(|row| !row.is_ours && !row.old.contains(&"*".to_owned())) {
+            spell(row, new, &shown, report);
+        }
+        let place = settings.span();
+        let DeValue::Table(settings) = settings.into_inner() else {
+            report.place_fault(Some(place.start), &shown, Some("not a table".to_owned()), "expected a table");
+            continue;
+        };
+        let mut translation =
+            Translation { role: new, rows: &rows, leaves: Vec::new(), table: DeTable::new(), report };
+        translation.gather(settings, &[], &shown);
+        let table = translation.finish(purpose);
+        file.insert(
+            Spanned::new(role.span(), Cow::Borrowed(new)),
+            Spanned::new(role.span(), DeValue::Table(table)),
+        );
+    }
+    file
+}
+
+/// Names a key and its table as SuperEdge spells them, for errors about a key that the file lacks.
+fn spell(row: &SplitRow, role: &str, shown: &str, report: &mut Diagnostics) {
+    let (Some((_, table)), Some((old_table, _))) = (row.new.split_last(), row.written.rsplit_once('.'))
+    else {
+        return;
+    };
+    let full = |path: &[String]| format!("{role}.{}", value::path(path));
+    report.spelled.entry(full(&row.new)).or_insert_with(|| format!("{shown}.{}", row.written));
+    report.spelled.entry(full(table)).or_insert_with(|| format!("{shown}.{old_table}"));
+}
+
+/// A row with its patterns split, and the old one folded.
+struct SplitRow {
+    /// The old key as it is documented.
+    written: String,
+    old: Vec<String>,
+    new: Vec<String>,
+    change: Change,
+    /// Whether it is this program's, so that a file of SuperEdge cannot have it.
+    is_ours: bool,
+}
+
+fn rows(theirs: &[Row], ours: &[Row], listeners: &[(&str, &str)]) -> Vec<SplitRow> {
+    let split = |old: &str, new: &str, change, is_ours| SplitRow {
+        written: old.to_owned(),
+        old: old.split('.').map(fold).collect(),
+        new: new.split('.').filter(|part| !part.is_empty()).map(str::to_owned).collect(),
+        change,
+        is_ours,
+    };
+    let access = listeners.iter().flat_map(|(old, new)| {
+        ACCESS.iter().map(move |key| {
+            let change = if *key == "rules" { Rules } else { Same };
+            split(&format!("{old}.{key}"), &format!("{new}.{key}"), change, true)
+        })
+    });
+    let theirs = theirs.iter().map(|(old, new, change)| split(old, new, *change, false));
+    let ours = ours.iter().map(|(old, new, change)| split(old, new, *change, true));
+    theirs.chain(ours).chain(access).collect()
+}
+
+/// A value of the file that is a row's.
+struct Leaf<'t> {
+    /// The folded path below the role. Names that the user chose are not folded.
+    path: Vec<String>,
+    /// The full key as written.
+    shown: String,
+    place: Range<usize>,
+    value: DeValue<'t>,
+}
+
+/// The table of one role while it is translated.
+struct Translation<'r, 't> {
+    /// `server` or `edge`.
+    role: &'static str,
+    rows: &'r [SplitRow],
+    leaves: Vec<Leaf<'t>>,
+    /// The result.
+    table: DeTable<'t>,
+    report: &'r mut Diagnostics,
+}
+
+impl<'t> Translation<'_, 't> {
+    /// Collects the values of the role's tables, and records unknown keys.
+    fn gather(&mut self, table: DeTable<'t>, path: &[String], shown: &str) {
+        for (name, value) in table {
+            let (place, written) = (name.span(), name.get_ref());
+            let folded = fold(written);
+            let part = |part: &str| self.rows.iter().any(|row| row.continues(path, part));
+            let (part, quoted) = match part("*") && !part(&folded) {
+                true => (written.to_string(), format!("\"{}\"", value::excerpt(written))),
+                false => (folded, value::excerpt(written)),
+            };
+            let path: Vec<_> = path.iter().cloned().chain([part]).collect();
+            let shown = format!("{shown}.{quoted}");
+            let rows = || self.rows.iter().filter(|row| row.begins_with(&path));
+            let (exact, deeper) =
+                (rows().any(|row| row.old.len() == path.len()), rows().any(|row| row.old.len() > path.len()));
+            match value.into_inner() {
+                DeValue::Table(table) if deeper => {
+                    self.open_table(&path, &shown, &place);
+                    self.gather(table, &path, &shown);
+                }
+                value if exact => self.leaves.push(Leaf { path, shown, place, value }),
+                value if deeper => {
+                    let found = Some(value::shown(&value));
+                    self.report.place_fault(Some(place.start), &shown, found, "expected a table");
+                }
+                _ => self.unknown(&path, &shown, place.start),
+            }
+        }
+    }
+
+    /// Records an unknown key, with the most similar known one.
+    fn unknown(&mut self, path: &[String], shown: &str, place: usize) {
+        let Some((last, table)) = path.split_last() else { return };
+        let known = |rows: &[Row]| -> Vec<String> {
+            let parts = rows.iter().filter_map(|(old, ..)| {
+                let folded: Vec<_> = old.split('.').map(fold).collect();
+                let part = old.split('.').nth(table.len())?;
+                (folded.iter().zip(table).all(|(a, b)| a == b || a == "*") && part != "*")
+                    .then(|| part.to_owned())
+            });
+            parts.collect()
+        };
+        let (theirs, ours) = if self.role == "server" { (SERVER, SERVER_OURS) } else { (EDGE, EDGE_OURS) };
+        let mut names = known(theirs);
+        names.extend(known(ours));
+        if self.rows.iter().any(|row| row.old.len() == path.len() && row.continues(table, "allowfrom")) {
+            names.extend(ACCESS.map(str::to_owned));
+        }
+        let wanted = match names.iter().min_by_key(|known| osa_distance(last, &fold(known))) {
+            Some(nearest) => format!("did you mean {nearest}?"),
+            None => "no key is known here; remove it".to_owned(),
+        };
+        self.report.unknown(place, shown, &wanted);
+    }
+
+    /// Creates the table that an old one becomes, so that it is present even if it is empty.
+    fn open_table(&mut self, path: &[String], shown: &str, place: &Range<usize>) {
+        let Some(row) = self.rows.iter().find(|row| row.begins_with(path) && !row.new.is_empty()) else {
+            return;
+        };
+        let Some(length) =
+            (row.new.len() + path.len()).checked_sub(row.old.len()).filter(|length| *length > 0)
+        else {
+            return;
+        };
+        let new = row.renamed(path, length);
+        self.report.spelled.insert(self.full(&new), shown.to_owned());
+        let mut table = Some(&mut self.table);
+        for part in new {
+            table = table.and_then(|table| child(table, &part, place));
+        }
+    }
+
+    /// Translates the collected values, and adds SuperEdge's defaults.
+    fn finish(mut self, purpose: Purpose<'_>) -> DeTable<'t> {
+        let mut leaves = std::mem::take(&mut self.leaves);
+        leaves.sort_by_key(|leaf| leaf.place.start);
+        self.kubernetes(&leaves, purpose);
+        let ips = self.ips(&leaves);
+        let mut set = BTreeMap::new();
+        for leaf in leaves {
+            let ip = leaf.path.first().and_then(|table| ips.get(table)).copied();
+            let rows = self.rows;
+            let row = rows.iter().find(|row| row.old.len() == leaf.path.len() && row.begins_with(&leaf.path));
+            let Some(row) = row else { continue };
+            let new = row.renamed(&leaf.path, row.new.len());
+            if row.is_ours && matches!(purpose, Purpose::Run(_)) {
+                self.refuse(&leaf, &new);
+            }
+            self.set(leaf, row, &new, ip, &mut set);
+        }
+        if self.role == "server" {
+            self.default_port();
+        }
+        self.table
+    }
+
+    /// Records an error about a key that is this program's.
+    fn refuse(&mut self, leaf: &Leaf<'t>, new: &[String]) {
+        let Some((key, table)) = new.split_last() else { return };
+        let wanted = format!(
+            "its place is [{}] {key}, in a file without [mode]; `tunnel migrate superedge FILE` prints this file in that form",
+            self.full(table),
+        );
+        let found = Some("SuperEdge has no such key".to_owned());
+        self.report.place_fault(Some(leaf.place.start), &leaf.shown, found, wanted);
+    }
+
+    /// Sets the key of the schema. `set` are the values so far, with the keys that set them.
+    fn set(
+        &mut self,
+        leaf: Leaf<'t>,
+        row: &SplitRow,
+        new: &[String],
+        ip: Option<IpAddr>,
+        set: &mut BTreeMap<Vec<String>, (String, DeValue<'t>)>,
+    ) {
+        let Leaf { shown, place, value, .. } = leaf;
+        let value = match changed(value, row.change, ip, &place) {
+            Ok(Some(value)) => value,
+            Ok(None) => return,
+            Err(wrong) => {
+                self.wrong(&place, &shown, wrong);
+                // What depends on the key still sees that it is present.
+                self.report.refused.insert(self.full(new));
+                return;
+            }
+        };
+        match (row.change, &value) {
+            (TlsVersion, DeValue::String(version)) if version.starts_with("VersionTLS") => {
+                let text = format!("{version} is insecure and not supported; the oldest version is TLS 1.2");
+                return self.report.warn(shown, WarningKind::Unexpected, text);
+            }
+            (Port(_), DeValue::String(address)) if address.ends_with(":0") => {
+                let text = "0 selects a free port, a different one at each start; the log reports it";
+                self.report.warn(shown.clone(), WarningKind::Unexpected, text);
+            }
+            _ => {}
+        }
+        match set.get(new) {
+            Some((_, twin)) if value::same(twin, &value) => return,
+            Some((twin, _)) => {
+                let found = Some(format!("{twin} sets the same and has a different value"));
+                return self.report.place_fault(Some(place.start), &shown, found, "keep one of them");
+            }
+            None => {}
+        }
+        self.report.spelled.insert(self.full(new), shown.clone());
+        set.insert(new.to_vec(), (shown, value.clone()));
+        self.put(new, place, value);
+    }
+
+    /// Records an error about a value.
+    fn wrong(&mut self, place: &Range<usize>, shown: &str, wrong: ValueError) {
+        self.report.place_fault(Some(place.start), shown, Some(wrong.found), wrong.wanted);
+    }
+
+    /// Opens SuperEdge's port 22 if no table `ssh` sets another one.
+    fn default_port(&mut self) {
+        let connect = self.table.get("connect").map(Spanned::get_ref);
+        let is_set = matches!(connect, Some(DeValue::Table(table)) if table.contains_key("listen"));
+        if is_set || self.report.refused.contains("server.connect.listen") {
+            return;
+        }
+        let listen = ["connect".to_owned(), "listen".to_owned()];
+        self.report.implied.insert(self.full(&listen));
+        self.report.spelled.entry("server.connect".to_owned()).or_insert_with(|| "mode.cloud.ssh".to_owned());
+        self.put(&listen, 0..0, DeValue::String(SSH.into()));
+    }
+
+    /// Returns the addresses that `ip` or `proxyip` sets, by table.
+    fn ips(&mut self, leaves: &[Leaf<'t>]) -> BTreeMap<String, IpAddr> {
+        let mut ips = BTreeMap::new();
+        for Leaf { path, shown, place, value } in leaves {
+            let [table, key] = path.as_slice() else { continue };
+            if table != "httpproxy" || !matches!(key.as_str(), "ip" | "proxyip") {
+                continue;
+            }
+            match value::parsed(value) {
+                Ok(ip) => {
+                    ips.entry(table.clone()).or_insert(ip);
+                }
+                Err(wrong) => {
+                    self.report.place_fault(Some(place.start), shown, Some(wrong.found), wrong.wanted);
+                }
+            }
+        }
+        ips
+    }
+
+    /// Translates the tables `dns` and `register`: the ConfigMap to publish in, and the Service that lists the servers.
+    /// Outside of a cluster they have no effect, so SuperEdge's files load anywhere.
+    fn kubernetes(&mut self, leaves: &[Leaf<'t>], purpose: Purpose<'_>) {
+        let find = |path: [&str; 3]| leaves.iter().find(|leaf| leaf.path == path);
+        let mut text = |path| {
+            let leaf = find(path)?;
+            let name =
+                kubernetes::name(&leaf.value).map_err(|wrong| self.wrong(&leaf.place, &leaf.shown, wrong));
+            name.ok().flatten().map(|name| (name, leaf))
+        };
+        let configmap = text(["stream", "dns", "configmap"]);
+        let (older, newer) = (text(["stream", "dns", "service"]), text(["stream", "register", "service"]));
+        let service = newer.or(older);
+        if let Some(leaf) = find(["stream", "dns", "debug"]) {
+            match value::flag(&leaf.value) {
+                Ok(false) => {}
+                Ok(true) => return,
+                Err(wrong) => self.wrong(&leaf.place, &leaf.shown, wrong),
+            }
+        }
+        if let Purpose::Run(env) = purpose
+            && let Err(why) = kubernetes::reached(env)
+        {
+            let used = [&configmap, &service].into_iter().flatten();
+            let tables: BTreeSet<_> =
+                used.filter_map(|(_, leaf)| Some(leaf.shown.rsplit_once('.')?.0)).collect();
+            for table in tables {
+                let text = format!("nothing is published in a ConfigMap, and no Service lists peers: {why}");
+                self.report.warn(table, WarningKind::Unsupported, text);
+            }
+            return;
+        }
+        let given = |key: &str| leaves.iter().any(|leaf| leaf.path == ["registry", key]);
+        if let Some((name, leaf)) = configmap
+            && !given("publish")
+        {
+            self.imply(&["dns", "publish"], leaf, "configmap");
+            if !given("configmap") {
+                self.imply(&["dns", "configmap"], leaf, &name);
+            }
+        }
+        if let Some((name, leaf)) = service
+            && !given("service")
+        {
+            self.imply(&["peers", "kubernetes_service"], leaf, &name);
+        }
+    }
+
+    /// Sets a key that the file does not have.
+    fn imply(&mut self, path: &[&str], leaf: &Leaf<'t>, text: &str) {
+        let path: Vec<_> = path.iter().map(|part| (*part).to_owned()).collect();
+        self.report.spelled.insert(self.full(&path), leaf.shown.clone());
+        self.report.implied.insert(self.full(&path));
+        self.put(&path, leaf.place.clone(), DeValue::String(text.to_owned().into()));
+    }
+
+    fn full(&self, path: &[String]) -> String {
+        format!("{}.{}", self.role, value::path(path))
+    }
+
+    /// Sets a key of the schema. Two spellings of a table whose keys the user chose may have one of them with a value and
+    /// with a table, which is an error.
+    fn put(&mut self, path: &[String], place: Range<usize>, value: DeValue<'t>) {
+        let Some((last, tables)) = path.split_last() else { return };
+        let table = tables.iter().try_fold(&mut self.table, |table, part| child(table, part, &place));
+        if let Some(table) = table {
+            table.insert(Spanned::new(place.clone(), last.clone().into()), Spanned::new(place, value));
+        } else {
+            let found = Some("the table has another value elsewhere".to_owned());
+            let key = self.full(path);
+            self.report.place_fault(Some(place.start), &key, found, "keep one of them");
+        }
+    }
+}
+
+impl SplitRow {
+    /// Returns true if the old key begins with this path.
+    fn begins_with(&self, path: &[String]) -> bool {
+        path.len() <= self.old.len() && self.old.iter().zip(path).all(|(old, part)| old == "*" || old == part)
+    }
+
+    /// Returns true if the old key has this part below this path.
+    fn continues(&self, path: &[String], part: &str) -> bool {
+        self.begins_with(path) && self.old.get(path.len()).is_some_and(|old| old == part)
+    }
+
+    /// Returns the first parts of the new key, with the name that the user chose.
+    fn renamed(&self, path: &[String], length: usize) -> Vec<String> {
+        let chosen = self.old.iter().position(|part| part == "*").and_then(|at| path.get(at));
+        let part = |part: &String| if part == "*" { chosen.unwrap_or(part).clone() } else { part.clone() };
+        self.new.iter().take(length).map(part).collect()
+    }
+}
+
+/// Returns the nested table of this name, which is created if it is absent; `None` if another value has the name.
+fn child<'a, 't>(
+    table: &'a mut DeTable<'t>,
+    name: &str,
+    place: &Range<usize>,
+) -> Option<&'a mut DeTable<'t>> {
+    let entry = table
+        .entry(Spanned::new(place.clone(), Cow::Owned(name.to_owned())))
+        .or_insert_with(|| Spanned::new(place.clone(), DeValue::Table(DeTable::new())));
+    match entry.get_mut() {
+        DeValue::Table(table) => Some(table),
+        _ => None,
+    }
+}
+
+/// Changes a value. Returns `None` if the key is left out.
+fn changed<'t>(
+    value: DeValue<'t>,
+    change: Change,
+    ip: Option<IpAddr>,
+    place: &Range<usize>,
+) -> Result<Option<DeValue<'t>>, ValueError> {
+    Ok(Some(match (change, value) {
+        (Dropped, _) => return Ok(None),
+        (Port(default), value) => {
+            let port = value::port_number(&value)?;
+            let ip = ip.map_or_else(
+                || default.parse().map_err(|_| value::wrong(&value, "expected an address")),
+                Ok,
+            )?;
+            DeValue::String(SocketAddr::new(ip, port).to_string().into())
+        }
+        (Filled, DeValue::String(text)) if text.is_empty() => return Ok(None),
+        (Split, DeValue::String(list)) => {
+            let names = list.split(',').map(str::trim).filter(|name| !name.is_empty());
+            let item = |name: &str| Spanned::new(place.clone(), DeValue::String(name.to_owned().into()));
+            DeValue::Array(names.map(item).collect())
+        }
+        (List, text @ DeValue::String(_)) => {
+            DeValue::Array([Spanned::new(place.clone(), text)].into_iter().collect())
+        }
+        (TlsVersion, DeValue::String(text)) => match text.as_ref() {
+            "" => return Ok(None),
+            "VersionTLS12" => DeValue::String("1.2".into()),
+            "VersionTLS13" => DeValue::String("1.3".into()),
+            "VersionTLS10" | "VersionTLS11" => DeValue::String(text),
+            _ => return Err(value::wrong(&DeValue::String(text), "expected VersionTLS12 or VersionTLS13")),
+        },
+        (Rules, value) => folded(value),
+        (Text(old, new), DeValue::String(text)) => DeValue::String(respelled(&text, old, new).into()),
+        (Text(old, new), DeValue::Array(mut items)) => {
+            for item in items.iter_mut() {
+                if let DeValue::String(text) = item.get_mut() {
+                    *text = respelled(text, old, new).into();
+                }
+            }
+            DeValue::Array(items)
+        }
+        (_, value) => value,
+    }))
+}
+
+fn respelled(text: &str, old: &str, new: &str) -> String {
+    text.strip_prefix(old).map_or_else(|| text.to_owned(), |rest| format!("{new}{rest}"))
+}
+
+/// Returns a list of tables with folded keys.
+fn folded(value: DeValue<'_>) -> DeValue<'_> {
+    match value {
+        DeValue::Array(mut items) => {
+            for item in items.iter_mut() {
+                let inner = std::mem::replace(item.get_mut(), DeValue::Boolean(false));
+                *item.get_mut() = folded(inner);
+            }
+            DeValue::Array(items)
+        }
+        DeValue::Table(table) => {
+            let fold = |(name, value): (Spanned<Cow<'_, str>>, _)| {
+                (Spanned::new(name.span(), fold(name.get_ref()).into()), value)
+            };
+            DeValue::Table(table.into_iter().map(fold).collect())
+        }
+        value => value,
+    }
+}
+
+/// Ignores case and `_`: SuperEdge's old spelling is its new one without `_`, and its parser ignores case.
+fn fold(key: &str) -> String {
+    key.chars().filter(|c| *c != '_').flat_map(char::to_lowercase).take(MAX_KEY_LEN).collect()
+}
+
+/// Maximum number of characters of a key that are compared. Known keys are much shorter, and the similarity search is
+/// quadratic.
+const MAX_KEY_LEN: usize = 64;
+
+/// The port that SuperEdge opens for SSH, even if its file does not set it.
+const SSH: &str = "0.0.0.0:22";
