@@ -14,8 +14,11 @@ chmod 755 "$tree"
 install -D -m 755 "$program" "$tree/usr/bin/tunnel"
 for side in cloud edge; do
   install -D -m 644 "$root/deploy/systemd/tunnel-$side.service" "$tree/lib/systemd/system/tunnel-$side.service"
-  install -D -m 644 "$root/conf/$side.toml" "$tree/usr/share/doc/tunnel/$side.toml"
 done
+# Examples of /etc/tunnel/cloud.toml and edge.toml, and the description of every key.
+install -D -m 644 "$root/conf/server.toml" "$tree/usr/share/doc/tunnel/cloud.toml"
+install -D -m 644 "$root/conf/edge.toml" "$tree/usr/share/doc/tunnel/edge.toml"
+install -D -m 644 -t "$tree/usr/share/doc/tunnel/reference" "$root"/docs/reference/*.toml
 install -D -m 644 "$root/LICENSE" "$tree/usr/share/doc/tunnel/copyright"
 install -d -m 755 "$tree/usr/share/man/man1" "$tree/usr/share/bash-completion/completions" \
   "$tree/usr/share/zsh/vendor-completions" "$tree/usr/share/fish/vendor_completions.d"
