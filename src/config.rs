@@ -271,7 +271,8 @@ fn other_role(
         report.warn(other, WarningKind::Unexpected, "this table is for the other role and is ignored");
     } else {
         let found = Some("the only table in this file".to_owned());
-        file.error(other, found, format!("start with `tunnel {other}`, or use the other file"), report);
+        let mode = if other == "server" { "cloud" } else { other };
+        file.error(other, found, format!("start with --m={mode}, or use the other file"), report);
     }
 }
 

@@ -279,6 +279,7 @@ fn translate_for<'t>(purpose: Purpose<'_>, mut file: DeTable<'t>, report: &mut D
     if let Some(ours) = ["server", "edge"].into_iter().find(|ours| file.contains_key(*ours)) {
         let found = Some(format!("[{ours}] is also in this file"));
         report.place_fault(Some(place), "mode", found, format!("keep [{ours}], or SuperEdge's tables"));
+        return file;
     }
     let DeValue::Table(roles) = mode.into_inner() else {
         report.place_fault(

@@ -280,6 +280,9 @@ fn a_key_of_ours_in_a_file_of_superedge_is_an_error_that_names_its_place() {
         ),
     ];
     assert_eq!(errors, expected);
-    let both = cloud_faults("[server]\n[mode.cloud]\n").to_string();
-    assert!(both.contains("mode: [server] is also in this file"), "{both}");
+    let both = cloud_faults("[server.links]\nlisten = 9000\n[mode.cloud]\n").to_string();
+    assert!(
+        both.contains("mode: [server] is also in this file") && both.contains("server.links.listen"),
+        "{both}"
+    );
 }
