@@ -7,7 +7,6 @@ pub mod demo;
 pub mod doctor;
 pub mod init;
 pub mod invitations;
-#[cfg(feature = "kubernetes")]
 pub mod migrate;
 pub mod output_dir;
 pub mod status;
@@ -28,7 +27,6 @@ use crate::command::demo::Module;
 use crate::command::doctor::DoctorArgs;
 use crate::command::init::InitArgs;
 use crate::command::invitations::{InviteArgs, JoinArgs, RevokeArgs};
-#[cfg(feature = "kubernetes")]
 use crate::command::migrate::MigrateArgs;
 use crate::config::edge::EdgeConfig;
 use crate::config::live::{ConfigFile, tell_warnings};
@@ -160,7 +158,6 @@ pub enum Command {
         json: bool,
     },
     /// Print a config that replaces another tunnel's deployment in Kubernetes, with a remark on each of its settings.
-    #[cfg(feature = "kubernetes")]
     Migrate(MigrateArgs),
     /// Print shell completions; load them with `source <(tunnel completions bash)`.
     Completions {

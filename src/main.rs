@@ -4,7 +4,6 @@
 use tunnel::command::approve::{self, ApproveArgs};
 use tunnel::command::demo::{self, Module};
 use tunnel::command::doctor::{self, DoctorArgs, Findings};
-#[cfg(feature = "kubernetes")]
 use tunnel::command::migrate;
 use tunnel::command::{
     self, Args, Command, CommandError, LogFormat, Mode, Settings, connect, init, invitations, is_wrong,
@@ -57,7 +56,6 @@ fn main() -> ExitCode {
         Some(Command::Revoke(asked)) => {
             told(in_runtime(invitations::revoke(asked, &Environment::read(variable))))
         }
-        #[cfg(feature = "kubernetes")]
         Some(Command::Migrate(asked)) => told(migrate::run(&asked, std::io::stdin())),
         Some(Command::Completions { shell }) => told(Ok(command::completions(shell))),
         Some(Command::Man { dir }) => told(command::man(&dir)),

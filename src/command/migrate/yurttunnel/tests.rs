@@ -1,8 +1,10 @@
-use crate::command::migrate;
 use crate::config::Environment;
 use crate::config::edge::EdgeConfig;
 use crate::config::server::ServerConfig;
 use tunnel_base::policy::ports::PortTarget;
+
+use crate::command::CommandError;
+use crate::command::migrate::{MigrateArgs, Origin, run};
 
 use super::*;
 
@@ -157,8 +159,7 @@ fn each_flag_of_yurttunnel_is_known_and_others_are_told_as_unknown() {
         let all = names.split_whitespace().chain([more]);
         all.map(|name| (name.to_owned(), "1".to_owned())).collect::<Vec<_>>()
     };
-    for remarks in [migrate::server(&flags(server, "kubeconfig")).1, migrate::agent(&flags(agent, "node")).1]
-    {
+    for remarks in [super::server(&flags(server, "kubeconfig")).1, super::agent(&flags(agent, "node")).1] {
         let (last, known) = remarks.split_last().unwrap();
         assert_eq!(last.verdict, Mapping::Unknown, "{last:?}");
         for remark in known {
@@ -166,11 +167,11 @@ fn each_flag_of_yurttunnel_is_known_and_others_are_told_as_unknown() {
         }
     }
     // Its default has a line too.
-    let (_, remarks) = migrate::server(&[]);
+    let (_, remarks) = super::server(&[]);
     assert_eq!(remarks.len(), 1);
     assert!(remarks[0].what == "--enable-iptables=true, its default" && remarks[0].why.contains("intercept"));
     // Kubelets probe the server's pods, so metrics cannot stay at --insecure-bind-address.
-    let (server, remarks) = migrate::server(&flags("enable-iptables", "meta-port"));
+    let (server, remarks) = super::server(&flags("enable-iptables", "meta-port"));
     assert_eq!((server.meta, remarks[1].verdict), (1, Mapping::Changed));
 }
 
@@ -198,7 +199,7 @@ fn what_is_no_such_deployment_is_told_with_the_remedy() {
     let garbled = told("a: [b");
     assert!(garbled.code == 78 && garbled.text.starts_with("-: neither YAML nor JSON"), "{garbled}");
     let asked = MigrateArgs { from: Origin::Yurttunnel, files: vec!["/none/x".into()], edge: false };
-    assert!(run(&asked, io::empty()).unwrap_err().text.starts_with("/none/x: "));
+    assert!(run(&asked, std::io::empty()).unwrap_err().text.starts_with("/none/x: "));
 }
 
 #[test]
