@@ -9,3 +9,4 @@ pub mod metrics;
 pub mod names;
 pub mod policy;
 pub mod process;
+mod serde_text;
