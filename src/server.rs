@@ -342,7 +342,7 @@ impl ServerCore {
             proven,
             enrolment,
             registry,
-            route: SessionRouter::new(finder.clone(), table, session.open_timeout, session.grace),
+            route: SessionRouter::new(finder.clone(), table, session.open_timeout, session.resume_timeout),
             finder,
             peers,
             ports: kubernetes::watch_ports(settings, own, &readiness, &links),
@@ -358,7 +358,7 @@ impl ServerCore {
         };
         Self {
             context,
-            session_limiter: admission::sessions(session.max, session.max_for_client),
+            session_limiter: admission::sessions(session.max_sessions, session.max_per_client),
             zone,
             resolver: files.resolver.clone(),
             readiness,
@@ -419,7 +419,7 @@ fn new_shutdown(settings: &ServerConfig) -> Shutdown {
         publisher: Drain::new(),
         links: Drain::new(),
         admin: Drain::new(),
-        deadline: settings.session.drain,
+        deadline: settings.session.drain_timeout,
     }
 }
 
@@ -435,9 +435,9 @@ fn link_context(settings: &ServerConfig, metrics: &Metrics, links: &Drain) -> Li
 fn limits(settings: &ServerConfig) -> SessionLimits {
     SessionLimits {
         windows: WINDOWS,
-        memory: settings.session.memory.unwrap_or_else(|| third_of_memory(MEMORY)),
-        sessions: settings.session.max,
-        grace: settings.session.grace,
+        memory: settings.session.buffer_memory.unwrap_or_else(|| third_of_memory(MEMORY)),
+        sessions: settings.session.max_sessions,
+        grace: settings.session.resume_timeout,
     }
 }
 

@@ -93,7 +93,7 @@ impl PreparedIntercept {
         let shared = core.context.clone();
         let drain = shared.link_context.drain.clone();
         let own = LocalAddresses::of_interfaces(settings.host_ip.into_iter().chain(cloud.pod_ip).collect());
-        let (grace, readiness) = (cloud.session.grace, core.readiness.clone());
+        let (grace, readiness) = (cloud.session.resume_timeout, core.readiness.clone());
         let keeper = Reconciler::new(table, intercepted, settings, grace, own, shared, readiness);
         drain.spawn(info_span!("intercept"), keeper.run(done));
         emptied
