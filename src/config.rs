@@ -22,7 +22,6 @@ use std::time::Duration;
 use serde::{Deserialize, Serialize};
 use toml::de::DeTable;
 
-use crate::config::listen::AccessConfig;
 use crate::config::table::ConfigTable;
 
 /// Values from the environment and the command line, unparsed. An empty value means absent. Only `main` reads them.
@@ -70,27 +69,8 @@ pub struct ListenConfig {
     /// Whether the port is a default that no key sets. If a default port cannot be bound, the program warns and
     /// continues without it. If a configured port cannot be bound, the program exits.
     pub implicit: bool,
-    /// The key that sets it, relative to its table, for example `listen` or `port`.
+    /// The key that sets it, relative to its table, for example `listen`.
     pub key: &'static str,
-}
-
-/// The table `admin`: operators' access to the process.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct AdminConfig {
-    /// The Unix socket for commands on this machine, such as `tunnel status`. Only its owner may open it.
-    pub socket: AdminSocket,
-    /// Users who may read the log port from other machines; by default none.
-    pub access: AccessConfig,
-}
-
-/// Where a process makes its admin socket, the Unix socket for commands on the same machine.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub enum AdminSocket {
-    /// A configured path. If it cannot be bound, the program exits.
-    At(PathBuf),
-    /// A default: this name (without `.sock`) in a directory for such sockets, for example in this `XDG_RUNTIME_DIR`.
-    /// If it cannot be bound, the program continues without it.
-    Named(&'static str, Option<PathBuf>),
 }
 
 /// The config read from a file and the environment, complete or not.

@@ -24,7 +24,7 @@ use crate::admin::readiness::{DRAINING_CONDITION, Readiness};
 use crate::admin::status::{Clock, EdgeView};
 use crate::admin::{Admin, Listeners, ProcessView};
 use crate::config::Secret;
-use crate::config::edge::{EdgeConfig as Settings, MEMORY, TargetTlsConfig, Token, UplinkConfig};
+use crate::config::edge::{EdgeConfig as Settings, MEMORY, TargetTlsConfig, UplinkConfig};
 use crate::config::live::ConfigFile;
 use crate::edge::http_proxy::ProxyListener;
 use crate::edge::link_dialer::known_addresses::KnownAddresses;
@@ -97,12 +97,12 @@ impl Edge {
         let (files, ports, proxy, (viewers, policies)) = startup.finish(prepared)?;
         let mut edge = Self::new(&settings, &ports, proxy.as_ref().map(ProxyListener::at));
         policies.watch(&edge.links);
-        let level_from_anywhere = !settings.client.log_listen.is_local();
+        let level_from_anywhere = !settings.uplink.admin_listen.ip().is_loopback();
         let pool = Pool::new();
         if let Some(proxy) = proxy {
-            edge.limiters = proxy.spawn(settings.client.node.clone(), &edge, pool.clone());
+            edge.limiters = proxy.spawn(settings.uplink.node.clone(), &edge, pool.clone());
         }
-        let (ca, cert) = (settings.client.ca.clone(), settings.https.identity.clone().map(|(cert, _)| cert));
+        let (ca, cert) = (settings.uplink.ca.clone(), settings.target_tls.cert.clone());
         let csr = settings.csr.clone();
         let keeper = edge.keeper(settings, files, pool.clone());
         edge.spawn_upkeep(&keeper, pool);
@@ -150,7 +150,7 @@ impl Edge {
 
     /// Creates the core, before any task is started.
     fn new(
-        Settings { client, session, allow, .. }: &Settings,
+        Settings { uplink, session, allow, .. }: &Settings,
         ports: &AdminListeners,
         proxy: Option<SocketAddr>,
     ) -> Self {
@@ -162,7 +162,7 @@ impl Edge {
             grace: session.resume_timeout,
         };
         let table = SessionTable::new(Instance::random(), limits, metrics.clone());
-        let uplinks = Uplinks::new(client.node.clone());
+        let uplinks = Uplinks::new(uplink.node.clone());
         Self {
             bound: EdgeAddresses {
                 log: ports.log.as_ref().map(TcpAccept::at),
@@ -191,11 +191,11 @@ impl Edge {
 
     /// Creates the reconnector, which keeps a link to a server and serves incoming sessions.
     fn keeper(&self, settings: Settings, files: EdgeFiles, pool: Pool) -> Arc<Reconnector> {
-        let Settings { client, session, own, csr, .. } = settings;
+        let Settings { uplink, session, own, csr, .. } = settings;
         let EdgeFiles { tls, servers, targets: target_tls, tokens, proxy, resolver } = files;
         target_tls.watch(&self.links);
         let dialer = TargetDialer {
-            place: DialerRole::Node(client.node.clone()),
+            place: DialerRole::Node(uplink.node.clone()),
             own: LocalAddresses::of_interfaces(own),
             targets: self.targets.clone(),
             // The port for metrics may be a target: it is read-only and meant to be reached by others.
@@ -209,16 +209,16 @@ impl Edge {
             table: self.table.clone(),
             metrics: self.metrics.clone(),
             drain: self.links.clone(),
-            congestion: client.congestion,
+            congestion: uplink.congestion.as_deref().map(Arc::from),
         };
         let cloud = LinkDialer {
-            node: client.node,
-            ips: client.ips,
+            node: uplink.node,
+            ips: uplink.node_ips,
             servers,
             tokens,
             turn: AtomicUsize::new(0),
             tls,
-            own: csr.map(|csr| EdgeCertificate::new(csr.file, client.ca)),
+            own: csr.map(|csr| EdgeCertificate::new(csr.file, uplink.ca)),
             proxy,
             known: KnownAddresses::new(resolver, session.resume_timeout, self.links.clone()),
             pool: pool.clone(),
@@ -357,24 +357,24 @@ pub(crate) fn prepare(settings: &Settings, startup: &mut Startup) -> Option<Prep
         Some(proxy) => ProxyListener::prepare(proxy, startup).map(Some),
     };
     let mut policies = AccessPolicyBuilder::default();
-    let viewers = policies.viewers(&settings.admin, startup);
+    let viewers = policies.viewers("edge.admin.users", &settings.admin, startup);
     Some((files?, ports?, proxy?, (viewers?, policies)))
 }
 
 impl EdgeFiles {
     /// Reads all files. Returns `None` on errors, which `startup` has collected.
     pub(crate) fn read(settings: &Settings, startup: &mut Startup) -> Option<Self> {
-        let client = &settings.client;
-        let trust = Trust::Ca(client.ca.clone());
+        let uplink = &settings.uplink;
+        let trust = Trust::Ca(uplink.ca.clone());
         let tls = TlsClientConfig { trust, identity: None, alpn: vec![b"h2".to_vec()] }.load();
         let tls = startup.collect(StartupErrorKind::Config, &["edge.uplink.ca"], tls);
-        let servers = client.servers.iter().map(ServerEndpoint::new).collect();
+        let servers = uplink.server_addresses().map(|server| ServerEndpoint::new(&server)).collect();
         let servers = startup.collect(StartupErrorKind::Config, &["edge.uplink.tls_server_name"], servers);
-        let targets = targets(&settings.https, startup);
-        let tokens = tokens(client.token.as_ref(), startup);
-        let proxy = startup.collect(StartupErrorKind::Config, &["HTTPS_PROXY"], proxy(client));
+        let targets = targets(&settings.target_tls, startup);
+        let tokens = tokens(uplink, startup);
+        let proxy = startup.collect(StartupErrorKind::Config, &["HTTPS_PROXY"], proxy(uplink));
         let resolver = startup.collect(StartupErrorKind::System, &["DNS"], Resolver::system());
-        startup.congestion(&format!("{TABLE}.congestion"), client.congestion.as_deref())?;
+        startup.congestion(&format!("{TABLE}.congestion"), uplink.congestion.as_deref())?;
         Some(Self {
             tls: tls?,
             servers: servers?,
@@ -389,30 +389,34 @@ impl EdgeFiles {
 impl AdminListeners {
     /// Binds all ports. Returns `None` on errors, which `startup` has collected.
     pub(crate) fn bind(settings: &Settings, startup: &mut Startup) -> Option<Self> {
-        let log = startup.bind_optional_private(TABLE, settings.client.log_listen);
+        let log = startup.bind_optional_private(
+            "edge.uplink.admin_listen",
+            settings.uplink.admin_listen,
+            settings.uplink.admin_is_default,
+        );
         // `at` is `None` if the port is not configured; `bound` is `None` if it could not be bound.
-        let at = settings.client.metrics_listen;
+        let at = settings.uplink.metrics_listen;
         let metrics = match at.map(|at| startup.bind(&format!("{TABLE}.metrics_listen"), at)) {
             None => None,
             Some(bound) => Some(bound?),
         };
-        let at = settings.client.channelz;
+        let at = settings.uplink.channelz_listen;
         let channelz = match at.map(|at| startup.bind_private(&format!("{TABLE}.channelz_listen"), at)) {
             None => None,
             Some(bound) => Some(bound?),
         };
-        let admin = startup.bind_admin("edge.admin.listen", &settings.admin.socket);
+        let admin = startup.bind_admin("edge.admin.listen", &settings.admin);
         Some(Self { log: log?, metrics, channelz, admin: admin? })
     }
 }
 
 /// Reads the tokens from the config, or from a file that contains nothing else and is watched. There are one or two, or
 /// none if a certificate proves the node's name.
-fn tokens(token: Option<&Token>, startup: &mut Startup) -> Option<Reload<Vec<Secret>>> {
-    match token {
-        None => Some(Reload::fixed(Vec::new())),
-        Some(Token::Text(secret)) => Some(Reload::fixed(vec![secret.clone()])),
-        Some(Token::File(path)) => {
+fn tokens(uplink: &UplinkConfig, startup: &mut Startup) -> Option<Reload<Vec<Secret>>> {
+    match (&uplink.token, &uplink.token_file) {
+        (None, None) => Some(Reload::fixed(Vec::new())),
+        (Some(secret), _) => Some(Reload::fixed(vec![secret.clone()])),
+        (None, Some(path)) => {
             let file = path.clone();
             let tokens = Reload::file(path, move |text| parse_tokens(&file, text));
             startup.collect(StartupErrorKind::Config, &["edge.uplink.token_file"], tokens)
@@ -421,13 +425,13 @@ fn tokens(token: Option<&Token>, startup: &mut Startup) -> Option<Reload<Vec<Sec
 }
 
 /// Loads the TLS configs for targets, which are reloaded when their files change.
-fn targets(https: &TargetTlsConfig, startup: &mut Startup) -> Option<TargetTls> {
-    let identity = https.identity.clone().map(|(cert, key)| Identity { cert, key });
+fn targets(tls: &TargetTlsConfig, startup: &mut Startup) -> Option<TargetTls> {
+    let identity = tls.cert.clone().zip(tls.key.clone()).map(|(cert, key)| Identity { cert, key });
     let client =
         |trust| TlsClientConfig { trust, identity: identity.clone(), alpn: vec![b"http/1.1".to_vec()] };
     let keys = ["edge.target_tls.cert", "edge.target_tls.key"];
     let loopback = startup.collect(StartupErrorKind::Config, &keys, client(Trust::NoVerify).load());
-    let others = match &https.ca {
+    let others = match &tls.ca {
         None => Some(None),
         Some(ca) => {
             let others = client(Trust::Ca(ca.clone())).load();
@@ -451,9 +455,9 @@ fn parse_tokens(path: &Path, text: &[u8]) -> Result<Vec<Secret>, String> {
     }
 }
 
-fn proxy(client: &UplinkConfig) -> Result<Option<HttpProxyClient>, ProxyError> {
-    let Some(url) = &client.https_proxy else { return Ok(None) };
-    HttpProxyClient::new(url.reveal(), client.no_proxy.as_deref().unwrap_or_default())
+fn proxy(uplink: &UplinkConfig) -> Result<Option<HttpProxyClient>, ProxyError> {
+    let Some(url) = &uplink.https_proxy else { return Ok(None) };
+    HttpProxyClient::new(url.reveal(), uplink.no_proxy.as_deref().unwrap_or_default())
 }
 
 const TABLE: &str = "edge.uplink";

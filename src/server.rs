@@ -30,7 +30,6 @@ use crate::admin::page::{AdminUsers, EventStreamLimiter};
 use crate::admin::readiness::{DRAINING_CONDITION, Readiness};
 use crate::admin::status::{Clock, ServerView};
 use crate::admin::{Admin, Listeners, ProcessView};
-use crate::config::ListenConfig;
 use crate::config::live::ConfigFile;
 use crate::config::server::{MEMORY, ServerConfig};
 use crate::invitations::Enrolment;
@@ -144,7 +143,7 @@ impl Server {
         let bound = ServerAddresses {
             grpc: ports.grpc.at(),
             clients: client_ports.iter().filter_map(|port| Some((port.name, port.at?))).collect(),
-            log: ports.log.as_ref().map_or(settings.server.log_listen.at, TcpAccept::at),
+            log: ports.log.as_ref().map_or(settings.links.admin_listen, TcpAccept::at),
             metrics: ports.metrics.as_ref().map(TcpAccept::at),
             channelz: ports.channelz.as_ref().map(TcpAccept::at),
         };
@@ -175,7 +174,7 @@ impl Server {
             enrolment: core.context.enrolment.clone(),
             port,
         };
-        let admin = server.admin(view, viewers, level, !settings.server.log_listen.is_local());
+        let admin = server.admin(view, viewers, level, !settings.links.admin_listen.ip().is_loopback());
         let listeners = Listeners {
             log: ports.log,
             metrics: ports.metrics,
@@ -186,7 +185,7 @@ impl Server {
         admin.spawn(listeners, &server.stopping.admin);
         admin.follow_certificates(settings.certificates(), settings.ca_files(), &server.stopping.admin);
         registry::spawn_balance(&core.context, &settings);
-        let proxies = settings.server.proxy_protocol;
+        let proxies = settings.links.proxy_protocol;
         links::spawn(ports.grpc, proxies, files.tls, core.dialled_links, core.context);
         let ServerAddresses { grpc, log, .. } = &server.bound;
         info!(%grpc, connect = server.bound.connect().map(tracing::field::display), %log, "server started");
@@ -238,7 +237,7 @@ impl PreparedListeners {
         let files = ServerFiles::read(settings, startup);
         let ports = BaseListeners::bind(settings, startup);
         let mut gates = AccessPolicyBuilder::default();
-        let viewers = gates.viewers(&settings.admin, startup);
+        let viewers = gates.viewers("server.admin.users", &settings.admin, startup);
         let prepared = MODULES.map(|prepare| prepare(settings, &mut gates, startup));
         let intercepted = intercept::prepare(settings, &mut gates, startup);
         let client_ports = prepared.into_iter().collect::<Option<Vec<_>>>();
@@ -428,7 +427,7 @@ fn link_context(settings: &ServerConfig, metrics: &Metrics, links: &Drain) -> Li
         table: SessionTable::new(Instance::random(), limits(settings), metrics.clone()),
         metrics: metrics.clone(),
         drain: links.clone(),
-        congestion: settings.server.congestion.clone(),
+        congestion: settings.links.congestion.as_deref().map(Arc::from),
     }
 }
 
@@ -535,22 +534,22 @@ impl ClientListener {
 impl BaseListeners {
     /// Binds all ports. Returns `None` if one is not available, which `startup` has noted.
     pub(crate) fn bind(settings: &ServerConfig, startup: &mut Startup) -> Option<Self> {
-        let server = &settings.server;
-        let mut bind = |ListenConfig { at, key, .. }| startup.bind(&format!("{TABLE}.{key}"), at);
-        let grpc = bind(server.listen);
-        let metrics = server.metrics_listen.map(&mut bind);
-        let log = startup.bind_optional_private(TABLE, server.log_listen);
+        let links = &settings.links;
+        let grpc = startup.bind("server.links.listen", links.listen);
+        let metrics = links.metrics_listen.map(|at| startup.bind("server.links.metrics_listen", at));
+        let (admin, is_default) = (links.admin_listen, links.admin_is_default);
+        let log = startup.bind_optional_private("server.links.admin_listen", admin, is_default);
         // Outer: whether it is configured; inner: whether it was bound.
         let metrics = match metrics {
             None => None,
             Some(bound) => Some(bound?),
         };
         let channelz =
-            match server.channelz.map(|at| startup.bind_private(&format!("{TABLE}.channelz_listen"), at)) {
+            match links.channelz_listen.map(|at| startup.bind_private("server.links.channelz_listen", at)) {
                 None => None,
                 Some(bound) => Some(bound?),
             };
-        let admin = startup.bind_admin("server.admin.listen", &settings.admin.socket);
+        let admin = startup.bind_admin("server.admin.listen", &settings.admin);
         Some(Self { grpc: grpc?, log: log?, metrics, channelz, admin: admin? })
     }
 
@@ -561,8 +560,6 @@ impl BaseListeners {
         [self.grpc.at()].into_iter().chain(more).chain(front_ends.iter().filter_map(|end| end.at)).collect()
     }
 }
-
-const TABLE: &str = "server.links";
 
 // Shuts a server down without aborting sessions that can resume elsewhere.
 

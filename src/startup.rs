@@ -14,7 +14,8 @@ use sd_notify::NotifyState;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tracing::{info, warn};
 
-use crate::config::{AdminSocket, ConfigError, ConfigErrors, ListenConfig, ParsedConfig, Warning};
+use crate::config::listen::AdminConfig;
+use crate::config::{ConfigError, ConfigErrors, ListenConfig, ParsedConfig, Warning};
 use crate::startup::admin_socket::SocketDirs;
 use tunnel_net::listen::{Accept as _, BindError, TcpAccept, UnixAccept, try_congestion};
 use tunnel_net::reload;
@@ -166,12 +167,12 @@ impl Startup {
 
     /// Like [`Self::bind_local`], for the admin socket. Returns `Some(None)` if no key names it and no directory is
     /// usable.
-    pub fn bind_admin(&mut self, key: &str, socket: &AdminSocket) -> Option<Option<UnixAccept>> {
-        let bound = match socket {
-            AdminSocket::At(path) => Some(self.bind_local(key, path)?),
-            AdminSocket::Named(..) if self.is_check || !self.is_given(key) => return None,
-            AdminSocket::Named(name, runtime_dir) => {
-                let bound = SocketDirs::of_user(runtime_dir.as_deref()).bind(name);
+    pub fn bind_admin(&mut self, key: &str, admin: &AdminConfig) -> Option<Option<UnixAccept>> {
+        let bound = match &admin.listen {
+            Some(path) => Some(self.bind_local(key, path)?),
+            None if self.is_check || !self.is_given(key) => return None,
+            None => {
+                let bound = SocketDirs::of_user(admin.runtime_dir.as_deref()).bind(admin.name);
                 let hint = format!("set {key} to a path that this user may write");
                 bound.map_err(|reason| warn!(%reason, hint, "no admin socket for tunnel status")).ok()
             }
@@ -185,26 +186,33 @@ impl Startup {
     /// Like [`Self::bind`], for the address in a table. Returns `Some(None)` if the address is implicit and not
     /// available.
     pub fn bind_optional(&mut self, table: &str, listen: ListenConfig) -> Option<Option<TcpAccept>> {
-        self.bind_optional_by(table, listen, TcpAccept::bind)
+        let key = format!("{table}.{}", listen.key);
+        self.bind_optional_by(&key, listen.at, listen.implicit, TcpAccept::bind)
     }
 
-    /// Like [`Self::bind_optional`], for an operator port, which no edge on this machine dials.
-    pub fn bind_optional_private(&mut self, table: &str, listen: ListenConfig) -> Option<Option<TcpAccept>> {
-        self.bind_optional_by(table, listen, TcpAccept::bind_private)
+    /// Like [`Self::bind_private`], for an address that may be a default. Returns `Some(None)` if it is one and not
+    /// available.
+    pub fn bind_optional_private(
+        &mut self,
+        key: &str,
+        at: SocketAddr,
+        is_default: bool,
+    ) -> Option<Option<TcpAccept>> {
+        self.bind_optional_by(key, at, is_default, TcpAccept::bind_private)
     }
 
     fn bind_optional_by(
         &mut self,
-        table: &str,
-        listen: ListenConfig,
+        key: &str,
+        at: SocketAddr,
+        is_default: bool,
         bind: Bind,
     ) -> Option<Option<TcpAccept>> {
-        let key = format!("{table}.{}", listen.key);
-        if !self.is_given(&key) || !listen.implicit && !self.is_free(&key, listen.at) || self.is_check {
+        if !self.is_given(key) || !is_default && !self.is_free(key, at) || self.is_check {
             return None;
         }
-        let bound = TcpAccept::optional(bind(listen.at), listen.implicit);
-        bound.map_err(|error| self.unbound(&key, &error)).ok()
+        let bound = TcpAccept::optional(bind(at), is_default);
+        bound.map_err(|error| self.unbound(key, &error)).ok()
     }
 
     /// Returns what startup prepared, if there are no errors.
@@ -389,7 +397,7 @@ mod tests {
         let mut startup = Startup::default();
         let (settings, _) = startup.settings(ServerConfig::examine(text, &Environment::default()));
         let (cert, key) = ("server.links.cert", "server.links.key");
-        for (name, path) in [(cert, &settings.server.cert), (key, &settings.server.key)] {
+        for (name, path) in [(cert, &settings.links.cert), (key, &settings.links.key)] {
             assert!(!startup.check_file(name, path, |_| Ok::<_, String>(())));
         }
         let told = startup.into_faults().to_string();

@@ -15,7 +15,7 @@ use tokio_rustls::TlsConnector;
 
 use crate::acceptor::{DialerRole, TargetDialer};
 use crate::command::{Mode, Settings};
-use crate::config::edge::{EdgeConfig, ServerAddress, Token};
+use crate::config::edge::{EdgeConfig, ServerAddress};
 use crate::config::server::ServerConfig;
 use crate::config::server::egress::EgressConfig;
 use crate::config::server::https::HttpsMode;
@@ -276,7 +276,7 @@ pub(crate) async fn look_server(settings: &ServerConfig, asked: &DoctorArgs, fou
 }
 
 fn certificates(settings: &ServerConfig, found: &mut Findings) {
-    certificate(&settings.server.cert, "server.links.cert", found);
+    certificate(&settings.links.cert, "server.links.cert", found);
     if let Some(EgressConfig::Port { certificates, .. }) = &settings.egress {
         certificate(&certificates.cert, "server.egress.cert", found);
     }
@@ -288,7 +288,7 @@ fn certificates(settings: &ServerConfig, found: &mut Findings) {
 }
 
 fn tokens(settings: &ServerConfig, found: &mut Findings) {
-    let Ok(text) = std::fs::read_to_string(&settings.server.tokenfile) else { return };
+    let Ok(text) = std::fs::read_to_string(&settings.links.token_file) else { return };
     let names = text.lines().filter_map(|line| line.split_once(':')).map(|(name, _)| name.trim());
     let (shared, own): (Vec<_>, Vec<_>) = names.partition(|name| *name == "default");
     if shared.is_empty() {
@@ -331,7 +331,7 @@ const SERVERS: &str = "node-restriction.kubernetes.io/tunnel-server=true";
 
 /// Checks the server on this machine by its readiness.
 async fn running_server(settings: &ServerConfig, found: &mut Findings) {
-    let at = settings.server.log_listen.at;
+    let at = settings.links.admin_listen;
     let at = if at.ip().is_unspecified() { SocketAddr::new([127, 0, 0, 1].into(), at.port()) } else { at };
     match page(at, "/readyz").await {
         None => found.doubt(
@@ -365,15 +365,15 @@ async fn peers(settings: &ServerConfig, resolver: &Resolver, found: &mut Finding
             }
         }
     }
-    let server = &settings.server;
-    let identity = Identity { cert: server.cert.clone(), key: server.key.clone() };
+    let links = &settings.links;
+    let identity = Identity { cert: links.cert.clone(), key: links.key.clone() };
     let client = TlsClientConfig {
-        trust: Trust::Ca(server.ca.clone()),
+        trust: Trust::Ca(links.peer_ca.clone()),
         identity: Some(identity),
         alpn: vec![b"h2".to_vec()],
     };
     let name = known.name.clone().or_else(|| {
-        let leaf = tls::certs(&server.cert, &std::fs::read(&server.cert).ok()?).ok()?;
+        let leaf = tls::certs(&links.cert, &std::fs::read(&links.cert).ok()?).ok()?;
         certificate::summary(leaf.first()?).ok()?.dns
     });
     let Some(name) = name.and_then(|name| tls::server_name(&name).ok()).filter(|_| !all.is_empty()) else {
@@ -462,8 +462,8 @@ async fn answered(settings: &ServerConfig, node: &NodeName, system: Resolver, fo
 type Secured = tokio_rustls::client::TlsStream<Buffered<TcpStream>>;
 
 pub(crate) async fn look_edge(settings: &EdgeConfig, asked: &DoctorArgs, found: &mut Findings) {
-    let client = &settings.client;
-    let linked = running_edge(client.log_listen.at, found).await;
+    let client = &settings.uplink;
+    let linked = running_edge(client.admin_listen, found).await;
     let resolver = match Resolver::system() {
         Ok(resolver) => resolver,
         Err(why) => return found.bad("dns", why.to_string(), "", "fix /etc/resolv.conf"),
@@ -473,7 +473,7 @@ pub(crate) async fn look_edge(settings: &EdgeConfig, asked: &DoctorArgs, found: 
         Ok(proxy) => proxy,
         Err(why) => return found.bad("proxy", why.to_string(), "", "correct HTTPS_PROXY, or unset it"),
     };
-    for server in &client.servers {
+    for server in &client.server_addresses().collect::<Vec<_>>() {
         let proxy = proxy.as_ref().filter(|proxy| proxy.applies_to(&server.at));
         let Some(socket) = reach(server, proxy, &resolver, found).await else { continue };
         let Some(io) = secure(settings, server, socket, found).await else { continue };
@@ -591,8 +591,12 @@ async fn secure(
     socket: TcpStream,
     found: &mut Findings,
 ) -> Option<Secured> {
-    let trust = Trust::Ca(settings.client.ca.clone());
-    let certificate = settings.csr.as_ref().filter(|_| settings.client.token.is_none()).map(|csr| &csr.file);
+    let trust = Trust::Ca(settings.uplink.ca.clone());
+    let certificate = settings
+        .csr
+        .as_ref()
+        .filter(|_| settings.uplink.token.is_none() && settings.uplink.token_file.is_none())
+        .map(|csr| &csr.file);
     if let Some(file) = certificate.filter(|file| !file.exists()) {
         let hint =
             "check the edge's log and that `tunnel approve` runs: kubectl apply -k deploy/kustomize/approver";
@@ -630,11 +634,11 @@ async fn secure(
 
 /// Opens a link as the edge does, and closes it at once. Only this tests whether token, name and dialect are accepted.
 async fn call(settings: &EdgeConfig, server: &ServerAddress, io: Secured, found: &mut Findings) {
-    let client = &settings.client;
-    let text = match &client.token {
-        None => String::new(),
-        Some(Token::Text(token)) => token.reveal().to_owned(),
-        Some(Token::File(file)) => std::fs::read_to_string(file).unwrap_or_default(),
+    let client = &settings.uplink;
+    let text = match (&client.token, &client.token_file) {
+        (Some(token), _) => token.reveal().to_owned(),
+        (None, Some(file)) => std::fs::read_to_string(file).unwrap_or_default(),
+        (None, None) => String::new(),
     };
     let token = text.lines().map(str::trim).find(|line| !line.is_empty()).unwrap_or_default();
     let metrics = Metrics::edge();

@@ -434,7 +434,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn no_value_shows_a_text_of_serde(value in "true|7|-1|1.5|\"x\"|\"1h\"|\\[\\]|\\[1\\]|\\{\\}|1979-05-27|99999999999999999999") {
+        fn no_value_shows_a_text_of_serde(value in "true|7|-1|1\\.5|\"x\"|\"1h\"|\\[\\]|\\[1\\]|\\{\\}|1979-05-27|99999999999999999999") {
             for key in ["name", "password", "is_on", "kind", "list", "rules", "wait", "count", "size"] {
                 for error in read(&format!("[t]\n{key} = {value}\n")).errors {
                     let text = error.to_string();

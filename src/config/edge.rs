@@ -8,16 +8,17 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
+use serde::de::{Deserializer, Error};
 use serde::{Deserialize, Serialize};
 
 use crate::config::edge::csr::EdgeCsrConfig;
 use crate::config::edge::http_proxy::HttpProxyConfig;
-use crate::config::listen::{self, AuthConfig};
+use crate::config::listen::{self, AdminConfig, AuthConfig};
 use crate::config::table::ConfigTable;
 use crate::config::value::{Bytes, Millis};
 use crate::config::{
-    self, AdminConfig, ConfigErrors, DAY, Diagnostics, Environment, ListenConfig, MIN_MEMORY, ParsedConfig,
-    Secret, Warning, WarningKind, value,
+    self, ConfigErrors, DAY, Diagnostics, Environment, MIN_MEMORY, ParsedConfig, Secret, Warning,
+    WarningKind, value,
 };
 use tunnel_base::names::{Host, NodeName, Target};
 use tunnel_base::policy::targets::Targets;
@@ -26,7 +27,7 @@ use tunnel_base::policy::targets::Targets;
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct EdgeConfig {
     /// The servers to dial, and this edge's identity.
-    pub client: UplinkConfig,
+    pub uplink: UplinkConfig,
     /// The socket for commands on this machine.
     pub admin: AdminConfig,
     /// Limits of sessions.
@@ -34,7 +35,7 @@ pub struct EdgeConfig {
     /// The targets that this edge may dial.
     pub allow: AllowConfig,
     /// TLS to targets.
-    pub https: TargetTlsConfig,
+    pub target_tls: TargetTlsConfig,
     /// The proxy for programs on this node; `None` disables it.
     pub http_proxy: Option<HttpProxyConfig>,
     /// The certificate that identifies this edge in addition to its token; `None` if it has none.
@@ -44,30 +45,112 @@ pub struct EdgeConfig {
 }
 
 /// `[edge.uplink]`: the servers that an edge dials, its identity, and its ports for operators.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Deserialize, Serialize)]
+#[serde(default)]
 pub struct UplinkConfig {
-    /// This node's name.
+    /// Kubernetes name of this node, which clients use to reach it. Default: NODE_NAME of the environment. One of the
+    /// two is required.
+    ///
+    /// Example: `"edge-1"`
     pub node: NodeName,
-    /// The addresses that this edge reports for its node.
-    pub ips: Vec<IpAddr>,
-    /// The token; `None` if only a certificate identifies this edge.
-    pub token: Option<Token>,
-    /// PEM file of the CAs that may sign the server's certificate.
+    /// Addresses of this node for `[server.intercept]` of the servers, unless a more trusted source contradicts them (at
+    /// most 8). Default: NODE_IP of the environment, if it is set.
+    ///
+    /// Example: `["10.0.0.7", "fd00:10::7"]`
+    pub node_ips: Vec<IpAddr>,
+    /// Token of this node, as in the servers' token file. No default; set token or token_file, or enabled = true in
+    /// `[edge.csr]`.
+    ///
+    /// Example: `"32 random letters and digits"`
+    pub token: Option<Secret>,
+    /// File that contains only the token, or two tokens, one a line, which are tried in turn while the servers change
+    /// from the old one to the new one. Re-read when it changes. No default.
+    ///
+    /// Example: `"/etc/tunnel/token/token"`
+    #[serde(deserialize_with = "value::file")]
+    pub token_file: Option<PathBuf>,
+    /// File (PEM) of the CAs that may sign the servers' certificate. Re-read when it changes.
+    #[serde(deserialize_with = "value::file")]
     pub ca: PathBuf,
-    /// The servers, tried in turn; at least one.
-    pub servers: Vec<ServerAddress>,
-    /// Health, log level, metrics.
-    pub log_listen: ListenConfig,
-    /// Metrics only, for clients that connect through the tunnel; `None` serves them on the log port only.
+    /// Name or address that the certificate of every server must contain. Default: the host of each entry of servers.
+    ///
+    /// Example: `"tunnel.cloud.io"`
+    #[serde(deserialize_with = "server_name")]
+    pub tls_server_name: Option<Host>,
+    /// Addresses (host:port) of servers, the preferred one first. If no link can be made to one, the next is tried. The
+    /// addresses before it are tried again every minute. Names are resolved for each dial, by /etc/hosts or DNS. While
+    /// DNS fails, the edge dials the last known addresses. If DNS answers that a name does not exist, it does so for the
+    /// resume_timeout of `[edge.session]`. Required.
+    ///
+    /// Example: `["tunnel.example.org:9000"]`
+    #[serde(deserialize_with = "servers")]
+    pub servers: Vec<Target>,
+    /// Address (ip:port) of the admin listener: health, log level, metrics and status page. Anyone who can reach it can
+    /// change the log level. Requests must use an address or localhost as Host; with any other Host only /livez, /readyz
+    /// and /metrics are served. No edge dials it.
+    #[serde(deserialize_with = "value::listen_address")]
+    pub admin_listen: SocketAddr,
+    /// Whether no key sets `admin_listen`. The edge then starts without it if it is not available.
+    #[serde(skip)]
+    pub admin_is_default: bool,
+    /// Address (ip:port) of metrics, /livez and /readyz only, read-only, for a Prometheus that connects through the
+    /// tunnel. It is the only port of the edge itself that clients may reach. Default: none; the admin listener serves
+    /// metrics too.
+    ///
+    /// Example: `"127.0.0.1:51011"`
+    #[serde(deserialize_with = "value::listen_address")]
     pub metrics_listen: Option<SocketAddr>,
-    /// gRPC's debugging port (channelz); `None` disables it.
-    pub channelz: Option<SocketAddr>,
-    /// The kernel's congestion control for the link; `None` uses the system's default.
-    pub congestion: Option<Arc<str>>,
+    /// Address (ip:port) of gRPC's debugging services for gRPC's own clients, channelz and reflection. They list links
+    /// with addresses and counts, without TLS or a password.
+    ///
+    /// Example: `"127.0.0.1:5000"`
+    #[serde(deserialize_with = "value::listen_address")]
+    pub channelz_listen: Option<SocketAddr>,
+    /// The kernel's congestion control for the link, one of /proc/sys/net/ipv4/tcp_allowed_congestion_control. "bbr"
+    /// handles packet loss better than "cubic". But once in ten seconds of bulk transfer it pauses for 0.2 s and one or
+    /// two RTTs, for keystrokes too. An edge's interactive link next to a bulk link always uses "cubic", or "reno" if
+    /// that is not allowed. Default: the system's, net.ipv4.tcp_congestion_control.
+    ///
+    /// Example: `"bbr"`
+    #[serde(deserialize_with = "value::filled_text")]
+    pub congestion: Option<String>,
     /// `HTTPS_PROXY`: URL of the proxy to dial through.
+    #[serde(skip)]
     pub https_proxy: Option<Secret>,
     /// `NO_PROXY`: hosts that are dialled without the proxy.
+    #[serde(skip)]
     pub no_proxy: Option<String>,
+}
+
+impl Default for UplinkConfig {
+    fn default() -> Self {
+        Self {
+            node: NodeName::none(),
+            node_ips: Vec::new(),
+            token: None,
+            token_file: None,
+            ca: config::CA.into(),
+            tls_server_name: None,
+            servers: Vec::new(),
+            admin_listen: listen::ADMIN_LISTEN,
+            admin_is_default: true,
+            metrics_listen: None,
+            channelz_listen: None,
+            congestion: None,
+            https_proxy: None,
+            no_proxy: None,
+        }
+    }
+}
+
+impl UplinkConfig {
+    /// Returns the servers, each with the name that its certificate must contain.
+    pub fn server_addresses(&self) -> impl Iterator<Item = ServerAddress> {
+        self.servers.iter().map(|at| {
+            let dns = self.tls_server_name.as_ref().unwrap_or(&at.host);
+            ServerAddress { at: at.clone(), dns: dns.clone() }
+        })
+    }
 }
 
 /// The address of a server that an edge dials, with the name that its certificate must contain.
@@ -77,15 +160,6 @@ pub struct ServerAddress {
     pub at: Target,
     /// The name or address in the server's certificate; also sent as `:authority`.
     pub dns: Host,
-}
-
-/// Where the config says the edge's token is, which proves its name to a server.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Token {
-    /// A token in the config file.
-    Text(Secret),
-    /// A separate file with one or two tokens, one per line; it is re-read when it changes.
-    File(PathBuf),
 }
 
 /// `[edge.session]`: limits of sessions.
@@ -151,18 +225,19 @@ impl EdgeConfig {
 
     /// Returns the files that contain secrets, each with its key. `config` is the path of the config file.
     pub fn secrets<'a>(&'a self, config: &'a Path) -> Vec<(&'static str, &'a Path)> {
-        let token = self.client.token.iter().map(|token| match token {
-            Token::Text(_) => ("edge.uplink.token", config),
-            Token::File(file) => ("edge.uplink.token_file", file.as_path()),
-        });
-        let key = self.https.identity.iter().map(|(_, key)| ("edge.target_tls.key", key.as_path()));
-        let proxy = self.http_proxy.iter().map(|proxy| ("edge.http_proxy.users", &proxy.access));
-        let all = proxy.chain([("edge.admin.users", &self.admin.access)]);
-        let users = all.filter_map(|(key, access)| match &access.auth {
+        let UplinkConfig { token, token_file, .. } = &self.uplink;
+        let token = token.iter().map(|_| ("edge.uplink.token", config));
+        let files = [
+            ("edge.uplink.token_file", token_file),
+            ("edge.target_tls.key", &self.target_tls.key),
+            ("edge.admin.users", &self.admin.users),
+        ];
+        let files = files.into_iter().filter_map(|(key, file)| Some((key, file.as_deref()?)));
+        let proxy = self.http_proxy.iter().filter_map(|proxy| match &proxy.access.auth {
             AuthConfig::None => None,
-            AuthConfig::Basic { users, .. } => Some((key, users.as_path())),
+            AuthConfig::Basic { users, .. } => Some(("edge.http_proxy.users", users.as_path())),
         });
-        token.chain(key).chain(users).collect()
+        token.chain(files).chain(proxy).collect()
     }
 
     pub(crate) fn gather(text: &str, env: &Environment, report: &mut Diagnostics) -> Self {
@@ -171,60 +246,54 @@ impl EdgeConfig {
         config::other_role(&mut file, &edge, "server", report);
         let node_ip = config::address("NODE_IP", env.node_ip.as_deref(), report);
         let csr = csr::read(&mut edge, node_ip, env, report);
-        let client = client(&mut edge, env, (node_ip, csr.is_some()), report);
+        let uplink = uplink(&mut edge, env, (node_ip, csr.is_some()), report);
         let admin = listen::admin(&mut edge, "edge", env, report);
         let session = session(&mut edge, report);
         let allow = allow(&mut edge, report);
         let pod_ip = config::address("POD_IP", env.pod_ip.as_deref(), report);
-        let https = read(&mut edge, report);
+        let target_tls = target_tls(&mut edge, report);
         let http_proxy = http_proxy::read(&mut edge, report);
         for table in [edge, file] {
             table.finish(report);
         }
         let own = node_ip.into_iter().chain(pod_ip).collect();
-        Self { client, admin, session, allow, https, http_proxy, csr, own }
+        Self { uplink, admin, session, allow, target_tls, http_proxy, csr, own }
     }
 }
 
-/// Reads the table `client`. Wrong or missing values are reported and replaced by placeholders. `certified` is true if
-/// a certificate is issued for this edge.
-fn client(
+/// Reads `[edge.uplink]`. `certified` is true if a certificate is issued for this edge.
+fn uplink(
     edge: &mut ConfigTable<'_>,
     env: &Environment,
     (node_ip, certified): (Option<IpAddr>, bool),
     report: &mut Diagnostics,
 ) -> UplinkConfig {
     let mut table = edge.table("uplink", report);
-    let servers = servers(&mut table, report);
-    let node = node(&mut table, env, report);
-    let ips = table.list("node_ips", value::parsed::<IpAddr>, report);
-    let token = token(&mut table, certified, report);
-    let ca = table.read("ca", value::file_path, report).unwrap_or_else(|| config::CA.into());
-    let log_listen = listen::log(&mut table, report);
-    let metrics_listen = table.read("metrics_listen", value::socket, report);
-    let congestion = table.read("congestion", value::nonempty, report).map(Arc::from);
-    let channelz = listen::channelz(&mut table, report);
-    table.finish(report);
-    UplinkConfig {
-        node: node.unwrap_or_else(NodeName::none),
-        ips: ips.unwrap_or_else(|| node_ip.into_iter().collect()),
-        token,
-        ca,
-        servers,
-        log_listen,
-        metrics_listen,
-        channelz,
-        congestion,
+    let keys: UplinkConfig = table.fields(report);
+    let mut uplink = UplinkConfig {
+        admin_is_default: !table.has("admin_listen"),
         https_proxy: env.https_proxy.clone().filter(|url| !url.reveal().is_empty()),
         no_proxy: env.no_proxy.clone().filter(|hosts| !hosts.is_empty()),
+        ..keys
+    };
+    if uplink.servers.is_empty() && !table.is_wrong("servers", report) {
+        table.error("servers", None, "list the servers' addresses as host:port", report);
     }
+    if !table.has("node") {
+        uplink.node = env_node(&table, env, report).unwrap_or(uplink.node);
+    }
+    if !table.has("node_ips") {
+        uplink.node_ips = node_ip.into_iter().collect();
+    }
+    check_token(&table, uplink.token.as_ref(), certified, report);
+    warn_template(&table, "servers", uplink.servers.iter().map(|server| &server.host), report);
+    warn_template(&table, "tls_server_name", uplink.tls_server_name.iter(), report);
+    listen::warn_reachable(&table, uplink.admin_listen, uplink.channelz_listen, report);
+    table.close(&uplink, report);
+    uplink
 }
 
-fn node(table: &mut ConfigTable<'_>, env: &Environment, report: &mut Diagnostics) -> Option<NodeName> {
-    let written = table.read("node", value::parsed::<NodeName>, report);
-    if table.has("node") {
-        return written;
-    }
+fn env_node(table: &ConfigTable<'_>, env: &Environment, report: &mut Diagnostics) -> Option<NodeName> {
     let Some(name) = env.node_name.as_deref().filter(|name| !name.is_empty()) else {
         table.error(
             "node",
@@ -239,9 +308,7 @@ fn node(table: &mut ConfigTable<'_>, env: &Environment, report: &mut Diagnostics
         .ok()
 }
 
-fn token(table: &mut ConfigTable<'_>, certified: bool, report: &mut Diagnostics) -> Option<Token> {
-    let text = table.read("token", value::secret, report);
-    let file = table.read("token_file", value::file_path, report);
+fn check_token(table: &ConfigTable<'_>, token: Option<&Secret>, certified: bool, report: &mut Diagnostics) {
     match (table.has("token"), table.has("token_file")) {
         (true, true) => {
             let wanted = "both set the token; keep token_file";
@@ -253,59 +320,45 @@ fn token(table: &mut ConfigTable<'_>, certified: bool, report: &mut Diagnostics)
         }
         _ => {}
     }
-    let text = text.inspect(|text| {
-        let key = table.key("token");
-        if text.reveal().is_empty() {
-            report.warn(
-                key,
-                WarningKind::Insecure,
-                "empty token: a server of this program never accepts it; set a token",
-            );
-        } else if text.reveal().contains([' ', ':']) {
-            let text =
-                "the token contains ' ' or ':', which a token file cannot contain: the server will reject it";
-            report.warn(key, WarningKind::Unexpected, text);
-        }
-    });
-    text.map(Token::Text).or(file.map(Token::File))
+    let Some(token) = token.map(Secret::reveal) else { return };
+    if token.is_empty() {
+        let text = "empty token: a server of this program never accepts it; set a token";
+        report.warn(table.key("token"), WarningKind::Insecure, text);
+    } else if token.contains([' ', ':']) {
+        let text =
+            "the token contains ' ' or ':', which a token file cannot contain: the server will reject it";
+        report.warn(table.key("token"), WarningKind::Unexpected, text);
+    }
 }
 
-fn servers(table: &mut ConfigTable<'_>, report: &mut Diagnostics) -> Vec<ServerAddress> {
-    let read = |value: &_| {
-        let text = value::nonempty(value)?;
+/// One of `servers`.
+struct ServerTarget(Target);
+
+impl<'de> Deserialize<'de> for ServerTarget {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         let wanted = "expected the server's host:port, for example tunnel.example.org:9000 or [fd00::1]:9000";
-        let (host, port) = text.rsplit_once(':').ok_or_else(|| value::wrong(value, wanted))?;
+        let text: String = value::filled_text(deserializer)?;
+        let (host, port) = text.rsplit_once(':').ok_or_else(|| D::Error::custom(wanted))?;
         if let (Some(host), Ok(port)) = (template(host), port.parse()) {
-            return Ok((Target { host, port }, true));
+            return Ok(Self(Target { host, port }));
         }
-        text.parse().map(|target| (target, false)).map_err(|_| value::wrong(value, wanted))
-    };
-    let before = report.fault_count();
-    let found = table.list("servers", read, report).unwrap_or_default();
-    if found.is_empty() && report.fault_count() == before {
-        table.error("servers", None, "list the servers' addresses as host:port", report);
+        text.parse().map(Self).map_err(|_| D::Error::custom(wanted))
     }
-    if found.iter().any(|(_, unfilled)| *unfilled) {
-        warn_template(table, "servers", report);
-    }
-    let dns = dns(table, report);
-    let server = |at: Target| ServerAddress { dns: dns.clone().unwrap_or_else(|| at.host.clone()), at };
-    found.into_iter().map(|(at, _)| server(at)).collect()
 }
 
-fn dns(table: &mut ConfigTable<'_>, report: &mut Diagnostics) -> Option<Host> {
-    let read = |value: &_| match value::text(value)?.as_str() {
-        "" => Ok(None),
-        text => match template(text) {
-            Some(host) => Ok(Some((host, true))),
-            None => value::parsed::<Host>(value).map(|host| Some((host, false))),
-        },
-    };
-    let (host, unfilled) = table.read("tls_server_name", read, report)??;
-    if unfilled {
-        warn_template(table, "tls_server_name", report);
+fn servers<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Vec<Target>, D::Error> {
+    let servers = Vec::<ServerTarget>::deserialize(deserializer)?;
+    Ok(servers.into_iter().map(|ServerTarget(server)| server).collect())
+}
+
+/// Reads `tls_server_name`; an empty text means none.
+fn server_name<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<Host>, D::Error> {
+    let text = String::deserialize(deserializer)?;
+    match template(&text) {
+        None if text.is_empty() => Ok(None),
+        None => text.parse().map(Some).map_err(D::Error::custom),
+        template => Ok(template),
     }
-    Some(host)
 }
 
 /// Parses a placeholder that a manifest's template should have filled in. It loads, as in SuperEdge, but resolves to
@@ -314,9 +367,16 @@ fn template(text: &str) -> Option<Host> {
     (text.starts_with("{{") && text.ends_with("}}")).then(|| Host::Name(Arc::from(text)))
 }
 
-fn warn_template(table: &ConfigTable<'_>, key: &'static str, report: &mut Diagnostics) {
-    let text = "unfilled template placeholder {{…}}: the server cannot be reached until it is replaced";
-    report.warn(table.key(key), WarningKind::Unexpected, text);
+fn warn_template<'h>(
+    table: &ConfigTable<'_>,
+    key: &'static str,
+    mut hosts: impl Iterator<Item = &'h Host>,
+    report: &mut Diagnostics,
+) {
+    if hosts.any(|host| matches!(host, Host::Name(name) if template(name).is_some())) {
+        let text = "unfilled template placeholder {{…}}: the server cannot be reached until it is replaced";
+        report.warn(table.key(key), WarningKind::Unexpected, text);
+    }
 }
 
 fn session(edge: &mut ConfigTable<'_>, report: &mut Diagnostics) -> EdgeSessions {
@@ -336,25 +396,36 @@ fn allow(edge: &mut ConfigTable<'_>, report: &mut Diagnostics) -> AllowConfig {
 // The table `edge.target_tls`: TLS to targets.
 
 /// `[edge.target_tls]`: TLS to the targets of the servers' HTTPS ports.
-#[derive(Debug, Clone, PartialEq, Eq, Default)]
+#[derive(Debug, Clone, PartialEq, Eq, Default, Deserialize, Serialize)]
+#[serde(default)]
 pub struct TargetTlsConfig {
-    /// PEM files of the certificate presented to targets, and of its key.
-    pub identity: Option<(PathBuf, PathBuf)>,
-    /// PEM file of the CAs that may sign a target's certificate; `None` trusts only targets on loopback.
+    /// File (PEM) of the certificate presented to targets; kubelets require one. Every client that the servers accept at
+    /// those ports acts with this certificate: restrict them there with client_ca and names. Re-read when it changes.
+    ///
+    /// Example: `"/etc/tunnel/certs/apiserver-kubelet-client.crt"`
+    #[serde(deserialize_with = "value::file")]
+    pub cert: Option<PathBuf>,
+    /// File (PEM) of its private key. Re-read when it changes.
+    ///
+    /// Example: `"/etc/tunnel/certs/apiserver-kubelet-client.key"`
+    #[serde(deserialize_with = "value::file")]
+    pub key: Option<PathBuf>,
+    /// File (PEM) of the CAs that may sign targets' certificates. Targets on loopback are always trusted, as their
+    /// traffic cannot be intercepted; all others require this key. Re-read when it changes. No default.
+    ///
+    /// Example: `"/etc/tunnel/certs/cluster-ca.crt"`
+    #[serde(deserialize_with = "value::file")]
     pub ca: Option<PathBuf>,
 }
 
-/// Reads the table.
-pub(crate) fn read(edge: &mut ConfigTable<'_>, report: &mut Diagnostics) -> TargetTlsConfig {
+fn target_tls(edge: &mut ConfigTable<'_>, report: &mut Diagnostics) -> TargetTlsConfig {
     let mut table = edge.table("target_tls", report);
-    let cert = table.read("cert", value::file_path, report);
-    let key = table.read("key", value::file_path, report);
+    let tls: TargetTlsConfig = table.fields(report);
     for (given, other) in [("cert", "key"), ("key", "cert")] {
         if table.has(given) && !table.has(other) {
             table.error(other, None, "a certificate needs its key; set both files", report);
         }
     }
-    let ca = table.read("ca", value::file_path, report);
-    table.finish(report);
-    TargetTlsConfig { identity: cert.zip(key), ca }
+    table.close(&tls, report);
+    tls
 }

@@ -1,24 +1,21 @@
 //! Keys of listeners: an address (our form) or a port on all interfaces (SuperEdge's form), and access rules.
 
-use std::net::{Ipv4Addr, SocketAddr};
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::path::PathBuf;
 
+use serde::de::{Deserializer, Error};
+use serde::{Deserialize, Serialize, Serializer};
 use toml::de::DeValue;
 
 use crate::config::table::ConfigTable;
 use crate::config::value::{self, ValueError};
-use crate::config::{AdminConfig, AdminSocket, Diagnostics, Environment, ListenConfig, WarningKind};
+use crate::config::{Diagnostics, Environment, ListenConfig, WarningKind};
 use tunnel_base::policy::{CertificateGlob, Glob, Networks, Rule, Rules};
 
 impl ListenConfig {
     /// Returns true if only this machine can reach it.
     pub fn is_local(&self) -> bool {
         self.at.ip().is_loopback()
-    }
-
-    /// Returns a default address that no key sets; `key` would set it.
-    pub(crate) fn by_default(ip: Ipv4Addr, port: u16, key: &'static str) -> Self {
-        Self { at: (ip, port).into(), implicit: true, key }
     }
 }
 
@@ -48,6 +45,35 @@ pub(crate) fn require(table: &ConfigTable<'_>, found: bool, report: &mut Diagnos
     }
 }
 
+/// The table `admin`: operators' access to the process.
+#[derive(Debug, Clone, PartialEq, Eq, Default, Deserialize, Serialize)]
+#[serde(default)]
+pub struct AdminConfig {
+    /// Unix socket ("unix:/path") for commands on this machine, such as tunnel status. Only the user of this program and
+    /// root may open its file, which is created at start and removed at exit. If a path is set and fails, the program
+    /// does not start. Default: cloud.sock, or edge.sock of an edge, in the first usable directory: /run/tunnel, which
+    /// systemd or root creates; tunnel in $XDG_RUNTIME_DIR; /tmp/tunnel-UID. Only the user may access the last two
+    /// (0700). If another process has the socket, the name is cloud-2.sock, and so on. The path is logged. If no socket
+    /// can be made, the reason is logged and the program runs without one.
+    ///
+    /// Example: `"unix:/run/tunnel/admin.sock"`
+    #[serde(with = "UnixSocket")]
+    pub listen: Option<PathBuf>,
+    /// File (htpasswd, bcrypt: htpasswd -B) of users who may open the live page and the status at the admin listener from
+    /// other machines, with name and password. Re-read when it changes. That listener has no TLS. Default: none, only
+    /// this machine may.
+    ///
+    /// Example: `"/etc/tunnel/auth/operators"`
+    #[serde(deserialize_with = "value::file")]
+    pub users: Option<PathBuf>,
+    /// The name of the socket (without `.sock`) if no key sets its path.
+    #[serde(skip)]
+    pub name: &'static str,
+    /// `XDG_RUNTIME_DIR`, a directory for such sockets.
+    #[serde(skip)]
+    pub runtime_dir: Option<PathBuf>,
+}
+
 /// Reads a table `admin`. `name` is the socket's name if there is no `listen = "unix:/path"`.
 pub(crate) fn admin(
     parent: &mut ConfigTable<'_>,
@@ -56,19 +82,24 @@ pub(crate) fn admin(
     report: &mut Diagnostics,
 ) -> AdminConfig {
     let mut table = parent.table("admin", report);
-    let wanted = "expected unix:/path, for example unix:/run/tunnel/cloud.sock";
-    let reader =
-        |value: &DeValue<'_>| unix_path(&value::text(value)?).ok_or_else(|| value::wrong(value, wanted));
-    let path = table.read(LISTEN, reader, report);
-    let socket = match path {
-        Some(path) => AdminSocket::At(path),
-        None => AdminSocket::Named(name, env.runtime_dir.clone()),
-    };
-    let key = table.key("users");
-    let users = table.read("users", value::file_path, report);
-    let auth = users.map_or(AuthConfig::None, |users| AuthConfig::Basic { users, key });
-    table.finish(report);
-    AdminConfig { socket, access: AccessConfig { auth, ..AccessConfig::default() } }
+    let keys: AdminConfig = table.fields(report);
+    let admin = AdminConfig { name, runtime_dir: env.runtime_dir.clone(), ..keys };
+    table.close(&admin, report);
+    admin
+}
+
+/// The form `unix:/path` of a socket's path.
+struct UnixSocket;
+
+impl UnixSocket {
+    fn deserialize<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<PathBuf>, D::Error> {
+        let wanted = || D::Error::custom("expected unix:/path, for example unix:/run/tunnel/server.sock");
+        unix_path(&String::deserialize(deserializer)?).map(Some).ok_or_else(wanted)
+    }
+
+    fn serialize<S: Serializer>(path: &Option<PathBuf>, serializer: S) -> Result<S::Ok, S::Error> {
+        path.as_ref().map(|path| format!("unix:{}", path.display())).serialize(serializer)
+    }
 }
 
 /// Returns the path in `unix:/path`.
@@ -90,43 +121,53 @@ pub(crate) fn place(table: &mut ConfigTable<'_>, report: &mut Diagnostics) -> Op
     table.read(LISTEN, reader, report)
 }
 
-/// Reads the address of health, log level and metrics. The default is on loopback, where other machines cannot change
-/// the log level.
-pub(crate) fn log(table: &mut ConfigTable<'_>, report: &mut Diagnostics) -> ListenConfig {
-    let found = read(table, "admin_listen", report);
-    let log = found.unwrap_or(ListenConfig::by_default(Ipv4Addr::LOCALHOST, LOG_PORT, "admin_listen"));
-    if !log.is_local() {
+/// Warns if other machines can reach the admin listener, or gRPC's debugging port.
+pub(crate) fn warn_reachable(
+    table: &ConfigTable<'_>,
+    admin: SocketAddr,
+    channelz: Option<SocketAddr>,
+    report: &mut Diagnostics,
+) {
+    if !admin.ip().is_loopback() {
+        let (key, local) = (table.key("admin_listen"), format!("\"127.0.0.1:{}\"", admin.port()));
+        let hint = if report.spelled.contains_key(&key) {
+            format!(
+                "restrict it with a firewall, or set admin_listen = {local} in the file that `tunnel migrate superedge` prints"
+            )
+        } else {
+            format!("set admin_listen = {local}")
+        };
         let text = format!(
-            "anyone who reaches {} can read health and metrics and change the log level; set admin_listen = \"127.0.0.1:{}\"",
-            log.at,
-            log.at.port()
+            "anyone who reaches {admin} can read health and metrics and change the log level; {hint}"
         );
-        report.warn(table.key(log.key), WarningKind::Insecure, text);
+        report.warn(key, WarningKind::Insecure, text);
     }
-    log
-}
-
-/// Reads the address of gRPC's debugging port (channelz). Returns `None` if the key is absent or empty.
-pub(crate) fn channelz(table: &mut ConfigTable<'_>, report: &mut Diagnostics) -> Option<SocketAddr> {
-    let at = table.read(CHANNELZ, value::socket, report)?;
-    if !at.ip().is_loopback() {
+    if let Some(at) = channelz.filter(|at| !at.ip().is_loopback()) {
         let text = format!(
             "anyone who reaches {at} can read the addresses and names of all links; use 127.0.0.1:{}",
             at.port()
         );
-        report.warn(table.key(CHANNELZ), WarningKind::Insecure, text);
+        report.warn(table.key("channelz_listen"), WarningKind::Insecure, text);
     }
-    Some(at)
 }
+
+/// The default address of the admin listener: on loopback, where other machines cannot change the log level, with the
+/// port that SuperEdge's manifests probe.
+pub(crate) const ADMIN_LISTEN: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), 51010);
 
 /// Reads the networks of load balancers with trusted PROXY headers. Returns `None` if the key is absent.
 pub(crate) fn proxies(table: &mut ConfigTable<'_>, report: &mut Diagnostics) -> Option<Networks> {
     let proxies: Networks = table.list(PROXIES, value::network, report)?.into_iter().collect();
+    warn_trusted(table, &proxies, report);
+    Some(proxies)
+}
+
+/// Warns if every client may send a PROXY header.
+pub(crate) fn warn_trusted(table: &ConfigTable<'_>, proxies: &Networks, report: &mut Diagnostics) {
     if proxies.holds_everyone() {
         let text = "any client can claim any address; list only the networks of your load balancers";
         report.warn(table.key(PROXIES), WarningKind::Insecure, text);
     }
-    Some(proxies)
 }
 
 /// The key for the address that clients connect to.
@@ -134,12 +175,6 @@ const LISTEN: &str = "listen";
 
 /// The key for load balancers, in every table with a port.
 const PROXIES: &str = "proxy_protocol";
-
-/// The key of gRPC's debugging port.
-const CHANNELZ: &str = "channelz_listen";
-
-/// The port that SuperEdge's manifests probe.
-const LOG_PORT: u16 = 51010;
 
 // Access rules: the keys that the tables of all listeners share. Absent keys are inherited from `[server.connect]`.
 

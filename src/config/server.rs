@@ -15,14 +15,13 @@ pub mod ports;
 pub mod registry;
 pub mod tcp;
 
-use std::net::{IpAddr, Ipv4Addr};
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
-use crate::config::listen::{self, AccessConfig, AuthConfig};
+use crate::config::listen::{self, AccessConfig, AdminConfig, AuthConfig};
 use crate::config::server::addresses::AddressSettings;
 use crate::config::server::connect::ConnectConfig;
 use crate::config::server::csr::ServerCsrConfig;
@@ -38,8 +37,7 @@ use crate::config::server::tcp::TcpListenerConfig;
 use crate::config::table::ConfigTable;
 use crate::config::value::{Bytes, Count, Millis};
 use crate::config::{
-    self, AdminConfig, ConfigErrors, DAY, Diagnostics, Environment, ListenConfig, MIN_MEMORY, ParsedConfig,
-    Warning, WarningKind, value,
+    self, ConfigErrors, DAY, Diagnostics, Environment, MIN_MEMORY, ParsedConfig, Warning, WarningKind, value,
 };
 use tunnel_base::policy::targets::Targets;
 use tunnel_base::policy::{Glob, Networks};
@@ -48,7 +46,7 @@ use tunnel_base::policy::{Glob, Networks};
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ServerConfig {
     /// The listener for links of edges, and those for operators.
-    pub server: LinkListenerConfig,
+    pub links: LinkListenerConfig,
     /// Versions and cipher suites of TLS at the server's ports.
     pub tls: Tls,
     /// The CONNECT listener and its access rules; `None` disables it.
@@ -91,30 +89,87 @@ pub struct ServerConfig {
     pub pod_ip: Option<IpAddr>,
 }
 
-/// `[server.links]`: the port on which edges and peers make links, its certificates and tokens, and the
-/// ports for operators.
-#[derive(Debug, Clone, PartialEq, Eq)]
+/// `[server.links]`: the port on which edges and peers make links, its certificates and tokens, and the ports for
+/// operators.
+#[derive(Debug, Clone, PartialEq, Eq, Deserialize, Serialize)]
+#[serde(default)]
 pub struct LinkListenerConfig {
-    /// Port for links: gRPC over TLS.
-    pub listen: ListenConfig,
-    /// Networks of load balancers in front of `listen`, which send PROXY headers.
+    /// Address (ip:port) that edges link to: gRPC, always over TLS.
+    #[serde(deserialize_with = "value::listen_address")]
+    pub listen: SocketAddr,
+    /// Networks or addresses of load balancers in front of that port. Each of their connections must begin with a PROXY
+    /// header (v1 or v2) that contains the client's address; a connection without one is closed.
+    ///
+    /// Example: `["10.0.0.5", "10.0.0.6"]`
     pub proxy_protocol: Networks,
-    /// Health, log level, metrics.
-    pub log_listen: ListenConfig,
-    /// Metrics only; `None` serves them on the log port only.
-    pub metrics_listen: Option<ListenConfig>,
-    /// gRPC's debugging port (channelz); `None` disables it.
-    pub channelz: Option<std::net::SocketAddr>,
-    /// The kernel's congestion control for links; `None` uses the system's default.
-    pub congestion: Option<Arc<str>>,
-    /// PEM file of the server's private key.
+    /// Address (ip:port) of the admin listener: health, log level, metrics and status page. Anyone who can reach it can
+    /// change the log level. Requests must use an address or localhost as Host; with any other Host only /livez, /readyz
+    /// and /metrics are served. No edge dials it.
+    #[serde(deserialize_with = "value::listen_address")]
+    pub admin_listen: SocketAddr,
+    /// Whether no key sets `admin_listen`. The server then starts without it if it is not available.
+    #[serde(skip)]
+    pub admin_is_default: bool,
+    /// Address (ip:port) of metrics, /livez and /readyz only, for Prometheus and probes. Default: none; the admin
+    /// listener serves them too.
+    ///
+    /// Example: `"127.0.0.1:6000"`
+    #[serde(deserialize_with = "value::listen_address")]
+    pub metrics_listen: Option<SocketAddr>,
+    /// Address (ip:port) of gRPC's debugging services for gRPC's own clients, channelz and reflection. They list links
+    /// with addresses and counts, without TLS or a password.
+    ///
+    /// Example: `"127.0.0.1:6001"`
+    #[serde(deserialize_with = "value::listen_address")]
+    pub channelz_listen: Option<SocketAddr>,
+    /// The kernel's congestion control for links, one of /proc/sys/net/ipv4/tcp_allowed_congestion_control. "bbr"
+    /// handles packet loss better than "cubic". But once in ten seconds of bulk transfer it pauses for 0.2 s and one or
+    /// two RTTs, for keystrokes too. An edge's interactive link next to a bulk link always uses "cubic", or "reno" if
+    /// that is not allowed. Default: the system's, net.ipv4.tcp_congestion_control.
+    ///
+    /// Example: `"bbr"`
+    #[serde(deserialize_with = "value::filled_text")]
+    pub congestion: Option<String>,
+    /// File (PEM) of the private key for that TLS. Re-read when it changes.
+    #[serde(deserialize_with = "value::file")]
     pub key: PathBuf,
-    /// PEM file of the server's certificates.
+    /// File (PEM) of its certificate chain, leaf first. Re-read when it changes.
+    #[serde(deserialize_with = "value::file")]
     pub cert: PathBuf,
-    /// File of lines `node:token`.
-    pub tokenfile: PathBuf,
-    /// PEM file of the CA that signs servers' certificates. Not required without peers.
-    pub ca: PathBuf,
+    /// File of lines "node:token" that edges must match; "default:token" applies to all other nodes. A line without a
+    /// token ("node:") rejects its node, even with a certificate. With "default" any edge can take any other name, which
+    /// causes a warning if `[server.egress]` is set. If this server queries Kubernetes, a Node without an edge label is
+    /// rejected, even with a valid token or certificate (see edges of `[server.node_names]`). Re-read when it changes.
+    /// Within 10 s of a change, links with tokens that were removed are closed, and their sessions with them. A file
+    /// that is missing, empty, or has no token at all changes nothing. To change a token without rejecting an edge:
+    /// write both tokens into the edges' token_file, then the new one into this file. Then remove the old one from the
+    /// edges.
+    #[serde(deserialize_with = "value::file")]
+    pub token_file: PathBuf,
+    /// File (PEM) of the CA that signs servers' certificates, with which servers authenticate each other. Re-read when
+    /// it changes. Not required while there is only one server. Once it exists, a caller whose certificate is not a
+    /// server's is rejected.
+    #[serde(deserialize_with = "value::file")]
+    pub peer_ca: PathBuf,
+}
+
+impl Default for LinkListenerConfig {
+    /// SuperEdge's port and paths.
+    fn default() -> Self {
+        Self {
+            listen: (Ipv4Addr::UNSPECIFIED, 9000).into(),
+            proxy_protocol: Networks::default(),
+            admin_listen: listen::ADMIN_LISTEN,
+            admin_is_default: true,
+            metrics_listen: None,
+            channelz_listen: None,
+            congestion: None,
+            key: "/etc/tunnel/certs/cloud.key".into(),
+            cert: "/etc/tunnel/certs/cloud.crt".into(),
+            token_file: "/etc/tunnel/token/token".into(),
+            peer_ca: config::CA.into(),
+        }
+    }
 }
 
 /// `[server.session]`: limits of sessions.
@@ -208,13 +263,13 @@ impl ServerConfig {
         let mut file = ConfigTable::parse(text, env, report);
         let mut cloud = file.table("server", report);
         config::other_role(&mut file, &cloud, "edge", report);
-        let server = server(&mut cloud, report);
+        let links = links(&mut cloud, report);
         let (connect, inherited) = connect::read(&mut cloud, report);
         let registry = registry::read(&mut cloud, env, report);
         let https = https::read(&mut cloud, &inherited, report);
         let http = https::read_http(&mut cloud, &inherited, report);
         let settings = Self {
-            server,
+            links,
             tls: tls(&mut cloud, report),
             egress: egress::read(&mut cloud, &inherited, report),
             http_proxy: http_proxy::read(&mut cloud, &inherited, env, report),
@@ -244,23 +299,14 @@ impl ServerConfig {
     }
 }
 
-fn server(cloud: &mut ConfigTable<'_>, report: &mut Diagnostics) -> LinkListenerConfig {
+fn links(cloud: &mut ConfigTable<'_>, report: &mut Diagnostics) -> LinkListenerConfig {
     let mut table = cloud.table("links", report);
-    let grpc = listen::read(&mut table, "listen", report);
-    let server = LinkListenerConfig {
-        listen: grpc.unwrap_or(ListenConfig::by_default(Ipv4Addr::UNSPECIFIED, GRPC_PORT, "listen")),
-        proxy_protocol: listen::proxies(&mut table, report).unwrap_or_default(),
-        log_listen: listen::log(&mut table, report),
-        metrics_listen: listen::read(&mut table, "metrics_listen", report),
-        channelz: listen::channelz(&mut table, report),
-        congestion: table.read("congestion", value::nonempty, report).map(Arc::from),
-        key: table.read("key", value::file_path, report).unwrap_or_else(|| KEY_FILE.into()),
-        cert: table.read("cert", value::file_path, report).unwrap_or_else(|| CERT.into()),
-        tokenfile: table.read("token_file", value::file_path, report).unwrap_or_else(|| TOKENFILE.into()),
-        ca: table.read("peer_ca", value::file_path, report).unwrap_or_else(|| config::CA.into()),
-    };
-    table.finish(report);
-    server
+    let mut links: LinkListenerConfig = table.fields(report);
+    links.admin_is_default = !table.has("admin_listen");
+    listen::warn_trusted(&table, &links.proxy_protocol, report);
+    listen::warn_reachable(&table, links.admin_listen, links.channelz_listen, report);
+    table.close(&links, report);
+    links
 }
 
 fn session(cloud: &mut ConfigTable<'_>, report: &mut Diagnostics) -> SessionConfig {
@@ -285,23 +331,11 @@ fn edge_access(cloud: &mut ConfigTable<'_>, env: &Environment, report: &mut Diag
     access
 }
 
-/// The port that SuperEdge's manifests open for edges.
-const GRPC_PORT: u16 = 9000;
-
 /// Number of clients that together may use all sessions, unless the file sets a limit.
 const CLIENTS: usize = 4;
 
 /// Upper limit; more than a process can have sockets for.
 const MAX_SESSIONS: usize = 10_000_000;
-
-/// SuperEdge's fixed path of the server's key.
-const KEY_FILE: &str = "/etc/tunnel/certs/cloud.key";
-
-/// SuperEdge's fixed path of the server's certificate.
-const CERT: &str = "/etc/tunnel/certs/cloud.crt";
-
-/// SuperEdge's fixed path of the token file.
-const TOKENFILE: &str = "/etc/tunnel/token/token";
 
 // Things that several tables contain: secret files, etcd clusters, listeners.
 
@@ -309,15 +343,13 @@ impl ServerConfig {
     /// Returns the files that contain secrets, each with its key.
     pub fn secrets(&self) -> Vec<(&str, &Path)> {
         let mut all = vec![
-            ("server.links.key", self.server.key.as_path()),
-            ("server.links.token_file", &self.server.tokenfile),
+            ("server.links.key", self.links.key.as_path()),
+            ("server.links.token_file", &self.links.token_file),
         ];
         let connect = self.connect.as_ref().map(|connect| &connect.access);
         let egress = self.egress.as_ref().map(EgressConfig::access);
         let proxy = self.http_proxy.as_ref().map(|proxy| &proxy.access);
-        for access in
-            connect.into_iter().chain([&self.https.access, &self.admin.access]).chain(egress).chain(proxy)
-        {
+        for access in connect.into_iter().chain([&self.https.access]).chain(egress).chain(proxy) {
             // A file that several tables inherit from one is listed once.
             if let AuthConfig::Basic { users, key } = &access.auth
                 && !all.contains(&(key, users))
@@ -325,6 +357,7 @@ impl ServerConfig {
                 all.push((key, users));
             }
         }
+        all.extend(self.admin.users.iter().map(|users| ("server.admin.users", users.as_path())));
         if let Some(EgressConfig::Port { certificates, .. }) = &self.egress {
             all.push(("server.egress.key", &certificates.key));
         }
@@ -364,7 +397,7 @@ impl ServerConfig {
 
     /// Returns the files of certificates that this server presents, each with its key.
     pub fn certificates(&self) -> Vec<(&'static str, &Path)> {
-        let mut all = vec![("server.links.cert", self.server.cert.as_path())];
+        let mut all = vec![("server.links.cert", self.links.cert.as_path())];
         if let Some(EgressConfig::Port { certificates, .. }) = &self.egress {
             all.push(("server.egress.cert", &certificates.cert));
         }
@@ -379,7 +412,7 @@ impl ServerConfig {
 
     /// Returns the CA files that this server trusts, each with its key.
     pub fn ca_files(&self) -> Vec<(&'static str, &Path)> {
-        let mut all = vec![("server.links.peer_ca", self.server.ca.as_path())];
+        let mut all = vec![("server.links.peer_ca", self.links.peer_ca.as_path())];
         if let Some(EgressConfig::Port { certificates, .. }) = &self.egress {
             all.extend(certificates.client_ca.iter().map(|ca| ("server.egress.client_ca", ca.as_path())));
         }

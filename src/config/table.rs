@@ -51,6 +51,11 @@ impl<'t> ConfigTable<'t> {
         self.asked.get(key).is_some_and(Option::is_some)
     }
 
+    /// Returns true if this key, already requested, is present in the file with a value that is wrong.
+    pub(crate) fn is_wrong(&self, key: &'static str, report: &Diagnostics) -> bool {
+        self.has(key) && !report.given.contains(&self.key(key))
+    }
+
     /// Returns the full key of the table itself; empty for the file.
     pub(crate) fn path(&self) -> &str {
         &self.path

@@ -11,8 +11,8 @@ use std::fmt::Write;
 
 use proptest::prelude::*;
 
-use crate::config::edge::{EdgeConfig, Token};
-use crate::config::server::{ServerConfig, TlsVersion};
+use crate::config::edge::EdgeConfig;
+use crate::config::server::{LinkListenerConfig, ServerConfig, TlsVersion};
 use tunnel_base::policy::targets::Targets;
 
 use super::*;
@@ -61,16 +61,11 @@ fn ssh(lines: &str) -> String {
 #[test]
 fn an_empty_file_is_a_server_without_ports_for_clients() {
     let (cloud, warnings) = cloud("");
-    assert_eq!(
-        cloud.server.listen,
-        ListenConfig { at: "0.0.0.0:9000".parse().unwrap(), implicit: true, key: "listen" }
-    );
-    assert_eq!(
-        cloud.server.log_listen,
-        ListenConfig { at: "127.0.0.1:51010".parse().unwrap(), implicit: true, key: "admin_listen" }
-    );
-    assert_eq!(cloud.server.metrics_listen, None);
-    assert_eq!(cloud.server.tokenfile.to_str(), Some("/etc/tunnel/token/token"));
+    assert_eq!(cloud.links, LinkListenerConfig::default());
+    assert_eq!(cloud.links.listen, "0.0.0.0:9000".parse().unwrap());
+    assert_eq!(cloud.links.admin_listen, "127.0.0.1:51010".parse().unwrap());
+    assert!(cloud.links.admin_is_default);
+    assert_eq!(cloud.links.token_file.to_str(), Some("/etc/tunnel/token/token"));
     assert_eq!(cloud.connect, None);
     assert_eq!(cloud.session.resume_timeout, Duration::from_secs(60));
     assert_eq!(cloud.session.open_timeout, Duration::from_secs(12));
@@ -93,19 +88,11 @@ fn an_empty_table_of_superedge_is_a_server_as_superedge_has_it() {
 fn the_documented_server_is_closed_and_says_the_defaults() {
     let (documented, warnings) = cloud(CLOUD);
     assert_eq!(warnings, []);
-    assert!(
-        documented.connect.as_ref().unwrap().listen.is_local() && documented.server.log_listen.is_local()
-    );
+    assert!(documented.connect.as_ref().unwrap().listen.is_local());
     let (absent, _) = cloud("");
     assert_eq!(documented.session, absent.session);
     assert_eq!(documented.tls, absent.tls);
-    let same = |a: ListenConfig, b: ListenConfig| assert_eq!(a.at, b.at);
-    same(documented.server.listen, absent.server.listen);
-    same(documented.server.log_listen, absent.server.log_listen);
-    assert_eq!(documented.server.key, absent.server.key);
-    assert_eq!(documented.server.cert, absent.server.cert);
-    assert_eq!(documented.server.tokenfile, absent.server.tokenfile);
-    assert_eq!(documented.server.ca, absent.server.ca);
+    assert_eq!(documented.links, LinkListenerConfig { admin_is_default: false, ..absent.links });
     assert_eq!(documented.connect.unwrap().access, AccessConfig::default());
 }
 
@@ -118,9 +105,9 @@ fn the_documented_edge_is_closed_and_says_the_defaults() {
     assert_eq!(documented.session, least.session);
     assert_eq!(documented.allow, least.allow);
     assert_eq!(documented.allow.targets, Targets::default());
-    assert_eq!(documented.client.ca, least.client.ca);
-    assert_eq!(documented.client.log_listen.at, least.client.log_listen.at);
-    assert_eq!(documented.client.servers[0].dns.to_string(), "tunnel.example.org");
+    assert_eq!(documented.uplink.ca, least.uplink.ca);
+    assert_eq!(documented.uplink.admin_listen, least.uplink.admin_listen);
+    assert_eq!(documented.uplink.servers[0].host.to_string(), "tunnel.example.org");
 }
 
 #[test]
@@ -203,8 +190,7 @@ fn a_ports_owner_may_write_it_as_a_number_a_text_or_an_address() {
         ("[server.links]\nlisten = \"[::]:9001\"", "[::]:9001"),
     ] {
         let (cloud, _) = cloud(text);
-        let ListenConfig { at: found, implicit, .. } = cloud.server.listen;
-        assert_eq!((found, implicit), (at.parse().unwrap(), false), "{text}");
+        assert_eq!(cloud.links.listen, at.parse().unwrap(), "{text}");
     }
 }
 
@@ -212,7 +198,7 @@ fn a_ports_owner_may_write_it_as_a_number_a_text_or_an_address() {
 fn a_random_port_is_named_in_a_warning() {
     let (cloud, warnings) =
         cloud("[mode.cloud.stream.server]\nmetrics_port = 0\n[mode.cloud.ssh]\nport = 22");
-    assert_eq!(cloud.server.metrics_listen.map(|l| l.at), Some("0.0.0.0:0".parse().unwrap()));
+    assert_eq!(cloud.links.metrics_listen, Some("0.0.0.0:0".parse().unwrap()));
     assert_eq!(warned(&warnings, WarningKind::Unexpected), ["mode.cloud.stream.server.metrics_port"]);
 }
 
@@ -301,7 +287,7 @@ fn our_own_keys_become_what_they_mean() {
     assert_eq!((cloud.session.max_sessions, cloud.session.drain_timeout), (7, Duration::ZERO));
     assert_eq!(cloud.session.max_per_client, 2, "a quarter, rounded up");
     assert!(cloud.connect.as_ref().unwrap().access.proxy_protocol.contains("10.0.0.5".parse().unwrap()));
-    assert!(cloud.server.proxy_protocol.is_empty());
+    assert!(cloud.links.proxy_protocol.is_empty());
     assert_eq!(cloud.session.buffer_memory, Some(64 << 20));
     assert_eq!(cloud.tls.min_version, TlsVersion::V13);
     assert_eq!(cloud.tls.cipher_suites, ["A", "B", "C"]);
@@ -310,7 +296,7 @@ fn our_own_keys_become_what_they_mean() {
 #[test]
 fn whose_word_is_believed_is_named_narrowly() {
     let (settings, warnings) = cloud("[server.links]\nproxy_protocol = [\"0.0.0.0/0\"]");
-    assert!(settings.server.proxy_protocol.holds_everyone());
+    assert!(settings.links.proxy_protocol.holds_everyone());
     let key = "server.links.proxy_protocol";
     assert!(warned(&warnings, WarningKind::Insecure).contains(&key), "{warnings:?}");
     let errors = cloud_faults("[server.connect]\nlisten = \"127.0.0.1:1\"\nproxy_protocol = [\"balancer\"]")
@@ -320,8 +306,8 @@ fn whose_word_is_believed_is_named_narrowly() {
 
 #[test]
 fn an_edge_knows_its_name_from_the_file_or_else_from_the_environment() {
-    assert_eq!(edge(LEAST).0.client.node.as_str(), "node1");
-    assert_eq!(edge(&format!("{LEAST}node = \"node2\"")).0.client.node.as_str(), "node2");
+    assert_eq!(edge(LEAST).0.uplink.node.as_str(), "node1");
+    assert_eq!(edge(&format!("{LEAST}node = \"node2\"")).0.uplink.node.as_str(), "node2");
     let nobody = EdgeConfig::read(LEAST, &Environment::default()).unwrap_err().to_string();
     assert_eq!(
         nobody,
@@ -344,7 +330,7 @@ fn an_edge_takes_its_addresses_and_proxy_from_the_environment() {
     };
     let (edge, _) = EdgeConfig::read(LEAST, &env).unwrap();
     assert_eq!(edge.own, ["192.0.2.1".parse::<IpAddr>().unwrap(), "fd00::1".parse().unwrap()]);
-    assert!(edge.client.https_proxy.is_some() && edge.client.no_proxy.is_none());
+    assert!(edge.uplink.https_proxy.is_some() && edge.uplink.no_proxy.is_none());
 }
 
 #[test]
@@ -367,7 +353,7 @@ fn every_fault_is_told_at_once_in_the_order_of_the_file() {
         "line 10: server.connect.rules[0].port: unknown key: did you mean ports?",
         "line 10: server.connect.rules[1]: 5: expected table: { … }",
         "line 12: server.session.resume_timeout: 60: expected a whole number with its unit (ms, s, m or h) in quotes, for example \"5s\" or \"500ms\"",
-        "line 13: server.session.buffer_memory: \"1KiB\": expected at least 1024 KiB",
+        "line 13: server.session.buffer_memory: \"1KiB\": expected at least 1MiB",
         "line 14: server.conect: unknown key: did you mean connect?",
         "line 15: sever: unknown key: did you mean server?",
     ];
@@ -400,7 +386,7 @@ fn keys_that_contradict_each_other_are_faults() {
 fn a_cloud_at_several_places_has_the_name_of_each_unless_one_is_given() {
     let list = LEAST.replace("\"cloud:9000\"", "\"one:9000\", \"10.0.0.7:443\"");
     let places = |text: &str| -> Vec<_> {
-        edge(text).0.client.servers.iter().map(|server| format!("{} {}", server.at, server.dns)).collect()
+        edge(text).0.uplink.server_addresses().map(|server| format!("{} {}", server.at, server.dns)).collect()
     };
     assert_eq!(places(LEAST), ["cloud:9000 cloud"]);
     assert_eq!(places(&list), ["one:9000 one", "10.0.0.7:443 10.0.0.7"]);
@@ -433,7 +419,7 @@ fn the_wrong_modes_file_is_told_as_such() {
 #[test]
 fn a_secret_is_in_no_message() {
     let (edge, warnings) = edge(&LEAST.replace("t0ken", "sw0rd fish"));
-    assert_eq!(edge.client.token, Some(Token::Text(Secret::new("sw0rd fish"))));
+    assert_eq!(edge.uplink.token, Some(Secret::new("sw0rd fish")));
     let mut reported = format!("{edge:?} {warnings:?}");
     for broken in [
         "token = [\"sw0rdfish\"]",
@@ -545,8 +531,8 @@ proptest! {
         let text = format!("[{}.{}.{}.{}]\n{} = 7\n{} = 8",
             odd("mode"), odd("cloud"), odd("stream"), odd("server"), odd("grpcport"), odd("metrics_port"));
         let (cloud, _) = cloud(&text);
-        prop_assert_eq!(cloud.server.listen.at.port(), 7);
-        prop_assert_eq!(cloud.server.metrics_listen.map(|l| l.at.port()), Some(8));
+        prop_assert_eq!(cloud.links.listen.port(), 7);
+        prop_assert_eq!(cloud.links.metrics_listen.map(|at| at.port()), Some(8));
     }
 }
 
@@ -558,9 +544,9 @@ fn a_file_with_faults_tells_which_keys_were_understood_so_that_only_those_are_lo
     assert_eq!(read.errors.len(), 3, "{:?}", read.errors);
     let given: Vec<_> = read.given.iter().collect();
     assert_eq!(given, ["server.connect.listen", "server.links.cert", "server.peers.addresses"]);
-    assert_eq!(read.settings.server.cert.to_str(), Some("/c"));
+    assert_eq!(read.settings.links.cert.to_str(), Some("/c"));
     let read = EdgeConfig::examine("[edge.uplink]\nca = \"/c\"\n", &Environment::default());
-    assert_eq!((read.settings.client.ca.to_str(), read.errors.len()), (Some("/c"), 3));
+    assert_eq!((read.settings.uplink.ca.to_str(), read.errors.len()), (Some("/c"), 3));
     let broken = ServerConfig::examine(&format!("{text}= ="), &Environment::default());
     assert_eq!(broken.given.len(), 0, "a broken file has no reliable keys");
 }

@@ -12,7 +12,6 @@ use serde::de::{Deserialize, Deserializer, Error};
 use serde::ser::{Serialize, Serializer};
 use toml::de::{DeInteger, DeValue};
 
-use crate::config::Secret;
 use tunnel_base::policy;
 
 /// The error of parsing a config value: what was found, and what is allowed.
@@ -47,16 +46,6 @@ pub(crate) fn flag(value: &DeValue<'_>) -> Result<bool, ValueError> {
     match value {
         DeValue::Boolean(flag) => Ok(*flag),
         other => Err(wrong(other, "expected true or false")),
-    }
-}
-
-/// Reads a text that must not appear in messages.
-pub(crate) fn secret(value: &DeValue<'_>) -> Result<Secret, ValueError> {
-    match value {
-        DeValue::String(text) => Ok(Secret::new(text.as_ref())),
-        other => {
-            Err(ValueError { found: kind(other).to_owned(), wanted: "expected a text in quotes".to_owned() })
-        }
     }
 }
 
@@ -98,21 +87,7 @@ pub(crate) fn target_port(value: &DeValue<'_>) -> Result<u16, ValueError> {
 
 /// Reads an address to listen on.
 pub(crate) fn socket(value: &DeValue<'_>) -> Result<SocketAddr, ValueError> {
-    let wanted = "expected ip:port, for example 127.0.0.1:9000, 0.0.0.0:9000 or [::]:9000";
-    text(value)?.parse().map_err(|_| wrong(value, wanted))
-}
-
-/// Reads a whole number within limits.
-pub(crate) fn count(limits: RangeInclusive<usize>) -> impl Fn(&DeValue<'_>) -> Result<usize, ValueError> {
-    move |value| {
-        let number = match value {
-            DeValue::Integer(number) => integer(number).and_then(|n| usize::try_from(n).ok()),
-            _ => None,
-        };
-        number.filter(|n| limits.contains(n)).ok_or_else(|| {
-            wrong(value, format_args!("expected a whole number from {} to {}", limits.start(), limits.end()))
-        })
-    }
+    text(value)?.parse().map_err(|_| wrong(value, LISTEN_ADDRESS))
 }
 
 /// Reads a duration within limits: a whole number with `ms`, `s`, `m` or `h`.
@@ -130,19 +105,6 @@ pub(crate) fn duration(
                 format_args!("expected a duration from {:?} to {:?}", limits.start(), limits.end()),
             ))
         }
-    }
-}
-
-/// Reads a size in bytes of at least `least`: a whole number with `B`, `KiB`, `MiB` or `GiB`.
-pub(crate) fn size(least: usize) -> impl Fn(&DeValue<'_>) -> Result<usize, ValueError> {
-    move |value| {
-        let bytes = measured(value, &SIZES)
-            .and_then(|bytes| usize::try_from(bytes).ok())
-            .ok_or_else(|| wrong(value, SIZE))?;
-        if bytes < least {
-            return Err(wrong(value, format_args!("expected at least {} KiB", least / KIB)));
-        }
-        Ok(bytes)
     }
 }
 
@@ -275,7 +237,7 @@ impl<const MIN: usize> Bytes<MIN> {
         let bytes = quantity(&text, &SIZES).and_then(|bytes| usize::try_from(bytes).ok());
         match bytes.ok_or_else(|| D::Error::custom(SIZE))? {
             bytes if bytes < MIN => {
-                Err(D::Error::custom(format_args!("expected at least {} KiB", MIN / KIB)))
+                Err(D::Error::custom(format_args!("expected at least {}", with_unit(MIN as u64, &SIZES))))
             }
             bytes => Ok(bytes.into()),
         }
@@ -312,6 +274,38 @@ impl<const MIN: usize, const MAX: usize> Count<MIN, MAX> {
     }
 }
 
+/// Reads a file name.
+pub(crate) fn file<'de, D: Deserializer<'de>, T: From<PathBuf>>(deserializer: D) -> Result<T, D::Error> {
+    let text: String = filled_text(deserializer)?;
+    if text.contains('\0') {
+        return Err(D::Error::custom("expected a file name"));
+    }
+    Ok(PathBuf::from(text).into())
+}
+
+/// Reads a text that is not empty.
+pub(crate) fn filled_text<'de, D: Deserializer<'de>, T: From<String>>(
+    deserializer: D,
+) -> Result<T, D::Error> {
+    let text = String::deserialize(deserializer)?;
+    if text.trim().is_empty() {
+        return Err(D::Error::custom("expected a non-empty text; otherwise leave the key out"));
+    }
+    Ok(text.into())
+}
+
+/// Reads an address to listen on.
+pub(crate) fn listen_address<'de, D, T>(deserializer: D) -> Result<T, D::Error>
+where
+    D: Deserializer<'de>,
+    T: From<SocketAddr>,
+{
+    let at = String::deserialize(deserializer)?.parse::<SocketAddr>();
+    at.map(T::from).map_err(|_| D::Error::custom(LISTEN_ADDRESS))
+}
+
+const LISTEN_ADDRESS: &str = "expected ip:port, for example 127.0.0.1:9000, 0.0.0.0:9000 or [::]:9000";
+
 const DURATION: &str =
     "expected a whole number with its unit (ms, s, m or h) in quotes, for example \"5s\" or \"500ms\"";
 
@@ -323,31 +317,30 @@ const DURATIONS: [(&str, u64); 4] = [("ms", 1), ("s", 1000), ("m", 60_000), ("h"
 /// Units of size, in bytes. Powers of two only: "MB" is ambiguous.
 const SIZES: [(&str, u64); 4] = [("B", 1), ("KiB", 1 << 10), ("MiB", 1 << 20), ("GiB", 1 << 30)];
 
-/// Bytes in a KiB, the unit of minimum sizes in messages.
-const KIB: usize = 1 << 10;
-
 /// Maximum number of characters of a wrong value in a message.
 const MAX_EXCERPT: usize = 60;
 
 #[cfg(test)]
 mod tests {
     use proptest::prelude::*;
+    use serde_json::{Value, json};
 
     use super::*;
 
-    fn quoted(text: &str) -> DeValue<'static> {
-        DeValue::String(text.to_owned().into())
+    fn any_duration(text: &str) -> Result<Duration, String> {
+        Millis::<0, { u64::MAX }>::deserialize(json!(text))
+            .map_err(|error: serde_json::Error| error.to_string())
     }
 
-    fn any_duration(value: &DeValue<'_>) -> Result<Duration, ValueError> {
-        duration(Duration::ZERO..=Duration::MAX)(value)
+    fn any_size(text: &str) -> Result<usize, String> {
+        Bytes::<0>::deserialize(json!(text)).map_err(|error: serde_json::Error| error.to_string())
     }
 
     #[test]
     fn a_duration_or_a_size_needs_its_unit() {
-        assert_eq!(any_duration(&quoted("500ms")), Ok(Duration::from_millis(500)));
-        assert_eq!(any_duration(&quoted("2m")), Ok(Duration::from_secs(120)));
-        assert_eq!(size(0)(&quoted("4MiB")), Ok(4 << 20));
+        assert_eq!(any_duration("500ms"), Ok(Duration::from_millis(500)));
+        assert_eq!(any_duration("2m"), Ok(Duration::from_secs(120)));
+        assert_eq!(any_size("4MiB"), Ok(4 << 20));
         for bad in [
             "60",
             "",
@@ -360,16 +353,16 @@ mod tests {
             "99999999999999999999s",
             "20000000000000000000m",
         ] {
-            assert!(any_duration(&quoted(bad)).unwrap_err().wanted.contains("unit"), "{bad}");
+            assert!(any_duration(bad).unwrap_err().contains("unit"), "{bad}");
         }
         for bad in ["4", "4MB", "4M", "99999999999GiB", "é"] {
-            assert!(size(0)(&quoted(bad)).unwrap_err().wanted.contains("unit"), "{bad}");
+            assert!(any_size(bad).unwrap_err().contains("unit"), "{bad}");
         }
-        assert!(any_duration(&DeValue::Integer(DeInteger::default())).unwrap_err().wanted.contains("unit"));
     }
 
     #[test]
     fn a_port_may_stand_in_quotes() {
+        let quoted = |text: &str| DeValue::String(text.to_owned().into());
         assert_eq!(port_number(&quoted("51009")), Ok(51009));
         for bad in ["", "+1", "65536", " 1", "1.0", "ssh"] {
             assert!(port_number(&quoted(bad)).is_err(), "{bad}");
@@ -378,20 +371,29 @@ mod tests {
 
     #[test]
     fn limits_are_told_in_the_message() {
-        let short = duration(Duration::from_secs(1)..=Duration::from_secs(9))(&quoted("10s")).unwrap_err();
-        assert_eq!(
-            (short.found.as_str(), short.wanted.as_str()),
-            ("\"10s\"", "expected a duration from 1s to 9s")
-        );
-        assert_eq!(size(1 << 20)(&quoted("1KiB")).unwrap_err().wanted, "expected at least 1024 KiB");
+        let short: serde_json::Error =
+            Millis::<1000, 9000>::deserialize::<Value, Duration>(json!("10s")).unwrap_err();
+        assert_eq!(short.to_string(), "expected a duration from 1s to 9s");
+        let short: serde_json::Error =
+            Bytes::<{ 1 << 20 }>::deserialize::<Value, usize>(json!("1KiB")).unwrap_err();
+        assert_eq!(short.to_string(), "expected at least 1MiB");
     }
 
     proptest! {
         #[test]
-        fn durations_mean_what_they_say(n in 0_u64..1_000_000) {
-            prop_assert_eq!(any_duration(&quoted(&format!("{n}s"))), Ok(Duration::from_secs(n)));
-            prop_assert_eq!(any_duration(&quoted(&format!("{n}h"))), Ok(Duration::from_secs(n * 3600)));
-            prop_assert_eq!(size(0)(&quoted(&format!("{n}KiB"))).ok(), usize::try_from(n << 10).ok());
+        fn durations_and_sizes_are_written_as_they_are_read(n in 0_u64..1_000_000) {
+            for (unit, millis) in DURATIONS {
+                let read = any_duration(&format!("{n}{unit}")).unwrap();
+                prop_assert_eq!(read, Duration::from_millis(n * millis));
+                let written = Millis::<0, 0>::serialize(&read, serde_json::value::Serializer).unwrap();
+                prop_assert_eq!(any_duration(written.as_str().unwrap()), Ok(read));
+            }
+            for (unit, bytes) in SIZES {
+                let read = any_size(&format!("{n}{unit}")).unwrap();
+                prop_assert_eq!(read as u64, n * bytes);
+                let written = Bytes::<0>::serialize(&read, serde_json::value::Serializer).unwrap();
+                prop_assert_eq!(any_size(written.as_str().unwrap()), Ok(read));
+            }
         }
 
         #[test]

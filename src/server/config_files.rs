@@ -44,7 +44,7 @@ impl ServerFiles {
         let peers = tls.as_ref().and_then(|_| peers::dialer(settings, startup));
         let authority = tls.as_ref().and_then(|_| read_ca(settings, startup));
         let (certificates, egress) = (kubernetes::edge_cas(settings).is_some(), settings.egress.is_some());
-        let tokens = authenticated_links::read(&settings.server.tokenfile, certificates, egress, startup);
+        let tokens = authenticated_links::read(&settings.links.token_file, certificates, egress, startup);
         let resolver = startup.collect(StartupErrorKind::System, &["DNS"], Resolver::system());
         let dns = match settings.registry.peers.dns.as_slice() {
             [] => resolver.clone(),
@@ -55,7 +55,7 @@ impl ServerFiles {
             ),
         };
         publisher(settings, startup);
-        let congestion = settings.server.congestion.as_deref();
+        let congestion = settings.links.congestion.as_deref();
         startup.congestion("server.links.congestion", congestion)?;
         Some(Self {
             tls: tls?,
@@ -80,18 +80,18 @@ pub(crate) fn tls_params(settings: &ServerConfig, startup: &mut Startup) -> Opti
 }
 
 fn tls(settings: &ServerConfig, startup: &mut Startup) -> Option<Reload<rustls::ServerConfig>> {
-    let server = &settings.server;
+    let links = &settings.links;
     let offer = tls_params(settings, startup);
     // Each file separately, so that all errors are noted.
-    let cert = startup.check_file(CERT, &server.cert, |text| tls::certs(&server.cert, text));
-    let key = startup.check_file(KEY, &server.key, |text| tls::private_key(&server.key, text));
-    let has_ca = server.ca.exists();
-    let ca = !has_ca || startup.check_file(CA, &server.ca, |text| tls::certs(&server.ca, text));
+    let cert = startup.check_file(CERT, &links.cert, |text| tls::certs(&links.cert, text));
+    let key = startup.check_file(KEY, &links.key, |text| tls::private_key(&links.key, text));
+    let has_ca = links.peer_ca.exists();
+    let ca = !has_ca || startup.check_file(CA, &links.peer_ca, |text| tls::certs(&links.peer_ca, text));
     // Without the file no peer can link here, so callers need not present a certificate.
     let clients = if has_ca {
         let name = settings.registry.peers.name.as_deref().map(tls::server_name).transpose();
         let name = startup.collect(StartupErrorKind::Config, &["server.peers.certificate_name"], name)?;
-        ClientAuth::Peers(server.ca.clone(), name)
+        ClientAuth::Peers(links.peer_ca.clone(), name)
     } else {
         ClientAuth::Anonymous
     };
@@ -106,7 +106,7 @@ fn tls(settings: &ServerConfig, startup: &mut Startup) -> Option<Reload<rustls::
     for warning in warnings {
         warn!("{warning}");
     }
-    let identity = Identity { cert: server.cert.clone(), key: server.key.clone() };
+    let identity = Identity { cert: links.cert.clone(), key: links.key.clone() };
     let server = TlsServerConfig { identity, clients, offer, alpn: vec![b"h2".to_vec()] };
     startup.collect(StartupErrorKind::Config, &[CERT, KEY], server.load())
 }
@@ -117,8 +117,8 @@ fn read_ca(settings: &ServerConfig, startup: &mut Startup) -> Option<Option<Relo
     if settings.invitations.is_none() {
         return Some(None);
     }
-    let server = &settings.server;
-    let authority = ServerCa::load(server.ca.clone(), server.cert.clone());
+    let links = &settings.links;
+    let authority = ServerCa::load(links.peer_ca.clone(), links.cert.clone());
     startup.collect(StartupErrorKind::Config, &["server.links.peer_ca"], authority).map(Some)
 }
 

@@ -98,7 +98,7 @@ pub(crate) fn watch_ports(
 ) -> watch::Receiver<ProxyPorts> {
     #[cfg(feature = "kubernetes")]
     if let Some(ports) = &settings.ports {
-        let metrics = settings.server.metrics_listen.map(|listen| listen.at.port());
+        let metrics = settings.links.metrics_listen.map(|at| at.port());
         let params = PortParams {
             cluster: cluster_access(&ports.cluster),
             namespace: ports.namespace.clone(),

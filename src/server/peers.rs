@@ -55,7 +55,7 @@ pub(crate) fn dialer(settings: &ServerConfig, startup: &mut Startup) -> Option<R
     if !asked.several {
         return None;
     }
-    let why = match peer_tls(&settings.server, asked.name.as_deref()) {
+    let why = match peer_tls(&settings.links, asked.name.as_deref()) {
         Ok(tls) => return Some(tls),
         Err(why) => why,
     };
@@ -119,10 +119,10 @@ fn report(peers: Arc<Peers>, readiness: Readiness, drain: &Drain) {
     });
 }
 
-fn peer_tls(server: &LinkListenerConfig, name: Option<&str>) -> Result<Reload<PeerTls>, String> {
+fn peer_tls(links: &LinkListenerConfig, name: Option<&str>) -> Result<Reload<PeerTls>, String> {
     let name = name.map(tls::server_name).transpose().map_err(|cause| cause.to_string())?;
-    let identity = Identity { cert: server.cert.clone(), key: server.key.clone() };
-    PeerTlsConfig { identity, ca: server.ca.clone(), name }.load().map_err(|cause| cause.to_string())
+    let identity = Identity { cert: links.cert.clone(), key: links.key.clone() };
+    PeerTlsConfig { identity, ca: links.peer_ca.clone(), name }.load().map_err(|cause| cause.to_string())
 }
 
 /// The hint for servers that cannot link to each other.

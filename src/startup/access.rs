@@ -10,8 +10,7 @@ use http::header::{AUTHORIZATION, PROXY_AUTHORIZATION};
 use tracing::{info, info_span};
 
 use crate::admin::page::AdminUsers;
-use crate::config::AdminConfig;
-use crate::config::listen::{AccessConfig, AuthConfig};
+use crate::config::listen::{AccessConfig, AdminConfig, AuthConfig};
 use crate::listener::admission::AccessPolicy;
 use crate::listener::auth::{PasswordChecker, Users};
 use crate::startup::{Startup, StartupErrorKind};
@@ -69,13 +68,13 @@ impl AccessPolicyBuilder {
         Some(ListenerAccess { proxies: proxy_protocol, policy })
     }
 
-    /// Returns the users that may read the admin ports from other machines. Returns `None` if a file is invalid, which
-    /// is recorded.
-    pub fn viewers(&mut self, admin: &AdminConfig, startup: &mut Startup) -> Option<AdminUsers> {
-        if admin.access.auth == AuthConfig::None {
-            return Some(AdminUsers::default());
-        }
-        let policy = self.prepare("admin", &admin.access, startup)?.policy(None);
+    /// Returns the users that may read the admin ports from other machines. `key` sets their file. Returns `None` if the
+    /// file is invalid, which is recorded.
+    pub fn viewers(&mut self, key: &str, admin: &AdminConfig, startup: &mut Startup) -> Option<AdminUsers> {
+        let Some(users) = admin.users.clone() else { return Some(AdminUsers::default()) };
+        let auth = AuthConfig::Basic { users, key: key.to_owned() };
+        let access = AccessConfig { auth, ..AccessConfig::default() };
+        let policy = self.prepare("admin", &access, startup)?.policy(None);
         Some(AdminUsers::new(move |head, from| {
             let policy = policy.load_full();
             // The policy reads the credentials for proxies; a browser sends the same ones to a server.

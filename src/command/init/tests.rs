@@ -44,9 +44,9 @@ fn what_is_made_loads_without_an_open_door_and_is_for_its_owner_alone() {
     assert_eq!(warnings, []);
     let kept = Invitations::File("/var/lib/tunnel/enrolled".into());
     assert_eq!(cloud.invitations, Some(kept), "a service may not write below /etc");
-    assert_eq!(cloud.server.tokenfile, Path::new("/etc/tunnel/token/token"));
+    assert_eq!(cloud.links.token_file, Path::new("/etc/tunnel/token/token"));
     let (edge, warnings) = EdgeConfig::read(&read("edge-node2/edge.toml"), &Environment::default()).unwrap();
-    assert_eq!((warnings, edge.client.node.as_str()), (Vec::new(), "node2"));
+    assert_eq!((warnings, edge.uplink.node.as_str()), (Vec::new(), "node2"));
     let token = read("edge-node2/token/token");
     assert!(token.len() == 65 && token != read("edge-node1/token/token"), "each has its own");
     assert!(read("cloud/token/token").ends_with(&format!("node2:{token}")));

@@ -115,5 +115,5 @@ fn an_edge_with_a_certificate_needs_no_token() {
     let env = Environment { kubeconfig: Some("/k".into()), ..node1() };
     let text = format!("{tokenless}[edge.csr]\nenabled = true\n");
     let (edge, warnings) = EdgeConfig::read(&text, &env).unwrap();
-    assert_eq!((edge.client.token, warnings), (None, vec![]));
+    assert_eq!((edge.uplink.token, warnings), (None, vec![]));
 }

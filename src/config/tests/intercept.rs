@@ -82,15 +82,15 @@ fn an_edge_names_its_nodes_addresses_or_that_of_the_environment() {
         EdgeConfig::read(&format!("{LEAST}{lines}"), &env)
             .unwrap()
             .0
-            .client
-            .ips
+            .uplink
+            .node_ips
             .iter()
             .map(ToString::to_string)
             .collect::<Vec<_>>()
     };
     assert_eq!(ips(""), ["10.0.0.7"]);
     assert_eq!(ips("node_ips = [\"10.0.0.8\", \"fd00::8\"]"), ["10.0.0.8", "fd00::8"]);
-    assert!(ips("node_ips = []").is_empty() && edge(LEAST).0.client.ips.is_empty());
+    assert!(ips("node_ips = []").is_empty() && edge(LEAST).0.uplink.node_ips.is_empty());
     let errors = edge_faults(&format!("{LEAST}node_ips = [\"edge\"]")).to_string();
     assert!(errors.contains("edge.uplink.node_ips[0]"), "{errors}");
 }

@@ -137,13 +137,12 @@ fn whatever_is_wrong_with_https_is_told() {
 
 #[test]
 fn the_admin_socket_is_at_a_given_path_or_has_a_name_in_a_usual_directory() {
-    let named = |name| AdminSocket::Named(name, None);
     let (pod, _) = cloud("");
-    assert_eq!(pod.admin.socket, named("cloud"));
+    assert_eq!((pod.admin.listen, pod.admin.name), (None, "cloud"));
     let (lone, _) = edge(LEAST);
-    assert_eq!(lone.admin.socket, named("edge"));
+    assert_eq!((lone.admin.listen, lone.admin.name), (None, "edge"));
     let (pod, _) = cloud("[server.admin]\nlisten = \"unix:/a/b\"\n");
-    assert_eq!(pod.admin.socket, AdminSocket::At("/a/b".into()));
+    assert_eq!(pod.admin.listen, Some("/a/b".into()));
     for wrong in ["127.0.0.1:80", "unix:b", "/a/b"] {
         let errors = cloud_faults(&format!("[server.admin]\nlisten = \"{wrong}\"\n")).to_string();
         assert!(errors.contains("server.admin.listen") && errors.contains("expected unix:/path"), "{errors}");

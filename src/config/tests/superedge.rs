@@ -143,13 +143,10 @@ const EDGE_NEW: &str = "[mode]\n\t[mode.edge]\n\t\t[mode.edge.stream]\n\t\t\t[mo
 #[test]
 fn the_oldest_cloud_file_loads() {
     let (cloud, warnings) = cloud(CLOUD_OLD);
-    assert_eq!(
-        cloud.server.listen,
-        ListenConfig { at: "0.0.0.0:9000".parse().unwrap(), implicit: false, key: "listen" }
-    );
-    assert_eq!(cloud.server.log_listen.at, "0.0.0.0:8000".parse().unwrap());
-    assert_eq!(cloud.server.key.to_str(), Some("../../conf/certs/cloud.key"));
-    assert_eq!(cloud.server.tokenfile.to_str(), Some("../../conf/token"));
+    assert_eq!(cloud.links.listen, "0.0.0.0:9000".parse().unwrap());
+    assert_eq!(cloud.links.admin_listen, "0.0.0.0:8000".parse().unwrap());
+    assert_eq!(cloud.links.key.to_str(), Some("../../conf/certs/cloud.key"));
+    assert_eq!(cloud.links.token_file.to_str(), Some("../../conf/token"));
     assert!(cloud.connect.unwrap().listen.implicit);
     assert_eq!(warned(&warnings, WarningKind::Unsupported), Vec::<&str>::new());
     let limiters = [
@@ -165,7 +162,7 @@ fn the_oldest_cloud_file_loads() {
 #[test]
 fn a_cloud_file_with_an_empty_https_table_loads() {
     let (cloud, warnings) = cloud(CLOUD_TCP);
-    assert_eq!(cloud.server.log_listen.at.port(), 51000);
+    assert_eq!(cloud.links.admin_listen.port(), 51000);
     assert_eq!(warned(&warnings, WarningKind::Unsupported), [""; 0]);
     assert_eq!(cloud.https.ports, []);
     let [port] = cloud.tcp.try_into().unwrap();
@@ -176,7 +173,7 @@ fn a_cloud_file_with_an_empty_https_table_loads() {
 #[test]
 fn a_cloud_file_of_the_middle_years_loads() {
     let (cloud, warnings) = cloud(CLOUD_HTTPS);
-    assert_eq!(cloud.server.log_listen.at.port(), 51010);
+    assert_eq!(cloud.links.admin_listen.port(), 51010);
     assert_eq!(
         cloud.connect.as_ref().unwrap().listen,
         ListenConfig { at: "0.0.0.0:22".parse().unwrap(), implicit: false, key: "listen" }
@@ -195,7 +192,7 @@ fn a_cloud_file_of_the_middle_years_loads() {
 #[test]
 fn the_newest_cloud_file_loads() {
     let (cloud, warnings) = cloud(CLOUD_NEW);
-    assert_eq!(cloud.server.metrics_listen.map(|l| l.at), Some("0.0.0.0:6000".parse().unwrap()));
+    assert_eq!(cloud.links.metrics_listen, Some("0.0.0.0:6000".parse().unwrap()));
     assert_eq!(cloud.tls.min_version, TlsVersion::V12);
     assert_eq!(cloud.tls.cipher_suites.len(), 2);
     let Some(EgressConfig::Port { listen, certificates, .. }) = &cloud.egress else {
@@ -212,38 +209,43 @@ fn the_newest_cloud_file_loads() {
 #[test]
 fn the_edge_files_of_all_years_load() {
     let (old, warnings) = edge(EDGE_OLD);
-    assert_eq!(old.client.token, Some(Token::Text(Secret::new("6ff2a1ea0f1611eb9896362096106d9d"))));
-    assert_eq!(old.client.ca.to_str(), Some("../../conf/certs/ca.crt"));
+    assert_eq!(old.uplink.token, Some(Secret::new("6ff2a1ea0f1611eb9896362096106d9d")));
+    assert_eq!(old.uplink.ca.to_str(), Some("../../conf/certs/ca.crt"));
+    let server = old.uplink.server_addresses().next().unwrap();
     assert_eq!(
-        (old.client.servers[0].dns.to_string(), old.client.servers[0].at.to_string()),
+        (server.dns.to_string(), server.at.to_string()),
         ("localhost".into(), "localhost:9000".into())
     );
     assert_eq!(warned(&warnings, WarningKind::Unsupported), Vec::<&str>::new());
-    let (cert, key) = old.https.identity.unwrap();
-    assert_eq!(cert.to_str(), Some("../../conf/certs/kubelet-client.crt"));
-    assert_eq!(key.to_str(), Some("../../conf/certs/kubelet-client.key"));
+    assert_eq!(old.target_tls.cert, Some("../../conf/certs/kubelet-client.crt".into()));
+    assert_eq!(old.target_tls.key, Some("../../conf/certs/kubelet-client.key".into()));
 
     let (middle, warnings) = edge(EDGE_HTTPS);
-    assert_eq!(middle.client.servers[0].dns.to_string(), "tunnel.cloud.io");
+    assert_eq!(middle.uplink.tls_server_name, Some("tunnel.cloud.io".parse().unwrap()));
     assert_eq!(middle.http_proxy.unwrap().listen.at, "0.0.0.0:51009".parse().unwrap());
     assert_eq!(warned(&warnings, WarningKind::Unsupported), [""; 0]);
     let limiters = ["mode.edge.httpproxy.proxyport", "mode.edge.stream.client.logport"];
     assert_eq!(warned(&warnings, WarningKind::Insecure), limiters);
 
     let (new, warnings) = edge(EDGE_NEW);
-    let server = &new.client.servers[0];
+    let server = new.uplink.server_addresses().next().unwrap();
     assert_eq!((server.dns.to_string(), server.at.port), ("127.0.0.1".into(), 31234));
-    assert_eq!(new.client.ca.to_str(), Some("/etc/tunnel/certs/ca.crt"));
+    assert_eq!(new.uplink.ca.to_str(), Some("/etc/tunnel/certs/ca.crt"));
     assert_eq!(new.http_proxy.unwrap().listen.at, "0.0.0.0:51009".parse().unwrap());
     assert_eq!(warned(&warnings, WarningKind::Unsupported), [""; 0]);
     let limiters = ["mode.edge.http_proxy.port", "mode.edge.stream.client.log_port"];
     assert_eq!(warned(&warnings, WarningKind::Insecure), limiters);
+    let log_port = warnings.iter().find(|warning| warning.key == limiters[1]).unwrap();
+    assert!(
+        log_port.text.contains("firewall") && log_port.text.contains("tunnel migrate superedge"),
+        "{log_port}"
+    );
 }
 
 #[test]
 fn a_template_that_was_not_filled_in_loads_and_is_named() {
     let (edge, warnings) = edge(EDGE_TEMPLATE);
-    assert_eq!(edge.client.servers[0].at.port, 9000);
+    assert_eq!(edge.uplink.servers[0].port, 9000);
     let unfilled = ["mode.edge.stream.client.dns", "mode.edge.stream.client.servername"];
     assert_eq!(warned(&warnings, WarningKind::Unexpected), unfilled);
 }
@@ -261,7 +263,7 @@ fn a_typo_in_a_table_that_is_not_served_is_a_fault_still() {
 #[test]
 fn both_spellings_in_one_file_are_well_while_they_agree() {
     let both = "[mode.cloud.stream.server]\ngrpcport = 9000\ngrpc_port = 9000\n";
-    assert_eq!(cloud(both).0.server.listen.at.port(), 9000);
+    assert_eq!(cloud(both).0.links.listen.port(), 9000);
     assert_eq!(cloud_faults(&both.replace("grpcport = 9000", "grpcport = 9001")).iter().count(), 1);
 }
 

@@ -84,7 +84,7 @@ fn the_servers_settings_that_are_printed_load_and_each_old_setting_has_its_line(
     let text = migrated(OLD, false).unwrap();
     let (settings, warnings) = ServerConfig::read(&text, &in_a_cluster()).unwrap();
     assert_eq!(warnings, []);
-    assert_eq!(settings.server.listen.at, "0.0.0.0:10262".parse().unwrap());
+    assert_eq!(settings.links.listen, "0.0.0.0:10262".parse().unwrap());
     let [https, http] = [&settings.https.ports[0], &settings.http.ports[0]];
     assert_eq!((https.at, &https.stands_for), ("0.0.0.0:20263".parse().unwrap(), &PortTarget::Host));
     assert_eq!((http.at, &http.stands_for), ("10.0.0.5:10264".parse().unwrap(), &PortTarget::Host));
