@@ -344,9 +344,8 @@ impl Settings {
                 Some("this program is built without Kubernetes; build it with --features kubernetes")
             }
             Self::Cloud(cloud) => {
-                let asks = cloud.registry.cluster.is_some()
-                    || cloud.addresses.cluster.is_some()
-                    || cloud.csr.is_some();
+                let asks =
+                    cloud.peers.cluster.is_some() || cloud.addresses.cluster.is_some() || cloud.csr.is_some();
                 let unused = "no key requires Kubernetes; set publish or service of [server.dns], kubernetes = true in \
                               [server.addresses], or profiles of [server.csr]";
                 (!asks).then_some(unused)

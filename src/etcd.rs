@@ -153,10 +153,10 @@ pub enum EtcdError {
         cause: String,
     },
     /// The TLS files are not usable.
-    #[error("etcd_ca, etcd_cert, etcd_key: {0}")]
+    #[error("ca, cert or key of the table etcd: {0}")]
     Tls(String),
     /// The password file cannot be read.
-    #[error("etcd_password_file {}: {cause}", .path.display())]
+    #[error("password_file {}: {cause}", .path.display())]
     Password {
         /// Path of the file.
         path: PathBuf,

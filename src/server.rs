@@ -170,7 +170,7 @@ impl Server {
             registry: server.registry.clone(),
             table: server.table.clone(),
             peers: core.context.peers.clone(),
-            publishes: settings.registry.publish.name(),
+            publishes: settings.dns.publish.name(),
             enrolment: core.context.enrolment.clone(),
             port,
         };
@@ -318,7 +318,7 @@ impl ServerCore {
         let proven = authenticated_links(settings, files, enrolment.clone(), table.clone(), &links);
         let (registry, pool) = (Registry::new(metrics.clone()), Pool::new());
         let (zone, policies) = (zone(settings, proven.clone()), LivePolicies::new(settings));
-        let servers = kubernetes::follow(settings.registry.cluster.as_ref(), settings.pod_ip, port, &links);
+        let servers = kubernetes::follow(settings.peers.cluster.as_ref(), settings.pod_ip, port, &links);
         let no_servers = kubernetes::run_node_names(settings, &readiness, &links);
         let joined = FinderDeps {
             link_context: &link_context,
@@ -331,8 +331,7 @@ impl ServerCore {
             registry: registry.clone(),
             port,
         };
-        let (finder, several) =
-            peers::finder(&settings.registry.peers, joined, servers.peers.clone(), &readiness);
+        let (finder, several) = peers::finder(&settings.peers, joined, servers.peers.clone(), &readiness);
         stopping.has_peers = several.is_some();
         let (peers, made) = several.unzip();
         let dialer = dialer(settings, &policies, files, own.to_vec());
@@ -441,8 +440,8 @@ fn limits(settings: &ServerConfig) -> SessionLimits {
 }
 
 fn zone(settings: &ServerConfig, proven: Arc<AuthenticatedLinks>) -> Arc<Zone> {
-    let patterns = settings.registry.publish_names.clone();
-    Arc::new(Zone::new(settings.registry.zone.clone(), patterns, move |node: &_| proven.has_node(node)))
+    let patterns = settings.dns.publish_names.clone();
+    Arc::new(Zone::new(settings.dns.zone.clone(), patterns, move |node: &_| proven.has_node(node)))
 }
 
 /// Returns the dialer for edges, which never dials an address in `listening`.

@@ -19,7 +19,7 @@ use crate::config::edge::{EdgeConfig, ServerAddress};
 use crate::config::server::ServerConfig;
 use crate::config::server::egress::EgressConfig;
 use crate::config::server::https::HttpsMode;
-use crate::config::server::registry::PublishConfig;
+use crate::config::server::registry::PublishTo;
 use crate::edge::link_dialer::messages::hint as tls_remedy;
 #[cfg(feature = "kubernetes")]
 use crate::kubernetes::cluster::Cluster;
@@ -353,9 +353,9 @@ async fn running_server(settings: &ServerConfig, found: &mut Findings) {
 
 /// Checks that peers can be found and reached, and present a server's certificate.
 async fn peers(settings: &ServerConfig, resolver: &Resolver, found: &mut Findings) {
-    let known = &settings.registry.peers;
-    let mut all = known.list.clone();
-    if let Some(Target { host: Host::Name(name), port }) = &known.service {
+    let known = &settings.peers;
+    let mut all = known.addresses.clone();
+    if let Some(Target { host: Host::Name(name), port }) = &known.dns_name {
         match resolver.lookup(name).await {
             Ok(addresses) => all.extend(addresses.into_iter().map(|ip| SocketAddr::new(ip, *port))),
             Err(why) => {
@@ -372,7 +372,7 @@ async fn peers(settings: &ServerConfig, resolver: &Resolver, found: &mut Finding
         identity: Some(identity),
         alpn: vec![b"h2".to_vec()],
     };
-    let name = known.name.clone().or_else(|| {
+    let name = known.certificate_name.clone().or_else(|| {
         let leaf = tls::certs(&links.cert, &std::fs::read(&links.cert).ok()?).ok()?;
         certificate::summary(leaf.first()?).ok()?.dns
     });
@@ -412,7 +412,10 @@ async fn peers(settings: &ServerConfig, resolver: &Resolver, found: &mut Finding
 /// Checks that the hosts file contains this server's lines. For other stores, `/readyz` of the running server reports
 /// errors.
 fn published(settings: &ServerConfig, found: &mut Findings) {
-    let PublishConfig::Hosts(file) = &settings.registry.publish else { return };
+    let Some(file) = settings.dns.hosts_file.as_ref().filter(|_| settings.dns.publish == PublishTo::Hosts)
+    else {
+        return;
+    };
     let own = settings.pod_ip.map(|ip| ip.to_string()).unwrap_or_default();
     match std::fs::read_to_string(file) {
         Ok(text) => {
@@ -428,10 +431,10 @@ fn published(settings: &ServerConfig, found: &mut Findings) {
 
 /// Checks that a node's name resolves to a server.
 async fn answered(settings: &ServerConfig, node: &NodeName, system: Resolver, found: &mut Findings) {
-    let registry = &settings.registry;
-    let servers = registry.peers.dns.as_slice();
+    let dns = &settings.dns;
+    let servers = dns.resolvers.as_slice();
     let resolver = if servers.is_empty() { Ok(system) } else { Resolver::of_servers(servers) };
-    let name = if registry.zone.is_empty() { node.to_string() } else { format!("{node}.{}", registry.zone) };
+    let name = if dns.zone.is_empty() { node.to_string() } else { format!("{node}.{}", dns.zone) };
     let hint = "check that the node is connected (tunnel status), check publish and zone of [server.dns], and that the \
                   DNS servers in its dns read the published records";
     let answer = match resolver {
@@ -439,7 +442,7 @@ async fn answered(settings: &ServerConfig, node: &NodeName, system: Resolver, fo
         Err(why) => Err(why.to_string()),
     };
     let servers: Vec<IpAddr> =
-        settings.pod_ip.into_iter().chain(registry.peers.list.iter().map(SocketAddr::ip)).collect();
+        settings.pod_ip.into_iter().chain(settings.peers.addresses.iter().map(SocketAddr::ip)).collect();
     match answer {
         Ok(addresses) if servers.is_empty() || addresses.iter().any(|ip| servers.contains(ip)) => {
             let shown: Vec<_> = addresses.iter().map(ToString::to_string).collect();

@@ -31,8 +31,9 @@ use crate::config::server::https::{HttpConfig, HttpsConfig, HttpsMode};
 use crate::config::server::intercept::InterceptConfig;
 use crate::config::server::invitations::Invitations;
 use crate::config::server::node_names::NodeNameSettings;
+use crate::config::server::peers::PeerConfig;
 use crate::config::server::ports::NodePortsConfig;
-use crate::config::server::registry::{EtcdSettings, PublishConfig, RegistrySettings};
+use crate::config::server::registry::{DnsConfig, EtcdSettings, PublishTo};
 use crate::config::server::tcp::TcpListenerConfig;
 use crate::config::table::ConfigTable;
 use crate::config::value::{Bytes, Count, Millis};
@@ -71,8 +72,10 @@ pub struct ServerConfig {
     pub admin: AdminConfig,
     /// Limits of sessions.
     pub session: SessionConfig,
-    /// Where this server publishes its nodes, and where its peers are.
-    pub registry: RegistrySettings,
+    /// Where this server publishes its nodes.
+    pub dns: DnsConfig,
+    /// Where its peers are.
+    pub peers: PeerConfig,
     /// The store of invitations; `None` disables them.
     pub invitations: Option<Invitations>,
     /// The certificates that the cluster's signers issue for this server; `None` requests none.
@@ -265,7 +268,7 @@ impl ServerConfig {
         config::other_role(&mut file, &cloud, "edge", report);
         let links = links(&mut cloud, report);
         let (connect, inherited) = connect::read(&mut cloud, report);
-        let registry = registry::read(&mut cloud, env, report);
+        let (dns, peers) = peers::read(&mut cloud, env, report);
         let https = https::read(&mut cloud, &inherited, report);
         let http = https::read_http(&mut cloud, &inherited, report);
         let settings = Self {
@@ -281,8 +284,9 @@ impl ServerConfig {
             connect,
             admin: listen::admin(&mut cloud, "cloud", env, report),
             session: session(&mut cloud, report),
-            node_names: node_names::read(&mut cloud, &registry, env, report),
-            registry,
+            node_names: node_names::read(&mut cloud, &dns, env, report),
+            dns,
+            peers,
             invitations: invitations::read(&mut cloud, env, report),
             csr: csr::read(&mut cloud, env, report),
             edge_access: edge_access(&mut cloud, env, report),
@@ -373,8 +377,8 @@ impl ServerConfig {
             } else {
                 ("server.invitations.etcd.key", "server.invitations.etcd.password_file")
             };
-            all.extend(etcd.identity.iter().map(|(_, file)| (key, file.as_path())));
-            all.extend(etcd.login.iter().map(|(_, file)| (password, file.as_path())));
+            all.extend(etcd.key.iter().map(|file| (key, file.as_path())));
+            all.extend(etcd.password_file.iter().map(|file| (password, file.as_path())));
         }
         if let Some(Invitations::File(file)) = &self.invitations {
             all.push(("server.invitations.file", file));
@@ -384,10 +388,7 @@ impl ServerConfig {
 
     /// Returns each etcd in use, with the table that configures it.
     pub fn etcds(&self) -> impl Iterator<Item = (&'static str, &EtcdSettings)> {
-        let publish = match &self.registry.publish {
-            PublishConfig::Etcd(etcd) => Some((REGISTRY, etcd)),
-            _ => None,
-        };
+        let publish = (self.dns.publish == PublishTo::Etcd).then_some((REGISTRY, &self.dns.etcd));
         let invitations = match &self.invitations {
             Some(Invitations::Etcd(etcd)) => Some(("server.invitations", etcd)),
             _ => None,

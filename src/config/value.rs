@@ -304,6 +304,26 @@ where
     at.map(T::from).map_err(|_| D::Error::custom(LISTEN_ADDRESS))
 }
 
+/// The address of a remote port.
+struct RemoteAddress(SocketAddr);
+
+impl<'de> Deserialize<'de> for RemoteAddress {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        match String::deserialize(deserializer)?.parse::<SocketAddr>() {
+            Ok(at) if at.port() > 0 && !at.ip().is_unspecified() => Ok(Self(at)),
+            _ => Err(D::Error::custom("expected ip:port, for example 10.96.0.10:53 or [fd00::1]:9000")),
+        }
+    }
+}
+
+/// Reads a list of addresses of remote ports.
+pub(crate) fn remote_addresses<'de, D: Deserializer<'de>>(
+    deserializer: D,
+) -> Result<Vec<SocketAddr>, D::Error> {
+    let addresses = Vec::<RemoteAddress>::deserialize(deserializer)?;
+    Ok(addresses.into_iter().map(|RemoteAddress(at)| at).collect())
+}
+
 const LISTEN_ADDRESS: &str = "expected ip:port, for example 127.0.0.1:9000, 0.0.0.0:9000 or [::]:9000";
 
 const DURATION: &str =

@@ -6,7 +6,7 @@ use arc_swap::ArcSwap;
 use tokio_rustls::rustls;
 use tracing::warn;
 
-use crate::config::server::registry::PublishConfig;
+use crate::config::server::registry::PublishTo;
 use crate::config::server::{ServerConfig, TlsVersion};
 use crate::invitations::ServerCa;
 use crate::server::{authenticated_links, kubernetes, peers};
@@ -46,7 +46,7 @@ impl ServerFiles {
         let (certificates, egress) = (kubernetes::edge_cas(settings).is_some(), settings.egress.is_some());
         let tokens = authenticated_links::read(&settings.links.token_file, certificates, egress, startup);
         let resolver = startup.collect(StartupErrorKind::System, &["DNS"], Resolver::system());
-        let dns = match settings.registry.peers.dns.as_slice() {
+        let dns = match settings.dns.resolvers.as_slice() {
             [] => resolver.clone(),
             servers => startup.collect(
                 StartupErrorKind::Config,
@@ -89,7 +89,7 @@ fn tls(settings: &ServerConfig, startup: &mut Startup) -> Option<Reload<rustls::
     let ca = !has_ca || startup.check_file(CA, &links.peer_ca, |text| tls::certs(&links.peer_ca, text));
     // Without the file no peer can link here, so callers need not present a certificate.
     let clients = if has_ca {
-        let name = settings.registry.peers.name.as_deref().map(tls::server_name).transpose();
+        let name = settings.peers.certificate_name.as_deref().map(tls::server_name).transpose();
         let name = startup.collect(StartupErrorKind::Config, &["server.peers.certificate_name"], name)?;
         ClientAuth::Peers(links.peer_ca.clone(), name)
     } else {
@@ -125,8 +125,7 @@ fn read_ca(settings: &ServerConfig, startup: &mut Startup) -> Option<Option<Relo
 /// Notes errors that prevent publishing. A start reads these files later, because publishing must not prevent access to
 /// nodes; `--check` reads them here.
 fn publisher(settings: &ServerConfig, startup: &mut Startup) {
-    let registry = &settings.registry;
-    if cfg!(not(feature = "kubernetes")) && matches!(registry.publish, PublishConfig::ConfigMap(_)) {
+    if cfg!(not(feature = "kubernetes")) && settings.dns.publish == PublishTo::ConfigMap {
         let text = "configmap: this program is built without Kubernetes; build it with --features kubernetes";
         startup.error(StartupErrorKind::Config, "server.dns.publish", text);
     }
@@ -135,18 +134,20 @@ fn publisher(settings: &ServerConfig, startup: &mut Startup) {
     }
     for (table, etcd) in settings.etcds() {
         if let Some(ca) = &etcd.ca {
-            startup.check_file(&format!("{table}.etcd_ca"), ca, |text| tls::certs(ca, text));
+            startup.check_file(&format!("{table}.etcd.ca"), ca, |text| tls::certs(ca, text));
         }
-        if let Some((cert, key)) = &etcd.identity {
-            startup.check_file(&format!("{table}.etcd_cert"), cert, |text| tls::certs(cert, text));
-            startup.check_file(&format!("{table}.etcd_key"), key, |text| tls::private_key(key, text));
+        if let Some(cert) = &etcd.cert {
+            startup.check_file(&format!("{table}.etcd.cert"), cert, |text| tls::certs(cert, text));
         }
-        if let Some((_, password)) = &etcd.login {
-            startup.check_file(&format!("{table}.etcd_password_file"), password, not_empty);
+        if let Some(key) = &etcd.key {
+            startup.check_file(&format!("{table}.etcd.key"), key, |text| tls::private_key(key, text));
+        }
+        if let Some(password) = &etcd.password_file {
+            startup.check_file(&format!("{table}.etcd.password_file"), password, not_empty);
         }
     }
     let csr = settings.csr.as_ref().map(|csr| &csr.cluster);
-    let clusters = registry.cluster.iter().chain(&settings.addresses.cluster).chain(csr);
+    let clusters = settings.peers.cluster.iter().chain(&settings.addresses.cluster).chain(csr);
     if let Some(kubeconfig) = clusters.filter_map(|cluster| cluster.kubeconfig.as_ref()).next() {
         startup.check_file("--k", kubeconfig, not_empty);
     }

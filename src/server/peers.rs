@@ -51,11 +51,11 @@ pub(crate) struct FinderDeps<'a> {
 /// Reads the TLS files for dialling peers. Returns `None` if no peers are configured, or the files do not allow links
 /// to them. The latter is an error if the config names peers, otherwise a warning.
 pub(crate) fn dialer(settings: &ServerConfig, startup: &mut Startup) -> Option<Reload<PeerTls>> {
-    let asked = &settings.registry.peers;
+    let asked = &settings.peers;
     if !asked.several {
         return None;
     }
-    let why = match peer_tls(&settings.links, asked.name.as_deref()) {
+    let why = match peer_tls(&settings.links, asked.certificate_name.as_deref()) {
         Ok(tls) => return Some(tls),
         Err(why) => why,
     };
@@ -89,11 +89,11 @@ pub(crate) fn finder(
         return (Finder::without_peers(registry, own), None);
     };
     drain.spawn(info_span!("tls"), tls.clone().watch(drain.clone()));
-    let service = asked.service.as_ref().and_then(|service| match &service.host {
+    let service = asked.dns_name.as_ref().and_then(|service| match &service.host {
         Host::Name(name) => Some((name.to_string(), service.port)),
         Host::Ip(_) => None,
     });
-    let named = PeerAddressSource { list: asked.list.clone(), service, cluster };
+    let named = PeerAddressSource { list: asked.addresses.clone(), service, cluster };
     let addresses = named.follow(Arc::new(resolver.clone()), drain);
     let (dialer, made) = TlsPeerDialer::new(tls, pool.clone(), link_context.clone());
     let peers = Peers::new(addresses, registry.clone(), dialer, own, drain.clone());

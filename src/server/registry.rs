@@ -12,7 +12,8 @@ use tracing::{info_span, warn};
 use crate::admin::readiness::{DNS_CONDITION, Readiness};
 use crate::config::server::ServerConfig;
 use crate::config::server::invitations::Invitations;
-use crate::config::server::registry::{EtcdSettings, PublishConfig, RegistrySettings};
+use crate::config::server::peers::PeerConfig;
+use crate::config::server::registry::{EtcdSettings, PublishTo};
 use crate::etcd::EtcdAccess;
 #[cfg(feature = "kubernetes")]
 use crate::invitations::store::secret::SecretSharedState;
@@ -46,12 +47,7 @@ pub(crate) fn spawn_publisher(settings: &ServerConfig, dns: Resolver, core: &Ser
         registry: core.context.registry.clone(),
         store,
         zone: core.zone.clone(),
-        vet: record_policy(
-            &settings.registry,
-            dns,
-            settings.pod_ip,
-            (servers, core.service_addresses.clone()),
-        ),
+        vet: record_policy(&settings.peers, dns, settings.pod_ip, (servers, core.service_addresses.clone())),
         metrics: core.context.link_context.metrics.clone(),
         report: Box::new(move |state| readiness.set_degraded(DNS_CONDITION, state)),
     };
@@ -87,18 +83,19 @@ impl PeerLiveness {
 #[cfg_attr(not(feature = "kubernetes"), expect(unused_variables, reason = "only a cluster has pods"))]
 fn store(settings: &ServerConfig, core: &ServerCore, servers: &PeerLiveness) -> Option<RecordStore> {
     // The config check ensures that there is an address.
-    let (registry, server) = (&settings.registry, settings.pod_ip?);
-    Some(match registry.publish.clone() {
-        PublishConfig::None => return None,
-        PublishConfig::Hosts(file) => RecordStore::Hosts(Hosts::new(file, server)),
-        PublishConfig::Etcd(etcd) => {
-            let params =
-                EtcdParams { prefix: etcd.prefix.clone(), access: etcd_access(etcd), address: server };
+    let (dns, server) = (&settings.dns, settings.pod_ip?);
+    Some(match dns.publish {
+        PublishTo::None => return None,
+        PublishTo::Hosts => RecordStore::Hosts(Hosts::new(dns.hosts_file.clone()?, server)),
+        PublishTo::Etcd => {
+            let access = etcd_access(dns.etcd.clone());
+            let params = EtcdParams { prefix: dns.etcd.prefix.clone(), access, address: server };
             RecordStore::Etcd(Box::new(EtcdRecords::new(params, core.resolver.clone())))
         }
         #[cfg(feature = "kubernetes")]
-        PublishConfig::ConfigMap(name) => {
-            let cluster = kubernetes::cluster_access(registry.cluster.as_ref()?);
+        PublishTo::ConfigMap => {
+            let name = dns.configmap.clone();
+            let cluster = kubernetes::cluster_access(settings.peers.cluster.as_ref()?);
             let endpoints = core.servers.endpoints.clone();
             let servers = servers.clone();
             let lives = LivenessProbe::new(move |server| Box::pin(servers.clone().answers(server)));
@@ -107,7 +104,7 @@ fn store(settings: &ServerConfig, core: &ServerCore, servers: &PeerLiveness) -> 
         }
         #[cfg(not(feature = "kubernetes"))]
         // An error that was noted with the files.
-        PublishConfig::ConfigMap(_) => return None,
+        PublishTo::ConfigMap => return None,
     })
 }
 
@@ -115,7 +112,7 @@ fn store(settings: &ServerConfig, core: &ServerCore, servers: &PeerLiveness) -> 
 /// with servers that are alive, and with `no_servers`, which nodes' records contain for other clients.
 #[cfg_attr(not(feature = "kubernetes"), expect(unused_variables, reason = "only a cluster has Nodes"))]
 fn record_policy(
-    registry: &RegistrySettings,
+    peers: &PeerConfig,
     resolver: Resolver,
     own: Option<IpAddr>,
     (servers, no_servers): PeerAddresses,
@@ -126,7 +123,7 @@ fn record_policy(
         Box::pin(async move { known || servers.answers(ip).await })
     });
     #[cfg(feature = "kubernetes")]
-    if let Some(cluster) = registry.cluster.as_ref().map(kubernetes::cluster_access) {
+    if let Some(cluster) = peers.cluster.as_ref().map(kubernetes::cluster_access) {
         vet.set_nodes(move || {
             let cluster = cluster.clone();
             Box::pin(async move { cluster.nodes(None).await.map_err(|cause| cause.to_string()) })
@@ -142,8 +139,8 @@ pub(crate) fn etcd_access(etcd: EtcdSettings) -> EtcdAccess {
     EtcdAccess {
         members: etcd.endpoints.into_iter().map(|member| (member.tls, member.at)).collect(),
         ca: etcd.ca,
-        identity: etcd.identity.map(|(cert, key)| Identity { cert, key }),
-        login: etcd.login,
+        identity: etcd.cert.zip(etcd.key).map(|(cert, key)| Identity { cert, key }),
+        login: etcd.user.zip(etcd.password_file),
     }
 }
 
@@ -152,7 +149,7 @@ pub(crate) fn etcd_access(etcd: EtcdSettings) -> EtcdAccess {
 
 /// Spawns the task, which runs until the server's links end.
 pub(crate) fn spawn_balance(shared: &ServerContext, settings: &ServerConfig) {
-    let (moves, catches) = (settings.registry.rebalance, settings.intercept.is_some());
+    let (moves, catches) = (settings.peers.rebalance, settings.intercept.is_some());
     let Some(peers) = shared.peers.clone() else { return };
     let (shared, drain) = (shared.clone(), shared.link_context.drain.clone());
     drain.clone().spawn(info_span!("balance"), async move {

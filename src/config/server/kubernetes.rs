@@ -44,12 +44,20 @@ fn unreachable(env: &Environment) -> Option<&'static str> {
 
 /// Reads the name of a Kubernetes object; an empty text means none.
 pub(crate) fn name(value: &DeValue<'_>) -> Result<Option<String>, ValueError> {
-    let text = value::text(value)?;
+    parse_name(&value::text(value)?).map_err(|wanted| value::wrong(value, wanted))
+}
+
+/// Parses the name of a Kubernetes object; an empty text means none.
+///
+/// # Errors
+///
+/// Returns a description of what is allowed.
+pub(crate) fn parse_name(text: &str) -> Result<Option<String>, &'static str> {
     let sound =
         text.bytes().all(|b| b.is_ascii_lowercase() || b.is_ascii_digit() || matches!(b, b'-' | b'.'));
     match text {
         empty if empty.trim().is_empty() => Ok(None),
-        text if sound && text.parse::<NodeName>().is_ok() => Ok(Some(text)),
-        _ => Err(value::wrong(value, "expected a Kubernetes name: lower-case letters, digits, '-' and '.'")),
+        text if sound && text.parse::<NodeName>().is_ok() => Ok(Some(text.to_owned())),
+        _ => Err("expected a Kubernetes name: lower-case letters, digits, '-' and '.'"),
     }
 }

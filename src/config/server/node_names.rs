@@ -3,7 +3,7 @@
 use toml::de::DeValue;
 
 use crate::config::server::kubernetes::{self, ClusterSettings};
-use crate::config::server::registry::{PublishConfig, RegistrySettings};
+use crate::config::server::registry::{DnsConfig, PublishTo};
 use crate::config::table::ConfigTable;
 use crate::config::value::{self, ValueError};
 use crate::config::{Diagnostics, Environment};
@@ -36,7 +36,7 @@ pub struct NodeNameSettings {
 /// Reads the table. Returns `None` if it is absent, or unusable, which is recorded.
 pub(crate) fn read(
     cloud: &mut ConfigTable<'_>,
-    registry: &RegistrySettings,
+    dns: &DnsConfig,
     env: &Environment,
     report: &mut Diagnostics,
 ) -> Option<NodeNameSettings> {
@@ -55,15 +55,12 @@ pub(crate) fn read(
     if present && let Err(why) = reached {
         table.error("configmap", Some("requires Kubernetes".to_owned()), why, report);
     }
-    let published = match &registry.publish {
-        PublishConfig::ConfigMap(name) => Some(name),
-        _ => None,
-    };
+    let published = (dns.publish == PublishTo::ConfigMap && reached.is_ok()).then_some(&dns.configmap);
     if present && published == Some(&configmap) {
         let found = Some(format!("{configmap:?}, which publish of [server.dns] writes"));
         table.error("configmap", found, "use a separate ConfigMap", report);
     }
-    let holders = published.filter(|_| to_server && registry.zone.is_empty()).cloned();
+    let holders = published.filter(|_| to_server && dns.zone.is_empty()).cloned();
     if to_server && holders.is_none() {
         let wanted = "requires publish = \"configmap\" of [server.dns], without a zone";
         table.error("resolve_to", Some("\"server\"".to_owned()), wanted, report);

@@ -1,27 +1,57 @@
-//! The keys of `[server.dns]` about peers: where they are, and how to find a node there.
+//! `[server.peers]`: where the other servers are.
 
 use std::net::SocketAddr;
 
-use crate::config::Diagnostics;
+use serde::de::{Deserializer, Error};
+use serde::{Deserialize, Serialize};
+
+use crate::config::server::kubernetes::{self, ClusterSettings};
+use crate::config::server::registry::{self, DnsConfig, PublishTo};
 use crate::config::table::ConfigTable;
-use crate::config::value::{self, ValueError};
+use crate::config::{Diagnostics, Environment, value};
 use tunnel_base::names::{Host, NodeName, Target};
 
-/// Where peers are, and how to find their nodes.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
+/// `[server.peers]`: where the peers are, the other servers of this cloud. They are queried for a node if DNS has no
+/// answer. Requires peer_ca of `[server.links]`, as servers present their cert to each other.
+#[derive(Debug, Clone, PartialEq, Eq, Deserialize, Serialize)]
+#[serde(default)]
 pub struct PeerConfig {
+    /// gRPC addresses (ip:port) of peers; our own may be among them.
+    ///
+    /// Example: `["10.0.0.7:9000", "10.0.0.8:9000"]`
+    #[serde(deserialize_with = "value::remote_addresses")]
+    pub addresses: Vec<SocketAddr>,
+    /// Name of which all addresses are servers (a headless Service), with their gRPC port. Resolved every 5s.
+    ///
+    /// Example: `"tunnel-cloud-pods.edge-system.svc:9000"`
+    #[serde(deserialize_with = "dns_name")]
+    pub dns_name: Option<Target>,
+    /// Service of Kubernetes of which all endpoints are servers, ready or not: they are peers, on our own gRPC port. A
+    /// server is gone once, for 20s, it has been no endpoint, or not ready and without an answer on a link. Its lines
+    /// are then removed from the ConfigMap of publish = "configmap". Requires a program built with Kubernetes (cargo's
+    /// feature "kubernetes"), and either a pod in a cluster or --k=FILE, a kubeconfig. The namespace is POD_NAMESPACE of
+    /// the environment, otherwise that of the service account. The role must be able to list and watch endpointslices.
+    ///
+    /// Example: `"tunnel-cloud-pods"`
+    #[serde(deserialize_with = "kubernetes_service")]
+    pub kubernetes_service: Option<String>,
+    /// DNS name in the certificates of all servers. Default: the first DNS name in cert of `[server.links]`.
+    ///
+    /// Example: `"tunnel.example.org"`
+    #[serde(deserialize_with = "certificate_name")]
+    pub certificate_name: Option<String>,
+    /// Whether a server with more than 1.2 times the mean number of nodes asks edges to link to peers, 1 % of its nodes
+    /// a second. No session is aborted by that.
+    pub rebalance: bool,
     /// Whether any key implies several servers. If not, neither DNS nor peers are queried.
+    #[serde(skip)]
     pub several: bool,
     /// The key that names peers, if any does.
+    #[serde(skip)]
     pub named: Option<PeerKey>,
-    /// DNS servers that know each node's server; empty means the system's.
-    pub dns: Vec<SocketAddr>,
-    /// gRPC addresses of peers. Our own may be among them.
-    pub list: Vec<SocketAddr>,
-    /// A name that resolves to the servers' addresses, with their gRPC port.
-    pub service: Option<Target>,
-    /// The DNS name in servers' certificates; `None` means the first name in our own.
-    pub name: Option<String>,
+    /// The Kubernetes cluster, if it is used. Always set if records are published in a ConfigMap.
+    #[serde(skip)]
+    pub cluster: Option<ClusterSettings>,
 }
 
 /// The config key that says where a server's peers are, for error texts.
@@ -34,55 +64,85 @@ pub struct PeerKey {
     pub must_link: bool,
 }
 
-/// Reads `[server.peers]`, and the resolvers of `[server.dns]`.
-pub(crate) fn read(
-    table: &mut ConfigTable<'_>,
-    dns: &mut ConfigTable<'_>,
-    report: &mut Diagnostics,
-) -> PeerConfig {
-    let resolvers = dns.list("resolvers", at, report).unwrap_or_default();
-    let list = table.list("addresses", at, report).unwrap_or_default();
-    let service = table.read("dns_name", service, report);
-    let name = table.read("certificate_name", name, report);
-    let key = match (list.is_empty(), &service) {
-        (false, _) => Some("server.peers.addresses"),
-        (true, Some(_)) => Some("server.peers.dns_name"),
-        (true, None) => None,
-    };
-    let named = key.map(|key| PeerKey { key, must_link: true });
-    PeerConfig {
-        several: dns.has("resolvers") || named.is_some(),
-        named,
-        dns: resolvers,
-        list,
-        service,
-        name,
-    }
-}
-
-/// Reads the address of a remote port.
-fn at(value: &toml::de::DeValue<'_>) -> Result<SocketAddr, ValueError> {
-    let wanted = "expected ip:port, for example 10.96.0.10:53 or [fd00::1]:9000";
-    match value::text(value)?.parse::<SocketAddr>() {
-        Ok(at) if at.port() > 0 && !at.ip().is_unspecified() => Ok(at),
-        _ => Err(value::wrong(value, wanted)),
-    }
-}
-
-fn service(value: &toml::de::DeValue<'_>) -> Result<Target, ValueError> {
-    let target: Target = value::parsed(value)?;
-    match target.host {
-        Host::Name(_) => Ok(target),
-        Host::Ip(_) => {
-            Err(value::wrong(value, "expected name:port; list addresses under server.peers.addresses"))
+impl Default for PeerConfig {
+    fn default() -> Self {
+        Self {
+            addresses: Vec::new(),
+            dns_name: None,
+            kubernetes_service: None,
+            certificate_name: None,
+            rebalance: true,
+            several: false,
+            named: None,
+            cluster: None,
         }
     }
 }
 
-fn name(value: &toml::de::DeValue<'_>) -> Result<String, ValueError> {
-    let text = value::nonempty(value)?;
+/// Reads `[server.dns]` and `[server.peers]`.
+pub(crate) fn read(
+    cloud: &mut ConfigTable<'_>,
+    env: &Environment,
+    report: &mut Diagnostics,
+) -> (DnsConfig, PeerConfig) {
+    let (mut dns_table, mut table) = (cloud.table("dns", report), cloud.table("peers", report));
+    let reached = kubernetes::reached(env);
+    let dns = registry::read(&mut dns_table, reached.as_ref().err().copied(), report);
+    let mut peers: PeerConfig = table.fields(report);
+    if let Err(why) = reached
+        && peers.kubernetes_service.is_some()
+    {
+        table.error("kubernetes_service", Some("requires Kubernetes".to_owned()), why, report);
+    }
+    let publishes = dns.publish != PublishTo::None;
+    let is_used = dns.publish == PublishTo::ConfigMap || peers.kubernetes_service.is_some();
+    let service = peers.kubernetes_service.clone();
+    peers.cluster = reached.ok().filter(|_| is_used).map(|cluster| ClusterSettings { service, ..cluster });
+    if (publishes || peers.cluster.is_some()) && env.pod_ip.as_ref().is_none_or(String::is_empty) {
+        let wanted = "set it to the address for publishing and for peers; in Kubernetes from status.podIP";
+        report.error("POD_IP", None, wanted);
+    }
+    peers.named = peers.key(report);
+    // Publishing and a zone imply several servers.
+    peers.several = dns_table.has("resolvers")
+        || peers.named.is_some()
+        || publishes
+        || !dns.zone.is_empty()
+        || peers.cluster.is_some();
+    dns_table.close(&dns, report);
+    table.close(&peers, report);
+    (dns, peers)
+}
+
+impl PeerConfig {
+    /// Returns the key that names peers, if any does.
+    fn key(&self, report: &Diagnostics) -> Option<PeerKey> {
+        let is_in_cluster = self.cluster.as_ref().is_some_and(|cluster| cluster.service.is_some());
+        let key = match self {
+            Self { addresses, .. } if !addresses.is_empty() => "server.peers.addresses",
+            Self { dns_name: Some(_), .. } => "server.peers.dns_name",
+            _ if is_in_cluster => "server.peers.kubernetes_service",
+            _ => return None,
+        };
+        Some(PeerKey { key, must_link: !report.implied.contains(key) })
+    }
+}
+
+fn dns_name<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<Target>, D::Error> {
+    match Target::deserialize(deserializer)? {
+        target @ Target { host: Host::Name(_), .. } => Ok(Some(target)),
+        _ => Err(D::Error::custom("expected name:port; list addresses under server.peers.addresses")),
+    }
+}
+
+fn kubernetes_service<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<String>, D::Error> {
+    kubernetes::parse_name(&String::deserialize(deserializer)?).map_err(D::Error::custom)
+}
+
+fn certificate_name<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<String>, D::Error> {
+    let text: String = value::filled_text(deserializer)?;
     match text.parse::<Host>() {
-        Ok(Host::Name(name)) if text.parse::<NodeName>().is_ok() => Ok(name.to_string()),
-        _ => Err(value::wrong(value, "expected a DNS name in the certificates of all servers")),
+        Ok(Host::Name(name)) if text.parse::<NodeName>().is_ok() => Ok(Some(name.to_string())),
+        _ => Err(D::Error::custom("expected a DNS name in the certificates of all servers")),
     }
 }

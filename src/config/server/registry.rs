@@ -1,71 +1,125 @@
-//! `[server.dns]`: where this server publishes its nodes, and where it finds nodes of its peers.
+//! `[server.dns]`: where this server publishes its nodes; and etcd clusters.
 
+use std::fmt;
+use std::net::SocketAddr;
 use std::path::PathBuf;
 
-use crate::config::server::kubernetes::{self, ClusterSettings};
-use crate::config::server::peers::{self, PeerConfig, PeerKey};
+use serde::de::{Deserializer, Error};
+use serde::{Deserialize, Serialize, Serializer};
+
+use crate::config::server::kubernetes;
 use crate::config::table::ConfigTable;
-use crate::config::value::{self, ValueError};
-use crate::config::{Diagnostics, Environment};
+use crate::config::{Diagnostics, value};
 use tunnel_base::names::{NodeName, Target};
 use tunnel_base::policy::Glob;
 
-/// `[server.dns]`: where a server publishes its nodes, and where it finds its peers.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct RegistrySettings {
-    /// Suffix of published node names, without dots at its ends; may be empty.
+/// `[server.dns]`: where a server publishes its nodes.
+#[derive(Debug, Clone, PartialEq, Eq, Deserialize, Serialize)]
+#[serde(default)]
+pub struct DnsConfig {
+    /// Where to publish "node is at this server" (with the address POD_IP of the environment), so that DNS resolves node
+    /// names: "none", "hosts" (a file for CoreDNS's hosts plugin), "etcd" (for its etcd plugin) or "configmap" (in
+    /// Kubernetes, to be mounted for the hosts plugin).
+    pub publish: PublishTo,
+    /// DNS zone appended to node names when they are published and searched for. Default: empty, the bare name. Clients
+    /// may request node1.ZONE:22 as well as node1:22. A separate zone is safer. Without a zone, nodes with names of one
+    /// label are published. Longer names are published only if they have a line in the token file, are Nodes of the
+    /// cluster, or match publish_names. Never published are localhost, wpad, names below svc or cluster.local, and names
+    /// with an address in DNS at which no server answers. A warning names the nodes that are not published. DNS is
+    /// queried only for nodes that may be published.
+    #[serde(deserialize_with = "zone")]
     pub zone: String,
-    /// Without a zone: patterns of dotted names that are published and looked up in DNS, in addition to the known
-    /// names.
+    /// Without a zone: patterns of names with several labels that are published too; '*' matches any run of characters,
+    /// case is ignored.
+    ///
+    /// Example: `["*.edge.example.org"]`
     pub publish_names: Vec<Glob>,
-    /// Where nodes are published.
-    pub publish: PublishConfig,
-    /// Where the peers are.
-    pub peers: PeerConfig,
-    /// Whether edges are asked to connect to peers that have fewer nodes.
-    pub rebalance: bool,
-    /// The Kubernetes cluster, if it is used. Always set if records are published in a ConfigMap.
-    pub cluster: Option<ClusterSettings>,
+    /// File for publish = "hosts". Only our own lines are changed, so several servers may share it. A lock file and a
+    /// temporary file are created next to it, so this user must be allowed to write to its directory. No default.
+    ///
+    /// Example: `"/var/lib/tunnel/hosts"`
+    #[serde(deserialize_with = "value::file")]
+    pub hosts_file: Option<PathBuf>,
+    /// ConfigMap for publish = "configmap", which requires Kubernetes, as kubernetes_service of `[server.peers]` does.
+    /// The role must be able to get, create and update it, and to list nodes if zone is empty and Nodes have dots in
+    /// their names. In its key hosts only our own lines are changed, so several servers share it. It is created if it
+    /// does not exist.
+    #[serde(deserialize_with = "configmap")]
+    pub configmap: String,
+    /// DNS servers (ip:port) that know the server of each node, queried before peers are. Default: the system's. Neither
+    /// DNS nor peers are queried unless resolvers, zone or publish is set, or `[server.peers]` says where peers are.
+    ///
+    /// Example: `["10.96.0.10:53"]`
+    #[serde(deserialize_with = "value::remote_addresses")]
+    pub resolvers: Vec<SocketAddr>,
+    /// The table below it.
+    #[serde(skip)]
+    pub etcd: EtcdSettings,
 }
 
-/// The store where a server publishes which nodes are connected to it.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub enum PublishConfig {
+/// The kind of store in which a server publishes the nodes that are connected to it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Deserialize, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum PublishTo {
     /// Nothing is published.
+    #[default]
     None,
     /// A hosts file.
-    Hosts(PathBuf),
+    Hosts,
     /// An etcd.
-    Etcd(EtcdSettings),
-    /// The ConfigMap of this name.
-    ConfigMap(String),
+    Etcd,
+    /// A ConfigMap.
+    ConfigMap,
 }
 
-impl PublishConfig {
+impl PublishTo {
     /// Returns its name in the config, or `None` if nothing is published.
-    pub fn name(&self) -> Option<&'static str> {
+    pub fn name(self) -> Option<&'static str> {
         match self {
             Self::None => None,
-            Self::Hosts(_) => Some("hosts"),
-            Self::Etcd(_) => Some("etcd"),
-            Self::ConfigMap(_) => Some("configmap"),
+            Self::Hosts => Some("hosts"),
+            Self::Etcd => Some("etcd"),
+            Self::ConfigMap => Some("configmap"),
         }
     }
 }
 
-/// An etcd cluster in the config of a server, with the credentials for it.
-#[derive(Debug, Clone, PartialEq, Eq)]
+/// `[server.dns.etcd]`: the etcd for publish = "etcd".
+#[derive(Debug, Clone, PartialEq, Eq, Default, Deserialize, Serialize)]
+#[serde(default)]
 pub struct EtcdSettings {
-    /// Its members, tried in turn; at least one.
+    /// Its members, tried in turn. No default.
+    ///
+    /// Example: `["https://10.0.0.5:2379", "https://10.0.0.6:2379"]`
     pub endpoints: Vec<EtcdEndpoint>,
-    /// Prefix of all keys. Begins with `/` and does not end with it.
+    /// Path of the records, as in CoreDNS's etcd plugin.
+    #[serde(deserialize_with = "prefix")]
     pub prefix: String,
-    /// PEM file of the CA that signs the members' certificates; set if a member uses TLS.
+    /// File (PEM) of the CA that signed the members' certificates. Required for https. No default.
+    ///
+    /// Example: `"/etc/tunnel/certs/etcd-ca.crt"`
+    #[serde(deserialize_with = "value::file")]
     pub ca: Option<PathBuf>,
-    /// PEM files of the client certificate and its key.
-    pub identity: Option<(PathBuf, PathBuf)>,
-    /// User name, and the file of its password.
-    pub login: Option<(String, PathBuf)>,
+    /// File (PEM) of the certificate presented to etcd. Re-read when it changes.
+    ///
+    /// Example: `"/etc/tunnel/certs/etcd-client.crt"`
+    #[serde(deserialize_with = "value::file")]
+    pub cert: Option<PathBuf>,
+    /// File (PEM) of its private key.
+    ///
+    /// Example: `"/etc/tunnel/certs/etcd-client.key"`
+    #[serde(deserialize_with = "value::file")]
+    pub key: Option<PathBuf>,
+    /// User of etcd that may write below prefix.
+    ///
+    /// Example: `"tunnel"`
+    #[serde(deserialize_with = "value::filled_text")]
+    pub user: Option<String>,
+    /// File of that user's password. Read at each login.
+    ///
+    /// Example: `"/etc/tunnel/auth/etcd-password"`
+    #[serde(deserialize_with = "value::file")]
+    pub password_file: Option<PathBuf>,
 }
 
 /// The address of one member of an etcd cluster in the config.
@@ -77,75 +131,33 @@ pub struct EtcdEndpoint {
     pub at: Target,
 }
 
-/// A value of `publish` in `[server.dns]`: the kind of store to publish in.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum StoreKind {
-    None,
-    Hosts,
-    Etcd,
-    ConfigMap,
+impl Default for DnsConfig {
+    fn default() -> Self {
+        Self {
+            publish: PublishTo::None,
+            zone: String::new(),
+            publish_names: Vec::new(),
+            hosts_file: None,
+            configmap: CONFIGMAP.to_owned(),
+            resolvers: Vec::new(),
+            etcd: EtcdSettings::default(),
+        }
+    }
 }
 
-/// Reads `[server.dns]` and `[server.peers]`.
-pub(crate) fn read(
-    cloud: &mut ConfigTable<'_>,
-    env: &Environment,
-    report: &mut Diagnostics,
-) -> RegistrySettings {
-    let mut table = cloud.table("dns", report);
-    let mut peer_table = cloud.table("peers", report);
-    let zone = table.read("zone", zone, report).unwrap_or_default();
-    let publish_names = table.list("publish_names", value::parsed::<Glob>, report).unwrap_or_default();
-    let kind = table.read("publish", kind, report).unwrap_or(StoreKind::None);
-    let hosts = table.read("hosts_file", value::file_path, report);
-    let etcd = etcd(&mut table, kind == StoreKind::Etcd, PREFIX, report);
-    let mut peers = peers::read(&mut peer_table, &mut table, report);
-    let rebalance = peer_table.read("rebalance", value::flag, report).unwrap_or(true);
-    let configmap = table.read("configmap", kubernetes::name, report).flatten();
-    let service = peer_table.read("kubernetes_service", kubernetes::name, report).flatten();
-    let reached = kubernetes::reached(env);
-    if let Err(why) = reached {
-        let requires = Some("requires Kubernetes".to_owned());
-        if kind == StoreKind::ConfigMap {
-            table.error("publish", requires.clone(), why, report);
-        }
-        if service.is_some() {
-            peer_table.error("kubernetes_service", requires, why, report);
-        }
+/// Reads `[server.dns]`. `why` is the reason why Kubernetes cannot be used, if it cannot. The caller closes the table.
+pub(crate) fn read(table: &mut ConfigTable<'_>, why: Option<&str>, report: &mut Diagnostics) -> DnsConfig {
+    let mut dns: DnsConfig = table.fields(report);
+    dns.etcd = etcd(table, dns.publish == PublishTo::Etcd, PREFIX, report);
+    if dns.publish == PublishTo::Hosts && !table.has("hosts_file") {
+        table.error("hosts_file", None, "set the hosts file that CoreDNS reads", report);
     }
-    let in_map = kind == StoreKind::ConfigMap;
-    let cluster = reached.ok().filter(|_| in_map || service.is_some());
-    let publish = match kind {
-        StoreKind::ConfigMap if cluster.is_some() => {
-            PublishConfig::ConfigMap(configmap.unwrap_or_else(|| CONFIGMAP.to_owned()))
-        }
-        StoreKind::None | StoreKind::ConfigMap => PublishConfig::None,
-        StoreKind::Hosts => hosts.map_or_else(
-            || {
-                if !table.has("hosts_file") {
-                    table.error("hosts_file", None, "set the hosts file that CoreDNS reads", report);
-                }
-                PublishConfig::None
-            },
-            PublishConfig::Hosts,
-        ),
-        StoreKind::Etcd => PublishConfig::Etcd(etcd),
-    };
-    let pod_ip_needed = publish != PublishConfig::None || kind != StoreKind::None || cluster.is_some();
-    if pod_ip_needed && env.pod_ip.as_ref().is_none_or(String::is_empty) {
-        let wanted = "set it to the address for publishing and for peers; in Kubernetes from status.podIP";
-        report.error("POD_IP", None, wanted);
+    if let Some(why) = why
+        && dns.publish == PublishTo::ConfigMap
+    {
+        table.error("publish", Some("requires Kubernetes".to_owned()), why, report);
     }
-    table.finish(report);
-    peer_table.finish(report);
-    if service.is_some() && cluster.is_some() && peers.named.is_none() {
-        let must_link = !report.implied.contains(SERVICE);
-        peers.named = Some(PeerKey { key: SERVICE, must_link });
-    }
-    // Publishing and a zone imply several servers.
-    peers.several |= publish != PublishConfig::None || !zone.is_empty() || cluster.is_some();
-    let cluster = cluster.map(|cluster| ClusterSettings { service, ..cluster });
-    RegistrySettings { zone, publish_names, publish, peers, rebalance, cluster }
+    dns
 }
 
 /// Reads the keys of an etcd. `above` is the default prefix.
@@ -155,83 +167,85 @@ pub(crate) fn etcd(
     above: &str,
     report: &mut Diagnostics,
 ) -> EtcdSettings {
-    let mut etcd = table.table("etcd", report);
-    let before = report.fault_count();
-    let endpoints = etcd.list("endpoints", endpoint, report).unwrap_or_default();
-    if used && endpoints.is_empty() && report.fault_count() == before {
-        etcd.error("endpoints", None, "list etcd's members: [\"https://10.0.0.5:2379\"]", report);
+    let mut table = table.table("etcd", report);
+    let mut etcd: EtcdSettings = table.fields(report);
+    if etcd.prefix.is_empty() {
+        etcd.prefix = above.to_owned();
     }
-    let prefix = etcd.read("prefix", prefix, report).unwrap_or_else(|| above.to_owned());
-    let ca = etcd.read("ca", value::file_path, report);
-    if ca.is_none() && !etcd.has("ca") && endpoints.iter().any(|member| member.tls) {
+    if used && etcd.endpoints.is_empty() && !table.is_wrong("endpoints", report) {
+        table.error("endpoints", None, "list etcd's members: [\"https://10.0.0.5:2379\"]", report);
+    }
+    if !table.has("ca") && etcd.endpoints.iter().any(|member| member.tls) {
         let wanted = "an https:// member requires the CA that signed its certificate";
-        etcd.error("ca", None, wanted, report);
+        table.error("ca", None, wanted, report);
     }
-    let cert = etcd.read("cert", value::file_path, report);
-    let key = etcd.read("key", value::file_path, report);
-    let user = etcd.read("user", value::nonempty, report);
-    let password_file = etcd.read("password_file", value::file_path, report);
     for (one, other) in
         [("cert", "key"), ("key", "cert"), ("user", "password_file"), ("password_file", "user")]
     {
-        if etcd.has(one) && !etcd.has(other) {
-            etcd.error(other, None, format!("{one} is useless without it"), report);
+        if table.has(one) && !table.has(other) {
+            table.error(other, None, format!("{one} is useless without it"), report);
         }
     }
-    etcd.finish(report);
-    EtcdSettings { endpoints, prefix, ca, identity: cert.zip(key), login: user.zip(password_file) }
+    table.close(&etcd, report);
+    etcd
 }
 
-fn kind(value: &toml::de::DeValue<'_>) -> Result<StoreKind, ValueError> {
-    match value::text(value)?.as_str() {
-        "none" => Ok(StoreKind::None),
-        "hosts" => Ok(StoreKind::Hosts),
-        "etcd" => Ok(StoreKind::Etcd),
-        "configmap" => Ok(StoreKind::ConfigMap),
-        _ => Err(value::wrong(value, "expected \"none\", \"hosts\", \"etcd\" or \"configmap\"")),
+impl<'de> Deserialize<'de> for EtcdEndpoint {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        let text = String::deserialize(deserializer)?;
+        let parts = text.strip_suffix('/').unwrap_or(&text).split_once("://");
+        let tls = match parts {
+            Some(("http", _)) => Some(false),
+            Some(("https", _)) => Some(true),
+            _ => None,
+        };
+        let at = parts.and_then(|(_, at)| at.parse().or_else(|_| format!("{at}:{ETCD_PORT}").parse()).ok());
+        match (tls, at) {
+            (Some(tls), Some(at)) => Ok(Self { tls, at }),
+            _ => Err(D::Error::custom("expected http://host:port or https://host:port")),
+        }
+    }
+}
+
+impl fmt::Display for EtcdEndpoint {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}://{}", if self.tls { "https" } else { "http" }, self.at)
+    }
+}
+
+impl Serialize for EtcdEndpoint {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.collect_str(self)
     }
 }
 
 /// Reads a DNS name, without dots at its ends, or an empty text.
-fn zone(value: &toml::de::DeValue<'_>) -> Result<String, ValueError> {
-    let text = value::text(value)?;
+fn zone<'de, D: Deserializer<'de>>(deserializer: D) -> Result<String, D::Error> {
+    let text = String::deserialize(deserializer)?;
     let bare = text.trim_matches('.');
     let sound = |label: &str| (1..=63).contains(&label.len());
     if bare.is_empty() || bare.parse::<NodeName>().is_ok() && bare.split('.').all(sound) {
         return Ok(bare.to_ascii_lowercase());
     }
-    Err(value::wrong(value, "expected a DNS name, for example \"nodes.example.org\", or an empty text"))
+    Err(D::Error::custom("expected a DNS name, for example \"nodes.example.org\", or an empty text"))
 }
 
-fn prefix(value: &toml::de::DeValue<'_>) -> Result<String, ValueError> {
-    let text = value::nonempty(value)?;
+fn configmap<'de, D: Deserializer<'de>>(deserializer: D) -> Result<String, D::Error> {
+    let name = kubernetes::parse_name(&String::deserialize(deserializer)?).map_err(D::Error::custom)?;
+    Ok(name.unwrap_or_else(|| CONFIGMAP.to_owned()))
+}
+
+fn prefix<'de, D: Deserializer<'de>>(deserializer: D) -> Result<String, D::Error> {
+    let text: String = value::filled_text(deserializer)?;
     let bare = text.trim_end_matches('/');
     if bare.len() > 1 && bare.starts_with('/') && !bare.contains("//") {
         return Ok(bare.to_owned());
     }
-    Err(value::wrong(value, "expected the path of CoreDNS's etcd plugin, for example \"/skydns\""))
-}
-
-fn endpoint(value: &toml::de::DeValue<'_>) -> Result<EtcdEndpoint, ValueError> {
-    let text = value::text(value)?;
-    let parts = text.strip_suffix('/').unwrap_or(&text).split_once("://");
-    let tls = match parts {
-        Some(("http", _)) => Some(false),
-        Some(("https", _)) => Some(true),
-        _ => None,
-    };
-    let at = parts.and_then(|(_, at)| at.parse().or_else(|_| format!("{at}:{ETCD_PORT}").parse()).ok());
-    match (tls, at) {
-        (Some(tls), Some(at)) => Ok(EtcdEndpoint { tls, at }),
-        _ => Err(value::wrong(value, "expected http://host:port or https://host:port")),
-    }
+    Err(D::Error::custom("expected the path of CoreDNS's etcd plugin, for example \"/skydns\""))
 }
 
 /// SuperEdge's name of the ConfigMap.
 const CONFIGMAP: &str = "tunnel-nodes";
-
-/// The key that names a Service of which the endpoints are the servers.
-const SERVICE: &str = "server.peers.kubernetes_service";
 
 /// Default prefix of CoreDNS's etcd plugin.
 const PREFIX: &str = "/skydns";

@@ -3,86 +3,65 @@
 #[cfg(feature = "kubernetes")]
 use crate::config::server::kubernetes::ClusterSettings;
 use crate::config::server::peers::{PeerConfig, PeerKey};
-use crate::config::server::registry::{EtcdEndpoint, EtcdSettings, PublishConfig, RegistrySettings};
+use crate::config::server::registry::{DnsConfig, EtcdEndpoint, EtcdSettings, PublishTo};
 
 use super::*;
 
-fn read(lines: &str) -> Result<(RegistrySettings, Vec<Warning>), ConfigErrors> {
+fn read(lines: &str) -> Result<(ServerConfig, Vec<Warning>), ConfigErrors> {
     let env = Environment { pod_ip: Some("10.0.0.7".to_owned()), ..Environment::default() };
     let text = format!("[server.connect]\nlisten = \"127.0.0.1:22\"\n[server.dns]\n{lines}");
-    ServerConfig::read(&text, &env).map(|(cloud, warnings)| (cloud.registry, warnings))
+    ServerConfig::read(&text, &env)
 }
 
 #[test]
 fn nothing_is_published_unless_asked_for() {
     let (absent, _) = cloud("");
-    assert_eq!(
-        absent.registry,
-        RegistrySettings {
-            zone: String::new(),
-            publish_names: Vec::new(),
-            publish: PublishConfig::None,
-            peers: PeerConfig::default(),
-            rebalance: true,
-            cluster: None
-        }
-    );
-    assert_eq!(cloud(CLOUD).0.registry, absent.registry);
+    let etcd = EtcdSettings { prefix: "/skydns".into(), ..EtcdSettings::default() };
+    assert_eq!(absent.dns, DnsConfig { etcd, ..DnsConfig::default() });
+    assert_eq!(absent.peers, PeerConfig::default());
+    let (documented, _) = cloud(CLOUD);
+    assert_eq!((documented.dns, documented.peers), (absent.dns, absent.peers));
 }
 
 #[test]
 fn edges_are_asked_to_move_unless_it_is_forbidden() {
-    assert!(!read("[server.peers]\nrebalance = false").unwrap().0.rebalance);
+    assert!(!read("[server.peers]\nrebalance = false").unwrap().0.peers.rebalance);
     let errors = read("[server.peers]\nrebalance = 1").unwrap_err();
     assert!(errors.to_string().contains("server.peers.rebalance"), "{errors}");
 }
 
 #[test]
 fn a_publisher_is_read_with_its_defaults() {
-    let (registry, warnings) =
+    let (config, warnings) =
         read("publish = \"hosts\"\nhosts_file = \"h\"\nzone = \".Nodes.Test.\"").unwrap();
-    let peers = PeerConfig { several: true, ..PeerConfig::default() };
-    assert_eq!(
-        registry,
-        RegistrySettings {
-            zone: "nodes.test".into(),
-            publish_names: Vec::new(),
-            publish: PublishConfig::Hosts("h".into()),
-            peers,
-            rebalance: true,
-            cluster: None
-        }
-    );
-    assert_eq!(warnings, []);
-    let (registry, _) =
+    assert_eq!(config.peers, PeerConfig { several: true, ..PeerConfig::default() });
+    assert_eq!((config.dns.publish, config.dns.hosts_file), (PublishTo::Hosts, Some("h".into())));
+    assert_eq!((config.dns.zone.as_str(), warnings), ("nodes.test", vec![]));
+    let (config, _) =
         read("publish = \"etcd\"\netcd.endpoints = [\"http://a\", \"http://[fd00::1]:1/\"]").unwrap();
     let member = |at: &str| EtcdEndpoint { tls: false, at: at.parse().unwrap() };
-    let etcd = EtcdSettings {
-        endpoints: vec![member("a:2379"), member("[fd00::1]:1")],
-        prefix: "/skydns".into(),
-        ca: None,
-        identity: None,
-        login: None,
-    };
-    assert_eq!(registry.publish, PublishConfig::Etcd(etcd));
+    let endpoints = vec![member("a:2379"), member("[fd00::1]:1")];
+    let etcd = EtcdSettings { endpoints, prefix: "/skydns".into(), ..EtcdSettings::default() };
+    assert_eq!((config.dns.publish, config.dns.etcd), (PublishTo::Etcd, etcd));
 }
 
 #[test]
 fn other_servers_are_named_in_several_ways_and_asked_only_if_something_says_that_there_are_any() {
     let peers = |lines| read(lines).unwrap().0.peers;
-    let all = peers(
+    let (all, _) = read(
         "resolvers = [\"10.96.0.10:53\"]\n[server.peers]\naddresses = [\"10.0.0.7:9000\", \"[fd00::1]:9000\"]\n\
          dns_name = \"Pods.Test:9000\"\ncertificate_name = \"Cloud.Test\"",
-    );
+    )
+    .unwrap();
     let expected = PeerConfig {
         several: true,
         named: Some(PeerKey { key: "server.peers.addresses", must_link: true }),
-        dns: vec!["10.96.0.10:53".parse().unwrap()],
-        list: ["10.0.0.7:9000", "[fd00::1]:9000"].map(|at| at.parse().unwrap()).into(),
-        service: Some("pods.test:9000".parse().unwrap()),
-        name: Some("cloud.test".into()),
+        addresses: ["10.0.0.7:9000", "[fd00::1]:9000"].map(|at| at.parse().unwrap()).into(),
+        dns_name: Some("pods.test:9000".parse().unwrap()),
+        certificate_name: Some("cloud.test".into()),
+        ..PeerConfig::default()
     };
-    assert_eq!(all, expected);
+    assert_eq!((all.peers, all.dns.resolvers), (expected, vec!["10.96.0.10:53".parse().unwrap()]));
     for (lines, several, named) in [
         ("", false, None),
         ("[server.peers]\naddresses = []\ncertificate_name = \"a\"", false, None),
@@ -161,15 +140,16 @@ fn superedges_tables_publish_in_its_configmap_unless_we_say_otherwise() {
             service: service.map(str::to_owned),
         })
     };
-    let map = |name: &str| PublishConfig::ConfigMap(name.into());
+    let map = |name: &str| (PublishTo::ConfigMap, name.to_owned());
+    let nothing = || (PublishTo::None, "tunnel-nodes".to_owned());
     let newer = "[mode.cloud.stream.register]\nservice = \"newer\"\n";
     for (text, publish, expected) in [
         (NODES.to_owned(), map("nodes"), cluster(Some("cloud"))),
-        (format!("{NODES}debug = true"), PublishConfig::None, None),
-        (format!("{NODES}debug = true\n{newer}"), PublishConfig::None, None),
+        (format!("{NODES}debug = true"), nothing(), None),
+        (format!("{NODES}debug = true\n{newer}"), nothing(), None),
         (format!("{NODES}{newer}"), map("nodes"), cluster(Some("newer"))),
-        (newer.to_owned(), PublishConfig::None, cluster(Some("newer"))),
-        ("[mode.cloud.stream.dns]\nconfigmap = \"\"".to_owned(), PublishConfig::None, None),
+        (newer.to_owned(), nothing(), cluster(Some("newer"))),
+        ("[mode.cloud.stream.dns]\nconfigmap = \"\"".to_owned(), nothing(), None),
         (
             "[server.dns]\npublish = \"configmap\"\nconfigmap = \"ours\"\n[server.peers]\nkubernetes_service = \"pods\"".to_owned(),
             map("ours"),
@@ -179,8 +159,8 @@ fn superedges_tables_publish_in_its_configmap_unless_we_say_otherwise() {
     ] {
         let (cloud, warnings) = inside(&text, None).unwrap();
         assert_eq!(warned(&warnings, WarningKind::Unsupported), [""; 0], "{text}");
-        assert_eq!((cloud.registry.publish, &cloud.registry.cluster), (publish, &expected), "{text}");
-        assert_eq!(cloud.registry.peers.several, expected.is_some(), "{text}");
+        assert_eq!((cloud.dns.publish, cloud.dns.configmap), publish, "{text}");
+        assert_eq!((cloud.peers.several, cloud.peers.cluster), (expected.is_some(), expected), "{text}");
     }
     let ours = "[server.peers]\nkubernetes_service = \"pods\"\n";
     for (text, key, must_link) in [
@@ -188,11 +168,11 @@ fn superedges_tables_publish_in_its_configmap_unless_we_say_otherwise() {
         (ours.to_owned(), "server.peers.kubernetes_service", true),
         (format!("{ours}dns_name = \"pods:9000\""), "server.peers.dns_name", true),
     ] {
-        let named = inside(&text, None).unwrap().0.registry.peers.named;
+        let named = inside(&text, None).unwrap().0.peers.named;
         assert_eq!(named, Some(PeerKey { key, must_link }), "{text}");
     }
     let (cloud, _) = inside(NODES, Some("/etc/kubeconfig")).unwrap();
-    assert_eq!(cloud.registry.cluster.unwrap().kubeconfig, Some("/etc/kubeconfig".into()));
+    assert_eq!(cloud.peers.cluster.unwrap().kubeconfig, Some("/etc/kubeconfig".into()));
     let nowhere = Environment { kubernetes_service_host: Some("10.96.0.1".into()), ..Environment::default() };
     let errors = ServerConfig::read(NODES, &nowhere).unwrap_err();
     assert_eq!(errors.iter().map(|f| f.key.as_str()).collect::<Vec<_>>(), ["POD_IP"]);
@@ -210,7 +190,7 @@ fn superedges_tables_load_with_a_warning_where_there_is_no_kubernetes() {
     ] {
         let (cloud, warnings) = cloud(&format!("[mode.cloud.ssh]\nport = 22\n{text}"));
         assert_eq!(warned(&warnings, WarningKind::Unsupported), tables, "{text}");
-        assert_eq!((cloud.registry.publish, cloud.registry.cluster), (PublishConfig::None, None));
+        assert_eq!((cloud.dns.publish, cloud.peers.cluster), (PublishTo::None, None));
     }
     if cfg!(not(feature = "kubernetes")) {
         let (_, warnings) = inside(NODES, None).unwrap();

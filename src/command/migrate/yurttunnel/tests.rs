@@ -227,7 +227,7 @@ fn a_file_of_superedge_is_printed_in_our_schema_with_the_same_meaning() {
         assert!(text.contains(line), "{line}: {text}");
     }
     let (settings, _) = ServerConfig::read(&text, &in_a_cluster()).unwrap();
-    assert_eq!((settings.tcp.len(), settings.https.ports.len(), settings.registry.rebalance), (1, 1, false));
+    assert_eq!((settings.tcp.len(), settings.https.ports.len(), settings.peers.rebalance), (1, 1, false));
     let bare = run(&asked, "[mode.cloud]".as_bytes()).unwrap();
     assert!(bare.contains("[server.connect]") && bare.contains("listen = \"0.0.0.0:22\""), "{bare}");
     let wrong = run(&asked, "[mode.cloud.ssh]\nprot = 1".as_bytes()).unwrap_err();
