@@ -66,7 +66,7 @@ pub struct UplinkConfig {
     /// File that contains only the token, or two tokens, one a line, which are tried in turn while the servers change
     /// from the old one to the new one. Re-read when it changes. No default.
     ///
-    /// Example: `"/etc/tunnel/token/token"`
+    /// Required: `"/etc/tunnel/token/token"`
     #[serde(deserialize_with = "value::file")]
     pub token_file: Option<PathBuf>,
     /// File (PEM) of the CAs that may sign the servers' certificate. Re-read when it changes.
@@ -82,7 +82,7 @@ pub struct UplinkConfig {
     /// DNS fails, the edge dials the last known addresses. If DNS answers that a name does not exist, it does so for the
     /// resume_timeout of `[edge.session]`. Required.
     ///
-    /// Example: `["tunnel.example.org:9000"]`
+    /// Required: `["tunnel.example.org:9000"]`
     #[serde(deserialize_with = "servers")]
     pub servers: Vec<Target>,
     /// Address (ip:port) of the admin listener: health, log level, metrics and status page. Anyone who can reach it can
@@ -395,7 +395,7 @@ fn allow(edge: &mut ConfigTable<'_>, report: &mut Diagnostics) -> AllowConfig {
 
 // The table `edge.target_tls`: TLS to targets.
 
-/// `[edge.target_tls]`: TLS to the targets of the servers' HTTPS ports.
+/// `[edge.target_tls]`: TLS to targets, for clients of the servers' HTTPS ports (`[server.https]`, mode = "terminate").
 #[derive(Debug, Clone, PartialEq, Eq, Default, Deserialize, Serialize)]
 #[serde(default)]
 pub struct TargetTlsConfig {

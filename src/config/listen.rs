@@ -45,7 +45,7 @@ pub(crate) fn require(table: &ConfigTable<'_>, found: bool, report: &mut Diagnos
     }
 }
 
-/// The table `admin`: operators' access to the process.
+/// `[server.admin]` and `[edge.admin]`: operators' access to the process.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Deserialize, Serialize)]
 #[serde(default)]
 pub struct AdminConfig {

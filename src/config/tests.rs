@@ -3,6 +3,7 @@ mod csr;
 mod intercept;
 mod modules;
 mod nodes;
+mod reference;
 mod registry;
 mod superedge;
 

@@ -246,6 +246,12 @@ pub fn network(text: &str) -> Result<IpNet, PolicyError> {
     Ok(net)
 }
 
+/// Returns the text of a network, which is an address if it contains only one.
+pub(crate) fn network_text(net: &IpNet) -> String {
+    let single = net.prefix_len() == net.max_prefix_len();
+    if single { net.addr().to_string() } else { net.to_string() }
+}
+
 /// Matches a lower-case `glob`. Backtracks to the last star only, so it is linear for one star and never exponential.
 fn matches(glob: &[u8], name: &[u8]) -> bool {
     let (mut g, mut n) = (0, 0);

@@ -6,7 +6,7 @@ use serde::ser::{Serialize, Serializer};
 
 use crate::names::{Host, NodeName, Target};
 use crate::policy::targets::{TargetEntry, Targets};
-use crate::policy::{CertificateGlob, Glob, Networks, network};
+use crate::policy::{CertificateGlob, Glob, Networks, network, network_text};
 
 /// Serializes types through `Display` and deserializes them through `FromStr`.
 macro_rules! as_text {
@@ -45,11 +45,7 @@ impl<'de> Deserialize<'de> for Networks {
 
 impl Serialize for Networks {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        let text = |net: &IpNet| {
-            let single = net.prefix_len() == net.max_prefix_len();
-            if single { net.addr().to_string() } else { net.to_string() }
-        };
-        serializer.collect_seq(self.iter().map(text))
+        serializer.collect_seq(self.iter().map(network_text))
     }
 }
 
@@ -79,7 +75,7 @@ mod tests {
     fn values_are_written_as_they_are_read() {
         let networks = r#"["10.0.0.0/8","10.1.2.3","fd00::/8","::1"]"#;
         assert_eq!(stays::<Networks>(networks), networks);
-        let targets = r#"["127.0.0.0/8:*","[fd00::/8]:22","self:*"]"#;
+        let targets = r#"["127.0.0.0/8:*","10.1.2.3:443","[fd00::/8]:22","[::1]:*","self:*"]"#;
         assert_eq!(stays::<Targets>(targets), targets);
         for target in [r#""node1:22""#, r#""[fd00::1]:22""#] {
             assert_eq!(stays::<Target>(target), target);

@@ -84,7 +84,7 @@ impl PublishTo {
     }
 }
 
-/// `[server.dns.etcd]`: the etcd for publish = "etcd".
+/// `[server.dns.etcd]` and `[server.invitations.etcd]`: the etcd for publish = "etcd", or store = "etcd".
 #[derive(Debug, Clone, PartialEq, Eq, Default, Deserialize, Serialize)]
 #[serde(default)]
 pub struct EtcdSettings {
@@ -92,7 +92,8 @@ pub struct EtcdSettings {
     ///
     /// Example: `["https://10.0.0.5:2379", "https://10.0.0.6:2379"]`
     pub endpoints: Vec<EtcdEndpoint>,
-    /// Path of the records, as in CoreDNS's etcd plugin.
+    /// Path of the records, as in CoreDNS's etcd plugin. For invitations: path of the key, without its last part, which is
+    /// "enrolled".
     #[serde(deserialize_with = "prefix")]
     pub prefix: String,
     /// File (PEM) of the CA that signed the members' certificates. Required for https. No default.

@@ -6,7 +6,7 @@ use std::str::FromStr;
 
 use ipnet::{IpNet, Ipv4Net, Ipv6Net};
 
-use crate::policy::{PolicyError, network, plain};
+use crate::policy::{PolicyError, network, network_text, plain};
 
 /// The addresses and ports that may be dialled; by default loopback and the edge's own addresses, any port.
 ///
@@ -152,8 +152,8 @@ impl fmt::Display for TargetEntry {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match &self.place {
             AllowedNet::Own => f.write_str(SELF)?,
-            AllowedNet::Net(net @ IpNet::V4(_)) => write!(f, "{net}")?,
-            AllowedNet::Net(net @ IpNet::V6(_)) => write!(f, "[{net}]")?,
+            AllowedNet::Net(net @ IpNet::V4(_)) => f.write_str(&network_text(net))?,
+            AllowedNet::Net(net @ IpNet::V6(_)) => write!(f, "[{}]", network_text(net))?,
         }
         match self.port {
             None => f.write_str(":*"),
