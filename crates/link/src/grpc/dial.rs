@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use http::{HeaderMap, HeaderValue, Request, Uri};
 use hyper::body::Incoming;
-use hyper_util::rt::TokioIo;
+use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
 use tokio::sync::oneshot;
 use tokio_util::sync::{CancellationToken, DropGuard};
 use tonic::{Code, Status};
@@ -12,7 +12,7 @@ use tracing::Span;
 
 use crate::grpc::read_ahead::{Bounded, ReadAhead, cause};
 use crate::grpc::{
-    CallBody, ConnectionExecutor, FRAME, GRPC, LinkContext, METADATA, PATH, PING_TIMEOUT, PingTimer,
+    CallBody, FRAME, GRPC, LinkContext, METADATA, PATH, PING_TIMEOUT,
     SEND_BUFFER, WINDOW, ends, outbound,
 };
 use crate::link::{Link, OutboundStream, RemoteInfo};
@@ -129,7 +129,6 @@ struct CallResponse {
     instance: Option<Instance>,
     /// Passes the link's outbound stream to the body of the call.
     agree: oneshot::Sender<OutboundStream>,
-    ping_timer: PingTimer,
     /// Closes the connection when dropped.
     connection: DropGuard,
 }
@@ -148,7 +147,7 @@ impl CallResponse {
     }
 
     fn link(self, peer: Remote, link_context: &LinkContext) -> Link {
-        let outbound = outbound(peer, self.instance, self.dialect, &link_context.table, &self.ping_timer);
+        let outbound = outbound(peer, self.instance, self.dialect, &link_context.table);
         outbound.sender.set_tcp_info_reader(self.tcp_info);
         outbound.sender.set_endpoints(self.ends);
         // Fails only if the body was dropped with its connection; then the link's first read fails too.
@@ -173,9 +172,8 @@ where
     let (ahead, tcp_info) = (ReadAhead::default(), io.tcp().and_then(TcpInfoReader::of));
     let ends = ends(&io);
     let broken = |e: hyper::Error| LinkDialError::Broken(cause(&e));
-    let (executor, ping_timer) = (ConnectionExecutor::default(), PingTimer::new());
-    let (mut sender, driver) = hyper::client::conn::http2::Builder::new(executor.clone())
-        .timer(ping_timer.clone())
+    let (mut sender, driver) = hyper::client::conn::http2::Builder::new(TokioExecutor::new())
+        .timer(TokioTimer::new())
         .initial_stream_window_size(WINDOW)
         .initial_connection_window_size(WINDOW)
         .max_frame_size(FRAME)
@@ -194,7 +192,7 @@ where
             () = over.cancelled() => {}
         }
     });
-    link_context.drain.spawn(Span::current(), executor.run(lead));
+    link_context.drain.spawn(Span::current(), lead);
     let connection = connection.drop_guard();
     let (agree, agreed) = oneshot::channel();
     let body = CallBody::Greeting { first: Some(encode(heartbeat(node))), agreed };
@@ -215,7 +213,6 @@ where
         dialect,
         instance,
         agree,
-        ping_timer,
         connection,
     })
 }
