@@ -17,8 +17,7 @@ use tonic::Status;
 use crate::grpc::enrol::{self, EnrolRequest};
 use crate::grpc::read_ahead::{Bounded, ReadAhead};
 use crate::grpc::{
-    CallBody, FRAME, GRPC, LinkContext, METADATA, PATH, PING_TIMEOUT,
-    SEND_BUFFER, WINDOW, ends, outbound,
+    CallBody, FRAME, GRPC, LinkContext, METADATA, PATH, PING_TIMEOUT, SEND_BUFFER, WINDOW, ends, outbound,
 };
 use crate::link::{Link, RemoteInfo};
 use crate::sender::signals::LinkEndpoints;

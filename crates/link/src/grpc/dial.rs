@@ -12,8 +12,7 @@ use tracing::Span;
 
 use crate::grpc::read_ahead::{Bounded, ReadAhead, cause};
 use crate::grpc::{
-    CallBody, FRAME, GRPC, LinkContext, METADATA, PATH, PING_TIMEOUT,
-    SEND_BUFFER, WINDOW, ends, outbound,
+    CallBody, FRAME, GRPC, LinkContext, METADATA, PATH, PING_TIMEOUT, SEND_BUFFER, WINDOW, ends, outbound,
 };
 use crate::link::{Link, OutboundStream, RemoteInfo};
 use crate::sender::signals::LinkEndpoints;
@@ -204,17 +203,7 @@ where
     let (headers, incoming) = response.into_parts();
     let (dialect, instance) = Hello::from_response(&headers.headers);
     let ends = LinkEndpoints { version: user_agent(&headers.headers), dialled: true, ..ends };
-    Ok(CallResponse {
-        headers,
-        incoming,
-        ahead,
-        tcp_info,
-        ends,
-        dialect,
-        instance,
-        agree,
-        connection,
-    })
+    Ok(CallResponse { headers, incoming, ahead, tcp_info, ends, dialect, instance, agree, connection })
 }
 
 fn request(authority: &str, headers: HeaderMap, body: CallBody) -> Result<Request<CallBody>, LinkDialError> {
