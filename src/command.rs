@@ -30,10 +30,10 @@ use crate::command::invitations::{InviteArgs, JoinArgs, RevokeArgs};
 use crate::command::migrate::MigrateArgs;
 use crate::config::edge::EdgeConfig;
 use crate::config::live::{ConfigFile, tell_warnings};
-use crate::config::server::ServerConfig;
 use crate::config::{Environment, Warning};
 use crate::edge::Edge;
 use crate::server::Server;
+use crate::server::config::ServerConfig;
 use crate::startup::{Startup, StartupErrorKind};
 use tunnel_net::reload::warn_of_readers;
 
@@ -294,7 +294,7 @@ impl Settings {
             warn!(key = "--k", reason = %why, "kubeconfig ignored");
         }
         for (key, path) in settings.secrets(&file.path) {
-            warn_of_readers(key, path);
+            warn_of_readers(&key, &path);
         }
         Some((settings, file))
     }
@@ -355,7 +355,7 @@ impl Settings {
     }
 
     /// Returns the files that contain secrets, each with its key. `config` is the path of the config file.
-    fn secrets<'a>(&'a self, config: &'a Path) -> Vec<(&'a str, &'a Path)> {
+    fn secrets(&self, config: &Path) -> Vec<(String, PathBuf)> {
         match self {
             Self::Cloud(settings) => settings.secrets(),
             Self::Edge(settings) => settings.secrets(config),

@@ -30,8 +30,8 @@ use crate::edge::http_proxy::ProxyListener;
 use crate::edge::link_dialer::known_addresses::KnownAddresses;
 use crate::edge::link_dialer::{EdgeCertificate, LinkDialer, ServerEndpoint};
 use crate::edge::reconnect::Reconnector;
+use crate::listener::access::{AccessPolicyBuilder, ListenerPolicies};
 use crate::route::{SessionRouter, Uplinks};
-use crate::startup::access::{AccessPolicyBuilder, ListenerPolicies};
 use crate::startup::{Startup, StartupErrorKind, StartupErrors};
 use tunnel_base::drain::{Drain, Drained};
 use tunnel_base::logging::LogLevel;
@@ -123,8 +123,8 @@ impl Edge {
         };
         let admin = edge.admin(viewers, level, level_from_anywhere);
         admin.spawn(listeners, &edge.admin);
-        let shown = cert.iter().map(|cert| ("edge.target_tls.cert", cert.as_path())).collect();
-        admin.follow_certificates(shown, vec![("edge.uplink.ca", ca.as_path())], &edge.admin);
+        let shown = cert.into_iter().map(|cert| ("edge.target_tls.cert".to_owned(), cert)).collect();
+        admin.follow_certificates(shown, vec![("edge.uplink.ca".to_owned(), ca)], &edge.admin);
         if let Some(log) = edge.bound.log {
             info!(admin_addr = %log, "edge started");
         }

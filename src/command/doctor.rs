@@ -16,13 +16,11 @@ use tokio_rustls::TlsConnector;
 use crate::acceptor::{DialerRole, TargetDialer};
 use crate::command::{Mode, Settings};
 use crate::config::edge::{EdgeConfig, ServerAddress, Token};
-use crate::config::server::ServerConfig;
-use crate::config::server::egress::EgressConfig;
-use crate::config::server::https::HttpsMode;
 use crate::config::server::registry::PublishConfig;
 use crate::edge::link_dialer::messages::hint as tls_remedy;
 #[cfg(feature = "kubernetes")]
 use crate::kubernetes::cluster::Cluster;
+use crate::server::config::ServerConfig;
 use crate::startup::Startup;
 use tunnel_base::drain::Drain;
 use tunnel_base::metrics::Metrics;
@@ -276,14 +274,8 @@ pub(crate) async fn look_server(settings: &ServerConfig, asked: &DoctorArgs, fou
 }
 
 fn certificates(settings: &ServerConfig, found: &mut Findings) {
-    certificate(&settings.server.cert, "server.links.cert", found);
-    if let Some(EgressConfig::Port { certificates, .. }) = &settings.egress {
-        certificate(&certificates.cert, "server.egress.cert", found);
-    }
-    if let HttpsMode::Terminate(certificates, _) = &settings.https.mode
-        && !settings.https.ports.is_empty()
-    {
-        certificate(&certificates.cert, "server.https.cert", found);
+    for (key, file) in settings.certificates() {
+        certificate(&file, &key, found);
     }
 }
 

@@ -117,7 +117,7 @@ impl EdgeConfig {
     }
 
     /// Returns the files that contain secrets, each with its key. `config` is the path of the config file.
-    pub fn secrets<'a>(&'a self, config: &'a Path) -> Vec<(&'static str, &'a Path)> {
+    pub fn secrets(&self, config: &Path) -> Vec<(String, PathBuf)> {
         let token = self.client.token.iter().map(|token| match token {
             Token::Text(_) => ("edge.uplink.token", config),
             Token::File(file) => ("edge.uplink.token_file", file.as_path()),
@@ -129,7 +129,8 @@ impl EdgeConfig {
             AuthConfig::None => None,
             AuthConfig::Basic { users, .. } => Some((key, users.as_path())),
         });
-        token.chain(key).chain(users).collect()
+        let all = token.chain(key).chain(users);
+        all.map(|(key, path)| (key.to_owned(), path.to_owned())).collect()
     }
 
     pub(crate) fn gather(text: &str, env: &Environment, report: &mut Diagnostics) -> Self {

@@ -1,92 +1,24 @@
-//! Config of a server, read from the table `server`.
+//! Tables of a server's config, except those of its listeners.
 
 pub mod addresses;
-pub mod connect;
 pub mod csr;
-pub mod egress;
-pub mod http_proxy;
-pub mod https;
-pub mod intercept;
 pub mod invitations;
 pub mod kubernetes;
 pub mod node_names;
 pub mod peers;
 pub mod ports;
 pub mod registry;
-pub mod tcp;
 
-use std::net::{IpAddr, Ipv4Addr};
-use std::path::{Path, PathBuf};
+use std::net::Ipv4Addr;
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::config::listen::{self, AccessConfig, AuthConfig};
-use crate::config::server::addresses::AddressSettings;
-use crate::config::server::connect::ConnectConfig;
-use crate::config::server::csr::ServerCsrConfig;
-use crate::config::server::egress::EgressConfig;
-use crate::config::server::http_proxy::HttpProxyConfig;
-use crate::config::server::https::{HttpConfig, HttpsConfig, HttpsMode};
-use crate::config::server::intercept::InterceptConfig;
-use crate::config::server::invitations::Invitations;
-use crate::config::server::node_names::NodeNameSettings;
-use crate::config::server::ports::NodePortsConfig;
-use crate::config::server::registry::{EtcdSettings, PublishConfig, RegistrySettings};
-use crate::config::server::tcp::TcpListenerConfig;
+use crate::config::listen;
 use crate::config::table::ConfigTable;
-use crate::config::{
-    self, AdminConfig, ConfigErrors, Diagnostics, Environment, ListenConfig, ParsedConfig, Warning,
-    WarningKind, value,
-};
+use crate::config::{self, Diagnostics, Environment, ListenConfig, WarningKind, value};
 use tunnel_base::policy::targets::{TargetEntry, Targets};
 use tunnel_base::policy::{Glob, Networks};
-
-/// The validated config of a server: the tables below `[server]`, and values of the environment.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct ServerConfig {
-    /// The listener for links of edges, and those for operators.
-    pub server: LinkListenerConfig,
-    /// Versions and cipher suites of TLS at the server's ports.
-    pub tls: Tls,
-    /// The CONNECT listener and its access rules; `None` disables it.
-    pub connect: Option<ConnectConfig>,
-    /// The CONNECT listener for kube-apiserver; `None` disables it.
-    pub egress: Option<EgressConfig>,
-    /// The HTTP proxy; `None` disables it.
-    pub http_proxy: Option<HttpProxyConfig>,
-    /// Interception of the host's traffic by address; `None` disables it.
-    pub intercept: Option<InterceptConfig>,
-    /// TCP ports, each for one target.
-    pub tcp: Vec<TcpListenerConfig>,
-    /// TLS ports, each for one port of every node.
-    pub https: HttpsConfig,
-    /// HTTP ports, each for one port of every node.
-    pub http: HttpConfig,
-    /// The ConfigMap of named node ports; `None` disables it.
-    pub ports: Option<NodePortsConfig>,
-    /// The ConfigMap from which DNS reads the addresses of all nodes; `None` disables it.
-    pub node_names: Option<NodeNameSettings>,
-    /// The socket for commands on this machine.
-    pub admin: AdminConfig,
-    /// Limits of sessions.
-    pub session: SessionConfig,
-    /// Where this server publishes its nodes, and where its peers are.
-    pub registry: RegistrySettings,
-    /// The store of invitations; `None` disables them.
-    pub invitations: Option<Invitations>,
-    /// The certificates that the cluster's signers issue for this server; `None` requests none.
-    pub csr: Option<ServerCsrConfig>,
-    /// How clients may address a target other than by its node's name.
-    pub addresses: AddressSettings,
-    /// What edges may reach through this server.
-    pub allow: EdgeAccessConfig,
-    /// `POD_NAME`, a label of the metrics; may be empty.
-    pub pod_name: String,
-    /// `POD_NAMESPACE`, a label of the metrics; may be empty.
-    pub pod_namespace: String,
-    /// `POD_IP`: where clients and peers reach this server. Set if records are published or Kubernetes is queried.
-    pub pod_ip: Option<IpAddr>,
-}
 
 /// `[server.links]`: the port on which edges and peers make links, its certificates and tokens, and the
 /// ports for operators.
@@ -143,64 +75,7 @@ pub struct EdgeAccessConfig {
 /// Default maximum of bytes that sessions may reserve.
 pub const MEMORY: usize = 256 << 20;
 
-impl ServerConfig {
-    /// Reads a server's config.
-    ///
-    /// # Errors
-    ///
-    /// Returns all errors in the text.
-    pub fn read(text: &str, env: &Environment) -> Result<(Self, Vec<Warning>), ConfigErrors> {
-        Self::examine(text, env).whole()
-    }
-
-    /// Like [`Self::read`], but also returns a config that has errors, for further checks.
-    pub fn examine(text: &str, env: &Environment) -> ParsedConfig<Self> {
-        let mut report = Diagnostics::default();
-        let cloud = Self::gather(text, env, &mut report);
-        report.finish(text, cloud)
-    }
-
-    pub(crate) fn gather(text: &str, env: &Environment, report: &mut Diagnostics) -> Self {
-        let mut file = ConfigTable::parse(text, env, report);
-        let mut cloud = file.table("server", report);
-        config::other_role(&mut file, &cloud, "edge", report);
-        let server = server(&mut cloud, report);
-        let (connect, inherited) = connect::read(&mut cloud, report);
-        let registry = registry::read(&mut cloud, env, report);
-        let https = https::read(&mut cloud, &inherited, report);
-        let http = https::read_http(&mut cloud, &inherited, report);
-        let settings = Self {
-            server,
-            tls: read(&mut cloud, report),
-            egress: egress::read(&mut cloud, &inherited, report),
-            http_proxy: http_proxy::read(&mut cloud, &inherited, env, report),
-            intercept: intercept::read(&mut cloud, &inherited, env, report),
-            tcp: tcp::read(&mut cloud, &inherited, report),
-            ports: ports::read(&mut cloud, (&http, &https), env, report),
-            https,
-            http,
-            connect,
-            admin: listen::admin(&mut cloud, "cloud", env, report),
-            session: session(&mut cloud, report),
-            node_names: node_names::read(&mut cloud, &registry, env, report),
-            registry,
-            invitations: invitations::read(&mut cloud, env, report),
-            csr: csr::read(&mut cloud, env, report),
-            allow: allow(&mut cloud, env, report),
-            pod_name: env.pod_name.clone().unwrap_or_default(),
-            pod_namespace: env.pod_namespace.clone().unwrap_or_default(),
-            pod_ip: config::address("POD_IP", env.pod_ip.as_deref(), report),
-            // After the modules.
-            addresses: addresses::read(&mut cloud, env, report),
-        };
-        for table in [cloud, file] {
-            table.finish(report);
-        }
-        settings
-    }
-}
-
-fn server(cloud: &mut ConfigTable<'_>, report: &mut Diagnostics) -> LinkListenerConfig {
+pub(crate) fn links(cloud: &mut ConfigTable<'_>, report: &mut Diagnostics) -> LinkListenerConfig {
     let mut table = cloud.table("links", report);
     let grpc = listen::read(&mut table, "listen", report);
     let server = LinkListenerConfig {
@@ -219,7 +94,7 @@ fn server(cloud: &mut ConfigTable<'_>, report: &mut Diagnostics) -> LinkListener
     server
 }
 
-fn session(cloud: &mut ConfigTable<'_>, report: &mut Diagnostics) -> SessionConfig {
+pub(crate) fn session(cloud: &mut ConfigTable<'_>, report: &mut Diagnostics) -> SessionConfig {
     let mut table = cloud.table("session", report);
     let wait = value::duration(Duration::from_millis(100)..=Duration::from_secs(600));
     let max = table.read("max_sessions", value::count(1..=MAX_SESSIONS), report).unwrap_or(MAX);
@@ -236,7 +111,11 @@ fn session(cloud: &mut ConfigTable<'_>, report: &mut Diagnostics) -> SessionConf
     session
 }
 
-fn allow(cloud: &mut ConfigTable<'_>, env: &Environment, report: &mut Diagnostics) -> EdgeAccessConfig {
+pub(crate) fn edge_access(
+    cloud: &mut ConfigTable<'_>,
+    env: &Environment,
+    report: &mut Diagnostics,
+) -> EdgeAccessConfig {
     let mut table = cloud.table("edge_access", report);
     let targets = table.list("targets", value::parsed::<TargetEntry>, report).unwrap_or_default();
     let nodes = table.list("nodes", value::parsed::<Glob>, report).unwrap_or_default();
@@ -273,109 +152,6 @@ const CERT: &str = "/etc/tunnel/certs/cloud.crt";
 /// SuperEdge's fixed path of the token file.
 const TOKENFILE: &str = "/etc/tunnel/token/token";
 
-// Things that several tables contain: secret files, etcd clusters, listeners.
-
-impl ServerConfig {
-    /// Returns the files that contain secrets, each with its key.
-    pub fn secrets(&self) -> Vec<(&str, &Path)> {
-        let mut all = vec![
-            ("server.links.key", self.server.key.as_path()),
-            ("server.links.token_file", &self.server.tokenfile),
-        ];
-        let connect = self.connect.as_ref().map(|connect| &connect.access);
-        let egress = self.egress.as_ref().map(EgressConfig::access);
-        let proxy = self.http_proxy.as_ref().map(|proxy| &proxy.access);
-        for access in
-            connect.into_iter().chain([&self.https.access, &self.admin.access]).chain(egress).chain(proxy)
-        {
-            // A file that several tables inherit from one is listed once.
-            if let AuthConfig::Basic { users, key } = &access.auth
-                && !all.contains(&(key, users))
-            {
-                all.push((key, users));
-            }
-        }
-        if let Some(EgressConfig::Port { certificates, .. }) = &self.egress {
-            all.push(("server.egress.key", &certificates.key));
-        }
-        if let HttpsMode::Terminate(certificates, targets) = &self.https.mode
-            && !self.https.ports.is_empty()
-        {
-            all.push(("server.https.key", &certificates.key));
-            all.extend(targets.iter().map(|shown| ("server.https.target_key", shown.key.as_path())));
-        }
-        for (table, etcd) in self.etcds() {
-            let (key, password) = if table == REGISTRY {
-                ("server.dns.etcd.key", "server.dns.etcd.password_file")
-            } else {
-                ("server.invitations.etcd.key", "server.invitations.etcd.password_file")
-            };
-            all.extend(etcd.identity.iter().map(|(_, file)| (key, file.as_path())));
-            all.extend(etcd.login.iter().map(|(_, file)| (password, file.as_path())));
-        }
-        if let Some(Invitations::File(file)) = &self.invitations {
-            all.push(("server.invitations.file", file));
-        }
-        all
-    }
-
-    /// Returns each etcd in use, with the table that configures it.
-    pub fn etcds(&self) -> impl Iterator<Item = (&'static str, &EtcdSettings)> {
-        let publish = match &self.registry.publish {
-            PublishConfig::Etcd(etcd) => Some((REGISTRY, etcd)),
-            _ => None,
-        };
-        let invitations = match &self.invitations {
-            Some(Invitations::Etcd(etcd)) => Some(("server.invitations", etcd)),
-            _ => None,
-        };
-        publish.into_iter().chain(invitations)
-    }
-
-    /// Returns the files of certificates that this server presents, each with its key.
-    pub fn certificates(&self) -> Vec<(&'static str, &Path)> {
-        let mut all = vec![("server.links.cert", self.server.cert.as_path())];
-        if let Some(EgressConfig::Port { certificates, .. }) = &self.egress {
-            all.push(("server.egress.cert", &certificates.cert));
-        }
-        if let HttpsMode::Terminate(certificates, targets) = &self.https.mode
-            && !self.https.ports.is_empty()
-        {
-            all.push(("server.https.cert", &certificates.cert));
-            all.extend(targets.iter().map(|shown| ("server.https.target_cert", shown.cert.as_path())));
-        }
-        all
-    }
-
-    /// Returns the CA files that this server trusts, each with its key.
-    pub fn ca_files(&self) -> Vec<(&'static str, &Path)> {
-        let mut all = vec![("server.links.peer_ca", self.server.ca.as_path())];
-        if let Some(EgressConfig::Port { certificates, .. }) = &self.egress {
-            all.extend(certificates.client_ca.iter().map(|ca| ("server.egress.client_ca", ca.as_path())));
-        }
-        if let HttpsMode::Terminate(certificates, targets) = &self.https.mode {
-            all.extend(certificates.client_ca.iter().map(|ca| ("server.https.client_ca", ca.as_path())));
-            let ca = targets.iter().filter_map(|shown| shown.ca.as_ref());
-            all.extend(ca.map(|ca| ("server.https.target_ca", ca.as_path())));
-        }
-        all
-    }
-
-    /// Returns the access rules of each listener, by the key of its table.
-    pub fn listeners(&self) -> Vec<(&str, &AccessConfig)> {
-        let tcp = self.tcp.iter().map(|port| (port.key.as_str(), &port.access));
-        let egress = self.egress.iter().map(|egress| ("server.egress", egress.access()));
-        let intercepted = self.intercept.iter().map(|intercept| ("server.intercept", &intercept.access));
-        let proxy = self.http_proxy.iter().map(|proxy| ("server.http_proxy", &proxy.access));
-        let fixed = [("server.https", &self.https.access), ("server.http", &self.http.access)];
-        let connect = self.connect.iter().map(|connect| ("server.connect", &connect.access));
-        connect.chain(fixed).chain(egress).chain(intercepted).chain(proxy).chain(tcp).collect()
-    }
-}
-
-/// The table for publishing.
-const REGISTRY: &str = "server.dns";
-
 // The table `server.tls`: versions and cipher suites of TLS at the server's ports.
 
 /// `[server.tls]`: the TLS versions and cipher suites that a server accepts.
@@ -397,7 +173,7 @@ pub enum TlsVersion {
 }
 
 /// Reads the table.
-pub(crate) fn read(cloud: &mut ConfigTable<'_>, report: &mut Diagnostics) -> Tls {
+pub(crate) fn tls(cloud: &mut ConfigTable<'_>, report: &mut Diagnostics) -> Tls {
     let mut table = cloud.table("tls", report);
     let min_version = table.read(
         "min_version",

@@ -7,17 +7,19 @@ use tokio_rustls::rustls;
 use tracing::warn;
 
 use crate::config::server::registry::PublishConfig;
-use crate::config::server::{ServerConfig, TlsVersion};
 use crate::invitations::ServerCa;
+use crate::listener::access::ListenerPolicies;
+use crate::listener::authenticated::tls_params;
+use crate::listener::egress;
+use crate::server::config::ServerConfig;
 use crate::server::{authenticated_links, kubernetes, peers};
-use crate::startup::access::ListenerPolicies;
 use crate::startup::{Startup, StartupErrorKind};
 use tunnel_base::policy::Glob;
 use tunnel_base::policy::targets::Targets;
 use tunnel_base::policy::tokens::NodeTokens;
 use tunnel_net::reload::Reload;
 use tunnel_net::resolver::Resolver;
-use tunnel_net::tls::{self, ClientAuth, Identity, PeerTls, TlsParams, TlsServerConfig};
+use tunnel_net::tls::{self, ClientAuth, Identity, PeerTls, TlsServerConfig};
 
 /// The contents of the files; a [`Reload`] watches its file.
 #[derive(Debug)]
@@ -43,7 +45,8 @@ impl ServerFiles {
         // The errors of the certificate are already noted.
         let peers = tls.as_ref().and_then(|_| peers::dialer(settings, startup));
         let authority = tls.as_ref().and_then(|_| read_ca(settings, startup));
-        let (certificates, egress) = (kubernetes::edge_cas(settings).is_some(), settings.egress.is_some());
+        let (certificates, egress) =
+            (kubernetes::edge_cas(settings).is_some(), settings.has_listener(&egress::KIND));
         let tokens = authenticated_links::read(&settings.server.tokenfile, certificates, egress, startup);
         let resolver = startup.collect(StartupErrorKind::System, &["DNS"], Resolver::system());
         let dns = match settings.registry.peers.dns.as_slice() {
@@ -68,20 +71,9 @@ impl ServerFiles {
     }
 }
 
-/// Returns the TLS versions and cipher suites of a server's ports, with warnings about them.
-pub(crate) fn tls_params(settings: &ServerConfig, startup: &mut Startup) -> Option<(TlsParams, Vec<String>)> {
-    let tls = &settings.tls;
-    let min_version = match tls.min_version {
-        TlsVersion::V12 => "VersionTLS12",
-        TlsVersion::V13 => "VersionTLS13",
-    };
-    let offer = TlsParams::parse(min_version, &tls.cipher_suites.join(","));
-    startup.collect(StartupErrorKind::Config, &["server.tls.cipher_suites"], offer)
-}
-
 fn tls(settings: &ServerConfig, startup: &mut Startup) -> Option<Reload<rustls::ServerConfig>> {
     let server = &settings.server;
-    let offer = tls_params(settings, startup);
+    let offer = tls_params(&settings.tls, startup);
     // Each file separately, so that all errors are noted.
     let cert = startup.check_file(CERT, &server.cert, |text| tls::certs(&server.cert, text));
     let key = startup.check_file(KEY, &server.key, |text| tls::private_key(&server.key, text));
@@ -188,6 +180,6 @@ impl LivePolicies {
         self.for_edges.store(Arc::new(settings.allow.targets.clone()));
         self.for_clients.store(Arc::new(settings.addresses.direct.clone()));
         self.nodes.store(Arc::new(settings.allow.nodes.clone()));
-        limiters.apply(&settings.listeners());
+        limiters.apply(&settings.access());
     }
 }

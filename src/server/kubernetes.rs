@@ -7,7 +7,6 @@ use std::sync::Arc;
 use tokio::sync::watch;
 
 use crate::admin::readiness::Readiness;
-use crate::config::server::ServerConfig;
 use crate::config::server::addresses::AddressSettings;
 #[cfg(feature = "kubernetes")]
 use crate::config::server::csr::ServerNames;
@@ -30,6 +29,7 @@ use crate::kubernetes::reconcile::node_names::{NodeNameParams, NodeNames};
 use crate::kubernetes::reconcile::ports::{PortParams, PortWatch};
 use crate::server::Server;
 use crate::server::authenticated_links::ClusterNodes;
+use crate::server::config::ServerConfig;
 use tunnel_base::addresses::AddressBook;
 use tunnel_base::drain::Drain;
 use tunnel_base::policy::ports::ProxyPorts;

@@ -10,7 +10,6 @@ use tokio::time::{Instant, MissedTickBehavior, interval};
 use tracing::{info_span, warn};
 
 use crate::admin::readiness::{DNS_CONDITION, Readiness};
-use crate::config::server::ServerConfig;
 use crate::config::server::invitations::Invitations;
 use crate::config::server::registry::{EtcdSettings, PublishConfig, RegistrySettings};
 use crate::etcd::EtcdAccess;
@@ -18,6 +17,7 @@ use crate::etcd::EtcdAccess;
 use crate::invitations::store::secret::SecretSharedState;
 use crate::invitations::store::{EtcdSharedState, FileSharedState, SharedState};
 use crate::invitations::{Enrolment, JoinRefusal};
+use crate::listener::intercept;
 #[cfg(feature = "kubernetes")]
 use crate::publish::configmap::{ConfigMap, ConfigMapParams, LivenessProbe};
 use crate::publish::etcd::{EtcdParams, EtcdRecords};
@@ -25,6 +25,7 @@ use crate::publish::record_policy::RecordPolicy;
 use crate::publish::{Hosts, Publisher, RecordStore};
 use crate::registry::balance::{Balance, NodeCounts};
 use crate::registry::peers::{ANNOUNCE_INTERVAL, PeerLoad, Peers};
+use crate::server::config::ServerConfig;
 use crate::server::config_files::ServerFiles;
 #[cfg(feature = "kubernetes")]
 use crate::server::kubernetes;
@@ -152,7 +153,7 @@ pub(crate) fn etcd_access(etcd: EtcdSettings) -> EtcdAccess {
 
 /// Spawns the task, which runs until the server's links end.
 pub(crate) fn spawn_balance(shared: &ServerContext, settings: &ServerConfig) {
-    let (moves, catches) = (settings.registry.rebalance, settings.intercept.is_some());
+    let (moves, catches) = (settings.registry.rebalance, settings.has_listener(&intercept::KIND));
     let Some(peers) = shared.peers.clone() else { return };
     let (shared, drain) = (shared.clone(), shared.link_context.drain.clone());
     drain.clone().spawn(info_span!("balance"), async move {

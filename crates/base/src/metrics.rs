@@ -357,8 +357,8 @@ pub struct Certificates(pub(crate) Family<KeyLabels, Gauge>);
 
 impl Certificates {
     /// Sets the expiration time in seconds since 1970.
-    pub fn set(&self, key: &'static str, end: u64) {
-        self.0.get_or_create(&KeyLabels { key }).set(i64::try_from(end).unwrap_or(i64::MAX));
+    pub fn set(&self, key: &str, end: u64) {
+        self.0.get_or_create(&KeyLabels { key: key.to_owned() }).set(i64::try_from(end).unwrap_or(i64::MAX));
     }
 }
 
@@ -401,7 +401,7 @@ pub(crate) struct DirectionLabels {
 /// The label of [`Certificates`]: the config key of a certificate file.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
 pub(crate) struct KeyLabels {
-    pub(crate) key: &'static str,
+    pub(crate) key: String,
 }
 
 /// The label of [`Buffers`]: the budget that the bytes are taken from.

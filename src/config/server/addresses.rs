@@ -21,16 +21,16 @@ pub struct AddressSettings {
     pub direct: Targets,
 }
 
-/// Reads both tables. Must run after the modules' tables were requested, as some of them require Kubernetes.
+/// Reads both tables. `by_address` is true if a listener's clients name targets by address.
 pub(crate) fn read(
     cloud: &mut ConfigTable<'_>,
+    by_address: bool,
     env: &Environment,
     report: &mut Diagnostics,
 ) -> AddressSettings {
     let mut table = cloud.table("addresses", report);
     let wanted = table.read("kubernetes", value::flag, report);
-    let by_default = || MODULES.iter().any(|module| cloud.has(module));
-    let cluster = match (wanted.unwrap_or_else(by_default), kubernetes::reached(env)) {
+    let cluster = match (wanted.unwrap_or(by_address), kubernetes::reached(env)) {
         (false, _) => None,
         (true, Ok(cluster)) => Some(cluster),
         (true, Err(why)) => {
@@ -60,9 +60,6 @@ fn entry_of(name: &str, mut entry: ConfigTable<'_>, report: &mut Diagnostics) ->
     entry.finish(report);
     Some((net.ok()?, node?))
 }
-
-/// The modules with clients that address pods and Services, or addresses only.
-const MODULES: [&str; 4] = ["egress", "http_proxy", "https", "intercept"];
 
 /// The key that a plain text value stands for.
 const NODE: &str = "node";

@@ -1,10 +1,8 @@
 //! The table `server.node_ports`: a ConfigMap of named node ports, and the Service that routes them to the servers.
 
-use crate::config::server::https::{HttpConfig, HttpsConfig, NodePortConfig};
 use crate::config::server::kubernetes::{self, ClusterSettings};
 use crate::config::table::ConfigTable;
 use crate::config::{Diagnostics, Environment};
-use tunnel_base::policy::ports::PortTarget;
 
 /// `[server.node_ports]`: a ConfigMap that lists ports of nodes, and the Service that routes these ports to this
 /// server's HTTP and TLS ports.
@@ -25,10 +23,11 @@ pub struct NodePortsConfig {
     pub https: Option<u16>,
 }
 
-/// Reads the table. Returns `None` if it is absent, or unusable, which is recorded.
+/// Reads the table. Returns `None` if it is absent, or unusable, which is recorded. `http` and `https` are this server's
+/// ports that forward to the port of a request's Host.
 pub(crate) fn read(
     cloud: &mut ConfigTable<'_>,
-    (http, https): (&HttpConfig, &HttpsConfig),
+    (http, https): (Option<u16>, Option<u16>),
     env: &Environment,
     report: &mut Diagnostics,
 ) -> Option<NodePortsConfig> {
@@ -39,11 +38,6 @@ pub(crate) fn read(
     };
     let (configmap, namespace) = (name("configmap", CONFIGMAP), name("namespace", NAMESPACE));
     let service = table.read("service", kubernetes::name, report).flatten();
-    let by_host = |ports: &[NodePortConfig]| {
-        let port = ports.iter().find(|port| port.stands_for == PortTarget::Host);
-        port.map(|port| port.at.port())
-    };
-    let (http, https) = (by_host(&http.ports), by_host(&https.ports));
     let reached = kubernetes::reached(env);
     if table.is_present() {
         if let Err(why) = reached {

@@ -12,20 +12,28 @@ use std::fmt::Write;
 use proptest::prelude::*;
 
 use crate::config::edge::{EdgeConfig, Token};
-use crate::config::server::{ServerConfig, TlsVersion};
+use crate::config::server::TlsVersion;
+use crate::server::config::ServerConfig;
 use tunnel_base::policy::targets::Targets;
 
 use super::*;
+use crate::config::{AdminSocket, ListenConfig, Secret, WarningKind};
+use crate::listener::connect::ConnectConfig;
+use std::time::Duration;
 
-const CLOUD: &str = include_str!("../../docs/reference/server.toml");
-const EDGE: &str = include_str!("../../docs/reference/edge.toml");
+const CLOUD: &str = include_str!("../../../docs/reference/server.toml");
+const EDGE: &str = include_str!("../../../docs/reference/edge.toml");
 
 /// The files that people start from.
-const FIRST_SERVER: &str = include_str!("../../conf/server.toml");
-const FIRST_EDGE: &str = include_str!("../../conf/edge.toml");
+const FIRST_SERVER: &str = include_str!("../../../conf/server.toml");
+const FIRST_EDGE: &str = include_str!("../../../conf/edge.toml");
 
 /// The minimal config of an edge.
 const LEAST: &str = "[edge.uplink]\ntoken = \"t0ken\"\nservers = [\"cloud:9000\"]\n";
+
+fn connect(settings: &ServerConfig) -> &ConnectConfig {
+    settings.listener().unwrap()
+}
 
 fn cloud(text: &str) -> (ServerConfig, Vec<Warning>) {
     ServerConfig::read(text, &Environment::default()).unwrap_or_else(|errors| panic!("{errors}"))
@@ -71,7 +79,7 @@ fn an_empty_file_is_a_server_without_ports_for_clients() {
     );
     assert_eq!(cloud.server.metrics_listen, None);
     assert_eq!(cloud.server.tokenfile.to_str(), Some("/etc/tunnel/token/token"));
-    assert_eq!(cloud.connect, None);
+    assert!(cloud.listener::<ConnectConfig>().is_none());
     assert_eq!(cloud.session.grace, Duration::from_secs(60));
     assert_eq!(cloud.session.open_timeout, Duration::from_secs(12));
     assert_eq!((cloud.session.max, cloud.session.memory), (100_000, None));
@@ -82,7 +90,7 @@ fn an_empty_file_is_a_server_without_ports_for_clients() {
 fn an_empty_table_of_superedge_is_a_server_as_superedge_has_it() {
     let (cloud, warnings) = cloud("[mode.cloud]\n");
     assert_eq!(
-        cloud.connect.unwrap().listen,
+        connect(&cloud).listen,
         ListenConfig { at: "0.0.0.0:22".parse().unwrap(), implicit: true, key: "listen" }
     );
     assert_eq!(warned(&warnings, WarningKind::Insecure), ["mode.cloud.ssh.auth"]);
@@ -93,9 +101,7 @@ fn an_empty_table_of_superedge_is_a_server_as_superedge_has_it() {
 fn the_documented_server_is_closed_and_says_the_defaults() {
     let (documented, warnings) = cloud(CLOUD);
     assert_eq!(warnings, []);
-    assert!(
-        documented.connect.as_ref().unwrap().listen.is_local() && documented.server.log_listen.is_local()
-    );
+    assert!(connect(&documented).listen.is_local() && documented.server.log_listen.is_local());
     let (absent, _) = cloud("");
     assert_eq!(documented.session, absent.session);
     assert_eq!(documented.tls, absent.tls);
@@ -106,7 +112,7 @@ fn the_documented_server_is_closed_and_says_the_defaults() {
     assert_eq!(documented.server.cert, absent.server.cert);
     assert_eq!(documented.server.tokenfile, absent.server.tokenfile);
     assert_eq!(documented.server.ca, absent.server.ca);
-    assert_eq!(documented.connect.unwrap().access, AccessConfig::default());
+    assert_eq!(connect(&documented).access, AccessConfig::default());
 }
 
 #[test]
@@ -272,35 +278,18 @@ fn our_own_keys_become_what_they_mean() {
         "#,
     );
     let key = "server.connect.users".to_owned();
-    assert_eq!(
-        cloud.connect.as_ref().unwrap().access.auth,
-        AuthConfig::Basic { users: "/etc/users".into(), key }
-    );
+    assert_eq!(connect(&cloud).access.auth, AuthConfig::Basic { users: "/etc/users".into(), key });
     let ask = |user, from: &str, node: &str, port| {
-        cloud.connect.as_ref().unwrap().access.rules.allows(
-            user,
-            from.parse().unwrap(),
-            &node.parse().unwrap(),
-            port,
-        )
+        connect(&cloud).access.rules.allows(user, from.parse().unwrap(), &node.parse().unwrap(), port)
     };
     assert!(ask(Some("ops"), "10.1.1.1", "edge-1", 22));
     assert!(!ask(None, "10.1.1.1", "edge-1", 22));
-    assert!(
-        cloud
-            .connect
-            .clone()
-            .unwrap()
-            .access
-            .allow_from
-            .unwrap()
-            .contains("::ffff:10.0.0.1".parse().unwrap())
-    );
+    assert!(connect(&cloud).access.allow_from.as_ref().unwrap().contains("::ffff:10.0.0.1".parse().unwrap()));
     assert_eq!(cloud.session.grace, Duration::from_secs(120));
     assert_eq!(cloud.session.open_timeout, Duration::from_millis(500));
     assert_eq!((cloud.session.max, cloud.session.drain), (7, Duration::ZERO));
     assert_eq!(cloud.session.max_for_client, 2, "a quarter, rounded up");
-    assert!(cloud.connect.as_ref().unwrap().access.proxy_protocol.contains("10.0.0.5".parse().unwrap()));
+    assert!(connect(&cloud).access.proxy_protocol.contains("10.0.0.5".parse().unwrap()));
     assert!(cloud.server.proxy_protocol.is_empty());
     assert_eq!(cloud.session.memory, Some(64 << 20));
     assert_eq!(cloud.tls.min_version, TlsVersion::V13);

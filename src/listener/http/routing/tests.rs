@@ -10,7 +10,7 @@ use tunnel_base::policy::ports::ProxyPorts;
 use tunnel_base::policy::zone::Zone;
 use tunnel_base::policy::{Networks, network};
 use tunnel_link::sender::LinkSender;
-use tunnel_proto::frame::Remote;
+use tunnel_proto::frame::{Category, Remote};
 use tunnel_proto::hello::Dialect;
 use tunnel_proto::state::LinkId;
 
@@ -74,7 +74,13 @@ impl Site {
     /// Returns the route of a request as `target at node`, `-` if it names no node, or the denial.
     fn place(&self, stands_for: &str, head: &Parts, server_name: Option<&str>, trusted: bool) -> String {
         let ports = watch::channel(ProxyPorts::default()).1;
-        let port = NodePort { stands_for: stands_for.parse().unwrap(), finder: self.finder.clone(), ports };
+        let port = NodePort {
+            stands_for: stands_for.parse().unwrap(),
+            category: Category::HttpProxy,
+            target_tls: None,
+            finder: self.finder.clone(),
+            ports,
+        };
         let (policy, addresses) = (&self.policy, &self.addresses);
         let requester = RoutingContext { server_name, trusted, default_port: 80, policy, addresses };
         match port.place(head, &requester) {

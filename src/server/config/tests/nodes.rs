@@ -2,6 +2,8 @@
 
 use tunnel_base::policy::ports::PortTarget;
 
+use crate::listener::http::HttpConfig;
+
 use super::*;
 
 const CLOSED: &str = "[server.connect]\nlisten = \"127.0.0.1:22\"\n";
@@ -10,7 +12,10 @@ const BY_HOST: &str = "[server.http]\nlisten_ip = \"127.0.0.1\"\nports = { \"102
 #[test]
 fn a_port_stands_for_what_host_names() {
     let (settings, warnings) = cloud(&format!("{CLOSED}{BY_HOST}"));
-    assert_eq!((&settings.http.ports[0].stands_for, warnings), (&PortTarget::Host, vec![]));
+    assert_eq!(
+        (&settings.listener::<HttpConfig>().unwrap().ports[0].stands_for, warnings),
+        (&PortTarget::Host, vec![])
+    );
     let open = format!("{CLOSED}{}", BY_HOST.replace("listen_ip = \"127.0.0.1\"", ""));
     let told = "anyone who reaches 0.0.0.0:10264 can reach every port at every node without authentication; set allow_from";
     assert_eq!(cloud(&open).1[0].text, told);

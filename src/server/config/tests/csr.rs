@@ -1,6 +1,6 @@
 //! Certificates issued by Kubernetes, and the identity that the server presents to targets.
 
-use crate::config::server::https::{HttpsMode, TargetIdentity};
+use crate::listener::https::{HttpsConfig, HttpsMode, TargetIdentity};
 
 use super::*;
 
@@ -21,7 +21,9 @@ fn a_server_shows_targets_a_certificate_for_proved_clients_only() {
     let proved = "client_ca = \"/ca\"\nnames = [\"a\"]\n";
     let shown = |lines: &str| {
         let (settings, warnings) = cloud(&https(&format!("{proved}{lines}")));
-        let HttpsMode::Terminate(_, shown) = settings.https.mode else { panic!("terminate") };
+        let HttpsMode::Terminate(_, shown) = settings.listener::<HttpsConfig>().unwrap().mode.clone() else {
+            panic!("terminate")
+        };
         (shown, warned(&warnings, WarningKind::Insecure).into_iter().map(str::to_owned).collect::<Vec<_>>())
     };
     let identity = |key: &str, ca: Option<&str>| {

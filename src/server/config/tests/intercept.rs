@@ -1,6 +1,6 @@
 //! Valid and invalid values of `[server.intercept]`.
 
-use crate::config::server::intercept::{InterceptConfig, MarkBits};
+use crate::listener::intercept::{InterceptConfig, MarkBits};
 
 use super::*;
 
@@ -9,12 +9,12 @@ const CLOSED: &str = "[server.connect]\nlisten = \"127.0.0.1:22\"\nallow_from = 
 fn read(lines: &str) -> Result<(Option<InterceptConfig>, Vec<Warning>), ConfigErrors> {
     let env = Environment { host_ip: Some("10.0.0.1".to_owned()), ..Environment::default() };
     let text = format!("{CLOSED}[server.intercept]\n{lines}\n");
-    ServerConfig::read(&text, &env).map(|(cloud, warnings)| (cloud.intercept, warnings))
+    ServerConfig::read(&text, &env).map(|(cloud, warnings)| (cloud.listener().cloned(), warnings))
 }
 
 #[test]
 fn nothing_is_intercepted_unless_networks_are_named() {
-    assert_eq!(cloud("").0.intercept, None);
+    assert!(cloud("").0.listener::<InterceptConfig>().is_none());
     for lines in ["", "networks = []", "networks = 7", "networks = [\"10.0.0.7/8\"]"] {
         let errors = read(lines).unwrap_err().to_string();
         assert!(errors.contains("server.intercept.networks"), "{lines}: {errors}");

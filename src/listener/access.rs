@@ -1,4 +1,4 @@
-//! Access to client ports: builds the access policies of listeners from the settings.
+//! Access to listeners: builds their access policies from the settings.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};

@@ -1,12 +1,20 @@
-//! The table `server.egress`: where kube-apiserver sends CONNECT, over mutual TLS or a Unix socket.
+//! The egress listener: where kube-apiserver sends CONNECT, over mutual TLS or a Unix socket.
 
 use std::path::PathBuf;
+use std::sync::Arc;
+
+use tracing::info_span;
 
 use crate::config::listen::{self, AccessConfig, AuthMethods, ListenAddress};
-use crate::config::server::https::ListenerTlsConfig;
 use crate::config::table::ConfigTable;
 use crate::config::{Diagnostics, ListenConfig};
+use crate::listener::authenticated::{ListenerTlsConfig, OverTls, OverUnix};
+use crate::listener::connect::Connect;
+use crate::listener::{
+    BoundListener, ListenerConfig, ListenerDeps, ListenerFile, ListenerKind, ListenerSetup,
+};
 use tunnel_base::policy::Networks;
+use tunnel_proto::frame::Category;
 
 /// `[server.egress]`: the server's CONNECT listener for the egress selector of kube-apiserver.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -29,28 +37,66 @@ pub enum EgressConfig {
     },
 }
 
-impl EgressConfig {
-    /// Returns the access rules.
-    pub fn access(&self) -> &AccessConfig {
+pub(crate) const KIND: ListenerKind = ListenerKind {
+    name: "egress",
+    about: "HTTP CONNECT over TLS or a Unix socket, for kube-apiserver's egress selector",
+    by_address: true,
+    read: |tables| Some(Arc::new(read(tables.server, &tables.inherited, tables.report)?)),
+};
+
+impl ListenerConfig for EgressConfig {
+    fn name(&self) -> &'static str {
+        KIND.name
+    }
+
+    fn files(&self) -> Vec<ListenerFile> {
         match self {
-            Self::Port { access, .. } | Self::Unix { access, .. } => access,
+            Self::Port { certificates, .. } => certificates.files(),
+            Self::Unix { .. } => Vec::new(),
         }
+    }
+
+    fn access(&self) -> Vec<(&str, &AccessConfig)> {
+        let (Self::Port { access, .. } | Self::Unix { access, .. }) = self;
+        vec![("server.egress", access)]
+    }
+
+    fn bind(&self, setup: &mut ListenerSetup<'_>) -> Option<Vec<BoundListener>> {
+        let port = match self {
+            Self::Port { listen, certificates, access } => {
+                let access = setup.policies.prepare("server.egress", access, setup.startup);
+                let tls = certificates.load(setup);
+                let listener = setup.startup.bind(&format!("server.egress.{}", listen.key), listen.at);
+                let (access, tls, listener) = (access?, tls?, listener?);
+                BoundListener::tcp(KIND.name, listener, access, move |deps: &ListenerDeps| {
+                    deps.links.spawn(info_span!("tls"), tls.clone().watch(deps.links.clone()));
+                    OverTls::new(Connect(Category::Egress), tls, deps.context.pool.clone())
+                })
+            }
+            Self::Unix { path, access } => {
+                let access = setup.policies.prepare("server.egress", access, setup.startup);
+                let listener = setup.startup.bind_local("server.egress.listen", path);
+                let (access, listener) = (access?, listener?);
+                BoundListener::new(KIND.name, listener, access, |_| OverUnix(Connect(Category::Egress)))
+            }
+        };
+        Some(vec![port])
     }
 }
 
 /// Reads the table. Returns `None` if it is absent, or has no address to listen on, which is an error.
-pub(crate) fn read(
-    cloud: &mut ConfigTable<'_>,
-    ssh: &AccessConfig,
+fn read(
+    server: &mut ConfigTable<'_>,
+    inherited: &AccessConfig,
     report: &mut Diagnostics,
 ) -> Option<EgressConfig> {
-    let mut table = cloud.table("egress", report);
+    let mut table = server.table(KIND.name, report);
     let place = listen::place(&mut table, report);
     listen::require(&table, place.is_some(), report);
     let egress = match place {
-        Some(ListenAddress::Unix(path)) => Some(unix(&mut table, path, ssh, report)),
-        Some(ListenAddress::Port(listen)) => port(&mut table, Some(listen), ssh, report),
-        None => port(&mut table, None, ssh, report),
+        Some(ListenAddress::Unix(path)) => Some(unix(&mut table, path, inherited, report)),
+        Some(ListenAddress::Port(listen)) => port(&mut table, Some(listen), inherited, report),
+        None => port(&mut table, None, inherited, report),
     };
     table.finish(report);
     egress
@@ -59,12 +105,12 @@ pub(crate) fn read(
 fn port(
     table: &mut ConfigTable<'_>,
     listen: Option<ListenConfig>,
-    ssh: &AccessConfig,
+    inherited: &AccessConfig,
     report: &mut Diagnostics,
 ) -> Option<EgressConfig> {
     let certificates = ListenerTlsConfig::read(table, FILES, report);
     let proofs = AuthMethods { password: true, certificate: Some(certificates.client_ca.is_some()) };
-    let access = AccessConfig::read(table, proofs, ssh, report);
+    let access = AccessConfig::read(table, proofs, inherited, report);
     let listen = listen?;
     access.warn_if_open(table.key(listen.key), listen.at, proofs, "every node", report);
     Some(EgressConfig::Port { listen, certificates, access })
@@ -75,11 +121,11 @@ fn port(
 fn unix(
     table: &mut ConfigTable<'_>,
     path: PathBuf,
-    ssh: &AccessConfig,
+    inherited: &AccessConfig,
     report: &mut Diagnostics,
 ) -> EgressConfig {
     let proofs = AuthMethods { password: false, certificate: Some(true) };
-    let access = AccessConfig::read(table, proofs, ssh, report);
+    let access = AccessConfig::read(table, proofs, inherited, report);
     for key in ["cert", "key", "client_ca"] {
         table.ignore(key, report);
     }
@@ -110,8 +156,8 @@ mod tests {
     fn errors(text: &str) -> (Option<EgressConfig>, Vec<String>) {
         let mut report = Diagnostics::default();
         let mut file = ConfigTable::parse(text, &Environment::default(), &mut report);
-        let ssh = AccessConfig { allow_from: Some(Networks::default()), ..AccessConfig::default() };
-        let egress = read(&mut file, &ssh, &mut report);
+        let inherited = AccessConfig { allow_from: Some(Networks::default()), ..AccessConfig::default() };
+        let egress = read(&mut file, &inherited, &mut report);
         let errors = report.finish(text, ()).errors;
         (egress, errors.iter().map(ToString::to_string).collect())
     }

@@ -1,7 +1,7 @@
-//! Interception by `[server.intercept]`: which addresses, for how long, and the task that reconciles the table.
+//! Which addresses are intercepted, for how long, and the task that reconciles the table.
 
 use std::collections::{BTreeSet, HashMap, HashSet};
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket};
+use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -10,79 +10,27 @@ use tokio::sync::{Semaphore, oneshot, watch};
 use tokio::time::{Instant, Interval, MissedTickBehavior, interval, sleep_until};
 use tracing::{debug, error, info, info_span, warn};
 
-use crate::admin::readiness::Readiness;
-use crate::config::server::ServerConfig;
-use crate::config::server::intercept::InterceptConfig as Settings;
-use crate::intercept::{InterceptError, InterceptRules, NftTable, Sets};
-use crate::listener::intercept::{Intercept, InterceptTable, InterceptedNode};
-use crate::server::{ClientListener, ServerContext, ServerCore};
-use crate::startup::access::AccessPolicyBuilder;
-use crate::startup::{Startup, StartupErrorKind};
+use crate::intercept::{InterceptError, NftTable, Sets};
+use crate::listener::ListenerDeps;
+use crate::listener::intercept::{InterceptConfig, InterceptTable, InterceptedNode};
 use tunnel_base::addresses::{AddressClaim, ClaimSource, RejectReason, RejectedClaim};
 use tunnel_base::names::NodeName;
 use tunnel_base::policy::targets::is_off_limits;
-use tunnel_net::dial;
 use tunnel_net::interfaces::LocalAddresses;
-use tunnel_net::listen::TcpAccept;
 
 /// The prepared table, and the listeners' lookup of intercepted nodes.
 #[derive(Debug)]
-pub(crate) struct PreparedIntercept {
-    table: NftTable,
-    intercepted: Arc<InterceptTable>,
-    settings: Settings,
-}
-
-/// The listeners to which intercepted connections are redirected.
-struct InterceptListeners {
-    v4: TcpAccept,
-    /// `None` if this host has no IPv6.
-    v6: Option<TcpAccept>,
-    /// For traffic of other machines that this host forwards.
-    forwarded: Option<TcpAccept>,
-}
-
-/// Binds the listeners and claims the table. The outer `None` means errors, which `startup` has noted; the inner one
-/// means that interception is not configured.
-pub(crate) fn prepare(
-    settings: &ServerConfig,
-    policies: &mut AccessPolicyBuilder,
-    startup: &mut Startup,
-) -> Option<(Vec<ClientListener>, Option<PreparedIntercept>)> {
-    let Some(settings) = settings.intercept.clone() else { return Some((Vec::new(), None)) };
-    let guard = policies.prepare(KEY, &settings.access, startup);
-    let is_on_host = check_host_network(settings.host_ip, startup);
-    let listeners = InterceptListeners::bind(&settings, startup);
-    let (listeners, guard) = listeners.zip(guard).filter(|_| is_on_host)?;
-    let table = match NftTable::claim(listeners.rules(&settings)) {
-        Ok(table) => table,
-        Err(why) => {
-            startup.error(kind(&why), KEY, why.to_string());
-            return None;
-        }
-    };
-    let intercepted = Arc::new(InterceptTable::default());
-    let all = [Some(listeners.v4), listeners.v6, listeners.forwarded].into_iter().flatten();
-    let ports = all.map(|listener| {
-        let intercepted = intercepted.clone();
-        ClientListener::tcp(listener, guard.clone(), move |core| {
-            let ports = core.context.ports.clone();
-            Intercept { intercepted, ports }
-        })
-    });
-    Some((ports.collect(), Some(PreparedIntercept { table, intercepted: intercepted.clone(), settings })))
+pub(super) struct PreparedIntercept {
+    pub(super) table: NftTable,
+    pub(super) intercepted: Arc<InterceptTable>,
+    pub(super) settings: InterceptConfig,
 }
 
 impl PreparedIntercept {
-    /// Sets the mark on all sockets of this process from now on; to be called before it sends anything.
-    pub(crate) fn mark_sockets(&self) {
-        dial::set(self.settings.mark.mark);
-    }
-
     /// Intercepts until the server begins to stop. The receiver is notified once nothing is intercepted.
-    pub(crate) fn spawn(self, core: &ServerCore, cloud: &ServerConfig) -> oneshot::Receiver<()> {
+    pub(super) fn spawn(self, deps: &ListenerDeps) -> oneshot::Receiver<()> {
         let Self { table, intercepted, settings } = self;
-        if cloud.addresses.cluster.is_none() && !settings.trust_edges {
+        if !deps.asks_kubernetes && !settings.trust_edges {
             info!(
                 hint =
                     "list addresses in the token file, or set server.intercept.trust_edge_addresses = true",
@@ -90,96 +38,24 @@ impl PreparedIntercept {
             );
         }
         let (done, emptied) = oneshot::channel();
-        let shared = core.context.clone();
-        let drain = shared.link_context.drain.clone();
-        let own = LocalAddresses::of_interfaces(settings.host_ip.into_iter().chain(cloud.pod_ip).collect());
-        let (grace, readiness) = (cloud.session.grace, core.readiness.clone());
-        let keeper = Reconciler::new(table, intercepted, settings, grace, own, shared, readiness);
-        drain.spawn(info_span!("intercept"), keeper.run(done));
+        let own =
+            LocalAddresses::of_interfaces(settings.host_ip.into_iter().chain(settings.pod_ip).collect());
+        let reconciler = Reconciler::new(table, intercepted, settings, own, deps.clone());
+        deps.links.spawn(info_span!("intercept"), reconciler.run(done));
         emptied
     }
 }
 
-impl InterceptListeners {
-    fn bind(settings: &Settings, startup: &mut Startup) -> Option<Self> {
-        let key = format!("{KEY}.networks");
-        let mut bind = |ip: IpAddr| startup.bind(&key, SocketAddr::new(ip, settings.port));
-        let v4 = bind(Ipv4Addr::LOCALHOST.into());
-        let v6 = has_v6().then(|| bind(Ipv6Addr::LOCALHOST.into()));
-        // On a separate port: where one is configured, it is already in use on loopback.
-        let any: IpAddr = if has_v6() { Ipv6Addr::UNSPECIFIED.into() } else { Ipv4Addr::UNSPECIFIED.into() };
-        let at = SocketAddr::new(any, settings.port.checked_add(u16::from(settings.port > 0))?);
-        let forwarded = (!settings.forwarded.is_empty()).then(|| startup.bind(&key, at));
-        Some(Self { v4: v4?, v6: require_if_wanted(v6)?, forwarded: require_if_wanted(forwarded)? })
-    }
-
-    fn rules(&self, settings: &Settings) -> InterceptRules {
-        let port = |listener: &TcpAccept| listener.at().port();
-        InterceptRules {
-            table: settings.table.clone(),
-            mark: settings.mark.mark,
-            mask: settings.mark.mask,
-            v4: Some(port(&self.v4)),
-            v6: self.v6.as_ref().map(port),
-            forwarded: self.forwarded.as_ref().map(|listener| (settings.forwarded.clone(), port(listener))),
-        }
-    }
-}
-
-/// Returns the outer `None` if it was required and is not available.
-fn require_if_wanted<T>(wanted: Option<Option<T>>) -> Option<Option<T>> {
-    match wanted {
-        None => Some(None),
-        Some(had) => had.map(Some),
-    }
-}
-
-fn has_v6() -> bool {
-    UdpSocket::bind((Ipv6Addr::LOCALHOST, 0)).is_ok()
-}
-
-/// Returns true if this pod is on its host's network, or its host is unknown; notes an error otherwise.
-fn check_host_network(host: Option<IpAddr>, startup: &mut Startup) -> bool {
-    let Some(host) = host else { return true };
-    let own = LocalAddresses::of_interfaces(Vec::new()).now().all;
-    if own.contains(&host) {
-        return true;
-    }
-    let why = format!(
-        "this pod is not on its host's network: HOST_IP is {host}, which is not a local address; set hostNetwork: \
-         true in its manifest"
-    );
-    startup.error(StartupErrorKind::Permission, KEY, why);
-    false
-}
-
-fn kind(why: &InterceptError) -> StartupErrorKind {
-    match why {
-        InterceptError::Denied => StartupErrorKind::Permission,
-        InterceptError::Owned(_) => StartupErrorKind::Port,
-        InterceptError::Foreign(_) => StartupErrorKind::Config,
-        InterceptError::Program(_)
-        | InterceptError::KernelTooOld
-        | InterceptError::Timeout
-        | InterceptError::Failed(_) => StartupErrorKind::System,
-    }
-}
-
-const KEY: &str = "server.intercept";
-
 // Reconciles the table: which addresses are intercepted follows from the links, at this server and at peers.
 
 /// The only task that writes the table.
-#[derive(Debug)]
-pub(crate) struct Reconciler {
+pub(super) struct Reconciler {
     table: NftTable,
     intercepted: Arc<InterceptTable>,
-    settings: Settings,
-    grace: Duration,
+    settings: InterceptConfig,
     /// The addresses of this host.
     own: LocalAddresses,
-    shared: ServerContext,
-    readiness: Readiness,
+    deps: ListenerDeps,
     presence: InterceptedAddresses,
     seeker: NodeDiscovery,
     told: ClaimLog,
@@ -190,38 +66,23 @@ pub(crate) struct Reconciler {
 }
 
 impl Reconciler {
-    pub(crate) fn new(
+    pub(super) fn new(
         table: NftTable,
         intercepted: Arc<InterceptTable>,
-        settings: Settings,
-        grace: Duration,
+        settings: InterceptConfig,
         own: LocalAddresses,
-        shared: ServerContext,
-        readiness: Readiness,
+        deps: ListenerDeps,
     ) -> Self {
         let (presence, seeker, told, ports) =
             (InterceptedAddresses::default(), NodeDiscovery::new(), ClaimLog::default(), BTreeSet::new());
-        Self {
-            table,
-            intercepted,
-            settings,
-            grace,
-            own,
-            shared,
-            readiness,
-            presence,
-            seeker,
-            told,
-            ports,
-            kept: None,
-        }
+        Self { table, intercepted, settings, own, deps, presence, seeker, told, ports, kept: None }
     }
 
     /// Intercepts until the server begins to stop, then empties the table and notifies `emptied`. Deletes the table
     /// once no session needs it.
-    pub(crate) async fn run(mut self, emptied: oneshot::Sender<()>) {
-        let (links, stopping) = (self.shared.link_context.drain.clone(), self.shared.stopping.clone());
-        let mut changes = self.shared.registry.subscribe();
+    pub(super) async fn run(mut self, emptied: oneshot::Sender<()>) {
+        let (links, stopping) = (self.deps.links.clone(), self.deps.stopping.clone());
+        let mut changes = self.deps.registry.subscribe();
         let mut pace = Debounce::new();
         while !stopping.is_cancelled() {
             let changed = self.refresh_addresses();
@@ -248,7 +109,7 @@ impl Reconciler {
     /// Updates the intercepted addresses. Returns true if they have changed.
     fn refresh_addresses(&mut self) -> bool {
         let own = self.own.now().all;
-        let peers = self.shared.peers.as_ref().map(|peers| peers.addresses()).unwrap_or_default();
+        let peers = self.deps.peers.as_ref().map(|peers| peers.addresses()).unwrap_or_default();
         let refuses = |ip: IpAddr| {
             let why = [
                 (!self.settings.networks.contains(ip), REASON_OUTSIDE_NETWORKS),
@@ -258,27 +119,28 @@ impl Reconciler {
             ];
             why.into_iter().find(|(is, _)| *is).map(|(_, why)| why)
         };
-        let mut claims = self.shared.proven.address_claims();
-        claims.extend(self.shared.finder.claims());
-        let holders = self.shared.addresses.holders(claims, self.settings.trust_edges, refuses);
+        let mut claims = (self.deps.claims)();
+        claims.extend(self.deps.finder.claims());
+        let holders = self.deps.context.addresses.holders(claims, self.settings.trust_edges, refuses);
         // For addresses that are no longer claimed.
         let refused = |ip: IpAddr, node: &NodeName| {
             let claim = AddressClaim { ip, node: node.clone(), by: ClaimSource::Edge };
-            refuses(ip).or_else(|| self.shared.addresses.refusal(&claim)).is_some()
+            refuses(ip).or_else(|| self.deps.context.addresses.refusal(&claim)).is_some()
         };
         let mut knows = HashMap::new();
         for node in
             holders.nodes.values().chain(self.presence.nodes().values().map(|intercepted| &intercepted.node))
         {
             if !knows.contains_key(node) {
-                knows.insert(node.clone(), self.shared.finder.knows(node));
+                knows.insert(node.clone(), self.deps.finder.knows(node));
             }
         }
         let linked = |node: &NodeName| knows.get(node).copied().unwrap_or_default();
-        let changed = self.presence.update(&holders.nodes, refused, linked, Instant::now(), self.grace)
-            | self.refresh_ports();
+        let changed =
+            self.presence.update(&holders.nodes, refused, linked, Instant::now(), self.deps.resume_timeout)
+                | self.refresh_ports();
         let unknown = knows.iter().filter(|(_, knows)| !**knows).map(|(node, _)| node.clone()).collect();
-        self.seeker.query_unknown(&unknown, &self.shared);
+        self.seeker.query_unknown(&unknown, &self.deps);
         self.log_rejected_claims(holders.void);
         changed
     }
@@ -286,7 +148,7 @@ impl Reconciler {
     /// Updates the ports from the config and the ConfigMap. Returns true if they have changed.
     fn refresh_ports(&mut self) -> bool {
         let mut ports = self.settings.ports.clone();
-        let named = self.shared.ports.borrow();
+        let named = self.deps.ports.borrow();
         ports.extend(named.http.iter().chain(&named.https));
         let changed = self.ports != ports;
         drop(named);
@@ -328,7 +190,7 @@ impl Reconciler {
 
     /// Handles the result of writing the table.
     fn record_result(&mut self, kept: Result<(), InterceptError>) {
-        let trouble = self.readiness.trouble(INTERCEPT_CONDITION);
+        let trouble = self.deps.readiness.trouble(INTERCEPT_CONDITION);
         match kept {
             Ok(()) => {
                 if trouble.is_some() || self.kept.is_none() {
@@ -336,7 +198,7 @@ impl Reconciler {
                 }
                 debug!(addresses = self.presence.nodes().len(), "intercept rules up to date");
                 self.kept = Some(Instant::now());
-                self.readiness.set_degraded(INTERCEPT_CONDITION, Ok(()));
+                self.deps.readiness.set_degraded(INTERCEPT_CONDITION, Ok(()));
             }
             Err(cause) => {
                 self.kept = None;
@@ -344,7 +206,7 @@ impl Reconciler {
                 if trouble.as_ref() != Some(&cause) {
                     error!(error = %cause, "cannot update intercept rules, retrying");
                 }
-                self.readiness.set_degraded(INTERCEPT_CONDITION, Err(cause));
+                self.deps.readiness.set_degraded(INTERCEPT_CONDITION, Err(cause));
             }
         }
     }
@@ -367,21 +229,21 @@ const INTERCEPT_CONDITION: &str = "intercept";
 
 /// A timer for updates: at each change and each tick, with a minimum time between two.
 #[derive(Debug)]
-pub(crate) struct Debounce {
+pub(super) struct Debounce {
     ticks: Interval,
     looked: Instant,
 }
 
 impl Debounce {
     /// Returns the timer; the first update is due now.
-    pub(crate) fn new() -> Self {
+    pub(super) fn new() -> Self {
         let mut ticks = interval(POLL_INTERVAL);
         ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
         Self { ticks, looked: Instant::now() }
     }
 
     /// Waits until the next update is due. No change is lost if it is dropped early.
-    pub(crate) async fn next(&mut self, changes: &mut watch::Receiver<()>) {
+    pub(super) async fn next(&mut self, changes: &mut watch::Receiver<()>) {
         sleep_until(self.looked + MIN_INTERVAL).await;
         tokio::select! {
             // The channel never closes: the registry holds the sender.
@@ -403,12 +265,12 @@ const MIN_INTERVAL: Duration = Duration::from_millis(150);
 
 /// The addresses that a server intercepts now, with their nodes. The [`Reconciler`] updates them from links and claims.
 #[derive(Debug, Default)]
-pub(crate) struct InterceptedAddresses(HashMap<IpAddr, InterceptedNode>);
+pub(super) struct InterceptedAddresses(HashMap<IpAddr, InterceptedNode>);
 
 impl InterceptedAddresses {
     /// Updates from the holders of addresses, the claims that are refused, and the nodes that are linked to any server.
     /// Returns true if that changed anything.
-    pub(crate) fn update(
+    pub(super) fn update(
         &mut self,
         holders: &HashMap<IpAddr, NodeName>,
         refused: impl Fn(IpAddr, &NodeName) -> bool,
@@ -441,7 +303,7 @@ impl InterceptedAddresses {
     }
 
     /// Returns all intercepted addresses.
-    pub(crate) fn nodes(&self) -> &HashMap<IpAddr, InterceptedNode> {
+    pub(super) fn nodes(&self) -> &HashMap<IpAddr, InterceptedNode> {
         &self.0
     }
 }
@@ -452,27 +314,27 @@ impl InterceptedAddresses {
 
 /// The nodes that were searched for, and when.
 #[derive(Debug)]
-pub(crate) struct NodeDiscovery {
+pub(super) struct NodeDiscovery {
     sought: HashMap<NodeName, Instant>,
     /// One permit: a round of searches starts once the previous one has ended.
     free: Arc<Semaphore>,
 }
 
 impl NodeDiscovery {
-    pub(crate) fn new() -> Self {
+    pub(super) fn new() -> Self {
         Self { sought: HashMap::new(), free: Arc::new(Semaphore::new(1)) }
     }
 
     /// Searches for those `unknown` nodes that were not searched for recently. Results are stored in the finder.
-    pub(crate) fn query_unknown(&mut self, unknown: &HashSet<NodeName>, shared: &ServerContext) {
+    pub(super) fn query_unknown(&mut self, unknown: &HashSet<NodeName>, deps: &ListenerDeps) {
         self.sought.retain(|node, at| unknown.contains(node) && at.elapsed() < RETRY_AFTER);
         let due: Vec<_> = unknown.iter().filter(|node| !self.sought.contains_key(*node)).cloned().collect();
-        if due.is_empty() || shared.finder.is_alone() {
+        if due.is_empty() || deps.finder.is_alone() {
             return;
         }
         let Ok(permit) = self.free.clone().try_acquire_owned() else { return };
         self.sought.extend(due.iter().map(|node| (node.clone(), Instant::now())));
-        let (finder, drain) = (shared.finder.clone(), shared.link_context.drain.clone());
+        let (finder, drain) = (deps.finder.clone(), deps.links.clone());
         drain.clone().spawn(info_span!("node_discovery"), async move {
             let all = stream::iter(due).for_each_concurrent(MAX_CONCURRENT_QUERIES, |node| {
                 let finder = finder.clone();
@@ -497,7 +359,7 @@ const MAX_CONCURRENT_QUERIES: usize = 8;
 
 /// The rejected claims of addresses that were logged, so that each is logged once.
 #[derive(Debug, Default)]
-pub(crate) struct ClaimLog {
+pub(super) struct ClaimLog {
     /// Rejected claims at the last update, up to a limit.
     each: HashSet<RejectedClaim>,
     /// Whether there were more than that limit.
@@ -507,7 +369,7 @@ pub(crate) struct ClaimLog {
 impl ClaimLog {
     /// Takes all claims that are rejected now. Returns the new ones, and the number of further ones if their existence
     /// is new.
-    pub(crate) fn update(&mut self, mut void: Vec<RejectedClaim>) -> (Vec<RejectedClaim>, Option<usize>) {
+    pub(super) fn update(&mut self, mut void: Vec<RejectedClaim>) -> (Vec<RejectedClaim>, Option<usize>) {
         // They arrive in any order, and the same ones must be selected each time.
         void.sort_by(|a, b| (a.ip, a.node.as_str(), a.by).cmp(&(b.ip, b.node.as_str(), b.by)));
         let more = void.len().saturating_sub(MAX_LOGGED_CLAIMS);

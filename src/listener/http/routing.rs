@@ -7,11 +7,10 @@ use http::header::{HOST, HeaderName};
 use http::request::Parts;
 use http::uri::Authority;
 
-use crate::listener::Denial;
-use crate::listener::admission::AccessPolicy;
-use crate::listener::admission::ClientIdentity;
+use crate::listener::admission::{AccessPolicy, ClientIdentity};
+use crate::listener::denial::Denial;
 use crate::listener::forward::message::{TUNNEL_DEST, TUNNEL_HOST};
-use crate::listener::https::NodePort;
+use crate::listener::http::NodePort;
 use tunnel_base::addresses::{AddressBook, LocateError};
 use tunnel_base::names::{Host, NodeName, Target};
 use tunnel_base::policy::plain;

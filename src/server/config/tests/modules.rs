@@ -1,8 +1,9 @@
 //! The tables of all listeners except CONNECT's.
 
-use crate::config::server::https::{HttpsMode, NodePortConfig};
 use crate::config::server::invitations::Invitations;
-use crate::config::server::tcp::TcpListenerConfig;
+use crate::listener::http::NodePortConfig;
+use crate::listener::https::{HttpsConfig, HttpsMode};
+use crate::listener::tcp::{TcpConfig, TcpListenerConfig};
 
 use super::*;
 
@@ -34,8 +35,9 @@ fn a_tcp_port_is_an_address_and_a_target_with_or_without_a_node() {
     ];
     let want =
         want.map(|(at, node, target, proxy)| (at.to_owned(), node.to_owned(), target.to_owned(), proxy));
-    assert_eq!(settings.tcp.iter().map(shown).collect::<Vec<_>>(), want);
-    assert!(settings.tcp[2].access.allow_from.is_some() && settings.tcp[0].access.allow_from.is_none());
+    let TcpConfig(tcp) = settings.listener().unwrap();
+    assert_eq!(tcp.iter().map(shown).collect::<Vec<_>>(), want);
+    assert!(tcp[2].access.allow_from.is_some() && tcp[0].access.allow_from.is_none());
 }
 
 #[test]
@@ -92,19 +94,18 @@ fn a_port_of_the_https_table_stands_for_one_of_every_node() {
         "9100" = "localhost:9100"
         "#;
     let (settings, warnings) = cloud(&format!("{CLOSED}{text}"));
-    assert_eq!((settings.https.mode, warnings), (HttpsMode::Passthrough, vec![]));
+    let https = settings.listener::<HttpsConfig>().unwrap();
+    assert_eq!((&https.mode, warnings), (&HttpsMode::Passthrough, vec![]));
     let shown = |port: &NodePortConfig| (port.at.to_string(), port.stands_for.to_string());
     let want = [("127.0.0.1:10250", "127.0.0.1:10250"), ("127.0.0.1:9100", "localhost:9100")];
     assert_eq!(
-        settings.https.ports.iter().map(shown).collect::<Vec<_>>(),
+        https.ports.iter().map(shown).collect::<Vec<_>>(),
         want.map(|(at, to)| (at.to_owned(), to.to_owned()))
     );
-    assert!(
-        !settings.https.access.rules.is_empty() && settings.connect.as_ref().unwrap().access.rules.is_empty()
-    );
+    assert!(!https.access.rules.is_empty() && connect(&settings).access.rules.is_empty());
     let open = format!("{CLOSED}{}", text.replace("listen_ip = \"127.0.0.1\"", ""));
     let (settings, warnings) = cloud(&open);
-    assert_eq!(settings.https.ports[1].at, "0.0.0.0:9100".parse().unwrap());
+    assert_eq!(settings.listener::<HttpsConfig>().unwrap().ports[1].at, "0.0.0.0:9100".parse().unwrap());
     assert_eq!(warned(&warnings, WarningKind::Insecure), ["server.https.ports"]);
     let text = "anyone who reaches 0.0.0.0:10250 can reach 127.0.0.1:10250 at every node (other entries of this table: 1) \
                 without authentication; set client_ca or allow_from";

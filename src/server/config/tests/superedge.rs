@@ -1,6 +1,8 @@
 //! Files from SuperEdge's manifests and documents; all of them load.
 
-use crate::config::server::egress::EgressConfig;
+use crate::listener::egress::EgressConfig;
+use crate::listener::https::HttpsConfig;
+use crate::listener::tcp::TcpConfig;
 
 use super::*;
 
@@ -150,7 +152,7 @@ fn the_oldest_cloud_file_loads() {
     assert_eq!(cloud.server.log_listen.at, "0.0.0.0:8000".parse().unwrap());
     assert_eq!(cloud.server.key.to_str(), Some("../../conf/certs/cloud.key"));
     assert_eq!(cloud.server.tokenfile.to_str(), Some("../../conf/token"));
-    assert!(cloud.connect.unwrap().listen.implicit);
+    assert!(connect(&cloud).listen.implicit);
     assert_eq!(warned(&warnings, WarningKind::Unsupported), Vec::<&str>::new());
     let limiters = [
         "mode.cloud.https.addr",
@@ -167,9 +169,9 @@ fn a_cloud_file_with_an_empty_https_table_loads() {
     let (cloud, warnings) = cloud(CLOUD_TCP);
     assert_eq!(cloud.server.log_listen.at.port(), 51000);
     assert_eq!(warned(&warnings, WarningKind::Unsupported), [""; 0]);
-    assert_eq!(cloud.https.ports, []);
-    let [port] = cloud.tcp.try_into().unwrap();
-    assert_eq!((port.at, port.to.node), ("0.0.0.0:6443".parse().unwrap(), None));
+    assert!(cloud.listener::<HttpsConfig>().is_none());
+    let [port] = &cloud.listener::<TcpConfig>().unwrap().0[..] else { panic!("one port") };
+    assert_eq!((port.at, port.to.node.clone()), ("0.0.0.0:6443".parse().unwrap(), None));
     assert_eq!(port.to.target, "127.0.0.1:6443".parse().unwrap());
 }
 
@@ -178,11 +180,11 @@ fn a_cloud_file_of_the_middle_years_loads() {
     let (cloud, warnings) = cloud(CLOUD_HTTPS);
     assert_eq!(cloud.server.log_listen.at.port(), 51010);
     assert_eq!(
-        cloud.connect.as_ref().unwrap().listen,
+        connect(&cloud).listen,
         ListenConfig { at: "0.0.0.0:22".parse().unwrap(), implicit: false, key: "listen" }
     );
-    let Some(EgressConfig::Port { listen, certificates, .. }) = &cloud.egress else {
-        panic!("{:?}", cloud.egress)
+    let Some(EgressConfig::Port { listen, certificates, .. }) = cloud.listener() else {
+        panic!("{:?}", cloud.listeners)
     };
     assert_eq!((listen.at.to_string().as_str(), listen.key), ("0.0.0.0:8000", "listen"));
     assert!(
@@ -198,8 +200,8 @@ fn the_newest_cloud_file_loads() {
     assert_eq!(cloud.server.metrics_listen.map(|l| l.at), Some("0.0.0.0:6000".parse().unwrap()));
     assert_eq!(cloud.tls.min_version, TlsVersion::V12);
     assert_eq!(cloud.tls.cipher_suites.len(), 2);
-    let Some(EgressConfig::Port { listen, certificates, .. }) = &cloud.egress else {
-        panic!("{:?}", cloud.egress)
+    let Some(EgressConfig::Port { listen, certificates, .. }) = cloud.listener() else {
+        panic!("{:?}", cloud.listeners)
     };
     assert_eq!((listen.at.port(), certificates.client_ca.as_ref()), (8000, None));
     assert_eq!(certificates.cert.to_str(), Some("/etc/tunnel/certs/egress.crt"));
