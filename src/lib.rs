@@ -17,10 +17,11 @@
 //! | [`tunnel_net`] | sockets, TLS, DNS, limits |
 //! | [`tunnel_proto`] | frames and the state of one session end, without I/O |
 //! | [`tunnel_link`] | links, and the sessions that outlive them |
-//! | [`kubernetes`], [`config`], [`etcd`], [`intercept`] | the Kubernetes API; settings; etcd; nftables |
+//! | `tunnel_kube` | the Kubernetes API; only in builds for a cluster |
+//! | `parts`, [`config`], [`etcd`], [`intercept`] | optional parts; settings; etcd; nftables |
 //! | [`registry`], [`publish`], [`invitations`] | where each node is connected; its DNS records; machines that join |
 //! | [`route`], [`session_io`], [`acceptor`] | from a request to an open session; copying its bytes; dialling targets |
-//! | [`admin`], [`listener`], [`startup`] | the admin API; client ports; startup errors |
+//! | [`admin`], [`kubernetes`], [`listener`], [`startup`] | the admin API; a cluster; client ports; startup errors |
 //! | [`edge`], [`server`], [`command`] | the two programs, and the commands |
 //!
 //! # Data path
@@ -72,6 +73,7 @@ pub mod intercept;
 pub mod invitations;
 pub mod kubernetes;
 pub mod listener;
+mod parts;
 pub mod publish;
 pub mod registry;
 pub mod route;

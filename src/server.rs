@@ -5,7 +5,6 @@ pub mod client_ports;
 pub mod config_files;
 pub mod https;
 pub mod intercept;
-pub mod kubernetes;
 pub mod link_events;
 pub mod links;
 pub mod peers;
@@ -32,8 +31,12 @@ use crate::admin::status::{Clock, ServerView};
 use crate::admin::{Admin, Listeners, ProcessView};
 use crate::config::ListenConfig;
 use crate::config::live::ConfigFile;
+use crate::config::server::addresses::AddressSettings;
 use crate::config::server::{MEMORY, ServerConfig};
 use crate::invitations::Enrolment;
+use crate::kubernetes::cluster::{self, ServerPods};
+use crate::kubernetes::csr::IssuedCertificates;
+use crate::kubernetes::{addresses, keep};
 use crate::listener::admission::{self, AccessPolicy, ClientKey, ListenerContext, ListenerProtocol, serve};
 use crate::listener::connect::Ssh;
 use crate::registry::peers::Peers;
@@ -42,7 +45,6 @@ use crate::route::SessionRouter;
 use crate::server::authenticated_links::AuthenticatedLinks;
 use crate::server::config_files::{LivePolicies, ServerFiles};
 use crate::server::intercept::PreparedIntercept;
-use crate::server::kubernetes::ServerPods;
 use crate::server::peers::FinderDeps;
 use crate::startup::access::{AccessPolicyBuilder, ListenerAccess, ListenerPolicies};
 use crate::startup::{Startup, StartupErrors};
@@ -299,7 +301,6 @@ pub(crate) struct ServerCore {
     /// Its tasks, in the order in which they are stopped.
     pub(crate) shutdown: Shutdown,
     /// The servers as reported by Kubernetes.
-    #[cfg_attr(not(feature = "kubernetes"), expect(dead_code, reason = "it is unused then"))]
     pub(crate) servers: ServerPods,
     /// Addresses in the DNS records of nodes that do not belong to any server.
     pub(crate) service_addresses: watch::Receiver<BTreeSet<IpAddr>>,
@@ -319,8 +320,8 @@ impl ServerCore {
         let proven = authenticated_links(settings, files, enrolment.clone(), table.clone(), &links);
         let (registry, pool) = (Registry::new(metrics.clone()), Pool::new());
         let (zone, policies) = (zone(settings, proven.clone()), LivePolicies::new(settings));
-        let servers = kubernetes::follow(settings.registry.cluster.as_ref(), settings.pod_ip, port, &links);
-        let no_servers = kubernetes::run_node_names(settings, &readiness, &links);
+        let servers = ServerPods::follow(settings, port, &links);
+        let no_servers = keep::node_names(settings, &readiness, &links);
         let joined = FinderDeps {
             link_context: &link_context,
             pool: &pool,
@@ -332,8 +333,7 @@ impl ServerCore {
             registry: registry.clone(),
             port,
         };
-        let (finder, several) =
-            peers::finder(&settings.registry.peers, joined, servers.peers.clone(), &readiness);
+        let (finder, several) = peers::finder(&settings.registry.peers, joined, servers.peers(), &readiness);
         stopping.has_peers = several.is_some();
         let (peers, made) = several.unzip();
         let dialer = dialer(settings, &policies, files, own.to_vec());
@@ -345,8 +345,8 @@ impl ServerCore {
             route: SessionRouter::new(finder.clone(), table, session.open_timeout, session.grace),
             finder,
             peers,
-            ports: kubernetes::watch_ports(settings, own, &readiness, &links),
-            addresses: kubernetes::watch_addresses(&settings.addresses, &readiness, &links),
+            ports: keep::ports(settings, own, &readiness, &links),
+            addresses: address_book(&settings.addresses, &readiness, &links),
             direct: DirectDialer::new(client_dialer(&dialer, &policies), session.open_timeout),
             backend: SessionAcceptor::new(dialer, pool.clone(), metrics, stopping.clients.clone()),
             link_context,
@@ -399,6 +399,15 @@ impl ServerCore {
     }
 }
 
+/// Returns the address book, kept up to date with the cluster if one is configured.
+fn address_book(settings: &AddressSettings, readiness: &Readiness, drain: &Drain) -> Arc<AddressBook> {
+    let book = Arc::new(AddressBook::new(settings.fixed.clone(), settings.cluster.is_some()));
+    if let Some(cluster) = &settings.cluster {
+        addresses::follow(cluster, &book, readiness, drain);
+    }
+    book
+}
+
 fn authenticated_links(
     settings: &ServerConfig,
     files: &ServerFiles,
@@ -406,7 +415,7 @@ fn authenticated_links(
     table: Arc<SessionTable>,
     links: &Drain,
 ) -> Arc<AuthenticatedLinks> {
-    let nodes = (kubernetes::follow_nodes(settings, links), kubernetes::edge_cas(settings).is_some());
+    let nodes = (cluster::follow_nodes(settings, links), config_files::edge_cas(settings).is_some());
     AuthenticatedLinks::start(files.tokens.clone(), enrolment, nodes, table, links)
 }
 
@@ -583,6 +592,11 @@ pub(crate) struct Shutdown {
 }
 
 impl Server {
+    /// Renews the certificates until the server stops; `/readyz` reports what prevents it.
+    pub fn keep(&self, issued: IssuedCertificates) {
+        issued.keep(&self.readiness, &self.stopping.links);
+    }
+
     /// Shuts the server down. It becomes unready and asks its edges to link elsewhere. With peers, it still accepts
     /// clients for a moment, until balancers notice. Then it closes its listeners, and waits for sessions until the
     /// deadline or until `at_once` completes.

@@ -1,7 +1,7 @@
 //! `tunnel migrate`: a config that replaces another tunnel's.
 
 mod superedge;
-#[cfg(feature = "kubernetes")]
+#[cfg_attr(not(feature = "cluster"), path = "migrate/absent/yurttunnel.rs")]
 mod yurttunnel;
 
 use std::io::{self, Read};
@@ -23,7 +23,6 @@ pub struct MigrateArgs {
     #[arg(value_name = "FILE", required = true)]
     pub files: Vec<PathBuf>,
     /// Print the config of edges, made from the agents' flags, instead of the servers'.
-    #[cfg(feature = "kubernetes")]
     #[arg(long)]
     pub edge: bool,
 }
@@ -34,7 +33,6 @@ pub enum Origin {
     /// SuperEdge's tunnel, or this program before its config had a schema.
     Superedge,
     /// OpenYurt's tunnel.
-    #[cfg(feature = "kubernetes")]
     Yurttunnel,
 }
 
@@ -47,27 +45,8 @@ pub enum Origin {
 pub fn run(asked: &MigrateArgs, stdin: impl Read) -> Result<String, CommandError> {
     match asked.from {
         Origin::Superedge => of_superedge(asked, stdin),
-        #[cfg(feature = "kubernetes")]
-        Origin::Yurttunnel => of_yurttunnel(asked, stdin),
+        Origin::Yurttunnel => yurttunnel::migrate(asked, stdin),
     }
-}
-
-/// Returns a config that replaces YurtTunnel's objects.
-#[cfg(feature = "kubernetes")]
-fn of_yurttunnel(asked: &MigrateArgs, stdin: impl Read) -> Result<String, CommandError> {
-    let mut stdin = Some(stdin);
-    let mut old = yurttunnel::YurtObjects::default();
-    for file in &asked.files {
-        let name = file.display().to_string();
-        let text = match (name.as_str(), stdin.take_if(|_| name == "-")) {
-            ("-", Some(stdin)) => read(stdin),
-            ("-", None) => return Err(CommandError::usage("- is given twice; stdin can be read once")),
-            _ => std::fs::File::open(file).and_then(read),
-        };
-        let text = text.map_err(|cause| CommandError::unusable(format!("{name}: {cause}")))?;
-        old.add(&text).map_err(|why| CommandError::unusable(format!("{name}: {why}")))?;
-    }
-    if asked.edge { yurttunnel::edge(&old) } else { yurttunnel::cloud(&old) }.map_err(CommandError::unusable)
 }
 
 /// Returns SuperEdge's config in this program's schema.

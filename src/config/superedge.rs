@@ -16,6 +16,7 @@ use toml::de::{DeTable, DeValue};
 use crate::config::server::kubernetes;
 use crate::config::value::ValueError;
 use crate::config::{Diagnostics, Environment, ParsedConfig, WarningKind, value};
+use crate::parts;
 
 /// A key of a file, the key of the schema that it sets, and how its value changes. A `*` is a name that the user chose.
 type Row = (&'static str, &'static str, Change);
@@ -601,7 +602,7 @@ impl<'t> Translation<'_, 't> {
             }
         }
         if let Purpose::Run(env) = purpose
-            && let Err(why) = kubernetes::reached(env)
+            && let Err(why) = kubernetes::reached(parts::CLUSTER, env)
         {
             let used = [&configmap, &service].into_iter().flatten();
             let tables: BTreeSet<_> =

@@ -3,6 +3,7 @@ mod csr;
 mod intercept;
 mod modules;
 mod nodes;
+mod parts;
 mod registry;
 mod superedge;
 

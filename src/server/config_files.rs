@@ -6,10 +6,9 @@ use arc_swap::ArcSwap;
 use tokio_rustls::rustls;
 use tracing::warn;
 
-use crate::config::server::registry::PublishConfig;
 use crate::config::server::{ServerConfig, TlsVersion};
 use crate::invitations::ServerCa;
-use crate::server::{authenticated_links, kubernetes, peers};
+use crate::server::{authenticated_links, peers};
 use crate::startup::access::ListenerPolicies;
 use crate::startup::{Startup, StartupErrorKind};
 use tunnel_base::policy::Glob;
@@ -17,6 +16,7 @@ use tunnel_base::policy::targets::Targets;
 use tunnel_base::policy::tokens::NodeTokens;
 use tunnel_net::reload::Reload;
 use tunnel_net::resolver::Resolver;
+use tunnel_net::tls::verify::EdgeCerts;
 use tunnel_net::tls::{self, ClientAuth, Identity, PeerTls, TlsParams, TlsServerConfig};
 
 /// The contents of the files; a [`Reload`] watches its file.
@@ -43,7 +43,7 @@ impl ServerFiles {
         // The errors of the certificate are already noted.
         let peers = tls.as_ref().and_then(|_| peers::dialer(settings, startup));
         let authority = tls.as_ref().and_then(|_| read_ca(settings, startup));
-        let (certificates, egress) = (kubernetes::edge_cas(settings).is_some(), settings.egress.is_some());
+        let (certificates, egress) = (edge_cas(settings).is_some(), settings.egress.is_some());
         let tokens = authenticated_links::read(&settings.server.tokenfile, certificates, egress, startup);
         let resolver = startup.collect(StartupErrorKind::System, &["DNS"], Resolver::system());
         let dns = match settings.registry.peers.dns.as_slice() {
@@ -95,7 +95,7 @@ fn tls(settings: &ServerConfig, startup: &mut Startup) -> Option<Reload<rustls::
     } else {
         ClientAuth::Anonymous
     };
-    let clients = match kubernetes::edge_cas(settings) {
+    let clients = match edge_cas(settings) {
         Some(agents) if startup.check_file(AGENT_CA, &agents.ca, |text| tls::certs(&agents.ca, text)) => {
             ClientAuth::Edges(agents, Box::new(clients))
         }
@@ -109,6 +109,11 @@ fn tls(settings: &ServerConfig, startup: &mut Startup) -> Option<Reload<rustls::
     let identity = Identity { cert: server.cert.clone(), key: server.key.clone() };
     let server = TlsServerConfig { identity, clients, offer, alpn: vec![b"h2".to_vec()] };
     startup.collect(StartupErrorKind::Config, &[CERT, KEY], server.load())
+}
+
+/// Returns the CAs of certificates that edges may present; `None` if they may present none.
+pub(crate) fn edge_cas(settings: &ServerConfig) -> Option<EdgeCerts> {
+    Some(EdgeCerts { ca: settings.csr.as_ref()?.edge_ca.clone()? })
 }
 
 /// Reads the CA and certificate for joining nodes, if joining is enabled. The outer `None` means errors, which
@@ -126,10 +131,6 @@ fn read_ca(settings: &ServerConfig, startup: &mut Startup) -> Option<Option<Relo
 /// nodes; `--check` reads them here.
 fn publisher(settings: &ServerConfig, startup: &mut Startup) {
     let registry = &settings.registry;
-    if cfg!(not(feature = "kubernetes")) && matches!(registry.publish, PublishConfig::ConfigMap(_)) {
-        let text = "configmap: this program is built without Kubernetes; build it with --features kubernetes";
-        startup.error(StartupErrorKind::Config, "server.dns.publish", text);
-    }
     if !startup.is_check() {
         return;
     }

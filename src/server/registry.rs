@@ -5,6 +5,7 @@ use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 use std::time::Duration;
 
+use futures_util::future::BoxFuture;
 use tokio::sync::watch;
 use tokio::time::{Instant, MissedTickBehavior, interval};
 use tracing::{info_span, warn};
@@ -14,20 +15,15 @@ use crate::config::server::ServerConfig;
 use crate::config::server::invitations::Invitations;
 use crate::config::server::registry::{EtcdSettings, PublishConfig, RegistrySettings};
 use crate::etcd::EtcdAccess;
-#[cfg(feature = "kubernetes")]
-use crate::invitations::store::secret::SecretSharedState;
 use crate::invitations::store::{EtcdSharedState, FileSharedState, SharedState};
 use crate::invitations::{Enrolment, JoinRefusal};
-#[cfg(feature = "kubernetes")]
-use crate::publish::configmap::{ConfigMap, ConfigMapParams, LivenessProbe};
+use crate::kubernetes::cluster;
 use crate::publish::etcd::{EtcdParams, EtcdRecords};
 use crate::publish::record_policy::RecordPolicy;
 use crate::publish::{Hosts, Publisher, RecordStore};
 use crate::registry::balance::{Balance, NodeCounts};
 use crate::registry::peers::{ANNOUNCE_INTERVAL, PeerLoad, Peers};
 use crate::server::config_files::ServerFiles;
-#[cfg(feature = "kubernetes")]
-use crate::server::kubernetes;
 use crate::server::{ServerContext, ServerCore};
 use tunnel_base::drain::Drain;
 use tunnel_base::logging;
@@ -84,53 +80,40 @@ impl PeerLiveness {
 
 /// Returns the store for records, or `None` if nothing is published. `servers` checks which servers with records are
 /// alive.
-#[cfg_attr(not(feature = "kubernetes"), expect(unused_variables, reason = "only a cluster has pods"))]
-fn store(settings: &ServerConfig, core: &ServerCore, servers: &PeerLiveness) -> Option<RecordStore> {
+fn store(settings: &ServerConfig, core: &ServerCore, servers: &PeerLiveness) -> Option<Box<dyn RecordStore>> {
     // The config check ensures that there is an address.
     let (registry, server) = (&settings.registry, settings.pod_ip?);
-    Some(match registry.publish.clone() {
-        PublishConfig::None => return None,
-        PublishConfig::Hosts(file) => RecordStore::Hosts(Hosts::new(file, server)),
+    match registry.publish.clone() {
+        PublishConfig::None => None,
+        PublishConfig::Hosts(file) => Some(Box::new(Hosts::new(file, server))),
         PublishConfig::Etcd(etcd) => {
             let params =
                 EtcdParams { prefix: etcd.prefix.clone(), access: etcd_access(etcd), address: server };
-            RecordStore::Etcd(Box::new(EtcdRecords::new(params, core.resolver.clone())))
+            Some(Box::new(EtcdRecords::new(params, core.resolver.clone())))
         }
-        #[cfg(feature = "kubernetes")]
         PublishConfig::ConfigMap(name) => {
-            let cluster = kubernetes::cluster_access(registry.cluster.as_ref()?);
-            let endpoints = core.servers.endpoints.clone();
             let servers = servers.clone();
-            let lives = LivenessProbe::new(move |server| Box::pin(servers.clone().answers(server)));
-            let map = ConfigMapParams { cluster, name, server, endpoints, lives };
-            RecordStore::ConfigMap(Box::new(ConfigMap::new(map)))
+            let lives =
+                move |server| -> BoxFuture<'static, bool> { Box::pin(servers.clone().answers(server)) };
+            core.servers.records(registry.cluster.as_ref()?, (name, server), lives)
         }
-        #[cfg(not(feature = "kubernetes"))]
-        // An error that was noted with the files.
-        PublishConfig::ConfigMap(_) => return None,
-    })
+    }
 }
 
 /// Returns the check whether a name has another owner. It resolves the name with `resolver` and compares the addresses
 /// with servers that are alive, and with `no_servers`, which nodes' records contain for other clients.
-#[cfg_attr(not(feature = "kubernetes"), expect(unused_variables, reason = "only a cluster has Nodes"))]
 fn record_policy(
     registry: &RegistrySettings,
     resolver: Resolver,
     own: Option<IpAddr>,
     (servers, no_servers): PeerAddresses,
 ) -> RecordPolicy {
-    #[cfg_attr(not(feature = "kubernetes"), expect(unused_mut, reason = "only a cluster has Nodes"))]
     let mut vet = RecordPolicy::new(resolver, move |ip| {
         let (servers, known) = (servers.clone(), Some(ip) == own || no_servers.borrow().contains(&ip));
         Box::pin(async move { known || servers.answers(ip).await })
     });
-    #[cfg(feature = "kubernetes")]
-    if let Some(cluster) = registry.cluster.as_ref().map(kubernetes::cluster_access) {
-        vet.set_nodes(move || {
-            let cluster = cluster.clone();
-            Box::pin(async move { cluster.nodes(None).await.map_err(|cause| cause.to_string()) })
-        });
+    if let Some(cluster) = registry.cluster.clone() {
+        vet.set_nodes(move || Box::pin(cluster::nodes(cluster.clone(), None)));
     }
     vet
 }
@@ -224,19 +207,13 @@ pub(crate) fn start(
     drain: &Drain,
 ) -> Option<Arc<Enrolment>> {
     let (store, authority) = (settings.invitations.clone()?, files.authority.clone()?);
-    let cell = match store {
-        Invitations::File(file) => SharedState::File(FileSharedState::new(file)),
+    let cell: Box<dyn SharedState> = match store {
+        Invitations::File(file) => Box::new(FileSharedState::new(file)),
         Invitations::Etcd(etcd) => {
             let key = format!("{}/{ETCD_KEY}", etcd.prefix);
-            SharedState::Etcd(Box::new(EtcdSharedState::new(etcd_access(etcd), &key, files.resolver.clone())))
+            Box::new(EtcdSharedState::new(etcd_access(etcd), &key, files.resolver.clone()))
         }
-        #[cfg(feature = "kubernetes")]
-        Invitations::Secret(cluster, name) => {
-            SharedState::Secret(Box::new(SecretSharedState::new(kubernetes::cluster_access(&cluster), name)))
-        }
-        #[cfg(not(feature = "kubernetes"))]
-        // An error that was noted with the config.
-        Invitations::Secret(..) => return None,
+        Invitations::Secret(cluster, name) => cluster::secret(&cluster, name)?,
     };
     drain.spawn(info_span!("ca"), authority.clone().watch(drain.clone()));
     let enrolment = Enrolment::new(cell, authority);

@@ -6,6 +6,7 @@ use ipnet::IpNet;
 use crate::config::server::kubernetes::{self, ClusterSettings};
 use crate::config::table::ConfigTable;
 use crate::config::{Diagnostics, Environment, value};
+use crate::parts;
 use tunnel_base::names::NodeName;
 use tunnel_base::policy;
 use tunnel_base::policy::targets::{TargetEntry, Targets};
@@ -30,7 +31,7 @@ pub(crate) fn read(
     let mut table = cloud.table("addresses", report);
     let wanted = table.read("kubernetes", value::flag, report);
     let by_default = || MODULES.iter().any(|module| cloud.has(module));
-    let cluster = match (wanted.unwrap_or_else(by_default), kubernetes::reached(env)) {
+    let cluster = match (wanted.unwrap_or_else(by_default), kubernetes::reached(parts::ADDRESSES, env)) {
         (false, _) => None,
         (true, Ok(cluster)) => Some(cluster),
         (true, Err(why)) => {

@@ -79,6 +79,7 @@ pub(crate) mod issuing {
     use crate::config::server::kubernetes::{self, ClusterSettings};
     use crate::config::table::ConfigTable;
     use crate::config::{Diagnostics, Environment, value};
+    use crate::parts;
 
     /// Reads the requested validity of a certificate.
     pub(crate) fn lifetime(table: &mut ConfigTable<'_>, report: &mut Diagnostics) -> Option<Duration> {
@@ -93,7 +94,7 @@ pub(crate) mod issuing {
         env: &Environment,
         report: &mut Diagnostics,
     ) -> Option<ClusterSettings> {
-        let reached = kubernetes::reached(env);
+        let reached = kubernetes::reached(parts::CSR, env);
         if let (Err(why), true) = (&reached, wanted) {
             table.error(key, Some("requires Kubernetes".to_owned()), *why, report);
         }

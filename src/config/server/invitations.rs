@@ -9,6 +9,7 @@ use crate::config::server::registry::{self, EtcdSettings};
 use crate::config::table::ConfigTable;
 use crate::config::value::{self, ValueError};
 use crate::config::{Diagnostics, Environment};
+use crate::parts;
 
 /// The store of invitations and joined nodes, shared by all servers of a cloud.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -53,7 +54,7 @@ pub(crate) fn read(
             file.map(Invitations::File)
         }
         InvitationStore::Etcd => Some(Invitations::Etcd(etcd)),
-        InvitationStore::Secret => match kubernetes::reached(env) {
+        InvitationStore::Secret => match kubernetes::reached(parts::CLUSTER, env) {
             Ok(cluster) => Some(Invitations::Secret(cluster, secret.unwrap_or_else(|| SECRET.to_owned()))),
             Err(why) => {
                 table.error("store", Some("requires Kubernetes".to_owned()), why, report);

@@ -6,6 +6,7 @@ use toml::de::DeValue;
 
 use crate::config::Environment;
 use crate::config::value::{self, ValueError};
+use crate::parts::Part;
 use tunnel_base::names::NodeName;
 
 /// The Kubernetes cluster that this process uses.
@@ -19,27 +20,18 @@ pub struct ClusterSettings {
     pub service: Option<String>,
 }
 
-/// Returns the cluster, without the Service of the servers.
+/// Returns the cluster for a part of the program, without the Service of the servers.
 ///
 /// # Errors
 ///
 /// Returns the reason and a hint if Kubernetes cannot be used.
-pub(crate) fn reached(env: &Environment) -> Result<ClusterSettings, &'static str> {
+pub(crate) fn reached(part: Part, env: &Environment) -> Result<ClusterSettings, &'static str> {
+    part?;
     let namespace = env.pod_namespace.clone().filter(|name| !name.is_empty());
     let cluster = ClusterSettings { kubeconfig: env.kubeconfig.clone(), namespace, service: None };
-    unreachable(env).map_or(Ok(cluster), Err)
-}
-
-/// Returns the reason why Kubernetes cannot be used, with a hint.
-fn unreachable(env: &Environment) -> Option<&'static str> {
-    if !cfg!(feature = "kubernetes") {
-        return Some(
-            "this program is built without Kubernetes; build it with cargo's feature \"kubernetes\"",
-        );
-    }
     let inside = env.kubernetes_service_host.as_ref().is_some_and(|host| !host.is_empty());
     let outside = "this process runs outside a cluster; set its kubeconfig with --k";
-    (!inside && env.kubeconfig.is_none()).then_some(outside)
+    if inside || env.kubeconfig.is_some() { Ok(cluster) } else { Err(outside) }
 }
 
 /// Reads the name of a Kubernetes object; an empty text means none.

@@ -7,6 +7,7 @@ use crate::config::server::registry::{PublishConfig, RegistrySettings};
 use crate::config::table::ConfigTable;
 use crate::config::value::{self, ValueError};
 use crate::config::{Diagnostics, Environment};
+use crate::parts;
 use tunnel_base::policy::Glob;
 
 /// `[server.node_names]`: the ConfigMap from which the cluster's DNS reads the addresses of all nodes.
@@ -50,7 +51,7 @@ pub(crate) fn read(
     let edges = table.read("edges", label, report).unwrap_or_else(|| (LABEL.to_owned(), "true".to_owned()));
     let names = table.list("names", value::parsed::<Glob>, report).unwrap_or_default();
     let to_server = table.read("resolve_to", resolve_to, report).unwrap_or_default();
-    let reached = kubernetes::reached(env);
+    let reached = kubernetes::reached(parts::KEEP, env);
     let present = table.is_present();
     if present && let Err(why) = reached {
         table.error("configmap", Some("requires Kubernetes".to_owned()), why, report);

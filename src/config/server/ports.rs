@@ -4,6 +4,7 @@ use crate::config::server::https::{HttpConfig, HttpsConfig, NodePortConfig};
 use crate::config::server::kubernetes::{self, ClusterSettings};
 use crate::config::table::ConfigTable;
 use crate::config::{Diagnostics, Environment};
+use crate::parts;
 use tunnel_base::policy::ports::PortTarget;
 
 /// `[server.node_ports]`: a ConfigMap that lists ports of nodes, and the Service that routes these ports to this
@@ -44,7 +45,7 @@ pub(crate) fn read(
         port.map(|port| port.at.port())
     };
     let (http, https) = (by_host(&http.ports), by_host(&https.ports));
-    let reached = kubernetes::reached(env);
+    let reached = kubernetes::reached(parts::KEEP, env);
     if table.is_present() {
         if let Err(why) = reached {
             table.error("configmap", Some("requires Kubernetes".to_owned()), why, report);

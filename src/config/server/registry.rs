@@ -7,6 +7,7 @@ use crate::config::server::peers::{self, PeerConfig, PeerKey};
 use crate::config::table::ConfigTable;
 use crate::config::value::{self, ValueError};
 use crate::config::{Diagnostics, Environment};
+use crate::parts;
 use tunnel_base::names::{NodeName, Target};
 use tunnel_base::policy::Glob;
 
@@ -103,7 +104,7 @@ pub(crate) fn read(
     let rebalance = peer_table.read("rebalance", value::flag, report).unwrap_or(true);
     let configmap = table.read("configmap", kubernetes::name, report).flatten();
     let service = peer_table.read("kubernetes_service", kubernetes::name, report).flatten();
-    let reached = kubernetes::reached(env);
+    let reached = kubernetes::reached(parts::CLUSTER, env);
     if let Err(why) = reached {
         let requires = Some("requires Kubernetes".to_owned());
         if kind == StoreKind::ConfigMap {

@@ -7,7 +7,7 @@ use kube::Client;
 use kube::client::Body;
 use serde_json::{Value, json};
 
-use crate::kubernetes::members::Endpoints;
+use crate::members::Endpoints;
 
 use super::*;
 

@@ -14,7 +14,7 @@ use kube::{Api, Error};
 use tokio::time::{Instant, sleep, timeout};
 use tracing::debug;
 
-use crate::kubernetes::cluster::{Cluster, ClusterError};
+use crate::cluster::{Cluster, ClusterError};
 
 /// A Kubernetes Lease by which the servers choose the one that performs a task alone; held for one [`LeaderTerm`] at a
 /// time.

@@ -27,9 +27,9 @@ use x509_parser::oid_registry::OID_X509_EXT_SUBJECT_ALT_NAME;
 use x509_parser::prelude::FromDer;
 use x509_parser::x509::X509Name;
 
-use crate::kubernetes::cluster::Cluster;
-use crate::kubernetes::csr::names::NameLookup;
-use crate::kubernetes::csr::{Apiserver, CsrError, Profile, within};
+use crate::cluster::Cluster;
+use crate::csr::names::NameLookup;
+use crate::csr::{Apiserver, CsrError, Profile, within};
 use tunnel_base::backoff::Backoff;
 use tunnel_base::drain::Drain;
 use tunnel_base::logging::{AUDIT, printable};

@@ -18,9 +18,10 @@ use serde::{Deserialize, Deserializer};
 use tokio::time::Instant;
 use tracing::warn;
 
-use crate::kubernetes::cluster::{Cluster, ClusterError};
-use crate::kubernetes::members::SERVICE_LABEL;
-use crate::kubernetes::watcher::{NodeStatus, ObjectWatcher, WatchHandler, part_of};
+use crate::cluster::{Cluster, ClusterError};
+use crate::members::SERVICE_LABEL;
+use crate::partial::{NodeStatus, part_of};
+use crate::watcher::{ObjectWatcher, WatchHandler};
 use tunnel_base::addresses::AddressBook;
 use tunnel_base::addresses::cluster_state::{
     ClusterState, EndpointSliceInfo, IndexKeys, NodeInfo, ObjectIndex, PodInfo, ReadyEndpoint, ServiceInfo,

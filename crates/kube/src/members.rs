@@ -11,8 +11,8 @@ use kube::{Api, ResourceExt as _};
 use tokio::sync::watch;
 use tracing::debug;
 
-use crate::kubernetes::cluster::Cluster;
-use crate::kubernetes::watcher::{ObjectWatcher, WatchHandler};
+use crate::cluster::Cluster;
+use crate::watcher::{ObjectWatcher, WatchHandler};
 use tunnel_base::drain::Drain;
 
 /// Endpoints of a Service; `None` until they are known.

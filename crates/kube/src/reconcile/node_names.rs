@@ -21,9 +21,10 @@ use tokio::sync::{Notify, watch};
 use tokio::time::{Instant, sleep, sleep_until, timeout};
 use tracing::{info, warn};
 
-use crate::kubernetes::cluster::{Cluster, ClusterError, REQUEST_TIMEOUT};
-use crate::kubernetes::reconcile::lease::{LeaderLease, LeaderTerm};
-use crate::kubernetes::watcher::{NodeStatus, ObjectWatcher, WatchHandler, part_of};
+use crate::cluster::{Cluster, ClusterError, REQUEST_TIMEOUT};
+use crate::partial::{NodeStatus, part_of};
+use crate::reconcile::lease::{LeaderLease, LeaderTerm};
+use crate::watcher::{ObjectWatcher, WatchHandler};
 use tunnel_base::drain::Drain;
 use tunnel_base::names::NodeName;
 use tunnel_base::policy::Glob;

@@ -17,9 +17,9 @@ use tokio::time::{Instant, sleep};
 use tracing::{debug, info, warn};
 use x509_parser::prelude::{FromDer as _, GeneralName, X509Certificate};
 
-use crate::kubernetes::cluster::Cluster;
-use crate::kubernetes::csr::names::{self, NameLookup, ResolvedNames};
-use crate::kubernetes::csr::{CsrError, Profile, SIGNED_WITHIN, within};
+use crate::cluster::Cluster;
+use crate::csr::names::{self, NameLookup, ResolvedNames};
+use crate::csr::{CsrError, Profile, SIGNED_WITHIN, within};
 use tunnel_base::backoff::Backoff;
 use tunnel_base::drain::Drain;
 use tunnel_net::pki::CertificateRequest;

@@ -9,9 +9,9 @@ use kube::api::{ListParams, ObjectMeta};
 use kube::{Api, Client, Resource};
 use serde::{Deserialize, Deserializer};
 
-use crate::kubernetes::cluster::Cluster;
-use crate::kubernetes::csr::{Apiserver, CsrError, within};
-use crate::kubernetes::watcher::{MAX_NODE_ADDRESSES, NodeStatus, part_of};
+use crate::cluster::Cluster;
+use crate::csr::{Apiserver, CsrError, within};
+use crate::partial::{MAX_NODE_ADDRESSES, NodeStatus, part_of};
 
 /// Adds the names and addresses of a Service: its names in the cluster (below `domain`), and its cluster, external and
 /// load balancer addresses. For a NodePort also adds `nodes`, because its port is reachable there.

@@ -14,8 +14,8 @@ use tokio::sync::{Notify, watch};
 use tokio::time::{sleep, timeout};
 use tracing::{debug, info, warn};
 
-use crate::kubernetes::cluster::{Cluster, ClusterError, REQUEST_TIMEOUT};
-use crate::kubernetes::watcher::{ObjectWatcher, WatchHandler};
+use crate::cluster::{Cluster, ClusterError, REQUEST_TIMEOUT};
+use crate::watcher::{ObjectWatcher, WatchHandler};
 use tunnel_base::drain::Drain;
 use tunnel_base::policy::ports::ProxyPorts;
 

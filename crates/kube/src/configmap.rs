@@ -13,8 +13,8 @@ use tokio::sync::watch;
 use tokio::time::{Instant, timeout};
 use tracing::{debug, info};
 
-use crate::kubernetes::cluster::{Cluster, ClusterError, REQUEST_TIMEOUT};
-use crate::kubernetes::members::KnownEndpoints;
+use crate::cluster::{Cluster, ClusterError, REQUEST_TIMEOUT};
+use crate::members::KnownEndpoints;
 use tunnel_base::policy::zone;
 
 /// Our lines in the key `hosts` of a ConfigMap: `<address>    <name>`. Of other lines, only those of dead servers are
@@ -111,12 +111,12 @@ impl ConfigMap {
     }
 
     /// Returns the addresses that had lines in the servers' form when the ConfigMap was last read.
-    pub(crate) fn servers(&self) -> BTreeSet<IpAddr> {
+    pub fn servers(&self) -> BTreeSet<IpAddr> {
         self.servers.clone()
     }
 
     /// Returns the time of the next check without changes here.
-    pub(crate) fn due(&self) -> Instant {
+    pub fn due(&self) -> Instant {
         let look = Instant::now() + REWRITE_INTERVAL;
         self.gone.values().min().map_or(look, |sweep| look.min(*sweep))
     }
@@ -270,7 +270,7 @@ const STALE_AFTER: Duration = Duration::from_secs(20);
 const SPREAD: Duration = Duration::from_secs(10);
 
 /// Debounce time of changes: each write sends the whole text.
-pub(crate) const GATHERING: Duration = Duration::from_millis(200);
+pub const GATHERING: Duration = Duration::from_millis(200);
 
 #[cfg(test)]
 mod tests;
