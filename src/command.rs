@@ -1,11 +1,12 @@
 //! Commands for people: the command line, shell completions and man pages.
 
-#[cfg_attr(not(feature = "csr"), path = "command/absent/approve.rs")]
+#[cfg_attr(not(feature = "csr"), path = "command/approve/absent.rs")]
 pub mod approve;
 pub mod connect;
 pub mod demo;
 pub mod doctor;
 pub mod init;
+#[cfg_attr(not(feature = "invitations"), path = "command/invitations/absent.rs")]
 pub mod invitations;
 pub mod migrate;
 pub mod output_dir;

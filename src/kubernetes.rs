@@ -9,6 +9,8 @@ pub(crate) mod cluster;
 pub mod csr;
 #[cfg(feature = "keep")]
 pub(crate) mod keep;
+#[cfg(all(feature = "cluster", feature = "invitations"))]
+pub(crate) mod secret;
 
 use std::collections::BTreeMap;
 
@@ -28,7 +30,6 @@ pub(crate) mod cluster {
 
     use crate::config::server::ServerConfig;
     use crate::config::server::kubernetes::ClusterSettings;
-    use crate::invitations::store::SharedState;
     use crate::kubernetes::ClusterNodes;
     use crate::publish::RecordStore;
     use tunnel_base::drain::Drain;
@@ -62,8 +63,15 @@ pub(crate) mod cluster {
     pub(crate) async fn nodes(_: ClusterSettings, _: Option<&str>) -> Result<BTreeSet<String>, String> {
         Ok(BTreeSet::new())
     }
+}
 
-    pub(crate) fn secret(_: &ClusterSettings, _: String) -> Option<Box<dyn SharedState>> {
+/// Stores no invitations.
+#[cfg(all(not(feature = "cluster"), feature = "invitations"))]
+pub(crate) mod secret {
+    use crate::config::server::kubernetes::ClusterSettings;
+    use crate::invitations::store::SharedState;
+
+    pub(crate) fn shared(_: &ClusterSettings, _: String) -> Option<Box<dyn SharedState>> {
         None
     }
 }

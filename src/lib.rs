@@ -63,13 +63,17 @@
 //! pure parts ([`tunnel_proto`], and in `link` the schedule and the congestion control) read no clock, never wait, and return
 //! effects.
 
+#![cfg_attr(not(feature = "default"), allow(dead_code, reason = "only optional parts use some functions"))]
+
 pub mod acceptor;
 pub mod admin;
 pub mod command;
 pub mod config;
 pub mod edge;
 pub mod etcd;
+#[cfg(feature = "intercept")]
 pub mod intercept;
+#[cfg_attr(not(feature = "invitations"), path = "invitations/absent.rs")]
 pub mod invitations;
 pub mod kubernetes;
 pub mod listener;

@@ -7,6 +7,7 @@ pub mod connect;
 pub mod forward;
 pub mod http_proxy;
 pub mod https;
+#[cfg(feature = "intercept")]
 pub mod intercept;
 pub mod requests;
 pub mod tcp;

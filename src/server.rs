@@ -4,7 +4,10 @@ pub mod authenticated_links;
 pub mod client_ports;
 pub mod config_files;
 pub mod https;
+#[cfg_attr(not(feature = "intercept"), path = "server/intercept/absent.rs")]
 pub mod intercept;
+#[cfg_attr(not(feature = "invitations"), path = "server/invitations/absent.rs")]
+pub mod invitations;
 pub mod link_events;
 pub mod links;
 pub mod peers;
@@ -315,8 +318,8 @@ impl ServerCore {
         let mut stopping = new_shutdown(settings);
         let (links, readiness) = (stopping.links.clone(), Readiness::waiting_for(&[]));
         let link_context = link_context(settings, &metrics, &links);
-        let (table, enrolment) =
-            (link_context.table.clone(), registry::start(settings, files, &readiness, &links));
+        let (table, authority) = (link_context.table.clone(), files.authority.clone());
+        let enrolment = invitations::start(settings, authority, &files.resolver, &readiness, &links);
         let proven = authenticated_links(settings, files, enrolment.clone(), table.clone(), &links);
         let (registry, pool) = (Registry::new(metrics.clone()), Pool::new());
         let (zone, policies) = (zone(settings, proven.clone()), LivePolicies::new(settings));

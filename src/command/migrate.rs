@@ -1,7 +1,8 @@
 //! `tunnel migrate`: a config that replaces another tunnel's.
 
+#[cfg(feature = "superedge")]
 mod superedge;
-#[cfg_attr(not(feature = "cluster"), path = "migrate/absent/yurttunnel.rs")]
+#[cfg(feature = "cluster")]
 mod yurttunnel;
 
 use std::io::{self, Read};
@@ -10,7 +11,7 @@ use std::path::PathBuf;
 use clap::ValueEnum;
 
 use crate::command::CommandError;
-use crate::config;
+use crate::parts;
 
 /// Arguments of `tunnel migrate`.
 #[derive(Debug, Clone, clap::Args)]
@@ -43,24 +44,42 @@ pub enum Origin {
 ///
 /// Returns an error if a file cannot be read, or contains no such deployment.
 pub fn run(asked: &MigrateArgs, stdin: impl Read) -> Result<String, CommandError> {
+    let part = match asked.from {
+        Origin::Superedge => parts::SUPEREDGE,
+        Origin::Yurttunnel => parts::CLUSTER,
+    };
+    part.map_err(CommandError::usage)?;
+    let mut stdin = Some(stdin);
+    let mut texts = Vec::new();
+    for file in &asked.files {
+        let name = file.display().to_string();
+        let text = match (name.as_str(), stdin.take_if(|_| name == "-")) {
+            ("-", Some(stdin)) => read(stdin),
+            ("-", None) => return Err(CommandError::usage("- is given twice; stdin can be read once")),
+            _ => std::fs::File::open(file).and_then(read),
+        };
+        texts.push((text.map_err(|cause| CommandError::unusable(format!("{name}: {cause}")))?, name));
+    }
     match asked.from {
-        Origin::Superedge => of_superedge(asked, stdin),
-        Origin::Yurttunnel => yurttunnel::migrate(asked, stdin),
+        Origin::Superedge => superedge::migrate(&texts),
+        Origin::Yurttunnel => yurttunnel::migrate(&texts, asked.edge),
     }
 }
 
-/// Returns SuperEdge's config in this program's schema.
-fn of_superedge(asked: &MigrateArgs, stdin: impl Read) -> Result<String, CommandError> {
-    let [file] = asked.files.as_slice() else {
-        return Err(CommandError::usage("superedge has one config file; give one"));
-    };
-    let name = file.display();
-    let text = if file.as_os_str() == "-" { read(stdin) } else { std::fs::File::open(file).and_then(read) };
-    let text = text.map_err(|cause| CommandError::unusable(format!("{name}: {cause}")))?;
-    let (settings, _) = config::superedge::convert(&text)
-        .whole()
-        .map_err(|errors| CommandError::unusable(errors.to_string()))?;
-    Ok(superedge::print(&settings))
+/// Is not called: [`run`] refuses.
+#[cfg(not(feature = "superedge"))]
+mod superedge {
+    pub(crate) fn migrate(_: &[(String, String)]) -> Result<String, super::CommandError> {
+        Ok(String::new())
+    }
+}
+
+/// Is not called: [`run`] refuses.
+#[cfg(not(feature = "cluster"))]
+mod yurttunnel {
+    pub(crate) fn migrate(_: &[(String, String)], _: bool) -> Result<String, super::CommandError> {
+        Ok(String::new())
+    }
 }
 
 fn read(from: impl Read) -> io::Result<String> {

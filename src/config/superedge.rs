@@ -252,6 +252,18 @@ enum Purpose<'e> {
     Convert,
 }
 
+/// Returns true if both values are equal. A number may be in quotes. Tables and lists are never equal, as they are not
+/// compared.
+fn same(a: &DeValue<'_>, b: &DeValue<'_>) -> bool {
+    let scalar = |of: &DeValue<'_>| match of {
+        DeValue::String(text) => Some(text.to_string()),
+        DeValue::Integer(number) => value::integer(number).map(|n| n.to_string()),
+        DeValue::Boolean(flag) => Some(flag.to_string()),
+        _ => None,
+    };
+    scalar(a).is_some() && scalar(a) == scalar(b)
+}
+
 /// Returns a value without its place in the file.
 fn plain(value: &DeValue<'_>) -> toml::Value {
     match value {
@@ -531,7 +543,7 @@ impl<'t> Translation<'_, 't> {
             _ => {}
         }
         match set.get(new) {
-            Some((_, twin)) if value::same(twin, &value) => return,
+            Some((_, twin)) if same(twin, &value) => return,
             Some((twin, _)) => {
                 let found = Some(format!("{twin} sets the same and has a different value"));
                 return self.report.place_fault(Some(place.start), &shown, found, "keep one of them");

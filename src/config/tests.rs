@@ -5,6 +5,7 @@ mod modules;
 mod nodes;
 mod parts;
 mod registry;
+#[cfg(feature = "superedge")]
 mod superedge;
 
 use crate::config::listen::{AccessConfig, AuthConfig};

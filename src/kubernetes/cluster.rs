@@ -1,4 +1,4 @@
-//! The pods of the servers, the Nodes, records in a ConfigMap, and invitations in a Secret.
+//! The pods of the servers, the Nodes, and records in a ConfigMap.
 
 use std::collections::BTreeSet;
 use std::net::{IpAddr, SocketAddr};
@@ -10,14 +10,12 @@ use tracing::info_span;
 
 use crate::config::server::ServerConfig;
 use crate::config::server::kubernetes::ClusterSettings;
-use crate::invitations::store::{Revision, SharedState, SharedStateError};
 use crate::kubernetes::ClusterNodes;
 use crate::publish::{PublishError, RecordStore};
 use tunnel_base::drain::Drain;
 use tunnel_kube::cluster::Cluster;
 use tunnel_kube::configmap::{ConfigMap, ConfigMapParams, GATHERING, LivenessProbe};
 use tunnel_kube::members::{EndpointWatch, KnownEndpoints, NodeWatch};
-use tunnel_kube::secret::{SecretText, SharedSecret};
 
 /// Converts the config of a cluster.
 pub(crate) fn access(cluster: &ClusterSettings) -> Cluster {
@@ -109,29 +107,3 @@ pub(crate) fn follow_nodes(settings: &ServerConfig, drain: &Drain) -> Option<Clu
 pub(crate) async fn nodes(cluster: ClusterSettings, label: Option<&str>) -> Result<BTreeSet<String>, String> {
     access(&cluster).nodes(label).await.map_err(|cause| cause.to_string())
 }
-
-/// Returns the Secret of a name as the store of invitations.
-pub(crate) fn secret(cluster: &ClusterSettings, name: String) -> Option<Box<dyn SharedState>> {
-    Some(Box::new(SharedSecret::new(access(cluster), name, SECRET_KEY)))
-}
-
-impl SharedState for SharedSecret {
-    fn read(&mut self) -> BoxFuture<'_, Result<Revision, SharedStateError>> {
-        Box::pin(async {
-            let SecretText { text, version } = Self::read(self).await?;
-            Ok(Revision { text, version })
-        })
-    }
-
-    fn write<'a>(
-        &'a mut self,
-        seen: &'a Revision,
-        text: Vec<u8>,
-    ) -> BoxFuture<'a, Result<bool, SharedStateError>> {
-        let Revision { text: old, version } = seen.clone();
-        Box::pin(async move { Ok(Self::write(self, &SecretText { text: old, version }, text).await?) })
-    }
-}
-
-/// Key in the Secret's data.
-const SECRET_KEY: &str = "enrolled";

@@ -8,7 +8,7 @@ use tracing::warn;
 
 use crate::config::server::{ServerConfig, TlsVersion};
 use crate::invitations::ServerCa;
-use crate::server::{authenticated_links, peers};
+use crate::server::{authenticated_links, invitations, peers};
 use crate::startup::access::ListenerPolicies;
 use crate::startup::{Startup, StartupErrorKind};
 use tunnel_base::policy::Glob;
@@ -42,7 +42,7 @@ impl ServerFiles {
         let tls = tls(settings, startup);
         // The errors of the certificate are already noted.
         let peers = tls.as_ref().and_then(|_| peers::dialer(settings, startup));
-        let authority = tls.as_ref().and_then(|_| read_ca(settings, startup));
+        let authority = tls.as_ref().and_then(|_| invitations::read_ca(settings, startup));
         let (certificates, egress) = (edge_cas(settings).is_some(), settings.egress.is_some());
         let tokens = authenticated_links::read(&settings.server.tokenfile, certificates, egress, startup);
         let resolver = startup.collect(StartupErrorKind::System, &["DNS"], Resolver::system());
@@ -114,17 +114,6 @@ fn tls(settings: &ServerConfig, startup: &mut Startup) -> Option<Reload<rustls::
 /// Returns the CAs of certificates that edges may present; `None` if they may present none.
 pub(crate) fn edge_cas(settings: &ServerConfig) -> Option<EdgeCerts> {
     Some(EdgeCerts { ca: settings.csr.as_ref()?.edge_ca.clone()? })
-}
-
-/// Reads the CA and certificate for joining nodes, if joining is enabled. The outer `None` means errors, which
-/// `startup` has noted.
-fn read_ca(settings: &ServerConfig, startup: &mut Startup) -> Option<Option<Reload<ServerCa>>> {
-    if settings.invitations.is_none() {
-        return Some(None);
-    }
-    let server = &settings.server;
-    let authority = ServerCa::load(server.ca.clone(), server.cert.clone());
-    startup.collect(StartupErrorKind::Config, &["server.links.peer_ca"], authority).map(Some)
 }
 
 /// Notes errors that prevent publishing. A start reads these files later, because publishing must not prevent access to

@@ -1,4 +1,4 @@
-//! The tasks around the registry: publishing, rebalancing between servers, and invitations.
+//! The tasks around the registry: publishing, and rebalancing between servers.
 
 use std::collections::BTreeSet;
 use std::net::{IpAddr, SocketAddr};
@@ -8,29 +8,22 @@ use std::time::Duration;
 use futures_util::future::BoxFuture;
 use tokio::sync::watch;
 use tokio::time::{Instant, MissedTickBehavior, interval};
-use tracing::{info_span, warn};
+use tracing::info_span;
 
-use crate::admin::readiness::{DNS_CONDITION, Readiness};
+use crate::admin::readiness::DNS_CONDITION;
 use crate::config::server::ServerConfig;
-use crate::config::server::invitations::Invitations;
 use crate::config::server::registry::{EtcdSettings, PublishConfig, RegistrySettings};
 use crate::etcd::EtcdAccess;
-use crate::invitations::store::{EtcdSharedState, FileSharedState, SharedState};
-use crate::invitations::{Enrolment, JoinRefusal};
 use crate::kubernetes::cluster;
 use crate::publish::etcd::{EtcdParams, EtcdRecords};
 use crate::publish::record_policy::RecordPolicy;
 use crate::publish::{Hosts, Publisher, RecordStore};
 use crate::registry::balance::{Balance, NodeCounts};
 use crate::registry::peers::{ANNOUNCE_INTERVAL, PeerLoad, Peers};
-use crate::server::config_files::ServerFiles;
 use crate::server::{ServerContext, ServerCore};
-use tunnel_base::drain::Drain;
-use tunnel_base::logging;
-use tunnel_link::grpc::enrol::{EnrolMethod, EnrolRequest, JoinParams};
 use tunnel_net::resolver::Resolver;
 use tunnel_net::tls::Identity;
-use tunnel_proto::frame::{ErrorCode, Load, SessionError};
+use tunnel_proto::frame::Load;
 
 /// Publishes the nodes of this server if that is configured. `dns` resolves names, to find those with another owner;
 /// `port` is the gRPC port of all servers.
@@ -196,62 +189,3 @@ fn pick_server(loads: &[PeerLoad], mean: f64, chance: f64) -> Option<SocketAddr>
 
 /// Interval between two checks.
 const INTERVAL: Duration = Duration::from_secs(1);
-
-// Nodes that join by invitation, as configured in `[server.invitations]`.
-
-/// Opens the store and watches it. Returns `None` if joining by invitation is not enabled.
-pub(crate) fn start(
-    settings: &ServerConfig,
-    files: &ServerFiles,
-    readiness: &Readiness,
-    drain: &Drain,
-) -> Option<Arc<Enrolment>> {
-    let (store, authority) = (settings.invitations.clone()?, files.authority.clone()?);
-    let cell: Box<dyn SharedState> = match store {
-        Invitations::File(file) => Box::new(FileSharedState::new(file)),
-        Invitations::Etcd(etcd) => {
-            let key = format!("{}/{ETCD_KEY}", etcd.prefix);
-            Box::new(EtcdSharedState::new(etcd_access(etcd), &key, files.resolver.clone()))
-        }
-        Invitations::Secret(cluster, name) => cluster::secret(&cluster, name)?,
-    };
-    drain.spawn(info_span!("ca"), authority.clone().watch(drain.clone()));
-    let enrolment = Enrolment::new(cell, authority);
-    let readiness = readiness.clone();
-    let report = move |state| readiness.set_degraded(INVITATIONS_CONDITION, state);
-    drain.spawn(info_span!("invitations"), enrolment.clone().follow(report, drain.clone()));
-    Some(enrolment)
-}
-
-/// Authorizes an enrolment request from a caller that is not a node yet.
-pub(crate) async fn judge(enrol_request: EnrolRequest, shared: ServerContext) {
-    let refused = &shared.link_context.metrics.links_rejected;
-    let Some(enrolment) = &shared.enrolment else {
-        refused.count("no_invitations");
-        return enrol_request
-            .refuse(SessionError::new(ErrorCode::NodeNotConnected, "joining by invitation is not enabled"));
-    };
-    if shared.stopping.is_cancelled() {
-        refused.count("stopping");
-        return enrol_request.refuse(SessionError::new(ErrorCode::Overloaded, "this server is stopping"));
-    }
-    let from = enrol_request.from.ip();
-    if let EnrolMethod::Join(JoinParams { secret, node, token }) = &enrol_request.wish
-        && let Err(why) = enrolment.join(from, secret, node, token).await
-    {
-        refused.count("invitation");
-        if shared.link_context.metrics.refusals.may_log("invitation", from) {
-            warn!(remote_addr = %from, node = logging::printable(node), reason = %why, "join rejected");
-        }
-        let code =
-            if matches!(why, JoinRefusal::Later(_)) { ErrorCode::Overloaded } else { ErrorCode::NotAllowed };
-        return enrol_request.refuse(SessionError::new(code, why));
-    }
-    enrol_request.accept(enrolment.certificates());
-}
-
-/// The key below the prefix.
-const ETCD_KEY: &str = "enrolled";
-
-/// The name of the invitations' condition in `/readyz`.
-const INVITATIONS_CONDITION: &str = "invitations";

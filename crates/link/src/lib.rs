@@ -1,6 +1,9 @@
 //! Links, and sessions that outlive them.
 
+#![cfg_attr(not(feature = "superedge"), allow(dead_code, reason = "only SuperEdge's dialect uses it"))]
+
 pub mod congestion;
+#[cfg_attr(not(feature = "superedge"), path = "foreign/absent.rs")]
 mod foreign;
 mod frame_log;
 pub mod grpc;

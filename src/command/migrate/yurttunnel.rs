@@ -1,33 +1,23 @@
 //! A deployment of YurtTunnel as a config of this program, with a remark on each of its settings.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::io::Read;
 use std::net::{IpAddr, SocketAddr};
 
 use serde_json::Value;
 
 use crate::command::CommandError;
 use crate::command::migrate::yurttunnel::Mapping::{Changed, Gone, Kept, Unknown};
-use crate::command::migrate::{MigrateArgs, read};
 use tunnel_base::logging::printable;
 use tunnel_base::names::Target;
 use tunnel_base::policy::ports::ProxyPorts;
 
-/// Returns a config that replaces the objects in these files. Reads `stdin` if a file is `-`.
-pub(crate) fn migrate(asked: &MigrateArgs, stdin: impl Read) -> Result<String, CommandError> {
-    let mut stdin = Some(stdin);
+/// Returns a config of servers or edges that replaces the objects in these texts, each with the name of its file.
+pub(crate) fn migrate(texts: &[(String, String)], for_edges: bool) -> Result<String, CommandError> {
     let mut old = YurtObjects::default();
-    for file in &asked.files {
-        let name = file.display().to_string();
-        let text = match (name.as_str(), stdin.take_if(|_| name == "-")) {
-            ("-", Some(stdin)) => read(stdin),
-            ("-", None) => return Err(CommandError::usage("- is given twice; stdin can be read once")),
-            _ => std::fs::File::open(file).and_then(read),
-        };
-        let text = text.map_err(|cause| CommandError::unusable(format!("{name}: {cause}")))?;
-        old.add(&text).map_err(|why| CommandError::unusable(format!("{name}: {why}")))?;
+    for (text, name) in texts {
+        old.add(text).map_err(|why| CommandError::unusable(format!("{name}: {why}")))?;
     }
-    if asked.edge { edge(&old) } else { cloud(&old) }.map_err(CommandError::unusable)
+    if for_edges { edge(&old) } else { cloud(&old) }.map_err(CommandError::unusable)
 }
 
 /// A comment line in the config that `tunnel migrate` prints: what becomes of one flag or object of the old tunnel, and

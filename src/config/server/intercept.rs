@@ -10,6 +10,7 @@ use crate::config::listen::{AccessConfig, AuthMethods};
 use crate::config::table::ConfigTable;
 use crate::config::value::{self, ValueError};
 use crate::config::{self, Diagnostics, Environment};
+use crate::parts;
 use tunnel_base::policy::Networks;
 
 /// `[server.intercept]`: which connections to addresses of nodes a server intercepts on its host, and how.
@@ -76,7 +77,11 @@ pub(crate) fn read(
             report,
         );
     }
+    if let (true, Err(why)) = (table.is_present(), parts::INTERCEPT) {
+        table.error("networks", None, why, report);
+    }
     table.finish(report);
+    parts::INTERCEPT.ok()?;
     Some(InterceptConfig {
         networks: networks?,
         ports: ports.map_or_else(|| PORTS.into(), BTreeSet::from_iter),

@@ -45,6 +45,13 @@ pub(crate) fn read(
     let file = table.read("file", value::file_path, report);
     let etcd = registry::etcd(&mut table, kind == InvitationStore::Etcd, ETCD_PREFIX, report);
     let secret = table.read("secret", kubernetes::name, report).flatten();
+    let kind = match parts::INVITATIONS {
+        Err(why) if kind != InvitationStore::None => {
+            table.error("store", None, why, report);
+            InvitationStore::None
+        }
+        _ => kind,
+    };
     let store = match kind {
         InvitationStore::None => None,
         InvitationStore::File => {

@@ -6,8 +6,8 @@ use toml::de::DeValue;
 
 use crate::config::Environment;
 use crate::config::value::{self, ValueError};
-use crate::parts::Part;
 use tunnel_base::names::NodeName;
+use tunnel_base::parts::Part;
 
 /// The Kubernetes cluster that this process uses.
 #[derive(Debug, Clone, PartialEq, Eq)]

@@ -1,7 +1,7 @@
 //! Tables of optional parts, in builds with and without them.
 
 use super::*;
-use crate::parts::{ADDRESSES, CLUSTER, CSR, KEEP};
+use crate::parts::{ADDRESSES, CHANNELZ, CLUSTER, CSR, INTERCEPT, INVITATIONS, KEEP, SUPEREDGE};
 
 /// Returns the errors of a server's config.
 fn server(text: &str) -> Vec<String> {
@@ -31,11 +31,14 @@ fn a_table_of_a_part_that_is_not_compiled_in_is_an_error_with_the_name_of_its_fe
     for (part, text) in [
         (CLUSTER, "[server.dns]\npublish = \"configmap\"\n"),
         (CLUSTER, "[server.peers]\nkubernetes_service = \"tunnel\"\n"),
-        (CLUSTER, "[server.invitations]\nstore = \"secret\"\n"),
+        (INVITATIONS.and(CLUSTER), "[server.invitations]\nstore = \"secret\"\n"),
         (ADDRESSES, "[server.addresses]\nkubernetes = true\n"),
         (CSR, "[server.csr]\nprofiles = [\"proxy-client\"]\n"),
         (KEEP, "[server.node_ports]\n"),
         (KEEP, "[server.node_names]\n"),
+        (CHANNELZ, "[server.links]\nchannelz_listen = \"127.0.0.1:5000\"\n"),
+        (INTERCEPT, "[server.intercept]\nnetworks = [\"10.0.0.0/8\"]\n"),
+        (INVITATIONS, "[server.invitations]\nstore = \"file\"\nfile = \"/f\"\n"),
     ] {
         match (part, server(text).as_slice()) {
             (Ok(()), errors) => assert!(errors.is_empty(), "{text}: {errors:?}"),
@@ -46,5 +49,18 @@ fn a_table_of_a_part_that_is_not_compiled_in_is_an_error_with_the_name_of_its_fe
     match (CSR, edge("[edge.csr]\nenabled = true\n").as_slice()) {
         (Ok(()), errors) => assert!(errors.is_empty(), "{errors:?}"),
         (Err(why), errors) => assert!(errors.len() == 1 && errors[0].contains(why), "{errors:?}"),
+    }
+}
+
+#[test]
+fn a_file_of_superedge_is_an_error_in_a_build_without_it() {
+    let read = ServerConfig::read("[mode.cloud.ssh]\nport = 22\n", &Environment::default());
+    match (SUPEREDGE, read) {
+        (Ok(()), read) => assert!(read.is_ok()),
+        (Err(why), read) => {
+            let errors = read.unwrap_err();
+            let keys: Vec<_> = errors.iter().map(|error| error.key.as_str()).collect();
+            assert!(keys == ["mode"] && errors.to_string().contains(why), "{errors}");
+        }
     }
 }
