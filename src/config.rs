@@ -4,6 +4,7 @@
 //! never leave a port open. `docs/reference/` documents every key. SuperEdge's files are translated first
 //! ([`superedge`]).
 
+pub mod cluster;
 pub mod edge;
 pub mod listen;
 pub mod live;

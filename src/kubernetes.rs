@@ -28,8 +28,7 @@ pub(crate) mod cluster {
     use futures_util::future::BoxFuture;
     use tokio::sync::watch;
 
-    use crate::config::server::ServerConfig;
-    use crate::config::server::kubernetes::ClusterSettings;
+    use crate::config::cluster::ClusterSettings;
     use crate::kubernetes::ClusterNodes;
     use crate::publish::RecordStore;
     use tunnel_base::drain::Drain;
@@ -38,7 +37,7 @@ pub(crate) mod cluster {
     pub(crate) struct ServerPods;
 
     impl ServerPods {
-        pub(crate) fn follow(_: &ServerConfig, _: u16, _: &Drain) -> Self {
+        pub(crate) fn follow(_: Option<&ClusterSettings>, _: Option<IpAddr>, _: u16, _: &Drain) -> Self {
             Self
         }
 
@@ -56,7 +55,11 @@ pub(crate) mod cluster {
         }
     }
 
-    pub(crate) fn follow_nodes(_: &ServerConfig, _: &Drain) -> Option<ClusterNodes> {
+    pub(crate) fn follow_nodes(
+        _: &ClusterSettings,
+        _: Option<(String, String)>,
+        _: &Drain,
+    ) -> Option<ClusterNodes> {
         None
     }
 
@@ -68,7 +71,7 @@ pub(crate) mod cluster {
 /// Stores no invitations.
 #[cfg(all(not(feature = "cluster"), feature = "invitations"))]
 pub(crate) mod secret {
-    use crate::config::server::kubernetes::ClusterSettings;
+    use crate::config::cluster::ClusterSettings;
     use crate::invitations::store::SharedState;
 
     pub(crate) fn shared(_: &ClusterSettings, _: String) -> Option<Box<dyn SharedState>> {
@@ -82,7 +85,7 @@ pub(crate) mod addresses {
     use std::sync::Arc;
 
     use crate::admin::readiness::Readiness;
-    use crate::config::server::kubernetes::ClusterSettings;
+    use crate::config::cluster::ClusterSettings;
     use tunnel_base::addresses::AddressBook;
     use tunnel_base::drain::Drain;
 
@@ -93,8 +96,7 @@ pub(crate) mod addresses {
 #[cfg(not(feature = "csr"))]
 pub mod csr {
     use crate::admin::readiness::Readiness;
-    use crate::config::edge::csr::EdgeCsrConfig;
-    use crate::config::server::ServerConfig;
+    use crate::config::server::kubernetes::{EdgeCsrConfig, ServerCsrConfig};
     use tunnel_base::drain::Drain;
     use tunnel_base::names::NodeName;
 
@@ -104,7 +106,7 @@ pub mod csr {
 
     impl IssuedCertificates {
         /// Requests nothing.
-        pub async fn wait_ready(_: &ServerConfig) -> Self {
+        pub async fn wait_ready(_: Option<&ServerCsrConfig>) -> Self {
             Self
         }
 
@@ -124,18 +126,18 @@ pub mod csr {
 #[cfg(not(feature = "keep"))]
 pub(crate) mod keep {
     use std::collections::BTreeSet;
-    use std::net::{IpAddr, SocketAddr};
+    use std::net::IpAddr;
 
     use tokio::sync::watch;
 
     use crate::admin::readiness::Readiness;
-    use crate::config::server::ServerConfig;
+    use crate::config::server::kubernetes::{NodeNameSettings, NodePortsConfig};
     use tunnel_base::drain::Drain;
     use tunnel_base::policy::ports::ProxyPorts;
 
     pub(crate) fn ports(
-        _: &ServerConfig,
-        _: &[SocketAddr],
+        _: Option<&NodePortsConfig>,
+        _: BTreeSet<u16>,
         _: &Readiness,
         _: &Drain,
     ) -> watch::Receiver<ProxyPorts> {
@@ -143,7 +145,8 @@ pub(crate) mod keep {
     }
 
     pub(crate) fn node_names(
-        _: &ServerConfig,
+        _: Option<&NodeNameSettings>,
+        _: &str,
         _: &Readiness,
         _: &Drain,
     ) -> watch::Receiver<BTreeSet<IpAddr>> {

@@ -157,7 +157,7 @@ async fn serve(
     match settings {
         Settings::Cloud(settings) => {
             let issued = tokio::select! {
-                issued = IssuedCertificates::wait_ready(&settings) => issued,
+                issued = IssuedCertificates::wait_ready(settings.csr.as_ref()) => issued,
                 () = signals.next() => return Ok(Drained::Finished),
             };
             let server = Server::start(*settings, Some(level))?;

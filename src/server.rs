@@ -39,7 +39,7 @@ use crate::config::server::{MEMORY, ServerConfig};
 use crate::invitations::Enrolment;
 use crate::kubernetes::cluster::{self, ServerPods};
 use crate::kubernetes::csr::IssuedCertificates;
-use crate::kubernetes::{addresses, keep};
+use crate::kubernetes::{ClusterNodes, addresses, keep};
 use crate::listener::admission::{self, AccessPolicy, ClientKey, ListenerContext, ListenerProtocol, serve};
 use crate::listener::connect::Ssh;
 use crate::registry::peers::Peers;
@@ -323,8 +323,9 @@ impl ServerCore {
         let proven = authenticated_links(settings, files, enrolment.clone(), table.clone(), &links);
         let (registry, pool) = (Registry::new(metrics.clone()), Pool::new());
         let (zone, policies) = (zone(settings, proven.clone()), LivePolicies::new(settings));
-        let servers = ServerPods::follow(settings, port, &links);
-        let no_servers = keep::node_names(settings, &readiness, &links);
+        let servers = ServerPods::follow(settings.registry.cluster.as_ref(), settings.pod_ip, port, &links);
+        let no_servers =
+            keep::node_names(settings.node_names.as_ref(), &settings.pod_name, &readiness, &links);
         let joined = FinderDeps {
             link_context: &link_context,
             pool: &pool,
@@ -348,7 +349,7 @@ impl ServerCore {
             route: SessionRouter::new(finder.clone(), table, session.open_timeout, session.grace),
             finder,
             peers,
-            ports: keep::ports(settings, own, &readiness, &links),
+            ports: keep::ports(settings.ports.as_ref(), own_ports(settings, own), &readiness, &links),
             addresses: address_book(&settings.addresses, &readiness, &links),
             direct: DirectDialer::new(client_dialer(&dialer, &policies), session.open_timeout),
             backend: SessionAcceptor::new(dialer, pool.clone(), metrics, stopping.clients.clone()),
@@ -411,6 +412,21 @@ fn address_book(settings: &AddressSettings, readiness: &Readiness, drain: &Drain
     book
 }
 
+/// Returns the ports at which this server listens.
+fn own_ports(settings: &ServerConfig, own: &[SocketAddr]) -> BTreeSet<u16> {
+    let metrics = settings.server.metrics_listen.map(|listen| listen.at.port());
+    own.iter().map(SocketAddr::port).chain(metrics).collect()
+}
+
+/// Watches the Nodes of the cluster, if the config uses anything that requires the permission to list Nodes.
+fn follow_nodes(settings: &ServerConfig, drain: &Drain) -> Option<ClusterNodes> {
+    let names = settings.node_names.as_ref();
+    let certificates = settings.csr.as_ref().filter(|csr| csr.edge_ca.is_some());
+    let cluster = settings.addresses.cluster.as_ref();
+    let cluster = cluster.or(certificates.map(|csr| &csr.cluster)).or(names.map(|names| &names.cluster));
+    cluster::follow_nodes(cluster?, names.map(|names| names.edges.clone()), drain)
+}
+
 fn authenticated_links(
     settings: &ServerConfig,
     files: &ServerFiles,
@@ -418,7 +434,7 @@ fn authenticated_links(
     table: Arc<SessionTable>,
     links: &Drain,
 ) -> Arc<AuthenticatedLinks> {
-    let nodes = (cluster::follow_nodes(settings, links), config_files::edge_cas(settings).is_some());
+    let nodes = (follow_nodes(settings, links), config_files::edge_cas(settings).is_some());
     AuthenticatedLinks::start(files.tokens.clone(), enrolment, nodes, table, links)
 }
 

@@ -2,16 +2,13 @@
 
 pub mod addresses;
 pub mod connect;
-pub mod csr;
 pub mod egress;
 pub mod http_proxy;
 pub mod https;
 pub mod intercept;
 pub mod invitations;
 pub mod kubernetes;
-pub mod node_names;
 pub mod peers;
-pub mod ports;
 pub mod registry;
 pub mod tcp;
 
@@ -23,14 +20,12 @@ use std::time::Duration;
 use crate::config::listen::{self, AccessConfig, AuthConfig};
 use crate::config::server::addresses::AddressSettings;
 use crate::config::server::connect::ConnectConfig;
-use crate::config::server::csr::ServerCsrConfig;
 use crate::config::server::egress::EgressConfig;
 use crate::config::server::http_proxy::HttpProxyConfig;
-use crate::config::server::https::{HttpConfig, HttpsConfig, HttpsMode};
+use crate::config::server::https::{HttpConfig, HttpsConfig, HttpsMode, NodePortConfig};
 use crate::config::server::intercept::InterceptConfig;
 use crate::config::server::invitations::Invitations;
-use crate::config::server::node_names::NodeNameSettings;
-use crate::config::server::ports::NodePortsConfig;
+use crate::config::server::kubernetes::{NodeNameSettings, NodePortsConfig, ServerCsrConfig};
 use crate::config::server::registry::{EtcdSettings, PublishConfig, RegistrySettings};
 use crate::config::server::tcp::TcpListenerConfig;
 use crate::config::table::ConfigTable;
@@ -38,6 +33,7 @@ use crate::config::{
     self, AdminConfig, ConfigErrors, Diagnostics, Environment, ListenConfig, ParsedConfig, Warning,
     WarningKind, value,
 };
+use tunnel_base::policy::ports::PortTarget;
 use tunnel_base::policy::targets::{TargetEntry, Targets};
 use tunnel_base::policy::{Glob, Networks};
 
@@ -176,16 +172,26 @@ impl ServerConfig {
             http_proxy: http_proxy::read(&mut cloud, &inherited, env, report),
             intercept: intercept::read(&mut cloud, &inherited, env, report),
             tcp: tcp::read(&mut cloud, &inherited, report),
-            ports: ports::read(&mut cloud, (&http, &https), env, report),
+            ports: kubernetes::node_ports(
+                &mut cloud,
+                (by_host(&http.ports), by_host(&https.ports)),
+                env,
+                report,
+            ),
             https,
             http,
             connect,
             admin: listen::admin(&mut cloud, "cloud", env, report),
             session: session(&mut cloud, report),
-            node_names: node_names::read(&mut cloud, &registry, env, report),
+            node_names: kubernetes::node_names(
+                &mut cloud,
+                (registry.publish.configmap(), &registry.zone),
+                env,
+                report,
+            ),
             registry,
             invitations: invitations::read(&mut cloud, env, report),
-            csr: csr::read(&mut cloud, env, report),
+            csr: kubernetes::csr(&mut cloud, env, report),
             allow: allow(&mut cloud, env, report),
             pod_name: env.pod_name.clone().unwrap_or_default(),
             pod_namespace: env.pod_namespace.clone().unwrap_or_default(),
@@ -217,6 +223,11 @@ fn server(cloud: &mut ConfigTable<'_>, report: &mut Diagnostics) -> LinkListener
     };
     table.finish(report);
     server
+}
+
+/// Returns the port that forwards to the node's port in a request's Host.
+fn by_host(ports: &[NodePortConfig]) -> Option<u16> {
+    ports.iter().find(|port| port.stands_for == PortTarget::Host).map(|port| port.at.port())
 }
 
 fn session(cloud: &mut ConfigTable<'_>, report: &mut Diagnostics) -> SessionConfig {

@@ -13,7 +13,7 @@ use strsim::osa_distance;
 use toml::Spanned;
 use toml::de::{DeTable, DeValue};
 
-use crate::config::server::kubernetes;
+use crate::config::cluster;
 use crate::config::value::ValueError;
 use crate::config::{Diagnostics, Environment, ParsedConfig, WarningKind, value};
 use crate::parts;
@@ -600,7 +600,7 @@ impl<'t> Translation<'_, 't> {
         let mut text = |path| {
             let leaf = find(path)?;
             let name =
-                kubernetes::name(&leaf.value).map_err(|wrong| self.wrong(&leaf.place, &leaf.shown, wrong));
+                cluster::name(&leaf.value).map_err(|wrong| self.wrong(&leaf.place, &leaf.shown, wrong));
             name.ok().flatten().map(|name| (name, leaf))
         };
         let configmap = text(["stream", "dns", "configmap"]);
@@ -614,7 +614,7 @@ impl<'t> Translation<'_, 't> {
             }
         }
         if let Purpose::Run(env) = purpose
-            && let Err(why) = kubernetes::reached(parts::CLUSTER, env)
+            && let Err(why) = cluster::reached(parts::CLUSTER, env)
         {
             let used = [&configmap, &service].into_iter().flatten();
             let tables: BTreeSet<_> =

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use tracing::info_span;
 
 use crate::admin::readiness::Readiness;
-use crate::config::server::kubernetes::ClusterSettings;
+use crate::config::cluster::ClusterSettings;
 use crate::kubernetes::cluster::access;
 use tunnel_base::addresses::AddressBook;
 use tunnel_base::drain::Drain;

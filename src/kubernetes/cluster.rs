@@ -8,8 +8,7 @@ use tokio::sync::watch;
 use tokio::time::Instant;
 use tracing::info_span;
 
-use crate::config::server::ServerConfig;
-use crate::config::server::kubernetes::ClusterSettings;
+use crate::config::cluster::ClusterSettings;
 use crate::kubernetes::ClusterNodes;
 use crate::publish::{PublishError, RecordStore};
 use tunnel_base::drain::Drain;
@@ -33,12 +32,16 @@ pub(crate) struct ServerPods {
 }
 
 impl ServerPods {
-    /// Watches the pods of the servers, if the config names a Service. `port` is their common gRPC port.
-    pub(crate) fn follow(settings: &ServerConfig, port: u16, drain: &Drain) -> Self {
+    /// Watches the pods of the servers, if the config names a Service. `pod` is this server's address, `port` their
+    /// common gRPC port.
+    pub(crate) fn follow(
+        cluster: Option<&ClusterSettings>,
+        pod: Option<IpAddr>,
+        port: u16,
+        drain: &Drain,
+    ) -> Self {
         // The config check ensures that there is an address.
-        let (Some(cluster), Some(pod)) = (&settings.registry.cluster, settings.pod_ip) else {
-            return Self::default();
-        };
+        let (Some(cluster), Some(pod)) = (cluster, pod) else { return Self::default() };
         let Some(service) = cluster.service.clone() else { return Self::default() };
         let watch = EndpointWatch::new(access(cluster), service, SocketAddr::new(pod, port));
         let pods = Self { endpoints: Some(watch.endpoints()), peers: Some(watch.peers()) };
@@ -87,13 +90,13 @@ impl RecordStore for ConfigMap {
     }
 }
 
-/// Watches the Nodes of the cluster, if the config uses anything that requires the permission to list Nodes.
-pub(crate) fn follow_nodes(settings: &ServerConfig, drain: &Drain) -> Option<ClusterNodes> {
-    let names = settings.node_names.as_ref();
-    let certificates = settings.csr.as_ref().filter(|csr| csr.edge_ca.is_some());
-    let cluster = settings.addresses.cluster.as_ref();
-    let cluster = cluster.or(certificates.map(|csr| &csr.cluster)).or(names.map(|names| &names.cluster));
-    let watch = NodeWatch::new(access(cluster?), names.map(|names| names.edges.clone()));
+/// Watches the Nodes of a cluster. `edges` is the label of edges from the config, with its value.
+pub(crate) fn follow_nodes(
+    cluster: &ClusterSettings,
+    edges: Option<(String, String)>,
+    drain: &Drain,
+) -> Option<ClusterNodes> {
+    let watch = NodeWatch::new(access(cluster), edges);
     let nodes = watch.known();
     drain.spawn(info_span!("nodes"), watch.follow(drain.clone()));
     Some(nodes)

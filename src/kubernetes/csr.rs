@@ -4,9 +4,7 @@ use futures_util::future::join_all;
 use tracing::info_span;
 
 use crate::admin::readiness::Readiness;
-use crate::config::edge::csr::EdgeCsrConfig;
-use crate::config::server::ServerConfig;
-use crate::config::server::csr::ServerNames;
+use crate::config::server::kubernetes::{EdgeCsrConfig, ServerCsrConfig, ServerNames};
 use crate::kubernetes::cluster::access;
 use tunnel_base::drain::Drain;
 use tunnel_base::names::NodeName;
@@ -23,8 +21,8 @@ pub struct IssuedCertificates(Vec<CertificateRenewer>);
 impl IssuedCertificates {
     /// Waits until there is a certificate of each kind that the config requires; a server that presents them cannot
     /// start earlier. Retries forever and logs the reasons. Cancel safe.
-    pub async fn wait_ready(settings: &ServerConfig) -> Self {
-        let mut renewers = renewers(settings);
+    pub async fn wait_ready(settings: Option<&ServerCsrConfig>) -> Self {
+        let mut renewers = settings.map(renewers).unwrap_or_default();
         join_all(renewers.iter_mut().map(CertificateRenewer::first)).await;
         Self(renewers)
     }
@@ -39,8 +37,7 @@ impl IssuedCertificates {
     }
 }
 
-fn renewers(settings: &ServerConfig) -> Vec<CertificateRenewer> {
-    let Some(csr) = &settings.csr else { return Vec::new() };
+fn renewers(csr: &ServerCsrConfig) -> Vec<CertificateRenewer> {
     let server = csr.server.clone().map(|ServerNames { services, names }| {
         (Profile::Server, CertificateNames::Of(NameLookup { services, names }))
     });

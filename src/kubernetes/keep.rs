@@ -1,13 +1,13 @@
 //! Objects that servers keep up to date: the ports of a Service, and the names of nodes for DNS.
 
 use std::collections::BTreeSet;
-use std::net::{IpAddr, SocketAddr};
+use std::net::IpAddr;
 
 use tokio::sync::watch;
 use tracing::info_span;
 
 use crate::admin::readiness::Readiness;
-use crate::config::server::ServerConfig;
+use crate::config::server::kubernetes::{NodeNameSettings, NodePortsConfig};
 use crate::kubernetes::cluster::access;
 use tunnel_base::drain::Drain;
 use tunnel_base::policy::ports::ProxyPorts;
@@ -15,21 +15,20 @@ use tunnel_kube::reconcile::node_names::{NodeNameParams, NodeNames};
 use tunnel_kube::reconcile::ports::{PortParams, PortWatch};
 
 /// Returns the ports of nodes that are redirected here, kept up to date with a ConfigMap if one is configured. Its
-/// errors appear in `readiness`. `own` are the addresses at which this server listens.
+/// errors appear in `readiness`. `own` are the ports at which this server listens.
 pub(crate) fn ports(
-    settings: &ServerConfig,
-    own: &[SocketAddr],
+    settings: Option<&NodePortsConfig>,
+    own: BTreeSet<u16>,
     readiness: &Readiness,
     drain: &Drain,
 ) -> watch::Receiver<ProxyPorts> {
-    let Some(ports) = &settings.ports else { return watch::Sender::default().subscribe() };
-    let metrics = settings.server.metrics_listen.map(|listen| listen.at.port());
+    let Some(ports) = settings else { return watch::Sender::default().subscribe() };
     let params = PortParams {
         cluster: access(&ports.cluster),
         namespace: ports.namespace.clone(),
         configmap: ports.configmap.clone(),
         service: ports.service.clone(),
-        own: own.iter().map(SocketAddr::port).chain(metrics).collect(),
+        own,
         http: ports.http,
         https: ports.https,
     };
@@ -41,20 +40,21 @@ pub(crate) fn ports(
 }
 
 /// Maintains the names of nodes for DNS if that is configured; errors appear in `readiness`. Returns the addresses in
-/// these records that do not belong to any server.
+/// these records that do not belong to any server. `pod_name` identifies this server to the others.
 pub(crate) fn node_names(
-    settings: &ServerConfig,
+    settings: Option<&NodeNameSettings>,
+    pod_name: &str,
     readiness: &Readiness,
     drain: &Drain,
 ) -> watch::Receiver<BTreeSet<IpAddr>> {
-    let Some(names) = &settings.node_names else { return watch::Sender::default().subscribe() };
+    let Some(names) = settings else { return watch::Sender::default().subscribe() };
     let params = NodeNameParams {
         cluster: access(&names.cluster),
         namespace: names.namespace.clone(),
         configmap: names.configmap.clone(),
         key: names.key.clone(),
         lease: names.lease.clone(),
-        me: format!("{}_{:016x}", settings.pod_name, rand::random::<u64>()),
+        me: format!("{}_{:016x}", pod_name, rand::random::<u64>()),
         edges: names.edges.clone(),
         names: names.names.clone(),
         service: names.service.clone(),

@@ -2,7 +2,7 @@
 
 use futures_util::future::BoxFuture;
 
-use crate::config::server::kubernetes::ClusterSettings;
+use crate::config::cluster::ClusterSettings;
 use crate::invitations::store::{Revision, SharedState, SharedStateError};
 use crate::kubernetes::cluster::access;
 use tunnel_kube::secret::{SecretText, SharedSecret};

@@ -1,5 +1,10 @@
 //! What is read from a cluster's kube-apiserver and written to it. Only this crate knows the Kubernetes API.
 
+#![cfg_attr(
+    not(all(feature = "addresses", feature = "csr", feature = "keep")),
+    allow(dead_code, reason = "each part uses some of the partial types")
+)]
+
 #[cfg(feature = "addresses")]
 pub mod address_watch;
 pub mod cluster;

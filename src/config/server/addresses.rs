@@ -3,7 +3,7 @@
 
 use ipnet::IpNet;
 
-use crate::config::server::kubernetes::{self, ClusterSettings};
+use crate::config::cluster::{self, ClusterSettings};
 use crate::config::table::ConfigTable;
 use crate::config::{Diagnostics, Environment, value};
 use crate::parts;
@@ -31,7 +31,7 @@ pub(crate) fn read(
     let mut table = cloud.table("addresses", report);
     let wanted = table.read("kubernetes", value::flag, report);
     let by_default = || MODULES.iter().any(|module| cloud.has(module));
-    let cluster = match (wanted.unwrap_or_else(by_default), kubernetes::reached(parts::ADDRESSES, env)) {
+    let cluster = match (wanted.unwrap_or_else(by_default), cluster::reached(parts::ADDRESSES, env)) {
         (false, _) => None,
         (true, Ok(cluster)) => Some(cluster),
         (true, Err(why)) => {

@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use toml::de::DeValue;
 
-use crate::config::server::kubernetes::{self, ClusterSettings};
+use crate::config::cluster::{self, ClusterSettings};
 use crate::config::server::registry::{self, EtcdSettings};
 use crate::config::table::ConfigTable;
 use crate::config::value::{self, ValueError};
@@ -44,7 +44,7 @@ pub(crate) fn read(
     let kind = table.read("store", kind, report).unwrap_or(InvitationStore::None);
     let file = table.read("file", value::file_path, report);
     let etcd = registry::etcd(&mut table, kind == InvitationStore::Etcd, ETCD_PREFIX, report);
-    let secret = table.read("secret", kubernetes::name, report).flatten();
+    let secret = table.read("secret", cluster::name, report).flatten();
     let kind = match parts::INVITATIONS {
         Err(why) if kind != InvitationStore::None => {
             table.error("store", None, why, report);
@@ -61,7 +61,7 @@ pub(crate) fn read(
             file.map(Invitations::File)
         }
         InvitationStore::Etcd => Some(Invitations::Etcd(etcd)),
-        InvitationStore::Secret => match kubernetes::reached(parts::CLUSTER, env) {
+        InvitationStore::Secret => match cluster::reached(parts::CLUSTER, env) {
             Ok(cluster) => Some(Invitations::Secret(cluster, secret.unwrap_or_else(|| SECRET.to_owned()))),
             Err(why) => {
                 table.error("store", Some("requires Kubernetes".to_owned()), why, report);

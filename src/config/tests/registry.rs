@@ -1,6 +1,6 @@
 //! Valid and invalid values of `[server.dns]`.
 
-use crate::config::server::kubernetes::ClusterSettings;
+use crate::config::cluster::ClusterSettings;
 use crate::config::server::peers::{PeerConfig, PeerKey};
 use crate::config::server::registry::{EtcdEndpoint, EtcdSettings, PublishConfig, RegistrySettings};
 
