@@ -17,4 +17,5 @@ export RUSTFLAGS=-Dwarnings CARGO_TARGET_DIR=${CARGO_TARGET_DIR:-target}/feature
 hack() { cargo hack check --quiet --locked --package tunnel "$@"; }
 
 step 'none, each and all' hack --each-feature
-step 'what a build without parts says' cargo test --quiet --locked --no-default-features --lib config::tests::parts
+step 'what a build without parts says' cargo test --quiet --locked --no-default-features --package tunnel \
+  --package tunnel-link --lib -- config::tests::parts foreign::

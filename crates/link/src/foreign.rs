@@ -3,6 +3,9 @@
 //! Such a remote knows no limits, no half-close, no resume and no signals. Everything that it lacks is done here on its
 //! behalf, so that sessions and the read loop handle only this program's own frames. A message may stand for several
 //! frames, such as an Open that the remote never sends.
+//!
+//! The rest of a link only asks [`ForeignDialect::of`] whether there is such a dialect. So all that differs between
+//! generations of the remote program stays here and in the codec: which one it is, what it leaves out, and timeouts.
 
 use std::collections::VecDeque;
 use std::sync::Arc;

@@ -66,3 +66,14 @@ impl ForeignReader {
         match *self {}
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_link_of_superedges_dialect_is_refused_with_the_name_of_the_feature() {
+        assert_eq!(check(Dialect::NEWEST), Ok(()));
+        assert!(check(Dialect::Plain).is_err_and(|why| why.contains("cargo's feature \"superedge\"")));
+    }
+}
