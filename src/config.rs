@@ -4,10 +4,12 @@
 //! never leave a port open. `docs/reference/` documents every key. SuperEdge's files are translated first
 //! ([`superedge`]).
 
+pub mod cluster;
 pub mod edge;
 pub mod listen;
 pub mod live;
 pub mod server;
+#[cfg_attr(not(feature = "superedge"), path = "config/superedge/absent.rs")]
 pub mod superedge;
 pub mod table;
 pub mod value;

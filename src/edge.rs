@@ -30,6 +30,7 @@ use crate::edge::http_proxy::ProxyListener;
 use crate::edge::link_dialer::known_addresses::KnownAddresses;
 use crate::edge::link_dialer::{EdgeCertificate, LinkDialer, ServerEndpoint};
 use crate::edge::reconnect::Reconnector;
+use crate::kubernetes::csr;
 use crate::listener::access::{AccessPolicyBuilder, ListenerPolicies};
 use crate::route::{SessionRouter, Uplinks};
 use crate::startup::{Startup, StartupErrorKind, StartupErrors};
@@ -103,12 +104,12 @@ impl Edge {
             edge.limiters = proxy.spawn(settings.client.node.clone(), &edge, pool.clone());
         }
         let (ca, cert) = (settings.client.ca.clone(), settings.https.identity.clone().map(|(cert, _)| cert));
-        let csr = settings.csr.clone();
+        let certificate = settings.csr.clone();
         let keeper = edge.keeper(settings, files, pool.clone());
         edge.spawn_upkeep(&keeper, pool);
-        if let Some(csr) = csr {
+        if let Some(settings) = certificate {
             let told = keeper.clone();
-            link_dialer::keep(csr, &keeper.dialer.node, &edge.links, move |of, state| {
+            csr::keep_edge(settings, &keeper.dialer.node, &edge.links, move |of, state| {
                 told.certified(of, state)
             });
         }

@@ -3,7 +3,8 @@
 pub mod authenticated_links;
 pub mod config;
 pub mod config_files;
-pub mod kubernetes;
+#[cfg_attr(not(feature = "invitations"), path = "server/invitations/absent.rs")]
+pub mod invitations;
 pub mod link_events;
 pub mod links;
 pub mod peers;
@@ -30,7 +31,11 @@ use crate::admin::{Admin, Listeners, ProcessView};
 use crate::config::ListenConfig;
 use crate::config::live::ConfigFile;
 use crate::config::server::MEMORY;
+use crate::config::server::addresses::AddressSettings;
 use crate::invitations::Enrolment;
+use crate::kubernetes::cluster::{self, ServerPods};
+use crate::kubernetes::csr::IssuedCertificates;
+use crate::kubernetes::{ClusterNodes, addresses, keep};
 use crate::listener::access::{AccessPolicyBuilder, ListenerPolicies};
 use crate::listener::admission::{self, ListenerContext};
 use crate::listener::{BoundListener, ListenerDeps, ListenerSetup, connect};
@@ -40,7 +45,6 @@ use crate::route::SessionRouter;
 use crate::server::authenticated_links::AuthenticatedLinks;
 use crate::server::config::ServerConfig;
 use crate::server::config_files::{LivePolicies, ServerFiles};
-use crate::server::kubernetes::ServerPods;
 use crate::server::peers::FinderDeps;
 use crate::startup::{Startup, StartupErrors};
 use tunnel_base::addresses::AddressBook;
@@ -269,7 +273,6 @@ pub(crate) struct ServerCore {
     /// Its tasks, in the order in which they are stopped.
     pub(crate) shutdown: Shutdown,
     /// The servers as reported by Kubernetes.
-    #[cfg_attr(not(feature = "kubernetes"), expect(dead_code, reason = "it is unused then"))]
     pub(crate) servers: ServerPods,
     /// Addresses in the DNS records of nodes that do not belong to any server.
     pub(crate) service_addresses: watch::Receiver<BTreeSet<IpAddr>>,
@@ -284,13 +287,14 @@ impl ServerCore {
         let mut stopping = new_shutdown(settings);
         let (links, readiness) = (stopping.links.clone(), Readiness::waiting_for(&[]));
         let link_context = link_context(settings, &metrics, &links);
-        let (table, enrolment) =
-            (link_context.table.clone(), registry::start(settings, files, &readiness, &links));
+        let (table, authority) = (link_context.table.clone(), files.authority.clone());
+        let enrolment = invitations::start(settings, authority, &files.resolver, &readiness, &links);
         let proven = authenticated_links(settings, files, enrolment.clone(), table.clone(), &links);
         let (registry, pool) = (Registry::new(metrics.clone()), Pool::new());
         let (zone, policies) = (zone(settings, proven.clone()), LivePolicies::new(settings));
-        let servers = kubernetes::follow(settings.registry.cluster.as_ref(), settings.pod_ip, port, &links);
-        let no_servers = kubernetes::run_node_names(settings, &readiness, &links);
+        let servers = ServerPods::follow(settings.registry.cluster.as_ref(), settings.pod_ip, port, &links);
+        let no_servers =
+            keep::node_names(settings.node_names.as_ref(), &settings.pod_name, &readiness, &links);
         let joined = FinderDeps {
             link_context: &link_context,
             pool: &pool,
@@ -302,8 +306,7 @@ impl ServerCore {
             registry: registry.clone(),
             port,
         };
-        let (finder, several) =
-            peers::finder(&settings.registry.peers, joined, servers.peers.clone(), &readiness);
+        let (finder, several) = peers::finder(&settings.registry.peers, joined, servers.peers(), &readiness);
         stopping.has_peers = several.is_some();
         let (peers, made) = several.unzip();
         let dialer = dialer(settings, &policies, files, own.to_vec());
@@ -315,8 +318,8 @@ impl ServerCore {
             route: SessionRouter::new(finder.clone(), table, session.open_timeout, session.grace),
             finder,
             peers,
-            ports: kubernetes::watch_ports(settings, own, &readiness, &links),
-            addresses: kubernetes::watch_addresses(&settings.addresses, &readiness, &links),
+            ports: keep::ports(settings.ports.as_ref(), own_ports(settings, own), &readiness, &links),
+            addresses: address_book(&settings.addresses, &readiness, &links),
             direct: DirectDialer::new(client_dialer(&dialer, &policies), session.open_timeout),
             backend: SessionAcceptor::new(dialer, pool.clone(), metrics, stopping.clients.clone()),
             link_context,
@@ -384,6 +387,30 @@ impl ServerCore {
     }
 }
 
+/// Returns the address book, kept up to date with the cluster if one is configured.
+fn address_book(settings: &AddressSettings, readiness: &Readiness, drain: &Drain) -> Arc<AddressBook> {
+    let book = Arc::new(AddressBook::new(settings.fixed.clone(), settings.cluster.is_some()));
+    if let Some(cluster) = &settings.cluster {
+        addresses::follow(cluster, &book, readiness, drain);
+    }
+    book
+}
+
+/// Returns the ports at which this server listens.
+fn own_ports(settings: &ServerConfig, own: &[SocketAddr]) -> BTreeSet<u16> {
+    let metrics = settings.server.metrics_listen.map(|listen| listen.at.port());
+    own.iter().map(SocketAddr::port).chain(metrics).collect()
+}
+
+/// Watches the Nodes of the cluster, if the config uses anything that requires the permission to list Nodes.
+fn follow_nodes(settings: &ServerConfig, drain: &Drain) -> Option<ClusterNodes> {
+    let names = settings.node_names.as_ref();
+    let certificates = settings.csr.as_ref().filter(|csr| csr.edge_ca.is_some());
+    let cluster = settings.addresses.cluster.as_ref();
+    let cluster = cluster.or(certificates.map(|csr| &csr.cluster)).or(names.map(|names| &names.cluster));
+    cluster::follow_nodes(cluster?, names.map(|names| names.edges.clone()), drain)
+}
+
 fn authenticated_links(
     settings: &ServerConfig,
     files: &ServerFiles,
@@ -391,7 +418,7 @@ fn authenticated_links(
     table: Arc<SessionTable>,
     links: &Drain,
 ) -> Arc<AuthenticatedLinks> {
-    let nodes = (kubernetes::follow_nodes(settings, links), kubernetes::edge_cas(settings).is_some());
+    let nodes = (follow_nodes(settings, links), config_files::edge_cas(settings).is_some());
     AuthenticatedLinks::start(files.tokens.clone(), enrolment, nodes, table, links)
 }
 
@@ -523,6 +550,11 @@ pub(crate) struct Shutdown {
 }
 
 impl Server {
+    /// Renews the certificates until the server stops; `/readyz` reports what prevents it.
+    pub fn keep(&self, issued: IssuedCertificates) {
+        issued.keep(&self.readiness, &self.stopping.links);
+    }
+
     /// Shuts the server down. It becomes unready and asks its edges to link elsewhere. With peers, it still accepts
     /// clients for a moment, until balancers notice. Then it closes its listeners, and waits for sessions until the
     /// deadline or until `at_once` completes.

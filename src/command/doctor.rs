@@ -18,8 +18,7 @@ use crate::command::{Mode, Settings};
 use crate::config::edge::{EdgeConfig, ServerAddress, Token};
 use crate::config::server::registry::PublishConfig;
 use crate::edge::link_dialer::messages::hint as tls_remedy;
-#[cfg(feature = "kubernetes")]
-use crate::kubernetes::cluster::Cluster;
+use crate::kubernetes::cluster;
 use crate::server::config::ServerConfig;
 use crate::startup::Startup;
 use tunnel_base::drain::Drain;
@@ -260,7 +259,6 @@ pub(crate) async fn look_server(settings: &ServerConfig, asked: &DoctorArgs, fou
     certificates(settings, found);
     tokens(settings, found);
     running_server(settings, found).await;
-    #[cfg(feature = "kubernetes")]
     places(settings, found).await;
     let resolver = match Resolver::system() {
         Ok(resolver) => resolver,
@@ -299,11 +297,9 @@ fn tokens(settings: &ServerConfig, found: &mut Findings) {
 }
 
 /// Checks that the cluster has a Node on which the manifests allow servers to run.
-#[cfg(feature = "kubernetes")]
 async fn places(settings: &ServerConfig, found: &mut Findings) {
     let Some(cluster) = &settings.addresses.cluster else { return };
-    let cluster = Cluster { kubeconfig: cluster.kubeconfig.clone(), namespace: None };
-    match cluster.nodes(Some(SERVERS)).await {
+    match cluster::nodes(cluster.clone(), Some(SERVERS)).await {
         Ok(nodes) if nodes.is_empty() => {
             let text = format!("no Node has the label {SERVERS}, so servers of the manifests stay Pending");
             found.doubt(
@@ -313,12 +309,11 @@ async fn places(settings: &ServerConfig, found: &mut Findings) {
             );
         }
         Ok(nodes) => found.good("nodes", format!("{} Nodes have the server label", nodes.len())),
-        Err(why) => found.doubt("nodes", why.to_string(), ""),
+        Err(why) => found.doubt("nodes", why, ""),
     }
 }
 
 /// The label that the manifests require of a server's Node. No kubelet can set it on itself.
-#[cfg(feature = "kubernetes")]
 const SERVERS: &str = "node-restriction.kubernetes.io/tunnel-server=true";
 
 /// Checks the server on this machine by its readiness.

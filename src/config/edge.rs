@@ -1,6 +1,5 @@
 //! Config of an edge, read from the table `edge`.
 
-pub mod csr;
 pub mod http_proxy;
 
 use std::net::{IpAddr, SocketAddr};
@@ -8,9 +7,9 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::config::edge::csr::EdgeCsrConfig;
 use crate::config::edge::http_proxy::HttpProxyConfig;
 use crate::config::listen::{self, AuthConfig};
+use crate::config::server::kubernetes::{self, EdgeCsrConfig};
 use crate::config::table::ConfigTable;
 use crate::config::{
     self, AdminConfig, ConfigErrors, Diagnostics, Environment, ListenConfig, ParsedConfig, Secret, Warning,
@@ -138,7 +137,7 @@ impl EdgeConfig {
         let mut edge = file.table("edge", report);
         config::other_role(&mut file, &edge, "server", report);
         let node_ip = config::address("NODE_IP", env.node_ip.as_deref(), report);
-        let csr = csr::read(&mut edge, node_ip, env, report);
+        let csr = kubernetes::edge_csr(&mut edge, node_ip, env, report);
         let client = client(&mut edge, env, (node_ip, csr.is_some()), report);
         let admin = listen::admin(&mut edge, "edge", env, report);
         let session = session(&mut edge, report);

@@ -8,6 +8,7 @@ use toml::de::DeValue;
 use crate::config::table::ConfigTable;
 use crate::config::value::{self, ValueError};
 use crate::config::{AdminConfig, AdminSocket, Diagnostics, Environment, ListenConfig, WarningKind};
+use crate::parts;
 use tunnel_base::policy::{CertificateGlob, Glob, Networks, Rule, Rules};
 
 impl ListenConfig {
@@ -109,6 +110,10 @@ pub(crate) fn log(table: &mut ConfigTable<'_>, report: &mut Diagnostics) -> List
 /// Reads the address of gRPC's debugging port (channelz). Returns `None` if the key is absent or empty.
 pub(crate) fn channelz(table: &mut ConfigTable<'_>, report: &mut Diagnostics) -> Option<SocketAddr> {
     let at = table.read(CHANNELZ, value::socket, report)?;
+    if let Err(why) = parts::CHANNELZ {
+        table.error(CHANNELZ, Some(at.to_string()), why, report);
+        return None;
+    }
     if !at.ip().is_loopback() {
         let text = format!(
             "anyone who reaches {at} can read the addresses and names of all links; use 127.0.0.1:{}",

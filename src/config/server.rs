@@ -1,12 +1,9 @@
 //! Tables of a server's config, except those of its listeners.
 
 pub mod addresses;
-pub mod csr;
 pub mod invitations;
 pub mod kubernetes;
-pub mod node_names;
 pub mod peers;
-pub mod ports;
 pub mod registry;
 
 use std::net::Ipv4Addr;

@@ -6,10 +6,8 @@ use std::sync::Arc;
 
 use crate::config::listen::{self, AccessConfig, AuthConfig};
 use crate::config::server::addresses::{self, AddressSettings};
-use crate::config::server::csr::{self, ServerCsrConfig};
 use crate::config::server::invitations::{self, Invitations};
-use crate::config::server::node_names::{self, NodeNameSettings};
-use crate::config::server::ports::{self, NodePortsConfig};
+use crate::config::server::kubernetes::{self, NodeNameSettings, NodePortsConfig, ServerCsrConfig};
 use crate::config::server::registry::{self, EtcdSettings, PublishConfig, RegistrySettings};
 use crate::config::server::{self, EdgeAccessConfig, LinkListenerConfig, SessionConfig, Tls};
 use crate::config::table::ConfigTable;
@@ -89,14 +87,19 @@ impl ServerConfig {
         let settings = Self {
             server: links,
             tls: server::tls(&mut table, report),
-            ports: ports::read(&mut table, ports, env, report),
+            ports: kubernetes::node_ports(&mut table, ports, env, report),
             listeners,
             admin: listen::admin(&mut table, "cloud", env, report),
             session: server::session(&mut table, report),
-            node_names: node_names::read(&mut table, &registry, env, report),
+            node_names: kubernetes::node_names(
+                &mut table,
+                (registry.publish.configmap(), &registry.zone),
+                env,
+                report,
+            ),
             registry,
             invitations: invitations::read(&mut table, env, report),
-            csr: csr::read(&mut table, env, report),
+            csr: kubernetes::csr(&mut table, env, report),
             allow: server::edge_access(&mut table, env, report),
             pod_name: env.pod_name.clone().unwrap_or_default(),
             pod_namespace: env.pod_namespace.clone().unwrap_or_default(),

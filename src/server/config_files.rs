@@ -6,19 +6,19 @@ use arc_swap::ArcSwap;
 use tokio_rustls::rustls;
 use tracing::warn;
 
-use crate::config::server::registry::PublishConfig;
 use crate::invitations::ServerCa;
 use crate::listener::access::ListenerPolicies;
 use crate::listener::authenticated::tls_params;
 use crate::listener::egress;
 use crate::server::config::ServerConfig;
-use crate::server::{authenticated_links, kubernetes, peers};
+use crate::server::{authenticated_links, invitations, peers};
 use crate::startup::{Startup, StartupErrorKind};
 use tunnel_base::policy::Glob;
 use tunnel_base::policy::targets::Targets;
 use tunnel_base::policy::tokens::NodeTokens;
 use tunnel_net::reload::Reload;
 use tunnel_net::resolver::Resolver;
+use tunnel_net::tls::verify::EdgeCerts;
 use tunnel_net::tls::{self, ClientAuth, Identity, PeerTls, TlsServerConfig};
 
 /// The contents of the files; a [`Reload`] watches its file.
@@ -44,9 +44,8 @@ impl ServerFiles {
         let tls = tls(settings, startup);
         // The errors of the certificate are already noted.
         let peers = tls.as_ref().and_then(|_| peers::dialer(settings, startup));
-        let authority = tls.as_ref().and_then(|_| read_ca(settings, startup));
-        let (certificates, egress) =
-            (kubernetes::edge_cas(settings).is_some(), settings.has_listener(&egress::KIND));
+        let authority = tls.as_ref().and_then(|_| invitations::read_ca(settings, startup));
+        let (certificates, egress) = (edge_cas(settings).is_some(), settings.has_listener(&egress::KIND));
         let tokens = authenticated_links::read(&settings.server.tokenfile, certificates, egress, startup);
         let resolver = startup.collect(StartupErrorKind::System, &["DNS"], Resolver::system());
         let dns = match settings.registry.peers.dns.as_slice() {
@@ -87,7 +86,7 @@ fn tls(settings: &ServerConfig, startup: &mut Startup) -> Option<Reload<rustls::
     } else {
         ClientAuth::Anonymous
     };
-    let clients = match kubernetes::edge_cas(settings) {
+    let clients = match edge_cas(settings) {
         Some(agents) if startup.check_file(AGENT_CA, &agents.ca, |text| tls::certs(&agents.ca, text)) => {
             ClientAuth::Edges(agents, Box::new(clients))
         }
@@ -103,25 +102,15 @@ fn tls(settings: &ServerConfig, startup: &mut Startup) -> Option<Reload<rustls::
     startup.collect(StartupErrorKind::Config, &[CERT, KEY], server.load())
 }
 
-/// Reads the CA and certificate for joining nodes, if joining is enabled. The outer `None` means errors, which
-/// `startup` has noted.
-fn read_ca(settings: &ServerConfig, startup: &mut Startup) -> Option<Option<Reload<ServerCa>>> {
-    if settings.invitations.is_none() {
-        return Some(None);
-    }
-    let server = &settings.server;
-    let authority = ServerCa::load(server.ca.clone(), server.cert.clone());
-    startup.collect(StartupErrorKind::Config, &["server.links.peer_ca"], authority).map(Some)
+/// Returns the CAs of certificates that edges may present; `None` if they may present none.
+pub(crate) fn edge_cas(settings: &ServerConfig) -> Option<EdgeCerts> {
+    Some(EdgeCerts { ca: settings.csr.as_ref()?.edge_ca.clone()? })
 }
 
 /// Notes errors that prevent publishing. A start reads these files later, because publishing must not prevent access to
 /// nodes; `--check` reads them here.
 fn publisher(settings: &ServerConfig, startup: &mut Startup) {
     let registry = &settings.registry;
-    if cfg!(not(feature = "kubernetes")) && matches!(registry.publish, PublishConfig::ConfigMap(_)) {
-        let text = "configmap: this program is built without Kubernetes; build it with --features kubernetes";
-        startup.error(StartupErrorKind::Config, "server.dns.publish", text);
-    }
     if !startup.is_check() {
         return;
     }

@@ -13,7 +13,6 @@ mod abrupt;
 mod addresses;
 mod admin;
 mod balance;
-#[cfg(feature = "kubernetes")]
 mod claims;
 mod config;
 mod conflict;

@@ -407,7 +407,6 @@ async fn peers_without_a_ca_file_are_an_error_at_start() {
     assert!(error.contains("a cert from one CA"), "expected a hint: {error}");
 }
 
-#[cfg(feature = "kubernetes")]
 #[tokio::test]
 async fn a_service_without_a_ca_file_is_an_error_but_not_in_superedges_tables() {
     let place = TestDir::new();

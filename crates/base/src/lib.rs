@@ -7,5 +7,6 @@ pub mod drain;
 pub mod logging;
 pub mod metrics;
 pub mod names;
+pub mod parts;
 pub mod policy;
 pub mod process;

@@ -3,6 +3,9 @@
 //! Such a remote knows no limits, no half-close, no resume and no signals. Everything that it lacks is done here on its
 //! behalf, so that sessions and the read loop handle only this program's own frames. A message may stand for several
 //! frames, such as an Open that the remote never sends.
+//!
+//! The rest of a link only asks [`ForeignDialect::of`] whether there is such a dialect. So all that differs between
+//! generations of the remote program stays here and in the codec: which one it is, what it leaves out, and timeouts.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -16,7 +19,7 @@ use crate::frame_log::log_session_frame;
 use crate::grpc::read_ahead::ReadAhead;
 use crate::lock::Mutex;
 use crate::sender::LinkSender;
-use crate::sender::signals::{HEARTBEAT_INTERVAL, IDLE_TIMEOUT, PLAIN_EDGE_IDLE_TIMEOUT};
+use crate::sender::signals::IDLE_TIMEOUT;
 use crate::table::session::SessionCore;
 use crate::table::{Event, SessionTable};
 use tunnel_base::metrics::Metrics;
@@ -24,7 +27,14 @@ use tunnel_base::names::{NodeName, SessionId};
 use tunnel_proto::codec::proto::StreamMsg;
 use tunnel_proto::codec::{EncodedMessage, encode};
 use tunnel_proto::frame::{ErrorCode, Frame, FrameKind, SessionError, SessionFrame, SessionKey};
+use tunnel_proto::hello::Dialect;
 use tunnel_proto::superedge::{Decoded, PlainCodec, PlainEvent};
+
+/// Returns why a link with this dialect must be refused: never, as this build has SuperEdge's.
+#[expect(clippy::unnecessary_wraps, reason = "a build without SuperEdge's dialect refuses it")]
+pub(crate) fn check(_: Dialect) -> Result<(), &'static str> {
+    Ok(())
+}
 
 /// The other dialect on one link, with the state that stands in for the remote. Shared by both directions of the link.
 #[derive(Debug)]
@@ -37,15 +47,22 @@ pub(crate) struct ForeignDialect {
 }
 
 impl ForeignDialect {
-    /// Creates the dialect of a new link.
-    pub(crate) fn new(sender: &Arc<LinkSender>, table: &Arc<SessionTable>) -> Arc<Self> {
+    /// Returns the state of a new link, or `None` if its dialect is this program's own.
+    pub(crate) fn of(
+        dialect: Dialect,
+        sender: &Arc<LinkSender>,
+        table: &Arc<SessionTable>,
+    ) -> Option<Arc<Self>> {
+        if dialect != Dialect::Plain {
+            return None;
+        }
         let node = sender.peer.node().cloned().unwrap_or_else(NodeName::none);
-        Arc::new(Self {
+        Some(Arc::new(Self {
             sender: sender.clone(),
             table: table.clone(),
             codec: Mutex::new(PlainCodec::new(node)),
             ending: Notify::new(),
-        })
+        }))
     }
 
     /// Polls for the next message to send. Returns `None` once the link is closed.
@@ -258,6 +275,10 @@ fn largest_backlog(sessions: Vec<Arc<SessionCore>>) -> Option<Arc<SessionCore>> 
     unread.filter(|(bytes, _)| *bytes > 0).max_by_key(|(bytes, _)| *bytes).map(|(_, session)| session)
 }
 
+/// Interval of SuperEdge's heartbeat, which a plain server answers.
+const HEARTBEAT_INTERVAL: Duration = Duration::from_secs(60);
+/// A plain edge sends a heartbeat every 60 s; HTTP/2's own pings detect a dead one much sooner.
+const PLAIN_EDGE_IDLE_TIMEOUT: Duration = Duration::from_secs(150);
 /// Unread bytes of a plain session at which reading from its link pauses.
 const PLAIN_QUEUE: usize = 1024 * 1024;
 /// How long a plain link may be left unread in each [`STALL_PERIOD`], for all its sessions together.

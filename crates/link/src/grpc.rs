@@ -5,6 +5,7 @@
 
 pub mod accept;
 pub mod dial;
+#[cfg_attr(not(feature = "invitations"), path = "grpc/enrol/absent.rs")]
 pub mod enrol;
 pub mod read_ahead;
 
@@ -58,7 +59,7 @@ fn outbound(
 ) -> OutboundStream {
     let id = LinkId(NEXT_LINK.fetch_add(1, Relaxed));
     let sender = LinkSender::new(id, peer, instance, dialect);
-    let foreign = if dialect == Dialect::Plain { Some(ForeignDialect::new(&sender, table)) } else { None };
+    let foreign = ForeignDialect::of(dialect, &sender, table);
     OutboundStream { sender, foreign }
 }
 

@@ -1,6 +1,12 @@
 //! Links, and sessions that outlive them.
 
+#![cfg_attr(
+    not(all(feature = "invitations", feature = "superedge")),
+    allow(dead_code, reason = "only optional parts use some functions")
+)]
+
 pub mod congestion;
+#[cfg_attr(not(feature = "superedge"), path = "foreign/absent.rs")]
 mod foreign;
 mod frame_log;
 pub mod grpc;

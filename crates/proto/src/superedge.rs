@@ -13,7 +13,7 @@ use bytes::Bytes;
 use tokio::time::Instant;
 
 use crate::codec::proto::StreamMsg;
-use crate::codec::{HEARTBEAT, STREAM};
+use crate::codec::{HEARTBEAT, STREAM, heartbeat};
 use crate::frame::{Category, ErrorCode, Frame, FrameKind, SessionError, SessionFrame};
 use tunnel_base::names::{Host, NodeName, SessionId, Target};
 
@@ -261,17 +261,6 @@ fn name(category: Category) -> &'static str {
     match category {
         Category::Tcp => Category::Ssh.name(),
         category => category.name(),
-    }
-}
-
-/// Returns SuperEdge's ping, which is the same message in both directions.
-pub fn heartbeat(node: &NodeName) -> StreamMsg {
-    StreamMsg {
-        node: node.as_str().into(),
-        category: STREAM.into(),
-        r#type: HEARTBEAT.into(),
-        topic: format!("{node}{HEARTBEAT}"),
-        ..StreamMsg::default()
     }
 }
 

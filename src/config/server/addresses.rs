@@ -3,9 +3,10 @@
 
 use ipnet::IpNet;
 
-use crate::config::server::kubernetes::{self, ClusterSettings};
+use crate::config::cluster::{self, ClusterSettings};
 use crate::config::table::ConfigTable;
 use crate::config::{Diagnostics, Environment, value};
+use crate::parts;
 use tunnel_base::names::NodeName;
 use tunnel_base::policy;
 use tunnel_base::policy::targets::{TargetEntry, Targets};
@@ -30,7 +31,7 @@ pub(crate) fn read(
 ) -> AddressSettings {
     let mut table = cloud.table("addresses", report);
     let wanted = table.read("kubernetes", value::flag, report);
-    let cluster = match (wanted.unwrap_or(by_address), kubernetes::reached(env)) {
+    let cluster = match (wanted.unwrap_or(by_address), cluster::reached(parts::ADDRESSES, env)) {
         (false, _) => None,
         (true, Ok(cluster)) => Some(cluster),
         (true, Err(why)) => {

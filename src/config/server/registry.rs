@@ -2,11 +2,12 @@
 
 use std::path::PathBuf;
 
-use crate::config::server::kubernetes::{self, ClusterSettings};
+use crate::config::cluster::{self, ClusterSettings};
 use crate::config::server::peers::{self, PeerConfig, PeerKey};
 use crate::config::table::ConfigTable;
 use crate::config::value::{self, ValueError};
 use crate::config::{Diagnostics, Environment};
+use crate::parts;
 use tunnel_base::names::{NodeName, Target};
 use tunnel_base::policy::Glob;
 
@@ -39,6 +40,13 @@ pub enum PublishConfig {
     Etcd(EtcdSettings),
     /// The ConfigMap of this name.
     ConfigMap(String),
+}
+
+impl PublishConfig {
+    /// Returns the ConfigMap, if nodes are published in one.
+    pub(crate) fn configmap(&self) -> Option<&String> {
+        if let Self::ConfigMap(name) = self { Some(name) } else { None }
+    }
 }
 
 impl PublishConfig {
@@ -101,9 +109,9 @@ pub(crate) fn read(
     let etcd = etcd(&mut table, kind == StoreKind::Etcd, PREFIX, report);
     let mut peers = peers::read(&mut peer_table, &mut table, report);
     let rebalance = peer_table.read("rebalance", value::flag, report).unwrap_or(true);
-    let configmap = table.read("configmap", kubernetes::name, report).flatten();
-    let service = peer_table.read("kubernetes_service", kubernetes::name, report).flatten();
-    let reached = kubernetes::reached(env);
+    let configmap = table.read("configmap", cluster::name, report).flatten();
+    let service = peer_table.read("kubernetes_service", cluster::name, report).flatten();
+    let reached = cluster::reached(parts::CLUSTER, env);
     if let Err(why) = reached {
         let requires = Some("requires Kubernetes".to_owned());
         if kind == StoreKind::ConfigMap {

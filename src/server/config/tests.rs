@@ -3,7 +3,9 @@ mod csr;
 mod intercept;
 mod modules;
 mod nodes;
+mod parts;
 mod registry;
+#[cfg(feature = "superedge")]
 mod superedge;
 
 use crate::config::listen::{AccessConfig, AuthConfig};

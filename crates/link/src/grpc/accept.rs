@@ -14,6 +14,7 @@ use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 use tonic::Status;
 
+use crate::foreign;
 use crate::grpc::enrol::{self, EnrolRequest};
 use crate::grpc::read_ahead::{Bounded, ReadAhead};
 use crate::grpc::{
@@ -266,6 +267,9 @@ impl CallHandler {
             }
             Err(e) => return self.refuse(Status::unknown(e.to_string()), "bad_metadata"),
         };
+        if let Err(why) = foreign::check(caller.dialect()) {
+            return self.refuse(Status::unimplemented(why), "plain_dialect");
+        }
         let (answer, answered) = oneshot::channel();
         let agent = if let Certificate::Edge(node) = &self.certificate { node.clone() } else { None };
         let call = Call {

@@ -10,6 +10,7 @@ use tokio_util::sync::{CancellationToken, DropGuard};
 use tonic::{Code, Status};
 use tracing::Span;
 
+use crate::foreign;
 use crate::grpc::read_ahead::{Bounded, ReadAhead, cause};
 use crate::grpc::{
     CallBody, FRAME, GRPC, LinkContext, METADATA, PATH, PING_TIMEOUT, SEND_BUFFER, WINDOW, ends, outbound,
@@ -20,10 +21,9 @@ use tunnel_base::logging::printable;
 use tunnel_base::names::{Instance, NodeName};
 use tunnel_net::socket::Connection;
 use tunnel_net::tcp_info::TcpInfoReader;
-use tunnel_proto::codec::encode;
+use tunnel_proto::codec::{encode, heartbeat};
 use tunnel_proto::frame::Remote;
 use tunnel_proto::hello::{Caller, Dialect, Hello, user_agent};
-use tunnel_proto::superedge::heartbeat;
 
 /// Why a link to a server could not be established.
 #[derive(Debug, thiserror::Error)]
@@ -48,6 +48,9 @@ pub enum LinkDialError {
          a peer: {0}"
     )]
     Plain(String),
+    /// The remote server is SuperEdge's, and this program is built without its dialect.
+    #[error("the server speaks only SuperEdge's dialect: {0}")]
+    Foreign(&'static str),
     /// The server did not answer within 10 s.
     #[error("no answer from the server within {ANSWER_TIMEOUT:?}")]
     Timeout,
@@ -63,7 +66,7 @@ impl LinkDialError {
             Self::Refused { code: Code::FailedPrecondition, .. } => "no_primary_link",
             Self::Refused { .. } => "rejected",
             Self::Itself => "self_dial",
-            Self::Plain(_) => "plain_dialect",
+            Self::Plain(_) | Self::Foreign(_) => "plain_dialect",
             Self::Timeout => "call_timeout",
         }
     }
@@ -92,6 +95,7 @@ where
 {
     let answered = call(io, authority, said, node, link_context).await?;
     answered.refusal()?;
+    foreign::check(answered.dialect).map_err(LinkDialError::Foreign)?;
     Ok(answered.link(Remote::Server(node.clone()), link_context))
 }
 

@@ -484,10 +484,6 @@ pub(crate) const IDLE_TIMEOUT: Duration = Duration::from_secs(15);
 const CHECK_INTERVAL: Duration = Duration::from_millis(500);
 /// The same on a watched link.
 const WATCHED_CHECK_INTERVAL: Duration = Duration::from_millis(10);
-/// Interval of SuperEdge's heartbeat, which a plain server answers.
-pub(crate) const HEARTBEAT_INTERVAL: Duration = Duration::from_secs(60);
-/// A plain edge sends a heartbeat every 60 s; HTTP/2's own pings detect a dead one much sooner.
-pub(crate) const PLAIN_EDGE_IDLE_TIMEOUT: Duration = Duration::from_secs(150);
 
 // What is visible of a link from outside: its endpoints and its traffic.
 

@@ -3,6 +3,7 @@
 use crate::listener::https::{HttpsConfig, HttpsMode, TargetIdentity};
 
 use super::*;
+use crate::parts;
 
 const CLOSED: &str =
     "[server.connect]\nlisten = \"127.0.0.1:22\"\n[server.https]\nports = { \"1\" = \"127.0.0.1:2\" }\n";
@@ -61,14 +62,14 @@ fn a_server_shows_targets_a_certificate_for_proved_clients_only() {
 fn certificates_are_asked_for_by_profile() {
     let outside = "[server.csr]\nprofiles = [\"proxy-client\"]\n";
     let told = errors(outside);
-    let why = if cfg!(feature = "kubernetes") { "--k" } else { "built without Kubernetes" };
+    let why = if parts::CSR.is_ok() { "--k" } else { "built without" };
     assert!(told[0].contains("server.csr.profiles") && told[0].contains(why), "{told:?}");
     assert_eq!(cloud("[server.csr]\n").0.csr, None);
     let told = errors("[server.csr]\nprofiles = [\"agent\"]\nlifetime = \"9m\"\nnames = [\"a:1\"]\n");
     for wanted in ["expected \"server\" or \"proxy-client\"", "lifetime", "without a port"] {
         assert!(told.iter().any(|told| told.contains(wanted)), "{wanted}: {told:?}");
     }
-    if !cfg!(feature = "kubernetes") {
+    if parts::CSR.is_err() {
         return;
     }
     let inside =
@@ -93,7 +94,7 @@ fn an_edge_and_its_servers_say_whether_certificates_prove_it() {
     assert_eq!(edge(&format!("{LEAST}[edge.csr]\nenabled = false\n")).0.csr, None);
     let told = errors("[server.csr]\nedge_ca = \"/ca\"\n");
     assert!(told[0].contains("server.csr.edge_ca"), "{told:?}");
-    if !cfg!(feature = "kubernetes") {
+    if parts::CSR.is_err() {
         return;
     }
     let env = Environment { kubeconfig: Some("/k".into()), node_ip: Some("10.0.0.7".to_owned()), ..node1() };
@@ -111,7 +112,7 @@ fn an_edge_with_a_certificate_needs_no_token() {
     assert_ne!(tokenless, LEAST);
     let told = edge_faults(&tokenless).to_string();
     assert!(told.contains("edge.uplink.token") && told.contains("enabled = true in [edge.csr]"), "{told}");
-    if !cfg!(feature = "kubernetes") {
+    if parts::CSR.is_err() {
         return;
     }
     let env = Environment { kubeconfig: Some("/k".into()), ..node1() };

@@ -40,7 +40,7 @@ fn neither_table_is_there_by_default_and_both_need_kubernetes() {
     }
 }
 
-#[cfg(feature = "kubernetes")]
+#[cfg(feature = "keep")]
 mod inside {
     use super::*;
 

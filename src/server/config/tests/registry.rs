@@ -1,11 +1,11 @@
 //! Valid and invalid values of `[server.dns]`.
 
-#[cfg(feature = "kubernetes")]
-use crate::config::server::kubernetes::ClusterSettings;
+use crate::config::cluster::ClusterSettings;
 use crate::config::server::peers::{PeerConfig, PeerKey};
 use crate::config::server::registry::{EtcdEndpoint, EtcdSettings, PublishConfig, RegistrySettings};
 
 use super::*;
+use crate::parts;
 
 fn read(lines: &str) -> Result<(RegistrySettings, Vec<Warning>), ConfigErrors> {
     let env = Environment { pod_ip: Some("10.0.0.7".to_owned()), ..Environment::default() };
@@ -151,9 +151,11 @@ fn inside(text: &str, kubeconfig: Option<&str>) -> Result<(ServerConfig, Vec<War
 const NODES: &str =
     "[mode.cloud.stream.dns]\nconfigmap = \"nodes\"\nhosts = \"/etc/h\"\nservice = \"cloud\"\n";
 
-#[cfg(feature = "kubernetes")]
 #[test]
 fn superedges_tables_publish_in_its_configmap_unless_we_say_otherwise() {
+    if parts::CLUSTER.is_err() {
+        return;
+    }
     let cluster = |service: Option<&str>| {
         Some(ClusterSettings {
             kubeconfig: None,
@@ -212,7 +214,7 @@ fn superedges_tables_load_with_a_warning_where_there_is_no_kubernetes() {
         assert_eq!(warned(&warnings, WarningKind::Unsupported), tables, "{text}");
         assert_eq!((cloud.registry.publish, cloud.registry.cluster), (PublishConfig::None, None));
     }
-    if cfg!(not(feature = "kubernetes")) {
+    if parts::CLUSTER.is_err() {
         let (_, warnings) = inside(NODES, None).unwrap();
         assert_eq!(warned(&warnings, WarningKind::Unsupported), [dns]);
         assert!(warnings[0].text.contains("cargo's feature"), "{}", warnings[0].text);
