@@ -56,6 +56,8 @@ pub struct LinkContext {
     pub drain: Drain,
     /// The kernel's congestion control algorithm for links. `None` means the system's default.
     pub congestion: Option<Arc<str>>,
+    /// Time without traffic after which sessions end if the remote does not report ends, as SuperEdge v0.9.
+    pub plain_idle_timeout: Duration,
 }
 
 /// Creates the outbound side of a new link. If the remote answers the link's own pings, these replace HTTP/2's and
@@ -64,12 +66,14 @@ fn outbound(
     peer: Remote,
     instance: Option<Instance>,
     dialect: Dialect,
-    table: &Arc<SessionTable>,
+    link_context: &LinkContext,
     ping_timer: &PingTimer,
 ) -> OutboundStream {
     let id = LinkId(NEXT_LINK.fetch_add(1, Relaxed));
     let sender = LinkSender::new(id, peer, instance, dialect);
-    let foreign = if dialect == Dialect::Plain { Some(ForeignDialect::new(&sender, table)) } else { None };
+    let LinkContext { table, plain_idle_timeout, .. } = link_context;
+    let foreign =
+        (dialect == Dialect::Plain).then(|| ForeignDialect::new(&sender, table, *plain_idle_timeout));
     if foreign.is_none() {
         ping_timer.disable();
     }
@@ -86,6 +90,9 @@ fn ends(io: &impl Connection) -> LinkEndpoints {
         version: None,
     }
 }
+
+/// Default of [`LinkContext::plain_idle_timeout`].
+pub const PLAIN_IDLE_TIMEOUT: Duration = Duration::from_secs(600);
 
 /// The number of the next link; unique within the process.
 static NEXT_LINK: AtomicU64 = AtomicU64::new(1);

@@ -187,7 +187,7 @@ impl Call {
             Caller::Peer { .. } => Remote::Peer,
         };
         let ConnectionState { link_context, ahead, tcp_info, connection, accepted, ping_timer } = self.shared;
-        let outbound = outbound(peer, instance, dialect, &link_context.table, &ping_timer);
+        let outbound = outbound(peer, instance, dialect, &link_context, &ping_timer);
         outbound.sender.set_tcp_info_reader(tcp_info);
         outbound.sender.set_endpoints(self.ends);
         let mut response = Response::new(CallBody::Stream { outbound: outbound.clone(), trailers: true });
