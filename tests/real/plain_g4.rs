@@ -87,7 +87,9 @@ fn two_hundred_sessions_at_once_each_get_their_own_bytes() {
 
 fn sessions_at_once(proxy: SocketAddr) {
     let target = echo();
-    let mut clients: Vec<_> = (0..200).map(|_| connected(proxy, "node1", target)).collect();
+    let open = move |_| std::thread::spawn(move || connected(proxy, "node1", target));
+    let opening: Vec<_> = (0..200).map(open).collect();
+    let mut clients: Vec<_> = opening.into_iter().map(|client| client.join().unwrap()).collect();
     for round in 0..3 {
         for (number, client) in clients.iter_mut().enumerate() {
             client.write_all(format!("{round} {number:06}\n").as_bytes()).unwrap();
