@@ -40,7 +40,7 @@ use tunnel_base::metrics::Metrics;
 use tunnel_base::names::Instance;
 use tunnel_base::policy::targets::Targets;
 use tunnel_base::process::third_of_memory;
-use tunnel_link::grpc::LinkContext;
+use tunnel_link::grpc::{LinkContext, PLAIN_IDLE_TIMEOUT};
 use tunnel_link::table::{SessionLimits, SessionTable};
 use tunnel_net::http_proxy::{HttpProxyClient, ProxyError};
 use tunnel_net::interfaces::LocalAddresses;
@@ -206,6 +206,7 @@ impl Edge {
             metrics: self.metrics.clone(),
             drain: self.links.clone(),
             congestion: client.congestion,
+            plain_idle_timeout: PLAIN_IDLE_TIMEOUT,
         };
         let cloud = LinkDialer {
             node: client.node,

@@ -441,6 +441,7 @@ fn link_context(settings: &ServerConfig, metrics: &Metrics, links: &Drain) -> Li
         metrics: metrics.clone(),
         drain: links.clone(),
         congestion: settings.server.congestion.clone(),
+        plain_idle_timeout: settings.session.plain_idle,
     }
 }
 

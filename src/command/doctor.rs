@@ -25,8 +25,8 @@ use tunnel_base::drain::Drain;
 use tunnel_base::metrics::Metrics;
 use tunnel_base::names::{Host, Instance, NodeName, Target};
 use tunnel_base::policy::targets::OwnListeners;
-use tunnel_link::grpc::LinkContext;
 use tunnel_link::grpc::dial::LinkDialError;
+use tunnel_link::grpc::{LinkContext, PLAIN_IDLE_TIMEOUT};
 use tunnel_link::table::{SessionLimits, SessionTable};
 use tunnel_net::dial::dial;
 use tunnel_net::http_proxy::HttpProxyClient;
@@ -632,7 +632,13 @@ async fn call(settings: &EdgeConfig, server: &ServerAddress, io: Secured, found:
         grace: Duration::ZERO,
     };
     let table = SessionTable::new(Instance::random(), limits, metrics.clone());
-    let link_context = LinkContext { table, metrics, drain: Drain::new(), congestion: None };
+    let link_context = LinkContext {
+        table,
+        metrics,
+        drain: Drain::new(),
+        congestion: None,
+        plain_idle_timeout: PLAIN_IDLE_TIMEOUT,
+    };
     let authority = Target { host: server.dns.clone(), port: server.at.port }.to_string();
     let said = Hello::edge_request(&client.node, token, link_context.table.instance());
     match tunnel_link::grpc::dial::dial(io, &authority, &client.node, said, &link_context).await {

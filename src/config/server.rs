@@ -16,6 +16,7 @@ use crate::config::table::ConfigTable;
 use crate::config::{self, Diagnostics, Environment, ListenConfig, WarningKind, value};
 use tunnel_base::policy::targets::{TargetEntry, Targets};
 use tunnel_base::policy::{Glob, Networks};
+use tunnel_link::grpc::PLAIN_IDLE_TIMEOUT;
 
 /// `[server.links]`: the port on which edges and peers make links, its certificates and tokens, and the
 /// ports for operators.
@@ -56,6 +57,8 @@ pub struct SessionConfig {
     pub max_for_client: usize,
     /// How long sessions may continue once the server is stopping.
     pub drain: Duration,
+    /// Time without traffic after which a session of an edge of SuperEdge v0.8 or v0.9 ends.
+    pub plain_idle: Duration,
     /// Bytes that sessions may reserve; `None`: a third of the process's memory limit, at most [`MEMORY`].
     pub memory: Option<usize>,
 }
@@ -94,6 +97,7 @@ pub(crate) fn links(cloud: &mut ConfigTable<'_>, report: &mut Diagnostics) -> Li
 pub(crate) fn session(cloud: &mut ConfigTable<'_>, report: &mut Diagnostics) -> SessionConfig {
     let mut table = cloud.table("session", report);
     let wait = value::duration(Duration::from_millis(100)..=Duration::from_secs(600));
+    let idle = value::duration(Duration::from_secs(60)..=Duration::from_secs(86_400));
     let max = table.read("max_sessions", value::count(1..=MAX_SESSIONS), report).unwrap_or(MAX);
     let for_client = table.read("max_per_client", value::count(1..=MAX_SESSIONS), report);
     let session = SessionConfig {
@@ -102,6 +106,7 @@ pub(crate) fn session(cloud: &mut ConfigTable<'_>, report: &mut Diagnostics) -> 
         max,
         max_for_client: for_client.unwrap_or(max.div_ceil(CLIENTS)),
         drain: config::drain(&mut table, report),
+        plain_idle: table.read("superedge_idle_timeout", idle, report).unwrap_or(PLAIN_IDLE_TIMEOUT),
         memory: table.read("buffer_memory", value::size(config::MIN_MEMORY), report),
     };
     table.finish(report);

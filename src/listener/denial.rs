@@ -41,6 +41,9 @@ pub enum Denial {
     /// The target received a request, but its response cannot be forwarded.
     #[error("invalid response from the target: {0}")]
     UpstreamFailed(String),
+    /// The target received a request, and the remote end reports that it does not respond.
+    #[error("{0}")]
+    UpstreamTimeout(String),
     /// The target was reached, but the TLS handshake of this process with it failed.
     #[error("TLS with the target failed: {0}")]
     TargetTls(HandshakeError),
@@ -271,6 +274,7 @@ impl Denial {
             Self::Route(RouteError::Refused { node, refusal }) if !trusted => {
                 format!("node {node}: {}", in_general(refusal.code))
             }
+            Self::UpstreamTimeout(_) if !trusted => in_general(ErrorCode::TargetTimeout).to_owned(),
             Self::UpstreamFailed(_) if !trusted => "invalid response from the target".to_owned(),
             Self::TargetTls(_) if !trusted => "TLS with the target failed".to_owned(),
             Self::Direct(refusal) | Self::DirectDenied(refusal) if !trusted => {
@@ -309,6 +313,7 @@ impl Denial {
             Self::NoNodeInHost => node_not_named(NO_NODE),
             Self::NoHost => node_not_named("use the node's name in the URL: http://<node>:<port>/"),
             Self::UpstreamFailed(_) => (S::BAD_GATEWAY, "upstream_no_response", NO_ANSWER),
+            Self::UpstreamTimeout(_) => (S::GATEWAY_TIMEOUT, "upstream_timeout", NO_ANSWER),
             Self::TargetTls(fault) => (S::BAD_GATEWAY, "target_tls", target_tls(fault)),
             Self::Credentials => (S::PROXY_AUTHENTICATION_REQUIRED, "credentials_missing", GIVE_PASSWORD),
             Self::Password(_) => (S::PROXY_AUTHENTICATION_REQUIRED, "credentials_invalid", CHECK_PASSWORD),

@@ -319,6 +319,7 @@ impl<'a> Exchange<'a> {
                 Err(UpstreamError::Body) => {
                     Denial::Request("the body ends early, or its chunked coding is invalid")
                 }
+                Err(UpstreamError::Timeout(why)) => Denial::UpstreamTimeout(why),
                 Err(UpstreamError::Target(why)) => Denial::UpstreamFailed(why),
             };
             return Err(router.failed(denial));

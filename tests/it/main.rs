@@ -41,6 +41,7 @@ mod passthrough;
 mod peers;
 mod places;
 mod plain;
+mod plain_g4;
 mod publish;
 mod refusals;
 mod relay;

@@ -44,6 +44,7 @@ mod nodelocal;
 mod page;
 mod parts;
 mod plain;
+mod plain_g4;
 mod play;
 mod process;
 mod prometheus;

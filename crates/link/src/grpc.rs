@@ -48,6 +48,8 @@ pub struct LinkContext {
     pub drain: Drain,
     /// The kernel's congestion control algorithm for links. `None` means the system's default.
     pub congestion: Option<Arc<str>>,
+    /// Time without traffic after which sessions end if the remote does not report ends, as SuperEdge v0.9.
+    pub plain_idle_timeout: Duration,
 }
 
 /// Creates the outbound side of a new link.
@@ -55,11 +57,12 @@ fn outbound(
     peer: Remote,
     instance: Option<Instance>,
     dialect: Dialect,
-    table: &Arc<SessionTable>,
+    link_context: &LinkContext,
 ) -> OutboundStream {
     let id = LinkId(NEXT_LINK.fetch_add(1, Relaxed));
     let sender = LinkSender::new(id, peer, instance, dialect);
-    let foreign = ForeignDialect::of(dialect, &sender, table);
+    let LinkContext { table, plain_idle_timeout, .. } = link_context;
+    let foreign = ForeignDialect::of(dialect, &sender, table, *plain_idle_timeout);
     OutboundStream { sender, foreign }
 }
 
@@ -73,6 +76,9 @@ fn ends(io: &impl Connection) -> LinkEndpoints {
         version: None,
     }
 }
+
+/// Default of [`LinkContext::plain_idle_timeout`].
+pub const PLAIN_IDLE_TIMEOUT: Duration = Duration::from_secs(600);
 
 /// The number of the next link; unique within the process.
 static NEXT_LINK: AtomicU64 = AtomicU64::new(1);

@@ -84,6 +84,7 @@ fn an_empty_file_is_a_server_without_ports_for_clients() {
     assert!(cloud.listener::<ConnectConfig>().is_none());
     assert_eq!(cloud.session.grace, Duration::from_secs(60));
     assert_eq!(cloud.session.open_timeout, Duration::from_secs(12));
+    assert_eq!(cloud.session.plain_idle, Duration::from_secs(600));
     assert_eq!((cloud.session.max, cloud.session.memory), (100_000, None));
     assert_eq!(warnings, []);
 }
@@ -273,6 +274,7 @@ fn our_own_keys_become_what_they_mean() {
         open_timeout = "500ms"
         max_sessions = 7
         drain_timeout = "0s"
+        superedge_idle_timeout = "90s"
         buffer_memory = "64MiB"
         [server.tls]
         min_version = "1.3"
@@ -289,6 +291,7 @@ fn our_own_keys_become_what_they_mean() {
     assert!(connect(&cloud).access.allow_from.as_ref().unwrap().contains("::ffff:10.0.0.1".parse().unwrap()));
     assert_eq!(cloud.session.grace, Duration::from_secs(120));
     assert_eq!(cloud.session.open_timeout, Duration::from_millis(500));
+    assert_eq!(cloud.session.plain_idle, Duration::from_secs(90));
     assert_eq!((cloud.session.max, cloud.session.drain), (7, Duration::ZERO));
     assert_eq!(cloud.session.max_for_client, 2, "a quarter, rounded up");
     assert!(connect(&cloud).access.proxy_protocol.contains("10.0.0.5".parse().unwrap()));

@@ -25,7 +25,12 @@ pub(crate) fn check(dialect: Dialect) -> Result<(), &'static str> {
 pub(crate) enum ForeignDialect {}
 
 impl ForeignDialect {
-    pub(crate) fn of(_: Dialect, _: &Arc<LinkSender>, _: &Arc<SessionTable>) -> Option<Arc<Self>> {
+    pub(crate) fn of(
+        _: Dialect,
+        _: &Arc<LinkSender>,
+        _: &Arc<SessionTable>,
+        _: Duration,
+    ) -> Option<Arc<Self>> {
         None
     }
 
@@ -54,11 +59,11 @@ impl ForeignReader {
         match *self {}
     }
 
-    pub(crate) fn next_end(&self) -> Option<Instant> {
+    pub(crate) fn next_due(&self) -> Option<Instant> {
         match *self {}
     }
 
-    pub(crate) async fn ending(&self) {
+    pub(crate) async fn rescheduled(&self) {
         match *self {}
     }
 

@@ -185,7 +185,7 @@ impl Call {
             Caller::Peer { .. } => Remote::Peer,
         };
         let ConnectionState { link_context, ahead, tcp_info, connection, accepted } = self.shared;
-        let outbound = outbound(peer, instance, dialect, &link_context.table);
+        let outbound = outbound(peer, instance, dialect, &link_context);
         outbound.sender.set_tcp_info_reader(tcp_info);
         outbound.sender.set_endpoints(self.ends);
         let mut response = Response::new(CallBody::Stream { outbound: outbound.clone(), trailers: true });

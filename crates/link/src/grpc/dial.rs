@@ -150,7 +150,7 @@ impl CallResponse {
     }
 
     fn link(self, peer: Remote, link_context: &LinkContext) -> Link {
-        let outbound = outbound(peer, self.instance, self.dialect, &link_context.table);
+        let outbound = outbound(peer, self.instance, self.dialect, link_context);
         outbound.sender.set_tcp_info_reader(self.tcp_info);
         outbound.sender.set_endpoints(self.ends);
         // Fails only if the body was dropped with its connection; then the link's first read fails too.

@@ -11,6 +11,7 @@ use tokio::sync::Notify;
 use tokio::time::{Instant, sleep_until, timeout};
 use tracing::{info, warn};
 
+use crate::lock::Mutex;
 use crate::sender::{INITIAL_RTT_MICROS, LinkSender, MAX_QUEUED_REPLIES};
 use tunnel_base::metrics::Metrics;
 use tunnel_base::names::{Instance, NodeName};
@@ -517,6 +518,8 @@ pub struct Traffic {
 #[derive(Debug, Default)]
 pub(crate) struct LinkStats {
     ends: OnceLock<LinkEndpoints>,
+    /// Dialect of a remote that is another program, once known.
+    generation: Mutex<Option<&'static str>>,
     sent_messages: AtomicU64,
     sent_bytes: AtomicU64,
     received_messages: AtomicU64,
@@ -532,6 +535,17 @@ impl LinkSender {
     /// Returns the link's endpoints if they are known.
     pub fn ends(&self) -> Option<&LinkEndpoints> {
         self.seen.ends.get()
+    }
+
+    /// Records the dialect of a remote that is another program.
+    pub(crate) fn set_generation(&self, dialect: &'static str) {
+        *self.seen.generation.lock() = Some(dialect);
+    }
+
+    /// Returns the name of the dialect for the status.
+    pub fn dialect_name(&self) -> String {
+        let generation = *self.seen.generation.lock();
+        generation.map_or_else(|| self.dialect.to_string(), str::to_owned)
     }
 
     /// Counts a sent message with `bytes` of data.
