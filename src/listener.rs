@@ -218,3 +218,18 @@ impl BoundListener {
         Self { name, at, spawn }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_kind_has_its_row_in_the_documents() {
+        let path = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("docs/operating.md");
+        let document = std::fs::read_to_string(path).unwrap();
+        for ListenerKind { name, about, .. } in LISTENERS {
+            let row = format!("| `[server.{name}]` | {about} |\n");
+            assert!(document.contains(&row), "docs/operating.md: {row}");
+        }
+    }
+}
