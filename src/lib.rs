@@ -63,7 +63,15 @@
 //! pure parts ([`tunnel_proto`], and in `link` the schedule and the congestion control) read no clock, never wait, and return
 //! effects.
 
-#![cfg_attr(not(feature = "default"), allow(dead_code, reason = "only optional parts use some functions"))]
+#![cfg_attr(
+    not(feature = "default"),
+    allow(
+        dead_code,
+        clippy::needless_pass_by_value,
+        clippy::unused_self,
+        reason = "only optional parts use some functions and arguments"
+    )
+)]
 
 pub mod acceptor;
 pub mod admin;

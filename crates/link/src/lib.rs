@@ -2,7 +2,11 @@
 
 #![cfg_attr(
     not(all(feature = "invitations", feature = "superedge")),
-    allow(dead_code, reason = "only optional parts use some functions")
+    allow(
+        dead_code,
+        clippy::needless_pass_by_value,
+        reason = "only optional parts use some functions and arguments"
+    )
 )]
 
 pub mod congestion;
