@@ -5,6 +5,7 @@
 //! ([`superedge`]).
 
 pub mod cluster;
+mod de;
 pub mod edge;
 pub mod listen;
 pub mod live;
@@ -20,6 +21,7 @@ use std::net::{IpAddr, SocketAddr};
 use std::path::PathBuf;
 use std::time::Duration;
 
+use serde::{Deserialize, Serialize};
 use toml::de::DeTable;
 
 use crate::config::listen::AccessConfig;
@@ -59,7 +61,7 @@ pub struct Environment {
 }
 
 /// A text that must not appear in logs. Displays as `***`.
-#[derive(Clone, PartialEq, Eq)]
+#[derive(Clone, PartialEq, Eq, Default, Deserialize)]
 pub struct Secret(String);
 
 /// The address of a listener, and the config key that sets it.
@@ -105,6 +107,8 @@ pub struct ParsedConfig<T> {
     pub errors: Vec<ConfigError>,
     /// The full keys that were present in the file and valid; empty if the file is not TOML.
     pub given: BTreeSet<String>,
+    /// The tables by their full keys, with the values in effect. Secrets are masked.
+    pub effective: BTreeMap<String, toml::Table>,
 }
 
 /// One error in the config: the key, its line and what is wrong.
@@ -229,6 +233,12 @@ impl fmt::Debug for Secret {
     }
 }
 
+impl Serialize for Secret {
+    fn serialize<S: serde::Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.collect_str(self)
+    }
+}
+
 impl fmt::Display for ConfigError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         if let Some(line) = self.line {
@@ -284,22 +294,14 @@ pub(crate) fn address(key: &str, text: Option<&str>, report: &mut Diagnostics) -
     text.parse().map_err(|_| report.error(key, Some(value::excerpt(text)), "expected an address")).ok()
 }
 
-fn grace(table: &mut ConfigTable<'_>, report: &mut Diagnostics) -> Duration {
-    table.read("resume_timeout", value::duration(Duration::ZERO..=DAY), report).unwrap_or(GRACE)
-}
-
-fn drain(table: &mut ConfigTable<'_>, report: &mut Diagnostics) -> Duration {
-    table.read("drain_timeout", value::duration(Duration::ZERO..=DAY), report).unwrap_or(DRAIN)
-}
-
 /// kubectl gives up an exec after 60 s without a response, so keeping its session longer is useless.
-const GRACE: Duration = Duration::from_secs(60);
+const RESUME_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// Kubernetes kills a process 30 s after asking it to stop. This leaves time for the last frames.
-const DRAIN: Duration = Duration::from_secs(25);
+const DRAIN_TIMEOUT: Duration = Duration::from_secs(25);
 
-/// Upper limit of configurable timeouts.
-const DAY: Duration = Duration::from_secs(24 * 60 * 60);
+/// Upper limit of configurable timeouts, in milliseconds.
+const DAY: u64 = 24 * 60 * 60 * 1000;
 
 /// With less memory, not even a few sessions have room for their windows.
 const MIN_MEMORY: usize = 1 << 20;
@@ -315,7 +317,7 @@ pub(crate) struct Diagnostics {
     errors: Vec<PlacedFault>,
     warnings: Vec<Warning>,
     /// Full names of all keys that were requested, which is all known keys. Tests compare them with the documentation.
-    pub(crate) known: Vec<String>,
+    pub(crate) known: BTreeSet<String>,
     /// The known keys that were present in the file and valid.
     pub(crate) given: BTreeSet<String>,
     /// Keys and tables of the schema that a translated file spells otherwise, with the spelling there.
@@ -324,6 +326,8 @@ pub(crate) struct Diagnostics {
     pub(crate) implied: BTreeSet<String>,
     /// Keys that a translated file has, with a value that is wrong.
     pub(crate) refused: BTreeSet<String>,
+    /// The tables by their full keys, with the values in effect.
+    pub(crate) effective: BTreeMap<String, toml::Table>,
 }
 
 /// An error with an unknown line. [`Diagnostics::finish`] derives the line from the position.
@@ -427,7 +431,7 @@ impl Diagnostics {
         }
         errors.sort_by_key(|error| error.line.unwrap_or(NOWHERE));
         let given = if broken.is_empty() { self.given } else { BTreeSet::new() };
-        ParsedConfig { settings, warnings: self.warnings, errors, given }
+        ParsedConfig { settings, warnings: self.warnings, errors, given, effective: self.effective }
     }
 
     /// Records an error at a byte offset from the start of the file; `None` if it is not in the file.

@@ -136,7 +136,7 @@ impl Edge {
     pub fn watch_config(&self, config: ConfigFile) {
         let (targets, limiters) = (self.targets.clone(), self.limiters.clone());
         let apply = move |settings: &Settings| {
-            targets.store(Arc::new(settings.targets.clone()));
+            targets.store(Arc::new(settings.allow.targets.clone()));
             if let Some(proxy) = &settings.http_proxy {
                 limiters.apply(&[(http_proxy::KEY, &proxy.access)]);
             }
@@ -151,16 +151,16 @@ impl Edge {
 
     /// Creates the core, before any task is started.
     fn new(
-        Settings { client, session, targets, .. }: &Settings,
+        Settings { client, session, allow, .. }: &Settings,
         ports: &AdminListeners,
         proxy: Option<SocketAddr>,
     ) -> Self {
         let metrics = Metrics::edge();
         let limits = SessionLimits {
             windows: WINDOWS,
-            memory: session.memory.unwrap_or_else(|| third_of_memory(MEMORY)),
+            memory: session.buffer_memory.unwrap_or_else(|| third_of_memory(MEMORY)),
             sessions: MAX_SESSIONS,
-            grace: session.grace,
+            grace: session.resume_timeout,
         };
         let table = SessionTable::new(Instance::random(), limits, metrics.clone());
         let uplinks = Uplinks::new(client.node.clone());
@@ -171,17 +171,22 @@ impl Edge {
                 channelz: ports.channelz.as_ref().map(TcpAccept::at),
                 proxy,
             },
-            route: SessionRouter::from_edge(uplinks.clone(), table.clone(), OPEN_TIMEOUT, session.grace),
+            route: SessionRouter::from_edge(
+                uplinks.clone(),
+                table.clone(),
+                OPEN_TIMEOUT,
+                session.resume_timeout,
+            ),
             metrics,
             table,
-            targets: Arc::new(ArcSwap::from_pointee(targets.clone())),
+            targets: Arc::new(ArcSwap::from_pointee(allow.targets.clone())),
             limiters: ListenerPolicies::default(),
             readiness: Readiness::waiting_for(&[LINK_CONDITION]),
             uplinks,
             sessions: Drain::new(),
             links: Drain::new(),
             admin: Drain::new(),
-            deadline: session.drain,
+            deadline: session.drain_timeout,
         }
     }
 
@@ -217,7 +222,7 @@ impl Edge {
             tls,
             own: csr.map(|csr| EdgeCertificate::new(csr.file, client.ca)),
             proxy,
-            known: KnownAddresses::new(resolver, session.grace, self.links.clone()),
+            known: KnownAddresses::new(resolver, session.resume_timeout, self.links.clone()),
             pool: pool.clone(),
             link_context: link_context.clone(),
         };

@@ -315,7 +315,7 @@ impl ServerCore {
             proven,
             enrolment,
             registry,
-            route: SessionRouter::new(finder.clone(), table, session.open_timeout, session.grace),
+            route: SessionRouter::new(finder.clone(), table, session.open_timeout, session.resume_timeout),
             finder,
             peers,
             ports: keep::ports(settings.ports.as_ref(), own_ports(settings, own), &readiness, &links),
@@ -349,7 +349,7 @@ impl ServerCore {
         let context = ListenerContext {
             listener: "",
             policy: Arc::default(),
-            sessions: admission::sessions(session.max, session.max_for_client),
+            sessions: admission::sessions(session.max_sessions, session.max_per_client),
             pool: shared.pool,
             route: shared.route,
             addresses: shared.addresses,
@@ -369,7 +369,7 @@ impl ServerCore {
             readiness: self.readiness.clone(),
             stopping: shared.stopping,
             links: self.shutdown.links.clone(),
-            resume_timeout: session.grace,
+            resume_timeout: session.resume_timeout,
             asks_kubernetes: settings.addresses.cluster.is_some(),
         }
     }
@@ -431,7 +431,7 @@ fn new_shutdown(settings: &ServerConfig) -> Shutdown {
         publisher: Drain::new(),
         links: Drain::new(),
         admin: Drain::new(),
-        deadline: settings.session.drain,
+        deadline: settings.session.drain_timeout,
     }
 }
 
@@ -441,16 +441,16 @@ fn link_context(settings: &ServerConfig, metrics: &Metrics, links: &Drain) -> Li
         metrics: metrics.clone(),
         drain: links.clone(),
         congestion: settings.server.congestion.clone(),
-        plain_idle_timeout: settings.session.plain_idle,
+        plain_idle_timeout: settings.session.superedge_idle_timeout,
     }
 }
 
 fn limits(settings: &ServerConfig) -> SessionLimits {
     SessionLimits {
         windows: WINDOWS,
-        memory: settings.session.memory.unwrap_or_else(|| third_of_memory(MEMORY)),
-        sessions: settings.session.max,
-        grace: settings.session.grace,
+        memory: settings.session.buffer_memory.unwrap_or_else(|| third_of_memory(MEMORY)),
+        sessions: settings.session.max_sessions,
+        grace: settings.session.resume_timeout,
     }
 }
 

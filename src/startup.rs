@@ -79,7 +79,7 @@ impl Startup {
     /// Returns the settings and warnings of a parsed config, and records its errors. If there are errors, warnings are
     /// dropped and only the valid keys that it sets are checked further.
     pub fn settings<T>(&mut self, read: ParsedConfig<T>) -> (T, Vec<Warning>) {
-        let ParsedConfig { settings, mut warnings, errors, given } = read;
+        let ParsedConfig { settings, mut warnings, errors, given, .. } = read;
         if !errors.is_empty() {
             warnings.clear();
             self.given = Some(given);

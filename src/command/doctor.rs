@@ -471,7 +471,7 @@ pub(crate) async fn look_edge(settings: &EdgeConfig, asked: &DoctorArgs, found: 
     let dialer = TargetDialer {
         place: DialerRole::Node(client.node.clone()),
         own: LocalAddresses::of_interfaces(settings.own.clone()),
-        targets: Arc::new(ArcSwap::from_pointee(settings.targets.clone())),
+        targets: Arc::new(ArcSwap::from_pointee(settings.allow.targets.clone())),
         listening: OwnListeners::default(),
         resolver,
     };

@@ -7,16 +7,19 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
+use serde::{Deserialize, Serialize};
+
 use crate::config::edge::http_proxy::HttpProxyConfig;
 use crate::config::listen::{self, AuthConfig};
 use crate::config::server::kubernetes::{self, EdgeCsrConfig};
 use crate::config::table::ConfigTable;
+use crate::config::value::{Bytes, Millis};
 use crate::config::{
-    self, AdminConfig, ConfigErrors, Diagnostics, Environment, ListenConfig, ParsedConfig, Secret, Warning,
-    WarningKind, value,
+    self, AdminConfig, ConfigErrors, DAY, Diagnostics, Environment, ListenConfig, MIN_MEMORY, ParsedConfig,
+    Secret, Warning, WarningKind, value,
 };
 use tunnel_base::names::{Host, NodeName, Target};
-use tunnel_base::policy::targets::{TargetEntry, Targets};
+use tunnel_base::policy::targets::Targets;
 
 /// The validated config of an edge: the tables below `[edge]`, and values of the environment.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -28,7 +31,7 @@ pub struct EdgeConfig {
     /// Limits of sessions.
     pub session: EdgeSessions,
     /// The targets that this edge may dial.
-    pub targets: Targets,
+    pub allow: AllowConfig,
     /// TLS to targets.
     pub https: TargetTlsConfig,
     /// The proxy for programs on this node; `None` disables it.
@@ -84,15 +87,45 @@ pub enum Token {
     File(PathBuf),
 }
 
-/// `[edge.session]`: timeouts and memory of an edge's sessions.
-#[derive(Debug, Clone, PartialEq, Eq)]
+/// `[edge.session]`: limits of sessions.
+#[derive(Debug, Clone, PartialEq, Eq, Deserialize, Serialize)]
+#[serde(default)]
 pub struct EdgeSessions {
-    /// Timeout for resuming a session that has no path.
-    pub grace: Duration,
-    /// How long sessions may continue once the edge is stopping.
-    pub drain: Duration,
-    /// Bytes that sessions may reserve; `None`: a third of the process's memory limit, at most [`MEMORY`].
-    pub memory: Option<usize>,
+    /// Timeout for resuming a session while no server is reachable.
+    #[serde(with = "Millis::<0, DAY>")]
+    pub resume_timeout: Duration,
+    /// Timeout for sessions to finish once the edge is stopping.
+    #[serde(with = "Millis::<0, DAY>")]
+    pub drain_timeout: Duration,
+    /// Maximum number of bytes that sessions may reserve for incoming data. Default: a third of the memory limit, at
+    /// most 12MiB. As many bytes again may be unacknowledged, and as many may be relayed. Half of it may be queued for
+    /// remotes that speak only SuperEdge's dialect. The metrics tunnel_buffer_bytes and tunnel_buffer_limit_bytes
+    /// report each. If it is used up, the client with most sessions here loses sessions to other clients.
+    ///
+    /// Example: `"12MiB"`
+    #[serde(with = "Bytes::<MIN_MEMORY>")]
+    pub buffer_memory: Option<usize>,
+}
+
+impl Default for EdgeSessions {
+    fn default() -> Self {
+        Self {
+            resume_timeout: config::RESUME_TIMEOUT,
+            drain_timeout: config::DRAIN_TIMEOUT,
+            buffer_memory: None,
+        }
+    }
+}
+
+/// `[edge.allow]`: the targets that clients may reach through an edge.
+#[derive(Debug, Clone, PartialEq, Eq, Default, Deserialize, Serialize)]
+#[serde(default)]
+pub struct AllowConfig {
+    /// Targets that clients may reach through this edge, as network:port. "*" is any port. "self" is the addresses of
+    /// this machine, except link-local ones and those of dummy interfaces; NODE_IP and POD_IP always belong to it. A
+    /// list replaces the default: everything that it does not contain is forbidden. Names are resolved first, and each
+    /// address is checked. Default: loopback and "self", any port. Other examples: "10.1.2.3:443", "[fd00::/8]:22".
+    pub targets: Targets,
 }
 
 /// Default maximum of bytes that sessions may reserve. Edges are small machines.
@@ -141,7 +174,7 @@ impl EdgeConfig {
         let client = client(&mut edge, env, (node_ip, csr.is_some()), report);
         let admin = listen::admin(&mut edge, "edge", env, report);
         let session = session(&mut edge, report);
-        let targets = targets(&mut edge, report);
+        let allow = allow(&mut edge, report);
         let pod_ip = config::address("POD_IP", env.pod_ip.as_deref(), report);
         let https = read(&mut edge, report);
         let http_proxy = http_proxy::read(&mut edge, report);
@@ -149,7 +182,7 @@ impl EdgeConfig {
             table.finish(report);
         }
         let own = node_ip.into_iter().chain(pod_ip).collect();
-        Self { client, admin, session, targets, https, http_proxy, csr, own }
+        Self { client, admin, session, allow, https, http_proxy, csr, own }
     }
 }
 
@@ -288,20 +321,16 @@ fn warn_template(table: &ConfigTable<'_>, key: &'static str, report: &mut Diagno
 
 fn session(edge: &mut ConfigTable<'_>, report: &mut Diagnostics) -> EdgeSessions {
     let mut table = edge.table("session", report);
-    let session = EdgeSessions {
-        grace: config::grace(&mut table, report),
-        drain: config::drain(&mut table, report),
-        memory: table.read("buffer_memory", value::size(config::MIN_MEMORY), report),
-    };
-    table.finish(report);
+    let session: EdgeSessions = table.fields(report);
+    table.close(&session, report);
     session
 }
 
-fn targets(edge: &mut ConfigTable<'_>, report: &mut Diagnostics) -> Targets {
+fn allow(edge: &mut ConfigTable<'_>, report: &mut Diagnostics) -> AllowConfig {
     let mut table = edge.table("allow", report);
-    let targets = table.list("targets", value::parsed::<TargetEntry>, report);
-    table.finish(report);
-    targets.map_or_else(Targets::default, Targets::from_iter)
+    let allow: AllowConfig = table.fields(report);
+    table.close(&allow, report);
+    allow
 }
 
 // The table `edge.target_tls`: TLS to targets.

@@ -11,10 +11,13 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
+use serde::{Deserialize, Serialize};
+
 use crate::config::listen;
 use crate::config::table::ConfigTable;
-use crate::config::{self, Diagnostics, Environment, ListenConfig, WarningKind, value};
-use tunnel_base::policy::targets::{TargetEntry, Targets};
+use crate::config::value::{Bytes, Count, Millis};
+use crate::config::{self, DAY, Diagnostics, Environment, ListenConfig, MIN_MEMORY, WarningKind, value};
+use tunnel_base::policy::targets::Targets;
 use tunnel_base::policy::{Glob, Networks};
 use tunnel_link::grpc::PLAIN_IDLE_TIMEOUT;
 
@@ -44,32 +47,75 @@ pub struct LinkListenerConfig {
     pub ca: PathBuf,
 }
 
-/// `[server.session]`: numbers, timeouts and memory of a server's sessions.
-#[derive(Debug, Clone, PartialEq, Eq)]
+/// `[server.session]`: limits of sessions.
+#[derive(Debug, Clone, PartialEq, Eq, Deserialize, Serialize)]
+#[serde(default)]
 pub struct SessionConfig {
-    /// Timeout for resuming a session that has no path.
-    pub grace: Duration,
-    /// How long a client waits for its target.
+    /// Timeout for resuming a session while its edge is disconnected.
+    #[serde(with = "Millis::<0, DAY>")]
+    pub resume_timeout: Duration,
+    /// Timeout for the target to answer a client.
+    #[serde(with = "Millis::<100, 600_000>")]
     pub open_timeout: Duration,
-    /// Maximum number of concurrent sessions.
-    pub max: usize,
-    /// Maximum number of concurrent sessions per client.
-    pub max_for_client: usize,
-    /// How long sessions may continue once the server is stopping.
-    pub drain: Duration,
+    /// Maximum number of concurrent sessions; further ones get 503.
+    #[serde(with = "Count::<1, MAX_SESSIONS>")]
+    pub max_sessions: usize,
+    /// Maximum number of concurrent sessions per client; further ones get 503. A client is a user if auth = "basic",
+    /// otherwise an IPv4 address or an IPv6 /64. Default: a quarter of max_sessions.
+    #[serde(with = "Count::<1, MAX_SESSIONS>")]
+    pub max_per_client: usize,
+    /// Timeout for sessions to finish once the server is stopping.
+    #[serde(with = "Millis::<0, DAY>")]
+    pub drain_timeout: Duration,
     /// Time without traffic after which a session of an edge of SuperEdge v0.8 or v0.9 ends.
-    pub plain_idle: Duration,
-    /// Bytes that sessions may reserve; `None`: a third of the process's memory limit, at most [`MEMORY`].
-    pub memory: Option<usize>,
+    #[serde(with = "Millis::<60_000, DAY>")]
+    pub superedge_idle_timeout: Duration,
+    /// Maximum number of bytes that sessions may reserve for incoming data. Default: a third of the memory limit, at
+    /// most 256MiB. As many bytes again may be unacknowledged, and as many may be relayed. Half of it may be queued for
+    /// remotes that speak only SuperEdge's dialect. The metrics tunnel_buffer_bytes and tunnel_buffer_limit_bytes
+    /// report each.
+    ///
+    /// Example: `"256MiB"`
+    #[serde(with = "Bytes::<MIN_MEMORY>")]
+    pub buffer_memory: Option<usize>,
+}
+
+impl Default for SessionConfig {
+    fn default() -> Self {
+        Self {
+            resume_timeout: config::RESUME_TIMEOUT,
+            // Two seconds more than an edge's dial timeout, so that its reason arrives.
+            open_timeout: Duration::from_secs(12),
+            // A process reaches its memory limit long before.
+            max_sessions: 100_000,
+            max_per_client: 25_000,
+            drain_timeout: config::DRAIN_TIMEOUT,
+            superedge_idle_timeout: PLAIN_IDLE_TIMEOUT,
+            buffer_memory: None,
+        }
+    }
 }
 
 /// `[server.edge_access]`: what edges may reach through this server.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Deserialize, Serialize)]
+#[serde(default)]
 pub struct EdgeAccessConfig {
-    /// Targets that the server may dial for them; by default none.
+    /// Targets that edges may have this server dial, each "network:port" or "network:*", such as "10.96.0.10:53" or
+    /// "10.0.0.0/8:443". "self" as network is this server's addresses, without loopback and those of dummy interfaces.
+    /// This server resolves names, and dials only addresses that an entry contains. Loopback, link-local and similar
+    /// addresses and the metadata addresses of clouds are dialled only if an entry contains nothing else, such as
+    /// "127.0.0.1:5432". The request must contain a name that resolves to them: an edge's proxy rejects such an address
+    /// itself, however it is written. Any edge with a token may reach all these targets, and programs at its node do so
+    /// with its `[edge.http_proxy]`.
     pub targets: Targets,
-    /// Nodes that they may reach; empty means none.
+    /// Patterns of nodes that edges may reach, such as "edge-*"; '*' matches any run of characters, case is ignored.
     pub nodes: Vec<Glob>,
+}
+
+impl Default for EdgeAccessConfig {
+    fn default() -> Self {
+        Self { targets: Targets::none(), nodes: Vec::new() }
+    }
 }
 
 /// Default maximum of bytes that sessions may reserve.
@@ -96,20 +142,11 @@ pub(crate) fn links(cloud: &mut ConfigTable<'_>, report: &mut Diagnostics) -> Li
 
 pub(crate) fn session(cloud: &mut ConfigTable<'_>, report: &mut Diagnostics) -> SessionConfig {
     let mut table = cloud.table("session", report);
-    let wait = value::duration(Duration::from_millis(100)..=Duration::from_secs(600));
-    let idle = value::duration(Duration::from_secs(60)..=Duration::from_secs(86_400));
-    let max = table.read("max_sessions", value::count(1..=MAX_SESSIONS), report).unwrap_or(MAX);
-    let for_client = table.read("max_per_client", value::count(1..=MAX_SESSIONS), report);
-    let session = SessionConfig {
-        grace: config::grace(&mut table, report),
-        open_timeout: table.read("open_timeout", wait, report).unwrap_or(OPEN_TIMEOUT),
-        max,
-        max_for_client: for_client.unwrap_or(max.div_ceil(CLIENTS)),
-        drain: config::drain(&mut table, report),
-        plain_idle: table.read("superedge_idle_timeout", idle, report).unwrap_or(PLAIN_IDLE_TIMEOUT),
-        memory: table.read("buffer_memory", value::size(config::MIN_MEMORY), report),
-    };
-    table.finish(report);
+    let mut session: SessionConfig = table.fields(report);
+    if !table.has("max_per_client") {
+        session.max_per_client = session.max_sessions.div_ceil(CLIENTS);
+    }
+    table.close(&session, report);
     session
 }
 
@@ -119,25 +156,18 @@ pub(crate) fn edge_access(
     report: &mut Diagnostics,
 ) -> EdgeAccessConfig {
     let mut table = cloud.table("edge_access", report);
-    let targets = table.list("targets", value::parsed::<TargetEntry>, report).unwrap_or_default();
-    let nodes = table.list("nodes", value::parsed::<Glob>, report).unwrap_or_default();
-    table.finish(report);
+    let access: EdgeAccessConfig = table.fields(report);
+    table.close(&access, report);
     let listed = env.edge_no_proxy.as_deref().is_some_and(|list| !list.trim().is_empty());
-    if listed && !(targets.is_empty() && nodes.is_empty()) {
+    if listed && !(access.targets.is_empty() && access.nodes.is_empty()) {
         let text = "SuperEdge's list of targets that edges may not reach is ignored; [server.edge_access] lists what they may reach";
         report.warn("EDGE_NO_PROXY".to_owned(), WarningKind::Insecure, text);
     }
-    EdgeAccessConfig { targets: targets.into_iter().collect(), nodes }
+    access
 }
 
 /// The port that SuperEdge's manifests open for edges.
 const GRPC_PORT: u16 = 9000;
-
-/// Two seconds more than an edge's dial timeout, so that its reason arrives.
-const OPEN_TIMEOUT: Duration = Duration::from_secs(12);
-
-/// Default maximum of sessions. A process reaches its memory limit long before.
-const MAX: usize = 100_000;
 
 /// Number of clients that together may use all sessions, unless the file sets a limit.
 const CLIENTS: usize = 4;
@@ -157,36 +187,33 @@ const TOKENFILE: &str = "/etc/tunnel/token/token";
 // The table `server.tls`: versions and cipher suites of TLS at the server's ports.
 
 /// `[server.tls]`: the TLS versions and cipher suites that a server accepts.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Default, Deserialize, Serialize)]
+#[serde(default)]
 pub struct Tls {
-    /// The oldest accepted version.
+    /// Minimum TLS version, "1.2" or "1.3".
     pub min_version: TlsVersion,
-    /// Go's names of cipher suites for TLS 1.2; empty allows all secure ones.
+    /// TLS 1.2 cipher suites by Go's names. Default: all secure ones.
+    ///
+    /// Example: `["TLS_ECDHE_RSA_WITH_AES_128_GCM_SHA256", "TLS_ECDHE_ECDSA_WITH_AES_128_GCM_SHA256"]`
     pub cipher_suites: Vec<String>,
 }
 
 /// A TLS version that may be set as the oldest one that a server accepts.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Deserialize, Serialize)]
 pub enum TlsVersion {
     /// TLS 1.2.
+    #[default]
+    #[serde(rename = "1.2")]
     V12,
     /// TLS 1.3.
+    #[serde(rename = "1.3")]
     V13,
 }
 
 /// Reads the table.
 pub(crate) fn tls(cloud: &mut ConfigTable<'_>, report: &mut Diagnostics) -> Tls {
     let mut table = cloud.table("tls", report);
-    let min_version = table.read(
-        "min_version",
-        |value| match value::text(value)?.as_str() {
-            "1.2" => Ok(TlsVersion::V12),
-            "1.3" => Ok(TlsVersion::V13),
-            _ => Err(value::wrong(value, "expected \"1.2\" or \"1.3\"")),
-        },
-        report,
-    );
-    let cipher_suites = table.list("cipher_suites", value::nonempty, report).unwrap_or_default();
-    table.finish(report);
-    Tls { min_version: min_version.unwrap_or(TlsVersion::V12), cipher_suites }
+    let tls: Tls = table.fields(report);
+    table.close(&tls, report);
+    tls
 }

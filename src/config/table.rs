@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::fmt;
 
+use serde::Serialize;
 use strsim::osa_distance;
 use toml::Spanned;
 use toml::de::{DeTable, DeValue};
@@ -25,7 +26,7 @@ pub(crate) struct ConfigTable<'t> {
 
 /// One key of a [`ConfigTable`], with its value.
 #[derive(Debug)]
-struct Entry<'t> {
+pub(super) struct Entry<'t> {
     /// The key as written.
     name: String,
     /// Position in the file.
@@ -160,7 +161,7 @@ impl<'t> ConfigTable<'t> {
         let mut tables = Vec::new();
         for Entry { name, place, value } in entries {
             let path = self.key(format_args!("\"{}\"", value::excerpt(&name)));
-            report.known.push(path.clone());
+            report.known.insert(path.clone());
             report.given.insert(path.clone());
             let table = match value {
                 DeValue::Table(table) => Self::of(path, place, table),
@@ -201,14 +202,18 @@ impl<'t> ConfigTable<'t> {
         report.place_fault(place.or(self.place), &self.key(key), found, wanted);
     }
 
+    /// Like [`Self::finish`], and records the values in effect: a struct with a field for each key.
+    pub(crate) fn close<T: Serialize>(self, settings: &T, report: &mut Diagnostics) {
+        if let Ok(table) = toml::Table::try_from(settings) {
+            report.effective.insert(self.path.clone(), table);
+        }
+        self.finish(report);
+    }
+
     /// Records an error for every key that was never requested, with the most similar known key.
     pub(crate) fn finish(self, report: &mut Diagnostics) {
         for entry in self.entries.values() {
-            let distance = |known: &&&str| osa_distance(value::excerpt(&entry.name).as_str(), known);
-            let wanted = match self.asked.keys().min_by_key(distance) {
-                Some(nearest) => format!("did you mean {nearest}?"),
-                None => "no key is known here; remove it".to_owned(),
-            };
+            let wanted = suggestion(&entry.name, self.asked.keys().copied());
             report.unknown(entry.place, &self.key(value::excerpt(&entry.name)), &wanted);
         }
     }
@@ -223,14 +228,26 @@ impl<'t> ConfigTable<'t> {
         Self { path, place: Some(place), entries, ..Self::default() }
     }
 
-    fn take(&mut self, key: &'static str, report: &mut Diagnostics) -> Option<Entry<'t>> {
-        let whole = self.key(key);
-        if !report.known.contains(&whole) {
-            report.known.push(whole);
-        }
+    /// Returns the position and the value of a key.
+    pub(super) fn entry(&self, key: &str) -> Option<(usize, &DeValue<'t>)> {
+        self.entries.get(key).map(|entry| (entry.place, &entry.value))
+    }
+
+    /// Takes a key, which is then known.
+    pub(super) fn take(&mut self, key: &'static str, report: &mut Diagnostics) -> Option<Entry<'t>> {
+        report.known.insert(self.key(key));
         let refused = report.refused.contains(&self.key(key)).then(|| self.place.unwrap_or_default());
         let entry = self.entries.remove(key);
         self.asked.insert(key, entry.as_ref().map(|entry| entry.place).or(refused));
         entry
+    }
+}
+
+/// Returns the hint for an unknown key: the most similar known one.
+pub(super) fn suggestion<'k>(unknown: &str, known: impl Iterator<Item = &'k str>) -> String {
+    let unknown = value::excerpt(unknown);
+    match known.min_by_key(|known| osa_distance(&unknown, known)) {
+        Some(nearest) => format!("did you mean {nearest}?"),
+        None => "no key is known here; remove it".to_owned(),
     }
 }

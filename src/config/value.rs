@@ -8,6 +8,8 @@ use std::str::FromStr;
 use std::time::Duration;
 
 use ipnet::IpNet;
+use serde::de::{Deserialize, Deserializer, Error};
+use serde::ser::{Serialize, Serializer};
 use toml::de::{DeInteger, DeValue};
 
 use crate::config::Secret;
@@ -100,27 +102,12 @@ pub(crate) fn socket(value: &DeValue<'_>) -> Result<SocketAddr, ValueError> {
     text(value)?.parse().map_err(|_| wrong(value, wanted))
 }
 
-/// Reads a whole number within limits.
-pub(crate) fn count(limits: RangeInclusive<usize>) -> impl Fn(&DeValue<'_>) -> Result<usize, ValueError> {
-    move |value| {
-        let number = match value {
-            DeValue::Integer(number) => integer(number).and_then(|n| usize::try_from(n).ok()),
-            _ => None,
-        };
-        number.filter(|n| limits.contains(n)).ok_or_else(|| {
-            wrong(value, format_args!("expected a whole number from {} to {}", limits.start(), limits.end()))
-        })
-    }
-}
-
 /// Reads a duration within limits: a whole number with `ms`, `s`, `m` or `h`.
 pub(crate) fn duration(
     limits: RangeInclusive<Duration>,
 ) -> impl Fn(&DeValue<'_>) -> Result<Duration, ValueError> {
     move |value| {
-        let millis = measured(value, &DURATIONS).ok_or_else(|| {
-            wrong(value, "expected a whole number with its unit (ms, s, m or h) in quotes, for example \"5s\" or \"500ms\"")
-        })?;
+        let millis = measured(value, &DURATIONS).ok_or_else(|| wrong(value, DURATION))?;
         let duration = Duration::from_millis(millis);
         if limits.contains(&duration) {
             Ok(duration)
@@ -130,23 +117,6 @@ pub(crate) fn duration(
                 format_args!("expected a duration from {:?} to {:?}", limits.start(), limits.end()),
             ))
         }
-    }
-}
-
-/// Reads a size in bytes of at least `least`: a whole number with `B`, `KiB`, `MiB` or `GiB`.
-pub(crate) fn size(least: usize) -> impl Fn(&DeValue<'_>) -> Result<usize, ValueError> {
-    move |value| {
-        let bytes =
-            measured(value, &SIZES).and_then(|bytes| usize::try_from(bytes).ok()).ok_or_else(|| {
-                wrong(
-                    value,
-                    "expected a whole number with its unit (KiB, MiB or GiB) in quotes, for example \"4MiB\"",
-                )
-            })?;
-        if bytes < least {
-            return Err(wrong(value, format_args!("expected at least {} KiB", least / KIB)));
-        }
-        Ok(bytes)
     }
 }
 
@@ -186,7 +156,8 @@ pub(crate) fn wrong(value: &DeValue<'_>, wanted: impl fmt::Display) -> ValueErro
     ValueError { found: shown(value), wanted: wanted.to_string() }
 }
 
-fn kind(value: &DeValue<'_>) -> &'static str {
+/// Returns the kind of a value, for messages that must not repeat the value.
+pub(crate) fn kind(value: &DeValue<'_>) -> &'static str {
     match value {
         DeValue::String(_) => "a text",
         DeValue::Integer(_) => "a number",
@@ -206,11 +177,107 @@ pub(crate) fn integer(number: &DeInteger<'_>) -> Option<i64> {
 /// Returns the number multiplied by its unit; `None` if the unit is missing or the product overflows.
 fn measured(value: &DeValue<'_>, units: &[(&str, u64)]) -> Option<u64> {
     let DeValue::String(text) = value else { return None };
+    quantity(text, units)
+}
+
+fn quantity(text: &str, units: &[(&str, u64)]) -> Option<u64> {
     let digits = text.bytes().take_while(u8::is_ascii_digit).count();
     let (number, unit) = text.split_at_checked(digits)?;
     let (_, each) = units.iter().find(|(name, _)| *name == unit.trim_start())?;
     number.parse::<u64>().ok()?.checked_mul(*each)
 }
+
+/// Formats a number with the largest unit that divides it.
+fn with_unit(number: u64, units: &[(&str, u64)]) -> String {
+    let dividing = units.iter().rev().find(|(_, each)| number.is_multiple_of(*each) && number > 0);
+    let (name, each) = dividing.or(units.get(1)).copied().unwrap_or(("", 1));
+    format!("{}{name}", number / each)
+}
+
+// Forms of values in structs, for serde's attribute `with`. Optional fields have the same form.
+
+/// A duration from `MIN` to `MAX` milliseconds: a whole number with `ms`, `s`, `m` or `h`.
+pub(crate) struct Millis<const MIN: u64, const MAX: u64>;
+
+impl<const MIN: u64, const MAX: u64> Millis<MIN, MAX> {
+    pub(crate) fn deserialize<'de, D, T>(deserializer: D) -> Result<T, D::Error>
+    where
+        D: Deserializer<'de>,
+        T: From<Duration>,
+    {
+        let text = String::deserialize(deserializer).map_err(|_| D::Error::custom(DURATION))?;
+        let millis = quantity(&text, &DURATIONS).ok_or_else(|| D::Error::custom(DURATION))?;
+        if (MIN..=MAX).contains(&millis) {
+            return Ok(Duration::from_millis(millis).into());
+        }
+        let [least, most] = [MIN, MAX].map(|limit| with_unit(limit, &DURATIONS));
+        Err(D::Error::custom(format_args!("expected a duration from {least} to {most}")))
+    }
+
+    pub(crate) fn serialize<S, T>(value: &T, serializer: S) -> Result<S::Ok, S::Error>
+    where
+        S: Serializer,
+        T: Copy + Into<Option<Duration>>,
+    {
+        let millis = |time: Duration| u64::try_from(time.as_millis()).unwrap_or(u64::MAX);
+        (*value).into().map(|time| with_unit(millis(time), &DURATIONS)).serialize(serializer)
+    }
+}
+
+/// A size of at least `MIN` bytes: a whole number with `B`, `KiB`, `MiB` or `GiB`.
+pub(crate) struct Bytes<const MIN: usize>;
+
+impl<const MIN: usize> Bytes<MIN> {
+    pub(crate) fn deserialize<'de, D, T>(deserializer: D) -> Result<T, D::Error>
+    where
+        D: Deserializer<'de>,
+        T: From<usize>,
+    {
+        let text = String::deserialize(deserializer).map_err(|_| D::Error::custom(SIZE))?;
+        let bytes = quantity(&text, &SIZES).and_then(|bytes| usize::try_from(bytes).ok());
+        match bytes.ok_or_else(|| D::Error::custom(SIZE))? {
+            bytes if bytes < MIN => {
+                Err(D::Error::custom(format_args!("expected at least {} KiB", MIN / KIB)))
+            }
+            bytes => Ok(bytes.into()),
+        }
+    }
+
+    pub(crate) fn serialize<S, T>(value: &T, serializer: S) -> Result<S::Ok, S::Error>
+    where
+        S: Serializer,
+        T: Copy + Into<Option<usize>>,
+    {
+        (*value).into().map(|bytes| with_unit(bytes as u64, &SIZES)).serialize(serializer)
+    }
+}
+
+/// A whole number from `MIN` to `MAX`.
+pub(crate) struct Count<const MIN: usize, const MAX: usize>;
+
+impl<const MIN: usize, const MAX: usize> Count<MIN, MAX> {
+    pub(crate) fn deserialize<'de, D, T>(deserializer: D) -> Result<T, D::Error>
+    where
+        D: Deserializer<'de>,
+        T: From<usize>,
+    {
+        let number = usize::deserialize(deserializer).ok().filter(|number| (MIN..=MAX).contains(number));
+        let wanted = || D::Error::custom(format_args!("expected a whole number from {MIN} to {MAX}"));
+        number.map(T::from).ok_or_else(wanted)
+    }
+
+    pub(crate) fn serialize<S: Serializer, T: Serialize>(
+        value: &T,
+        serializer: S,
+    ) -> Result<S::Ok, S::Error> {
+        value.serialize(serializer)
+    }
+}
+
+const DURATION: &str =
+    "expected a whole number with its unit (ms, s, m or h) in quotes, for example \"5s\" or \"500ms\"";
+
+const SIZE: &str = "expected a whole number with its unit (KiB, MiB or GiB) in quotes, for example \"4MiB\"";
 
 /// Units of time, in milliseconds. No timeout needs a smaller unit.
 const DURATIONS: [(&str, u64); 4] = [("ms", 1), ("s", 1000), ("m", 60_000), ("h", 3_600_000)];
@@ -227,6 +294,7 @@ const MAX_EXCERPT: usize = 60;
 #[cfg(test)]
 mod tests {
     use proptest::prelude::*;
+    use serde::de::IntoDeserializer as _;
 
     use super::*;
 
@@ -238,11 +306,16 @@ mod tests {
         duration(Duration::ZERO..=Duration::MAX)(value)
     }
 
+    fn size<const MIN: usize>(text: &str) -> Result<usize, String> {
+        let text: serde::de::value::StrDeserializer<'_, serde::de::value::Error> = text.into_deserializer();
+        Bytes::<MIN>::deserialize(text).map_err(|error| error.to_string())
+    }
+
     #[test]
     fn a_duration_or_a_size_needs_its_unit() {
         assert_eq!(any_duration(&quoted("500ms")), Ok(Duration::from_millis(500)));
         assert_eq!(any_duration(&quoted("2m")), Ok(Duration::from_secs(120)));
-        assert_eq!(size(0)(&quoted("4MiB")), Ok(4 << 20));
+        assert_eq!(size::<0>("4MiB"), Ok(4 << 20));
         for bad in [
             "60",
             "",
@@ -258,7 +331,7 @@ mod tests {
             assert!(any_duration(&quoted(bad)).unwrap_err().wanted.contains("unit"), "{bad}");
         }
         for bad in ["4", "4MB", "4M", "99999999999GiB", "é"] {
-            assert!(size(0)(&quoted(bad)).unwrap_err().wanted.contains("unit"), "{bad}");
+            assert!(size::<0>(bad).unwrap_err().contains("unit"), "{bad}");
         }
         assert!(any_duration(&DeValue::Integer(DeInteger::default())).unwrap_err().wanted.contains("unit"));
     }
@@ -278,7 +351,7 @@ mod tests {
             (short.found.as_str(), short.wanted.as_str()),
             ("\"10s\"", "expected a duration from 1s to 9s")
         );
-        assert_eq!(size(1 << 20)(&quoted("1KiB")).unwrap_err().wanted, "expected at least 1024 KiB");
+        assert_eq!(size::<1_048_576>("1KiB").unwrap_err(), "expected at least 1024 KiB");
     }
 
     proptest! {
@@ -286,7 +359,7 @@ mod tests {
         fn durations_mean_what_they_say(n in 0_u64..1_000_000) {
             prop_assert_eq!(any_duration(&quoted(&format!("{n}s"))), Ok(Duration::from_secs(n)));
             prop_assert_eq!(any_duration(&quoted(&format!("{n}h"))), Ok(Duration::from_secs(n * 3600)));
-            prop_assert_eq!(size(0)(&quoted(&format!("{n}KiB"))).ok(), usize::try_from(n << 10).ok());
+            prop_assert_eq!(size::<0>(&format!("{n}KiB")).ok(), usize::try_from(n << 10).ok());
         }
 
         #[test]

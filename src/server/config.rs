@@ -41,7 +41,7 @@ pub struct ServerConfig {
     /// How clients may address a target other than by its node's name.
     pub addresses: AddressSettings,
     /// What edges may reach through this server.
-    pub allow: EdgeAccessConfig,
+    pub edge_access: EdgeAccessConfig,
     /// `POD_NAME`, a label of the metrics; may be empty.
     pub pod_name: String,
     /// `POD_NAMESPACE`, a label of the metrics; may be empty.
@@ -100,7 +100,7 @@ impl ServerConfig {
             registry,
             invitations: invitations::read(&mut table, env, report),
             csr: kubernetes::csr(&mut table, env, report),
-            allow: server::edge_access(&mut table, env, report),
+            edge_access: server::edge_access(&mut table, env, report),
             pod_name: env.pod_name.clone().unwrap_or_default(),
             pod_namespace: env.pod_namespace.clone().unwrap_or_default(),
             pod_ip: config::address("POD_IP", env.pod_ip.as_deref(), report),

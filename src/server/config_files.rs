@@ -158,17 +158,17 @@ pub(crate) struct LivePolicies {
 impl LivePolicies {
     pub(crate) fn new(settings: &ServerConfig) -> Self {
         Self {
-            for_edges: Arc::new(ArcSwap::from_pointee(settings.allow.targets.clone())),
+            for_edges: Arc::new(ArcSwap::from_pointee(settings.edge_access.targets.clone())),
             for_clients: Arc::new(ArcSwap::from_pointee(settings.addresses.direct.clone())),
-            nodes: Arc::new(ArcSwap::from_pointee(settings.allow.nodes.clone())),
+            nodes: Arc::new(ArcSwap::from_pointee(settings.edge_access.nodes.clone())),
         }
     }
 
     /// Applies this config to new clients and links, here and at the listeners.
     pub(crate) fn apply(&self, settings: &ServerConfig, limiters: &ListenerPolicies) {
-        self.for_edges.store(Arc::new(settings.allow.targets.clone()));
+        self.for_edges.store(Arc::new(settings.edge_access.targets.clone()));
         self.for_clients.store(Arc::new(settings.addresses.direct.clone()));
-        self.nodes.store(Arc::new(settings.allow.nodes.clone()));
+        self.nodes.store(Arc::new(settings.edge_access.nodes.clone()));
         limiters.apply(&settings.access());
     }
 }

@@ -75,7 +75,7 @@ pub enum PolicyError {
     CertificateGlob,
     /// An allowed target without a port, or with an invalid one.
     #[error(
-        "expected network:port or network:*, for example 127.0.0.0/8:*, 10.1.2.3:443, [fd00::/8]:22 or own:22"
+        "expected network:port or network:*, for example 127.0.0.0/8:*, 10.1.2.3:443, [fd00::/8]:22 or self:22"
     )]
     Port,
 }
@@ -96,6 +96,11 @@ impl Networks {
     pub fn contains(&self, ip: IpAddr) -> bool {
         let ip = plain(ip);
         self.0.iter().any(|net| net.contains(&ip))
+    }
+
+    /// Iterates over the networks.
+    pub fn iter(&self) -> impl Iterator<Item = &IpNet> {
+        self.0.iter()
     }
 
     /// Returns true if there are no networks, so that no client matches.
@@ -192,9 +197,15 @@ impl FromStr for CertificateGlob {
     }
 }
 
-impl fmt::Debug for CertificateGlob {
+impl fmt::Display for CertificateGlob {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(&self.0)
+    }
+}
+
+impl fmt::Debug for CertificateGlob {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self, f)
     }
 }
 
@@ -204,9 +215,15 @@ impl fmt::Debug for Networks {
     }
 }
 
-impl fmt::Debug for Glob {
+impl fmt::Display for Glob {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(&self.0)
+    }
+}
+
+impl fmt::Debug for Glob {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self, f)
     }
 }
 

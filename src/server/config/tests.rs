@@ -82,10 +82,10 @@ fn an_empty_file_is_a_server_without_ports_for_clients() {
     assert_eq!(cloud.server.metrics_listen, None);
     assert_eq!(cloud.server.tokenfile.to_str(), Some("/etc/tunnel/token/token"));
     assert!(cloud.listener::<ConnectConfig>().is_none());
-    assert_eq!(cloud.session.grace, Duration::from_secs(60));
+    assert_eq!(cloud.session.resume_timeout, Duration::from_secs(60));
     assert_eq!(cloud.session.open_timeout, Duration::from_secs(12));
-    assert_eq!(cloud.session.plain_idle, Duration::from_secs(600));
-    assert_eq!((cloud.session.max, cloud.session.memory), (100_000, None));
+    assert_eq!(cloud.session.superedge_idle_timeout, Duration::from_secs(600));
+    assert_eq!((cloud.session.max_sessions, cloud.session.buffer_memory), (100_000, None));
     assert_eq!(warnings, []);
 }
 
@@ -125,8 +125,8 @@ fn the_documented_edge_is_closed_and_says_the_defaults() {
     let (least, warnings) = edge(LEAST);
     assert_eq!(warnings, []);
     assert_eq!(documented.session, least.session);
-    assert_eq!(documented.targets, least.targets);
-    assert_eq!(documented.targets, Targets::default());
+    assert_eq!(documented.allow, least.allow);
+    assert_eq!(documented.allow.targets, Targets::default());
     assert_eq!(documented.client.ca, least.client.ca);
     assert_eq!(documented.client.log_listen.at, least.client.log_listen.at);
     assert_eq!(documented.client.servers[0].dns.to_string(), "tunnel.example.org");
@@ -289,14 +289,14 @@ fn our_own_keys_become_what_they_mean() {
     assert!(ask(Some("ops"), "10.1.1.1", "edge-1", 22));
     assert!(!ask(None, "10.1.1.1", "edge-1", 22));
     assert!(connect(&cloud).access.allow_from.as_ref().unwrap().contains("::ffff:10.0.0.1".parse().unwrap()));
-    assert_eq!(cloud.session.grace, Duration::from_secs(120));
+    assert_eq!(cloud.session.resume_timeout, Duration::from_secs(120));
     assert_eq!(cloud.session.open_timeout, Duration::from_millis(500));
-    assert_eq!(cloud.session.plain_idle, Duration::from_secs(90));
-    assert_eq!((cloud.session.max, cloud.session.drain), (7, Duration::ZERO));
-    assert_eq!(cloud.session.max_for_client, 2, "a quarter, rounded up");
+    assert_eq!(cloud.session.superedge_idle_timeout, Duration::from_secs(90));
+    assert_eq!((cloud.session.max_sessions, cloud.session.drain_timeout), (7, Duration::ZERO));
+    assert_eq!(cloud.session.max_per_client, 2, "a quarter, rounded up");
     assert!(connect(&cloud).access.proxy_protocol.contains("10.0.0.5".parse().unwrap()));
     assert!(cloud.server.proxy_protocol.is_empty());
-    assert_eq!(cloud.session.memory, Some(64 << 20));
+    assert_eq!(cloud.session.buffer_memory, Some(64 << 20));
     assert_eq!(cloud.tls.min_version, TlsVersion::V13);
     assert_eq!(cloud.tls.cipher_suites, ["A", "B", "C"]);
 }

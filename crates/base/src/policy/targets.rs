@@ -62,6 +62,21 @@ impl Targets {
         nets.map(|net| TargetEntry { place: AllowedNet::Net(net), port: None }).into_iter().collect()
     }
 
+    /// Returns an empty list: no address may be dialled.
+    pub fn none() -> Self {
+        Self(Vec::new())
+    }
+
+    /// Returns true if no address may be dialled.
+    pub fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
+    /// Iterates over the entries.
+    pub fn iter(&self) -> impl Iterator<Item = &TargetEntry> {
+        self.0.iter()
+    }
+
     /// Returns true if any address may be dialled at this port.
     pub fn name_port(&self, port: u16) -> bool {
         self.0.iter().any(|entry| entry.port.is_none_or(|own| own == port))

@@ -225,12 +225,12 @@ fn superedges_tables_load_with_a_warning_where_there_is_no_kubernetes() {
 fn edges_may_ask_for_nothing_that_was_not_allowed() {
     let at = |at: &str| at.parse().unwrap();
     let (none, _) = inside("", None).unwrap();
-    assert!(!none.allow.targets.allows(at("127.0.0.1:22"), &[]) && none.allow.nodes.is_empty());
+    assert!(!none.edge_access.targets.allows(at("127.0.0.1:22"), &[]) && none.edge_access.nodes.is_empty());
     let text = "[server.edge_access]\ntargets = [\"10.0.0.0/8:443\"]\nnodes = [\"Edge-*\"]";
     let (some, _) = inside(text, None).unwrap();
-    assert!(some.allow.targets.allows(at("10.1.2.3:443"), &[]));
-    assert!(!some.allow.targets.allows(at("127.0.0.1:443"), &[]));
-    assert!(some.allow.nodes[0].matches(&"edge-7".parse().unwrap()));
+    assert!(some.edge_access.targets.allows(at("10.1.2.3:443"), &[]));
+    assert!(!some.edge_access.targets.allows(at("127.0.0.1:443"), &[]));
+    assert!(some.edge_access.nodes[0].matches(&"edge-7".parse().unwrap()));
     for (line, key) in [("targets = [\"a:1\"]", "targets[0]"), ("nodes = [\"a b\"]", "nodes[0]")] {
         let errors = inside(&format!("[server.edge_access]\n{line}"), None).unwrap_err();
         let keys: Vec<_> = errors.iter().map(|f| f.key.as_str()).collect();

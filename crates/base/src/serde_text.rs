@@ -1,0 +1,100 @@
+//! Serialization of names and policies as the texts that config files contain.
+
+use ipnet::IpNet;
+use serde::de::{Deserialize, Deserializer, Error};
+use serde::ser::{Serialize, Serializer};
+
+use crate::names::{Host, NodeName, Target};
+use crate::policy::targets::{TargetEntry, Targets};
+use crate::policy::{CertificateGlob, Glob, Networks, network};
+
+/// Serializes types through `Display` and deserializes them through `FromStr`.
+macro_rules! as_text {
+    ($($of:ty),*) => {$(
+        impl Serialize for $of {
+            fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+                serializer.collect_str(self)
+            }
+        }
+
+        impl<'de> Deserialize<'de> for $of {
+            fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+                String::deserialize(deserializer)?.parse().map_err(D::Error::custom)
+            }
+        }
+    )*};
+}
+
+as_text!(NodeName, Host, Target, TargetEntry, Glob, CertificateGlob);
+
+/// One of [`Networks`]: a network, or a single address.
+struct Network(IpNet);
+
+impl<'de> Deserialize<'de> for Network {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        network(&String::deserialize(deserializer)?).map(Self).map_err(D::Error::custom)
+    }
+}
+
+impl<'de> Deserialize<'de> for Networks {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        let networks = Vec::<Network>::deserialize(deserializer)?;
+        Ok(networks.into_iter().map(|Network(network)| network).collect())
+    }
+}
+
+impl Serialize for Networks {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        let text = |net: &IpNet| {
+            let single = net.prefix_len() == net.max_prefix_len();
+            if single { net.addr().to_string() } else { net.to_string() }
+        };
+        serializer.collect_seq(self.iter().map(text))
+    }
+}
+
+impl<'de> Deserialize<'de> for Targets {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        Vec::<TargetEntry>::deserialize(deserializer).map(Self::from_iter)
+    }
+}
+
+impl Serialize for Targets {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.collect_seq(self.iter())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn stays<T: Serialize + for<'de> Deserialize<'de>>(json: &str) -> String {
+        serde_json::to_string(&serde_json::from_str::<T>(json).unwrap()).unwrap()
+    }
+
+    #[test]
+    fn values_are_written_as_they_are_read() {
+        let networks = r#"["10.0.0.0/8","10.1.2.3","fd00::/8","::1"]"#;
+        assert_eq!(stays::<Networks>(networks), networks);
+        let targets = r#"["127.0.0.0/8:*","[fd00::/8]:22","self:*"]"#;
+        assert_eq!(stays::<Targets>(targets), targets);
+        for target in [r#""node1:22""#, r#""[fd00::1]:22""#] {
+            assert_eq!(stays::<Target>(target), target);
+        }
+        assert_eq!(stays::<CertificateGlob>(r#""System:*""#), r#""system:*""#);
+    }
+
+    proptest! {
+        #[test]
+        fn every_pattern_and_name_is_written_as_it_is_read(text in "[a-z0-9*][a-z0-9*._-]{0,20}[a-z0-9*]") {
+            let json = format!("{text:?}");
+            prop_assert_eq!(&stays::<Glob>(&json), &json);
+            if text.parse::<NodeName>().is_ok() {
+                prop_assert_eq!(&stays::<NodeName>(&json), &json);
+            }
+        }
+    }
+}
