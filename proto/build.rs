@@ -5,6 +5,9 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     println!("cargo:rerun-if-changed=proto");
     let etcd = protox::compile(["proto/etcd.proto"], ["proto"])?;
     tonic_prost_build::configure().build_server(false).build_transport(false).bytes(".").compile_fds(etcd)?;
+    if std::env::var_os("CARGO_FEATURE_CHANNELZ").is_none() {
+        return Ok(());
+    }
     let mut debugging = protox::Compiler::new(["proto"])?;
     debugging.include_imports(true).open_file("channelz.proto")?;
     tonic_prost_build::configure().build_client(false).compile_fds(debugging.file_descriptor_set())?;

@@ -10,7 +10,7 @@ cd "$(dirname "$0")/.."
 
 log=$(mktemp)
 trap 'rm -f "$log"' EXIT
-run() { cargo test --quiet --workspace --exclude tunnel-fuzz --features kubernetes "$@" 2>&1 | tee "$log"; }
+run() { cargo test --quiet --workspace --exclude tunnel-fuzz "$@" 2>&1 | tee "$log"; }
 # sum RESULT WORD: the number of tests before WORD, summed over all result lines with RESULT.
 sum() { awk -v word="$2;" "/^test result: $1/"' { for (i = 2; i <= NF; i++) if ($i == word) n += $(i - 1) } END { print n + 0 }' "$log"; }
 

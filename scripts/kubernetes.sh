@@ -30,7 +30,7 @@ scripts/goparts.sh
 if [[ $measure ]]; then
   [[ ${TUNNEL:-} ]] || cargo build --profile dist --bin tunnel
   TUNNEL_TESTS_REQUIRE=1 TUNNEL=${TUNNEL:-$(realpath "${CARGO_TARGET_DIR:-target}")/dist/tunnel} \
-    cargo test --quiet --features kubernetes --test real -- --ignored --exact measure::kubectl --nocapture
+    cargo test --quiet --test real -- --ignored --exact measure::kubectl --nocapture
   exit
 fi
 # The tests contain the setup; everything stops when their input closes. With job control they are a separate process
@@ -39,7 +39,7 @@ set -m
 hold=$(mktemp -u)
 mkfifo "$hold"
 TUNNEL_TESTS_REQUIRE=1 TUNNEL_PLAY_WAY=$way ${check:+env TUNNEL_PLAY_CHECK=1} \
-  cargo test --quiet --features kubernetes --test real -- --ignored --exact play::kubernetes --nocapture <"$hold" &
+  cargo test --quiet --test real -- --ignored --exact play::kubernetes --nocapture <"$hold" &
 exec 3>"$hold"
 rm "$hold"
 trap 'exec 3>&-; wait' EXIT

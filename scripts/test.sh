@@ -19,8 +19,8 @@ go=$!
 trap 'kill "$go" 2>/dev/null || true; rm -f "$log"' EXIT
 # The quickest checks come first.
 step 'checks' scripts/check.sh
-# With all features. The checks above also compile the program without them.
-step 'build of the tests' cargo test --quiet --workspace --exclude tunnel-fuzz --features kubernetes --no-run
+# With all features; the checks above also compile the program without them.
+step 'build of the tests' cargo test --quiet --workspace --exclude tunnel-fuzz --no-run
 # No step, because only the shell that started them can wait for them.
 echo "-- plain peer, CoreDNS, etcd and Kubernetes"
 wait "$go" || { cat "$log" >&2 && exit 1; }

@@ -1,11 +1,12 @@
 //! Commands for people: the command line, shell completions and man pages.
 
-#[cfg(feature = "kubernetes")]
+#[cfg_attr(not(feature = "csr"), path = "command/approve/absent.rs")]
 pub mod approve;
 pub mod connect;
 pub mod demo;
 pub mod doctor;
 pub mod init;
+#[cfg_attr(not(feature = "invitations"), path = "command/invitations/absent.rs")]
 pub mod invitations;
 pub mod migrate;
 pub mod output_dir;
@@ -20,7 +21,6 @@ use clap::{ArgAction, CommandFactory as _, Parser, Subcommand, ValueEnum};
 use clap_complete::Shell;
 use tracing::warn;
 
-#[cfg(feature = "kubernetes")]
 use crate::command::approve::ApproveArgs;
 use crate::command::connect::ConnectArgs;
 use crate::command::demo::Module;
@@ -30,10 +30,11 @@ use crate::command::invitations::{InviteArgs, JoinArgs, RevokeArgs};
 use crate::command::migrate::MigrateArgs;
 use crate::config::edge::EdgeConfig;
 use crate::config::live::{ConfigFile, tell_warnings};
-use crate::config::server::ServerConfig;
 use crate::config::{Environment, Warning};
 use crate::edge::Edge;
+use crate::parts;
 use crate::server::Server;
+use crate::server::config::ServerConfig;
 use crate::startup::{Startup, StartupErrorKind};
 use tunnel_net::reload::warn_of_readers;
 
@@ -143,7 +144,6 @@ pub enum Command {
     Revoke(RevokeArgs),
     /// Approve or deny certificate requests of the tunnel's servers and edges in a Kubernetes cluster, until a signal.
     /// Other requests are not touched.
-    #[cfg(feature = "kubernetes")]
     Approve(ApproveArgs),
     /// Connect stdin and stdout to a port of a node through a server, as an ssh ProxyCommand or for a local port.
     Connect(ConnectArgs),
@@ -170,6 +170,13 @@ pub enum Command {
         #[arg(value_name = "DIR")]
         dir: PathBuf,
     },
+}
+
+/// Arguments of a command that is not compiled in; it says so.
+#[derive(Debug, Clone, clap::Args)]
+pub struct AnyArgs {
+    #[arg(hide = true, trailing_var_arg = true, allow_hyphen_values = true)]
+    all: Vec<OsString>,
 }
 
 /// The role of a process, set by `--m`: server or edge.
@@ -294,7 +301,7 @@ impl Settings {
             warn!(key = "--k", reason = %why, "kubeconfig ignored");
         }
         for (key, path) in settings.secrets(&file.path) {
-            warn_of_readers(key, path);
+            warn_of_readers(&key, &path);
         }
         Some((settings, file))
     }
@@ -340,10 +347,10 @@ impl Settings {
                     "an edge uses Kubernetes only for its certificate; set agent = true in [edge.csr]";
                 edge.csr.is_none().then_some(unused)
             }
-            Self::Cloud(_) if cfg!(not(feature = "kubernetes")) => {
-                Some("this program is built without Kubernetes; build it with --features kubernetes")
-            }
             Self::Cloud(cloud) => {
+                if let Err(why) = parts::CLUSTER {
+                    return Some(why);
+                }
                 let asks =
                     cloud.peers.cluster.is_some() || cloud.addresses.cluster.is_some() || cloud.csr.is_some();
                 let unused = "no key requires Kubernetes; set publish or service of [server.dns], kubernetes = true in \
@@ -354,7 +361,7 @@ impl Settings {
     }
 
     /// Returns the files that contain secrets, each with its key. `config` is the path of the config file.
-    fn secrets<'a>(&'a self, config: &'a Path) -> Vec<(&'a str, &'a Path)> {
+    fn secrets(&self, config: &Path) -> Vec<(String, PathBuf)> {
         match self {
             Self::Cloud(settings) => settings.secrets(),
             Self::Edge(settings) => settings.secrets(config),

@@ -4,11 +4,13 @@
 //! never leave a port open. `docs/reference/` documents every key. SuperEdge's files are translated first
 //! ([`superedge`]).
 
+pub mod cluster;
 mod de;
 pub mod edge;
 pub mod listen;
 pub mod live;
 pub mod server;
+#[cfg_attr(not(feature = "superedge"), path = "config/superedge/absent.rs")]
 pub mod superedge;
 pub mod table;
 pub mod value;
@@ -248,7 +250,7 @@ impl fmt::Display for Warning {
 }
 
 /// Handles the other role's table. Both may be in one file, but a file with only the other one is the wrong file.
-fn other_role(
+pub(crate) fn other_role(
     file: &mut ConfigTable<'_>,
     ours: &ConfigTable<'_>,
     other: &'static str,
@@ -267,7 +269,7 @@ fn other_role(
 }
 
 /// Parses an address from the environment. An empty value means absent.
-fn address(key: &str, text: Option<&str>, report: &mut Diagnostics) -> Option<IpAddr> {
+pub(crate) fn address(key: &str, text: Option<&str>, report: &mut Diagnostics) -> Option<IpAddr> {
     let text = text.filter(|text| !text.is_empty())?;
     text.parse().map_err(|_| report.error(key, Some(value::excerpt(text)), "expected an address")).ok()
 }
@@ -435,6 +437,3 @@ fn lines_of(text: &str) -> impl Fn(usize) -> usize {
 
 /// Position of errors that are not in the file. They are reported last.
 const NOWHERE: usize = usize::MAX;
-
-#[cfg(test)]
-mod tests;

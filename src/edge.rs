@@ -30,8 +30,9 @@ use crate::edge::http_proxy::ProxyListener;
 use crate::edge::link_dialer::known_addresses::KnownAddresses;
 use crate::edge::link_dialer::{EdgeCertificate, LinkDialer, ServerEndpoint};
 use crate::edge::reconnect::Reconnector;
+use crate::kubernetes::csr;
+use crate::listener::access::{AccessPolicyBuilder, ListenerPolicies};
 use crate::route::{SessionRouter, Uplinks};
-use crate::startup::access::{AccessPolicyBuilder, ListenerPolicies};
 use crate::startup::{Startup, StartupErrorKind, StartupErrors};
 use tunnel_base::drain::{Drain, Drained};
 use tunnel_base::logging::LogLevel;
@@ -39,7 +40,7 @@ use tunnel_base::metrics::Metrics;
 use tunnel_base::names::Instance;
 use tunnel_base::policy::targets::Targets;
 use tunnel_base::process::third_of_memory;
-use tunnel_link::grpc::LinkContext;
+use tunnel_link::grpc::{LinkContext, PLAIN_IDLE_TIMEOUT};
 use tunnel_link::table::{SessionLimits, SessionTable};
 use tunnel_net::http_proxy::{HttpProxyClient, ProxyError};
 use tunnel_net::interfaces::LocalAddresses;
@@ -103,12 +104,12 @@ impl Edge {
             edge.limiters = proxy.spawn(settings.uplink.node.clone(), &edge, pool.clone());
         }
         let (ca, cert) = (settings.uplink.ca.clone(), settings.target_tls.cert.clone());
-        let csr = settings.csr.clone();
+        let certificate = settings.csr.clone();
         let keeper = edge.keeper(settings, files, pool.clone());
         edge.spawn_upkeep(&keeper, pool);
-        if let Some(csr) = csr {
+        if let Some(settings) = certificate {
             let told = keeper.clone();
-            link_dialer::keep(csr, &keeper.dialer.node, &edge.links, move |of, state| {
+            csr::keep_edge(settings, &keeper.dialer.node, &edge.links, move |of, state| {
                 told.certified(of, state)
             });
         }
@@ -123,8 +124,8 @@ impl Edge {
         };
         let admin = edge.admin(viewers, level, level_from_anywhere);
         admin.spawn(listeners, &edge.admin);
-        let shown = cert.iter().map(|cert| ("edge.target_tls.cert", cert.as_path())).collect();
-        admin.follow_certificates(shown, vec![("edge.uplink.ca", ca.as_path())], &edge.admin);
+        let shown = cert.into_iter().map(|cert| ("edge.target_tls.cert".to_owned(), cert)).collect();
+        admin.follow_certificates(shown, vec![("edge.uplink.ca".to_owned(), ca)], &edge.admin);
         if let Some(log) = edge.bound.log {
             info!(admin_addr = %log, "edge started");
         }
@@ -210,6 +211,7 @@ impl Edge {
             metrics: self.metrics.clone(),
             drain: self.links.clone(),
             congestion: uplink.congestion.as_deref().map(Arc::from),
+            plain_idle_timeout: PLAIN_IDLE_TIMEOUT,
         };
         let cloud = LinkDialer {
             node: uplink.node,

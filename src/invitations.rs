@@ -35,7 +35,7 @@ use tunnel_net::tls::verify::issuer;
 /// The enrolment state shared by all servers of a cloud, as last read, and operations that change it.
 #[derive(Debug)]
 pub struct Enrolment {
-    cell: tokio::sync::Mutex<SharedState>,
+    cell: tokio::sync::Mutex<Box<dyn SharedState>>,
     known: ArcSwap<EnrolmentState>,
     changed: watch::Sender<()>,
     /// Time of the last read of the store, successful or not.
@@ -91,7 +91,7 @@ pub enum JoinRefusal {
 
 impl Enrolment {
     /// Creates an empty state. It is filled by [`Self::follow`] and by reads on demand.
-    pub fn new(cell: SharedState, authority: Reload<ServerCa>) -> Arc<Self> {
+    pub fn new(cell: Box<dyn SharedState>, authority: Reload<ServerCa>) -> Arc<Self> {
         Arc::new(Self {
             cell: tokio::sync::Mutex::new(cell),
             known: ArcSwap::default(),

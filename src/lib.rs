@@ -17,10 +17,11 @@
 //! | [`tunnel_net`] | sockets, TLS, DNS, limits |
 //! | [`tunnel_proto`] | frames and the state of one session end, without I/O |
 //! | [`tunnel_link`] | links, and the sessions that outlive them |
-//! | [`kubernetes`], [`config`], [`etcd`], [`intercept`] | the Kubernetes API; settings; etcd; nftables |
+//! | `tunnel_kube` | the Kubernetes API; only in builds for a cluster |
+//! | `parts`, [`config`], [`etcd`], [`intercept`] | optional parts; settings; etcd; nftables |
 //! | [`registry`], [`publish`], [`invitations`] | where each node is connected; its DNS records; machines that join |
 //! | [`route`], [`session_io`], [`acceptor`] | from a request to an open session; copying its bytes; dialling targets |
-//! | [`admin`], [`listener`], [`startup`] | the admin API; client ports; startup errors |
+//! | [`admin`], [`kubernetes`], [`listener`], [`startup`] | the admin API; a cluster; client ports; startup errors |
 //! | [`edge`], [`server`], [`command`] | the two programs, and the commands |
 //!
 //! # Data path
@@ -62,16 +63,29 @@
 //! pure parts ([`tunnel_proto`], and in `link` the schedule and the congestion control) read no clock, never wait, and return
 //! effects.
 
+#![cfg_attr(
+    not(feature = "default"),
+    allow(
+        dead_code,
+        clippy::needless_pass_by_value,
+        clippy::unused_self,
+        reason = "only optional parts use some functions and arguments"
+    )
+)]
+
 pub mod acceptor;
 pub mod admin;
 pub mod command;
 pub mod config;
 pub mod edge;
 pub mod etcd;
+#[cfg(feature = "intercept")]
 pub mod intercept;
+#[cfg_attr(not(feature = "invitations"), path = "invitations/absent.rs")]
 pub mod invitations;
 pub mod kubernetes;
 pub mod listener;
+mod parts;
 pub mod publish;
 pub mod registry;
 pub mod route;

@@ -1,6 +1,5 @@
 //! Parses the command line, starts logging and the runtime, and sets exit codes. Nothing else sets exit codes.
 
-#[cfg(feature = "kubernetes")]
 use tunnel::command::approve::{self, ApproveArgs};
 use tunnel::command::demo::{self, Module};
 use tunnel::command::doctor::{self, DoctorArgs, Findings};
@@ -12,8 +11,8 @@ use tunnel::command::{
 use tunnel::config::live::ConfigFile;
 use tunnel::config::{ConfigError, Environment};
 use tunnel::edge::Edge;
+use tunnel::kubernetes::csr::IssuedCertificates;
 use tunnel::server::Server;
-use tunnel::server::kubernetes::IssuedCertificates;
 use tunnel::startup::{Signals, Startup, StartupErrorKind, StartupErrors, SystemdNotifier};
 use tunnel_base::drain::Drained;
 use tunnel_base::logging::{LogLevel, LogSettings, Logs};
@@ -38,7 +37,6 @@ fn main() -> ExitCode {
     match args.command {
         Some(Command::Demo { check, with }) => run_demo(check, &with),
         Some(Command::Doctor(asked)) => diagnose(&asked),
-        #[cfg(feature = "kubernetes")]
         Some(Command::Approve(asked)) => approve(&asked),
         Some(Command::Connect(asked)) => {
             told(in_runtime(connect::connect(&asked, interrupted(), print_stderr)))
@@ -159,7 +157,7 @@ async fn serve(
     match settings {
         Settings::Cloud(settings) => {
             let issued = tokio::select! {
-                issued = IssuedCertificates::wait_ready(&settings) => issued,
+                issued = IssuedCertificates::wait_ready(settings.csr.as_ref()) => issued,
                 () = signals.next() => return Ok(Drained::Finished),
             };
             let server = Server::start(*settings, Some(level))?;
@@ -210,7 +208,6 @@ fn run_demo(check: bool, with: &[Module]) -> ExitCode {
 }
 
 /// Approves certificates, and logs to stderr like a service.
-#[cfg(feature = "kubernetes")]
 fn approve(asked: &ApproveArgs) -> ExitCode {
     let logs = match Logs::start(LogSettings { name: "tunnel-approve", ..LogSettings::default() }) {
         Ok(logs) => logs,

@@ -1,7 +1,5 @@
 //! Publishes in DNS which nodes are connected to this server; the hosts file that several servers share.
 
-#[cfg(feature = "kubernetes")]
-pub mod configmap;
 pub mod etcd;
 pub mod record_policy;
 
@@ -15,14 +13,11 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
+use futures_util::future::BoxFuture;
 use tokio::sync::watch;
 use tokio::time::{Instant, sleep, sleep_until, timeout};
 use tracing::{info, warn};
 
-use crate::etcd::EtcdError;
-#[cfg(feature = "kubernetes")]
-use crate::publish::configmap::{ConfigMap, ConfigMapError};
-use crate::publish::etcd::EtcdRecords;
 use crate::publish::record_policy::RecordPolicy;
 use crate::registry::Registry;
 use tunnel_base::backoff::Backoff;
@@ -35,7 +30,7 @@ pub struct Publisher {
     /// Registry of the nodes.
     pub registry: Arc<Registry>,
     /// Where records are written.
-    pub store: RecordStore,
+    pub store: Box<dyn RecordStore>,
     /// Which nodes are published, and under which names.
     pub zone: Arc<Zone>,
     /// Policy that rejects names which may belong to other hosts.
@@ -46,32 +41,37 @@ pub struct Publisher {
     pub report: Box<dyn Fn(Result<(), String>) + Send + Sync>,
 }
 
-/// The store in which a [`Publisher`] writes the records of this server's nodes.
-#[derive(Debug)]
-pub enum RecordStore {
-    /// A hosts file.
-    Hosts(Hosts),
-    /// An etcd cluster.
-    Etcd(Box<EtcdRecords>),
-    /// A ConfigMap in Kubernetes.
-    #[cfg(feature = "kubernetes")]
-    ConfigMap(Box<ConfigMap>),
+/// A store in which a [`Publisher`] writes the records of this server's nodes: a hosts file, etcd, or a ConfigMap.
+pub trait RecordStore: fmt::Debug + Send + Sync {
+    /// Replaces our records with these. Not cancel safe: a write in progress may continue.
+    ///
+    /// # Errors
+    ///
+    /// Returns why the records could not be written; the caller tries again.
+    fn write<'a>(&'a mut self, records: &'a BTreeSet<String>) -> BoxFuture<'a, Result<(), PublishError>>;
+
+    /// Removes our records.
+    ///
+    /// # Errors
+    ///
+    /// Returns why they could not be removed.
+    fn withdraw(&mut self) -> BoxFuture<'_, Result<(), PublishError>>;
+
+    /// Returns the addresses of all servers that have records, including stopped ones. Empty if the store does not list
+    /// them.
+    fn servers(&self) -> BoxFuture<'_, BTreeSet<IpAddr>>;
+
+    /// Returns the time of the next write without changes.
+    fn due(&self) -> Instant;
+
+    /// Returns the debounce time of changes.
+    fn gathering(&self) -> Duration {
+        Duration::ZERO
+    }
 }
 
-/// The reason why records could not be written.
-#[derive(Debug, thiserror::Error)]
-pub enum PublishError {
-    /// Error of the hosts file.
-    #[error(transparent)]
-    Hosts(#[from] SharedFileError),
-    /// Error of etcd.
-    #[error(transparent)]
-    Etcd(#[from] EtcdError),
-    /// Error of the ConfigMap.
-    #[cfg(feature = "kubernetes")]
-    #[error(transparent)]
-    ConfigMap(#[from] ConfigMapError),
-}
+/// The reason why records could not be written. Only its text is used.
+pub type PublishError = Box<dyn std::error::Error + Send + Sync>;
 
 /// The records of connected and recently disconnected nodes.
 #[derive(Debug, Default)]
@@ -129,59 +129,6 @@ impl Publisher {
             }
             Ok(Err(cause)) => warn!(error = %cause, "cannot withdraw records"),
             Err(_) => warn!(timeout = ?WITHDRAW_TIMEOUT, "withdrawing records timed out"),
-        }
-    }
-}
-
-impl RecordStore {
-    /// Replaces our records with these. Not cancel safe: a write in progress continues.
-    async fn write(&mut self, records: &BTreeSet<String>) -> Result<(), PublishError> {
-        match self {
-            Self::Hosts(hosts) => hosts.write(records.clone()).await?,
-            Self::Etcd(etcd) => etcd.write(records).await?,
-            #[cfg(feature = "kubernetes")]
-            Self::ConfigMap(map) => map.write(records).await?,
-        }
-        Ok(())
-    }
-
-    async fn withdraw(&mut self) -> Result<(), PublishError> {
-        match self {
-            Self::Hosts(hosts) => hosts.write(BTreeSet::new()).await?,
-            Self::Etcd(etcd) => etcd.withdraw().await?,
-            #[cfg(feature = "kubernetes")]
-            Self::ConfigMap(map) => map.withdraw().await?,
-        }
-        Ok(())
-    }
-
-    /// Returns the addresses of all servers that have records, including stopped ones. Empty if the store does not list
-    /// them.
-    async fn servers(&self) -> BTreeSet<IpAddr> {
-        match self {
-            Self::Hosts(hosts) => hosts.servers().await,
-            Self::Etcd(_) => BTreeSet::new(),
-            #[cfg(feature = "kubernetes")]
-            Self::ConfigMap(map) => map.servers(),
-        }
-    }
-
-    /// Returns the time of the next write without changes.
-    fn due(&self) -> Instant {
-        match self {
-            Self::Hosts(_) => Instant::now() + REWRITE_INTERVAL,
-            Self::Etcd(etcd) => etcd.due(),
-            #[cfg(feature = "kubernetes")]
-            Self::ConfigMap(map) => map.due(),
-        }
-    }
-
-    /// Returns the debounce time of changes.
-    fn gathering(&self) -> Duration {
-        match self {
-            Self::Hosts(_) | Self::Etcd(_) => Duration::ZERO,
-            #[cfg(feature = "kubernetes")]
-            Self::ConfigMap(_) => configmap::GATHERING,
         }
     }
 }
@@ -246,15 +193,30 @@ impl Hosts {
         Self { file, server }
     }
 
-    /// Returns the addresses that have lines in the form that servers write. Empty if the file cannot be read.
-    pub(crate) async fn servers(&self) -> BTreeSet<IpAddr> {
-        tokio::fs::read(&self.file).await.map_or_else(|_| BTreeSet::new(), |text| servers(&text))
-    }
-
     /// Replaces our lines with these. Not cancel safe: the write continues without its caller.
     pub async fn write(&self, records: BTreeSet<String>) -> Result<(), SharedFileError> {
         let Self { file, server } = self.clone();
         in_background(move || write(&file, server, &records)).await
+    }
+}
+
+impl RecordStore for Hosts {
+    fn write<'a>(&'a mut self, records: &'a BTreeSet<String>) -> BoxFuture<'a, Result<(), PublishError>> {
+        Box::pin(async { Ok(Self::write(self, records.clone()).await?) })
+    }
+
+    fn withdraw(&mut self) -> BoxFuture<'_, Result<(), PublishError>> {
+        Box::pin(async { Ok(Self::write(self, BTreeSet::new()).await?) })
+    }
+
+    /// Returns the addresses that have lines in the form that servers write. Empty if the file cannot be read.
+    fn servers(&self) -> BoxFuture<'_, BTreeSet<IpAddr>> {
+        let text = tokio::fs::read(self.file.clone());
+        Box::pin(async { text.await.map_or_else(|_| BTreeSet::new(), |text| servers(&text)) })
+    }
+
+    fn due(&self) -> Instant {
+        Instant::now() + REWRITE_INTERVAL
     }
 }
 

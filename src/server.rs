@@ -1,11 +1,10 @@
 //! Builds, runs and stops a server.
 
 pub mod authenticated_links;
-pub mod client_ports;
+pub mod config;
 pub mod config_files;
-pub mod https;
-pub mod intercept;
-pub mod kubernetes;
+#[cfg_attr(not(feature = "invitations"), path = "server/invitations/absent.rs")]
+pub mod invitations;
 pub mod link_events;
 pub mod links;
 pub mod peers;
@@ -17,9 +16,8 @@ use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 use std::time::Duration;
 
-use arc_swap::ArcSwap;
 use futures_util::FutureExt as _;
-use tokio::net::TcpStream;
+use futures_util::future::join_all;
 use tokio::sync::{Semaphore, mpsc, oneshot, watch};
 use tokio::time::{Instant, sleep, sleep_until, timeout};
 use tokio_util::sync::CancellationToken;
@@ -31,19 +29,22 @@ use crate::admin::readiness::{DRAINING_CONDITION, Readiness};
 use crate::admin::status::{Clock, ServerView};
 use crate::admin::{Admin, Listeners, ProcessView};
 use crate::config::live::ConfigFile;
-use crate::config::server::{MEMORY, ServerConfig};
+use crate::config::server::MEMORY;
+use crate::config::server::addresses::AddressSettings;
 use crate::invitations::Enrolment;
-use crate::listener::admission::{self, AccessPolicy, ClientKey, ListenerContext, ListenerProtocol, serve};
-use crate::listener::connect::Ssh;
+use crate::kubernetes::cluster::{self, ServerPods};
+use crate::kubernetes::csr::IssuedCertificates;
+use crate::kubernetes::{ClusterNodes, addresses, keep};
+use crate::listener::access::{AccessPolicyBuilder, ListenerPolicies};
+use crate::listener::admission::{self, ListenerContext};
+use crate::listener::{BoundListener, ListenerDeps, ListenerSetup, connect};
 use crate::registry::peers::Peers;
 use crate::registry::{Finder, Registry};
 use crate::route::SessionRouter;
 use crate::server::authenticated_links::AuthenticatedLinks;
+use crate::server::config::ServerConfig;
 use crate::server::config_files::{LivePolicies, ServerFiles};
-use crate::server::intercept::PreparedIntercept;
-use crate::server::kubernetes::ServerPods;
 use crate::server::peers::FinderDeps;
-use crate::startup::access::{AccessPolicyBuilder, ListenerAccess, ListenerPolicies};
 use crate::startup::{Startup, StartupErrors};
 use tunnel_base::addresses::AddressBook;
 use tunnel_base::drain::{Drain, Drained};
@@ -57,8 +58,7 @@ use tunnel_link::grpc::LinkContext;
 use tunnel_link::link::Link;
 use tunnel_link::table::{SessionLimits, SessionTable};
 use tunnel_net::interfaces::LocalAddresses;
-use tunnel_net::limiter::FairLimiter;
-use tunnel_net::listen::{Accept, TcpAccept, UnixAccept};
+use tunnel_net::listen::{TcpAccept, UnixAccept};
 use tunnel_net::pool::Pool;
 use tunnel_net::resolver::Resolver;
 use tunnel_proto::frame::{ErrorCode, SessionError};
@@ -104,27 +104,9 @@ struct PreparedListeners {
     files: ServerFiles,
     ports: BaseListeners,
     gates: AccessPolicyBuilder,
-    client_ports: Vec<ClientListener>,
-    interception: Option<PreparedIntercept>,
+    client_ports: Vec<BoundListener>,
     viewers: AdminUsers,
 }
-
-/// Prepares the listeners of a module from its config. Returns `None` after noting errors.
-type PrepareListener =
-    fn(&ServerConfig, &mut AccessPolicyBuilder, &mut Startup) -> Option<Vec<ClientListener>>;
-
-/// The name of the CONNECT listener.
-const CONNECT: &str = <Ssh as ListenerProtocol<TcpStream>>::NAME;
-
-/// The modules with listeners for clients, one per line.
-const MODULES: [PrepareListener; 6] = [
-    client_ports::connect,
-    client_ports::egress,
-    client_ports::http_proxy,
-    client_ports::tcp,
-    https::prepare,
-    https::prepare_http,
-];
 
 impl Server {
     /// Reads the files named by the config, binds every port, then serves.
@@ -135,10 +117,8 @@ impl Server {
     pub fn start(settings: ServerConfig, level: Option<LogLevel>) -> Result<Self, StartupErrors> {
         let mut startup = Startup::default();
         let prepared = PreparedListeners::new(&settings, &mut startup);
-        let PreparedListeners { files, ports, gates, client_ports, interception, viewers } =
-            startup.finish(prepared)?;
+        let PreparedListeners { files, ports, gates, client_ports, viewers } = startup.finish(prepared)?;
         let port = ports.grpc.at().port();
-        interception.iter().for_each(PreparedIntercept::mark_sockets);
         let mut core = ServerCore::new(&settings, &files, port, &ports.local_addresses(&client_ports));
         let bound = ServerAddresses {
             grpc: ports.grpc.at(),
@@ -148,11 +128,8 @@ impl Server {
             channelz: ports.channelz.as_ref().map(TcpAccept::at),
         };
         let limiters = gates.watch(&core.shutdown.links);
-        for port in client_ports {
-            (port.spawn)(&core);
-        }
-        core.shutdown.intercept_stopped =
-            interception.map(|interception| interception.spawn(&core, &settings));
+        let deps = core.listener_deps(&settings);
+        core.shutdown.redirects = client_ports.into_iter().filter_map(|port| (port.spawn)(&deps)).collect();
         registry::spawn_publisher(&settings, files.dns, &core, port);
         let server = Self {
             bound,
@@ -227,7 +204,7 @@ impl Server {
 impl ServerAddresses {
     /// Returns the address of the CONNECT listener; `None` if the default port was not available.
     pub fn connect(&self) -> Option<SocketAddr> {
-        self.clients.iter().find(|(name, _)| *name == CONNECT).map(|(_, at)| *at)
+        self.clients.iter().find(|(name, _)| *name == connect::KIND.name).map(|(_, at)| *at)
     }
 }
 
@@ -238,12 +215,11 @@ impl PreparedListeners {
         let ports = BaseListeners::bind(settings, startup);
         let mut gates = AccessPolicyBuilder::default();
         let viewers = gates.viewers("server.admin.users", &settings.admin, startup);
-        let prepared = MODULES.map(|prepare| prepare(settings, &mut gates, startup));
-        let intercepted = intercept::prepare(settings, &mut gates, startup);
-        let client_ports = prepared.into_iter().collect::<Option<Vec<_>>>();
-        let (more, interception) = intercepted?;
-        let client_ports = client_ports?.into_iter().flatten().chain(more).collect();
-        Some(Self { files: files?, ports: ports?, gates, client_ports, interception, viewers: viewers? })
+        let mut setup = ListenerSetup { policies: &mut gates, tls: &settings.tls, startup };
+        // All of them, so that each error is noted.
+        let bound: Vec<_> = settings.listeners.iter().map(|listener| listener.bind(&mut setup)).collect();
+        let client_ports = bound.into_iter().collect::<Option<Vec<_>>>()?.into_iter().flatten().collect();
+        Some(Self { files: files?, ports: ports?, gates, client_ports, viewers: viewers? })
     }
 }
 
@@ -287,8 +263,6 @@ pub(crate) struct ServerContext {
 pub(crate) struct ServerCore {
     /// The state shared by the tasks.
     pub(crate) context: ServerContext,
-    /// The limiter for sessions of all listeners.
-    pub(crate) session_limiter: FairLimiter<ClientKey>,
     /// The names of nodes outside of this server.
     pub(crate) zone: Arc<Zone>,
     /// A client of the system's DNS servers.
@@ -298,7 +272,6 @@ pub(crate) struct ServerCore {
     /// Its tasks, in the order in which they are stopped.
     pub(crate) shutdown: Shutdown,
     /// The servers as reported by Kubernetes.
-    #[cfg_attr(not(feature = "kubernetes"), expect(dead_code, reason = "it is unused then"))]
     pub(crate) servers: ServerPods,
     /// Addresses in the DNS records of nodes that do not belong to any server.
     pub(crate) service_addresses: watch::Receiver<BTreeSet<IpAddr>>,
@@ -313,13 +286,14 @@ impl ServerCore {
         let mut stopping = new_shutdown(settings);
         let (links, readiness) = (stopping.links.clone(), Readiness::waiting_for(&[]));
         let link_context = link_context(settings, &metrics, &links);
-        let (table, enrolment) =
-            (link_context.table.clone(), registry::start(settings, files, &readiness, &links));
+        let (table, authority) = (link_context.table.clone(), files.authority.clone());
+        let enrolment = invitations::start(settings, authority, &files.resolver, &readiness, &links);
         let proven = authenticated_links(settings, files, enrolment.clone(), table.clone(), &links);
         let (registry, pool) = (Registry::new(metrics.clone()), Pool::new());
         let (zone, policies) = (zone(settings, proven.clone()), LivePolicies::new(settings));
-        let servers = kubernetes::follow(settings.peers.cluster.as_ref(), settings.pod_ip, port, &links);
-        let no_servers = kubernetes::run_node_names(settings, &readiness, &links);
+        let servers = ServerPods::follow(settings.peers.cluster.as_ref(), settings.pod_ip, port, &links);
+        let no_servers =
+            keep::node_names(settings.node_names.as_ref(), &settings.pod_name, &readiness, &links);
         let joined = FinderDeps {
             link_context: &link_context,
             pool: &pool,
@@ -331,7 +305,7 @@ impl ServerCore {
             registry: registry.clone(),
             port,
         };
-        let (finder, several) = peers::finder(&settings.peers, joined, servers.peers.clone(), &readiness);
+        let (finder, several) = peers::finder(&settings.peers, joined, servers.peers(), &readiness);
         stopping.has_peers = several.is_some();
         let (peers, made) = several.unzip();
         let dialer = dialer(settings, &policies, files, own.to_vec());
@@ -343,8 +317,8 @@ impl ServerCore {
             route: SessionRouter::new(finder.clone(), table, session.open_timeout, session.resume_timeout),
             finder,
             peers,
-            ports: kubernetes::watch_ports(settings, own, &readiness, &links),
-            addresses: kubernetes::watch_addresses(&settings.addresses, &readiness, &links),
+            ports: keep::ports(settings.ports.as_ref(), own_ports(settings, own), &readiness, &links),
+            addresses: address_book(&settings.addresses, &readiness, &links),
             direct: DirectDialer::new(client_dialer(&dialer, &policies), session.open_timeout),
             backend: SessionAcceptor::new(dialer, pool.clone(), metrics, stopping.clients.clone()),
             link_context,
@@ -356,7 +330,6 @@ impl ServerCore {
         };
         Self {
             context,
-            session_limiter: admission::sessions(session.max_sessions, session.max_per_client),
             zone,
             resolver: files.resolver.clone(),
             readiness,
@@ -368,19 +341,35 @@ impl ServerCore {
         .with_upkeep(files)
     }
 
-    /// Returns the context of a listener with this access policy.
-    pub(crate) fn front_context(&self, policy: Arc<ArcSwap<AccessPolicy>>) -> ListenerContext {
-        let ServerContext { pool, route, link_context, addresses, direct, .. } = &self.context;
-        ListenerContext {
-            policy,
-            sessions: self.session_limiter.clone(),
-            pool: pool.clone(),
-            route: route.clone(),
-            addresses: addresses.clone(),
-            direct: Some(direct.clone()),
+    /// Returns what the listeners share.
+    fn listener_deps(&self, settings: &ServerConfig) -> ListenerDeps {
+        let shared = self.context.clone();
+        let session = &settings.session;
+        let context = ListenerContext {
+            listener: "",
+            policy: Arc::default(),
+            sessions: admission::sessions(session.max_sessions, session.max_per_client),
+            pool: shared.pool,
+            route: shared.route,
+            addresses: shared.addresses,
+            direct: Some(shared.direct),
             edge_routing: None,
-            metrics: link_context.metrics.clone(),
+            metrics: shared.link_context.metrics,
             drain: self.shutdown.clients.clone(),
+        };
+        ListenerDeps {
+            context,
+            zone: self.zone.clone(),
+            registry: shared.registry,
+            finder: shared.finder,
+            peers: shared.peers,
+            ports: shared.ports,
+            claims: Arc::new(move || shared.proven.address_claims()),
+            readiness: self.readiness.clone(),
+            stopping: shared.stopping,
+            links: self.shutdown.links.clone(),
+            resume_timeout: session.resume_timeout,
+            asks_kubernetes: settings.addresses.cluster.is_some(),
         }
     }
 
@@ -397,6 +386,30 @@ impl ServerCore {
     }
 }
 
+/// Returns the address book, kept up to date with the cluster if one is configured.
+fn address_book(settings: &AddressSettings, readiness: &Readiness, drain: &Drain) -> Arc<AddressBook> {
+    let book = Arc::new(AddressBook::new(settings.fixed.clone(), settings.cluster.is_some()));
+    if let Some(cluster) = &settings.cluster {
+        addresses::follow(cluster, &book, readiness, drain);
+    }
+    book
+}
+
+/// Returns the ports at which this server listens.
+fn own_ports(settings: &ServerConfig, own: &[SocketAddr]) -> BTreeSet<u16> {
+    let metrics = settings.links.metrics_listen.map(|at| at.port());
+    own.iter().map(SocketAddr::port).chain(metrics).collect()
+}
+
+/// Watches the Nodes of the cluster, if the config uses anything that requires the permission to list Nodes.
+fn follow_nodes(settings: &ServerConfig, drain: &Drain) -> Option<ClusterNodes> {
+    let names = settings.node_names.as_ref();
+    let certificates = settings.csr.as_ref().filter(|csr| csr.edge_ca.is_some());
+    let cluster = settings.addresses.cluster.as_ref();
+    let cluster = cluster.or(certificates.map(|csr| &csr.cluster)).or(names.map(|names| &names.cluster));
+    cluster::follow_nodes(cluster?, names.map(|names| names.edges.clone()), drain)
+}
+
 fn authenticated_links(
     settings: &ServerConfig,
     files: &ServerFiles,
@@ -404,7 +417,7 @@ fn authenticated_links(
     table: Arc<SessionTable>,
     links: &Drain,
 ) -> Arc<AuthenticatedLinks> {
-    let nodes = (kubernetes::follow_nodes(settings, links), kubernetes::edge_cas(settings).is_some());
+    let nodes = (follow_nodes(settings, links), config_files::edge_cas(settings).is_some());
     AuthenticatedLinks::start(files.tokens.clone(), enrolment, nodes, table, links)
 }
 
@@ -412,7 +425,7 @@ fn new_shutdown(settings: &ServerConfig) -> Shutdown {
     Shutdown {
         started: CancellationToken::new(),
         has_peers: false,
-        intercept_stopped: None,
+        redirects: Vec::new(),
         clients: Drain::new(),
         publisher: Drain::new(),
         links: Drain::new(),
@@ -427,6 +440,7 @@ fn link_context(settings: &ServerConfig, metrics: &Metrics, links: &Drain) -> Li
         metrics: metrics.clone(),
         drain: links.clone(),
         congestion: settings.links.congestion.as_deref().map(Arc::from),
+        plain_idle_timeout: settings.session.superedge_idle_timeout,
     }
 }
 
@@ -485,51 +499,6 @@ pub(crate) struct BaseListeners {
     pub(crate) admin: Option<UnixAccept>,
 }
 
-/// A listener for clients, with what it needs of config and files.
-pub(crate) struct ClientListener {
-    /// The name of the listener.
-    pub(crate) name: &'static str,
-    /// Its address; `None` for a unix socket.
-    pub(crate) at: Option<SocketAddr>,
-    /// Spawns the listener.
-    pub(crate) spawn: Box<dyn FnOnce(&ServerCore) + Send>,
-}
-
-impl ClientListener {
-    /// Returns a listener on a TCP port, served by `protocol`.
-    pub(crate) fn tcp<F>(
-        listener: TcpAccept,
-        guard: ListenerAccess,
-        protocol: impl FnOnce(&ServerCore) -> F + Send + 'static,
-    ) -> Self
-    where
-        F: ListenerProtocol<TcpStream>,
-    {
-        let at = listener.at();
-        Self { at: Some(at), ..Self::new(listener, guard, protocol) }
-    }
-
-    /// Returns a listener on any kind of port, served by `protocol`.
-    pub(crate) fn new<L, F>(
-        listener: L,
-        guard: ListenerAccess,
-        protocol: impl FnOnce(&ServerCore) -> F + Send + 'static,
-    ) -> Self
-    where
-        L: Accept + 'static,
-        F: ListenerProtocol<L::AnyStream>,
-    {
-        let spawn = move |core: &ServerCore| {
-            info!(listener = F::NAME, local_addr = %listener.at(), "listening for clients");
-            let (proxies, protocol) = (guard.proxies(), protocol(core));
-            let serving =
-                serve(protocol, listener, proxies, core.front_context(guard.policy(Some(core.zone.clone()))));
-            core.shutdown.clients.spawn(info_span!("clients", listener = F::NAME), serving);
-        };
-        Self { name: F::NAME, at: None, spawn: Box::new(spawn) }
-    }
-}
-
 impl BaseListeners {
     /// Binds all ports. Returns `None` if one is not available, which `startup` has noted.
     pub(crate) fn bind(settings: &ServerConfig, startup: &mut Startup) -> Option<Self> {
@@ -554,9 +523,9 @@ impl BaseListeners {
 
     /// Returns the addresses at which this server listens, which edges must not reach through it. The read-only metrics
     /// port is not included.
-    pub(crate) fn local_addresses(&self, front_ends: &[ClientListener]) -> Vec<SocketAddr> {
+    pub(crate) fn local_addresses(&self, listeners: &[BoundListener]) -> Vec<SocketAddr> {
         let more = self.log.iter().chain(&self.channelz).map(TcpAccept::at);
-        [self.grpc.at()].into_iter().chain(more).chain(front_ends.iter().filter_map(|end| end.at)).collect()
+        [self.grpc.at()].into_iter().chain(more).chain(listeners.iter().filter_map(|port| port.at)).collect()
     }
 }
 
@@ -569,8 +538,8 @@ pub(crate) struct Shutdown {
     pub(crate) started: CancellationToken,
     /// Whether there are peers that take over.
     pub(crate) has_peers: bool,
-    /// Completes when interception has stopped; `None` if there was none.
-    pub(crate) intercept_stopped: Option<oneshot::Receiver<()>>,
+    /// Each completes once no more clients are redirected to a listener.
+    pub(crate) redirects: Vec<oneshot::Receiver<()>>,
     pub(crate) clients: Drain,
     pub(crate) publisher: Drain,
     pub(crate) links: Drain,
@@ -579,20 +548,17 @@ pub(crate) struct Shutdown {
 }
 
 impl Server {
+    /// Renews the certificates until the server stops; `/readyz` reports what prevents it.
+    pub fn keep(&self, issued: IssuedCertificates) {
+        issued.keep(&self.readiness, &self.stopping.links);
+    }
+
     /// Shuts the server down. It becomes unready and asks its edges to link elsewhere. With peers, it still accepts
     /// clients for a moment, until balancers notice. Then it closes its listeners, and waits for sessions until the
     /// deadline or until `at_once` completes.
     pub async fn shutdown(self, at_once: impl Future<Output = ()>) -> Drained {
-        let Shutdown {
-            started,
-            has_peers: several,
-            intercept_stopped: intercepted,
-            clients,
-            publisher,
-            links,
-            admin,
-            deadline,
-        } = self.stopping;
+        let Shutdown { started, has_peers: several, redirects, clients, publisher, links, admin, deadline } =
+            self.stopping;
         let (at_once, until) = (at_once.shared(), Instant::now() + deadline);
         self.readiness.set(DRAINING_CONDITION, Err("stopping".into()));
         info!(sessions = self.table.len(), timeout = ?deadline, "draining");
@@ -600,10 +566,8 @@ impl Server {
         // Started first, so that balancers stop sending clients here.
         publisher.start();
         self.registry.drain_all();
-        if let Some(emptied) = intercepted {
-            // From now on, traffic to nodes goes there directly, not to a listener that is about to close.
-            let _ = timeout(CLOSE_TIMEOUT.min(deadline), emptied).await;
-        }
+        // From then on, traffic to nodes goes there directly, not to a listener that is about to close.
+        let _ = timeout(CLOSE_TIMEOUT.min(deadline), join_all(redirects)).await;
         if several {
             tokio::select! {
                 () = sleep(LISTEN_GRACE.min(deadline / 4)) => {}

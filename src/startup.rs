@@ -1,6 +1,5 @@
 //! Collects everything that prevents a start, so that all errors are found and reported together before anything runs.
 
-pub mod access;
 pub mod admin_socket;
 
 use std::collections::BTreeSet;
@@ -369,7 +368,7 @@ const SHORTEST: Duration = Duration::from_millis(100);
 #[cfg(test)]
 mod tests {
     use crate::config::Environment;
-    use crate::config::server::ServerConfig;
+    use crate::config::edge::EdgeConfig;
 
     use super::*;
 
@@ -392,16 +391,14 @@ mod tests {
 
     #[tokio::test]
     async fn of_a_config_with_faults_only_what_it_says_is_looked_into() {
-        let text =
-            "[server.links]\ncert = \"/nowhere/c\"\n[server.connect]\nlisten = \"127.0.0.1:1\"\nport = 1\n";
+        let text = "[edge.uplink]\nservers = [\"a:1\"]\nnode = \"n\"\ntoken = \"t\"\nca = \"/nowhere/c\"\nport = 1\n";
         let mut startup = Startup::default();
-        let (settings, _) = startup.settings(ServerConfig::examine(text, &Environment::default()));
-        let (cert, key) = ("server.links.cert", "server.links.key");
-        for (name, path) in [(cert, &settings.links.cert), (key, &settings.links.key)] {
-            assert!(!startup.check_file(name, path, |_| Ok::<_, String>(())));
+        let (settings, _) = startup.settings(EdgeConfig::examine(text, &Environment::default()));
+        for key in ["edge.uplink.ca", "edge.target_tls.key"] {
+            assert!(!startup.check_file(key, &settings.uplink.ca, |_| Ok::<_, String>(())));
         }
         let told = startup.into_faults().to_string();
-        assert!(told.contains("cert: cannot read /nowhere/c") && told.contains("connect.port"), "{told}");
+        assert!(told.contains("ca: cannot read /nowhere/c") && told.contains("uplink.port"), "{told}");
         assert_eq!(told.lines().count(), 2, "{told}");
     }
 

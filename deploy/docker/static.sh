@@ -8,7 +8,7 @@ profile=${1:-dist}
 host=$(rustc -vV | sed -n 's/^host: //p')
 # With --target, the flag does not apply to build scripts and macros, which must be loadable.
 RUSTFLAGS="${RUSTFLAGS:-} -C target-feature=+crt-static" \
-  cargo build --locked --profile "$profile" --features kubernetes --target "$host" --bin tunnel
+  cargo build --locked --profile "$profile" --target "$host" --bin tunnel
 program=${CARGO_TARGET_DIR:-target}/$host/$profile/tunnel
 # It must need neither a loader nor a library of the machine.
 needs=$(readelf --program-headers --dynamic "$program" | grep -E 'INTERP|\(NEEDED\)' || true)

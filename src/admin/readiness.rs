@@ -1,7 +1,7 @@
 //! Readiness of this process, and the expiry of certificates.
 
 use std::collections::BTreeMap;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
@@ -134,7 +134,7 @@ impl Readiness {
 #[derive(Debug, Clone)]
 struct CertificateFile {
     /// Config key that names it.
-    key: &'static str,
+    key: String,
     /// Path of the file.
     path: PathBuf,
     /// Whether it contains CAs. Of CAs the last expiry matters; of a certificate chain the first one does.
@@ -146,17 +146,11 @@ impl Admin {
     /// `drain` starts.
     pub fn follow_certificates(
         &self,
-        shown: Vec<(&'static str, &Path)>,
-        believed: Vec<(&'static str, &Path)>,
+        shown: Vec<(String, PathBuf)>,
+        believed: Vec<(String, PathBuf)>,
         drain: &Drain,
     ) {
-        let file = |authorities| {
-            move |(key, path): (&'static str, &Path)| CertificateFile {
-                key,
-                path: path.to_owned(),
-                authorities,
-            }
-        };
+        let file = |authorities| move |(key, path)| CertificateFile { key, path, authorities };
         let files = shown.into_iter().map(file(false)).chain(believed.into_iter().map(file(true))).collect();
         let followed = follow(files, self.metrics.clone(), self.readiness.clone(), drain.clone());
         drain.spawn(info_span!("certificates"), followed);
@@ -173,7 +167,7 @@ async fn follow(files: Vec<CertificateFile>, metrics: Metrics, readiness: Readin
             let Ok(pem) = tokio::fs::read(&file.path).await else { continue };
             let Some(ends) = NotAfter::of(&pem) else { continue };
             let end = if file.authorities { ends.last } else { ends.first };
-            metrics.certificates.set(file.key, end);
+            metrics.certificates.set(&file.key, end);
             soon.extend(warning(file, end, SystemTime::now()));
         }
         readiness.set_degraded(
@@ -227,7 +221,7 @@ mod tests {
     use super::*;
 
     fn file(path: PathBuf, authorities: bool) -> CertificateFile {
-        CertificateFile { key: "server.links.cert", path, authorities }
+        CertificateFile { key: "server.links.cert".to_owned(), path, authorities }
     }
 
     #[tokio::test]

@@ -16,10 +16,10 @@ use crate::admin::readiness::Readiness;
 use crate::command::CommandError;
 use crate::command::status::exchange;
 use crate::config::Environment;
-use crate::kubernetes::cluster::Cluster;
-use crate::kubernetes::csr::approver::Approver;
-use crate::kubernetes::csr::names::NameLookup;
 use tunnel_base::drain::Drain;
+use tunnel_kube::cluster::Cluster;
+use tunnel_kube::csr::approver::Approver;
+use tunnel_kube::csr::names::NameLookup;
 use tunnel_net::listen::TcpAccept;
 
 /// Arguments of `tunnel approve`.

@@ -21,9 +21,9 @@ use tracing::info_span;
 
 use crate::config::Environment;
 use crate::config::edge::EdgeConfig as Settings;
-use crate::config::server::ServerConfig;
 use crate::edge::Edge;
 use crate::server::Server;
+use crate::server::config::ServerConfig;
 use tunnel_base::drain::Drain;
 use tunnel_base::names::NodeName;
 use tunnel_net::listen::TcpAccept;

@@ -16,20 +16,17 @@ use tokio_rustls::TlsConnector;
 use crate::acceptor::{DialerRole, TargetDialer};
 use crate::command::{Mode, Settings};
 use crate::config::edge::{EdgeConfig, ServerAddress};
-use crate::config::server::ServerConfig;
-use crate::config::server::egress::EgressConfig;
-use crate::config::server::https::HttpsMode;
 use crate::config::server::registry::PublishTo;
 use crate::edge::link_dialer::messages::hint as tls_remedy;
-#[cfg(feature = "kubernetes")]
-use crate::kubernetes::cluster::Cluster;
+use crate::kubernetes::cluster;
+use crate::server::config::ServerConfig;
 use crate::startup::Startup;
 use tunnel_base::drain::Drain;
 use tunnel_base::metrics::Metrics;
 use tunnel_base::names::{Host, Instance, NodeName, Target};
 use tunnel_base::policy::targets::OwnListeners;
-use tunnel_link::grpc::LinkContext;
 use tunnel_link::grpc::dial::LinkDialError;
+use tunnel_link::grpc::{LinkContext, PLAIN_IDLE_TIMEOUT};
 use tunnel_link::table::{SessionLimits, SessionTable};
 use tunnel_net::dial::dial;
 use tunnel_net::http_proxy::HttpProxyClient;
@@ -262,7 +259,6 @@ pub(crate) async fn look_server(settings: &ServerConfig, asked: &DoctorArgs, fou
     certificates(settings, found);
     tokens(settings, found);
     running_server(settings, found).await;
-    #[cfg(feature = "kubernetes")]
     places(settings, found).await;
     let resolver = match Resolver::system() {
         Ok(resolver) => resolver,
@@ -276,14 +272,8 @@ pub(crate) async fn look_server(settings: &ServerConfig, asked: &DoctorArgs, fou
 }
 
 fn certificates(settings: &ServerConfig, found: &mut Findings) {
-    certificate(&settings.links.cert, "server.links.cert", found);
-    if let Some(EgressConfig::Port { certificates, .. }) = &settings.egress {
-        certificate(&certificates.cert, "server.egress.cert", found);
-    }
-    if let HttpsMode::Terminate(certificates, _) = &settings.https.mode
-        && !settings.https.ports.is_empty()
-    {
-        certificate(&certificates.cert, "server.https.cert", found);
+    for (key, file) in settings.certificates() {
+        certificate(&file, &key, found);
     }
 }
 
@@ -307,11 +297,9 @@ fn tokens(settings: &ServerConfig, found: &mut Findings) {
 }
 
 /// Checks that the cluster has a Node on which the manifests allow servers to run.
-#[cfg(feature = "kubernetes")]
 async fn places(settings: &ServerConfig, found: &mut Findings) {
     let Some(cluster) = &settings.addresses.cluster else { return };
-    let cluster = Cluster { kubeconfig: cluster.kubeconfig.clone(), namespace: None };
-    match cluster.nodes(Some(SERVERS)).await {
+    match cluster::nodes(cluster.clone(), Some(SERVERS)).await {
         Ok(nodes) if nodes.is_empty() => {
             let text = format!("no Node has the label {SERVERS}, so servers of the manifests stay Pending");
             found.doubt(
@@ -321,12 +309,11 @@ async fn places(settings: &ServerConfig, found: &mut Findings) {
             );
         }
         Ok(nodes) => found.good("nodes", format!("{} Nodes have the server label", nodes.len())),
-        Err(why) => found.doubt("nodes", why.to_string(), ""),
+        Err(why) => found.doubt("nodes", why, ""),
     }
 }
 
 /// The label that the manifests require of a server's Node. No kubelet can set it on itself.
-#[cfg(feature = "kubernetes")]
 const SERVERS: &str = "node-restriction.kubernetes.io/tunnel-server=true";
 
 /// Checks the server on this machine by its readiness.
@@ -652,7 +639,13 @@ async fn call(settings: &EdgeConfig, server: &ServerAddress, io: Secured, found:
         grace: Duration::ZERO,
     };
     let table = SessionTable::new(Instance::random(), limits, metrics.clone());
-    let link_context = LinkContext { table, metrics, drain: Drain::new(), congestion: None };
+    let link_context = LinkContext {
+        table,
+        metrics,
+        drain: Drain::new(),
+        congestion: None,
+        plain_idle_timeout: PLAIN_IDLE_TIMEOUT,
+    };
     let authority = Target { host: server.dns.clone(), port: server.at.port }.to_string();
     let said = Hello::edge_request(&client.node, token, link_context.table.instance());
     match tunnel_link::grpc::dial::dial(io, &authority, &client.node, said, &link_context).await {

@@ -10,10 +10,11 @@ use clap::value_parser;
 use crate::command::CommandError;
 use crate::command::output_dir::OutputDir;
 use crate::config::edge::EdgeConfig;
-use crate::config::server::ServerConfig;
 use crate::config::{ConfigErrors, Environment, Warning};
 use crate::edge::Edge;
+use crate::parts;
 use crate::server::Server;
+use crate::server::config::ServerConfig;
 use crate::startup::Startup;
 use tunnel_base::names::{Host, NodeName};
 use tunnel_net::pki::{CertificateAuthority, IssuedCert, PkiError};
@@ -332,13 +333,20 @@ token_file = "{dir}/token/token"
 # HTTP CONNECT, for this machine only. For other machines, set another address, and allow_from or auth.
 [server.connect]
 listen = "127.0.0.1:2222"
-
+"#
+        );
+        if parts::INVITATIONS.is_ok() {
+            // Writing to a String cannot fail.
+            let _ = write!(
+                text,
+                r#"
 # Nodes that join with `tunnel invite` and `tunnel join`. Without an open invitation no machine can join.
 [server.invitations]
 store = "file"
 file = "{enrolled}/enrolled"
 "#
-        );
+            );
+        }
         if !self.clients.is_empty() {
             let names: Vec<_> = self.clients.iter().map(|name| format!("\"{name}\"")).collect();
             let names = names.join(", ");

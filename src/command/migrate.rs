@@ -1,7 +1,8 @@
 //! `tunnel migrate`: a config that replaces another tunnel's.
 
+#[cfg(feature = "superedge")]
 mod superedge;
-#[cfg(feature = "kubernetes")]
+#[cfg(feature = "cluster")]
 mod yurttunnel;
 
 use std::io::{self, Read};
@@ -10,7 +11,7 @@ use std::path::PathBuf;
 use clap::ValueEnum;
 
 use crate::command::CommandError;
-use crate::config;
+use crate::parts;
 
 /// Arguments of `tunnel migrate`.
 #[derive(Debug, Clone, clap::Args)]
@@ -23,7 +24,6 @@ pub struct MigrateArgs {
     #[arg(value_name = "FILE", required = true)]
     pub files: Vec<PathBuf>,
     /// Print the config of edges, made from the agents' flags, instead of the servers'.
-    #[cfg(feature = "kubernetes")]
     #[arg(long)]
     pub edge: bool,
 }
@@ -34,7 +34,6 @@ pub enum Origin {
     /// SuperEdge's tunnel, or this program before its config had a schema.
     Superedge,
     /// OpenYurt's tunnel.
-    #[cfg(feature = "kubernetes")]
     Yurttunnel,
 }
 
@@ -45,18 +44,13 @@ pub enum Origin {
 ///
 /// Returns an error if a file cannot be read, or contains no such deployment.
 pub fn run(asked: &MigrateArgs, stdin: impl Read) -> Result<String, CommandError> {
-    match asked.from {
-        Origin::Superedge => of_superedge(asked, stdin),
-        #[cfg(feature = "kubernetes")]
-        Origin::Yurttunnel => of_yurttunnel(asked, stdin),
-    }
-}
-
-/// Returns a config that replaces YurtTunnel's objects.
-#[cfg(feature = "kubernetes")]
-fn of_yurttunnel(asked: &MigrateArgs, stdin: impl Read) -> Result<String, CommandError> {
+    let part = match asked.from {
+        Origin::Superedge => parts::SUPEREDGE,
+        Origin::Yurttunnel => parts::CLUSTER,
+    };
+    part.map_err(CommandError::usage)?;
     let mut stdin = Some(stdin);
-    let mut old = yurttunnel::YurtObjects::default();
+    let mut texts = Vec::new();
     for file in &asked.files {
         let name = file.display().to_string();
         let text = match (name.as_str(), stdin.take_if(|_| name == "-")) {
@@ -64,24 +58,28 @@ fn of_yurttunnel(asked: &MigrateArgs, stdin: impl Read) -> Result<String, Comman
             ("-", None) => return Err(CommandError::usage("- is given twice; stdin can be read once")),
             _ => std::fs::File::open(file).and_then(read),
         };
-        let text = text.map_err(|cause| CommandError::unusable(format!("{name}: {cause}")))?;
-        old.add(&text).map_err(|why| CommandError::unusable(format!("{name}: {why}")))?;
+        texts.push((text.map_err(|cause| CommandError::unusable(format!("{name}: {cause}")))?, name));
     }
-    if asked.edge { yurttunnel::edge(&old) } else { yurttunnel::cloud(&old) }.map_err(CommandError::unusable)
+    match asked.from {
+        Origin::Superedge => superedge::migrate(&texts),
+        Origin::Yurttunnel => yurttunnel::migrate(&texts, asked.edge),
+    }
 }
 
-/// Returns SuperEdge's config in this program's schema.
-fn of_superedge(asked: &MigrateArgs, stdin: impl Read) -> Result<String, CommandError> {
-    let [file] = asked.files.as_slice() else {
-        return Err(CommandError::usage("superedge has one config file; give one"));
-    };
-    let name = file.display();
-    let text = if file.as_os_str() == "-" { read(stdin) } else { std::fs::File::open(file).and_then(read) };
-    let text = text.map_err(|cause| CommandError::unusable(format!("{name}: {cause}")))?;
-    let (settings, _) = config::superedge::convert(&text)
-        .whole()
-        .map_err(|errors| CommandError::unusable(errors.to_string()))?;
-    Ok(superedge::print(&settings))
+/// Is not called: [`run`] refuses.
+#[cfg(not(feature = "superedge"))]
+mod superedge {
+    pub(crate) fn migrate(_: &[(String, String)]) -> Result<String, super::CommandError> {
+        Ok(String::new())
+    }
+}
+
+/// Is not called: [`run`] refuses.
+#[cfg(not(feature = "cluster"))]
+mod yurttunnel {
+    pub(crate) fn migrate(_: &[(String, String)], _: bool) -> Result<String, super::CommandError> {
+        Ok(String::new())
+    }
 }
 
 fn read(from: impl Read) -> io::Result<String> {

@@ -1,6 +1,5 @@
 //! Config of an edge, read from the table `edge`.
 
-pub mod csr;
 pub mod http_proxy;
 
 use std::net::{IpAddr, SocketAddr};
@@ -11,9 +10,9 @@ use std::time::Duration;
 use serde::de::{Deserializer, Error};
 use serde::{Deserialize, Serialize};
 
-use crate::config::edge::csr::EdgeCsrConfig;
 use crate::config::edge::http_proxy::HttpProxyConfig;
 use crate::config::listen::{self, AdminConfig, AuthConfig};
+use crate::config::server::kubernetes::{self, EdgeCsrConfig};
 use crate::config::table::ConfigTable;
 use crate::config::value::{Bytes, Millis};
 use crate::config::{
@@ -224,7 +223,7 @@ impl EdgeConfig {
     }
 
     /// Returns the files that contain secrets, each with its key. `config` is the path of the config file.
-    pub fn secrets<'a>(&'a self, config: &'a Path) -> Vec<(&'static str, &'a Path)> {
+    pub fn secrets(&self, config: &Path) -> Vec<(String, PathBuf)> {
         let UplinkConfig { token, token_file, .. } = &self.uplink;
         let token = token.iter().map(|_| ("edge.uplink.token", config));
         let files = [
@@ -237,7 +236,8 @@ impl EdgeConfig {
             AuthConfig::None => None,
             AuthConfig::Basic { users, .. } => Some(("edge.http_proxy.users", users.as_path())),
         });
-        token.chain(files).chain(proxy).collect()
+        let all = token.chain(files).chain(proxy);
+        all.map(|(key, path)| (key.to_owned(), path.to_owned())).collect()
     }
 
     pub(crate) fn gather(text: &str, env: &Environment, report: &mut Diagnostics) -> Self {
@@ -245,7 +245,7 @@ impl EdgeConfig {
         let mut edge = file.table("edge", report);
         config::other_role(&mut file, &edge, "server", report);
         let node_ip = config::address("NODE_IP", env.node_ip.as_deref(), report);
-        let csr = csr::read(&mut edge, node_ip, env, report);
+        let csr = kubernetes::edge_csr(&mut edge, node_ip, env, report);
         let uplink = uplink(&mut edge, env, (node_ip, csr.is_some()), report);
         let admin = listen::admin(&mut edge, "edge", env, report);
         let session = session(&mut edge, report);

@@ -10,6 +10,7 @@ use toml::de::DeValue;
 use crate::config::table::ConfigTable;
 use crate::config::value::{self, ValueError};
 use crate::config::{Diagnostics, Environment, ListenConfig, WarningKind};
+use crate::parts;
 use tunnel_base::policy::{CertificateGlob, Glob, Networks, Rule, Rules};
 
 impl ListenConfig {
@@ -142,10 +143,13 @@ pub(crate) fn warn_reachable(
         );
         report.warn(key, WarningKind::Insecure, text);
     }
-    if let Some(at) = channelz.filter(|at| !at.ip().is_loopback()) {
+    let Some(channelz) = channelz else { return };
+    if let Err(why) = parts::CHANNELZ {
+        table.error("channelz_listen", Some(channelz.to_string()), why, report);
+    } else if !channelz.ip().is_loopback() {
         let text = format!(
-            "anyone who reaches {at} can read the addresses and names of all links; use 127.0.0.1:{}",
-            at.port()
+            "anyone who reaches {channelz} can read the addresses and names of all links; use 127.0.0.1:{}",
+            channelz.port()
         );
         report.warn(table.key("channelz_listen"), WarningKind::Insecure, text);
     }

@@ -1,96 +1,24 @@
-//! Config of a server, read from the table `server`.
+//! Tables of a server's config, except those of its listeners.
 
 pub mod addresses;
-pub mod connect;
-pub mod csr;
-pub mod egress;
-pub mod http_proxy;
-pub mod https;
-pub mod intercept;
 pub mod invitations;
 pub mod kubernetes;
-pub mod node_names;
 pub mod peers;
-pub mod ports;
 pub mod registry;
-pub mod tcp;
 
-use std::net::{IpAddr, Ipv4Addr, SocketAddr};
-use std::path::{Path, PathBuf};
+use std::net::{Ipv4Addr, SocketAddr};
+use std::path::PathBuf;
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
-use crate::config::listen::{self, AccessConfig, AdminConfig, AuthConfig};
-use crate::config::server::addresses::AddressSettings;
-use crate::config::server::connect::ConnectConfig;
-use crate::config::server::csr::ServerCsrConfig;
-use crate::config::server::egress::EgressConfig;
-use crate::config::server::http_proxy::HttpProxyConfig;
-use crate::config::server::https::{HttpConfig, HttpsConfig, HttpsMode};
-use crate::config::server::intercept::InterceptConfig;
-use crate::config::server::invitations::Invitations;
-use crate::config::server::node_names::NodeNameSettings;
-use crate::config::server::peers::PeerConfig;
-use crate::config::server::ports::NodePortsConfig;
-use crate::config::server::registry::{DnsConfig, EtcdSettings, PublishTo};
-use crate::config::server::tcp::TcpListenerConfig;
+use crate::config::listen;
 use crate::config::table::ConfigTable;
-use crate::config::value::{Bytes, Count, Millis};
-use crate::config::{
-    self, ConfigErrors, DAY, Diagnostics, Environment, MIN_MEMORY, ParsedConfig, Warning, WarningKind, value,
-};
+use crate::config::value::{self, Bytes, Count, Millis};
+use crate::config::{self, DAY, Diagnostics, Environment, MIN_MEMORY, WarningKind};
 use tunnel_base::policy::targets::Targets;
 use tunnel_base::policy::{Glob, Networks};
-
-/// The validated config of a server: the tables below `[server]`, and values of the environment.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct ServerConfig {
-    /// The listener for links of edges, and those for operators.
-    pub links: LinkListenerConfig,
-    /// Versions and cipher suites of TLS at the server's ports.
-    pub tls: Tls,
-    /// The CONNECT listener and its access rules; `None` disables it.
-    pub connect: Option<ConnectConfig>,
-    /// The CONNECT listener for kube-apiserver; `None` disables it.
-    pub egress: Option<EgressConfig>,
-    /// The HTTP proxy; `None` disables it.
-    pub http_proxy: Option<HttpProxyConfig>,
-    /// Interception of the host's traffic by address; `None` disables it.
-    pub intercept: Option<InterceptConfig>,
-    /// TCP ports, each for one target.
-    pub tcp: Vec<TcpListenerConfig>,
-    /// TLS ports, each for one port of every node.
-    pub https: HttpsConfig,
-    /// HTTP ports, each for one port of every node.
-    pub http: HttpConfig,
-    /// The ConfigMap of named node ports; `None` disables it.
-    pub ports: Option<NodePortsConfig>,
-    /// The ConfigMap from which DNS reads the addresses of all nodes; `None` disables it.
-    pub node_names: Option<NodeNameSettings>,
-    /// The socket for commands on this machine.
-    pub admin: AdminConfig,
-    /// Limits of sessions.
-    pub session: SessionConfig,
-    /// Where this server publishes its nodes.
-    pub dns: DnsConfig,
-    /// Where its peers are.
-    pub peers: PeerConfig,
-    /// The store of invitations; `None` disables them.
-    pub invitations: Option<Invitations>,
-    /// The certificates that the cluster's signers issue for this server; `None` requests none.
-    pub csr: Option<ServerCsrConfig>,
-    /// How clients may address a target other than by its node's name.
-    pub addresses: AddressSettings,
-    /// What edges may reach through this server.
-    pub edge_access: EdgeAccessConfig,
-    /// `POD_NAME`, a label of the metrics; may be empty.
-    pub pod_name: String,
-    /// `POD_NAMESPACE`, a label of the metrics; may be empty.
-    pub pod_namespace: String,
-    /// `POD_IP`: where clients and peers reach this server. Set if records are published or Kubernetes is queried.
-    pub pod_ip: Option<IpAddr>,
-}
+use tunnel_link::grpc::PLAIN_IDLE_TIMEOUT;
 
 /// `[server.links]`: the port on which edges and peers make links, its certificates and tokens, and the ports for
 /// operators.
@@ -195,6 +123,10 @@ pub struct SessionConfig {
     /// Timeout for sessions to finish once the server is stopping.
     #[serde(with = "Millis::<0, DAY>")]
     pub drain_timeout: Duration,
+    /// Timeout for sessions without traffic to an edge of SuperEdge v0.8 or v0.9. Such an edge does not report that a
+    /// target has closed, so without traffic nothing else ends the session before its client does.
+    #[serde(with = "Millis::<60_000, DAY>")]
+    pub superedge_idle_timeout: Duration,
     /// Maximum number of bytes that sessions may reserve for incoming data. Default: a third of the memory limit, at
     /// most 256MiB. As many bytes again may be unacknowledged, and as many may be relayed. Half of it may be queued for
     /// remotes that speak only SuperEdge's dialect. The metrics tunnel_buffer_bytes and tunnel_buffer_limit_bytes
@@ -215,6 +147,7 @@ impl Default for SessionConfig {
             max_sessions: 100_000,
             max_per_client: 25_000,
             drain_timeout: config::DRAIN_TIMEOUT,
+            superedge_idle_timeout: PLAIN_IDLE_TIMEOUT,
             buffer_memory: None,
         }
     }
@@ -245,65 +178,7 @@ impl Default for EdgeAccessConfig {
 /// Default maximum of bytes that sessions may reserve.
 pub const MEMORY: usize = 256 << 20;
 
-impl ServerConfig {
-    /// Reads a server's config.
-    ///
-    /// # Errors
-    ///
-    /// Returns all errors in the text.
-    pub fn read(text: &str, env: &Environment) -> Result<(Self, Vec<Warning>), ConfigErrors> {
-        Self::examine(text, env).whole()
-    }
-
-    /// Like [`Self::read`], but also returns a config that has errors, for further checks.
-    pub fn examine(text: &str, env: &Environment) -> ParsedConfig<Self> {
-        let mut report = Diagnostics::default();
-        let cloud = Self::gather(text, env, &mut report);
-        report.finish(text, cloud)
-    }
-
-    pub(crate) fn gather(text: &str, env: &Environment, report: &mut Diagnostics) -> Self {
-        let mut file = ConfigTable::parse(text, env, report);
-        let mut cloud = file.table("server", report);
-        config::other_role(&mut file, &cloud, "edge", report);
-        let links = links(&mut cloud, report);
-        let (connect, inherited) = connect::read(&mut cloud, report);
-        let (dns, peers) = peers::read(&mut cloud, env, report);
-        let https = https::read(&mut cloud, &inherited, report);
-        let http = https::read_http(&mut cloud, &inherited, report);
-        let settings = Self {
-            links,
-            tls: tls(&mut cloud, report),
-            egress: egress::read(&mut cloud, &inherited, report),
-            http_proxy: http_proxy::read(&mut cloud, &inherited, env, report),
-            intercept: intercept::read(&mut cloud, &inherited, env, report),
-            tcp: tcp::read(&mut cloud, &inherited, report),
-            ports: ports::read(&mut cloud, (&http, &https), env, report),
-            https,
-            http,
-            connect,
-            admin: listen::admin(&mut cloud, "cloud", env, report),
-            session: session(&mut cloud, report),
-            node_names: node_names::read(&mut cloud, &dns, env, report),
-            dns,
-            peers,
-            invitations: invitations::read(&mut cloud, env, report),
-            csr: csr::read(&mut cloud, env, report),
-            edge_access: edge_access(&mut cloud, env, report),
-            pod_name: env.pod_name.clone().unwrap_or_default(),
-            pod_namespace: env.pod_namespace.clone().unwrap_or_default(),
-            pod_ip: config::address("POD_IP", env.pod_ip.as_deref(), report),
-            // After the modules.
-            addresses: addresses::read(&mut cloud, env, report),
-        };
-        for table in [cloud, file] {
-            table.finish(report);
-        }
-        settings
-    }
-}
-
-fn links(cloud: &mut ConfigTable<'_>, report: &mut Diagnostics) -> LinkListenerConfig {
+pub(crate) fn links(cloud: &mut ConfigTable<'_>, report: &mut Diagnostics) -> LinkListenerConfig {
     let mut table = cloud.table("links", report);
     let mut links: LinkListenerConfig = table.fields(report);
     links.admin_is_default = !table.has("admin_listen");
@@ -313,7 +188,7 @@ fn links(cloud: &mut ConfigTable<'_>, report: &mut Diagnostics) -> LinkListenerC
     links
 }
 
-fn session(cloud: &mut ConfigTable<'_>, report: &mut Diagnostics) -> SessionConfig {
+pub(crate) fn session(cloud: &mut ConfigTable<'_>, report: &mut Diagnostics) -> SessionConfig {
     let mut table = cloud.table("session", report);
     let mut session: SessionConfig = table.fields(report);
     if !table.has("max_per_client") {
@@ -323,7 +198,11 @@ fn session(cloud: &mut ConfigTable<'_>, report: &mut Diagnostics) -> SessionConf
     session
 }
 
-fn edge_access(cloud: &mut ConfigTable<'_>, env: &Environment, report: &mut Diagnostics) -> EdgeAccessConfig {
+pub(crate) fn edge_access(
+    cloud: &mut ConfigTable<'_>,
+    env: &Environment,
+    report: &mut Diagnostics,
+) -> EdgeAccessConfig {
     let mut table = cloud.table("edge_access", report);
     let access: EdgeAccessConfig = table.fields(report);
     table.close(&access, report);
@@ -340,105 +219,6 @@ const CLIENTS: usize = 4;
 
 /// Upper limit; more than a process can have sockets for.
 const MAX_SESSIONS: usize = 10_000_000;
-
-// Things that several tables contain: secret files, etcd clusters, listeners.
-
-impl ServerConfig {
-    /// Returns the files that contain secrets, each with its key.
-    pub fn secrets(&self) -> Vec<(&str, &Path)> {
-        let mut all = vec![
-            ("server.links.key", self.links.key.as_path()),
-            ("server.links.token_file", &self.links.token_file),
-        ];
-        let connect = self.connect.as_ref().map(|connect| &connect.access);
-        let egress = self.egress.as_ref().map(EgressConfig::access);
-        let proxy = self.http_proxy.as_ref().map(|proxy| &proxy.access);
-        for access in connect.into_iter().chain([&self.https.access]).chain(egress).chain(proxy) {
-            // A file that several tables inherit from one is listed once.
-            if let AuthConfig::Basic { users, key } = &access.auth
-                && !all.contains(&(key, users))
-            {
-                all.push((key, users));
-            }
-        }
-        all.extend(self.admin.users.iter().map(|users| ("server.admin.users", users.as_path())));
-        if let Some(EgressConfig::Port { certificates, .. }) = &self.egress {
-            all.push(("server.egress.key", &certificates.key));
-        }
-        if let HttpsMode::Terminate(certificates, targets) = &self.https.mode
-            && !self.https.ports.is_empty()
-        {
-            all.push(("server.https.key", &certificates.key));
-            all.extend(targets.iter().map(|shown| ("server.https.target_key", shown.key.as_path())));
-        }
-        for (table, etcd) in self.etcds() {
-            let (key, password) = if table == REGISTRY {
-                ("server.dns.etcd.key", "server.dns.etcd.password_file")
-            } else {
-                ("server.invitations.etcd.key", "server.invitations.etcd.password_file")
-            };
-            all.extend(etcd.key.iter().map(|file| (key, file.as_path())));
-            all.extend(etcd.password_file.iter().map(|file| (password, file.as_path())));
-        }
-        if let Some(Invitations::File(file)) = &self.invitations {
-            all.push(("server.invitations.file", file));
-        }
-        all
-    }
-
-    /// Returns each etcd in use, with the table that configures it.
-    pub fn etcds(&self) -> impl Iterator<Item = (&'static str, &EtcdSettings)> {
-        let publish = (self.dns.publish == PublishTo::Etcd).then_some((REGISTRY, &self.dns.etcd));
-        let invitations = match &self.invitations {
-            Some(Invitations::Etcd(etcd)) => Some(("server.invitations", etcd)),
-            _ => None,
-        };
-        publish.into_iter().chain(invitations)
-    }
-
-    /// Returns the files of certificates that this server presents, each with its key.
-    pub fn certificates(&self) -> Vec<(&'static str, &Path)> {
-        let mut all = vec![("server.links.cert", self.links.cert.as_path())];
-        if let Some(EgressConfig::Port { certificates, .. }) = &self.egress {
-            all.push(("server.egress.cert", &certificates.cert));
-        }
-        if let HttpsMode::Terminate(certificates, targets) = &self.https.mode
-            && !self.https.ports.is_empty()
-        {
-            all.push(("server.https.cert", &certificates.cert));
-            all.extend(targets.iter().map(|shown| ("server.https.target_cert", shown.cert.as_path())));
-        }
-        all
-    }
-
-    /// Returns the CA files that this server trusts, each with its key.
-    pub fn ca_files(&self) -> Vec<(&'static str, &Path)> {
-        let mut all = vec![("server.links.peer_ca", self.links.peer_ca.as_path())];
-        if let Some(EgressConfig::Port { certificates, .. }) = &self.egress {
-            all.extend(certificates.client_ca.iter().map(|ca| ("server.egress.client_ca", ca.as_path())));
-        }
-        if let HttpsMode::Terminate(certificates, targets) = &self.https.mode {
-            all.extend(certificates.client_ca.iter().map(|ca| ("server.https.client_ca", ca.as_path())));
-            let ca = targets.iter().filter_map(|shown| shown.ca.as_ref());
-            all.extend(ca.map(|ca| ("server.https.target_ca", ca.as_path())));
-        }
-        all
-    }
-
-    /// Returns the access rules of each listener, by the key of its table.
-    pub fn listeners(&self) -> Vec<(&str, &AccessConfig)> {
-        let tcp = self.tcp.iter().map(|port| (port.key.as_str(), &port.access));
-        let egress = self.egress.iter().map(|egress| ("server.egress", egress.access()));
-        let intercepted = self.intercept.iter().map(|intercept| ("server.intercept", &intercept.access));
-        let proxy = self.http_proxy.iter().map(|proxy| ("server.http_proxy", &proxy.access));
-        let fixed = [("server.https", &self.https.access), ("server.http", &self.http.access)];
-        let connect = self.connect.iter().map(|connect| ("server.connect", &connect.access));
-        connect.chain(fixed).chain(egress).chain(intercepted).chain(proxy).chain(tcp).collect()
-    }
-}
-
-/// The table for publishing.
-const REGISTRY: &str = "server.dns";
 
 // The table `server.tls`: versions and cipher suites of TLS at the server's ports.
 
@@ -466,7 +246,8 @@ pub enum TlsVersion {
     V13,
 }
 
-fn tls(cloud: &mut ConfigTable<'_>, report: &mut Diagnostics) -> Tls {
+/// Reads the table.
+pub(crate) fn tls(cloud: &mut ConfigTable<'_>, report: &mut Diagnostics) -> Tls {
     let mut table = cloud.table("tls", report);
     let tls: Tls = table.fields(report);
     table.close(&tls, report);

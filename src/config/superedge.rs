@@ -13,9 +13,10 @@ use strsim::osa_distance;
 use toml::Spanned;
 use toml::de::{DeTable, DeValue};
 
-use crate::config::server::kubernetes;
+use crate::config::cluster;
 use crate::config::value::ValueError;
 use crate::config::{Diagnostics, Environment, ParsedConfig, WarningKind, value};
+use crate::parts;
 
 /// A key of a file, the key of the schema that it sets, and how its value changes. A `*` is a name that the user chose.
 type Row = (&'static str, &'static str, Change);
@@ -249,6 +250,18 @@ enum Purpose<'e> {
     Run(&'e Environment),
     /// A command prints it in the program's schema.
     Convert,
+}
+
+/// Returns true if both values are equal. A number may be in quotes. Tables and lists are never equal, as they are not
+/// compared.
+fn same(a: &DeValue<'_>, b: &DeValue<'_>) -> bool {
+    let scalar = |of: &DeValue<'_>| match of {
+        DeValue::String(text) => Some(text.to_string()),
+        DeValue::Integer(number) => value::integer(number).map(|n| n.to_string()),
+        DeValue::Boolean(flag) => Some(flag.to_string()),
+        _ => None,
+    };
+    scalar(a).is_some() && scalar(a) == scalar(b)
 }
 
 /// Returns a value without its place in the file.
@@ -530,7 +543,7 @@ impl<'t> Translation<'_, 't> {
             _ => {}
         }
         match set.get(new) {
-            Some((_, twin)) if value::same(twin, &value) => return,
+            Some((_, twin)) if same(twin, &value) => return,
             Some((twin, _)) => {
                 let found = Some(format!("{twin} sets the same and has a different value"));
                 return self.report.place_fault(Some(place.start), &shown, found, "keep one of them");
@@ -587,7 +600,7 @@ impl<'t> Translation<'_, 't> {
         let mut text = |path| {
             let leaf = find(path)?;
             let name =
-                kubernetes::name(&leaf.value).map_err(|wrong| self.wrong(&leaf.place, &leaf.shown, wrong));
+                cluster::name(&leaf.value).map_err(|wrong| self.wrong(&leaf.place, &leaf.shown, wrong));
             name.ok().flatten().map(|name| (name, leaf))
         };
         let configmap = text(["stream", "dns", "configmap"]);
@@ -601,7 +614,7 @@ impl<'t> Translation<'_, 't> {
             }
         }
         if let Purpose::Run(env) = purpose
-            && let Err(why) = kubernetes::reached(env)
+            && let Err(why) = cluster::reached(parts::CLUSTER, env)
         {
             let used = [&configmap, &service].into_iter().flatten();
             let tables: BTreeSet<_> =

@@ -129,18 +129,6 @@ pub(crate) fn excerpt(text: &str) -> String {
     short
 }
 
-/// Returns true if both values are equal. A number may be in quotes. Tables and lists are never equal, as they are not
-/// compared.
-pub(crate) fn same(a: &DeValue<'_>, b: &DeValue<'_>) -> bool {
-    let scalar = |value: &DeValue<'_>| match value {
-        DeValue::String(text) => Some(text.to_string()),
-        DeValue::Integer(number) => integer(number).map(|n| n.to_string()),
-        DeValue::Boolean(flag) => Some(flag.to_string()),
-        _ => None,
-    };
-    scalar(a).is_some() && scalar(a) == scalar(b)
-}
-
 /// Returns a key by its parts. Names that the user chose are in quotes.
 pub(crate) fn path(parts: &[String]) -> String {
     let bare = |part: &str| {

@@ -7,11 +7,11 @@ use tracing::{info, info_span};
 
 use crate::config::edge::http_proxy::HttpProxyConfig;
 use crate::edge::{Edge, MAX_SESSIONS};
+use crate::listener::access::{AccessPolicyBuilder, ListenerAccess, ListenerPolicies};
 use crate::listener::admission::destination::EdgeRouting;
 use crate::listener::admission::{ListenerContext, serve, sessions};
-use crate::listener::http_proxy::Proxy;
+use crate::listener::http_proxy::{self, Proxy};
 use crate::startup::Startup;
-use crate::startup::access::{AccessPolicyBuilder, ListenerAccess, ListenerPolicies};
 use tunnel_base::names::NodeName;
 use tunnel_base::policy::Glob;
 use tunnel_net::listen::TcpAccept;
@@ -47,6 +47,7 @@ impl ProxyListener {
         let limiters = policies.watch(&edge.links);
         let proxies = guard.proxies();
         let context = ListenerContext {
+            listener: http_proxy::KIND.name,
             policy: guard.policy(None),
             sessions: sessions(MAX_SESSIONS, MAX_SESSIONS.div_ceil(CLIENTS)),
             pool,

@@ -19,21 +19,11 @@ use tokio::time::timeout;
 use tokio_rustls::TlsConnector;
 use tokio_rustls::rustls::ClientConfig;
 use tokio_rustls::rustls::pki_types::ServerName;
-#[cfg(feature = "kubernetes")]
-use tracing::info_span;
 use tracing::{debug, info};
 
 use crate::config::Secret;
 use crate::config::edge::ServerAddress;
-use crate::config::edge::csr::EdgeCsrConfig;
 use crate::edge::link_dialer::known_addresses::{KnownAddresses, ResolvedServer};
-#[cfg(feature = "kubernetes")]
-use crate::kubernetes::cluster::Cluster;
-#[cfg(feature = "kubernetes")]
-use crate::kubernetes::csr::Profile;
-#[cfg(feature = "kubernetes")]
-use crate::kubernetes::csr::renewer::{CertificateNames, CertificateRenewer};
-use tunnel_base::drain::Drain;
 use tunnel_base::names::{Host, NodeName, Target};
 use tunnel_link::grpc::LinkContext;
 use tunnel_link::grpc::dial::LinkDialError;
@@ -386,28 +376,6 @@ impl EdgeCertificate {
         }
     }
 }
-
-/// Starts the task that has the certificate issued and renewed, until draining starts. `report` receives the readiness
-/// condition and its state.
-#[cfg(feature = "kubernetes")]
-pub(crate) fn keep(
-    csr: EdgeCsrConfig,
-    node: &NodeName,
-    drain: &Drain,
-    report: impl Fn(&'static str, Result<(), String>) + Send + Sync + 'static,
-) {
-    let EdgeCsrConfig { cluster, file, lifetime, node_ip } = csr;
-    let names =
-        CertificateNames::Fixed(node_ip.iter().map(ToString::to_string).chain([node.to_string()]).collect());
-    let cluster = Cluster { kubeconfig: cluster.kubeconfig, namespace: None };
-    let keeper = CertificateRenewer::new(cluster, Profile::Edge, file, names, lifetime);
-    let report = move |state| report(Profile::Edge.condition(), state);
-    drain.spawn(info_span!("csr"), keeper.keep(report, drain.clone()));
-}
-
-/// Does nothing: a build without Kubernetes supports no cluster in the config.
-#[cfg(not(feature = "kubernetes"))]
-pub(crate) fn keep(_: EdgeCsrConfig, _: &NodeName, _: &Drain, _: impl Fn(&'static str, Result<(), String>)) {}
 
 #[cfg(test)]
 mod tests {

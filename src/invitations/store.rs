@@ -1,24 +1,19 @@
 //! Nodes that have joined by invitation, as a text shared by all servers: in a file, in etcd, or in a Secret.
 
-#[cfg(feature = "kubernetes")]
-pub mod secret;
-
 use std::collections::BTreeMap;
+use std::fmt;
 use std::path::PathBuf;
 
 use aws_lc_rs::digest::{SHA256, digest};
 use base64::Engine as _;
 use base64::engine::general_purpose::URL_SAFE_NO_PAD;
+use futures_util::future::BoxFuture;
 use serde::{Deserialize, Serialize};
 use subtle::ConstantTimeEq as _;
 use tracing::debug;
 
 use crate::etcd::{ErrorKind, EtcdAccess, EtcdEndpoints, EtcdError};
-#[cfg(feature = "kubernetes")]
-use crate::invitations::store::secret::SecretSharedState;
-#[cfg(feature = "kubernetes")]
-use crate::kubernetes::cluster::ClusterError;
-use crate::publish::{self, SharedFileError};
+use crate::publish;
 use tunnel_base::names::NodeName;
 use tunnel_net::resolver::Resolver;
 
@@ -190,17 +185,30 @@ const MAX_OPEN: usize = 1000;
 
 // A text that all servers of a cloud share and may change: in a file, in etcd, or in a Secret of Kubernetes.
 
-/// The store of the text of an [`EnrolmentState`], shared by all servers.
-#[derive(Debug)]
-pub enum SharedState {
-    /// In a file, on a disk that the servers share.
-    File(FileSharedState),
-    /// In etcd.
-    Etcd(Box<EtcdSharedState>),
-    /// In a Secret of Kubernetes.
-    #[cfg(feature = "kubernetes")]
-    Secret(Box<SecretSharedState>),
+/// The store of the text of an [`EnrolmentState`], shared by all servers: a file, etcd, or a Secret of Kubernetes.
+pub trait SharedState: fmt::Debug + Send {
+    /// Reads the text.
+    ///
+    /// # Errors
+    ///
+    /// Fails if the store does not respond or denies access.
+    fn read(&mut self) -> BoxFuture<'_, Result<Revision, SharedStateError>>;
+
+    /// Writes the text if it has not changed since `seen`. Returns false, without writing, if another server changed
+    /// it. Not cancel safe: if the call is dropped, the text may or may not be written.
+    ///
+    /// # Errors
+    ///
+    /// Like [`Self::read`]; after an error the text may or may not be written.
+    fn write<'a>(
+        &'a mut self,
+        seen: &'a Revision,
+        text: Vec<u8>,
+    ) -> BoxFuture<'a, Result<bool, SharedStateError>>;
 }
+
+/// Error reading or writing the shared text of invitations and tokens. Only its text is used.
+pub type SharedStateError = Box<dyn std::error::Error + Send + Sync>;
 
 /// The text of an [`EnrolmentState`] as read from its store. It is given back when writing, to detect another server's
 /// change.
@@ -209,68 +217,7 @@ pub struct Revision {
     /// The text; empty if none was written yet.
     pub text: Vec<u8>,
     /// Version number in the store; empty if the text does not exist, or if the store compares the text itself.
-    version: String,
-}
-
-/// Error reading or writing the shared text of invitations and tokens.
-#[derive(Debug, thiserror::Error)]
-pub enum SharedStateError {
-    /// The file failed.
-    #[error(transparent)]
-    File(#[from] SharedFileError),
-    /// etcd failed.
-    #[error(transparent)]
-    Etcd(#[from] EtcdError),
-    /// The Secret or its cluster failed.
-    #[cfg(feature = "kubernetes")]
-    #[error("Secret {name}: {cause}")]
-    Secret {
-        /// Name of the Secret.
-        name: String,
-        /// Error of the cluster.
-        cause: ClusterError,
-    },
-    /// The text is longer than its store allows.
-    #[error(
-        "{bytes} bytes exceed the limit of {most} for a Secret; use etcd, or revoke nodes that no longer exist"
-    )]
-    Full {
-        /// Bytes of the text.
-        bytes: usize,
-        /// Maximum number of bytes.
-        most: usize,
-    },
-}
-
-impl SharedState {
-    /// Reads the text.
-    ///
-    /// # Errors
-    ///
-    /// Fails if the store does not respond or denies access.
-    pub async fn read(&mut self) -> Result<Revision, SharedStateError> {
-        match self {
-            Self::File(file) => file.read().await,
-            Self::Etcd(etcd) => etcd.read().await,
-            #[cfg(feature = "kubernetes")]
-            Self::Secret(secret) => secret.read().await,
-        }
-    }
-
-    /// Writes the text if it has not changed since `seen`. Returns false, without writing, if another server changed
-    /// it. Not cancel safe: if the call is dropped, the text may or may not be written.
-    ///
-    /// # Errors
-    ///
-    /// Like [`Self::read`]; after an error the text may or may not be written.
-    pub async fn write(&mut self, seen: &Revision, text: Vec<u8>) -> Result<bool, SharedStateError> {
-        match self {
-            Self::File(file) => file.write(seen.clone(), text).await,
-            Self::Etcd(etcd) => etcd.write(seen, &text).await,
-            #[cfg(feature = "kubernetes")]
-            Self::Secret(secret) => secret.write(seen, text).await,
-        }
-    }
+    pub version: String,
 }
 
 // A shared text in a file, on a disk that the servers share.
@@ -284,15 +231,23 @@ impl FileSharedState {
     pub fn new(file: PathBuf) -> Self {
         Self(file)
     }
+}
 
-    pub(crate) async fn read(&self) -> Result<Revision, SharedStateError> {
+impl SharedState for FileSharedState {
+    fn read(&mut self) -> BoxFuture<'_, Result<Revision, SharedStateError>> {
         let file = self.0.clone();
-        let text = publish::in_background(move || publish::content(&file)).await?;
-        Ok(Revision { text: text.unwrap_or_default(), version: String::new() })
+        Box::pin(async move {
+            let text = publish::in_background(move || publish::content(&file)).await?;
+            Ok(Revision { text: text.unwrap_or_default(), version: String::new() })
+        })
     }
 
-    pub(crate) async fn write(&self, seen: Revision, text: Vec<u8>) -> Result<bool, SharedStateError> {
-        let file = self.0.clone();
+    fn write<'a>(
+        &'a mut self,
+        seen: &'a Revision,
+        text: Vec<u8>,
+    ) -> BoxFuture<'a, Result<bool, SharedStateError>> {
+        let (file, seen) = (self.0.clone(), seen.clone());
         let write = move || {
             publish::make_directory(&file);
             let _held = publish::lock(&file)?;
@@ -301,7 +256,7 @@ impl FileSharedState {
             }
             publish::replace(&file, OWNER_ONLY, &text).map(|()| true)
         };
-        Ok(publish::in_background(write).await?)
+        Box::pin(async { Ok(publish::in_background(write).await?) })
     }
 }
 
@@ -324,7 +279,7 @@ impl EtcdSharedState {
         Self { members: EtcdEndpoints::of(access, resolver), key: key.as_bytes().to_vec() }
     }
 
-    pub(crate) async fn read(&mut self) -> Result<Revision, SharedStateError> {
+    async fn get(&mut self) -> Result<Revision, EtcdError> {
         let mut left = self.members.len();
         loop {
             let found = match self.members.connected().await {
@@ -339,7 +294,7 @@ impl EtcdSharedState {
         }
     }
 
-    pub(crate) async fn write(&mut self, seen: &Revision, text: &[u8]) -> Result<bool, SharedStateError> {
+    async fn swap(&mut self, seen: &Revision, text: &[u8]) -> Result<bool, EtcdError> {
         let last_changed = seen.version.parse().unwrap_or(0);
         let mut left = self.members.len();
         loop {
@@ -365,6 +320,20 @@ impl EtcdSharedState {
         }
         *left = left.checked_sub(1).ok_or(cause)?;
         Ok(())
+    }
+}
+
+impl SharedState for EtcdSharedState {
+    fn read(&mut self) -> BoxFuture<'_, Result<Revision, SharedStateError>> {
+        Box::pin(async { Ok(self.get().await?) })
+    }
+
+    fn write<'a>(
+        &'a mut self,
+        seen: &'a Revision,
+        text: Vec<u8>,
+    ) -> BoxFuture<'a, Result<bool, SharedStateError>> {
+        Box::pin(async move { Ok(self.swap(seen, &text).await?) })
     }
 }
 
@@ -468,12 +437,12 @@ mod file_tests {
     async fn of_several_writers_that_have_seen_the_same_one_writes() {
         let place = tempfile::tempdir().unwrap();
         let path = place.path().join("shared");
-        let cells: Vec<_> = (0..8).map(|_| FileSharedState::new(path.clone())).collect();
+        let mut cells: Vec<_> = (0..8).map(|_| FileSharedState::new(path.clone())).collect();
         let seen = cells[0].read().await.unwrap();
         assert_eq!(seen, Revision::default());
-        let writes = cells.iter().enumerate().map(|(n, cell)| {
+        let writes = cells.iter_mut().enumerate().map(|(n, cell)| {
             let seen = seen.clone();
-            async move { cell.write(seen, n.to_string().into_bytes()).await.unwrap() }
+            async move { cell.write(&seen, n.to_string().into_bytes()).await.unwrap() }
         });
         let written = futures_util::future::join_all(writes).await;
         assert_eq!(written.iter().filter(|written| **written).count(), 1, "{written:?}");
@@ -485,12 +454,12 @@ mod file_tests {
     #[tokio::test]
     async fn the_directory_is_made_unless_another_one_is_missing() {
         let place = tempfile::tempdir().unwrap();
-        let cell = FileSharedState::new(place.path().join("new/shared"));
-        assert!(cell.write(Revision::default(), b"a".to_vec()).await.unwrap());
+        let mut cell = FileSharedState::new(place.path().join("new/shared"));
+        assert!(cell.write(&Revision::default(), b"a".to_vec()).await.unwrap());
         let mode = fs::metadata(place.path().join("new")).unwrap().permissions().mode();
         assert_eq!(mode & 0o777, 0o700);
-        let cell = FileSharedState::new(place.path().join("no/such/shared"));
-        let told = cell.write(Revision::default(), b"a".to_vec()).await.unwrap_err().to_string();
+        let mut cell = FileSharedState::new(place.path().join("no/such/shared"));
+        let told = cell.write(&Revision::default(), b"a".to_vec()).await.unwrap_err().to_string();
         assert!(told.contains("check that its directory exists"), "{told}");
     }
 }

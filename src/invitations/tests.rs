@@ -12,7 +12,7 @@ fn servers(place: &std::path::Path, count: usize) -> Vec<Arc<Enrolment>> {
     authority.server(&["cloud.test"]).unwrap().write(&cert, &key).unwrap();
     let server = || {
         let authority = ServerCa::load(ca.clone(), cert.clone()).unwrap();
-        Enrolment::new(SharedState::File(FileSharedState::new(place.join("enrolled"))), authority)
+        Enrolment::new(Box::new(FileSharedState::new(place.join("enrolled"))), authority)
     };
     (0..count).map(|_| server()).collect()
 }

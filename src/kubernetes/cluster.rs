@@ -1,256 +1,112 @@
-//! Clients of kube-apiserver.
+//! The pods of the servers, the Nodes, and records in a ConfigMap.
 
 use std::collections::BTreeSet;
-use std::io;
-use std::path::PathBuf;
-use std::time::Duration;
+use std::net::{IpAddr, SocketAddr};
 
-use http::Uri;
-use hyper_timeout::TimeoutConnector;
-use hyper_util::client::legacy;
-use hyper_util::rt::{TokioExecutor, TokioIo};
-use k8s_openapi::api::core::v1::Node;
-use kube::api::ListParams;
-use kube::client::retry::RetryPolicy;
-use kube::client::{Body, ConfigExt as _};
-use kube::config::{KubeConfigOptions, Kubeconfig};
-use kube::{Api, Client, Config, Error};
-use tokio::net::TcpStream;
-use tokio::task::spawn_blocking;
-use tokio::time::timeout;
-use tower::retry::RetryLayer;
-use tower::{BoxError, ServiceBuilder, service_fn};
+use futures_util::future::BoxFuture;
+use tokio::sync::watch;
+use tokio::time::Instant;
+use tracing::info_span;
 
-use tunnel_base::policy::zone::CLUSTER_DOMAIN;
-use tunnel_net::dial::dial;
-use tunnel_net::resolver::Resolver;
+use crate::config::cluster::ClusterSettings;
+use crate::kubernetes::ClusterNodes;
+use crate::publish::{PublishError, RecordStore};
+use tunnel_base::drain::Drain;
+use tunnel_kube::cluster::Cluster;
+use tunnel_kube::configmap::{ConfigMap, ConfigMapParams, GATHERING, LivenessProbe};
+use tunnel_kube::members::{EndpointWatch, KnownEndpoints, NodeWatch};
 
-/// A Kubernetes cluster, and the namespace to use in it.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Cluster {
-    /// Kubeconfig file. `None` selects the service account that Kubernetes mounts into each pod.
-    pub kubeconfig: Option<PathBuf>,
-    /// Namespace to use. `None` selects the one of the service account, or the one in the kubeconfig file.
-    pub namespace: Option<String>,
+/// Converts the config of a cluster.
+pub(crate) fn access(cluster: &ClusterSettings) -> Cluster {
+    let ClusterSettings { kubeconfig, namespace, .. } = cluster.clone();
+    Cluster { kubeconfig, namespace }
 }
 
-/// An error of a request to kube-apiserver.
-#[derive(Debug, thiserror::Error)]
-pub enum ClusterError {
-    /// The address or the credentials are unknown. Usual cause: no service account is mounted.
-    #[error(
-        "cannot reach kube-apiserver: {0}; check --k, or that the pod's service account token is mounted"
-    )]
-    Config(String),
-    /// The request was not authorized. Usual cause: a role that lacks a verb.
-    #[error(
-        "{0}; grant the server's role get, create and update on configmaps, list and watch on endpointslices (discovery.k8s.io), and list on nodes if zone is empty; with [server.addresses] also list and watch on nodes, pods, services and configmaps; with [server.node_ports] also get, list and watch on its ConfigMap, and get and update on its Service"
-    )]
-    Forbidden(String),
-    /// The request timed out. Usual cause: kube-apiserver is down, or a network policy blocks it.
-    #[error(
-        "kube-apiserver did not answer within {REQUEST_TIMEOUT:?}; check that it is up and reachable from here"
-    )]
-    Silent,
-    /// kube-apiserver was not reached, or it refused the request.
-    #[error("kube-apiserver: {0}")]
-    Failed(String),
+/// The pods of the servers as reported by Kubernetes; all absent if that is not used.
+#[derive(Debug, Default)]
+pub(crate) struct ServerPods {
+    /// All pods.
+    endpoints: Option<watch::Receiver<KnownEndpoints>>,
+    /// The gRPC addresses of the peers.
+    peers: Option<watch::Receiver<Vec<SocketAddr>>>,
 }
 
-impl Cluster {
-    /// Returns a client and the namespace to use. Reads files, but sends no request.
-    ///
-    /// # Errors
-    ///
-    /// Returns [`ClusterError::Config`] if the files cannot be read or are invalid.
-    pub async fn connect(&self) -> Result<(Client, String), ClusterError> {
-        let mut config = self.config().await?;
-        (config.read_timeout, config.reset_reader_on_write) = (Some(IDLE_TIMEOUT), true);
-        let client = client(config)?;
-        let namespace = self.namespace.clone().unwrap_or_else(|| client.default_namespace().to_owned());
-        Ok((client, namespace))
+impl ServerPods {
+    /// Watches the pods of the servers, if the config names a Service. `pod` is this server's address, `port` their
+    /// common gRPC port.
+    pub(crate) fn follow(
+        cluster: Option<&ClusterSettings>,
+        pod: Option<IpAddr>,
+        port: u16,
+        drain: &Drain,
+    ) -> Self {
+        // The config check ensures that there is an address.
+        let (Some(cluster), Some(pod)) = (cluster, pod) else { return Self::default() };
+        let Some(service) = cluster.service.clone() else { return Self::default() };
+        let watch = EndpointWatch::new(access(cluster), service, SocketAddr::new(pod, port));
+        let pods = Self { endpoints: Some(watch.endpoints()), peers: Some(watch.peers()) };
+        drain.spawn(info_span!("server_pods"), watch.follow(drain.clone()));
+        pods
+    }
+
+    /// Returns the gRPC addresses of the peers.
+    pub(crate) fn peers(&self) -> Option<watch::Receiver<Vec<SocketAddr>>> {
+        self.peers.clone()
+    }
+
+    /// Returns a store for the records of the server at an address, in the ConfigMap of a name. `lives` checks which
+    /// servers with records are alive.
+    pub(crate) fn records(
+        &self,
+        cluster: &ClusterSettings,
+        (name, server): (String, IpAddr),
+        lives: impl Fn(IpAddr) -> BoxFuture<'static, bool> + Send + Sync + 'static,
+    ) -> Option<Box<dyn RecordStore>> {
+        let (cluster, endpoints) = (access(cluster), self.endpoints.clone());
+        let lives = LivenessProbe::new(lives);
+        Some(Box::new(ConfigMap::new(ConfigMapParams { cluster, name, server, endpoints, lives })))
     }
 }
 
-impl Cluster {
-    /// Returns the names and addresses in the URL and in the expected certificate of kube-apiserver. IPv6 addresses are
-    /// in brackets.
-    ///
-    /// # Errors
-    ///
-    /// Returns [`ClusterError::Config`] if the files cannot be read or are invalid.
-    pub async fn apiserver_names(&self) -> Result<Vec<String>, ClusterError> {
-        let config = self.config().await?;
-        let host = config.cluster_url.host().map(str::to_owned);
-        Ok(host.into_iter().chain(config.tls_server_name).collect())
+impl RecordStore for ConfigMap {
+    fn write<'a>(&'a mut self, records: &'a BTreeSet<String>) -> BoxFuture<'a, Result<(), PublishError>> {
+        Box::pin(async { Ok(Self::write(self, records).await?) })
     }
 
-    /// Returns the cluster's DNS domain. Reads it from the search list in `/etc/resolv.conf`; without an entry there,
-    /// returns the default `CLUSTER_DOMAIN`.
-    pub async fn domain(&self) -> String {
-        let resolver = tokio::fs::read_to_string(RESOLVER).await.unwrap_or_default();
-        searched(&resolver).unwrap_or(CLUSTER_DOMAIN).to_owned()
+    fn withdraw(&mut self) -> BoxFuture<'_, Result<(), PublishError>> {
+        Box::pin(async { Ok(Self::withdraw(self).await?) })
     }
 
-    async fn config(&self) -> Result<Config, ClusterError> {
-        let Some(file) = &self.kubeconfig else {
-            return Config::incluster().map_err(|cause| config_error(&cause));
-        };
-        let file = Kubeconfig::read_from(file).map_err(|cause| config_error(&cause))?;
-        let config = Config::from_custom_kubeconfig(file, &KubeConfigOptions::default()).await;
-        config.map_err(|cause| config_error(&cause))
+    fn servers(&self) -> BoxFuture<'_, BTreeSet<IpAddr>> {
+        Box::pin(std::future::ready(Self::servers(self)))
     }
 
-    /// Returns the names of all Nodes with this label (`name=value`), or of all Nodes if there is no label.
-    ///
-    /// # Errors
-    ///
-    /// Fails if kube-apiserver does not answer within `REQUEST_TIMEOUT` or does not authorize the request. The role
-    /// needs list on nodes.
-    pub async fn nodes(&self, label: Option<&str>) -> Result<BTreeSet<String>, ClusterError> {
-        let list = async {
-            let (client, _) = self.connect().await?;
-            let which = ListParams { label_selector: label.map(str::to_owned), ..ListParams::default() };
-            let all = Api::<Node>::all(client).list_metadata(&which).await?;
-            Ok(all.items.into_iter().filter_map(|node| node.metadata.name).collect())
-        };
-        timeout(REQUEST_TIMEOUT, list).await.unwrap_or(Err(ClusterError::Silent))
+    fn due(&self) -> Instant {
+        Self::due(self)
+    }
+
+    fn gathering(&self) -> std::time::Duration {
+        GATHERING
     }
 }
 
-impl From<Error> for ClusterError {
-    fn from(cause: Error) -> Self {
-        match cause {
-            Error::Api(status) if matches!(status.code, 401 | 403) => Self::Forbidden(status.message),
-            Error::Api(status) => Self::Failed(status.message),
-            other => Self::Failed(chain(&other)),
-        }
-    }
+/// Watches the Nodes of a cluster. `edges` is the label of edges from the config, with its value.
+pub(crate) fn follow_nodes(
+    cluster: &ClusterSettings,
+    edges: Option<(String, String)>,
+    drain: &Drain,
+) -> Option<ClusterNodes> {
+    let watch = NodeWatch::new(access(cluster), edges);
+    let nodes = watch.known();
+    drain.spawn(info_span!("nodes"), watch.follow(drain.clone()));
+    Some(nodes)
 }
 
-/// Returns the cluster's domain from the text of a `resolv.conf`: its search list contains `svc.DOMAIN`.
-fn searched(resolver: &str) -> Option<&str> {
-    let lists = resolver.lines().filter_map(|line| line.trim().strip_prefix("search"));
-    let domain = lists.flat_map(str::split_whitespace).find_map(|name| name.strip_prefix("svc."))?;
-    Some(domain.trim_end_matches('.')).filter(|domain| !domain.is_empty())
-}
-
-fn config_error(cause: &dyn std::error::Error) -> ClusterError {
-    ClusterError::Config(chain(cause))
-}
-
-/// Formats an error with its sources: the outermost text alone is often just "service error".
-fn chain(error: &dyn std::error::Error) -> String {
-    let mut text = error.to_string();
-    let mut cause = error.source();
-    while let Some(inner) = cause {
-        let said = inner.to_string();
-        if !text.contains(&said) {
-            text = format!("{text}: {said}");
-        }
-        cause = inner.source();
-    }
-    text
-}
-
-/// Timeout for one operation at kube-apiserver, including retries. It normally takes milliseconds.
-pub(crate) const REQUEST_TIMEOUT: Duration = Duration::from_secs(10);
-
-/// The resolver config that kubelet writes for each container.
-const RESOLVER: &str = "/etc/resolv.conf";
-
-/// Read timeout of connections to kube-apiserver; longer than a watch without events lasts. It alone ends a list, or
-/// the start of a watch, when kube-apiserver vanishes without closing the connection.
-const IDLE_TIMEOUT: Duration = Duration::from_secs(75);
-
-/// Returns a client like kube's own, but dials with this crate's [`dial`]. Sends no request.
+/// Returns the names of all Nodes with this label (`name=value`), or of all Nodes.
 ///
 /// # Errors
 ///
-/// Returns [`ClusterError::Config`] if the config contains a proxy, or its credentials are invalid.
-pub(crate) fn client(config: Config) -> Result<Client, ClusterError> {
-    if config.proxy_url.is_some() {
-        let why = "proxies are not supported: remove proxy-url from the kubeconfig, or HTTPS_PROXY from the \
-                   environment";
-        return Err(ClusterError::Config(why.to_owned()));
-    }
-    let dials = service_fn(|to: Uri| async move { connect(&to).await.map(TokioIo::new) });
-    let https = config.rustls_https_connector_with_connector(dials).map_err(|cause| config_error(&cause))?;
-    let mut timed = TimeoutConnector::new(https);
-    timed.set_connect_timeout(config.connect_timeout);
-    timed.set_read_timeout(config.read_timeout);
-    timed.set_write_timeout(config.write_timeout);
-    timed.set_reset_reader_on_write(config.reset_reader_on_write);
-    let service = ServiceBuilder::new()
-        .layer(config.base_uri_layer())
-        .option_layer(config.default_retry.then(|| RetryLayer::new(RetryPolicy::server_retry())))
-        .option_layer(config.auth_layer().map_err(|cause| config_error(&cause))?)
-        .layer(config.extra_headers_layer().map_err(|cause| config_error(&cause))?)
-        .map_err(BoxError::from)
-        .service(legacy::Client::builder(TokioExecutor::new()).build::<_, Body>(timed));
-    Ok(Client::new(service, config.default_namespace))
-}
-
-async fn connect(to: &Uri) -> io::Result<TcpStream> {
-    let host = to.host().unwrap_or_default().trim_matches(['[', ']']);
-    let port = to.port_u16().unwrap_or(if to.scheme_str() == Some("http") { 80 } else { 443 });
-    let ips = match host.parse() {
-        Ok(ip) => vec![ip],
-        Err(_) => {
-            // The resolver's files may have changed since the last connection.
-            let resolver = spawn_blocking(Resolver::system).await?.map_err(io::Error::other)?;
-            resolver.lookup(host).await.map_err(io::Error::other)?
-        }
-    };
-    let at: Vec<_> = ips.into_iter().map(|ip| (ip, port).into()).collect();
-    dial(&at, REQUEST_TIMEOUT / 2).await.map_err(io::Error::other)
-}
-
-#[cfg(test)]
-mod tests {
-    use k8s_openapi::api::core::v1::ConfigMap;
-
-    use super::*;
-
-    #[tokio::test]
-    async fn kube_apiservers_hosts_are_those_of_its_address_and_its_certificate() {
-        let dir = tempfile::tempdir().unwrap();
-        let file = dir.path().join("kubeconfig");
-        let text = "{apiVersion: v1, kind: Config, current-context: a, users: [{name: a, user: {}}],\n\
-             contexts: [{name: a, context: {cluster: a, user: a}}],\n\
-             clusters: [{name: a, cluster: {server: 'https://[fd00::1]:6443', tls-server-name: api.test}}]}\n";
-        std::fs::write(&file, text).unwrap();
-        let cluster = Cluster { kubeconfig: Some(file), namespace: None };
-        assert_eq!(cluster.apiserver_names().await.unwrap(), ["[fd00::1]", "api.test"]);
-    }
-
-    #[test]
-    fn the_clusters_domain_is_the_one_that_its_pods_resolver_searches() {
-        let of_a_pod =
-            "nameserver 10.96.0.10\nsearch a.svc.k8s.example.org svc.k8s.example.org k8s.example.org\n";
-        assert_eq!(searched(of_a_pod), Some("k8s.example.org"));
-        assert_eq!(searched("search\tsvc.cluster.local. example.org"), Some("cluster.local"));
-        for elsewhere in ["", "nameserver 10.0.0.1\nsearch example.org\n", "search svc.", "# svc.a.b"] {
-            assert_eq!(searched(elsewhere), None, "{elsewhere}");
-        }
-    }
-
-    #[tokio::test(start_paused = true)]
-    async fn an_apiserver_that_has_vanished_is_given_up_whatever_it_was_asked() {
-        let silent = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
-        let dir = tempfile::tempdir().unwrap();
-        let file = dir.path().join("kubeconfig");
-        let text = format!(
-            "{{apiVersion: v1, kind: Config, current-context: a, users: [{{name: a, user: {{}}}}],\n\
-             contexts: [{{name: a, context: {{cluster: a, user: a}}}}],\n\
-             clusters: [{{name: a, cluster: {{server: 'http://{}'}}}}]}}\n",
-            silent.local_addr().unwrap()
-        );
-        std::fs::write(&file, text).unwrap();
-        let cluster = Cluster { kubeconfig: Some(file), namespace: Some("n".to_owned()) };
-        let (client, namespace) = cluster.connect().await.unwrap();
-        let maps: Api<ConfigMap> = Api::namespaced(client, &namespace);
-        let answer = tokio::time::timeout(10 * IDLE_TIMEOUT, maps.list(&ListParams::default())).await;
-        assert!(answer.expect("it is given up").is_err());
-    }
+/// Returns why they cannot be listed.
+pub(crate) async fn nodes(cluster: ClusterSettings, label: Option<&str>) -> Result<BTreeSet<String>, String> {
+    access(&cluster).nodes(label).await.map_err(|cause| cause.to_string())
 }

@@ -1,252 +1,67 @@
-//! Certificates issued by a cluster's signers through CertificateSigningRequests: requested and renewed by servers and
-//! edges, and approved or denied by the approver.
-//!
-//! There are three [`Profile`]s, compatible with YurtTunnel. A `CertificateRenewer` keeps one file up to date: it
-//! generates the key locally and stores it with its certificate in that file, which is reloaded like any other. An
-//! `Approver` authorizes requests by their content and requester.
+//! Certificates that the cluster's signers issue for this server or edge.
 
-#[cfg(feature = "kubernetes")]
-pub mod approver;
-#[cfg(feature = "kubernetes")]
-pub mod names;
-#[cfg(feature = "kubernetes")]
-pub mod renewer;
+use futures_util::future::join_all;
+use tracing::info_span;
 
-use std::collections::BTreeSet;
-use std::net::IpAddr;
-use std::path::{Path, PathBuf};
-use std::time::Duration;
+use crate::admin::readiness::Readiness;
+use crate::config::server::kubernetes::{EdgeCsrConfig, ServerCsrConfig, ServerNames};
+use crate::kubernetes::cluster::access;
+use tunnel_base::drain::Drain;
+use tunnel_base::names::NodeName;
+use tunnel_kube::cluster::Cluster;
+use tunnel_kube::csr::Profile;
+use tunnel_kube::csr::names::NameLookup;
+use tunnel_kube::csr::renewer::{CertificateNames, CertificateRenewer};
 
-use k8s_openapi::api::core::v1::Service;
-use k8s_openapi::api::discovery::v1::EndpointSlice;
-use kube::{Api, Client};
-use tokio::time::timeout;
+/// The certificates of a server that signers issue; by default none.
+#[derive(Debug, Default)]
+#[must_use = "they are renewed by `Server::keep`"]
+pub struct IssuedCertificates(Vec<CertificateRenewer>);
 
-use crate::kubernetes::cluster::{Cluster, ClusterError};
-use tunnel_net::pki::PkiError;
-use tunnel_net::tls::certificate::EDGE;
-
-// The three kinds of certificates.
-
-/// The purpose of a certificate. Signer, subject and usages are YurtTunnel's, so that one cluster's roles serve both.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub enum Profile {
-    /// A server's certificate for its TLS listeners.
-    Server,
-    /// A server's client certificate, presented to kubelets.
-    ProxyClient,
-    /// An edge's client certificate, presented to servers.
-    Edge,
-}
-
-impl Profile {
-    /// All profiles.
-    pub const ALL: [Self; 3] = [Self::Server, Self::ProxyClient, Self::Edge];
-
-    /// Returns the path of the file with certificate and key in this directory.
-    pub fn file(self, dir: &Path) -> PathBuf {
-        dir.join(format!("{}.pem", self.name()))
+impl IssuedCertificates {
+    /// Waits until there is a certificate of each kind that the config requires; a server that presents them cannot
+    /// start earlier. Retries forever and logs the reasons. Cancel safe.
+    pub async fn wait_ready(settings: Option<&ServerCsrConfig>) -> Self {
+        let mut renewers = settings.map(renewers).unwrap_or_default();
+        join_all(renewers.iter_mut().map(CertificateRenewer::first)).await;
+        Self(renewers)
     }
 
-    /// Returns the name of the readiness condition in `/readyz`.
-    pub fn condition(self) -> &'static str {
-        match self {
-            Self::Server => "server_certificate",
-            Self::ProxyClient => "proxy_client_certificate",
-            Self::Edge => "agent_certificate",
-        }
-    }
-
-    /// Returns the name used in the config, in the log and for the file.
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::Server => "server",
-            Self::ProxyClient => "proxy-client",
-            Self::Edge => "agent",
-        }
-    }
-
-    /// Returns the name of the signer.
-    pub fn signer(self) -> &'static str {
-        match self {
-            Self::Server => "kubernetes.io/kubelet-serving",
-            Self::ProxyClient | Self::Edge => "kubernetes.io/kube-apiserver-client",
-        }
-    }
-
-    /// Returns the only common name of the subject.
-    pub fn common_name(self) -> &'static str {
-        match self {
-            Self::Server => "system:node:tunnel-server",
-            Self::ProxyClient => "tunnel-proxy-client",
-            Self::Edge => EDGE.0,
-        }
-    }
-
-    /// Returns the only organization of the subject.
-    pub fn organization(self) -> &'static str {
-        match self {
-            Self::Server => "system:nodes",
-            Self::ProxyClient | Self::Edge => EDGE.1,
-        }
-    }
-
-    /// Returns the key usages.
-    pub fn usages(self) -> [&'static str; 3] {
-        let whose = if self == Self::Server { "server auth" } else { "client auth" };
-        ["digital signature", "key encipherment", whose]
-    }
-}
-
-// Errors of issuing, and requests to kube-apiserver with a timeout.
-
-/// The reason why no new certificate was issued.
-#[derive(Debug, thiserror::Error)]
-pub enum CsrError {
-    /// A request to kube-apiserver failed.
-    #[error("{0}")]
-    Cluster(ClusterError),
-    /// A role lacks a verb.
-    #[error("{0}; see deploy/kustomize/csr for the roles that requesters and approvers need")]
-    Forbidden(String),
-    /// The object does not exist, or was changed meanwhile.
-    #[error("the object was changed or deleted meanwhile")]
-    Gone,
-    /// The Service does not exist.
-    #[error(
-        "Service {0} does not exist in namespace {1}; create it, or remove it from services in [server.csr]"
-    )]
-    NoService(String, String),
-    /// The watch of requests failed.
-    #[error("kube-apiserver: {0}")]
-    Watch(String),
-    /// The request was denied.
-    #[error("CertificateSigningRequest {name} was denied: {why}")]
-    Denied {
-        /// Name of the request.
-        name: String,
-        /// Reason given by the approver.
-        why: String,
-    },
-    /// The signer failed.
-    #[error("CertificateSigningRequest {name} was approved, but its signer failed: {why}")]
-    Failed {
-        /// Name of the request.
-        name: String,
-        /// Message of the signer.
-        why: String,
-    },
-    /// The request was not approved or signed in time.
-    #[error(
-        "CertificateSigningRequest {name} was not signed within {SIGNED_WITHIN:?}: it is {state}; check that `tunnel \
-         approve` runs, and that kube-controller-manager signs for {signer}"
-    )]
-    Unsigned {
-        /// Name of the request.
-        name: String,
-        /// State of the request.
-        state: &'static str,
-        /// Signer that should have signed it.
-        signer: &'static str,
-    },
-    /// The signed certificate has already expired according to the local clock.
-    #[error(
-        "the signed certificate expired on {until}, and the local time is {now}; set the clock, or if it is right, \
-         make the signer sign for longer"
-    )]
-    Over {
-        /// End of validity.
-        until: String,
-        /// Local time.
-        now: String,
-    },
-    /// A key, request or file could not be created.
-    #[error(transparent)]
-    Pki(#[from] PkiError),
-    /// The directory is not writable.
-    #[error("cannot write to {}: {cause}; create the directory and make it writable for this user", .dir.display())]
-    Directory {
-        /// The directory.
-        dir: PathBuf,
-        /// Error of the operating system.
-        cause: std::io::Error,
-    },
-}
-
-impl From<ClusterError> for CsrError {
-    fn from(cause: ClusterError) -> Self {
-        match cause {
-            ClusterError::Forbidden(what) => Self::Forbidden(what),
-            cause => Self::Cluster(cause),
+    /// Renews the certificates until draining starts; `readiness` reports what prevents it.
+    pub(crate) fn keep(self, readiness: &Readiness, drain: &Drain) {
+        for renewer in self.0 {
+            let (readiness, condition) = (readiness.clone(), renewer.profile().condition());
+            let report = move |state| readiness.set_degraded(condition, state);
+            drain.spawn(info_span!("csr"), renewer.keep(report, drain.clone()));
         }
     }
 }
 
-/// Runs one operation at kube-apiserver with a timeout. It normally takes milliseconds.
-pub(crate) async fn within<T>(work: impl Future<Output = kube::Result<T>>) -> Result<T, CsrError> {
-    match timeout(ANSWERED_WITHIN, work).await {
-        Err(_) => Err(ClusterError::Silent.into()),
-        Ok(Err(kube::Error::Api(status))) if matches!(status.code, 404 | 409) => Err(CsrError::Gone),
-        Ok(done) => done.map_err(|cause| ClusterError::from(cause).into()),
-    }
+fn renewers(csr: &ServerCsrConfig) -> Vec<CertificateRenewer> {
+    let server = csr.server.clone().map(|ServerNames { services, names }| {
+        (Profile::Server, CertificateNames::Of(NameLookup { services, names }))
+    });
+    let proxy_client =
+        csr.proxy_client.then(|| (Profile::ProxyClient, CertificateNames::Fixed(Default::default())));
+    let renewer = |(profile, names): (Profile, CertificateNames)| {
+        CertificateRenewer::new(access(&csr.cluster), profile, profile.file(&csr.dir), names, csr.lifetime)
+    };
+    server.into_iter().chain(proxy_client).map(renewer).collect()
 }
 
-/// Timeout for one operation at kube-apiserver.
-const ANSWERED_WITHIN: Duration = Duration::from_secs(10);
-/// Timeout from the request to the certificate. Kubernetes deletes decided requests after an hour.
-pub(crate) const SIGNED_WITHIN: Duration = Duration::from_secs(15 * 60);
-
-// Names and addresses of kube-apiserver. Its signers' CA often issued its own certificate too, so a server certificate
-// with one of these names could impersonate it.
-
-/// The known names and addresses of kube-apiserver.
-#[derive(Debug, Clone, Default)]
-pub struct Apiserver(BTreeSet<String>);
-
-impl Apiserver {
-    /// Adds `hosts` to the names that kube-apiserver has in every cluster. Ignores loopback names: each server's
-    /// certificate contains them, and to use them an attacker must already control the machine.
-    pub fn new(hosts: impl IntoIterator<Item = String>) -> Self {
-        let hosts = hosts.into_iter().map(|host| plain(&host));
-        Self(hosts.filter(|host| !is_loopback(host)).collect())
-    }
-
-    /// Returns the names from the cluster's config and from the Service `kubernetes` with its endpoints.
-    ///
-    /// # Errors
-    ///
-    /// Fails if kube-apiserver does not answer or does not authorize the request.
-    pub(crate) async fn look_up(cluster: &Cluster, client: &Client) -> Result<Self, CsrError> {
-        let services: Api<Service> = Api::namespaced(client.clone(), DEFAULT);
-        let slices: Api<EndpointSlice> = Api::namespaced(client.clone(), DEFAULT);
-        let service = within(services.get_opt(KUBERNETES)).await?;
-        let slice = within(slices.get_opt(KUBERNETES)).await?;
-        let own = service.and_then(|service| service.spec?.cluster_ips).unwrap_or_default();
-        let endpoints = slice.into_iter().flat_map(|slice| slice.endpoints).flat_map(|one| one.addresses);
-        Ok(Self::new(cluster.apiserver_names().await?.into_iter().chain(own).chain(endpoints)))
-    }
-
-    /// Returns true if this name or address, or one that a wildcard covers, belongs to kube-apiserver.
-    pub fn is_at(&self, name: &str) -> bool {
-        let name = plain(name);
-        name.contains('*')
-            || name == KUBERNETES
-            || name.starts_with("kubernetes.default")
-            || self.0.contains(&name)
-    }
+/// Starts the task that has the edge's certificate issued and renewed, until draining starts. `report` receives the
+/// readiness condition and its state.
+pub(crate) fn keep_edge(
+    csr: EdgeCsrConfig,
+    node: &NodeName,
+    drain: &Drain,
+    report: impl Fn(&'static str, Result<(), String>) + Send + Sync + 'static,
+) {
+    let EdgeCsrConfig { cluster, file, lifetime, node_ip } = csr;
+    let names =
+        CertificateNames::Fixed(node_ip.iter().map(ToString::to_string).chain([node.to_string()]).collect());
+    let cluster = Cluster { kubeconfig: cluster.kubeconfig, namespace: None };
+    let renewer = CertificateRenewer::new(cluster, Profile::Edge, file, names, lifetime);
+    let report = move |state| report(Profile::Edge.condition(), state);
+    drain.spawn(info_span!("csr"), renewer.keep(report, drain.clone()));
 }
-
-/// Normalizes a name or address for comparison. An IPv4-mapped IPv6 address becomes IPv4.
-fn plain(host: &str) -> String {
-    let bare = host.strip_prefix('[').and_then(|host| host.strip_suffix(']')).unwrap_or(host);
-    let name = bare.strip_suffix('.').unwrap_or(bare).to_ascii_lowercase();
-    name.parse::<IpAddr>().map_or(name, |ip| ip.to_canonical().to_string())
-}
-
-fn is_loopback(host: &str) -> bool {
-    host.parse::<IpAddr>().map_or(host == "localhost", |ip| ip.is_loopback())
-}
-
-/// The Service of kube-apiserver, and the name of its EndpointSlice.
-const KUBERNETES: &str = "kubernetes";
-const DEFAULT: &str = "default";

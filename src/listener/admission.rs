@@ -19,7 +19,7 @@ use tracing::{Span, debug, field};
 use crate::acceptor::DirectDialer;
 use crate::listener::admission::destination::EdgeRouting;
 use crate::listener::auth::PasswordChecker;
-use crate::listener::{self, Denial};
+use crate::listener::denial::{Denial, new_trace};
 use crate::route::{OpenError, SessionRequest, SessionRouter};
 use crate::session_io::copy::close_gracefully;
 use crate::session_io::{LocalPeer, OpenSession, run_session};
@@ -42,14 +42,11 @@ use tunnel_proto::frame::Category;
 
 /// A listener's protocol: reads a client's request from the accepted stream `S` and responds.
 pub trait ListenerProtocol<S>: Send + Sync + 'static {
-    /// Name in metrics and the access log.
-    const NAME: &'static str;
-
-    /// Category in the Open frame.
-    const CATEGORY: Category;
-
     /// The stream that carries the session's bytes: the accepted stream, or TLS over it.
     type Connection: Connection;
+
+    /// Returns the category in the Open frame.
+    fn category(&self) -> Category;
 
     /// Returns the span for log messages about a client. Its fields `trace` and `session` are recorded once known.
     fn span(&self, from: SocketAddr) -> Span;
@@ -71,10 +68,13 @@ pub trait ListenerProtocol<S>: Send + Sync + 'static {
     ) -> impl Future<Output = HandshakeOutcome<Self::Connection>> + Send;
 }
 
-/// Everything that a listener needs to serve clients. All but `policy` is shared by the listeners of a process. Cheap to
+/// Everything that a listener needs to serve clients. All but `listener` and `policy` is shared by the listeners of a
+/// process. Cheap to
 /// clone.
 #[derive(Debug, Clone)]
 pub struct ListenerContext {
+    /// The name of the listener in metrics and the access log.
+    pub listener: &'static str,
     /// The access policy. It is reloaded with the config and applies to new requests.
     pub policy: Arc<ArcSwap<AccessPolicy>>,
     /// Limiter of sessions, shared by all listeners of this process.
@@ -305,9 +305,9 @@ where
             }
         };
         let metrics = &self.context.metrics;
-        metrics.sessions.refused(F::NAME, denial.name());
-        let mut access = AccessLogEntry::start(F::NAME, from.to_string());
-        access.trace = listener::new();
+        metrics.sessions.refused(self.context.listener, denial.name());
+        let mut access = AccessLogEntry::start(self.context.listener, from.to_string());
+        access.trace = new_trace();
         access.status = Some(denial.status().as_u16());
         let told = self.protocol.rejection_bytes(&denial, &access.trace);
         access.refuse(denial.name(), &denial.to_string(), from.ip(), &metrics.refusals);
@@ -317,7 +317,8 @@ where
     async fn serve(self: Arc<Self>, accepted: Accepted<S>) {
         let Accepted { socket, from, permit } = accepted;
         let (head_done, head_is_done) = oneshot::channel();
-        let mut admission = Admission::new::<S, F>(Arc::clone(&self.context), from, permit, head_done);
+        let category = self.protocol.category();
+        let mut admission = Admission::new(Arc::clone(&self.context), category, from, permit, head_done);
         let head = {
             // Boxed, so that a session does not retain the memory of the handshake.
             let handshake = Box::pin(self.protocol.handshake(socket, &mut admission));
@@ -423,7 +424,6 @@ pub struct DeniedRequest {
 #[derive(Debug)]
 pub struct Admission {
     context: Arc<ListenerContext>,
-    listener: &'static str,
     category: Category,
     from: SocketAddr,
     /// The identity proved by the connection itself. The protocol sets it before it calls [`Self::open`] or
@@ -447,16 +447,16 @@ pub struct AuthorizedRequest {
 }
 
 impl Admission {
-    pub(crate) fn new<S, F: ListenerProtocol<S>>(
+    pub(crate) fn new(
         context: Arc<ListenerContext>,
+        category: Category,
         from: SocketAddr,
         limiter: Permit,
         head_done: oneshot::Sender<()>,
     ) -> Self {
         Self {
             context,
-            listener: F::NAME,
-            category: F::CATEGORY,
+            category,
             from,
             proof: ClientIdentity::None,
             head_done: Some(head_done),
@@ -506,7 +506,7 @@ impl Admission {
         let request = node.map(|node| OpenRequest { node: Some(node), target, credentials });
         tokio::select! {
             biased;
-            opened = self.open(request, listener::new()) => Some(opened),
+            opened = self.open(request, new_trace()) => Some(opened),
             () = client.gone() => None,
         }
     }
@@ -526,7 +526,7 @@ impl Admission {
         if let Some(permit) = &self.connection_permit {
             permit.mark_active();
         }
-        let mut access = AccessLogEntry::start(self.listener, self.from.to_string());
+        let mut access = AccessLogEntry::start(self.context.listener, self.from.to_string());
         access.trace = trace;
         Span::current().record("trace_id", access.trace.as_str());
         let (context, category, from) = (Arc::clone(&self.context), self.category, self.from);
@@ -559,7 +559,9 @@ impl Admission {
         access.target = Some(target.clone());
         access.user = match &self.proof {
             ClientIdentity::User(user) => Some(user.clone()),
-            ClientIdentity::Certificate(names) => Some(policy.user_of_certificate(names, self.listener)?),
+            ClientIdentity::Certificate(names) => {
+                Some(policy.user_of_certificate(names, self.context.listener)?)
+            }
             ClientIdentity::None => policy.authenticate(&credentials, from).await?,
         };
         let mut destination = self.locate(&policy, node, target)?;

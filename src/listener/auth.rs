@@ -14,7 +14,7 @@ use parking_lot::Mutex;
 use tokio::time::{Instant, timeout};
 use tracing::warn;
 
-use crate::listener::{Denial, NAME_CHARS};
+use crate::listener::denial::{Denial, NAME_CHARS};
 use tunnel_net::limiter::{FairLimiter, Limits, LoginThrottle, Source, Who};
 use tunnel_net::reload::Reload;
 

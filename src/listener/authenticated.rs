@@ -1,19 +1,26 @@
-//! Listeners that identify clients by their connection: by a client certificate, or as a local user.
+//! Listeners over TLS and on Unix sockets, which identify clients by a client certificate or as a local user.
 
 use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
 
 use bytes::Bytes;
 use tokio::net::{TcpStream, UnixStream};
 use tokio_rustls::rustls::ServerConfig;
 use tracing::{Span, info};
 
-use crate::listener::Denial;
+use crate::config::server::{Tls, TlsVersion};
+use crate::config::table::ConfigTable;
+use crate::config::{Diagnostics, value};
 use crate::listener::admission::{Admission, ClientIdentity, HandshakeOutcome, ListenerProtocol, WAITING};
+use crate::listener::denial::Denial;
+use crate::listener::{FileKind, ListenerFile, ListenerSetup};
 use crate::session_io::copy::close_gracefully;
+use crate::startup::{Startup, StartupErrorKind};
 use tunnel_net::pool::Pool;
 use tunnel_net::reload::Reload;
 use tunnel_net::socket::Socket;
 use tunnel_net::tls::handshake::{TlsAccepted, TlsHandshaker, TlsSocket};
+use tunnel_net::tls::{self, ClientAuth, Identity, TlsParams, TlsServerConfig};
 use tunnel_proto::frame::Category;
 
 /// A listener over TLS. A client that presents a certificate is identified by its names.
@@ -36,9 +43,11 @@ impl<F> OverTls<F> {
 }
 
 impl<F: ListenerProtocol<TlsSocket>> ListenerProtocol<TcpStream> for OverTls<F> {
-    const NAME: &'static str = F::NAME;
-    const CATEGORY: Category = F::CATEGORY;
     type Connection = F::Connection;
+
+    fn category(&self) -> Category {
+        self.protocol.category()
+    }
 
     fn span(&self, from: SocketAddr) -> Span {
         self.protocol.span(from)
@@ -83,9 +92,11 @@ impl<F: ListenerProtocol<TlsSocket>> ListenerProtocol<TcpStream> for OverTls<F> 
 }
 
 impl<F: ListenerProtocol<UnixStream>> ListenerProtocol<UnixStream> for OverUnix<F> {
-    const NAME: &'static str = F::NAME;
-    const CATEGORY: Category = F::CATEGORY;
     type Connection = F::Connection;
+
+    fn category(&self) -> Category {
+        self.0.category()
+    }
 
     fn span(&self, from: SocketAddr) -> Span {
         self.0.span(from)
@@ -105,4 +116,73 @@ impl<F: ListenerProtocol<UnixStream>> ListenerProtocol<UnixStream> for OverUnix<
         }
         self.0.handshake(socket, admission).await
     }
+}
+
+// The TLS of a listener's port: the keys of its table, and its files.
+
+/// The TLS files of a server's listener: its certificate and key, and the CA of its clients.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ListenerTlsConfig {
+    /// The table that sets them.
+    pub table: String,
+    /// PEM file of the certificate chain, leaf first.
+    pub cert: PathBuf,
+    /// PEM file of its private key.
+    pub key: PathBuf,
+    /// PEM file of the CA that signs clients' certificates; `None` requests no certificates.
+    pub client_ca: Option<PathBuf>,
+}
+
+impl ListenerTlsConfig {
+    /// Reads the keys. `files` are the default paths of certificate and key.
+    pub(crate) fn read(table: &mut ConfigTable<'_>, files: [&str; 2], report: &mut Diagnostics) -> Self {
+        let [cert, key] = files;
+        Self {
+            cert: table.read("cert", value::file_path, report).unwrap_or_else(|| cert.into()),
+            key: table.read("key", value::file_path, report).unwrap_or_else(|| key.into()),
+            client_ca: table.read("client_ca", value::file_path, report),
+            table: table.key(""),
+        }
+    }
+
+    /// Returns the full key of one of the files.
+    pub fn key(&self, file: &str) -> String {
+        format!("{}{file}", self.table)
+    }
+
+    /// Returns the files, with the keys that name them.
+    pub(crate) fn files(&self) -> Vec<ListenerFile> {
+        let file =
+            |name: &str, path: &Path, kind| ListenerFile { key: self.key(name), path: path.to_owned(), kind };
+        let ca = self.client_ca.iter().map(|ca| file("client_ca", ca, FileKind::Ca));
+        let own = [file("cert", &self.cert, FileKind::Certificate), file("key", &self.key, FileKind::Secret)];
+        own.into_iter().chain(ca).collect()
+    }
+
+    /// Returns the TLS of a port for HTTP/1. Returns `None` if there are errors, which `setup` has recorded.
+    pub(crate) fn load(&self, setup: &mut ListenerSetup<'_>) -> Option<Reload<ServerConfig>> {
+        let Self { cert, key, client_ca, .. } = self;
+        let (offer, startup) = (tls_params(setup.tls, setup.startup), &mut *setup.startup);
+        let keys = ["cert", "key", "client_ca"].map(|file| self.key(file));
+        // Each file separately, so that all errors are noted.
+        let has_cert = startup.check_file(&keys[0], cert, |text| tls::certs(cert, text));
+        let has_key = startup.check_file(&keys[1], key, |text| tls::private_key(key, text));
+        let ca = client_ca.as_ref();
+        let has_ca = ca.is_none_or(|ca| startup.check_file(&keys[2], ca, |text| tls::certs(ca, text)));
+        let (offer, _) = offer.filter(|_| has_cert && has_key && has_ca)?;
+        let identity = Identity { cert: cert.clone(), key: key.clone() };
+        let clients = ca.cloned().map_or(ClientAuth::Anonymous, ClientAuth::Required);
+        let server = TlsServerConfig { identity, clients, offer, alpn: vec![b"http/1.1".to_vec()] };
+        startup.collect(StartupErrorKind::Config, &[&keys[0], &keys[1]], server.load())
+    }
+}
+
+/// Returns the TLS versions and cipher suites of a server's ports, with warnings about them.
+pub(crate) fn tls_params(tls: &Tls, startup: &mut Startup) -> Option<(TlsParams, Vec<String>)> {
+    let min_version = match tls.min_version {
+        TlsVersion::V12 => "VersionTLS12",
+        TlsVersion::V13 => "VersionTLS13",
+    };
+    let offer = TlsParams::parse(min_version, &tls.cipher_suites.join(","));
+    startup.collect(StartupErrorKind::Config, &["server.tls.cipher_suites"], offer)
 }

@@ -3,6 +3,7 @@
 use std::convert::Infallible;
 use std::future::{Pending, pending, poll_fn};
 use std::net::SocketAddr;
+use std::sync::Arc;
 use std::task::Poll;
 
 use bytes::Bytes;
@@ -18,23 +19,84 @@ use parking_lot::Mutex;
 use tokio::io::AsyncWriteExt;
 use tracing::{Span, field, info_span, warn};
 
+use crate::config::ListenConfig;
+use crate::config::listen::{self, AccessConfig, AuthMethods};
 use crate::listener::admission::{Admission, HandshakeOutcome, ListenerProtocol, OpenRequest};
-use crate::listener::{self, Denial, NO_SSH, SSH, header_failure, reject_http2, reject_ssh, written};
+use crate::listener::denial::{
+    Denial, NO_SSH, SSH, header_failure, reject_http2, reject_ssh, trace_of, written,
+};
+use crate::listener::{BoundListener, ListenerConfig, ListenerKind, ListenerSetup, ListenerTables};
 use tunnel_base::names::{NameError, Target};
 use tunnel_net::socket::Connection;
 use tunnel_proto::frame::Category;
 
-/// The CONNECT listener for users and their tools, such as ssh.
-#[derive(Debug)]
-pub struct Ssh;
+/// `[server.connect]`: the CONNECT listener for users and their tools, such as ssh. Its access rules are the defaults of
+/// all other listeners' tables.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ConnectConfig {
+    /// Address where clients connect.
+    pub listen: ListenConfig,
+    /// Access rules.
+    pub access: AccessConfig,
+}
 
-impl<C: Connection + 'static> ListenerProtocol<C> for Ssh {
-    const NAME: &'static str = "connect";
-    const CATEGORY: Category = Category::Ssh;
+pub(crate) const KIND: ListenerKind = ListenerKind {
+    name: "connect",
+    about: "HTTP CONNECT to a node's port, for ssh and other programs that know a proxy",
+    by_address: false,
+    read,
+};
+
+/// Reads the table, and warns if the port is open to all clients.
+fn read(tables: &mut ListenerTables<'_, '_>) -> Option<Arc<dyn ListenerConfig>> {
+    let report = &mut *tables.report;
+    let mut table = tables.server.table(KIND.name, report);
+    let listen = listen::read(&mut table, "listen", report);
+    listen::require(&table, listen.is_some(), report);
+    let access = AccessConfig::read(&mut table, PASSWORD, &AccessConfig::default(), report);
+    if let Some(listen) = &listen {
+        access.warn_if_open(table.key("auth"), listen.at, PASSWORD, "every node", report);
+    }
+    table.finish(report);
+    tables.inherited = access.clone();
+    Some(Arc::new(ConnectConfig { listen: listen?, access }))
+}
+
+/// Clients may send a password, and are asked for no certificate.
+const PASSWORD: AuthMethods = AuthMethods { password: true, certificate: None };
+
+impl ListenerConfig for ConnectConfig {
+    fn name(&self) -> &'static str {
+        KIND.name
+    }
+
+    fn access(&self) -> Vec<(&str, &AccessConfig)> {
+        vec![("server.connect", &self.access)]
+    }
+
+    fn bind(&self, setup: &mut ListenerSetup<'_>) -> Option<Vec<BoundListener>> {
+        let access = setup.policies.prepare("server.connect", &self.access, setup.startup);
+        let listener = setup.startup.bind_optional("server.connect", self.listen);
+        let (access, listener) = (access?, listener?);
+        let port =
+            |listener| BoundListener::tcp(KIND.name, listener, access.clone(), |_| Connect(Category::Ssh));
+        Some(listener.into_iter().map(port).collect())
+    }
+}
+
+/// The protocol of the CONNECT listeners, whose sessions have this category.
+#[derive(Debug)]
+pub struct Connect(pub Category);
+
+impl<C: Connection + 'static> ListenerProtocol<C> for Connect {
     type Connection = C;
 
+    fn category(&self) -> Category {
+        self.0
+    }
+
     fn span(&self, from: SocketAddr) -> Span {
-        span(from)
+        info_span!("connect", client = %from, trace_id = field::Empty, session = field::Empty)
     }
 
     fn rejection_bytes(&self, denial: &Denial, trace: &str) -> Bytes {
@@ -44,32 +106,6 @@ impl<C: Connection + 'static> ListenerProtocol<C> for Ssh {
     async fn handshake(&self, socket: C, admission: &mut Admission) -> HandshakeOutcome<C> {
         serve(socket, admission).await
     }
-}
-
-/// The CONNECT listener for the egress selector of kube-apiserver.
-#[derive(Debug)]
-pub struct Egress;
-
-impl<C: Connection + 'static> ListenerProtocol<C> for Egress {
-    const NAME: &'static str = "egress";
-    const CATEGORY: Category = Category::Egress;
-    type Connection = C;
-
-    fn span(&self, from: SocketAddr) -> Span {
-        span(from)
-    }
-
-    fn rejection_bytes(&self, denial: &Denial, trace: &str) -> Bytes {
-        denial.text(trace)
-    }
-
-    async fn handshake(&self, socket: C, admission: &mut Admission) -> HandshakeOutcome<C> {
-        serve(socket, admission).await
-    }
-}
-
-fn span(from: SocketAddr) -> Span {
-    info_span!("connect", client = %from, trace_id = field::Empty, session = field::Empty)
 }
 
 /// Serves one CONNECT request: reads its head, opens the session and responds.
@@ -79,7 +115,7 @@ fn span(from: SocketAddr) -> Span {
 /// closes its write half early, as `nc` does, is still served. The opening is dropped when [`Connection::gone`] reports
 /// that the client disconnected. Not cancel safe.
 pub(crate) async fn serve<C: Connection>(socket: C, admission: &mut Admission) -> HandshakeOutcome<C> {
-    let ConnectHead { request, mut socket, buffered } = match read(socket).await {
+    let ConnectHead { request, mut socket, buffered } = match read_head(socket).await {
         Ok(head) => head,
         Err((reason, socket)) => {
             let refusals = &admission.context().metrics.refusals;
@@ -89,7 +125,7 @@ pub(crate) async fn serve<C: Connection>(socket: C, admission: &mut Admission) -
             return HandshakeOutcome::Failed { reason, socket: Some(socket) };
         }
     };
-    let (version, trace) = (request.version, listener::of(&request.headers));
+    let (version, trace) = (request.version, trace_of(&request.headers));
     let opened = tokio::select! {
         biased;
         opened = admission.open(parse(request), trace) => opened,
@@ -118,7 +154,7 @@ struct ConnectHead<C> {
 
 /// Reads a head with hyper, then takes the stream back before hyper does anything else. hyper responds to a malformed
 /// head with 400 or 431.
-async fn read<C: Connection>(socket: C) -> Result<ConnectHead<C>, (&'static str, C)> {
+async fn read_head<C: Connection>(socket: C) -> Result<ConnectHead<C>, (&'static str, C)> {
     let taken = Mutex::new(None);
     let take = |request: Request<Incoming>| -> Pending<Result<Response<Empty<Bytes>>, Infallible>> {
         *taken.lock() = Some(request);

@@ -34,10 +34,10 @@ use tracing::debug;
 use crate::listener::admission::{
     Admission, DeniedRequest, GrantedSession, HEAD_BYTES, HEAD_TIME, HandshakeOutcome, ListenerContext,
 };
+use crate::listener::denial::{Denial, header_failure, reject_http2};
 use crate::listener::forward::message::{ContinueGate, RequestBody, ResponseBody, ResponseSource};
 use crate::listener::forward::upstream::{Upstream, UpstreamError};
 use crate::listener::requests::{ParseRequest, RequestRoute, RequestRouter};
-use crate::listener::{Denial, header_failure, reject_http2};
 use crate::session_io::copy::wait_acknowledged;
 use tunnel_base::drain::Drain;
 use tunnel_base::metrics::{InFlightGuard, InFlightRequests, Metrics};
@@ -319,6 +319,7 @@ impl<'a> Exchange<'a> {
                 Err(UpstreamError::Body) => {
                     Denial::Request("the body ends early, or its chunked coding is invalid")
                 }
+                Err(UpstreamError::Timeout(why)) => Denial::UpstreamTimeout(why),
                 Err(UpstreamError::Target(why)) => Denial::UpstreamFailed(why),
             };
             return Err(router.failed(denial));

@@ -1,172 +1,237 @@
-//! Listeners of node ports: a port of this server stands for one port of every node, and each request names its node.
-//! With TLS (`[server.https]`, `mode = "terminate"`) or without (`[server.http]`).
-
-pub mod routing;
+//! The HTTPS listener: a port of this server stands for one port of every node. The client's TLS or its request names
+//! the node.
 
 use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use bytes::{Bytes, BytesMut};
-use http::request::Parts;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
-use tokio::sync::watch;
 use tokio_rustls::rustls::server::{Accepted, Acceptor};
 use tokio_rustls::rustls::{self, ClientConfig};
 use tracing::{Span, debug, field, info_span};
 
-use crate::listener::Denial;
-use crate::listener::admission::{
-    Admission, ClientIdentity, HandshakeOutcome, ListenerProtocol, OpenRequest,
+use crate::config::listen::{AccessConfig, AuthMethods};
+use crate::config::table::ConfigTable;
+use crate::config::{Diagnostics, WarningKind, value};
+use crate::listener::admission::{Admission, HandshakeOutcome, ListenerProtocol};
+use crate::listener::authenticated::{ListenerTlsConfig, OverTls};
+use crate::listener::denial::Denial;
+use crate::listener::http::{NodePort, NodePortConfig, bind, ports, warn_if_open};
+use crate::listener::{
+    BoundListener, FileKind, ListenerConfig, ListenerFile, ListenerKind, ListenerSetup, ListenerTables,
 };
-use crate::listener::forward::forward;
-use crate::listener::https::routing::RoutingContext;
-use crate::listener::requests::credentials;
-use crate::registry::Finder;
+use crate::startup::{Startup, StartupErrorKind};
 use tunnel_base::names::{NodeName, Target};
-use tunnel_base::policy::ports::{PortTarget, ProxyPorts};
+use tunnel_base::policy::CertificateGlob;
+use tunnel_base::policy::ports::PortTarget;
 use tunnel_net::reload::Reload;
-use tunnel_net::socket::Connection;
-use tunnel_net::tls::handshake::TlsSocket;
+use tunnel_net::tls::{self, Identity, TlsClientConfig, Trust};
 use tunnel_proto::frame::Category;
 
-/// A node port: its meaning at the nodes, and how nodes are found.
-#[derive(Debug, Clone)]
-pub struct NodePort {
-    /// The target that the node dials.
-    pub stands_for: PortTarget,
-    /// Finds the connected nodes.
-    pub finder: Arc<Finder>,
-    /// The ports that are served on the nodes' loopback.
-    pub ports: watch::Receiver<ProxyPorts>,
+/// `[server.https]`: ports of a server, with TLS, that each stand for one port of every node.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct HttpsConfig {
+    /// Whether the server or the target terminates clients' TLS.
+    pub mode: HttpsMode,
+    /// The ports; at least one.
+    pub ports: Vec<NodePortConfig>,
+    /// Access rules.
+    pub access: AccessConfig,
 }
 
-/// The protocol of a node port without TLS.
-#[derive(Debug)]
-pub struct Http(pub NodePort);
-
-/// A node port over TLS. The edge opens a new TLS connection to the target.
-#[derive(Debug)]
-pub struct Https(pub NodePort);
-
-/// A node port over TLS where this server itself speaks TLS with the target, using a client certificate that no edge
-/// has. Clients must present a certificate themselves.
-#[derive(Debug)]
-pub struct HttpsReencrypt {
-    /// The port.
-    pub port: NodePort,
-    /// Client certificate for targets, and the CAs trusted for theirs.
-    pub tls: Reload<ClientConfig>,
+/// Who terminates the TLS of clients of `[server.https]`.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum HttpsMode {
+    /// This server, with these files. TLS to the target is spoken by the server if it has an identity, otherwise by the
+    /// edge.
+    Terminate(ListenerTlsConfig, Option<TargetIdentity>),
+    /// The target. Only the name is read from the client's TLS.
+    Passthrough,
 }
 
-impl ListenerProtocol<TcpStream> for Http {
-    const NAME: &'static str = "http";
-    /// Not `Https`, because the edge would then use TLS to the target.
-    const CATEGORY: Category = Category::HttpProxy;
-    type Connection = TcpStream;
-
-    fn span(&self, from: SocketAddr) -> Span {
-        info_span!("http", client = %from, trace_id = field::Empty, session = field::Empty)
-    }
-
-    fn rejection_bytes(&self, denial: &Denial, trace: &str) -> Bytes {
-        denial.text(trace)
-    }
-
-    async fn handshake(&self, socket: TcpStream, admission: &mut Admission) -> HandshakeOutcome<TcpStream> {
-        self.0.serve(socket, Transport::Plain, None, admission).await
-    }
+/// The identity that this server presents to targets with its own TLS, for clients that have presented a certificate.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct TargetIdentity {
+    /// PEM file of the certificate.
+    pub cert: PathBuf,
+    /// PEM file of its private key.
+    pub key: PathBuf,
+    /// PEM file of the CAs that may sign targets' certificates; `None` trusts any target.
+    pub ca: Option<PathBuf>,
 }
 
-impl ListenerProtocol<TlsSocket> for Https {
-    const NAME: &'static str = "https";
-    const CATEGORY: Category = Category::Https;
-    type Connection = TlsSocket;
+pub(crate) const KIND: ListenerKind = ListenerKind {
+    name: "https",
+    about: "ports for HTTPS, each for one port of every node; TLS or the request names the node",
+    by_address: true,
+    read,
+};
 
-    fn span(&self, from: SocketAddr) -> Span {
-        info_span!("https", client = %from, trace_id = field::Empty, session = field::Empty)
+/// Reads the table.
+fn read(tables: &mut ListenerTables<'_, '_>) -> Option<Arc<dyn ListenerConfig>> {
+    let report = &mut *tables.report;
+    let mut table = tables.server.table(KIND.name, report);
+    let passthrough = table.read(
+        "mode",
+        |value| match value::text(value)?.as_str() {
+            "terminate" => Ok(false),
+            "passthrough" => Ok(true),
+            _ => Err(value::wrong(value, "expected \"terminate\" or \"passthrough\"")),
+        },
+        report,
+    );
+    let passthrough = passthrough.unwrap_or_default();
+    let certificates = ListenerTlsConfig::read(&mut table, FILES, report);
+    let ports = ports(&mut table, !passthrough, report);
+    let asked = !passthrough && certificates.client_ca.is_some();
+    let proofs = AuthMethods { password: false, certificate: Some(asked) };
+    if passthrough && (table.has("cert") || table.has("key")) {
+        let text = "cert and key are ignored: in this mode clients speak TLS with the target";
+        report.warn(table.key("mode"), WarningKind::Unexpected, text);
     }
-
-    fn rejection_bytes(&self, denial: &Denial, trace: &str) -> Bytes {
-        denial.text(trace)
+    if passthrough && table.has("client_ca") {
+        let found = Some("set, but mode is \"passthrough\"".to_owned());
+        let wanted = "let the target request certificates; in this mode clients speak TLS with it";
+        table.error("client_ca", found, wanted, report);
     }
-
-    async fn handshake(&self, socket: TlsSocket, admission: &mut Admission) -> HandshakeOutcome<TlsSocket> {
-        let transport = Transport::of(&socket);
-        self.0.serve(socket, transport, None, admission).await
-    }
+    let access = AccessConfig::read(&mut table, proofs, &tables.inherited, report);
+    let named = !access.names.is_empty() && !access.names.iter().any(CertificateGlob::is_everyone);
+    let targets = target_identity(&mut table, asked && named, report);
+    let mode = if passthrough { HttpsMode::Passthrough } else { HttpsMode::Terminate(certificates, targets) };
+    warn_if_open(&table, &ports, &access, proofs, report);
+    table.finish(report);
+    if ports.is_empty() { None } else { Some(Arc::new(HttpsConfig { mode, ports, access })) }
 }
 
-impl ListenerProtocol<TlsSocket> for HttpsReencrypt {
-    const NAME: &'static str = Https::NAME;
-    /// Not `Https`, because the edge would then use TLS to the target.
-    const CATEGORY: Category = Category::HttpProxy;
-    type Connection = TlsSocket;
-
-    fn span(&self, from: SocketAddr) -> Span {
-        info_span!("https", client = %from, trace_id = field::Empty, session = field::Empty)
+/// Reads the keys for TLS to targets. Returns `None` if edges speak TLS with targets, or after an error, which is
+/// recorded. `proved` is true if only some clients are accepted, by their certificates.
+fn target_identity(
+    table: &mut ConfigTable<'_>,
+    proved: bool,
+    report: &mut Diagnostics,
+) -> Option<TargetIdentity> {
+    let cert = table.read("target_cert", value::file_path, report);
+    let key = table.read("target_key", value::file_path, report);
+    let ca = table.read("target_ca", value::file_path, report);
+    let insecure = table.read("target_insecure_skip_verify", value::flag, report).unwrap_or(false);
+    for given in ["target_key", "target_ca", "target_insecure_skip_verify"] {
+        if table.has(given) && !table.has("target_cert") {
+            table.error("target_cert", None, format!("{given} is set; set the certificate too"), report);
+        }
     }
-
-    fn rejection_bytes(&self, denial: &Denial, trace: &str) -> Bytes {
-        denial.text(trace)
+    if !table.has("target_cert") {
+        return None;
     }
-
-    async fn handshake(&self, socket: TlsSocket, admission: &mut Admission) -> HandshakeOutcome<TlsSocket> {
-        let transport = Transport::of(&socket);
-        self.port.serve(socket, transport, Some(self.tls.clone()), admission).await
+    if !proved {
+        let found =
+            Some("set, but client_ca or names is missing, or names accepts any certificate".to_owned());
+        let wanted = "set client_ca and names to the clients that may use it; it may have rights over every node, so it is not \
+                      presented for clients identified only by address";
+        table.error("target_cert", found, wanted, report);
     }
+    if ca.is_none() && !insecure {
+        let wanted = "set the CA that signs targets' certificates, or set target_insecure_skip_verify = true";
+        table.error("target_ca", None, wanted, report);
+    }
+    if insecure {
+        let text = "targets are not verified: anyone between an edge and a target can impersonate the target";
+        report.warn(table.key("target_insecure_skip_verify"), WarningKind::Insecure, text);
+    }
+    // One file may contain both.
+    let (cert, ca) = (cert?, ca.filter(|_| !insecure));
+    Some(TargetIdentity { key: key.unwrap_or_else(|| cert.clone()), cert, ca })
 }
 
-/// How a client speaks HTTP with a node port.
-enum Transport {
-    Plain,
-    /// Over TLS, with the server name that the client sent.
-    Tls(Option<String>),
-}
+/// SuperEdge's paths of certificate and key.
+const FILES: [&str; 2] =
+    ["/etc/tunnel/certs/apiserver-kubelet-server.crt", "/etc/tunnel/certs/apiserver-kubelet-server.key"];
 
-impl Transport {
-    fn of(socket: &TlsSocket) -> Self {
-        Self::Tls(socket.get_ref().1.server_name().map(str::to_owned))
+impl ListenerConfig for HttpsConfig {
+    fn name(&self) -> &'static str {
+        KIND.name
     }
-}
 
-impl NodePort {
-    /// Serves a client. With `tls`, this server speaks TLS with the targets.
-    async fn serve<C: Connection>(
-        &self,
-        socket: C,
-        transport: Transport,
-        tls: Option<Reload<ClientConfig>>,
-        admission: &mut Admission,
-    ) -> HandshakeOutcome<C> {
-        let (server_name, default_port) = match &transport {
-            Transport::Plain => (None, 80),
-            Transport::Tls(name) => (name.as_deref(), 443),
+    fn files(&self) -> Vec<ListenerFile> {
+        let HttpsMode::Terminate(certificates, targets) = &self.mode else { return Vec::new() };
+        let file = |name: &str, path: &Path, kind| {
+            let key = format!("server.https.target_{name}");
+            ListenerFile { key, path: path.to_owned(), kind }
         };
-        let unnamed = || match transport {
-            Transport::Plain => Denial::NoHost,
-            Transport::Tls(_) => Denial::NoNodeInHost,
-        };
-        let (context, proof, from) =
-            (admission.context().clone(), admission.proof.clone(), admission.from().ip());
-        let shown = tls.is_none() || matches!(proof, ClientIdentity::Certificate(_));
-        let parse = |head: &Parts| {
-            if !shown {
-                return Err(Denial::Forbidden("this port requires a client certificate".to_owned()));
+        let shown = targets.iter().flat_map(|TargetIdentity { cert, key, ca }| {
+            let ca = ca.iter().map(move |ca| file("ca", ca, FileKind::Ca));
+            [file("cert", cert, FileKind::Certificate), file("key", key, FileKind::Secret)]
+                .into_iter()
+                .chain(ca)
+        });
+        certificates.files().into_iter().chain(shown).collect()
+    }
+
+    fn access(&self) -> Vec<(&str, &AccessConfig)> {
+        vec![("server.https", &self.access)]
+    }
+
+    fn node_ports(&self) -> &[NodePortConfig] {
+        &self.ports
+    }
+
+    fn bind(&self, setup: &mut ListenerSetup<'_>) -> Option<Vec<BoundListener>> {
+        let access = setup.policies.prepare("server.https", &self.access, setup.startup);
+        // Outer: whether the files are valid; inner: whether there are any.
+        let (tls, targets) = match &self.mode {
+            HttpsMode::Passthrough => (Some(None), Some(None)),
+            HttpsMode::Terminate(files, shown) => {
+                let targets = shown.as_ref().map(|shown| for_targets(shown, setup.startup));
+                (files.load(setup).map(Some), targets.map_or(Some(None), |targets| targets.map(Some)))
             }
-            let policy = context.policy.load();
-            let requester = RoutingContext {
-                server_name,
-                trusted: policy.is_trusted_proxy(&proof, from),
-                default_port,
-                policy: &policy,
-                addresses: &context.addresses,
-            };
-            let (node, target) = self.place(head, &requester)?.ok_or_else(unnamed)?;
-            Ok(OpenRequest { node: Some(node), target, credentials: credentials(&head.headers) })
         };
-        forward(socket, admission, tls, &parse).await
+        let ports = bind(&self.ports, setup.startup);
+        let (access, tls, targets, ports) = (access?, tls?, targets?, ports?);
+        // The first port watches the files for all.
+        let mut watched = tls.clone().map(|tls| (tls, targets.clone()));
+        let category = if targets.is_some() { Category::HttpProxy } else { Category::Https };
+        let port = |(listener, stands_for)| match (tls.clone(), stands_for) {
+            (Some(tls), stands_for) => {
+                let (watched, targets) = (watched.take(), targets.clone());
+                Some(BoundListener::tcp(KIND.name, listener, access.clone(), move |deps| {
+                    if let Some((clients, targets)) = watched {
+                        let links = &deps.links;
+                        links.spawn(info_span!("tls"), clients.watch(links.clone()));
+                        if let Some(targets) = targets {
+                            links.spawn(info_span!("target tls"), targets.watch(links.clone()));
+                        }
+                    }
+                    let port = NodePort::new(stands_for, category, targets, deps);
+                    OverTls::new(port, tls, deps.context.pool.clone())
+                }))
+            }
+            (None, PortTarget::Target(target)) => {
+                Some(BoundListener::tcp(KIND.name, listener, access.clone(), |_| Passthrough { target }))
+            }
+            // The config does not allow it: no Host header is read there.
+            (None, PortTarget::Host) => None,
+        };
+        Some(ports.into_iter().filter_map(port).collect())
     }
+}
+
+/// Returns the TLS from a port for HTTP/1 to targets. Returns `None` if there are errors, which `startup` has noted.
+fn for_targets(shown: &TargetIdentity, startup: &mut Startup) -> Option<Reload<ClientConfig>> {
+    let TargetIdentity { cert, key, ca } = shown.clone();
+    let keys = ["cert", "key", "ca"].map(|file| format!("server.https.target_{file}"));
+    let [has_cert, has_key] = [
+        startup.check_file(&keys[0], &cert, |text| tls::certs(&cert, text)),
+        startup.check_file(&keys[1], &key, |text| tls::private_key(&key, text)),
+    ];
+    let has_ca = ca.as_ref().is_none_or(|ca| startup.check_file(&keys[2], ca, |text| tls::certs(ca, text)));
+    if !(has_cert && has_key && has_ca) {
+        return None;
+    }
+    let identity = Some(Identity { cert, key });
+    let trust = ca.map_or(Trust::NoVerify, Trust::Ca);
+    let client = TlsClientConfig { trust, identity, alpn: vec![b"http/1.1".to_vec()] };
+    startup.collect(StartupErrorKind::Config, &[&keys[0]], client.load())
 }
 
 // The passthrough listener: TLS for a target at the node that the ClientHello names. Only the ClientHello is read; TLS
@@ -180,10 +245,12 @@ pub struct Passthrough {
 }
 
 impl ListenerProtocol<TcpStream> for Passthrough {
-    const NAME: &'static str = "https";
-    /// Not `Https`, because the edge would then use TLS to the target itself.
-    const CATEGORY: Category = Category::Tcp;
     type Connection = TcpStream;
+
+    /// Not `Https`, because the edge would then use TLS to the target itself.
+    fn category(&self) -> Category {
+        Category::Tcp
+    }
 
     fn span(&self, from: SocketAddr) -> Span {
         info_span!("passthrough", client = %from, trace_id = field::Empty, session = field::Empty)

@@ -1,27 +1,306 @@
-//! The listener for intercepted connections to nodes' addresses. Clients are unaware of it: they connected to the node,
-//! and the kernel reports the original destination.
+//! The intercept listener: connections to nodes' addresses that the kernel redirects here. Clients are unaware of it:
+//! they connected to the node, and the kernel reports the original destination.
 
-use std::collections::HashMap;
-use std::net::{IpAddr, SocketAddr};
+mod reconciler;
+
+use std::collections::{BTreeSet, HashMap};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket};
+use std::str::FromStr;
 use std::sync::Arc;
 
 use arc_swap::ArcSwap;
 use bytes::Bytes;
+use ipnet::IpNet;
 use tokio::net::TcpStream;
 use tokio::sync::watch;
 use tokio::time::Instant;
 use tracing::{Span, debug, field, info_span};
 
-use crate::intercept::meant_for;
-use crate::listener::Denial;
+use crate::config::listen::{AccessConfig, AuthMethods};
+use crate::config::table::ConfigTable;
+use crate::config::value::{self, ValueError};
+use crate::config::{self, Diagnostics, Environment};
+use crate::intercept::{InterceptError, InterceptRules, NftTable, meant_for};
 use crate::listener::admission::{Admission, HandshakeOutcome, ListenerProtocol};
+use crate::listener::denial::Denial;
+use crate::listener::intercept::reconciler::PreparedIntercept;
+use crate::listener::{BoundListener, ListenerConfig, ListenerKind, ListenerSetup};
 use crate::registry::NodeNotFound;
 use crate::route::RouteError;
+use crate::startup::{Startup, StartupErrorKind};
 use tunnel_base::names::{Host, NodeName, Target};
-use tunnel_base::policy::plain;
 use tunnel_base::policy::ports::ProxyPorts;
+use tunnel_base::policy::{Networks, plain};
+use tunnel_net::dial;
+use tunnel_net::interfaces::LocalAddresses;
+use tunnel_net::listen::TcpAccept;
 use tunnel_net::socket::Connection;
 use tunnel_proto::frame::Category;
+
+/// `[server.intercept]`: which connections to addresses of nodes a server intercepts on its host, and how.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct InterceptConfig {
+    /// Networks of intercepted addresses; nothing else is intercepted.
+    pub networks: Networks,
+    /// The nodes' ports that are intercepted.
+    pub ports: BTreeSet<u16>,
+    /// Whether addresses reported by an edge are accepted if no cluster is queried, which could contradict them.
+    pub trust_edges: bool,
+    /// Name of the nftables table.
+    pub table: String,
+    /// The mark of our own connections.
+    pub mark: MarkBits,
+    /// Networks whose traffic, forwarded by this host, is intercepted; empty intercepts only the host's own.
+    pub forwarded: Vec<IpNet>,
+    /// The port on this host that traffic is redirected to; 0 selects free ports.
+    pub port: u16,
+    /// `HOST_IP`: the address of the machine on which Kubernetes runs this pod.
+    pub host_ip: Option<IpAddr>,
+    /// `POD_IP`: another address of this machine.
+    pub pod_ip: Option<IpAddr>,
+    /// Access rules.
+    pub access: AccessConfig,
+}
+
+/// Some bits of a connection's mark, such as `0x40/0x40`: their values and their mask.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct MarkBits {
+    /// Values of the bits.
+    pub mark: u32,
+    /// The bits that apply.
+    pub mask: u32,
+}
+
+pub(crate) const KIND: ListenerKind = ListenerKind {
+    name: "intercept",
+    about: "connections of this host to nodes' addresses, redirected by nftables",
+    by_address: true,
+    read: |tables| Some(Arc::new(read(tables.server, &tables.inherited, tables.env, tables.report)?)),
+};
+
+/// Reads the table. Returns `None` if it is absent, or unusable, which is recorded.
+pub(crate) fn read(
+    server: &mut ConfigTable<'_>,
+    inherited: &AccessConfig,
+    env: &Environment,
+    report: &mut Diagnostics,
+) -> Option<InterceptConfig> {
+    let mut table = server.table(KIND.name, report);
+    let networks = networks(&mut table, report);
+    let ports = table.list("ports", value::target_port, report);
+    let trust_edges = table.read("trust_edge_addresses", value::flag, report).unwrap_or_default();
+    let name = table.read("table", name, report);
+    let mark = table.read("mark", value::parsed::<MarkBits>, report);
+    let forwarded = table.list("forwarded_networks", value::network, report).unwrap_or_default();
+    let port = table.read("port", value::port_number, report).unwrap_or_default();
+    // There is no load balancer between the kernel and its listeners.
+    let default = AccessConfig { proxy_protocol: Networks::default(), ..inherited.clone() };
+    let access = AccessConfig::read(&mut table, PROOFS, &default, report);
+    if !forwarded.is_empty() {
+        let at = SocketAddr::new(Ipv4Addr::UNSPECIFIED.into(), port);
+        // For traffic through this host, these networks restrict the clients.
+        let fence = || Some(forwarded.iter().copied().collect());
+        let fenced = AccessConfig { allow_from: access.allow_from.clone().or_else(fence), ..access.clone() };
+        fenced.warn_if_open(
+            table.key("forwarded_networks"),
+            at,
+            PROOFS,
+            "the intercepted ports of all edge nodes",
+            report,
+        );
+    }
+    table.finish(report);
+    Some(InterceptConfig {
+        networks: networks?,
+        ports: ports.map_or_else(|| PORTS.into(), BTreeSet::from_iter),
+        trust_edges,
+        table: name.unwrap_or_else(|| TABLE.to_owned()),
+        mark: mark.unwrap_or(MARK),
+        forwarded,
+        port,
+        host_ip: config::address("HOST_IP", env.host_ip.as_deref(), report),
+        pod_ip: env.pod_ip.as_deref().and_then(|ip| ip.parse().ok()),
+        access,
+    })
+}
+
+/// Reads the networks. Returns `None` if the table is absent, or the key is missing or wrong, which is recorded.
+fn networks(table: &mut ConfigTable<'_>, report: &mut Diagnostics) -> Option<Networks> {
+    let before = report.fault_count();
+    let networks = table.list("networks", value::network, report).filter(|networks| !networks.is_empty());
+    if networks.is_none() && table.is_present() && report.fault_count() == before {
+        let found = table.has("networks").then(|| "an empty list".to_owned());
+        let wanted = "list the networks of edge nodes' addresses, as in networks = [\"10.0.0.0/16\"]: \
+                      nothing else is intercepted";
+        table.error("networks", found, wanted, report);
+    }
+    networks.map(Networks::from_iter)
+}
+
+/// Reads a name that nft accepts without quotes.
+fn name(value: &toml::de::DeValue<'_>) -> Result<String, ValueError> {
+    let name = value::text(value)?;
+    let is_one = name.starts_with(|first: char| first.is_ascii_alphabetic())
+        && name.len() <= MAX_NAME
+        && name.bytes().all(|byte| byte.is_ascii_alphanumeric() || byte == b'_');
+    let wanted = "expected a letter, then letters, digits and '_', at most 64 in total";
+    if is_one { Ok(name) } else { Err(value::wrong(value, wanted)) }
+}
+
+impl FromStr for MarkBits {
+    type Err = &'static str;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        let number = |text: &str| match text.strip_prefix("0x") {
+            Some(digits) if !digits.starts_with('+') => u32::from_str_radix(digits, 16).ok(),
+            Some(_) => None,
+            None => text.parse().ok(),
+        };
+        let (mark, mask) = text.split_once('/').unwrap_or((text, "0xffffffff"));
+        match (number(mark), number(mask)) {
+            (Some(mark), Some(mask)) if mark != 0 && mark & !mask == 0 => Ok(Self { mark, mask }),
+            _ => {
+                Err("expected a mark and the mask of its bits, as in \"0x40/0x40\", and at least one bit set")
+            }
+        }
+    }
+}
+
+/// Intercepted traffic has the target's protocol, so clients cannot be asked for a password or a certificate.
+const PROOFS: AuthMethods = AuthMethods { password: false, certificate: None };
+
+/// The kubelet's ports.
+const PORTS: [u16; 2] = [10250, 10255];
+
+const TABLE: &str = "tunnel";
+
+/// A bit that neither Kubernetes nor common pod networks use.
+const MARK: MarkBits = MarkBits { mark: 0x40, mask: 0x40 };
+
+const MAX_NAME: usize = 64;
+
+// Binding.
+
+impl ListenerConfig for InterceptConfig {
+    fn name(&self) -> &'static str {
+        KIND.name
+    }
+
+    fn access(&self) -> Vec<(&str, &AccessConfig)> {
+        vec![(KEY, &self.access)]
+    }
+
+    /// Also claims the table, and marks all sockets of this process from now on.
+    fn bind(&self, setup: &mut ListenerSetup<'_>) -> Option<Vec<BoundListener>> {
+        let access = setup.policies.prepare(KEY, &self.access, setup.startup);
+        let is_on_host = check_host_network(self.host_ip, setup.startup);
+        let listeners = InterceptListeners::bind(self, setup.startup);
+        let (listeners, access) = listeners.zip(access).filter(|_| is_on_host)?;
+        let table = match NftTable::claim(listeners.rules(self)) {
+            Ok(table) => table,
+            Err(why) => {
+                setup.startup.error(kind(&why), KEY, why.to_string());
+                return None;
+            }
+        };
+        dial::set(self.mark.mark);
+        let intercepted = Arc::new(InterceptTable::default());
+        let mut prepared =
+            Some(PreparedIntercept { table, intercepted: intercepted.clone(), settings: self.clone() });
+        let all = [Some(listeners.v4), listeners.v6, listeners.forwarded].into_iter().flatten();
+        let ports = all.map(|listener| {
+            let intercepted = intercepted.clone();
+            let port = BoundListener::tcp(KIND.name, listener, access.clone(), move |deps| Intercept {
+                intercepted,
+                ports: deps.ports.clone(),
+            });
+            // The first port starts the interception for all.
+            match prepared.take() {
+                Some(prepared) => port.and_then(move |deps| prepared.spawn(deps)),
+                None => port,
+            }
+        });
+        Some(ports.collect())
+    }
+}
+
+/// The listeners to which intercepted connections are redirected.
+struct InterceptListeners {
+    v4: TcpAccept,
+    /// `None` if this host has no IPv6.
+    v6: Option<TcpAccept>,
+    /// For traffic of other machines that this host forwards.
+    forwarded: Option<TcpAccept>,
+}
+
+impl InterceptListeners {
+    fn bind(settings: &InterceptConfig, startup: &mut Startup) -> Option<Self> {
+        let key = format!("{KEY}.networks");
+        let mut bind = |ip: IpAddr| startup.bind(&key, SocketAddr::new(ip, settings.port));
+        let v4 = bind(Ipv4Addr::LOCALHOST.into());
+        let v6 = has_v6().then(|| bind(Ipv6Addr::LOCALHOST.into()));
+        // On a separate port: where one is configured, it is already in use on loopback.
+        let any: IpAddr = if has_v6() { Ipv6Addr::UNSPECIFIED.into() } else { Ipv4Addr::UNSPECIFIED.into() };
+        let at = SocketAddr::new(any, settings.port.checked_add(u16::from(settings.port > 0))?);
+        let forwarded = (!settings.forwarded.is_empty()).then(|| startup.bind(&key, at));
+        Some(Self { v4: v4?, v6: require_if_wanted(v6)?, forwarded: require_if_wanted(forwarded)? })
+    }
+
+    fn rules(&self, settings: &InterceptConfig) -> InterceptRules {
+        let port = |listener: &TcpAccept| listener.at().port();
+        InterceptRules {
+            table: settings.table.clone(),
+            mark: settings.mark.mark,
+            mask: settings.mark.mask,
+            v4: Some(port(&self.v4)),
+            v6: self.v6.as_ref().map(port),
+            forwarded: self.forwarded.as_ref().map(|listener| (settings.forwarded.clone(), port(listener))),
+        }
+    }
+}
+
+/// Returns the outer `None` if it was required and is not available.
+fn require_if_wanted<T>(wanted: Option<Option<T>>) -> Option<Option<T>> {
+    match wanted {
+        None => Some(None),
+        Some(had) => had.map(Some),
+    }
+}
+
+fn has_v6() -> bool {
+    UdpSocket::bind((Ipv6Addr::LOCALHOST, 0)).is_ok()
+}
+
+/// Returns true if this pod is on its host's network, or its host is unknown; notes an error otherwise.
+fn check_host_network(host: Option<IpAddr>, startup: &mut Startup) -> bool {
+    let Some(host) = host else { return true };
+    let own = LocalAddresses::of_interfaces(Vec::new()).now().all;
+    if own.contains(&host) {
+        return true;
+    }
+    let why = format!(
+        "this pod is not on its host's network: HOST_IP is {host}, which is not a local address; set hostNetwork: \
+         true in its manifest"
+    );
+    startup.error(StartupErrorKind::Permission, KEY, why);
+    false
+}
+
+fn kind(why: &InterceptError) -> StartupErrorKind {
+    match why {
+        InterceptError::Denied => StartupErrorKind::Permission,
+        InterceptError::Owned(_) => StartupErrorKind::Port,
+        InterceptError::Foreign(_) => StartupErrorKind::Config,
+        InterceptError::Program(_)
+        | InterceptError::KernelTooOld
+        | InterceptError::Timeout
+        | InterceptError::Failed(_) => StartupErrorKind::System,
+    }
+}
+
+const KEY: &str = "server.intercept";
+
+// The protocol.
 
 /// A listener to which the kernel redirects connections meant for nodes.
 #[derive(Debug)]
@@ -94,9 +373,11 @@ fn at(node: &NodeName, meant: SocketAddr, on_loopback: bool) -> Target {
 }
 
 impl ListenerProtocol<TcpStream> for Intercept {
-    const NAME: &'static str = "intercept";
-    const CATEGORY: Category = Category::Tcp;
     type Connection = TcpStream;
+
+    fn category(&self) -> Category {
+        Category::Tcp
+    }
 
     fn span(&self, from: SocketAddr) -> Span {
         info_span!("intercept", client = %from, trace_id = field::Empty, session = field::Empty)

@@ -10,7 +10,7 @@ use tokio::time::timeout;
 use tokio_rustls::rustls::ClientConfig;
 
 use crate::listener::admission::{Admission, AuthorizedRequest, DeniedRequest, GrantedSession, OpenRequest};
-use crate::listener::{self, Denial};
+use crate::listener::denial::{Denial, new_trace, trace_of};
 use crate::session_io::OpenSession;
 use tunnel_base::names::{NodeName, Target};
 use tunnel_net::pool::Pool;
@@ -64,7 +64,7 @@ impl<'a> RequestRouter<'a> {
         head: Result<&Parts, Denial>,
     ) -> Result<RequestRoute, DeniedRequest> {
         self.let_go();
-        self.trace = head.as_ref().map_or_else(|_| listener::new(), |head| listener::of(&head.headers));
+        self.trace = head.as_ref().map_or_else(|_| new_trace(), |head| trace_of(&head.headers));
         let request = head.and_then(self.parse);
         let permitted = self.admission.authorize(request, self.trace.clone()).await?;
         if let Some(permit) = self.admission.permit() {

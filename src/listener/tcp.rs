@@ -1,6 +1,7 @@
 //! The TCP listener: a port for one fixed target. Its clients send no request, so each gets a session at once.
 
-use std::net::SocketAddr;
+use std::fmt;
+use std::net::{Ipv4Addr, SocketAddr};
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 use std::sync::atomic::Ordering::Relaxed;
@@ -9,14 +10,157 @@ use bytes::Bytes;
 use tokio::net::TcpStream;
 use tracing::{Span, field, info_span, warn};
 
-use crate::listener::Denial;
+use crate::config::listen::{AccessConfig, AuthMethods};
+use crate::config::table::ConfigTable;
+use crate::config::{Diagnostics, value};
 use crate::listener::admission::{Admission, HandshakeOutcome, ListenerProtocol};
+use crate::listener::denial::Denial;
+use crate::listener::{BoundListener, ListenerConfig, ListenerKind, ListenerSetup, ListenerTables};
 use crate::registry::Finder;
-use tunnel_base::names::{NodeName, Target};
+use tunnel_base::names::{NameError, NodeName, Target};
 use tunnel_base::policy::plain;
 use tunnel_net::accept_loop;
 use tunnel_net::socket::Connection;
 use tunnel_proto::frame::Category;
+
+/// `[server.tcp]`: TCP ports. Its keys are addresses, as in SuperEdge.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct TcpConfig(pub Vec<TcpListenerConfig>);
+
+/// One entry of `[server.tcp]`: a TCP port of a server that stands for one target.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct TcpListenerConfig {
+    /// Address where clients connect.
+    pub at: SocketAddr,
+    /// The full key of the entry.
+    pub key: String,
+    /// The target.
+    pub to: Forward,
+    /// Whether the target receives a PROXY header (v2) with the client's address.
+    pub send_proxy: bool,
+    /// Access rules.
+    pub access: AccessConfig,
+}
+
+/// A target at a node, written as `node1/127.0.0.1:6443`, or as `127.0.0.1:6443` without a node.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Forward {
+    /// The node that dials; `None` means the node that has been connected for longest.
+    pub node: Option<NodeName>,
+    /// The target that it dials.
+    pub target: Target,
+}
+
+pub(crate) const KIND: ListenerKind = ListenerKind {
+    name: "tcp",
+    about: "TCP ports, each for one target at one node",
+    by_address: false,
+    read,
+};
+
+/// Reads the table.
+fn read(tables: &mut ListenerTables<'_, '_>) -> Option<Arc<dyn ListenerConfig>> {
+    let (report, inherited) = (&mut *tables.report, &tables.inherited);
+    let mut table = tables.server.table(KIND.name, report);
+    let entries = table.named(TARGET, report).into_iter();
+    let ports: Vec<_> = entries.filter_map(|(name, entry)| port(&name, entry, inherited, report)).collect();
+    if ports.is_empty() { None } else { Some(Arc::new(TcpConfig(ports))) }
+}
+
+/// Reads one port. Returns `None` if the entry is unusable, which is recorded.
+fn port(
+    name: &str,
+    mut table: ConfigTable<'_>,
+    inherited: &AccessConfig,
+    report: &mut Diagnostics,
+) -> Option<TcpListenerConfig> {
+    let at = listen(name);
+    if at.is_none() {
+        let wanted =
+            "expected an address to listen on as the key: \"ip:port\", for example \"127.0.0.1:6443\"";
+        table.name_error(name, wanted, report);
+    }
+    let to = table.read(
+        TARGET,
+        |value| forward(&value::text(value)?).map_err(|why| value::wrong(value, why)),
+        report,
+    );
+    if to.is_none() && !table.has(TARGET) {
+        table.error(TARGET, None, "set the target, as in target = \"node1/127.0.0.1:6443\"", report);
+    }
+    let send_proxy = table.read("send_proxy", value::flag, report).unwrap_or_default();
+    let access = AccessConfig::read(&mut table, PROOFS, inherited, report);
+    let port = at.zip(to).map(|(at, to)| TcpListenerConfig {
+        at,
+        key: table.path().to_owned(),
+        to,
+        send_proxy,
+        access,
+    });
+    if let Some(TcpListenerConfig { at, key, to, access, .. }) = &port {
+        access.warn_if_open(key.clone(), *at, PROOFS, &to.to_string(), report);
+    }
+    table.finish(report);
+    port
+}
+
+/// Parses an address to listen on. As in Go, SuperEdge's language, the IP may be absent, which means all addresses.
+fn listen(name: &str) -> Option<SocketAddr> {
+    match name.strip_prefix(':') {
+        Some(port) => Some((Ipv4Addr::UNSPECIFIED, port.parse().ok()?).into()),
+        None => name.parse().ok(),
+    }
+}
+
+fn forward(text: &str) -> Result<Forward, String> {
+    let (node, target) = match text.split_once('/') {
+        Some((node, target)) => (Some(node.parse().map_err(|e| format!("{e}; a node is optional"))?), target),
+        None => (None, text),
+    };
+    let target = target
+        .parse()
+        .map_err(|e: NameError| format!("{e}; put the node before the target, as in node1/127.0.0.1:22"))?;
+    Ok(Forward { node, target })
+}
+
+impl fmt::Display for Forward {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match &self.node {
+            Some(node) => write!(f, "{} at node {node}", self.target),
+            None => write!(f, "{} at the node that has been connected for longest", self.target),
+        }
+    }
+}
+
+/// The protocol of a TCP port is the target's, so clients cannot be asked for a password or a certificate.
+const PROOFS: AuthMethods = AuthMethods { password: false, certificate: None };
+
+/// The key that a plain text value stands for.
+const TARGET: &str = "target";
+
+impl ListenerConfig for TcpConfig {
+    fn name(&self) -> &'static str {
+        KIND.name
+    }
+
+    fn access(&self) -> Vec<(&str, &AccessConfig)> {
+        self.0.iter().map(|port| (port.key.as_str(), &port.access)).collect()
+    }
+
+    fn bind(&self, setup: &mut ListenerSetup<'_>) -> Option<Vec<BoundListener>> {
+        let ports = self.0.iter().map(|port| {
+            let access = setup.policies.prepare(&port.key, &port.access, setup.startup);
+            let listener = setup.startup.bind(&port.key, port.at);
+            let TcpListenerConfig { to: Forward { node, target }, send_proxy, .. } = port.clone();
+            Some(BoundListener::tcp(KIND.name, listener?, access?, move |deps| {
+                let finder = deps.finder.clone();
+                Tcp { node, target, send_proxy, finder, warned: AtomicBool::new(false) }
+            }))
+        });
+        // All ports first, so that each error is noted.
+        ports.collect::<Vec<_>>().into_iter().collect()
+    }
+}
 
 /// The protocol of one entry of `[server.tcp]`: forwards each connection to one target.
 #[derive(Debug)]
@@ -63,9 +207,11 @@ impl Tcp {
 }
 
 impl ListenerProtocol<TcpStream> for Tcp {
-    const NAME: &'static str = "tcp";
-    const CATEGORY: Category = Category::Tcp;
     type Connection = TcpStream;
+
+    fn category(&self) -> Category {
+        Category::Tcp
+    }
 
     fn span(&self, from: SocketAddr) -> Span {
         info_span!("tcp", client = %from, trace_id = field::Empty, session = field::Empty)

@@ -4,11 +4,12 @@ use std::collections::BTreeSet;
 use std::net::IpAddr;
 use std::time::Duration;
 
-use futures_util::future::join_all;
+use futures_util::future::{BoxFuture, join_all};
 use tokio::time::Instant;
 use tracing::debug;
 
 use crate::etcd::{ErrorKind, EtcdAccess, EtcdEndpoints, EtcdError};
+use crate::publish::{PublishError, RecordStore};
 use tunnel_net::resolver::Resolver;
 
 /// The records of this server's nodes in an etcd cluster, from which DNS reads them.
@@ -97,11 +98,6 @@ impl EtcdRecords {
             self.members.next();
         }
         Err(last)
-    }
-
-    /// Returns the time at which the lease must be renewed.
-    pub(crate) fn due(&self) -> Instant {
-        self.lease.as_ref().map_or_else(Instant::now, |lease| lease.kept) + RENEWAL_INTERVAL
     }
 
     async fn revoke(&mut self, id: i64) -> Result<(), EtcdError> {
@@ -208,6 +204,26 @@ impl EtcdRecords {
             }
         }
         failed.map_or(Ok(()), Err)
+    }
+}
+
+impl RecordStore for EtcdRecords {
+    fn write<'a>(&'a mut self, records: &'a BTreeSet<String>) -> BoxFuture<'a, Result<(), PublishError>> {
+        Box::pin(async { Ok(Self::write(self, records).await?) })
+    }
+
+    fn withdraw(&mut self) -> BoxFuture<'_, Result<(), PublishError>> {
+        Box::pin(async { Ok(Self::withdraw(self).await?) })
+    }
+
+    /// Returns none: etcd removes the records of a server that has stopped.
+    fn servers(&self) -> BoxFuture<'_, BTreeSet<IpAddr>> {
+        Box::pin(std::future::ready(BTreeSet::new()))
+    }
+
+    /// Returns the time at which the lease must be renewed.
+    fn due(&self) -> Instant {
+        self.lease.as_ref().map_or_else(Instant::now, |lease| lease.kept) + RENEWAL_INTERVAL
     }
 }
 

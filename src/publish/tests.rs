@@ -31,7 +31,7 @@ async fn a_store_that_fails_is_told_and_tried_again_with_growing_pauses() {
     let file = dir.path().join("later/hosts");
     let publisher = Publisher {
         registry: Registry::new(metrics.clone()),
-        store: RecordStore::Hosts(Hosts::new(file.clone(), IpAddr::from([10, 0, 0, 1]))),
+        store: Box::new(Hosts::new(file.clone(), IpAddr::from([10, 0, 0, 1]))),
         zone: Arc::new(Zone::new(String::new(), Vec::new(), |_| false)),
         vet: RecordPolicy::new(Resolver::system().unwrap(), |_| Box::pin(std::future::ready(true))),
         metrics: metrics.clone(),

@@ -1,7 +1,7 @@
 //! Links of edges that have proved their name by a token or a certificate. A link ends when the token file loses that
 //! token, or the cluster loses that Node or its edge label.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::HashMap;
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
@@ -15,6 +15,7 @@ use tokio::time::{sleep, timeout};
 use tracing::{info, info_span, warn};
 
 use crate::invitations::Enrolment;
+use crate::kubernetes::ClusterNodes;
 use crate::startup::{Startup, StartupErrorKind};
 use tunnel_base::addresses::{AddressClaim, ClaimSource};
 use tunnel_base::drain::Drain;
@@ -41,9 +42,6 @@ pub(crate) struct AuthenticatedLinks {
     certificates: bool,
     links: Mutex<HashMap<LinkId, AuthenticatedLink>>,
 }
-
-/// All Nodes of the cluster, each with whether it has the edge label; `None` until they are known.
-pub(crate) type ClusterNodes = watch::Receiver<Option<BTreeMap<String, bool>>>;
 
 /// The hello of an edge, and the node of the certificate that it presented, if any.
 #[derive(Debug, Clone)]
@@ -340,7 +338,7 @@ mod tests {
     }
 
     /// Returns these Nodes, each with whether it has the edge label.
-    fn known<const N: usize>(nodes: [(&str, bool); N]) -> Option<BTreeMap<String, bool>> {
+    fn known<const N: usize>(nodes: [(&str, bool); N]) -> Option<std::collections::BTreeMap<String, bool>> {
         Some(nodes.map(|(name, is_edge)| (name.to_owned(), is_edge)).into())
     }
 

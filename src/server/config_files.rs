@@ -6,18 +6,20 @@ use arc_swap::ArcSwap;
 use tokio_rustls::rustls;
 use tracing::warn;
 
-use crate::config::server::registry::PublishTo;
-use crate::config::server::{ServerConfig, TlsVersion};
 use crate::invitations::ServerCa;
-use crate::server::{authenticated_links, kubernetes, peers};
-use crate::startup::access::ListenerPolicies;
+use crate::listener::access::ListenerPolicies;
+use crate::listener::authenticated::tls_params;
+use crate::listener::egress;
+use crate::server::config::ServerConfig;
+use crate::server::{authenticated_links, invitations, peers};
 use crate::startup::{Startup, StartupErrorKind};
 use tunnel_base::policy::Glob;
 use tunnel_base::policy::targets::Targets;
 use tunnel_base::policy::tokens::NodeTokens;
 use tunnel_net::reload::Reload;
 use tunnel_net::resolver::Resolver;
-use tunnel_net::tls::{self, ClientAuth, Identity, PeerTls, TlsParams, TlsServerConfig};
+use tunnel_net::tls::verify::EdgeCerts;
+use tunnel_net::tls::{self, ClientAuth, Identity, PeerTls, TlsServerConfig};
 
 /// The contents of the files; a [`Reload`] watches its file.
 #[derive(Debug)]
@@ -42,8 +44,8 @@ impl ServerFiles {
         let tls = tls(settings, startup);
         // The errors of the certificate are already noted.
         let peers = tls.as_ref().and_then(|_| peers::dialer(settings, startup));
-        let authority = tls.as_ref().and_then(|_| read_ca(settings, startup));
-        let (certificates, egress) = (kubernetes::edge_cas(settings).is_some(), settings.egress.is_some());
+        let authority = tls.as_ref().and_then(|_| invitations::read_ca(settings, startup));
+        let (certificates, egress) = (edge_cas(settings).is_some(), settings.has_listener(&egress::KIND));
         let tokens = authenticated_links::read(&settings.links.token_file, certificates, egress, startup);
         let resolver = startup.collect(StartupErrorKind::System, &["DNS"], Resolver::system());
         let dns = match settings.dns.resolvers.as_slice() {
@@ -68,20 +70,9 @@ impl ServerFiles {
     }
 }
 
-/// Returns the TLS versions and cipher suites of a server's ports, with warnings about them.
-pub(crate) fn tls_params(settings: &ServerConfig, startup: &mut Startup) -> Option<(TlsParams, Vec<String>)> {
-    let tls = &settings.tls;
-    let min_version = match tls.min_version {
-        TlsVersion::V12 => "VersionTLS12",
-        TlsVersion::V13 => "VersionTLS13",
-    };
-    let offer = TlsParams::parse(min_version, &tls.cipher_suites.join(","));
-    startup.collect(StartupErrorKind::Config, &["server.tls.cipher_suites"], offer)
-}
-
 fn tls(settings: &ServerConfig, startup: &mut Startup) -> Option<Reload<rustls::ServerConfig>> {
     let links = &settings.links;
-    let offer = tls_params(settings, startup);
+    let offer = tls_params(&settings.tls, startup);
     // Each file separately, so that all errors are noted.
     let cert = startup.check_file(CERT, &links.cert, |text| tls::certs(&links.cert, text));
     let key = startup.check_file(KEY, &links.key, |text| tls::private_key(&links.key, text));
@@ -95,7 +86,7 @@ fn tls(settings: &ServerConfig, startup: &mut Startup) -> Option<Reload<rustls::
     } else {
         ClientAuth::Anonymous
     };
-    let clients = match kubernetes::edge_cas(settings) {
+    let clients = match edge_cas(settings) {
         Some(agents) if startup.check_file(AGENT_CA, &agents.ca, |text| tls::certs(&agents.ca, text)) => {
             ClientAuth::Edges(agents, Box::new(clients))
         }
@@ -111,24 +102,14 @@ fn tls(settings: &ServerConfig, startup: &mut Startup) -> Option<Reload<rustls::
     startup.collect(StartupErrorKind::Config, &[CERT, KEY], server.load())
 }
 
-/// Reads the CA and certificate for joining nodes, if joining is enabled. The outer `None` means errors, which
-/// `startup` has noted.
-fn read_ca(settings: &ServerConfig, startup: &mut Startup) -> Option<Option<Reload<ServerCa>>> {
-    if settings.invitations.is_none() {
-        return Some(None);
-    }
-    let links = &settings.links;
-    let authority = ServerCa::load(links.peer_ca.clone(), links.cert.clone());
-    startup.collect(StartupErrorKind::Config, &["server.links.peer_ca"], authority).map(Some)
+/// Returns the CAs of certificates that edges may present; `None` if they may present none.
+pub(crate) fn edge_cas(settings: &ServerConfig) -> Option<EdgeCerts> {
+    Some(EdgeCerts { ca: settings.csr.as_ref()?.edge_ca.clone()? })
 }
 
 /// Notes errors that prevent publishing. A start reads these files later, because publishing must not prevent access to
 /// nodes; `--check` reads them here.
 fn publisher(settings: &ServerConfig, startup: &mut Startup) {
-    if cfg!(not(feature = "kubernetes")) && settings.dns.publish == PublishTo::ConfigMap {
-        let text = "configmap: this program is built without Kubernetes; build it with --features kubernetes";
-        startup.error(StartupErrorKind::Config, "server.dns.publish", text);
-    }
     if !startup.is_check() {
         return;
     }
@@ -189,6 +170,6 @@ impl LivePolicies {
         self.for_edges.store(Arc::new(settings.edge_access.targets.clone()));
         self.for_clients.store(Arc::new(settings.addresses.direct.clone()));
         self.nodes.store(Arc::new(settings.edge_access.nodes.clone()));
-        limiters.apply(&settings.listeners());
+        limiters.apply(&settings.access());
     }
 }

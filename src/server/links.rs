@@ -16,7 +16,7 @@ use crate::server::authenticated_links::EdgeCredentials;
 use crate::server::link_events::{
     handle_event, migrate_sessions, on_link_ended, retire_old_links, run_link, search_permits,
 };
-use crate::server::{ServerContext, registry};
+use crate::server::{ServerContext, invitations};
 use tunnel_base::drain::Drain;
 use tunnel_base::names::Instance;
 use tunnel_base::policy::{Networks, plain};
@@ -69,8 +69,7 @@ async fn accept_calls(mut arrivals: mpsc::Receiver<IncomingCall>, shared: Server
             None => return,
             Some(IncomingCall::Call(call)) => *call,
             Some(IncomingCall::Enrol(enrol_request)) => {
-                let span = info_span!("enrol", remote_addr = %enrol_request.from);
-                links.spawn(span, registry::judge(enrol_request, shared.clone()));
+                invitations::spawn(enrol_request, shared.clone());
                 continue;
             }
         };

@@ -8,12 +8,13 @@ use tokio::sync::{mpsc, watch};
 use tracing::{error, info_span, warn};
 
 use crate::admin::readiness::Readiness;
+use crate::config::server::LinkListenerConfig;
 use crate::config::server::peers::PeerConfig;
-use crate::config::server::{LinkListenerConfig, ServerConfig};
 use crate::registry::peers::peer::TlsPeerDialer;
 use crate::registry::peers::{PeerAddressSource, Peers};
 use crate::registry::search::Dns;
 use crate::registry::{Finder, Registry};
+use crate::server::config::ServerConfig;
 use crate::startup::{Startup, StartupErrorKind};
 use tunnel_base::drain::Drain;
 use tunnel_base::names::Host;

@@ -1,41 +1,31 @@
-//! The tasks around the registry: publishing, rebalancing between servers, and invitations.
+//! The tasks around the registry: publishing, and rebalancing between servers.
 
 use std::collections::BTreeSet;
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 use std::time::Duration;
 
+use futures_util::future::BoxFuture;
 use tokio::sync::watch;
 use tokio::time::{Instant, MissedTickBehavior, interval};
-use tracing::{info_span, warn};
+use tracing::info_span;
 
-use crate::admin::readiness::{DNS_CONDITION, Readiness};
-use crate::config::server::ServerConfig;
-use crate::config::server::invitations::Invitations;
+use crate::admin::readiness::DNS_CONDITION;
 use crate::config::server::peers::PeerConfig;
 use crate::config::server::registry::{EtcdSettings, PublishTo};
 use crate::etcd::EtcdAccess;
-#[cfg(feature = "kubernetes")]
-use crate::invitations::store::secret::SecretSharedState;
-use crate::invitations::store::{EtcdSharedState, FileSharedState, SharedState};
-use crate::invitations::{Enrolment, JoinRefusal};
-#[cfg(feature = "kubernetes")]
-use crate::publish::configmap::{ConfigMap, ConfigMapParams, LivenessProbe};
+use crate::kubernetes::cluster;
+use crate::listener::intercept;
 use crate::publish::etcd::{EtcdParams, EtcdRecords};
 use crate::publish::record_policy::RecordPolicy;
 use crate::publish::{Hosts, Publisher, RecordStore};
 use crate::registry::balance::{Balance, NodeCounts};
 use crate::registry::peers::{ANNOUNCE_INTERVAL, PeerLoad, Peers};
-use crate::server::config_files::ServerFiles;
-#[cfg(feature = "kubernetes")]
-use crate::server::kubernetes;
+use crate::server::config::ServerConfig;
 use crate::server::{ServerContext, ServerCore};
-use tunnel_base::drain::Drain;
-use tunnel_base::logging;
-use tunnel_link::grpc::enrol::{EnrolMethod, EnrolRequest, JoinParams};
 use tunnel_net::resolver::Resolver;
 use tunnel_net::tls::Identity;
-use tunnel_proto::frame::{ErrorCode, Load, SessionError};
+use tunnel_proto::frame::Load;
 
 /// Publishes the nodes of this server if that is configured. `dns` resolves names, to find those with another owner;
 /// `port` is the gRPC port of all servers.
@@ -80,54 +70,41 @@ impl PeerLiveness {
 
 /// Returns the store for records, or `None` if nothing is published. `servers` checks which servers with records are
 /// alive.
-#[cfg_attr(not(feature = "kubernetes"), expect(unused_variables, reason = "only a cluster has pods"))]
-fn store(settings: &ServerConfig, core: &ServerCore, servers: &PeerLiveness) -> Option<RecordStore> {
+fn store(settings: &ServerConfig, core: &ServerCore, servers: &PeerLiveness) -> Option<Box<dyn RecordStore>> {
     // The config check ensures that there is an address.
     let (dns, server) = (&settings.dns, settings.pod_ip?);
-    Some(match dns.publish {
-        PublishTo::None => return None,
-        PublishTo::Hosts => RecordStore::Hosts(Hosts::new(dns.hosts_file.clone()?, server)),
+    match dns.publish {
+        PublishTo::None => None,
+        PublishTo::Hosts => Some(Box::new(Hosts::new(dns.hosts_file.clone()?, server))),
         PublishTo::Etcd => {
             let access = etcd_access(dns.etcd.clone());
             let params = EtcdParams { prefix: dns.etcd.prefix.clone(), access, address: server };
-            RecordStore::Etcd(Box::new(EtcdRecords::new(params, core.resolver.clone())))
+            Some(Box::new(EtcdRecords::new(params, core.resolver.clone())))
         }
-        #[cfg(feature = "kubernetes")]
         PublishTo::ConfigMap => {
             let name = dns.configmap.clone();
-            let cluster = kubernetes::cluster_access(settings.peers.cluster.as_ref()?);
-            let endpoints = core.servers.endpoints.clone();
             let servers = servers.clone();
-            let lives = LivenessProbe::new(move |server| Box::pin(servers.clone().answers(server)));
-            let map = ConfigMapParams { cluster, name, server, endpoints, lives };
-            RecordStore::ConfigMap(Box::new(ConfigMap::new(map)))
+            let lives =
+                move |server| -> BoxFuture<'static, bool> { Box::pin(servers.clone().answers(server)) };
+            core.servers.records(settings.peers.cluster.as_ref()?, (name, server), lives)
         }
-        #[cfg(not(feature = "kubernetes"))]
-        // An error that was noted with the files.
-        PublishTo::ConfigMap => return None,
-    })
+    }
 }
 
 /// Returns the check whether a name has another owner. It resolves the name with `resolver` and compares the addresses
 /// with servers that are alive, and with `no_servers`, which nodes' records contain for other clients.
-#[cfg_attr(not(feature = "kubernetes"), expect(unused_variables, reason = "only a cluster has Nodes"))]
 fn record_policy(
     peers: &PeerConfig,
     resolver: Resolver,
     own: Option<IpAddr>,
     (servers, no_servers): PeerAddresses,
 ) -> RecordPolicy {
-    #[cfg_attr(not(feature = "kubernetes"), expect(unused_mut, reason = "only a cluster has Nodes"))]
     let mut vet = RecordPolicy::new(resolver, move |ip| {
         let (servers, known) = (servers.clone(), Some(ip) == own || no_servers.borrow().contains(&ip));
         Box::pin(async move { known || servers.answers(ip).await })
     });
-    #[cfg(feature = "kubernetes")]
-    if let Some(cluster) = peers.cluster.as_ref().map(kubernetes::cluster_access) {
-        vet.set_nodes(move || {
-            let cluster = cluster.clone();
-            Box::pin(async move { cluster.nodes(None).await.map_err(|cause| cause.to_string()) })
-        });
+    if let Some(cluster) = peers.cluster.clone() {
+        vet.set_nodes(move || Box::pin(cluster::nodes(cluster.clone(), None)));
     }
     vet
 }
@@ -149,7 +126,7 @@ pub(crate) fn etcd_access(etcd: EtcdSettings) -> EtcdAccess {
 
 /// Spawns the task, which runs until the server's links end.
 pub(crate) fn spawn_balance(shared: &ServerContext, settings: &ServerConfig) {
-    let (moves, catches) = (settings.peers.rebalance, settings.intercept.is_some());
+    let (moves, catches) = (settings.peers.rebalance, settings.has_listener(&intercept::KIND));
     let Some(peers) = shared.peers.clone() else { return };
     let (shared, drain) = (shared.clone(), shared.link_context.drain.clone());
     drain.clone().spawn(info_span!("balance"), async move {
@@ -210,68 +187,3 @@ fn pick_server(loads: &[PeerLoad], mean: f64, chance: f64) -> Option<SocketAddr>
 
 /// Interval between two checks.
 const INTERVAL: Duration = Duration::from_secs(1);
-
-// Nodes that join by invitation, as configured in `[server.invitations]`.
-
-/// Opens the store and watches it. Returns `None` if joining by invitation is not enabled.
-pub(crate) fn start(
-    settings: &ServerConfig,
-    files: &ServerFiles,
-    readiness: &Readiness,
-    drain: &Drain,
-) -> Option<Arc<Enrolment>> {
-    let (store, authority) = (settings.invitations.clone()?, files.authority.clone()?);
-    let cell = match store {
-        Invitations::File(file) => SharedState::File(FileSharedState::new(file)),
-        Invitations::Etcd(etcd) => {
-            let key = format!("{}/{ETCD_KEY}", etcd.prefix);
-            SharedState::Etcd(Box::new(EtcdSharedState::new(etcd_access(etcd), &key, files.resolver.clone())))
-        }
-        #[cfg(feature = "kubernetes")]
-        Invitations::Secret(cluster, name) => {
-            SharedState::Secret(Box::new(SecretSharedState::new(kubernetes::cluster_access(&cluster), name)))
-        }
-        #[cfg(not(feature = "kubernetes"))]
-        // An error that was noted with the config.
-        Invitations::Secret(..) => return None,
-    };
-    drain.spawn(info_span!("ca"), authority.clone().watch(drain.clone()));
-    let enrolment = Enrolment::new(cell, authority);
-    let readiness = readiness.clone();
-    let report = move |state| readiness.set_degraded(INVITATIONS_CONDITION, state);
-    drain.spawn(info_span!("invitations"), enrolment.clone().follow(report, drain.clone()));
-    Some(enrolment)
-}
-
-/// Authorizes an enrolment request from a caller that is not a node yet.
-pub(crate) async fn judge(enrol_request: EnrolRequest, shared: ServerContext) {
-    let refused = &shared.link_context.metrics.links_rejected;
-    let Some(enrolment) = &shared.enrolment else {
-        refused.count("no_invitations");
-        return enrol_request
-            .refuse(SessionError::new(ErrorCode::NodeNotConnected, "joining by invitation is not enabled"));
-    };
-    if shared.stopping.is_cancelled() {
-        refused.count("stopping");
-        return enrol_request.refuse(SessionError::new(ErrorCode::Overloaded, "this server is stopping"));
-    }
-    let from = enrol_request.from.ip();
-    if let EnrolMethod::Join(JoinParams { secret, node, token }) = &enrol_request.wish
-        && let Err(why) = enrolment.join(from, secret, node, token).await
-    {
-        refused.count("invitation");
-        if shared.link_context.metrics.refusals.may_log("invitation", from) {
-            warn!(remote_addr = %from, node = logging::printable(node), reason = %why, "join rejected");
-        }
-        let code =
-            if matches!(why, JoinRefusal::Later(_)) { ErrorCode::Overloaded } else { ErrorCode::NotAllowed };
-        return enrol_request.refuse(SessionError::new(code, why));
-    }
-    enrol_request.accept(enrolment.certificates());
-}
-
-/// The key below the prefix.
-const ETCD_KEY: &str = "enrolled";
-
-/// The name of the invitations' condition in `/readyz`.
-const INVITATIONS_CONDITION: &str = "invitations";

@@ -3,10 +3,10 @@
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
 use tunnel::config::edge::EdgeConfig as Settings;
-use tunnel::config::server::ServerConfig;
 use tunnel::config::{Environment, Secret};
 use tunnel::edge::Edge;
 use tunnel::server::Server;
+use tunnel::server::config::ServerConfig;
 
 use crate::support::clients::{echoed, head};
 use crate::support::programs::{NAME, TOKEN, TestDir, TestServer, at};

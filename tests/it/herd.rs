@@ -5,9 +5,9 @@ use std::net::{SocketAddr, TcpListener};
 use futures_util::future::join_all;
 use tokio::time::{Duration, Instant};
 use tunnel::config::Environment;
-use tunnel::config::server::ServerConfig;
 use tunnel::edge::Edge;
 use tunnel::server::Server;
+use tunnel::server::config::ServerConfig;
 use tunnel_base::backoff::Backoff;
 
 use crate::support::clients::{echoed, open};

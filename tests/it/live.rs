@@ -6,9 +6,9 @@ use tokio::time::{Instant, sleep};
 use tunnel::config::Environment;
 use tunnel::config::edge::EdgeConfig;
 use tunnel::config::live::ConfigFile;
-use tunnel::config::server::ServerConfig;
 use tunnel::edge::Edge;
 use tunnel::server::Server;
+use tunnel::server::config::ServerConfig;
 use tunnel_net::reload::reload_now;
 
 use crate::support::TIMEOUT;

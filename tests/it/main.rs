@@ -13,7 +13,6 @@ mod abrupt;
 mod addresses;
 mod admin;
 mod balance;
-#[cfg(feature = "kubernetes")]
 mod claims;
 mod config;
 mod conflict;
@@ -42,6 +41,7 @@ mod passthrough;
 mod peers;
 mod places;
 mod plain;
+mod plain_g4;
 mod publish;
 mod refusals;
 mod relay;

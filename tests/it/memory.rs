@@ -28,8 +28,13 @@ async fn heard(edge: &mut Raw) -> StreamMsg {
             let mut reader = Decoder::default();
             reader.push(piece.payload);
             let message = reader.next_message().unwrap().expect("a server sends each in one frame");
-            if message.category != "stream" {
-                return message;
+            match message.category.as_str() {
+                "stream" => {}
+                // The question for the generation of SuperEdge.
+                _ if message.addr.is_empty() && message.r#type == "connecting" => {
+                    edge.say([plain(&edge.node, "connect-failed", &message.topic, Bytes::new())]).await;
+                }
+                _ => return message,
             }
         }
     }

@@ -12,7 +12,7 @@ use tunnel::registry::peers::peer::TlsPeerDialer;
 use tunnel_base::drain::{Drain, Drained};
 use tunnel_base::metrics::Metrics;
 use tunnel_base::names::{Instance, SessionId};
-use tunnel_link::grpc::LinkContext;
+use tunnel_link::grpc::{LinkContext, PLAIN_IDLE_TIMEOUT};
 use tunnel_link::table::{SessionLimits, SessionTable};
 use tunnel_net::pool::Pool;
 use tunnel_net::tls::{Identity, PeerTlsConfig};
@@ -434,7 +434,13 @@ async fn only_a_real_server_answers_probes_and_names_its_process() {
     let windows = WindowLimits { start: 1000, max: 1000 };
     let limits = SessionLimits { windows, memory: 100_000, sessions: 10, grace: Duration::from_secs(60) };
     let table = SessionTable::new(Instance::random(), limits, metrics.clone());
-    let link_context = LinkContext { table, metrics: metrics.clone(), drain: Drain::new(), congestion: None };
+    let link_context = LinkContext {
+        table,
+        metrics: metrics.clone(),
+        drain: Drain::new(),
+        congestion: None,
+        plain_idle_timeout: PLAIN_IDLE_TIMEOUT,
+    };
     let identity = Identity { cert: place.files.cert.clone(), key: place.files.key.clone() };
     let tls = PeerTlsConfig { identity, ca: place.files.ca.clone(), name: None }.load().unwrap();
     // A proxy that accepts every connection and looks like a server.

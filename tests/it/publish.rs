@@ -4,8 +4,8 @@ use std::net::Ipv4Addr;
 use std::time::Duration;
 
 use tunnel::config::Environment;
-use tunnel::config::server::ServerConfig;
 use tunnel::server::Server;
+use tunnel::server::config::ServerConfig;
 
 use crate::support::programs::{TOKEN, TestDir, TestServer};
 use crate::support::servers::{self, Dns, DnsScript};

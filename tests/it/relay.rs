@@ -6,8 +6,8 @@ use http::{HeaderMap, HeaderValue};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 use tunnel::config::Environment;
-use tunnel::config::server::ServerConfig;
 use tunnel::server::Server;
+use tunnel::server::config::ServerConfig;
 use tunnel_base::names::{Instance, SessionId};
 use tunnel_net::tls::Identity;
 use tunnel_proto::frame::{ErrorCode, SessionFrame};
@@ -407,7 +407,6 @@ async fn peers_without_a_ca_file_are_an_error_at_start() {
     assert!(error.contains("a cert from one CA"), "expected a hint: {error}");
 }
 
-#[cfg(feature = "kubernetes")]
 #[tokio::test]
 async fn a_service_without_a_ca_file_is_an_error_but_not_in_superedges_tables() {
     let place = TestDir::new();

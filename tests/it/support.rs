@@ -1,6 +1,5 @@
 //! Support of the tests: servers, edges, clients, targets, and remotes that follow a script.
 
-#[cfg(feature = "kubernetes")]
 pub(crate) mod apiserver;
 pub(crate) mod call;
 pub(crate) mod clients;

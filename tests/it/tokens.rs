@@ -7,9 +7,9 @@ use tokio::sync::mpsc;
 use tokio::time::Instant;
 use tokio_rustls::TlsAcceptor;
 use tunnel::config::Environment;
+use tunnel::config::cluster::ClusterSettings;
 use tunnel::config::edge::EdgeConfig;
-use tunnel::config::edge::csr::EdgeCsrConfig;
-use tunnel::config::server::kubernetes::ClusterSettings;
+use tunnel::config::server::kubernetes::EdgeCsrConfig;
 use tunnel::edge::Edge;
 use tunnel_net::tls::{ClientAuth, Identity, TlsParams, TlsServerConfig};
 

@@ -149,7 +149,7 @@ pub(crate) fn own_address() -> IpAddr {
 
 const CLUSTER_IP: &str = "10.96.0.77";
 
-/// Not run in CI: `cargo test --features kubernetes --test real -- --ignored --nocapture memory_of`.
+/// Not run in CI: `cargo test --test real -- --ignored --nocapture memory_of`.
 #[test]
 #[ignore = "makes 10,000 pods, which takes minutes"]
 fn the_memory_of_a_server_that_watches_ten_thousand_pods_is_bounded() {

@@ -233,15 +233,10 @@ fn a_check_reads_the_files_of_the_config_and_opens_no_port() {
     let said = started(&["--m=cloud", "--check", &file]);
     assert!(said.status.success() && said.stdout.ends_with("right.toml: ok\n"), "{said:?}");
 
-    if cfg!(feature = "kubernetes") {
-        let asks = place.config("asks", &format!("{config}[server.addresses]\nkubernetes = true\n"));
-        let said = started(&["--m=cloud", "--check", "--k=/nowhere/k", &format!("--c={}", asks.display())]);
-        assert_eq!(said.status.code(), Some(78), "{said:?}");
-        assert!(
-            said.stderr.contains("cannot read /nowhere/k: ") && said.stderr.contains(" key=--k"),
-            "{said:?}"
-        );
-    }
+    let asks = place.config("asks", &format!("{config}[server.addresses]\nkubernetes = true\n"));
+    let said = started(&["--m=cloud", "--check", "--k=/nowhere/k", &format!("--c={}", asks.display())]);
+    assert_eq!(said.status.code(), Some(78), "{said:?}");
+    assert!(said.stderr.contains("cannot read /nowhere/k: ") && said.stderr.contains(" key=--k"), "{said:?}");
 
     let file = format!("--c={}", all_wrong(&place, &taken).display());
     let said = started(&["--m=cloud", "--check", "--log-format=json", &file]);

@@ -7,10 +7,10 @@ use std::time::Duration;
 use k8s_openapi::api::core::v1::ConfigMap as Object;
 use serde_json::json;
 
-use tunnel::kubernetes::cluster::Cluster;
-use tunnel::kubernetes::members::EndpointWatch;
-use tunnel::publish::configmap::{ConfigMap, ConfigMapParams, LivenessProbe};
 use tunnel_base::drain::{Drain, Drained};
+use tunnel_kube::cluster::Cluster;
+use tunnel_kube::configmap::{ConfigMap, ConfigMapParams, LivenessProbe};
+use tunnel_kube::members::EndpointWatch;
 
 use crate::kubernetes::{Kubernetes, NAMESPACE, SERVICE};
 use crate::process::{TIMEOUT, ask};

@@ -4,7 +4,6 @@
 mod forwarded;
 mod own;
 mod owner;
-#[cfg(feature = "kubernetes")]
 mod ports;
 mod servers;
 

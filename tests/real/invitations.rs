@@ -113,7 +113,6 @@ fn one_of_ten_concurrent_joins_at_three_servers_with_etcd_succeeds() {
 }
 
 /// The servers have the role from the documentation, unchanged.
-#[cfg(feature = "kubernetes")]
 #[test]
 fn one_of_ten_concurrent_joins_at_three_servers_with_a_secret_succeeds() {
     let Some(kubectl) = kept("kubernetes-1.36.3/kubectl") else { return };

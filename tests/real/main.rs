@@ -11,7 +11,6 @@ mod certificates;
 #[path = "../support/wait.rs"]
 mod wait;
 
-#[cfg(feature = "kubernetes")]
 mod addresses;
 mod apiserver;
 mod audit;
@@ -20,12 +19,9 @@ mod channelz;
 mod cluster;
 mod command;
 mod commands;
-#[cfg(feature = "kubernetes")]
 mod configmap;
-#[cfg(feature = "kubernetes")]
 mod csr;
 mod cut;
-#[cfg(feature = "kubernetes")]
 mod deploy;
 mod direct;
 mod drain;
@@ -34,13 +30,11 @@ mod enrol;
 mod first;
 mod fleet;
 mod halfclose;
-#[cfg(feature = "kubernetes")]
 mod held;
 mod intercept;
 mod invitations;
 mod kubectl;
 mod kubelets;
-#[cfg(feature = "kubernetes")]
 mod kubernetes;
 mod measure;
 mod monitoring;
@@ -50,6 +44,7 @@ mod nodelocal;
 mod page;
 mod parts;
 mod plain;
+mod plain_g4;
 mod play;
 mod process;
 mod prometheus;
@@ -63,5 +58,4 @@ mod stores;
 mod traces;
 mod tunnel;
 mod web;
-#[cfg(feature = "kubernetes")]
 mod yurttunnel;

@@ -39,9 +39,10 @@ fn a_plain_server_works_with_this_edge() {
     let Some(program) = ready() else { return };
     let (sshd, place) = (Sshd::start(), TestDir::new());
     let mut cloud = PlainCloud::start(program, &place);
-    let _edge = Edge::start(&place, &cloud.grpc.to_string());
+    let mut edge = Edge::start(&place, &cloud.grpc.to_string());
     cloud.process.says("attached node1");
     cloud.process.says("heartbeat node1");
+    edge.process.says("dialect=\"plain\"");
     sshd.works_through(&helper("nc.openbsd", cloud.connect.port()));
 }
 

@@ -13,9 +13,9 @@ use tokio::sync::watch;
 use tokio::time::{Instant, sleep, timeout};
 use tracing::Span;
 use tunnel::etcd::EtcdAccess;
+use tunnel::publish::Publisher;
 use tunnel::publish::etcd::{EtcdParams, EtcdRecords};
 use tunnel::publish::record_policy::RecordPolicy;
-use tunnel::publish::{Publisher, RecordStore};
 use tunnel::registry::{LinkedNode, Registry};
 use tunnel_base::drain::Drain;
 use tunnel_base::metrics::Metrics;
@@ -48,7 +48,7 @@ impl Pod {
         let params = EtcdParams { access, prefix: "/skydns".into(), address: [10, 0, 0, number].into() };
         let publisher = Publisher {
             registry: registry.clone(),
-            store: RecordStore::Etcd(Box::new(EtcdRecords::new(params, resolver.clone()))),
+            store: Box::new(EtcdRecords::new(params, resolver.clone())),
             zone: Arc::new(Zone::new("nodes.test".into(), Vec::new(), |_| false)),
             vet: RecordPolicy::new(resolver, |_| Box::pin(std::future::ready(false))),
             metrics: metrics.clone(),

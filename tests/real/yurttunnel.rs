@@ -15,9 +15,9 @@ use k8s_openapi::api::core::v1::{ConfigMap, Node, Service, ServicePort};
 use k8s_openapi::api::rbac::v1::{Role, RoleBinding};
 use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
 use serde_json::{Value, json};
-use tunnel::kubernetes::cluster::Cluster;
-use tunnel::kubernetes::reconcile::node_names::{NodeNameParams, NodeNames};
 use tunnel_base::drain::{Drain, Drained};
+use tunnel_kube::cluster::Cluster;
+use tunnel_kube::reconcile::node_names::{NodeNameParams, NodeNames};
 
 use crate::addresses::own_address;
 use crate::held::Held;

@@ -7,6 +7,7 @@ pub mod drain;
 pub mod logging;
 pub mod metrics;
 pub mod names;
+pub mod parts;
 pub mod policy;
 pub mod process;
 mod serde_text;

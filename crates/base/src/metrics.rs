@@ -27,6 +27,8 @@ pub struct Metrics {
     pub nodes: Gauge,
     /// Open links, by kind of remote.
     pub links: OpenLinks,
+    /// Open links to programs of SuperEdge.
+    pub plain_links: PlainLinks,
     /// Closed links, by reason.
     pub links_closed: ReasonCounter,
     /// Rejected links, by reason.
@@ -91,6 +93,10 @@ pub struct BackupLinks(Family<OutcomeLabels, Counter>);
 /// Open links, by kind of remote, and of all kinds together.
 #[derive(Debug, Clone, Default)]
 pub struct OpenLinks(Family<RemoteLabels, Gauge>, Gauge);
+
+/// Open links to programs of SuperEdge, by dialect.
+#[derive(Debug, Clone, Default)]
+pub struct PlainLinks(Family<DialectLabels, Gauge>);
 
 /// Bytes used of each budget, and its limit.
 #[derive(Debug, Clone, Default)]
@@ -166,6 +172,7 @@ impl Metrics {
         let mut metrics = Self {
             nodes,
             links: OpenLinks::default(),
+            plain_links: PlainLinks::default(),
             links_closed: ReasonCounter::default(),
             links_rejected: ReasonCounter::default(),
             link_dial_failures: ReasonCounter::default(),
@@ -244,6 +251,18 @@ impl BackupLinks {
     /// Returns the count for `outcome`.
     pub fn counted(&self, outcome: &'static str) -> u64 {
         self.0.get_or_create(&OutcomeLabels { outcome }).get()
+    }
+}
+
+impl PlainLinks {
+    /// Counts a link with that dialect as open.
+    pub fn opened(&self, dialect: &'static str) {
+        self.0.get_or_create_owned(&DialectLabels { dialect }).inc();
+    }
+
+    /// Counts such a link as closed.
+    pub fn closed(&self, dialect: &'static str) {
+        self.0.get_or_create_owned(&DialectLabels { dialect }).dec();
     }
 }
 
@@ -357,8 +376,8 @@ pub struct Certificates(pub(crate) Family<KeyLabels, Gauge>);
 
 impl Certificates {
     /// Sets the expiration time in seconds since 1970.
-    pub fn set(&self, key: &'static str, end: u64) {
-        self.0.get_or_create(&KeyLabels { key }).set(i64::try_from(end).unwrap_or(i64::MAX));
+    pub fn set(&self, key: &str, end: u64) {
+        self.0.get_or_create(&KeyLabels { key: key.to_owned() }).set(i64::try_from(end).unwrap_or(i64::MAX));
     }
 }
 
@@ -392,6 +411,12 @@ pub(crate) struct RemoteLabels {
     pub(crate) remote: &'static str,
 }
 
+/// The label of [`PlainLinks`].
+#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
+pub(crate) struct DialectLabels {
+    pub(crate) dialect: &'static str,
+}
+
 /// The label of the bytes that sessions move: `to_target` or `to_client`.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
 pub(crate) struct DirectionLabels {
@@ -401,7 +426,7 @@ pub(crate) struct DirectionLabels {
 /// The label of [`Certificates`]: the config key of a certificate file.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
 pub(crate) struct KeyLabels {
-    pub(crate) key: &'static str,
+    pub(crate) key: String,
 }
 
 /// The label of [`Buffers`]: the budget that the bytes are taken from.
@@ -435,6 +460,8 @@ pub(crate) struct ClosedLabels {
 impl Metrics {
     pub(crate) fn register_links(&self, to: &mut Registry) {
         to.register("tunnel_links_open", "Number of open links, by kind of remote", self.links.0.clone());
+        let help = "Number of open links to programs of SuperEdge, by dialect";
+        to.register("tunnel_plain_links_open", help, self.plain_links.0.clone());
         let help = "Total number of links closed, by reason";
         to.register("tunnel_links_closed", help, self.links_closed.0.clone());
         let help = "Total number of links rejected, by reason";
@@ -610,6 +637,7 @@ mod tests {
             backup_links,
             certificates,
             requests,
+            plain_links,
             nodes: _,
             links: _,
             node_name_conflicts: _,
@@ -639,6 +667,7 @@ mod tests {
             reasons.count("a");
         }
         backup_links.count("a");
+        plain_links.opened("a");
         buffers.set("a", 1, 1);
         certificates.set("a", 1);
         sessions.start("a").end("b");

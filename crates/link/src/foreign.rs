@@ -3,6 +3,9 @@
 //! Such a remote knows no limits, no half-close, no resume and no signals. Everything that it lacks is done here on its
 //! behalf, so that sessions and the read loop handle only this program's own frames. A message may stand for several
 //! frames, such as an Open that the remote never sends.
+//!
+//! The rest of a link only asks [`ForeignDialect::of`] whether there is such a dialect. So all that differs between
+//! generations of the remote program stays here and in the codec: which one it is, what it leaves out, and timeouts.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -11,41 +14,60 @@ use std::time::Duration;
 
 use tokio::sync::Notify;
 use tokio::time::{Instant, timeout};
+use tracing::{debug, info};
 
 use crate::frame_log::log_session_frame;
 use crate::grpc::read_ahead::ReadAhead;
 use crate::lock::Mutex;
 use crate::sender::LinkSender;
-use crate::sender::signals::{HEARTBEAT_INTERVAL, IDLE_TIMEOUT, PLAIN_EDGE_IDLE_TIMEOUT};
+use crate::sender::signals::IDLE_TIMEOUT;
 use crate::table::session::SessionCore;
 use crate::table::{Event, SessionTable};
 use tunnel_base::metrics::Metrics;
 use tunnel_base::names::{NodeName, SessionId};
 use tunnel_proto::codec::proto::StreamMsg;
 use tunnel_proto::codec::{EncodedMessage, encode};
-use tunnel_proto::frame::{ErrorCode, Frame, FrameKind, SessionError, SessionFrame, SessionKey};
-use tunnel_proto::superedge::{Decoded, PlainCodec, PlainEvent};
+use tunnel_proto::frame::{ErrorCode, Frame, Remote, SessionError, SessionKey};
+use tunnel_proto::hello::Dialect;
+use tunnel_proto::superedge::generations::{Generation, SuperEdgeCodec};
+use tunnel_proto::superedge::{Decoded, PlainEvent};
+
+/// Returns why a link with this dialect must be refused: never, as this build has SuperEdge's.
+#[expect(clippy::unnecessary_wraps, reason = "a build without SuperEdge's dialect refuses it")]
+pub(crate) fn check(_: Dialect) -> Result<(), &'static str> {
+    Ok(())
+}
 
 /// The other dialect on one link, with the state that stands in for the remote. Shared by both directions of the link.
 #[derive(Debug)]
 pub(crate) struct ForeignDialect {
     sender: Arc<LinkSender>,
     table: Arc<SessionTable>,
-    codec: Mutex<PlainCodec>,
-    /// Notified when a session has ended at this side.
-    ending: Notify,
+    codec: Mutex<SuperEdgeCodec>,
+    /// Notified when a frame of this side has changed when [`ForeignReader::tick`] is due.
+    rescheduled: Notify,
 }
 
 impl ForeignDialect {
-    /// Creates the dialect of a new link.
-    pub(crate) fn new(sender: &Arc<LinkSender>, table: &Arc<SessionTable>) -> Arc<Self> {
+    /// Returns the state of a new link, or `None` if its dialect is this program's own. If the remote reports no ends,
+    /// sessions end after `idle_timeout` without traffic.
+    pub(crate) fn of(
+        dialect: Dialect,
+        sender: &Arc<LinkSender>,
+        table: &Arc<SessionTable>,
+        idle_timeout: Duration,
+    ) -> Option<Arc<Self>> {
+        if dialect != Dialect::Plain {
+            return None;
+        }
         let node = sender.peer.node().cloned().unwrap_or_else(NodeName::none);
-        Arc::new(Self {
+        let to_edge = matches!(sender.peer, Remote::Edge(_));
+        Some(Arc::new(Self {
             sender: sender.clone(),
             table: table.clone(),
-            codec: Mutex::new(PlainCodec::new(node)),
-            ending: Notify::new(),
-        })
+            codec: Mutex::new(SuperEdgeCodec::new(node, to_edge, idle_timeout, Instant::now())),
+            rescheduled: Notify::new(),
+        }))
     }
 
     /// Polls for the next message to send. Returns `None` once the link is closed.
@@ -71,10 +93,13 @@ impl ForeignDialect {
     }
 
     fn send(&self, frame: Frame, now: Instant) {
-        let finishes = matches!(frame.body, FrameKind::Session(_, _, SessionFrame::Fin { .. }));
-        let decoded = self.codec.lock().send_frame(frame, now);
-        if finishes {
-            self.ending.notify_one();
+        let mut codec = self.codec.lock();
+        let before = codec.next_due();
+        let decoded = codec.send_frame(frame, now);
+        let sooner = codec.next_due() < before || before.is_none();
+        drop(codec);
+        if sooner {
+            self.rescheduled.notify_one();
         }
         // A session's own frames never produce an event.
         let _ = decoded.map(|decoded| self.deliver(decoded, now));
@@ -102,6 +127,8 @@ pub(crate) struct ForeignReader {
     metrics: Metrics,
     /// Whether the remote dialled this end. Then heartbeats are requests to answer; otherwise they are responses.
     answers: bool,
+    /// The remote's generation, as last reported.
+    generation: Option<Generation>,
     /// The session that received data last.
     fed: Option<SessionId>,
     /// Start of the current [`STALL_PERIOD`], and the time in it for which the link was left unread.
@@ -112,6 +139,8 @@ pub(crate) struct ForeignReader {
 /// What has more unread bytes than allowed.
 #[derive(Debug, Clone, Copy)]
 enum OverLimit {
+    /// Its target is not reached yet.
+    Early,
     Session,
     Link,
     Process,
@@ -119,7 +148,8 @@ enum OverLimit {
 
 impl ForeignReader {
     pub(crate) fn new(dialect: Arc<ForeignDialect>, metrics: Metrics, answers: bool) -> Self {
-        Self { dialect, metrics, answers, fed: None, period: Instant::now(), paused: Duration::ZERO }
+        let (period, paused) = (Instant::now(), Duration::ZERO);
+        Self { dialect, metrics, answers, generation: None, fed: None, period, paused }
     }
 
     /// Returns the idle time after which the link is closed.
@@ -129,7 +159,14 @@ impl ForeignReader {
 
     /// Handles a message from the remote.
     pub(crate) fn on_message(&mut self, message: StreamMsg, now: Instant, events: &mut VecDeque<Event>) {
-        let meaning = self.dialect.codec.lock().on_message(message, now);
+        let mut codec = self.dialect.codec.lock();
+        let meaning = codec.on_message(message, now);
+        let replies = codec.has_messages();
+        drop(codec);
+        if replies {
+            self.dialect.sender.wake_outbound();
+        }
+        self.report_generation();
         match meaning {
             PlainEvent::Session(decoded) => {
                 for frame in &decoded.frames {
@@ -138,33 +175,51 @@ impl ForeignReader {
                 self.deliver(decoded, now, events);
             }
             PlainEvent::Heartbeat if self.answers => self.dialect.sender.pong(None),
-            PlainEvent::Heartbeat => {}
-            PlainEvent::Answered => self.dialect.sender.wake_outbound(),
+            PlainEvent::Heartbeat | PlainEvent::Answered => {}
             PlainEvent::Unknown(reason) => self.metrics.frames_dropped.count(reason),
         }
     }
 
     fn deliver(&mut self, decoded: Decoded, now: Instant, events: &mut VecDeque<Event>) {
-        if decoded.frames.iter().any(|frame| matches!(frame, SessionFrame::Data(_))) {
-            self.fed = Some(decoded.id);
-        }
+        self.fed = Some(decoded.id);
         events.extend(self.dialect.deliver(decoded, now));
     }
 
-    /// Sends a heartbeat if one is due, and `closed` for sessions that are idle, or whose target has ended and has
-    /// received all its data.
+    /// Logs the remote's generation, and shows it in the status and the metrics, once it is known or has changed.
+    fn report_generation(&mut self) {
+        let known = self.dialect.codec.lock().generation();
+        let (Some(generation), before) = (known, self.generation) else { return };
+        if before == known {
+            return;
+        }
+        let (sender, dialect) = (&self.dialect.sender, generation.dialect());
+        self.count_link();
+        self.generation = known;
+        sender.set_generation(dialect);
+        self.metrics.plain_links.opened(dialect);
+        if before.is_none() {
+            info!(link = %sender.id, dialect, "remote is a program of SuperEdge");
+        } else {
+            debug!(link = %sender.id, dialect, "remote has another dialect than before");
+        }
+    }
+
+    /// Counts the link as closed with its present generation.
+    fn count_link(&self) {
+        if let Some(generation) = self.generation {
+            self.metrics.plain_links.closed(generation.dialect());
+        }
+    }
+
+    /// Sends a heartbeat if one is due, and handles sessions for which a time has come: the target has ended and has
+    /// received all its data, or the remote does not report what this end waits for.
     pub(crate) fn tick(&mut self, last_ping: &mut Instant, now: Instant, events: &mut VecDeque<Event>) {
-        let ended = self.dialect.codec.lock().ended(now);
-        for id in ended {
+        let due = self.dialect.codec.lock().due(now);
+        for id in due {
             let taken = self.dialect.unread(id) == 0;
-            let mut codec = self.dialect.codec.lock();
-            let closing = if taken { codec.close(id) } else { None };
-            if !taken {
-                codec.postpone_close(id, now);
-            }
-            drop(codec);
-            if let Some(closing) = closing {
-                self.deliver(closing, now, events);
+            let decoded = self.dialect.codec.lock().on_due(id, taken, now);
+            if let Some(decoded) = decoded {
+                self.deliver(decoded, now, events);
             }
         }
         let idle = self.dialect.codec.lock().tick(now);
@@ -175,21 +230,22 @@ impl ForeignReader {
         for decoded in idle {
             self.deliver(decoded, now, events);
         }
+        self.report_generation();
         self.dialect.sender.wake_outbound();
     }
 
-    /// Returns when to call [`Self::tick`] for a target that has ended.
-    pub(crate) fn next_end(&self) -> Option<Instant> {
-        self.dialect.codec.lock().next_end()
+    /// Returns when to call [`Self::tick`] for sessions or the remote's generation.
+    pub(crate) fn next_due(&self) -> Option<Instant> {
+        self.dialect.codec.lock().next_due()
     }
 
-    /// Waits until [`Self::next_end`] may have changed.
+    /// Waits until [`Self::next_due`] may be sooner than before.
     ///
     /// # Cancel safety
     ///
     /// Cancel safe.
-    pub(crate) async fn ending(&self) {
-        self.dialect.ending.notified().await;
+    pub(crate) async fn rescheduled(&self) {
+        self.dialect.rescheduled.notified().await;
     }
 
     /// Leaves the link unread while the last session to receive data, its link or the process has too much unread.
@@ -226,7 +282,11 @@ impl ForeignReader {
     }
 
     fn over(&self, fed: SessionId) -> Option<OverLimit> {
-        let ForeignDialect { sender, table, .. } = &*self.dialect;
+        let ForeignDialect { sender, table, codec, .. } = &*self.dialect;
+        let (early, all_early) = codec.lock().early(fed);
+        if early >= PLAIN_QUEUE || all_early >= MAX_EARLY {
+            return Some(OverLimit::Early);
+        }
         match self.dialect.unread(fed) {
             0 => None,
             most if most >= PLAIN_QUEUE => Some(OverLimit::Session),
@@ -239,6 +299,12 @@ impl ForeignReader {
     fn give_up(&self, fed: SessionId, over: OverLimit) {
         let ForeignDialect { sender, table, .. } = &*self.dialect;
         let found = match over {
+            OverLimit::Early => {
+                let reset = self.dialect.codec.lock().give_up_early(fed);
+                // A session whose target is not reached yet has no event.
+                let _ = reset.map(|reset| self.dialect.deliver(reset, Instant::now()));
+                return sender.wake_outbound();
+            }
             OverLimit::Session => None,
             OverLimit::Link => largest_backlog(table.on_link(sender)),
             OverLimit::Process => largest_backlog(table.all()),
@@ -258,8 +324,20 @@ fn largest_backlog(sessions: Vec<Arc<SessionCore>>) -> Option<Arc<SessionCore>> 
     unread.filter(|(bytes, _)| *bytes > 0).max_by_key(|(bytes, _)| *bytes).map(|(_, session)| session)
 }
 
+impl Drop for ForeignReader {
+    fn drop(&mut self) {
+        self.count_link();
+    }
+}
+
+/// Interval of SuperEdge's heartbeat, which a plain server answers.
+const HEARTBEAT_INTERVAL: Duration = Duration::from_secs(60);
+/// A plain edge sends a heartbeat every 60 s; HTTP/2's own pings detect a dead one much sooner.
+const PLAIN_EDGE_IDLE_TIMEOUT: Duration = Duration::from_secs(150);
 /// Unread bytes of a plain session at which reading from its link pauses.
 const PLAIN_QUEUE: usize = 1024 * 1024;
+/// The same for all sessions of a link together for which a target is still dialled.
+const MAX_EARLY: usize = 4 * PLAIN_QUEUE;
 /// How long a plain link may be left unread in each [`STALL_PERIOD`], for all its sessions together.
 const MAX_READ_PAUSE: Duration = Duration::from_secs(2);
 const STALL_PERIOD: Duration = Duration::from_secs(10);

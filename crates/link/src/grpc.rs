@@ -5,33 +5,25 @@
 
 pub mod accept;
 pub mod dial;
+#[cfg_attr(not(feature = "invitations"), path = "grpc/enrol/absent.rs")]
 pub mod enrol;
 pub mod read_ahead;
 
 use std::convert::Infallible;
-use std::fmt;
 use std::pin::Pin;
 use std::sync::Arc;
-use std::sync::atomic::Ordering::{Relaxed, SeqCst};
-use std::sync::atomic::{AtomicBool, AtomicU64};
-use std::task::{Context, Poll, Wake, Waker, ready};
+use std::sync::atomic::AtomicU64;
+use std::sync::atomic::Ordering::Relaxed;
+use std::task::{Context, Poll, ready};
 use std::time::Duration;
-#[expect(clippy::disallowed_types, reason = "hyper's Timer trait uses it; the values come from tokio")]
-use std::time::Instant;
 
-use futures_util::FutureExt as _;
-use futures_util::stream::{FuturesUnordered, Stream as _};
-use futures_util::task::AtomicWaker;
 use http::{HeaderMap, HeaderValue};
 use http_body::Frame;
-use hyper::rt::{Sleep, Timer};
-use hyper_util::rt::TokioTimer;
 use tokio::sync::oneshot;
 use tonic::Status;
 
 use crate::foreign::ForeignDialect;
 use crate::link::OutboundStream;
-use crate::lock::Mutex;
 
 use crate::sender::LinkSender;
 use crate::sender::signals::LinkEndpoints;
@@ -56,23 +48,21 @@ pub struct LinkContext {
     pub drain: Drain,
     /// The kernel's congestion control algorithm for links. `None` means the system's default.
     pub congestion: Option<Arc<str>>,
+    /// Time without traffic after which sessions end if the remote does not report ends, as SuperEdge v0.9.
+    pub plain_idle_timeout: Duration,
 }
 
-/// Creates the outbound side of a new link. If the remote answers the link's own pings, these replace HTTP/2's and
-/// `ping_timer` is disabled.
+/// Creates the outbound side of a new link.
 fn outbound(
     peer: Remote,
     instance: Option<Instance>,
     dialect: Dialect,
-    table: &Arc<SessionTable>,
-    ping_timer: &PingTimer,
+    link_context: &LinkContext,
 ) -> OutboundStream {
     let id = LinkId(NEXT_LINK.fetch_add(1, Relaxed));
     let sender = LinkSender::new(id, peer, instance, dialect);
-    let foreign = if dialect == Dialect::Plain { Some(ForeignDialect::new(&sender, table)) } else { None };
-    if foreign.is_none() {
-        ping_timer.disable();
-    }
+    let LinkContext { table, plain_idle_timeout, .. } = link_context;
+    let foreign = ForeignDialect::of(dialect, &sender, table, *plain_idle_timeout);
     OutboundStream { sender, foreign }
 }
 
@@ -86,6 +76,9 @@ fn ends(io: &impl Connection) -> LinkEndpoints {
         version: None,
     }
 }
+
+/// Default of [`LinkContext::plain_idle_timeout`].
+pub const PLAIN_IDLE_TIMEOUT: Duration = Duration::from_secs(600);
 
 /// The number of the next link; unique within the process.
 static NEXT_LINK: AtomicU64 = AtomicU64::new(1);
@@ -182,189 +175,6 @@ fn status(link: &LinkSender) -> HeaderMap {
     trailers
 }
 
-// The timer for HTTP/2's own pings, which is disabled once the link sends pings itself.
-//
-// hyper checks every few seconds whether anything was received, with a timer that wakes the connection. With thousands
-// of links that ping each other anyway, this would be a considerable part of the cost of idle links.
-
-/// hyper's timer for one connection. It is disabled once the link sends its own pings, and HTTP/2 then sends none.
-///
-/// Cheap to clone; disabling one clone disables all.
-#[derive(Debug, Clone)]
-pub(crate) struct PingTimer {
-    timer: TokioTimer,
-    off: Arc<AtomicBool>,
-}
-
-/// A sleep that never completes once its timer is disabled, and then leaves the runtime's timer queue.
-struct PingSleep {
-    sleep: Option<Pin<Box<dyn Sleep>>>,
-    off: Arc<AtomicBool>,
-}
-
-impl PingTimer {
-    /// Creates an enabled timer.
-    pub(crate) fn new() -> Self {
-        Self { timer: TokioTimer::new(), off: Arc::default() }
-    }
-
-    /// Disables the timer for good.
-    pub(crate) fn disable(&self) {
-        self.off.store(true, Relaxed);
-    }
-
-    fn snooze(&self, sleep: Pin<Box<dyn Sleep>>) -> Pin<Box<dyn Sleep>> {
-        Box::pin(PingSleep { sleep: Some(sleep), off: self.off.clone() })
-    }
-}
-
-#[expect(clippy::disallowed_types, reason = "as above")]
-impl Timer for PingTimer {
-    fn sleep(&self, duration: Duration) -> Pin<Box<dyn Sleep>> {
-        self.snooze(self.timer.sleep(duration))
-    }
-
-    fn sleep_until(&self, deadline: Instant) -> Pin<Box<dyn Sleep>> {
-        self.snooze(self.timer.sleep_until(deadline))
-    }
-
-    fn now(&self) -> Instant {
-        self.timer.now()
-    }
-}
-
-impl Future for PingSleep {
-    type Output = ();
-
-    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<()> {
-        if self.off.load(Relaxed) {
-            self.sleep = None;
-        }
-        self.sleep.as_mut().map_or(Poll::Pending, |sleep| sleep.as_mut().poll(cx))
-    }
-}
-
-impl Sleep for PingSleep {}
-
-// Runs everything that belongs to one HTTP/2 connection in one task.
-//
-// hyper creates futures for a connection, for each call on it, and for what each call sends; every frame makes one wake
-// the next. As separate tasks they would wake other threads, which then fetch the task and its bytes to their core. So
-// they are polled in turn on one thread, and the runtime only sees wake-ups from outside.
-
-/// Collects the futures of one connection for the task that runs them. Cheap to clone.
-#[derive(Clone, Default)]
-pub(crate) struct ConnectionExecutor(Arc<Mutex<Vec<BoxTask>>>);
-
-type BoxTask = Pin<Box<dyn Future<Output = ()> + Send>>;
-
-/// Runs a connection and the futures spawned by it; ends when all have ended.
-///
-/// Polls only woken futures: polling an idle connection would be a considerable part of the cost of an idle link.
-pub(crate) struct ConnectionTask {
-    members: FuturesUnordered<BoxTask>,
-    arrivals: ConnectionExecutor,
-    wake_flag: Arc<WakeFlag>,
-    waker: Waker,
-}
-
-/// Remembers that a future was woken, and wakes the task unless the task is polling.
-#[derive(Default)]
-struct WakeFlag {
-    rung: AtomicBool,
-    polling: AtomicBool,
-    task: AtomicWaker,
-}
-
-impl<F> hyper::rt::Executor<F> for ConnectionExecutor
-where
-    F: Future + Send + 'static,
-{
-    /// Called only before or while the [`ConnectionTask`] is polled: nothing wakes the task for a new future.
-    fn execute(&self, member: F) {
-        self.0.lock().push(Box::pin(member.map(drop)));
-    }
-}
-
-impl ConnectionExecutor {
-    /// Creates the task that runs the connection `lead` and all futures that it spawns here.
-    pub(crate) fn run(self, lead: BoxTask) -> ConnectionTask {
-        let wake_flag = Arc::<WakeFlag>::default();
-        let waker = Waker::from(wake_flag.clone());
-        ConnectionTask { members: FuturesUnordered::from_iter([lead]), arrivals: self, wake_flag, waker }
-    }
-}
-
-impl ConnectionTask {
-    /// Polls all woken futures once.
-    fn poll_woken(&mut self) -> Poll<()> {
-        let cx = &mut Context::from_waker(&self.waker);
-        loop {
-            self.members.extend(std::mem::take(&mut *self.arrivals.0.lock()));
-            let next = Pin::new(&mut self.members).poll_next(cx);
-            if matches!(next, Poll::Ready(None) | Poll::Pending) && self.arrivals.0.lock().is_empty() {
-                return next.map(drop);
-            }
-        }
-    }
-}
-
-impl Future for ConnectionTask {
-    type Output = ();
-
-    fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<()> {
-        let this = self.get_mut();
-        this.wake_flag.task.register(cx.waker());
-        for _ in 0..ROUNDS {
-            this.wake_flag.start();
-            if this.poll_woken().is_ready() {
-                return Poll::Ready(());
-            }
-            if !this.wake_flag.take_woken() {
-                return Poll::Pending;
-            }
-        }
-        cx.waker().wake_by_ref();
-        Poll::Pending
-    }
-}
-
-impl WakeFlag {
-    fn start(&self) {
-        self.polling.store(true, SeqCst);
-        self.rung.store(false, SeqCst);
-    }
-
-    /// Ends a round. Returns true if another round is needed; a wake-up after this check sees that the task is not
-    /// polling.
-    fn take_woken(&self) -> bool {
-        self.polling.store(false, SeqCst);
-        self.rung.load(SeqCst)
-    }
-}
-
-impl Wake for WakeFlag {
-    fn wake(self: Arc<Self>) {
-        self.wake_by_ref();
-    }
-
-    fn wake_by_ref(self: &Arc<Self>) {
-        self.rung.store(true, SeqCst);
-        if !self.polling.load(SeqCst) {
-            self.task.wake();
-        }
-    }
-}
-
-impl fmt::Debug for ConnectionExecutor {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("ConnectionExecutor")
-    }
-}
-
-/// Maximum number of rounds per poll before other tasks run; a round handles a frame or two.
-const ROUNDS: usize = 8;
-
 #[cfg(test)]
 mod tests {
     use bytes::{Buf as _, Bytes};
@@ -383,127 +193,5 @@ mod tests {
         let node = "n".repeat(253).parse().unwrap();
         let len = encode(to_message(Frame { node, body })).remaining();
         assert!(len <= FRAME as usize, "{len}");
-    }
-}
-
-#[cfg(test)]
-mod alarm_tests {
-    use tokio::time::timeout;
-
-    use super::*;
-
-    #[tokio::test(start_paused = true)]
-    async fn an_alarm_goes_off_until_it_is_turned_off() {
-        let (ping_timer, nine) = (PingTimer::new(), Duration::from_secs(9));
-        let mut sleep = ping_timer.sleep(nine);
-        let minute = Duration::from_secs(60);
-        assert!(timeout(minute, sleep.as_mut()).await.is_ok());
-        let later = ping_timer.now() + nine;
-        ping_timer.reset(&mut sleep, later);
-        assert!(timeout(minute, sleep.as_mut()).await.is_ok() && ping_timer.now() >= later);
-        ping_timer.reset(&mut sleep, later + nine);
-        ping_timer.clone().disable();
-        assert!(timeout(minute, sleep.as_mut()).await.is_err());
-    }
-}
-
-#[cfg(test)]
-mod crew_tests {
-    use std::sync::atomic::AtomicUsize;
-
-    use hyper::rt::Executor as _;
-    use tokio::sync::mpsc;
-
-    use tunnel_base::drain::Drain;
-
-    use super::*;
-
-    #[derive(Default)]
-    struct Woken(AtomicUsize);
-
-    impl Wake for Woken {
-        fn wake(self: Arc<Self>) {
-            self.0.fetch_add(1, SeqCst);
-        }
-    }
-
-    /// Receives numbers and sends each on, `left` times.
-    async fn pass(mut from: mpsc::Receiver<u32>, to: mpsc::Sender<u32>, left: u32) {
-        for _ in 0..left {
-            let Some(next) = from.recv().await else { return };
-            let _ = to.send(next + 1).await;
-        }
-    }
-
-    /// Returns a task whose two futures pass a number to and fro, `times` each.
-    fn two(times: u32) -> ConnectionTask {
-        let (executor, (one, from_one), (other, from_other)) =
-            (ConnectionExecutor::default(), mpsc::channel(1), mpsc::channel(1));
-        one.try_send(0).unwrap();
-        executor.execute(pass(from_one, other, times));
-        executor.run(Box::pin(pass(from_other, one, times)))
-    }
-
-    #[test]
-    fn a_crew_that_wakes_itself_does_not_wake_its_task() {
-        let woken = Arc::<Woken>::default();
-        let mut run = two(3);
-        assert!(Pin::new(&mut run).poll(&mut Context::from_waker(&woken.clone().into())).is_ready());
-        assert_eq!(woken.0.load(SeqCst), 0);
-    }
-
-    #[test]
-    fn a_lead_is_not_polled_for_what_concerns_a_member_alone() {
-        let (executor, (send, receive), (back, mut came)) =
-            (ConnectionExecutor::default(), mpsc::channel(1), mpsc::channel(1));
-        executor.execute(pass(receive, back, u32::MAX));
-        let polls = Arc::<AtomicUsize>::default();
-        let counted = polls.clone();
-        let mut run = executor.run(Box::pin(std::future::poll_fn(move |_| {
-            counted.fetch_add(1, SeqCst);
-            Poll::Pending
-        })));
-        let mut cx = Context::from_waker(Waker::noop());
-        for n in 0..5 {
-            send.try_send(n).unwrap();
-            assert!(Pin::new(&mut run).poll(&mut cx).is_pending());
-            assert_eq!(came.try_recv(), Ok(n + 1));
-        }
-        assert_eq!(polls.load(SeqCst), 1);
-    }
-
-    #[test]
-    fn a_crew_that_never_rests_gives_way_and_is_woken_again() {
-        let woken = Arc::<Woken>::default();
-        let waker = woken.clone().into();
-        let (mut run, mut polls) = (two(1000), 1);
-        while Pin::new(&mut run).poll(&mut Context::from_waker(&waker)).is_pending() {
-            assert_eq!(woken.0.load(SeqCst), polls);
-            polls += 1;
-        }
-        assert!(polls >= 1000 / ROUNDS, "{polls}");
-    }
-
-    #[test]
-    fn what_a_member_executes_runs_at_once_and_the_lead_may_end_first() {
-        let (executor, (done, mut ended)) = (ConnectionExecutor::default(), mpsc::channel(1));
-        let inner = executor.clone();
-        executor.execute(async move { inner.execute(async move { done.send(7).await }) });
-        let mut run = executor.run(Box::pin(std::future::ready(())));
-        assert!(Pin::new(&mut run).poll(&mut Context::from_waker(Waker::noop())).is_ready());
-        assert_eq!(ended.try_recv(), Ok(7));
-    }
-
-    #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-    async fn nothing_that_another_thread_wakes_is_lost() {
-        let (executor, (send, receive), (back, mut came)) =
-            (ConnectionExecutor::default(), mpsc::channel(1), mpsc::channel(1));
-        executor.execute(pass(receive, back, u32::MAX));
-        let drain = Drain::new();
-        drain.spawn(tracing::Span::none(), executor.run(Box::pin(std::future::ready(()))));
-        for n in 0..20_000 {
-            send.send(n).await.unwrap();
-            assert_eq!(came.recv().await, Some(n + 1));
-        }
     }
 }

@@ -162,7 +162,7 @@ impl Link {
                     }
                 }
                 () = sleep_until(next) => self.check_keepalive()?,
-                () = ending(self.foreign.as_ref()) => {}
+                () = rescheduled(self.foreign.as_ref()) => {}
             }
         }
     }
@@ -187,11 +187,11 @@ impl Link {
         Ok(())
     }
 
-    /// Returns when to check the link's liveness, and targets that have ended, next.
+    /// Returns when to check the link's liveness, and sessions of a foreign dialect, next.
     fn next_check_at(&self) -> Instant {
         let next = self.alive.next();
-        let end = self.foreign.as_ref().and_then(ForeignReader::next_end);
-        end.map_or(next, |end| end.min(next))
+        let due = self.foreign.as_ref().and_then(ForeignReader::next_due);
+        due.map_or(next, |due| due.min(next))
     }
 
     /// Returns an error if a remote of the extended dialect has stopped reading.
@@ -239,10 +239,10 @@ impl Link {
     }
 }
 
-/// Waits until a session of a foreign dialect has ended at this side, or forever on another link.
-async fn ending(foreign: Option<&ForeignReader>) {
+/// Waits until the next check of a foreign dialect may be due sooner, or forever on another link.
+async fn rescheduled(foreign: Option<&ForeignReader>) {
     match foreign {
-        Some(foreign) => foreign.ending().await,
+        Some(foreign) => foreign.rescheduled().await,
         None => std::future::pending().await,
     }
 }

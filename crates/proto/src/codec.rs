@@ -451,6 +451,11 @@ fn pack(control: &Control) -> Bytes {
     control.encode_to_vec().into()
 }
 
+/// Returns SuperEdge's ping, which is the same message in both directions.
+pub fn heartbeat(node: &NodeName) -> StreamMsg {
+    signal(node.as_str().to_owned(), HEARTBEAT, None)
+}
+
 /// Category of frames about the link itself.
 pub const STREAM: &str = "stream";
 /// Type of a ping in both dialects.

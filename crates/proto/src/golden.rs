@@ -11,12 +11,12 @@ use http::HeaderMap;
 use tokio::time::Instant;
 
 use crate::codec::proto::StreamMsg;
-use crate::codec::{Decoder, encode, from_message, to_message};
+use crate::codec::{self, Decoder, encode, from_message, to_message};
 use crate::frame::{
     Category, Conflict, ErrorCode, Found, Frame, FrameKind, Load, Remote, SessionError, SessionFrame,
 };
 use crate::hello::{Caller, Hello, LinkPurpose};
-use crate::superedge::{self, PlainCodec, PlainEvent};
+use crate::superedge::{PlainCodec, PlainEvent};
 use tunnel_base::names::{Instance, NodeName, SessionId};
 
 fn node() -> NodeName {
@@ -159,7 +159,7 @@ fn plainly() -> Vec<(&'static str, StreamMsg)> {
         "other text",
         SessionFrame::Refused { epoch: 1, refusal: refusal(ErrorCode::TargetRefused) },
     );
-    said.push(("plain heartbeat", superedge::heartbeat(&node())));
+    said.push(("plain heartbeat", codec::heartbeat(&node())));
     said
 }
 

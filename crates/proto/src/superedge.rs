@@ -1,10 +1,14 @@
 //! Represents a remote with the plain dialect: translates frames to SuperEdge's messages, and back.
 //!
-//! Implements the newest generation of SuperEdge (docs/superedge.md#generations).
+//! Implements the newest generation of SuperEdge (docs/superedge.md#generations); [`g4`] is the codec of v0.8 and v0.9,
+//! and [`generations`] finds out which of the two a remote needs.
 //!
 //! A plain remote knows no limits, no half-close and no resume. So its limit is infinite, and bytes handed to the link
 //! count as received. A finished direction is remembered until the other is finished as well, and `closed` ends both.
 //! When a target has ended, its client usually only waits for that, so `closed` follows soon.
+
+pub mod g4;
+pub mod generations;
 
 use std::collections::{HashMap, VecDeque};
 use std::time::Duration;
@@ -13,7 +17,7 @@ use bytes::Bytes;
 use tokio::time::Instant;
 
 use crate::codec::proto::StreamMsg;
-use crate::codec::{HEARTBEAT, STREAM};
+use crate::codec::{HEARTBEAT, STREAM, heartbeat};
 use crate::frame::{Category, ErrorCode, Frame, FrameKind, SessionError, SessionFrame};
 use tunnel_base::names::{Host, NodeName, SessionId, Target};
 
@@ -264,27 +268,14 @@ fn name(category: Category) -> &'static str {
     }
 }
 
-/// Returns SuperEdge's ping, which is the same message in both directions.
-pub fn heartbeat(node: &NodeName) -> StreamMsg {
-    StreamMsg {
-        node: node.as_str().into(),
-        category: STREAM.into(),
-        r#type: HEARTBEAT.into(),
-        topic: format!("{node}{HEARTBEAT}"),
-        ..StreamMsg::default()
-    }
-}
-
 /// Returns the frames for a remote that has closed both directions.
 fn closing_frames(id: SessionId, session: &PlainSession) -> Decoded {
-    let frames = vec![
-        SessionFrame::Fin { total: session.received + 1 },
-        SessionFrame::Reset {
-            epoch: session.epoch,
-            refusal: SessionError::new(ErrorCode::NoError, "closed by remote"),
-        },
-    ];
-    Decoded { id, category: session.category, frames }
+    Decoded { id, category: session.category, frames: closing(session.received, session.epoch) }
+}
+
+fn closing(received: u64, epoch: u64) -> Vec<SessionFrame> {
+    let refusal = SessionError::new(ErrorCode::NoError, "closed by remote");
+    vec![SessionFrame::Fin { total: received + 1 }, SessionFrame::Reset { epoch, refusal }]
 }
 
 /// Time after the last byte for which a finished direction waits for the other, because `closed` ends both.

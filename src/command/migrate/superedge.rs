@@ -5,6 +5,9 @@ use std::fmt::Write as _;
 
 use toml::{Table, Value};
 
+use crate::command::CommandError;
+use crate::config;
+
 /// Every key with its description.
 const REFERENCE: &str = concat!(
     include_str!("../../../docs/reference/server.toml"),
@@ -19,8 +22,19 @@ struct Reference<'r> {
     tables: BTreeSet<&'r str>,
 }
 
+/// Returns SuperEdge's config, the text of one file, in this program's schema.
+pub(crate) fn migrate(texts: &[(String, String)]) -> Result<String, CommandError> {
+    let [(text, _)] = texts else {
+        return Err(CommandError::usage("superedge has one config file; give one"));
+    };
+    let (settings, _) = config::superedge::convert(text)
+        .whole()
+        .map_err(|errors| CommandError::unusable(errors.to_string()))?;
+    Ok(print(&settings))
+}
+
 /// Returns the file with a comment above each key.
-pub(super) fn print(settings: &Table) -> String {
+fn print(settings: &Table) -> String {
     let mut text =
         "# Printed by `tunnel migrate superedge`; docs/reference/ describes all keys.\n".to_owned();
     let reference = Reference::read(REFERENCE);

@@ -5,10 +5,20 @@ use std::net::{IpAddr, SocketAddr};
 
 use serde_json::Value;
 
+use crate::command::CommandError;
 use crate::command::migrate::yurttunnel::Mapping::{Changed, Gone, Kept, Unknown};
 use tunnel_base::logging::printable;
 use tunnel_base::names::Target;
 use tunnel_base::policy::ports::ProxyPorts;
+
+/// Returns a config of servers or edges that replaces the objects in these texts, each with the name of its file.
+pub(crate) fn migrate(texts: &[(String, String)], for_edges: bool) -> Result<String, CommandError> {
+    let mut old = YurtObjects::default();
+    for (text, name) in texts {
+        old.add(text).map_err(|why| CommandError::unusable(format!("{name}: {why}")))?;
+    }
+    if for_edges { edge(&old) } else { cloud(&old) }.map_err(CommandError::unusable)
+}
 
 /// A comment line in the config that `tunnel migrate` prints: what becomes of one flag or object of the old tunnel, and
 /// why.

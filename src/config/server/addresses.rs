@@ -3,9 +3,10 @@
 
 use ipnet::IpNet;
 
-use crate::config::server::kubernetes::{self, ClusterSettings};
+use crate::config::cluster::{self, ClusterSettings};
 use crate::config::table::ConfigTable;
 use crate::config::{Diagnostics, Environment, value};
+use crate::parts;
 use tunnel_base::names::NodeName;
 use tunnel_base::policy;
 use tunnel_base::policy::targets::{TargetEntry, Targets};
@@ -21,16 +22,16 @@ pub struct AddressSettings {
     pub direct: Targets,
 }
 
-/// Reads both tables. Must run after the modules' tables were requested, as some of them require Kubernetes.
+/// Reads both tables. `by_address` is true if a listener's clients name targets by address.
 pub(crate) fn read(
     cloud: &mut ConfigTable<'_>,
+    by_address: bool,
     env: &Environment,
     report: &mut Diagnostics,
 ) -> AddressSettings {
     let mut table = cloud.table("addresses", report);
     let wanted = table.read("kubernetes", value::flag, report);
-    let by_default = || MODULES.iter().any(|module| cloud.has(module));
-    let cluster = match (wanted.unwrap_or_else(by_default), kubernetes::reached(env)) {
+    let cluster = match (wanted.unwrap_or(by_address), cluster::reached(parts::ADDRESSES, env)) {
         (false, _) => None,
         (true, Ok(cluster)) => Some(cluster),
         (true, Err(why)) => {
@@ -60,9 +61,6 @@ fn entry_of(name: &str, mut entry: ConfigTable<'_>, report: &mut Diagnostics) ->
     entry.finish(report);
     Some((net.ok()?, node?))
 }
-
-/// The modules with clients that address pods and Services, or addresses only.
-const MODULES: [&str; 4] = ["egress", "http_proxy", "https", "intercept"];
 
 /// The key that a plain text value stands for.
 const NODE: &str = "node";

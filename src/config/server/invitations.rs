@@ -4,11 +4,12 @@ use std::path::PathBuf;
 
 use toml::de::DeValue;
 
-use crate::config::server::kubernetes::{self, ClusterSettings};
+use crate::config::cluster::{self, ClusterSettings};
 use crate::config::server::registry::{self, EtcdSettings};
 use crate::config::table::ConfigTable;
 use crate::config::value::{self, ValueError};
 use crate::config::{Diagnostics, Environment};
+use crate::parts;
 
 /// The store of invitations and joined nodes, shared by all servers of a cloud.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -43,7 +44,14 @@ pub(crate) fn read(
     let kind = table.read("store", kind, report).unwrap_or(InvitationStore::None);
     let file = table.read("file", value::file_path, report);
     let etcd = registry::etcd(&mut table, kind == InvitationStore::Etcd, ETCD_PREFIX, report);
-    let secret = table.read("secret", kubernetes::name, report).flatten();
+    let secret = table.read("secret", cluster::name, report).flatten();
+    let kind = match parts::INVITATIONS {
+        Err(why) if kind != InvitationStore::None => {
+            table.error("store", None, why, report);
+            InvitationStore::None
+        }
+        _ => kind,
+    };
     let store = match kind {
         InvitationStore::None => None,
         InvitationStore::File => {
@@ -53,7 +61,7 @@ pub(crate) fn read(
             file.map(Invitations::File)
         }
         InvitationStore::Etcd => Some(Invitations::Etcd(etcd)),
-        InvitationStore::Secret => match kubernetes::reached(env) {
+        InvitationStore::Secret => match cluster::reached(parts::CLUSTER, env) {
             Ok(cluster) => Some(Invitations::Secret(cluster, secret.unwrap_or_else(|| SECRET.to_owned()))),
             Err(why) => {
                 table.error("store", Some("requires Kubernetes".to_owned()), why, report);

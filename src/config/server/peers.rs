@@ -5,10 +5,11 @@ use std::net::SocketAddr;
 use serde::de::{Deserializer, Error};
 use serde::{Deserialize, Serialize};
 
-use crate::config::server::kubernetes::{self, ClusterSettings};
+use crate::config::cluster::{self, ClusterSettings};
 use crate::config::server::registry::{self, DnsConfig, PublishTo};
 use crate::config::table::ConfigTable;
 use crate::config::{Diagnostics, Environment, value};
+use crate::parts;
 use tunnel_base::names::{Host, NodeName, Target};
 
 /// `[server.peers]`: where the peers are, the other servers of this cloud. They are queried for a node if DNS has no
@@ -86,7 +87,7 @@ pub(crate) fn read(
     report: &mut Diagnostics,
 ) -> (DnsConfig, PeerConfig) {
     let (mut dns_table, mut table) = (cloud.table("dns", report), cloud.table("peers", report));
-    let reached = kubernetes::reached(env);
+    let reached = cluster::reached(parts::CLUSTER, env);
     let dns = registry::read(&mut dns_table, reached.as_ref().err().copied(), report);
     let mut peers: PeerConfig = table.fields(report);
     if let Err(why) = reached
@@ -136,7 +137,7 @@ fn dns_name<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<Target>
 }
 
 fn kubernetes_service<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<String>, D::Error> {
-    kubernetes::parse_name(&String::deserialize(deserializer)?).map_err(D::Error::custom)
+    cluster::parse_name(&String::deserialize(deserializer)?).map_err(D::Error::custom)
 }
 
 fn certificate_name<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<String>, D::Error> {

@@ -7,7 +7,7 @@ use std::path::PathBuf;
 use serde::de::{Deserializer, Error};
 use serde::{Deserialize, Serialize, Serializer};
 
-use crate::config::server::kubernetes;
+use crate::config::cluster;
 use crate::config::table::ConfigTable;
 use crate::config::{Diagnostics, value};
 use tunnel_base::names::{NodeName, Target};
@@ -146,6 +146,13 @@ impl Default for DnsConfig {
     }
 }
 
+impl DnsConfig {
+    /// Returns the ConfigMap, if nodes are published in one.
+    pub(crate) fn published_configmap(&self) -> Option<&String> {
+        (self.publish == PublishTo::ConfigMap).then_some(&self.configmap)
+    }
+}
+
 /// Reads `[server.dns]`. `why` is the reason why Kubernetes cannot be used, if it cannot. The caller closes the table.
 pub(crate) fn read(table: &mut ConfigTable<'_>, why: Option<&str>, report: &mut Diagnostics) -> DnsConfig {
     let mut dns: DnsConfig = table.fields(report);
@@ -232,7 +239,7 @@ fn zone<'de, D: Deserializer<'de>>(deserializer: D) -> Result<String, D::Error> 
 }
 
 fn configmap<'de, D: Deserializer<'de>>(deserializer: D) -> Result<String, D::Error> {
-    let name = kubernetes::parse_name(&String::deserialize(deserializer)?).map_err(D::Error::custom)?;
+    let name = cluster::parse_name(&String::deserialize(deserializer)?).map_err(D::Error::custom)?;
     Ok(name.unwrap_or_else(|| CONFIGMAP.to_owned()))
 }
 

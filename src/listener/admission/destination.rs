@@ -1,8 +1,8 @@
 //! Targets that are at no linked node: what this process dials itself, and where clients of an edge find their targets.
 
 use crate::acceptor::{DirectDialer, TargetDialError};
-use crate::listener::Denial;
 use crate::listener::admission::{Destination, ListenerContext};
+use crate::listener::denial::Denial;
 use crate::registry::NodeNotFound;
 use crate::route::RouteError;
 use crate::session_io::TargetStream;

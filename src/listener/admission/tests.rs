@@ -8,10 +8,11 @@ use tokio::net::{UnixListener, UnixStream};
 use tokio::sync::mpsc;
 
 use crate::acceptor::{DialerRole, TargetDialer};
+use crate::listener::admission;
 use crate::listener::admission::tests::line::{Line, Lines, Switch};
 use crate::listener::auth::{PasswordChecker, Users};
+use crate::listener::denial::new_trace;
 use crate::listener::requests::RequestRouter;
-use crate::listener::{self, admission};
 use crate::route::{RouteError, SessionRequest, Uplinks};
 use crate::session_io::tests::{linked, take};
 use tunnel_base::names::{NameError, NodeName, Target};
@@ -75,6 +76,7 @@ pub(crate) fn context(
     link.into_iter().for_each(|link| uplinks.add(link));
     let time = Duration::from_secs(9);
     ListenerContext {
+        listener: "line",
         policy: Arc::new(ArcSwap::from_pointee(policy)),
         sessions: admission::sessions(9, 9),
         pool: Pool::new(),
@@ -157,7 +159,7 @@ async fn a_client_may_ask_again_and_again_over_one_connection() {
     client.shutdown().await.unwrap();
     assert_eq!(client.read_u8().await.unwrap_err().kind(), std::io::ErrorKind::UnexpectedEof);
     let metrics = &served.context.metrics;
-    assert_eq!(metrics.sessions.closed("lines", "node_not_named"), 1);
+    assert_eq!(metrics.sessions.closed("line", "node_not_named"), 1);
     for refused in ["header_missing", "header_timeout", "reset"] {
         assert_eq!(metrics.connections_rejected.counted(refused), 0, "{refused}");
     }
@@ -173,11 +175,11 @@ async fn only_who_asks_once_gives_its_slot_at_the_door_back() {
     for keeps in [true, false] {
         let permit = limiter.try_acquire(&here).unwrap();
         let mut admission =
-            Admission::new::<_, Line>(context.clone(), STRANGER, permit, oneshot::channel().0);
+            Admission::new(context.clone(), Category::Ssh, STRANGER, permit, oneshot::channel().0);
         let open = async {
             match keeps {
-                true => admission.authorize(asks("node1:22"), listener::new()).await.unwrap().open().await,
-                false => admission.open(asks("node1:22"), listener::new()).await,
+                true => admission.authorize(asks("node1:22"), new_trace()).await.unwrap().open().await,
+                false => admission.open(asks("node1:22"), new_trace()).await,
             }
         };
         let (granted, _far) = tokio::join!(open, async { offered.recv().await.unwrap().accept() });
@@ -195,7 +197,8 @@ async fn only_an_idle_client_of_many_requests_gives_way_at_the_door() {
     let here = Source::of(STRANGER.ip());
     let (permit, _other) = (limiter.try_acquire(&here).unwrap(), limiter.try_acquire(&here).unwrap());
     let lost = permit.revoked();
-    let mut admission = Admission::new::<_, Line>(context.clone(), STRANGER, permit, oneshot::channel().0);
+    let mut admission =
+        Admission::new(context.clone(), Category::Ssh, STRANGER, permit, oneshot::channel().0);
     let parse = |_: &_| asks("node1:22");
     let mut requests = RequestRouter::new(&mut admission, None, &parse);
     let head = http::Request::new(()).into_parts().0;
@@ -235,7 +238,8 @@ async fn check(
     request: Result<OpenRequest, Denial>,
 ) -> (Result<Destination, Denial>, AccessLogEntry) {
     let permit = FairLimiter::new(Limits::permits(1)).try_acquire(&Source::of(STRANGER.ip())).unwrap();
-    let mut admission = Admission::new::<_, Line>(context.clone(), STRANGER, permit, oneshot::channel().0);
+    let mut admission =
+        Admission::new(context.clone(), Category::Ssh, STRANGER, permit, oneshot::channel().0);
     admission.proof = proof;
     let mut access = AccessLogEntry::start("line", "test".into());
     (admission.check(request, &mut access).await, access)

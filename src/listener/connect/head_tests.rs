@@ -35,7 +35,7 @@ where
     let context = Arc::new(context(AccessPolicy::default(), drain.clone(), table, Some(link)));
     let from = SocketAddr::from(([127, 0, 0, 1], 5));
     let permit = FairLimiter::new(Limits::permits(1)).try_acquire(&Source::of(from.ip())).unwrap();
-    let mut admission = Admission::new::<C, Ssh>(context, from, permit, oneshot::channel().0);
+    let mut admission = Admission::new(context, Category::Ssh, from, permit, oneshot::channel().0);
     let accepts = async {
         let _far = accept(offered.recv().await.unwrap()).await;
         pending::<()>().await;

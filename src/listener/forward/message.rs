@@ -19,7 +19,7 @@ use hyper::body::Incoming;
 use parking_lot::Mutex;
 use tokio::time::{Sleep, sleep};
 
-use crate::listener::Denial;
+use crate::listener::denial::Denial;
 use crate::listener::forward::IdleTimer;
 use tunnel_base::metrics::InFlightGuard;
 

@@ -24,6 +24,7 @@ use crate::session_io::copy::{ByteCounter, CopyEnd, EndKind, Side};
 use tunnel_base::drain::Drain;
 use tunnel_base::metrics::Metrics;
 use tunnel_net::ByteStream;
+use tunnel_proto::frame::{ErrorCode, SessionError};
 
 /// The current session of a client, if any. The task that serves the client polls it together with hyper's server.
 #[derive(Debug)]
@@ -84,6 +85,8 @@ pub(crate) enum UpstreamError {
     Body,
     /// The session ended without a byte of a response. The target may have received the request.
     Silence(String),
+    /// The session ended because the target did not respond in time.
+    Timeout(String),
     /// The target sent an invalid response.
     Target(String),
 }
@@ -158,10 +161,12 @@ impl Upstream {
         }
         let silence = !error.is_parse() && over.as_ref().is_none_or(|over| over.unused.is_empty());
         let why = over.and_then(|over| self.leave(FinishedSession { error: Some(error), ..over }, cut));
-        let why = why.unwrap_or(seen);
+        let late = why.as_ref().is_some_and(|why| why.code == ErrorCode::TargetTimeout);
+        let why = why.map_or(seen, |why| why.reason);
         Err(match unsent {
             Some(request) => UpstreamError::Unsent(Box::new(request)),
             None if body => UpstreamError::Body,
+            None if late => UpstreamError::Timeout(why),
             None if silence => UpstreamError::Silence(why),
             None => UpstreamError::Target(why),
         })
@@ -202,16 +207,16 @@ impl Upstream {
     }
 
     /// Ends a session. Returns the reason why its request got no response, if the remote end gave one.
-    fn leave(&self, over: FinishedSession, cut: bool) -> Option<String> {
+    fn leave(&self, over: FinishedSession, cut: bool) -> Option<SessionError> {
         let FinishedSession { pipe, error, unused } = over;
         let ended = pipe.ended();
         let opened = pipe.into_opened(unused);
-        let reset = opened.session.ended().map(|refusal| refusal.reason);
+        let reset = opened.session.ended();
         let ended = match (ended, error) {
             (Some(ended), _) => ended,
             (None, Some(error)) if !error.is_user() => {
                 opened.break_off("upstream_invalid", &format!("invalid response from the target: {error}"));
-                return Some(error.to_string());
+                return Some(SessionError::new(ErrorCode::ProtocolError, error));
             }
             (None, Some(error)) if error.source().is_some_and(|cause| cause.is::<BodyNotWanted>()) => {
                 FINISHED
@@ -222,8 +227,8 @@ impl Upstream {
         if let Some(mut session) = opened.end(ended, LocalPeer::Client) {
             self.drain.spawn(Span::current(), async move { close_gracefully(&mut session).await });
         }
-        let finished = (ended.how == EndKind::Finished).then(|| "it closed the connection".to_owned());
-        reset.or(finished)
+        let closed = || SessionError::new(ErrorCode::NoError, "it closed the connection");
+        reset.or_else(|| (ended.how == EndKind::Finished).then(closed))
     }
 }
 

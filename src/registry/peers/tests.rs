@@ -5,7 +5,7 @@ use crate::registry::peers::MAX_KNOWN;
 use crate::registry::peers::peer::REDIAL_DELAY;
 use crate::registry::peers::peer::TlsPeerDialer;
 use tunnel_base::metrics::Metrics;
-use tunnel_link::grpc::LinkContext;
+use tunnel_link::grpc::{LinkContext, PLAIN_IDLE_TIMEOUT};
 use tunnel_link::link::Link;
 use tunnel_link::table::{SessionLimits, SessionTable};
 use tunnel_net::pool::Pool;
@@ -32,7 +32,13 @@ pub(crate) fn peers(list: &[&str]) -> (Arc<Peers>, watch::Sender<Vec<SocketAddr>
     let windows = WindowLimits { start: 1000, max: 1000 };
     let limits = SessionLimits { windows, memory: 100_000, sessions: 10, grace: Duration::from_secs(60) };
     let table = SessionTable::new(Instance::from_bits(1), limits, metrics.clone());
-    let link_context = LinkContext { table, metrics: metrics.clone(), drain: Drain::new(), congestion: None };
+    let link_context = LinkContext {
+        table,
+        metrics: metrics.clone(),
+        drain: Drain::new(),
+        congestion: None,
+        plain_idle_timeout: PLAIN_IDLE_TIMEOUT,
+    };
     let (tell, addresses) = watch::channel(list.iter().map(|at| at.parse().unwrap()).collect());
     let (own, drain) = (link_context.table.instance(), link_context.drain.clone());
     let (dialer, made) = TlsPeerDialer::new(tls, Pool::new(), link_context);

@@ -4,8 +4,8 @@
 
 use libfuzzer_sys::fuzz_target;
 use tunnel::config::edge::EdgeConfig;
-use tunnel::config::server::ServerConfig;
 use tunnel::config::{ConfigErrors, Environment};
+use tunnel::server::config::ServerConfig;
 
 fuzz_target!(|text: &str| {
     let env = Environment::default();

@@ -7,8 +7,8 @@ use serde_json::{Value, json};
 use tokio::io::{AsyncBufReadExt, AsyncWriteExt, BufReader};
 use tokio::net::TcpStream;
 use tunnel::config::Environment;
-use tunnel::config::server::ServerConfig;
 use tunnel::server::Server;
+use tunnel::server::config::ServerConfig;
 
 use super::programs::{TestDir, TestServer};
 use super::targets;

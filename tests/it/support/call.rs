@@ -24,6 +24,8 @@ pub(crate) struct Call {
     pub(crate) node: NodeName,
     /// Metadata of the remote end.
     pub(crate) headers: HeaderMap,
+    /// Whether the test speaks as SuperEdge v0.9, which ignores the question for its generation.
+    pub(crate) is_older: bool,
     say: mpsc::Sender<Bytes>,
     hear: Incoming,
     reader: Decoder,
@@ -37,7 +39,16 @@ pub(crate) struct ReceivedFrame(mpsc::Receiver<Bytes>);
 impl Call {
     /// Creates a call that the test has made.
     pub(crate) fn made(node: NodeName, headers: HeaderMap, say: mpsc::Sender<Bytes>, hear: Incoming) -> Self {
-        Self { node, headers, say, hear, reader: Decoder::default(), trailers: None, answer: None }
+        Self {
+            node,
+            headers,
+            is_older: false,
+            say,
+            hear,
+            reader: Decoder::default(),
+            trailers: None,
+            answer: None,
+        }
     }
 
     /// Creates a call that the test has received and not yet answered.
@@ -50,7 +61,7 @@ impl Call {
         let node = Hello::from_request(&headers).map_or_else(|_| NodeName::none(), |hello| hello.node);
         let (say, said) = said();
         let answer = Some((answer, said.0));
-        Self { node, headers, say, hear, reader: Decoder::default(), trailers: None, answer }
+        Self { node, headers, is_older: false, say, hear, reader: Decoder::default(), trailers: None, answer }
     }
 
     /// Sends the response headers, of a process that speaks extended if there is an instance, otherwise of a plain one.
@@ -97,11 +108,18 @@ impl Call {
         plain(&self.node, kind, topic, data)
     }
 
-    /// Waits for the next message of any kind. Returns `None` once the stream has ended.
+    /// Waits for the next message of any kind, other than the question for the generation of SuperEdge. Returns `None`
+    /// once the stream has ended.
     pub(crate) async fn next(&mut self) -> Option<StreamMsg> {
         loop {
             if let Some(message) = self.reader.next_message().unwrap() {
-                return Some(message);
+                if message.r#type != "connecting" || !message.addr.is_empty() {
+                    return Some(message);
+                }
+                if !self.is_older {
+                    self.send(StreamMsg { r#type: "connect-failed".into(), ..message }).await;
+                }
+                continue;
             }
             let hear = &mut self.hear;
             let piece = std::future::poll_fn(|cx| Pin::new(&mut *hear).poll_frame(cx)).await;

@@ -8,10 +8,10 @@ use tempfile::TempDir;
 use tokio::time::Instant;
 use tunnel::config::Environment;
 use tunnel::config::edge::EdgeConfig;
-use tunnel::config::server::ServerConfig;
 use tunnel::edge::Edge;
 use tunnel::registry::{LinkedNode, NodeLocation as Where};
 use tunnel::server::Server;
+use tunnel::server::config::ServerConfig;
 use tunnel_base::names::{NodeName, Target};
 use tunnel_net::tls::Identity;
 

@@ -7,8 +7,8 @@ use std::sync::atomic::{AtomicU16, AtomicUsize, Ordering::Relaxed};
 use tokio::net::UdpSocket;
 use tokio::runtime::{Builder, Runtime};
 use tunnel::config::Environment;
-use tunnel::config::server::ServerConfig;
 use tunnel::server::Server;
+use tunnel::server::config::ServerConfig;
 
 use hickory_resolver::proto::op::{Message, ResponseCode};
 use hickory_resolver::proto::rr::rdata::A;

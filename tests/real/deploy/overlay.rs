@@ -3,7 +3,7 @@
 use serde_json::Value;
 use tunnel::config::Environment;
 use tunnel::config::edge::EdgeConfig;
-use tunnel::config::server::ServerConfig;
+use tunnel::server::config::ServerConfig;
 
 use super::{Cluster, container, deploy};
 use crate::process::TIMEOUT;

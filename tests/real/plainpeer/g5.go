@@ -64,6 +64,10 @@ func (c cloudG5) receive(m *message, on *stream) {
 	switch m.kind {
 	case "connected", "connect-failed", "tcp-forward", "closed":
 		deliverG5(c.sessions, m, on, c.node(m.node) == on)
+	case "connecting":
+		// Requests of an edge's clients are not served, so the answer is the same for a CONNECT.
+		on.send(&message{node: m.node, category: m.category, kind: "connect-failed", topic: m.topic,
+			data: []byte("does not handle non-httpConnect requests")})
 	default:
 		log.Printf("no handler for %s %s", m.category, m.kind)
 	}

@@ -8,7 +8,7 @@ use std::time::Duration;
 use tokio::time::{Instant, sleep, sleep_until};
 use tracing::Span;
 use tunnel::publish::record_policy::RecordPolicy;
-use tunnel::publish::{Publisher, RecordStore, etcd};
+use tunnel::publish::{Publisher, etcd};
 use tunnel::registry::{LinkedNode, Registry};
 use tunnel_base::drain::Drain;
 use tunnel_base::metrics::Metrics;
@@ -55,7 +55,7 @@ impl Pod {
         let telling = told.clone();
         let publisher = Publisher {
             registry: registry.clone(),
-            store: RecordStore::Etcd(Box::new(etcd::EtcdRecords::by(cluster, "/skydns".to_owned(), ip))),
+            store: Box::new(etcd::EtcdRecords::by(cluster, "/skydns".to_owned(), ip)),
             zone: Arc::new(Zone::new(ZONE.to_owned(), Vec::new(), |_| false)),
             vet: RecordPolicy::new(resolver, |_| Box::pin(std::future::ready(false))),
             metrics,

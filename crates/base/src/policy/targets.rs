@@ -203,7 +203,7 @@ pub fn is_off_limits(ip: IpAddr) -> bool {
                 || ip.is_unspecified()
                 || ip.is_multicast()
                 || ip.is_unicast_link_local()
-                || ip == METADATA6
+                || METADATA6.contains(&ip)
                 || leads_off_limits(ip)
         }
     }
@@ -254,8 +254,12 @@ fn leads_off_limits(ip: Ipv6Addr) -> bool {
 /// Metadata of Azure and of Alibaba Cloud; most other providers use link-local addresses.
 const METADATA4: [Ipv4Addr; 2] = [Ipv4Addr::new(168, 63, 129, 16), Ipv4Addr::new(100, 100, 100, 200)];
 
-/// Metadata of AWS.
-const METADATA6: Ipv6Addr = Ipv6Addr::new(0xfd00, 0xec2, 0, 0, 0, 0, 0, 0x254);
+/// Metadata of AWS, of Google Cloud and of Oracle Cloud.
+const METADATA6: [Ipv6Addr; 3] = [
+    Ipv6Addr::new(0xfd00, 0xec2, 0, 0, 0, 0, 0, 0x254),
+    Ipv6Addr::new(0xfd20, 0xce, 0, 0, 0, 0, 0, 0x254),
+    Ipv6Addr::new(0xfd00, 0xc1, 0, 0, 0, 0, 0xa9fe, 0xa9fe),
+];
 
 #[cfg(test)]
 mod tests {
@@ -400,6 +404,8 @@ mod off_limits_tests {
             "fe80::1",
             "ff02::1",
             "fd00:ec2::254",
+            "fd20:ce::254",
+            "fd00:c1::a9fe:a9fe",
             "::ffff:127.0.0.1",
             "::ffff:169.254.169.254",
             "::127.0.0.1",

@@ -8,17 +8,17 @@ use futures_util::FutureExt as _;
 use http::{Request, Response};
 use hyper::body::Incoming;
 use hyper::server::conn::http2;
-use hyper_util::rt::TokioIo;
+use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
 use tokio::sync::{mpsc, oneshot};
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 use tonic::Status;
 
+use crate::foreign;
 use crate::grpc::enrol::{self, EnrolRequest};
 use crate::grpc::read_ahead::{Bounded, ReadAhead};
 use crate::grpc::{
-    CallBody, ConnectionExecutor, FRAME, GRPC, LinkContext, METADATA, PATH, PING_TIMEOUT, PingTimer,
-    SEND_BUFFER, WINDOW, ends, outbound,
+    CallBody, FRAME, GRPC, LinkContext, METADATA, PATH, PING_TIMEOUT, SEND_BUFFER, WINDOW, ends, outbound,
 };
 use crate::link::{Link, RemoteInfo};
 use crate::sender::signals::LinkEndpoints;
@@ -110,8 +110,7 @@ where
     IO: Connection + 'static,
 {
     let (connection, accepted) = (CancellationToken::new(), CancellationToken::new());
-    let (ahead, executor, ping_timer) =
-        (ReadAhead::default(), ConnectionExecutor::default(), PingTimer::new());
+    let ahead = ReadAhead::default();
     let handler = CallHandler {
         from,
         certificate: waiting.certificate.clone(),
@@ -123,7 +122,6 @@ where
             tcp_info: io.tcp().and_then(TcpInfoReader::of),
             connection: connection.clone(),
             accepted: accepted.clone(),
-            ping_timer: ping_timer.clone(),
         },
     };
     let service = hyper::service::service_fn(move |request: Request<Incoming>| {
@@ -132,8 +130,8 @@ where
     });
     // Boxed outside of any async block: an async block would store it twice for the lifetime of the link.
     let io = TokioIo::new(Bounded { io, hook: ahead });
-    let mut serving = Box::pin(http(executor.clone(), ping_timer).serve_connection(io, service));
-    executor.run(Box::pin(async move {
+    let mut serving = Box::pin(http().serve_connection(io, service));
+    Box::pin(async move {
         let lost = waiting.permit.revoked();
         let let_in = async {
             link_context.metrics.links_rejected.count(tokio::select! {
@@ -157,13 +155,13 @@ where
         if let Some(Err(e)) = ended {
             tracing::debug!(remote_addr = %from, error = %e, "link connection ended");
         }
-    }))
+    })
 }
 
-/// Configures HTTP/2 for a server. Its futures run on `executor`, and `ping_timer` times its pings.
-fn http(executor: ConnectionExecutor, ping_timer: PingTimer) -> http2::Builder<ConnectionExecutor> {
-    let mut http = http2::Builder::new(executor);
-    http.timer(ping_timer)
+/// Configures HTTP/2 for a server.
+fn http() -> http2::Builder<TokioExecutor> {
+    let mut http = http2::Builder::new(TokioExecutor::new());
+    http.timer(TokioTimer::new())
         .initial_stream_window_size(WINDOW)
         .initial_connection_window_size(WINDOW)
         .max_frame_size(FRAME)
@@ -186,8 +184,8 @@ impl Call {
             }
             Caller::Peer { .. } => Remote::Peer,
         };
-        let ConnectionState { link_context, ahead, tcp_info, connection, accepted, ping_timer } = self.shared;
-        let outbound = outbound(peer, instance, dialect, &link_context.table, &ping_timer);
+        let ConnectionState { link_context, ahead, tcp_info, connection, accepted } = self.shared;
+        let outbound = outbound(peer, instance, dialect, &link_context);
         outbound.sender.set_tcp_info_reader(tcp_info);
         outbound.sender.set_endpoints(self.ends);
         let mut response = Response::new(CallBody::Stream { outbound: outbound.clone(), trailers: true });
@@ -248,7 +246,6 @@ struct ConnectionState {
     connection: CancellationToken,
     /// Cancelled when a call is accepted.
     accepted: CancellationToken,
-    ping_timer: PingTimer,
 }
 
 impl CallHandler {
@@ -270,6 +267,9 @@ impl CallHandler {
             }
             Err(e) => return self.refuse(Status::unknown(e.to_string()), "bad_metadata"),
         };
+        if let Err(why) = foreign::check(caller.dialect()) {
+            return self.refuse(Status::unimplemented(why), "plain_dialect");
+        }
         let (answer, answered) = oneshot::channel();
         let agent = if let Certificate::Edge(node) = &self.certificate { node.clone() } else { None };
         let call = Call {

@@ -4,16 +4,16 @@ use std::time::Duration;
 
 use http::{HeaderMap, HeaderValue, Request, Uri};
 use hyper::body::Incoming;
-use hyper_util::rt::TokioIo;
+use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
 use tokio::sync::oneshot;
 use tokio_util::sync::{CancellationToken, DropGuard};
 use tonic::{Code, Status};
 use tracing::Span;
 
+use crate::foreign;
 use crate::grpc::read_ahead::{Bounded, ReadAhead, cause};
 use crate::grpc::{
-    CallBody, ConnectionExecutor, FRAME, GRPC, LinkContext, METADATA, PATH, PING_TIMEOUT, PingTimer,
-    SEND_BUFFER, WINDOW, ends, outbound,
+    CallBody, FRAME, GRPC, LinkContext, METADATA, PATH, PING_TIMEOUT, SEND_BUFFER, WINDOW, ends, outbound,
 };
 use crate::link::{Link, OutboundStream, RemoteInfo};
 use crate::sender::signals::LinkEndpoints;
@@ -21,10 +21,9 @@ use tunnel_base::logging::printable;
 use tunnel_base::names::{Instance, NodeName};
 use tunnel_net::socket::Connection;
 use tunnel_net::tcp_info::TcpInfoReader;
-use tunnel_proto::codec::encode;
+use tunnel_proto::codec::{encode, heartbeat};
 use tunnel_proto::frame::Remote;
 use tunnel_proto::hello::{Caller, Dialect, Hello, user_agent};
-use tunnel_proto::superedge::heartbeat;
 
 /// Why a link to a server could not be established.
 #[derive(Debug, thiserror::Error)]
@@ -49,6 +48,9 @@ pub enum LinkDialError {
          a peer: {0}"
     )]
     Plain(String),
+    /// The remote server is SuperEdge's, and this program is built without its dialect.
+    #[error("the server speaks only SuperEdge's dialect: {0}")]
+    Foreign(&'static str),
     /// The server did not answer within 10 s.
     #[error("no answer from the server within {ANSWER_TIMEOUT:?}")]
     Timeout,
@@ -64,7 +66,7 @@ impl LinkDialError {
             Self::Refused { code: Code::FailedPrecondition, .. } => "no_primary_link",
             Self::Refused { .. } => "rejected",
             Self::Itself => "self_dial",
-            Self::Plain(_) => "plain_dialect",
+            Self::Plain(_) | Self::Foreign(_) => "plain_dialect",
             Self::Timeout => "call_timeout",
         }
     }
@@ -93,6 +95,7 @@ where
 {
     let answered = call(io, authority, said, node, link_context).await?;
     answered.refusal()?;
+    foreign::check(answered.dialect).map_err(LinkDialError::Foreign)?;
     Ok(answered.link(Remote::Server(node.clone()), link_context))
 }
 
@@ -129,7 +132,6 @@ struct CallResponse {
     instance: Option<Instance>,
     /// Passes the link's outbound stream to the body of the call.
     agree: oneshot::Sender<OutboundStream>,
-    ping_timer: PingTimer,
     /// Closes the connection when dropped.
     connection: DropGuard,
 }
@@ -148,7 +150,7 @@ impl CallResponse {
     }
 
     fn link(self, peer: Remote, link_context: &LinkContext) -> Link {
-        let outbound = outbound(peer, self.instance, self.dialect, &link_context.table, &self.ping_timer);
+        let outbound = outbound(peer, self.instance, self.dialect, link_context);
         outbound.sender.set_tcp_info_reader(self.tcp_info);
         outbound.sender.set_endpoints(self.ends);
         // Fails only if the body was dropped with its connection; then the link's first read fails too.
@@ -173,9 +175,8 @@ where
     let (ahead, tcp_info) = (ReadAhead::default(), io.tcp().and_then(TcpInfoReader::of));
     let ends = ends(&io);
     let broken = |e: hyper::Error| LinkDialError::Broken(cause(&e));
-    let (executor, ping_timer) = (ConnectionExecutor::default(), PingTimer::new());
-    let (mut sender, driver) = hyper::client::conn::http2::Builder::new(executor.clone())
-        .timer(ping_timer.clone())
+    let (mut sender, driver) = hyper::client::conn::http2::Builder::new(TokioExecutor::new())
+        .timer(TokioTimer::new())
         .initial_stream_window_size(WINDOW)
         .initial_connection_window_size(WINDOW)
         .max_frame_size(FRAME)
@@ -194,7 +195,7 @@ where
             () = over.cancelled() => {}
         }
     });
-    link_context.drain.spawn(Span::current(), executor.run(lead));
+    link_context.drain.spawn(Span::current(), lead);
     let connection = connection.drop_guard();
     let (agree, agreed) = oneshot::channel();
     let body = CallBody::Greeting { first: Some(encode(heartbeat(node))), agreed };
@@ -206,18 +207,7 @@ where
     let (headers, incoming) = response.into_parts();
     let (dialect, instance) = Hello::from_response(&headers.headers);
     let ends = LinkEndpoints { version: user_agent(&headers.headers), dialled: true, ..ends };
-    Ok(CallResponse {
-        headers,
-        incoming,
-        ahead,
-        tcp_info,
-        ends,
-        dialect,
-        instance,
-        agree,
-        ping_timer,
-        connection,
-    })
+    Ok(CallResponse { headers, incoming, ahead, tcp_info, ends, dialect, instance, agree, connection })
 }
 
 fn request(authority: &str, headers: HeaderMap, body: CallBody) -> Result<Request<CallBody>, LinkDialError> {

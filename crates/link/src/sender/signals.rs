@@ -11,6 +11,7 @@ use tokio::sync::Notify;
 use tokio::time::{Instant, sleep_until, timeout};
 use tracing::{info, warn};
 
+use crate::lock::Mutex;
 use crate::sender::{INITIAL_RTT_MICROS, LinkSender, MAX_QUEUED_REPLIES};
 use tunnel_base::metrics::Metrics;
 use tunnel_base::names::{Instance, NodeName};
@@ -484,10 +485,6 @@ pub(crate) const IDLE_TIMEOUT: Duration = Duration::from_secs(15);
 const CHECK_INTERVAL: Duration = Duration::from_millis(500);
 /// The same on a watched link.
 const WATCHED_CHECK_INTERVAL: Duration = Duration::from_millis(10);
-/// Interval of SuperEdge's heartbeat, which a plain server answers.
-pub(crate) const HEARTBEAT_INTERVAL: Duration = Duration::from_secs(60);
-/// A plain edge sends a heartbeat every 60 s; HTTP/2's own pings detect a dead one much sooner.
-pub(crate) const PLAIN_EDGE_IDLE_TIMEOUT: Duration = Duration::from_secs(150);
 
 // What is visible of a link from outside: its endpoints and its traffic.
 
@@ -521,6 +518,8 @@ pub struct Traffic {
 #[derive(Debug, Default)]
 pub(crate) struct LinkStats {
     ends: OnceLock<LinkEndpoints>,
+    /// Dialect of a remote that is another program, once known.
+    generation: Mutex<Option<&'static str>>,
     sent_messages: AtomicU64,
     sent_bytes: AtomicU64,
     received_messages: AtomicU64,
@@ -536,6 +535,17 @@ impl LinkSender {
     /// Returns the link's endpoints if they are known.
     pub fn ends(&self) -> Option<&LinkEndpoints> {
         self.seen.ends.get()
+    }
+
+    /// Records the dialect of a remote that is another program.
+    pub(crate) fn set_generation(&self, dialect: &'static str) {
+        *self.seen.generation.lock() = Some(dialect);
+    }
+
+    /// Returns the name of the dialect for the status.
+    pub fn dialect_name(&self) -> String {
+        let generation = *self.seen.generation.lock();
+        generation.map_or_else(|| self.dialect.to_string(), str::to_owned)
     }
 
     /// Counts a sent message with `bytes` of data.

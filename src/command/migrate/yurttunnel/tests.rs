@@ -1,6 +1,9 @@
 use crate::config::Environment;
 use crate::config::edge::EdgeConfig;
-use crate::config::server::ServerConfig;
+use crate::listener::http::HttpConfig;
+use crate::listener::https::HttpsConfig;
+use crate::listener::tcp::TcpConfig;
+use crate::server::config::ServerConfig;
 use tunnel_base::policy::ports::PortTarget;
 
 use crate::command::CommandError;
@@ -85,7 +88,8 @@ fn the_servers_settings_that_are_printed_load_and_each_old_setting_has_its_line(
     let (settings, warnings) = ServerConfig::read(&text, &in_a_cluster()).unwrap();
     assert_eq!(warnings, []);
     assert_eq!(settings.links.listen, "0.0.0.0:10262".parse().unwrap());
-    let [https, http] = [&settings.https.ports[0], &settings.http.ports[0]];
+    let https = &settings.listener::<HttpsConfig>().unwrap().ports[0];
+    let http = &settings.listener::<HttpConfig>().unwrap().ports[0];
     assert_eq!((https.at, &https.stands_for), ("0.0.0.0:20263".parse().unwrap(), &PortTarget::Host));
     assert_eq!((http.at, &http.stands_for), ("10.0.0.5:10264".parse().unwrap(), &PortTarget::Host));
     let ports = settings.ports.unwrap();
@@ -129,7 +133,7 @@ fn nothing_of_the_old_objects_becomes_settings_that_nobody_has_written() {
         let old = OLD.replace("name: yurt-tunnel-server-cfg, namespace: kube-system", &place);
         let text = migrated(&old, false).unwrap();
         let (settings, _) = ServerConfig::read(&text, &in_a_cluster()).unwrap();
-        assert!(settings.tcp.is_empty(), "{text}");
+        assert!(settings.listener::<TcpConfig>().is_none(), "{text}");
         assert_eq!(settings.ports.unwrap().namespace, "kube-system");
         assert_eq!(settings.node_names.unwrap().namespace, "kube-system");
         assert!(remarks(&text).iter().any(|line| line.contains("not a valid namespace")), "{text}");
@@ -227,7 +231,14 @@ fn a_file_of_superedge_is_printed_in_our_schema_with_the_same_meaning() {
         assert!(text.contains(line), "{line}: {text}");
     }
     let (settings, _) = ServerConfig::read(&text, &in_a_cluster()).unwrap();
-    assert_eq!((settings.tcp.len(), settings.https.ports.len(), settings.peers.rebalance), (1, 1, false));
+    assert_eq!(
+        (
+            settings.listener::<TcpConfig>().unwrap().0.len(),
+            settings.listener::<HttpsConfig>().unwrap().ports.len(),
+            settings.peers.rebalance
+        ),
+        (1, 1, false)
+    );
     let bare = run(&asked, "[mode.cloud]".as_bytes()).unwrap();
     assert!(bare.contains("[server.connect]") && bare.contains("listen = \"0.0.0.0:22\""), "{bare}");
     let wrong = run(&asked, "[mode.cloud.ssh]\nprot = 1".as_bytes()).unwrap_err();

@@ -3,16 +3,18 @@
 use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader};
 use tokio::net::{UnixListener, UnixStream};
 
-use crate::listener;
+use crate::listener::denial::new_trace;
 
 use super::*;
 
 pub(crate) struct Line;
 
 impl ListenerProtocol<UnixStream> for Line {
-    const NAME: &'static str = "line";
-    const CATEGORY: Category = Category::Ssh;
     type Connection = UnixStream;
+
+    fn category(&self) -> Category {
+        Category::Ssh
+    }
 
     fn span(&self, _from: SocketAddr) -> Span {
         Span::none()
@@ -37,7 +39,7 @@ impl ListenerProtocol<UnixStream> for Line {
         if let Ok(user) = socket.peer_cred() {
             admission.proof = ClientIdentity::User(format!("uid {}", user.uid()));
         }
-        let (answer, session) = match admission.open(asks(line.trim()), listener::new()).await {
+        let (answer, session) = match admission.open(asks(line.trim()), new_trace()).await {
             Ok(session) => ("ok\n".to_owned(), Some(session)),
             Err(denied) => (format!("no: {}\n", denied.denial.sentence(denied.trusted)), None),
         };
@@ -53,9 +55,11 @@ impl ListenerProtocol<UnixStream> for Line {
 pub(crate) struct Lines;
 
 impl ListenerProtocol<UnixStream> for Lines {
-    const NAME: &'static str = "lines";
-    const CATEGORY: Category = Category::Ssh;
     type Connection = UnixStream;
+
+    fn category(&self) -> Category {
+        Category::Ssh
+    }
 
     fn span(&self, _from: SocketAddr) -> Span {
         Span::none()
@@ -65,7 +69,7 @@ impl ListenerProtocol<UnixStream> for Lines {
         let mut lines = BufReader::new(socket);
         let mut line = String::new();
         while lines.read_line(&mut line).await.unwrap() > 0 {
-            let opened = match admission.authorize(asks(line.trim()), listener::new()).await {
+            let opened = match admission.authorize(asks(line.trim()), new_trace()).await {
                 Ok(permitted) => permitted.open().await,
                 Err(denied) => Err(denied),
             };
@@ -85,9 +89,11 @@ impl ListenerProtocol<UnixStream> for Lines {
 pub(crate) struct Switch;
 
 impl ListenerProtocol<UnixStream> for Switch {
-    const NAME: &'static str = "switch";
-    const CATEGORY: Category = Category::Ssh;
     type Connection = UnixStream;
+
+    fn category(&self) -> Category {
+        Category::Ssh
+    }
 
     fn span(&self, _from: SocketAddr) -> Span {
         Span::none()
@@ -100,7 +106,7 @@ impl ListenerProtocol<UnixStream> for Switch {
     ) -> HandshakeOutcome<UnixStream> {
         let mut line = String::new();
         BufReader::new(&mut socket).read_line(&mut line).await.unwrap();
-        let permitted = admission.authorize(asks(line.trim()), listener::new()).await.unwrap();
+        let permitted = admission.authorize(asks(line.trim()), new_trace()).await.unwrap();
         let session = permitted.open().await.unwrap();
         HandshakeOutcome::Opened { session, socket, buffered: Bytes::new() }
     }

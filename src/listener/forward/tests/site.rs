@@ -5,19 +5,19 @@ use std::net::SocketAddr;
 use bytes::BytesMut;
 use http::HeaderMap;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _, DuplexStream, duplex};
-use tokio::net::UnixStream;
 use tokio::sync::{mpsc, oneshot};
 use tracing::Span;
 
 use crate::listener::admission::tests::context;
-use crate::listener::admission::tests::line::Line;
-use crate::listener::admission::{AccessPolicy, ListenerProtocol, OpenRequest};
+use crate::listener::admission::{AccessPolicy, OpenRequest};
 use crate::session_io::tests::linked;
 use crate::session_io::{LocalPeer, run_session};
 use tunnel_base::drain::Drain;
 use tunnel_link::table::stream::{IncomingSession, Session};
 use tunnel_net::ByteStream;
 use tunnel_net::limiter::{FairLimiter, Limits, Source};
+
+use tunnel_proto::frame::Category;
 
 use super::*;
 
@@ -48,7 +48,7 @@ impl Site {
         let served = context.clone();
         drain.spawn(Span::none(), async move {
             let context = Arc::new(served.clone());
-            let mut admission = Admission::new::<_, Line>(context, from, permit, oneshot::channel().0);
+            let mut admission = Admission::new(context, Category::Ssh, from, permit, oneshot::channel().0);
             let word = match forward(socket, &mut admission, None, &by_host).await {
                 HandshakeOutcome::Opened { session, socket, buffered } => {
                     let socket = Socket::with_early(socket, served.pool.clone(), buffered);
@@ -221,4 +221,4 @@ fn by_host(head: &Parts) -> Result<OpenRequest, Denial> {
 /// Size in bytes of the buffer towards the client.
 pub(crate) const ROOM: usize = 256 * 1024;
 
-const LISTENER: &str = <Line as ListenerProtocol<UnixStream>>::NAME;
+const LISTENER: &str = "line";

@@ -1,0 +1,276 @@
+//! Records in a ConfigMap that several servers and people share, in the form of SuperEdge.
+
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::fmt;
+use std::net::IpAddr;
+use std::time::Duration;
+
+use futures_util::future::{BoxFuture, join_all};
+use k8s_openapi::api::core::v1::ConfigMap as Object;
+use kube::api::PostParams;
+use kube::{Api, Error};
+use tokio::sync::watch;
+use tokio::time::{Instant, timeout};
+use tracing::{debug, info};
+
+use crate::cluster::{Cluster, ClusterError, REQUEST_TIMEOUT};
+use crate::members::KnownEndpoints;
+use tunnel_base::policy::zone;
+
+/// Our lines in the key `hosts` of a ConfigMap: `<address>    <name>`. Of other lines, only those of dead servers are
+/// removed.
+#[derive(Debug)]
+pub struct ConfigMap {
+    settings: ConfigMapParams,
+    api: Option<Api<Object>>,
+    /// Servers that have lines but are not ready, and when to check them.
+    gone: HashMap<IpAddr, Instant>,
+    /// Servers that had lines when they were last read.
+    servers: BTreeSet<IpAddr>,
+}
+
+/// A ConfigMap, and what to write there.
+#[derive(Debug)]
+pub struct ConfigMapParams {
+    /// Cluster with the ConfigMap, which is in the server's namespace.
+    pub cluster: Cluster,
+    /// Name of the ConfigMap. It is created if it does not exist.
+    pub name: String,
+    /// The published address.
+    pub server: IpAddr,
+    /// Endpoints of all servers. Without them, lines of dead servers remain.
+    pub endpoints: Option<watch::Receiver<KnownEndpoints>>,
+    /// Probe for servers that are not ready but may be alive.
+    pub lives: LivenessProbe,
+}
+
+/// A probe that determines whether a server is alive.
+pub struct LivenessProbe(Box<dyn Fn(IpAddr) -> BoxFuture<'static, bool> + Send + Sync>);
+
+/// The reason why the ConfigMap could not be written.
+#[derive(Debug, thiserror::Error)]
+pub enum ConfigMapError {
+    /// A request to the cluster failed.
+    #[error("ConfigMap {name}: {cause}")]
+    Cluster {
+        /// Name of the ConfigMap.
+        name: String,
+        /// The error.
+        cause: ClusterError,
+    },
+    /// The text exceeds the size limit of Kubernetes. Remedy: another store, or shorter lines.
+    #[error(
+        "ConfigMap {name} would hold {bytes} bytes, more than the limit of {MAX_BYTES}; publish to etcd instead \
+         (publish = \"etcd\"), remove foreign entries, or use a shorter zone"
+    )]
+    Full {
+        /// Name of the ConfigMap.
+        name: String,
+        /// Size of its content in bytes.
+        bytes: usize,
+    },
+    /// Each attempt conflicted with another writer. Usual cause: a program writes it continuously.
+    #[error(
+        "ConfigMap {name}: {MAX_TRIES} conflicting updates by other writers; find out which program writes it so often"
+    )]
+    Contended {
+        /// Name of the ConfigMap.
+        name: String,
+    },
+}
+
+impl LivenessProbe {
+    /// Creates a probe. `ask` must return true only for a server that has answered: one that was not reached is
+    /// considered dead.
+    pub fn new(ask: impl Fn(IpAddr) -> BoxFuture<'static, bool> + Send + Sync + 'static) -> Self {
+        Self(Box::new(ask))
+    }
+}
+
+impl fmt::Debug for LivenessProbe {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("LivenessProbe")
+    }
+}
+
+impl ConfigMap {
+    /// Creates the store; sends no request.
+    pub fn new(settings: ConfigMapParams) -> Self {
+        Self { settings, api: None, gone: HashMap::new(), servers: BTreeSet::new() }
+    }
+
+    /// Replaces our lines with these, and removes lines of servers that have been absent for a while. Cancel safe: a
+    /// write in progress may or may not have happened.
+    pub async fn write(&mut self, records: &BTreeSet<String>) -> Result<(), ConfigMapError> {
+        self.change(records, true).await
+    }
+
+    /// Removes our lines.
+    pub async fn withdraw(&mut self) -> Result<(), ConfigMapError> {
+        self.change(&BTreeSet::new(), false).await
+    }
+
+    /// Returns the addresses that had lines in the servers' form when the ConfigMap was last read.
+    pub fn servers(&self) -> BTreeSet<IpAddr> {
+        self.servers.clone()
+    }
+
+    /// Returns the time of the next check without changes here.
+    pub fn due(&self) -> Instant {
+        let look = Instant::now() + REWRITE_INTERVAL;
+        self.gone.values().min().map_or(look, |sweep| look.min(*sweep))
+    }
+
+    async fn change(&mut self, records: &BTreeSet<String>, create: bool) -> Result<(), ConfigMapError> {
+        let changed = timeout(REQUEST_TIMEOUT, self.try_on(records, create)).await;
+        let changed = changed.unwrap_or_else(|_| Err(self.failed(ClusterError::Silent)));
+        if matches!(changed, Err(ConfigMapError::Cluster { .. })) {
+            // The next attempt reads the files again: a certificate or token may have expired.
+            self.api = None;
+        }
+        changed
+    }
+
+    /// Writes the ConfigMap. After a conflict, the new object is tried immediately.
+    async fn try_on(&mut self, records: &BTreeSet<String>, create: bool) -> Result<(), ConfigMapError> {
+        let api = self.connected().await.map_err(|cause| self.failed(cause))?;
+        for tries in 1..=MAX_TRIES {
+            let old = api.get_opt(&self.settings.name).await.map_err(|cause| self.failed(cause.into()))?;
+            if old.is_none() && !create {
+                return Ok(());
+            }
+            let text =
+                old.as_ref().and_then(|old| old.data.as_ref()?.get(HOSTS_KEY)).map_or("", String::as_str);
+            self.servers = zone::servers(text.as_bytes());
+            // The conflicting writer may be one of the servers to check, so later attempts check none; their turn comes
+            // again soon. A server that stops has no time to check others either.
+            let judges = create && tries == 1;
+            let gone = if judges { self.dead(text, Instant::now()).await } else { BTreeSet::new() };
+            let new = renewed(text, self.settings.server, records, &gone);
+            if old.is_some() && new == text {
+                return Ok(());
+            }
+            let (there, object) = (old.is_some(), self.object(old, new)?);
+            let written = if there {
+                api.replace(&self.settings.name, &PostParams::default(), &object).await
+            } else {
+                api.create(&PostParams::default(), &object).await
+            };
+            match written {
+                Ok(_) => {
+                    self.gone.retain(|server, _| !gone.contains(server));
+                    if !gone.is_empty() {
+                        info!(servers = ?gone, "removed lines of stopped servers");
+                    }
+                    return Ok(());
+                }
+                // Changed, created or deleted meanwhile.
+                Err(Error::Api(status)) if status.code == 409 || there && status.code == 404 => {
+                    debug!(tries, "ConfigMap changed by another writer, retrying");
+                }
+                Err(cause) => return Err(self.failed(cause.into())),
+            }
+        }
+        Err(ConfigMapError::Contended { name: self.settings.name.clone() })
+    }
+
+    /// Returns the servers whose lines must be removed now. For a while they have been no endpoint of the Service, or
+    /// one that is not ready and does not answer. A server that is alive would only add its lines again.
+    async fn dead(&mut self, text: &str, now: Instant) -> BTreeSet<IpAddr> {
+        let known = self.settings.endpoints.as_ref().and_then(|known| known.borrow().clone());
+        let (server, text) = (self.settings.server, text.as_bytes());
+        // No server is checked unless this one is an endpoint: it may be the wrong Service.
+        let Some(known) =
+            known.filter(|known| known.ready.contains(&server) || known.unready.contains(&server))
+        else {
+            self.gone.clear();
+            return BTreeSet::new();
+        };
+        let mut absent = zone::servers(text);
+        // A line with a loopback address is never a server's.
+        absent.retain(|ip| !known.ready.contains(ip) && *ip != server && !ip.is_loopback());
+        self.gone.retain(|ip, _| absent.contains(ip));
+        let later = || now + STALE_AFTER + SPREAD.mul_f64(rand::random());
+        for ip in absent {
+            self.gone.entry(ip).or_insert_with(later);
+        }
+        let overdue = self.gone.iter().filter(|(_, judged)| **judged <= now).map(|(ip, _)| *ip);
+        let (doubtful, mut dead): (BTreeSet<_>, BTreeSet<_>) =
+            overdue.partition(|ip| known.unready.contains(ip));
+        let lives = join_all(doubtful.iter().map(|ip| (self.settings.lives.0)(*ip))).await;
+        for (ip, lives) in doubtful.into_iter().zip(lives) {
+            if lives {
+                self.gone.insert(ip, later());
+            } else {
+                dead.insert(ip);
+            }
+        }
+        dead
+    }
+
+    /// Returns the object with another text. All other content remains.
+    fn object(&self, old: Option<Object>, text: String) -> Result<Object, ConfigMapError> {
+        let name = &self.settings.name;
+        let mut object = old.unwrap_or_else(|| {
+            let mut new = Object::default();
+            new.metadata.name = Some(name.clone());
+            new
+        });
+        object.data.get_or_insert_with(BTreeMap::new).insert(HOSTS_KEY.to_owned(), text);
+        let texts = object.data.iter().flat_map(BTreeMap::values).map(String::len);
+        let blobs = object.binary_data.iter().flat_map(BTreeMap::values).map(|blob| blob.0.len());
+        let bytes = texts.chain(blobs).sum();
+        if bytes > MAX_BYTES {
+            return Err(ConfigMapError::Full { name: name.clone(), bytes });
+        }
+        Ok(object)
+    }
+
+    async fn connected(&mut self) -> Result<Api<Object>, ClusterError> {
+        if let Some(api) = &self.api {
+            return Ok(api.clone());
+        }
+        let (client, namespace) = self.settings.cluster.connect().await?;
+        let api = Api::namespaced(client, &namespace);
+        Ok(self.api.insert(api).clone())
+    }
+
+    fn failed(&self, cause: ClusterError) -> ConfigMapError {
+        ConfigMapError::Cluster { name: self.settings.name.clone(), cause }
+    }
+}
+
+fn renewed(text: &str, server: IpAddr, records: &BTreeSet<String>, gone: &BTreeSet<IpAddr>) -> String {
+    let mut new = zone::merged(text.as_bytes(), server, records);
+    if !gone.is_empty() {
+        new = zone::without(&new, gone);
+    }
+    // Only whole lines are removed and added, so the text remains valid UTF-8.
+    String::from_utf8(new).unwrap_or_else(|_| text.to_owned())
+}
+
+/// The key that SuperEdge uses. It is the file's name where the ConfigMap is mounted.
+const HOSTS_KEY: &str = "hosts";
+
+/// The size limit of a ConfigMap in Kubernetes.
+const MAX_BYTES: usize = 1 << 20;
+
+/// Maximum number of immediate attempts after conflicts. Among concurrent writers, each round lets at least one
+/// through.
+const MAX_TRIES: u32 = 50;
+
+/// Time between two checks of our lines and those of other servers.
+const REWRITE_INTERVAL: Duration = Duration::from_secs(10);
+
+/// Time that a server with lines may be missing from the ready endpoints before it is checked; a new server is not
+/// ready immediately.
+const STALE_AFTER: Duration = Duration::from_secs(20);
+
+/// Random addition to `STALE_AFTER`, so that one of many servers removes the lines and the others find them removed.
+const SPREAD: Duration = Duration::from_secs(10);
+
+/// Debounce time of changes: each write sends the whole text.
+pub const GATHERING: Duration = Duration::from_millis(200);
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,421 @@
+//! Names and addresses of a server's listeners, which its certificate contains.
+
+use std::borrow::Cow;
+use std::collections::{BTreeMap, BTreeSet};
+use std::net::IpAddr;
+
+use k8s_openapi::api::core::v1::{Node, Service};
+use kube::api::{ListParams, ObjectMeta};
+use kube::{Api, Client, Resource};
+use serde::{Deserialize, Deserializer};
+
+use crate::cluster::Cluster;
+use crate::csr::{Apiserver, CsrError, within};
+use crate::partial::{MAX_NODE_ADDRESSES, NodeStatus, part_of};
+
+/// Adds the names and addresses of a Service: its names in the cluster (below `domain`), and its cluster, external and
+/// load balancer addresses. For a NodePort also adds `nodes`, because its port is reachable there.
+pub(crate) fn of_service(
+    service: &Service,
+    nodes: &BTreeSet<String>,
+    domain: &str,
+    names: &mut BTreeSet<String>,
+) {
+    let metadata = &service.metadata;
+    if let (Some(name), Some(namespace)) = (&metadata.name, &metadata.namespace) {
+        let short = format!("{name}.{namespace}");
+        names.extend([name.clone(), format!("{short}.svc.{domain}"), format!("{short}.svc"), short]);
+    }
+    let spec = service.spec.as_ref();
+    let own = spec.and_then(|spec| spec.cluster_ips.clone()).unwrap_or_default();
+    let outer = spec.and_then(|spec| spec.external_ips.clone()).unwrap_or_default();
+    let ingress = service.status.as_ref().and_then(|status| status.load_balancer.as_ref()?.ingress.as_ref());
+    let balancers =
+        ingress.into_iter().flatten().flat_map(|at| [at.ip.clone(), at.hostname.clone()]).flatten();
+    // A headless Service has "None" as its address.
+    let addresses = own.into_iter().chain(outer).filter(|ip| ip.parse::<IpAddr>().is_ok());
+    let annotations = metadata.annotations.as_ref();
+    let annotated = annotations.and_then(|all| all.get(EXTERNAL)).and_then(|at| host(at));
+    names.extend(addresses.chain(balancers.chain(annotated).filter(|name| is_outer(name, domain))));
+    if is_node_port(service) {
+        names.extend(nodes.iter().cloned());
+    }
+}
+
+/// Returns the names with each address in the form that certificates use, for comparison.
+pub(crate) fn canonical(names: BTreeSet<String>) -> BTreeSet<String> {
+    let same = |name: String| name.parse::<IpAddr>().map_or(name, |ip| ip.to_string());
+    names.into_iter().map(same).collect()
+}
+
+/// Returns true if the Service is also reachable at its nodes.
+pub(crate) fn is_node_port(service: &Service) -> bool {
+    service.spec.as_ref().and_then(|spec| spec.type_.as_deref()) == Some("NodePort")
+}
+
+/// Returns true if this is an address, or may be a name outside of the cluster. Otherwise anyone who can write a
+/// Service's annotation could obtain a certificate for another Service's name.
+fn is_outer(name: &str, domain: &str) -> bool {
+    if name.parse::<IpAddr>().is_ok() {
+        return true;
+    }
+    let name = name.to_ascii_lowercase();
+    // The search domains of a pod's resolver complete `web`, `web.shop` and `web.shop.svc` to names of Services. The
+    // same names may end with a dot.
+    let is_whole = name.split('.').all(|label| !label.is_empty());
+    let is_short = name.split('.').count() < 3 || name.ends_with(".svc");
+    let in_domain = name.strip_suffix(domain).is_some_and(|name| name.ends_with('.'));
+    is_whole && !is_short && !in_domain
+}
+
+/// Returns the host of `host:port` or of a bare host.
+fn host(at: &str) -> Option<String> {
+    let at = at.trim();
+    let host = match at.rsplit_once(':') {
+        Some((host, port)) if port.parse::<u16>().is_ok() && at.parse::<IpAddr>().is_err() => host,
+        _ => at,
+    };
+    let bare = host.strip_prefix('[').and_then(|host| host.strip_suffix(']')).unwrap_or(host);
+    (!bare.is_empty()).then(|| bare.to_owned())
+}
+
+/// Loopback names and addresses, which every server's certificate contains.
+pub(crate) const LOOPBACK: [&str; 3] = ["127.0.0.1", "::1", "localhost"];
+
+/// YurtTunnel's annotation for the external address of a Service.
+const EXTERNAL: &str = "x-tunnel-server-external-addr";
+
+// Nodes at which a Service's port is reachable. Other fields of Nodes are skipped.
+
+/// The fields that are read of a Node.
+#[derive(Debug, Clone, Deserialize)]
+pub(crate) struct NodeSubset {
+    #[serde(deserialize_with = "labelled")]
+    metadata: ObjectMeta,
+    #[serde(default)]
+    status: NodeStatus,
+}
+
+/// The metadata that is read of a Node: its labels.
+#[derive(Deserialize)]
+struct Labelled {
+    #[serde(default)]
+    labels: Option<BTreeMap<String, String>>,
+}
+
+part_of!(NodeSubset, Node);
+
+fn labelled<'de, D: Deserializer<'de>>(from: D) -> Result<ObjectMeta, D::Error> {
+    let Labelled { labels } = Labelled::deserialize(from)?;
+    Ok(ObjectMeta { labels, ..ObjectMeta::default() })
+}
+
+/// Returns the names and addresses of all Nodes that are neither edges nor part of the control plane. Lists them in
+/// pages.
+///
+/// # Errors
+///
+/// Fails if kube-apiserver does not answer or does not authorize the request.
+pub(crate) async fn reached(client: Client, apiserver: &Apiserver) -> Result<BTreeSet<String>, CsrError> {
+    let api: Api<NodeSubset> = Api::all(client);
+    let (mut names, mut page) = (BTreeSet::new(), ListParams::default().limit(PAGE));
+    loop {
+        let nodes = within(api.list(&page)).await?;
+        nodes.items.iter().for_each(|node| node.reached(apiserver, &mut names));
+        page = match nodes.metadata.continue_.filter(|next| !next.is_empty()) {
+            Some(next) => page.continue_token(&next),
+            None => return Ok(names),
+        };
+    }
+}
+
+impl NodeSubset {
+    /// Adds the names and addresses of this Node, unless it is an edge or part of the control plane. Its kubelet
+    /// reports them, so invalid names and those of kube-apiserver are skipped: one would make the whole request be
+    /// denied.
+    pub(crate) fn reached(&self, apiserver: &Apiserver, names: &mut BTreeSet<String>) {
+        if self.is_edge() || self.is_control_plane() {
+            return;
+        }
+        let own = self.status.of_kinds(["InternalIP", "Hostname"]).take(MAX_NODE_ADDRESSES);
+        let own = own.map(str::to_ascii_lowercase);
+        names.extend(own.filter(|at| (is_address(at) || is_dns_name(at)) && !apiserver.is_at(at)));
+    }
+
+    fn is_control_plane(&self) -> bool {
+        let labels = self.metadata.labels.as_ref();
+        CONTROL_PLANE.iter().any(|key| labels.is_some_and(|labels| labels.contains_key(*key)))
+    }
+
+    fn is_edge(&self) -> bool {
+        let labels = self.metadata.labels.as_ref();
+        let is = |(key, value): &(&str, &str)| {
+            labels.and_then(|labels| labels.get(*key)).is_some_and(|of| of == value)
+        };
+        EDGES.iter().any(is)
+    }
+}
+
+fn is_address(text: &str) -> bool {
+    text.parse::<IpAddr>().is_ok()
+}
+
+/// Returns true if this is a DNS name in lower case without wildcard and trailing dot.
+fn is_dns_name(text: &str) -> bool {
+    let is_label = |label: &str| {
+        let sound = label.bytes().all(|b| b.is_ascii_lowercase() || b.is_ascii_digit() || b == b'-');
+        (1..=63).contains(&label.len()) && sound && !label.starts_with('-') && !label.ends_with('-')
+    };
+    text.len() <= 253 && text.split('.').all(is_label)
+}
+
+/// Labels of nodes behind NAT: OpenYurt's and SuperEdge's.
+const EDGES: [(&str, &str); 2] =
+    [("openyurt.io/is-edge-worker", "true"), ("superedge.io/node-edge", "enable")];
+
+/// Labels of control plane Nodes, current and former.
+const CONTROL_PLANE: [&str; 2] = ["node-role.kubernetes.io/control-plane", "node-role.kubernetes.io/master"];
+
+/// Nodes per page of a list.
+const PAGE: u32 = 100;
+
+// The lookup of names and addresses in the cluster; requester and approver use the same.
+
+/// Where to look up the names and addresses by which clients reach the servers.
+///
+/// The renewer requests a certificate for them, and the approver denies a server's request for any other name.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct NameLookup {
+    /// Services in the servers' namespace.
+    pub services: Vec<String>,
+    /// Additional names and addresses.
+    pub names: BTreeSet<String>,
+}
+
+/// The names and addresses that a certificate needs, as looked up in the cluster.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub(crate) struct ResolvedNames {
+    /// All names and addresses, including loopback, in the form that certificates use.
+    pub(crate) names: BTreeSet<String>,
+    /// Name and namespace of the first Service that does not exist.
+    pub(crate) missing: Option<(String, String)>,
+}
+
+impl NameLookup {
+    /// Looks up the Services in the namespace of `cluster`. Sends no request if there are none.
+    ///
+    /// # Errors
+    ///
+    /// Fails if kube-apiserver does not answer or does not authorize the request.
+    pub(crate) async fn look_up(&self, cluster: &Cluster) -> Result<ResolvedNames, CsrError> {
+        let (mut found, mut all) = (ResolvedNames::default(), self.names.clone());
+        all.extend(LOOPBACK.map(str::to_owned));
+        if !self.services.is_empty() {
+            let (client, namespace) = cluster.connect().await?;
+            let api: Api<Service> = Api::namespaced(client.clone(), &namespace);
+            let (domain, mut nodes) = (cluster.domain().await, None);
+            for name in &self.services {
+                let Some(service) = within(api.get_opt(name)).await? else {
+                    found.missing.get_or_insert_with(|| (name.clone(), namespace.clone()));
+                    continue;
+                };
+                if is_node_port(&service) && nodes.is_none() {
+                    let apiserver = Apiserver::look_up(cluster, &client).await?;
+                    nodes = Some(reached(client.clone(), &apiserver).await?);
+                }
+                of_service(&service, nodes.as_ref().unwrap_or(&BTreeSet::new()), &domain, &mut all);
+            }
+        }
+        found.names = canonical(all);
+        Ok(found)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::{Value, json};
+
+    use super::*;
+
+    fn names(service: &Value, nodes: &[&str]) -> Vec<String> {
+        let mut names = BTreeSet::new();
+        let nodes = nodes.iter().map(|name| (*name).to_owned()).collect();
+        of_service(&serde_json::from_value(service.clone()).unwrap(), &nodes, "cluster.local", &mut names);
+        names.into_iter().collect()
+    }
+
+    fn service(spec: &Value, ingress: &Value, external: &str) -> Value {
+        let mut service = json!({
+            "metadata": {"name": "s", "namespace": "n", "annotations": {}},
+            "spec": spec, "status": {"loadBalancer": {"ingress": ingress}},
+        });
+        if !external.is_empty() {
+            service["metadata"]["annotations"][EXTERNAL] = external.into();
+        }
+        service
+    }
+
+    const OWN: [&str; 4] = ["s", "s.n", "s.n.svc", "s.n.svc.cluster.local"];
+
+    fn with(more: &[&str]) -> Vec<String> {
+        let all: BTreeSet<_> = OWN.iter().chain(more).map(|name| (*name).to_owned()).collect();
+        all.into_iter().collect()
+    }
+
+    #[test]
+    fn a_service_is_reached_by_its_names_its_addresses_and_its_balancers() {
+        let cluster = service(
+            &json!({"clusterIPs": ["10.96.0.9", "fd00::9"], "externalIPs": ["192.0.2.9"]}),
+            &json!([]),
+            "",
+        );
+        assert_eq!(names(&cluster, &[]), with(&["10.96.0.9", "fd00::9", "192.0.2.9"]));
+        let headless = service(&json!({"clusterIPs": ["None"]}), &json!([]), "");
+        assert_eq!(names(&headless, &[]), with(&[]));
+        let balanced = service(
+            &json!({"type": "LoadBalancer"}),
+            &json!([{"ip": "203.0.113.7"}, {"hostname": "lb.example.org"}]),
+            "",
+        );
+        assert_eq!(names(&balanced, &[]), with(&["203.0.113.7", "lb.example.org"]));
+    }
+
+    #[test]
+    fn an_address_is_written_as_certificates_have_it() {
+        let written = BTreeSet::from(["fd00:0:0::9", "10.0.0.1", "a.b"].map(str::to_owned));
+        assert_eq!(canonical(written), ["10.0.0.1", "a.b", "fd00::9"].map(str::to_owned).into());
+    }
+
+    #[test]
+    fn an_annotation_names_the_address_outside() {
+        for (external, host) in [
+            ("203.0.113.8:10262", "203.0.113.8"),
+            ("tunnel.example.org:443", "tunnel.example.org"),
+            ("tunnel.example.org", "tunnel.example.org"),
+            ("[2001:db8::8]:10262", "2001:db8::8"),
+            ("2001:db8::8", "2001:db8::8"),
+        ] {
+            let annotated = service(&json!({"type": "ClusterIP"}), &json!([]), external);
+            assert_eq!(names(&annotated, &[]), with(&[host]), "{external}");
+        }
+        assert_eq!((host(""), host(":10262")), (None, None));
+    }
+
+    #[test]
+    fn no_annotation_and_no_balancer_gives_a_service_the_name_of_another_one() {
+        for inside in [
+            "",
+            "web",
+            "web.shop",
+            "WEB.Shop",
+            "web.shop.svc",
+            "WEB.shop.SVC",
+            "web.shop.svc.cluster.local",
+            "a.cluster.local",
+            "web.",
+            "web.shop.",
+            "web.shop.svc.",
+            "web.shop.svc.cluster.local.",
+            "tunnel.example.org.",
+            "tunnel..example.org",
+            ".example.org",
+        ] {
+            let annotated = service(
+                &json!({"type": "ClusterIP"}),
+                &json!([{"hostname": inside}]),
+                &format!("{inside}:443"),
+            );
+            assert_eq!(names(&annotated, &[]), with(&[]), "{inside}");
+        }
+    }
+
+    #[test]
+    fn a_service_has_its_name_in_the_clusters_own_domain() {
+        let (mut names, of) = (BTreeSet::new(), service(&json!({}), &json!([]), "a.cluster.local"));
+        of_service(&serde_json::from_value(of).unwrap(), &BTreeSet::new(), "k8s.example.org", &mut names);
+        assert!(names.contains("s.n.svc.k8s.example.org") && names.contains("a.cluster.local"), "{names:?}");
+        assert_eq!(names.len(), 5);
+    }
+
+    #[test]
+    fn a_node_port_is_reached_at_nodes() {
+        let nodes = ["cloud1", "10.0.0.1"];
+        let port = service(&json!({"type": "NodePort"}), &json!([]), "");
+        assert_eq!(names(&port, &nodes), with(&nodes));
+        let none = service(&json!({"type": "ClusterIP"}), &json!([]), "");
+        assert_eq!(names(&none, &nodes), with(&[]));
+    }
+}
+
+#[cfg(test)]
+mod node_tests {
+    use std::convert::Infallible;
+
+    use http::{Request, Response};
+    use kube::client::Body;
+    use serde_json::{Value, json};
+
+    use super::*;
+
+    fn node(labels: &Value, name: &str, ips: &[&str]) -> Value {
+        let mut addresses = vec![json!({"type": "ExternalIP", "address": "203.0.113.1"})];
+        addresses.push(json!({"type": "Hostname", "address": name}));
+        addresses.extend(ips.iter().map(|ip| json!({"type": "InternalIP", "address": ip})));
+        json!({"metadata": {"name": name, "labels": labels}, "status": {"addresses": addresses}})
+    }
+
+    fn names(nodes: &[Value]) -> Vec<String> {
+        let (mut names, apiserver) = (BTreeSet::new(), Apiserver::new(["10.96.0.1".to_owned()]));
+        for node in nodes {
+            let node: NodeSubset = serde_json::from_value(node.clone()).unwrap();
+            node.reached(&apiserver, &mut names);
+        }
+        names.into_iter().collect()
+    }
+
+    #[test]
+    fn nodes_that_are_no_edges_are_reached_by_their_addresses_and_names() {
+        let nodes = [
+            node(&json!({"openyurt.io/is-edge-worker": "false"}), "cloud1", &["10.0.0.1"]),
+            node(&json!({"openyurt.io/is-edge-worker": "true"}), "edge1", &["10.9.0.1"]),
+            node(&json!({"superedge.io/node-edge": "enable"}), "edge2", &["10.9.0.2"]),
+            node(&json!({"node-role.kubernetes.io/control-plane": ""}), "plane1", &["10.0.0.8"]),
+            node(&json!({"node-role.kubernetes.io/master": "true"}), "plane2", &["10.0.0.9"]),
+            node(&json!({}), "Cloud2.example.org", &["10.0.0.2", "fd00::2"]),
+        ];
+        assert_eq!(names(&nodes), ["10.0.0.1", "10.0.0.2", "cloud1", "cloud2.example.org", "fd00::2"]);
+        assert!(names(&[json!({"metadata": {"name": "new"}})]).is_empty());
+    }
+
+    #[test]
+    fn what_a_kubelet_says_cannot_have_the_certificate_refused() {
+        let long = "a".repeat(64);
+        for odd in ["*.example.org", "kubernetes", "kubernetes.default.svc", "10.96.0.1", "::ffff:10.96.0.1"]
+        {
+            assert_eq!(names(&[node(&json!({}), odd, &[odd, "10.0.0.1"])]), ["10.0.0.1"], "{odd}");
+        }
+        for odd in ["", "a b", "a..b", "a.", "-a", "a-", "a:1", "a/b", "ü", "a@b", long.as_str()] {
+            assert_eq!(names(&[node(&json!({}), odd, &[odd, "10.0.0.1"])]), ["10.0.0.1"], "{odd}");
+        }
+        let many: Vec<_> = (0..100).map(|n| format!("10.0.0.{n}")).collect();
+        let many: Vec<_> = many.iter().map(String::as_str).collect();
+        assert_eq!(names(&[node(&json!({}), "a", &many)]).len(), MAX_NODE_ADDRESSES);
+    }
+
+    #[tokio::test]
+    async fn all_pages_of_the_list_are_read() {
+        let answer = async |request: Request<Body>| {
+            let query = request.uri().query().unwrap_or_default();
+            assert!(query.contains("limit=100"), "{query}");
+            let (name, next) = if query.contains("continue=more") { ("b", "") } else { ("a", "more") };
+            let page = json!({
+                "kind": "NodeList", "apiVersion": "v1", "metadata": {"continue": next},
+                "items": [node(&json!({}), name, &[])],
+            });
+            Ok::<_, Infallible>(Response::new(Body::from(page.to_string().into_bytes())))
+        };
+        let client = Client::new(tower::service_fn(answer), "n");
+        let names = reached(client, &Apiserver::default()).await.unwrap();
+        assert_eq!(names, ["a", "b"].map(str::to_owned).into());
+    }
+}

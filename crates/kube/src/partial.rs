@@ -1,0 +1,75 @@
+//! Partial types of Kubernetes objects: only the fields that are read, so that the rest never becomes a value.
+
+use std::net::IpAddr;
+
+use serde::Deserialize;
+
+/// A Node's addresses as its kubelet reports them.
+#[derive(Debug, Clone, Deserialize, Default)]
+#[serde(default)]
+pub(crate) struct NodeStatus {
+    addresses: Vec<NodeAddress>,
+}
+
+/// An address in a Node's status, with its type.
+#[derive(Debug, Clone, Deserialize)]
+struct NodeAddress {
+    #[serde(rename = "type")]
+    kind: String,
+    address: String,
+}
+
+impl NodeStatus {
+    /// Returns all addresses of these kinds.
+    pub(crate) fn of_kinds<const N: usize>(&self, kinds: [&'static str; N]) -> impl Iterator<Item = &str> {
+        let all = self.addresses.iter().filter(move |address| kinds.contains(&address.kind.as_str()));
+        all.map(|address| address.address.as_str())
+    }
+
+    /// Returns the first [`MAX_NODE_ADDRESSES`] IP addresses of a kind.
+    pub(crate) fn ips<C: FromIterator<IpAddr>>(&self, kind: &'static str) -> C {
+        let all = self.of_kinds([kind]).filter_map(|address| address.parse().ok());
+        all.take(MAX_NODE_ADDRESSES).collect()
+    }
+}
+
+/// Maximum number of addresses kept per Node. Its kubelet reports them and may be compromised; two of each family, and
+/// their names, are usual.
+pub(crate) const MAX_NODE_ADDRESSES: usize = 8;
+
+/// Implements `Resource` for a partial type by delegating to the whole type. The partial type must have a field
+/// `metadata`.
+macro_rules! part_of {
+    ($part:ident, $whole:ty) => {
+        impl Resource for $part {
+            type DynamicType = ();
+            type Scope = <$whole as Resource>::Scope;
+
+            fn kind((): &()) -> Cow<'_, str> {
+                <$whole>::kind(&())
+            }
+
+            fn group((): &()) -> Cow<'_, str> {
+                <$whole>::group(&())
+            }
+
+            fn version((): &()) -> Cow<'_, str> {
+                <$whole>::version(&())
+            }
+
+            fn plural((): &()) -> Cow<'_, str> {
+                <$whole>::plural(&())
+            }
+
+            fn meta(&self) -> &ObjectMeta {
+                &self.metadata
+            }
+
+            fn meta_mut(&mut self) -> &mut ObjectMeta {
+                &mut self.metadata
+            }
+        }
+    };
+}
+
+pub(crate) use part_of;

@@ -1,0 +1,210 @@
+//! Election of one server that performs a task alone: the holder of a Lease in Kubernetes.
+//!
+//! Clocks of different machines are never compared: a holder is considered lost if the Lease has not changed for a
+//! while by the local clock. That does not suffice for writes, because a holder may have been suspended past its own
+//! end. So each term has a number that its writes carry, see `LeaderTerm`.
+
+use std::time::Duration;
+
+use k8s_openapi::api::coordination::v1::{Lease as Object, LeaseSpec};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::MicroTime;
+use k8s_openapi::jiff::Timestamp;
+use kube::api::PostParams;
+use kube::{Api, Error};
+use tokio::time::{Instant, sleep, timeout};
+use tracing::debug;
+
+use crate::cluster::{Cluster, ClusterError};
+
+/// A Kubernetes Lease by which the servers choose the one that performs a task alone; held for one [`LeaderTerm`] at a
+/// time.
+#[derive(Debug)]
+pub(crate) struct LeaderLease {
+    cluster: Cluster,
+    namespace: String,
+    name: String,
+    /// Unique identity of this process.
+    me: String,
+    /// Resource version seen last, and since when.
+    seen: Option<(String, Instant)>,
+}
+
+/// A period during which this server holds the Lease.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct LeaderTerm {
+    /// Number that grows with each change of the holder (`leaseTransitions`). A holder that finds a higher one has lost
+    /// the Lease.
+    pub(crate) number: i32,
+}
+
+impl LeaderLease {
+    pub(crate) fn new(cluster: Cluster, namespace: String, name: String, me: String) -> Self {
+        Self { cluster, namespace, name, me, seen: None }
+    }
+
+    /// Waits until this server holds the Lease. `least` is the lowest number that the term may have. Calls `report`
+    /// after each attempt: `Ok` if another server holds the Lease, otherwise the error.
+    ///
+    /// # Cancel safety
+    ///
+    /// Cancel safe: a term that was acquired unnoticed expires.
+    pub(crate) async fn acquire(&mut self, least: i32, report: impl Fn(Result<(), String>)) -> LeaderTerm {
+        loop {
+            match self.in_time(Self::try_acquire, least).await {
+                Ok(Some(term)) => return term,
+                Ok(None) => report(Ok(())),
+                Err(cause) => report(Err(format!("Lease {}/{}: {cause}", self.namespace, self.name))),
+            }
+            sleep(RETRY_PERIOD).await;
+        }
+    }
+
+    /// Renews the Lease until it is lost, or may be.
+    pub(crate) async fn keep(&mut self, term: LeaderTerm) {
+        let mut renewed = Instant::now();
+        loop {
+            sleep(RETRY_PERIOD).await;
+            let started = Instant::now();
+            match self.in_time(Self::try_renew, term.number).await {
+                Ok(true) => renewed = started,
+                Ok(false) => return,
+                Err(cause) => debug!(lease = self.name, error = %cause, "cannot renew Lease"),
+            }
+            if renewed.elapsed() > RENEW_DEADLINE {
+                return;
+            }
+        }
+    }
+
+    /// Releases the Lease, so that another server need not wait until it expires.
+    pub(crate) async fn release(&mut self, term: LeaderTerm) {
+        if let Err(cause) = self.in_time(Self::try_release, term.number).await {
+            debug!(lease = self.name, error = %cause, "cannot release Lease");
+        }
+    }
+
+    async fn in_time<T>(
+        &mut self,
+        what: impl AsyncFnOnce(&mut Self, i32) -> Result<T, ClusterError>,
+        number: i32,
+    ) -> Result<T, ClusterError> {
+        timeout(REQUEST_TIMEOUT, what(self, number)).await.unwrap_or(Err(ClusterError::Silent))
+    }
+
+    async fn api(&self) -> Result<Api<Object>, ClusterError> {
+        let (client, _) = self.cluster.connect().await?;
+        Ok(Api::namespaced(client, &self.namespace))
+    }
+
+    async fn try_acquire(&mut self, least: i32) -> Result<Option<LeaderTerm>, ClusterError> {
+        let api = self.api().await?;
+        let Some(found) = api.get_opt(&self.name).await? else {
+            let mut new = Object::default();
+            new.metadata.name = Some(self.name.clone());
+            new.spec = Some(self.spec(least, Some(Timestamp::now())));
+            let made = written(api.create(&PostParams::default(), &new).await)?;
+            return Ok(made.then_some(LeaderTerm { number: least }));
+        };
+        if !self.is_free(&found) {
+            return Ok(None);
+        }
+        let before = found.spec.as_ref().and_then(|spec| spec.lease_transitions).unwrap_or_default();
+        let number = before.saturating_add(1).max(least);
+        let taken = self.replace(&api, found, self.spec(number, Some(Timestamp::now()))).await?;
+        Ok(taken.then_some(LeaderTerm { number }))
+    }
+
+    /// Returns true if the Lease has no holder, if this process holds it from an earlier term, or if its holder has not
+    /// renewed it in time.
+    fn is_free(&mut self, found: &Object) -> bool {
+        let holder = holder(found).filter(|holder| !holder.is_empty() && *holder != self.me);
+        let version = found.metadata.resource_version.clone().unwrap_or_default();
+        let since = match self.seen.take() {
+            Some((known, since)) if known == version => since,
+            _ => Instant::now(),
+        };
+        self.seen = Some((version, since));
+        holder.is_none() || since.elapsed() > lasts(found)
+    }
+
+    async fn try_renew(&mut self, number: i32) -> Result<bool, ClusterError> {
+        let api = self.api().await?;
+        let Some(found) = api.get_opt(&self.name).await? else { return Ok(false) };
+        if !self.is_mine(&found, number) {
+            return Ok(false);
+        }
+        let acquired = found.spec.as_ref().and_then(|spec| spec.acquire_time.as_ref()).map(|time| time.0);
+        // Another writer is noticed at the next attempt.
+        self.replace(&api, found, self.spec(number, acquired)).await.and_then(|done| {
+            if done {
+                Ok(true)
+            } else {
+                Err(ClusterError::Failed("the Lease was written meanwhile".to_owned()))
+            }
+        })
+    }
+
+    async fn try_release(&mut self, number: i32) -> Result<(), ClusterError> {
+        let api = self.api().await?;
+        let Some(found) = api.get_opt(&self.name).await? else { return Ok(()) };
+        if self.is_mine(&found, number) {
+            let free = LeaseSpec { holder_identity: Some(String::new()), ..self.spec(number, None) };
+            self.replace(&api, found, free).await?;
+        }
+        Ok(())
+    }
+
+    fn is_mine(&self, found: &Object, number: i32) -> bool {
+        let transitions = found.spec.as_ref().and_then(|spec| spec.lease_transitions);
+        holder(found) == Some(self.me.as_str()) && transitions == Some(number)
+    }
+
+    /// Writes the Lease unless it has changed since it was read.
+    async fn replace(&self, api: &Api<Object>, found: Object, spec: LeaseSpec) -> Result<bool, ClusterError> {
+        let object = Object { metadata: found.metadata, spec: Some(spec) };
+        written(api.replace(&self.name, &PostParams::default(), &object).await)
+    }
+
+    fn spec(&self, number: i32, acquired: Option<Timestamp>) -> LeaseSpec {
+        LeaseSpec {
+            holder_identity: Some(self.me.clone()),
+            lease_duration_seconds: i32::try_from(LEASE_DURATION.as_secs()).ok(),
+            lease_transitions: Some(number),
+            acquire_time: acquired.map(MicroTime),
+            renew_time: Some(MicroTime(Timestamp::now())),
+            ..LeaseSpec::default()
+        }
+    }
+}
+
+fn holder(found: &Object) -> Option<&str> {
+    found.spec.as_ref()?.holder_identity.as_deref()
+}
+
+/// Returns how long the Lease is valid without renewal.
+fn lasts(found: &Object) -> Duration {
+    let seconds = found.spec.as_ref().and_then(|spec| spec.lease_duration_seconds);
+    seconds.and_then(|seconds| u64::try_from(seconds).ok()).map_or(LEASE_DURATION, Duration::from_secs)
+}
+
+/// Returns true if the object was written, and false after a conflict.
+fn written<T>(done: Result<T, Error>) -> Result<bool, ClusterError> {
+    match done {
+        Ok(_) => Ok(true),
+        Err(Error::Api(status)) if matches!(status.code, 404 | 409) => Ok(false),
+        Err(cause) => Err(cause.into()),
+    }
+}
+
+/// Time without renewal after which another server takes over.
+const LEASE_DURATION: Duration = Duration::from_secs(15);
+
+/// Time without renewal after which a holder stops. It is shorter than `LEASE_DURATION` by more than clocks drift apart
+/// in that time.
+const RENEW_DEADLINE: Duration = Duration::from_secs(10);
+
+/// Time between two attempts to acquire or renew.
+const RETRY_PERIOD: Duration = Duration::from_secs(2);
+
+/// Timeout for one attempt.
+const REQUEST_TIMEOUT: Duration = Duration::from_secs(5);

@@ -1,0 +1,146 @@
+//! A text in a Secret that several servers share and may change.
+
+use k8s_openapi::ByteString;
+use k8s_openapi::api::core::v1::Secret;
+use kube::api::PostParams;
+use kube::{Api, Error};
+use tokio::time::timeout;
+
+use crate::cluster::{Cluster, ClusterError, REQUEST_TIMEOUT};
+
+/// A shared text in a Secret of this server's namespace, under one key.
+pub struct SharedSecret {
+    cluster: Cluster,
+    name: String,
+    key: &'static str,
+    api: Option<Api<Secret>>,
+}
+
+/// The text of a [`SharedSecret`] as read. It is given back when writing, to detect another server's change.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct SecretText {
+    /// The text; empty if none was written yet.
+    pub text: Vec<u8>,
+    /// Version of the Secret; empty if it does not exist.
+    pub version: String,
+}
+
+/// The reason why a [`SharedSecret`] was not read or written.
+#[derive(Debug, thiserror::Error)]
+pub enum SecretError {
+    /// A request to the cluster failed.
+    #[error("Secret {name}: {cause}")]
+    Cluster {
+        /// Name of the Secret.
+        name: String,
+        /// The error.
+        cause: ClusterError,
+    },
+    /// The text is longer than Kubernetes allows.
+    #[error(
+        "{bytes} bytes exceed the limit of {MAX_BYTES} for a Secret; use etcd, or revoke nodes that no longer exist"
+    )]
+    Full {
+        /// Size of the text in bytes.
+        bytes: usize,
+    },
+}
+
+impl SharedSecret {
+    /// Creates the store without connecting. The Secret is created by the first write.
+    pub fn new(cluster: Cluster, name: String, key: &'static str) -> Self {
+        Self { cluster, name, key, api: None }
+    }
+
+    /// Reads the text.
+    ///
+    /// # Errors
+    ///
+    /// Fails if kube-apiserver does not answer or does not authorize the request.
+    pub async fn read(&mut self) -> Result<SecretText, SecretError> {
+        let found = self.found().await;
+        self.checked(found).map(|found| self.seen(found.as_ref()))
+    }
+
+    /// Writes the text if it has not changed since `before`. Returns false, without writing, if another server changed
+    /// it. Not cancel safe: if the call is dropped, the text may or may not be written.
+    ///
+    /// # Errors
+    ///
+    /// Like [`Self::read`]; after an error the text may or may not be written. Fails if the text is longer than
+    /// Kubernetes allows.
+    pub async fn write(&mut self, before: &SecretText, text: Vec<u8>) -> Result<bool, SecretError> {
+        if text.len() > MAX_BYTES {
+            return Err(SecretError::Full { bytes: text.len() });
+        }
+        let written = self.try_write(before, text).await;
+        self.checked(written)
+    }
+
+    async fn try_write(&mut self, before: &SecretText, text: Vec<u8>) -> Result<bool, ClusterError> {
+        // Data of other programs in the Secret must stay unchanged.
+        let found = self.found().await?;
+        if self.seen(found.as_ref()) != *before {
+            return Ok(false);
+        }
+        let there = found.is_some();
+        let mut object = found.unwrap_or_default();
+        object.metadata.name = Some(self.name.clone());
+        object.data.get_or_insert_default().insert(self.key.to_owned(), ByteString(text));
+        let api = self.connected().await?;
+        let params = PostParams::default();
+        let write = async {
+            if there {
+                api.replace(&self.name, &params, &object).await
+            } else {
+                api.create(&params, &object).await
+            }
+        };
+        match timeout(REQUEST_TIMEOUT, write).await.map_err(|_| ClusterError::Silent)? {
+            Ok(_) => Ok(true),
+            // Changed, created or deleted meanwhile: kube-apiserver compares the object's resource version.
+            Err(Error::Api(status)) if status.code == 409 || there && status.code == 404 => Ok(false),
+            Err(cause) => Err(cause.into()),
+        }
+    }
+
+    async fn found(&mut self) -> Result<Option<Secret>, ClusterError> {
+        let api = self.connected().await?;
+        let found = timeout(REQUEST_TIMEOUT, api.get_opt(&self.name)).await;
+        Ok(found.map_err(|_| ClusterError::Silent)??)
+    }
+
+    async fn connected(&mut self) -> Result<Api<Secret>, ClusterError> {
+        if let Some(api) = &self.api {
+            return Ok(api.clone());
+        }
+        let (client, namespace) = self.cluster.connect().await?;
+        Ok(self.api.insert(Api::namespaced(client, &namespace)).clone())
+    }
+
+    fn checked<T>(&mut self, done: Result<T, ClusterError>) -> Result<T, SecretError> {
+        done.map_err(|cause| {
+            // The next attempt reads the files again: a certificate or token may have expired.
+            self.api = None;
+            SecretError::Cluster { name: self.name.clone(), cause }
+        })
+    }
+
+    fn seen(&self, found: Option<&Secret>) -> SecretText {
+        let Some(found) = found else { return SecretText::default() };
+        let text = found.data.as_ref().and_then(|data| data.get(self.key)).map(|text| text.0.clone());
+        SecretText {
+            text: text.unwrap_or_default(),
+            version: found.metadata.resource_version.clone().unwrap_or_default(),
+        }
+    }
+}
+
+impl std::fmt::Debug for SharedSecret {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("SharedSecret").field("name", &self.name).finish_non_exhaustive()
+    }
+}
+
+/// Kubernetes' limit for a Secret, minus the rest of the object.
+const MAX_BYTES: usize = 1_000_000;

@@ -1,0 +1,105 @@
+//! Watches of Kubernetes objects: lists them in pages, then watches them, and restarts with backoff after an error.
+
+use std::convert::Infallible;
+use std::fmt::Debug;
+use std::pin::pin;
+
+use futures_util::StreamExt as _;
+use kube::runtime::watcher::{self, Event, watcher};
+use kube::{Api, Client, Resource};
+use serde::de::DeserializeOwned;
+use tokio::time::sleep;
+use tracing::{debug, info, warn};
+
+use crate::cluster::{Cluster, ClusterError};
+use tunnel_base::backoff::Backoff;
+
+/// A watch of objects of one kind.
+#[derive(Debug)]
+pub(crate) struct ObjectWatcher<'a> {
+    /// Cluster that is watched.
+    pub(crate) cluster: &'a Cluster,
+    /// Name of the objects in the log.
+    pub(crate) what: &'a str,
+    /// Label and field selectors.
+    pub(crate) which: watcher::Config,
+}
+
+/// A consumer of the events of an [`ObjectWatcher`].
+pub(crate) trait WatchHandler<K> {
+    /// Handles an event. Returns true if all objects are known now.
+    fn on_event(&mut self, event: Event<K>) -> bool;
+
+    /// Called when the watch fails. No events follow until it has restarted; the known objects remain valid.
+    fn on_watch_failed(&mut self, _cause: &ClusterError) {}
+}
+
+impl ObjectWatcher<'_> {
+    /// Passes each event to `taker` until this future is dropped. `api` builds the interface to the objects from a
+    /// client and the cluster's namespace. No events arrive while kube-apiserver does not answer; afterwards the whole
+    /// list is sent again.
+    pub(crate) async fn run<K>(
+        &self,
+        api: impl Fn(Client, &str) -> Api<K>,
+        mut taker: impl WatchHandler<K>,
+    ) -> Infallible
+    where
+        K: Resource + Clone + DeserializeOwned + Debug + Send + 'static,
+    {
+        let (what, mut backoff, mut warned) = (self.what, Backoff::new(), false);
+        loop {
+            let cause = match self.list_and_watch(&api, &mut taker, (&mut backoff, &mut warned)).await {
+                Ok(never) => match never {},
+                Err(cause) => cause,
+            };
+            if warned {
+                debug!(objects = what, error = %cause, "watch failed again");
+            } else {
+                warn!(objects = what, error = %cause, "watch failed, retrying");
+                warned = true;
+            }
+            taker.on_watch_failed(&cause);
+            sleep(backoff.pause(rand::random())).await;
+        }
+    }
+
+    /// Lists and watches until an error occurs. Creates a new client each time, because a certificate or token may have
+    /// expired.
+    async fn list_and_watch<K>(
+        &self,
+        api: impl Fn(Client, &str) -> Api<K>,
+        taker: &mut impl WatchHandler<K>,
+        (backoff, warned): (&mut Backoff, &mut bool),
+    ) -> Result<Infallible, ClusterError>
+    where
+        K: Resource + Clone + DeserializeOwned + Debug + Send + 'static,
+    {
+        let (client, namespace) = self.cluster.connect().await?;
+        let which = self.which.clone().timeout(WATCH_SECONDS).page_size(PAGE);
+        let mut events = pin!(watcher(api(client, &namespace), which));
+        while let Some(event) = events.next().await {
+            if taker.on_event(event.map_err(failed)?) {
+                *backoff = Backoff::new();
+                if std::mem::take(warned) {
+                    info!(objects = self.what, "watch restored");
+                }
+            }
+        }
+        Err(ClusterError::Silent)
+    }
+}
+
+fn failed(cause: watcher::Error) -> ClusterError {
+    use watcher::Error::{InitialListFailed, NoResourceVersion, WatchError, WatchFailed, WatchStartFailed};
+    match cause {
+        InitialListFailed(cause) | WatchStartFailed(cause) | WatchFailed(cause) => cause.into(),
+        WatchError(status) => kube::Error::Api(status).into(),
+        cause @ NoResourceVersion => ClusterError::Failed(cause.to_string()),
+    }
+}
+
+/// Duration of one watch. It bounds the time until a vanished kube-apiserver is noticed.
+const WATCH_SECONDS: u32 = 60;
+
+/// Objects per page of a list. Each page is in memory twice while it is read, and a pod often has about 10 KiB.
+const PAGE: u32 = 50;

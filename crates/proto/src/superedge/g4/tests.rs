@@ -1,0 +1,486 @@
+//! Conversations with a remote of v0.8 or v0.9: as recorded, by hand from docs/superedge.md, and at random.
+
+use std::collections::HashMap;
+
+use proptest::prelude::*;
+
+use crate::codec::{Decoder, encode};
+
+use super::*;
+
+const IDLE: Duration = Duration::from_secs(600);
+const RECORDED: &str = include_str!("../../../../../tests/real/plainpeer/recorded-0.9.txt");
+
+/// Returns the recorded message of that name.
+fn recorded(name: &str) -> StreamMsg {
+    let lines = RECORDED.lines().filter(|line| !line.starts_with('#'));
+    let found: HashMap<_, _> = lines.filter_map(|line| line.split_once(" = ")).collect();
+    let hex = found.get(name).unwrap_or_else(|| panic!("no {name}"));
+    let byte = |two: &[u8]| u8::from_str_radix(std::str::from_utf8(two).unwrap(), 16).unwrap();
+    let mut wire: Vec<u8> = hex.as_bytes().chunks(2).map(byte).collect();
+    let mut decoder = Decoder::default();
+    decoder.push(wire.clone().into());
+    let message = decoder.next_message().unwrap().unwrap();
+    // This program sends the data after the target, which means the same: the bytes are equal but for their order.
+    let mut again = encode(message.clone()).to_bytes().to_vec();
+    wire.sort_unstable();
+    again.sort_unstable();
+    assert_eq!(again, wire, "{name}");
+    message
+}
+
+fn server() -> G4Codec {
+    G4Codec::new("node1".parse().unwrap(), true, IDLE)
+}
+
+fn edge() -> G4Codec {
+    G4Codec::new("node1".parse().unwrap(), false, IDLE)
+}
+
+fn id() -> SessionId {
+    SessionId::from_bits(42)
+}
+
+fn open(target: &str) -> SessionFrame {
+    let target = target.parse().unwrap();
+    SessionFrame::Open { target, limit: 9, epoch: 3, client: String::new(), opener: None }
+}
+
+fn opened(epoch: u64) -> SessionFrame {
+    SessionFrame::Opened { limit: u64::MAX, epoch, instance: None }
+}
+
+fn send(codec: &mut G4Codec, category: Category, frame: SessionFrame) -> Vec<SessionFrame> {
+    send_at(codec, id(), category, frame, Instant::now())
+}
+
+fn send_at(
+    codec: &mut G4Codec,
+    id: SessionId,
+    category: Category,
+    frame: SessionFrame,
+    now: Instant,
+) -> Vec<SessionFrame> {
+    codec.send_frame(id, category, frame, now).map(|decoded| decoded.frames).unwrap_or_default()
+}
+
+/// Returns the next message, with its random topic replaced by that of `like`.
+fn said(codec: &mut G4Codec, like: &StreamMsg) -> StreamMsg {
+    StreamMsg { topic: like.topic.clone(), ..codec.next_message().unwrap() }
+}
+
+fn on_message(codec: &mut G4Codec, message: &StreamMsg, topic: &str) -> Decoded {
+    let message = StreamMsg { topic: topic.into(), ..message.clone() };
+    match codec.on_message(message, Instant::now()) {
+        PlainEvent::Session(decoded) => decoded,
+        other => panic!("{other:?}"),
+    }
+}
+
+/// Returns what the timers that are due at that time do.
+fn pass(codec: &mut G4Codec, now: Instant) -> Vec<SessionFrame> {
+    let due = codec.due(now);
+    due.into_iter().filter_map(|id| codec.on_due(id, true, now)).flat_map(|decoded| decoded.frames).collect()
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_session_of_a_server_is_as_recorded_but_for_the_dial_at_once() {
+    for (name, category) in [("ssh", Category::Ssh), ("egress", Category::Egress)] {
+        let mut codec = server();
+        assert_eq!(send(&mut codec, category, open("node1:10022")), []);
+        let first = recorded(&format!("{name}, first bytes"));
+        let dial = StreamMsg { data: Bytes::new(), ..first.clone() };
+        let message = codec.next_message().unwrap();
+        assert_eq!(StreamMsg { topic: dial.topic.clone(), ..message.clone() }, dial);
+        let topic = message.topic;
+
+        let answer = recorded(&format!("{name}, bytes of the target"));
+        let frames = on_message(&mut codec, &answer, &topic).frames;
+        assert_eq!(frames, [opened(3), SessionFrame::Data(answer.data.clone())]);
+        let credit = send(&mut codec, category, SessionFrame::Data(first.data.clone()));
+        let received = first.data.len() as u64;
+        assert_eq!(credit, [SessionFrame::Credit { received, limit: u64::MAX }]);
+        assert_eq!(said(&mut codec, &first), first);
+        let later = recorded(&format!("{name}, later bytes"));
+        send(&mut codec, category, SessionFrame::Data(later.data.clone()));
+        assert_eq!(said(&mut codec, &later), later);
+
+        let refusal = SessionError::new(ErrorCode::Cancelled, "client left");
+        send(&mut codec, category, SessionFrame::Reset { epoch: 3, refusal });
+        let closed = codec.next_message().unwrap();
+        assert_eq!((closed.category.as_str(), closed.r#type.as_str()), (name, "closed"));
+        assert_is_empty(&codec);
+    }
+}
+
+/// `closed` has no handler for httpProxy, and the category makes no other difference.
+#[tokio::test(start_paused = true)]
+async fn a_session_of_an_http_proxy_goes_as_ssh_so_that_it_can_be_closed() {
+    for category in [Category::HttpProxy, Category::Tcp] {
+        let mut codec = server();
+        send(&mut codec, category, open("node1:10022"));
+        let dial = codec.next_message().unwrap();
+        assert_eq!((dial.category.as_str(), dial.addr.as_str()), ("ssh", "127.0.0.1:10022"));
+        let answer = recorded("ssh, bytes of the target");
+        assert_eq!(on_message(&mut codec, &answer, &dial.topic).category, category);
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_client_gets_its_response_after_half_a_second_and_a_reset_ten_after_its_first_bytes() {
+    let (mut codec, start) = (server(), Instant::now());
+    send(&mut codec, Category::Ssh, open("node1:10022"));
+    assert_eq!(codec.next_due(), Some(start + OPEN_AFTER));
+    assert_eq!(pass(&mut codec, start + OPEN_AFTER), [opened(3)]);
+    // No bytes of the client: a target that is slow to speak first is not given up.
+    assert_eq!(codec.next_due(), Some(start + IDLE));
+    let first = start + Duration::from_secs(60);
+    send_at(&mut codec, id(), Category::Ssh, SessionFrame::Data("hello".into()), first);
+    let second = first + Duration::from_secs(9);
+    send_at(&mut codec, id(), Category::Ssh, SessionFrame::Data("are you there".into()), second);
+    assert_eq!(codec.next_due(), Some(first + ANSWER_TIMEOUT));
+    let end = pass(&mut codec, first + ANSWER_TIMEOUT);
+    let [SessionFrame::Reset { epoch: 3, refusal }] = &end[..] else { panic!("{end:?}") };
+    assert_eq!(
+        (refusal.code, refusal.reason.as_str()),
+        (ErrorCode::TargetTimeout, "the edge did not answer; SuperEdge v0.9 reports no dial errors")
+    );
+    assert_is_empty(&codec);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_session_ends_after_the_idle_time_and_not_before() {
+    let (mut codec, start) = (server(), Instant::now());
+    send(&mut codec, Category::Ssh, open("node1:10022"));
+    let dial = codec.next_message().unwrap();
+    let answer = recorded("ssh, bytes of the target");
+    tokio::time::advance(Duration::from_millis(100)).await;
+    on_message(&mut codec, &answer, &dial.topic);
+    let busy = start + IDLE / 2;
+    send_at(&mut codec, id(), Category::Ssh, SessionFrame::Data("x".into()), busy);
+    assert_eq!(pass(&mut codec, start + IDLE), [], "there was traffic since");
+    assert_eq!(codec.next_due(), Some(busy + IDLE));
+    let end = pass(&mut codec, busy + IDLE);
+    let [SessionFrame::Reset { refusal, .. }] = &end[..] else { panic!("{end:?}") };
+    assert_eq!(refusal.reason, "no bytes for 600s; SuperEdge v0.9 reports no ends");
+    let kinds: Vec<_> = std::iter::from_fn(|| codec.next_message()).map(|message| message.r#type).collect();
+    assert_eq!(kinds, ["frontend", "closed"]);
+    assert_is_empty(&codec);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_finished_client_gets_the_answer_and_then_half_a_minute() {
+    let (mut codec, start) = (server(), Instant::now());
+    send(&mut codec, Category::Ssh, open("node1:10022"));
+    let topic = codec.next_message().unwrap().topic;
+    send(&mut codec, Category::Ssh, SessionFrame::Data("question".into()));
+    on_message(&mut codec, &recorded("ssh, bytes of the target"), &topic);
+    send(&mut codec, Category::Ssh, SessionFrame::Fin { total: 9 });
+    assert_eq!(on_message(&mut codec, &recorded("ssh, bytes of the target"), &topic).frames.len(), 1);
+    assert_eq!(pass(&mut codec, start + OPEN_AFTER), [], "the timer of the opening");
+    assert_eq!(codec.next_due(), Some(start + HALF_OPEN));
+    let end = pass(&mut codec, start + HALF_OPEN);
+    assert!(matches!(end[..], [SessionFrame::Fin { total: 33 }, SessionFrame::Reset { .. }]), "{end:?}");
+    assert_is_empty(&codec);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_client_of_an_edge_is_answered_in_its_session_as_recorded() {
+    let mut codec = server();
+    let asked = recorded("access");
+    let decoded = on_message(&mut codec, &asked, "t");
+    let [SessionFrame::Open { target, .. }] = &decoded.frames[..] else { panic!("{decoded:?}") };
+    assert_eq!((decoded.category, target.to_string()), (Category::HttpProxy, "127.0.0.1:10022".into()));
+    let id = decoded.id;
+    let early = recorded("access, bytes of the client");
+    assert_eq!(on_message(&mut codec, &early, "t").frames, [], "not dialled yet");
+    assert_eq!(codec.early(id).0, early.data.len() + PIECE_COST);
+    let accepted = SessionFrame::Opened { limit: 1, epoch: 1, instance: None };
+    let frames = send_at(&mut codec, id, Category::HttpProxy, accepted, Instant::now());
+    assert_eq!(frames, [SessionFrame::Data(early.data.clone())]);
+    assert_eq!((codec.early(id), codec.early), ((0, 0), 0));
+    for (name, data) in
+        [("access, success", None), ("access, bytes of the target", Some("bytes of the target"))]
+    {
+        if let Some(data) = data {
+            send_at(&mut codec, id, Category::HttpProxy, SessionFrame::Data(data.into()), Instant::now());
+        }
+        let expected = recorded(name);
+        assert_eq!(said(&mut codec, &expected), expected);
+    }
+    // The target ends. The edge cannot be told, and its client may go on for a while.
+    send_at(&mut codec, id, Category::HttpProxy, SessionFrame::Fin { total: 20 }, Instant::now());
+    assert_eq!(pass(&mut codec, Instant::now() + AFTER_TARGET).len(), 2);
+    assert_eq!(codec.next_message(), None);
+    assert_is_empty(&codec);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_client_of_an_edge_reads_why_its_target_is_not_reached() {
+    let mut codec = server();
+    let decoded = on_message(&mut codec, &recorded("access of a target that refuses"), "t");
+    let refusal = SessionError::new(ErrorCode::TargetRefused, "refused the connection");
+    let refused = SessionFrame::Refused { epoch: 1, refusal };
+    send_at(&mut codec, decoded.id, Category::HttpProxy, refused, Instant::now());
+    let answer = codec.next_message().unwrap();
+    assert_eq!(answer.r#type, "backend");
+    assert_eq!(
+        answer.data,
+        "HTTP/1.1 502 Bad Gateway\r\nContent-Length: 23\r\nConnection: close\r\n\r\nrefused the connection\n"
+    );
+    assert_eq!(codec.next_message(), None);
+    assert_is_empty(&codec);
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_edge_dials_for_the_first_bytes_and_keeps_them_until_the_target_is_reached() {
+    for name in ["ssh", "egress", "httpProxy"] {
+        let mut codec = edge();
+        let first = recorded(&format!("{name}, first bytes"));
+        let decoded = on_message(&mut codec, &first, "t");
+        let [SessionFrame::Open { target, .. }] = &decoded.frames[..] else { panic!("{decoded:?}") };
+        assert_eq!((decoded.category.name(), target.to_string()), (name, "127.0.0.1:10022".into()));
+        on_message(&mut codec, &recorded(&format!("{name}, later bytes")), "t");
+        let (id, category) = (decoded.id, decoded.category);
+        let accepted = SessionFrame::Opened { limit: 1, epoch: 1, instance: None };
+        let frames = send_at(&mut codec, id, category, accepted, Instant::now());
+        assert_eq!(frames, [SessionFrame::Data(first.data), SessionFrame::Data("later bytes".into())]);
+        let answer = recorded(&format!("{name}, bytes of the target"));
+        send_at(&mut codec, id, category, SessionFrame::Data(answer.data.clone()), Instant::now());
+        assert_eq!(said(&mut codec, &answer), answer);
+        // The target ends, which the server learns where it has a handler for it.
+        send_at(&mut codec, id, category, SessionFrame::Fin { total: 99 }, Instant::now());
+        assert_eq!(pass(&mut codec, Instant::now() + AFTER_TARGET).len(), 2);
+        let told = codec.next_message().map(|message| message.r#type);
+        assert_eq!(told.as_deref(), if name == "httpProxy" { None } else { Some("closed") });
+        assert_is_empty(&codec);
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_edges_failed_dial_closes_the_clients_session() {
+    let mut codec = edge();
+    let first = recorded("ssh, first bytes for a target that refuses");
+    let decoded = on_message(&mut codec, &first, "t");
+    let refusal = SessionError::new(ErrorCode::TargetRefused, "refused");
+    send_at(
+        &mut codec,
+        decoded.id,
+        Category::Ssh,
+        SessionFrame::Refused { epoch: 1, refusal },
+        Instant::now(),
+    );
+    let closed = codec.next_message().unwrap();
+    assert_eq!((closed.r#type.as_str(), &closed.data[..]), ("closed", &b"refused"[..]));
+    // Bytes that crossed it must not reach a new connection.
+    let crossed = StreamMsg { topic: "t".into(), ..first.clone() };
+    assert_eq!(codec.on_message(crossed, Instant::now()), PlainEvent::Unknown("unknown_session"));
+    for n in 0..MAX_CLOSED {
+        let decoded = on_message(&mut codec, &first, &format!("topic {n}"));
+        assert!(
+            codec.on_message(
+                StreamMsg { r#type: "closed".into(), topic: format!("topic {n}"), ..first.clone() },
+                Instant::now()
+            ) != PlainEvent::Answered
+        );
+        assert!(!codec.has(decoded.id));
+    }
+    assert!(codec.closed.len() <= MAX_CLOSED);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_target_that_has_not_taken_all_bytes_is_not_closed() {
+    let (mut codec, start) = (edge(), Instant::now());
+    let decoded = on_message(&mut codec, &recorded("ssh, first bytes"), "t");
+    let id = decoded.id;
+    send_at(
+        &mut codec,
+        id,
+        Category::Ssh,
+        SessionFrame::Opened { limit: 1, epoch: 1, instance: None },
+        start,
+    );
+    send_at(&mut codec, id, Category::Ssh, SessionFrame::Fin { total: 1 }, start);
+    let due = start + AFTER_TARGET;
+    assert_eq!(codec.due(due), [id]);
+    assert_eq!(codec.on_due(id, false, due), None);
+    assert_eq!((codec.due(due), codec.next_due()), (vec![], Some(due + AFTER_TARGET)));
+    assert!(codec.on_due(id, true, due + AFTER_TARGET).is_some());
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_edges_own_client_asks_with_access_and_reads_what_follows_the_response() {
+    let mut codec = edge();
+    send(&mut codec, Category::HttpProxy, open("127.0.0.1:10022"));
+    let asked = recorded("access");
+    let message = codec.next_message().unwrap();
+    assert_eq!(StreamMsg { topic: asked.topic.clone(), ..message.clone() }, asked);
+    let answer = recorded("access, success");
+    let (start, end) = answer.data.split_at(20);
+    let half = StreamMsg { data: Bytes::copy_from_slice(start), ..answer.clone() };
+    assert_eq!(on_message(&mut codec, &half, &message.topic).frames, []);
+    let rest = StreamMsg { data: [end, b"first"].concat().into(), ..answer.clone() };
+    assert_eq!(
+        on_message(&mut codec, &rest, &message.topic).frames,
+        [opened(3), SessionFrame::Data("first".into())]
+    );
+    let bytes = recorded("access, bytes of the client");
+    send(&mut codec, Category::HttpProxy, SessionFrame::Data(bytes.data.clone()));
+    assert_eq!(said(&mut codec, &bytes), bytes);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_servers_bad_response_refuses_the_client() {
+    for (response, says) in [
+        ("HTTP/1.1 500 Internal Server Error\r\n\r\n".to_owned(), "HTTP/1.1 500 Internal Server Error"),
+        ("HTTP/0.0 500 Internal Server Error\r\n\r\n".to_owned(), "HTTP/0.0 500"),
+        ("x".repeat(MAX_HEAD), "xxx"),
+    ] {
+        let mut codec = edge();
+        send(&mut codec, Category::HttpProxy, open("127.0.0.1:10022"));
+        let asked = codec.next_message().unwrap();
+        let answer = StreamMsg { r#type: "backend".into(), data: response.into(), ..asked.clone() };
+        let frames = on_message(&mut codec, &answer, &asked.topic).frames;
+        let [SessionFrame::Refused { epoch: 3, refusal }] = &frames[..] else { panic!("{frames:?}") };
+        assert!(refusal.reason.contains(says), "{refusal}");
+        assert_is_empty(&codec);
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn bytes_for_a_client_that_has_ended_are_answered_only_where_it_helps() {
+    let mut codec = server();
+    let late = recorded("ssh, bytes for a client that has ended");
+    assert_eq!(codec.on_message(late, Instant::now()), PlainEvent::Answered);
+    assert_eq!(codec.next_message().unwrap().r#type, "closed");
+    let mut codec = edge();
+    let late = recorded("access, bytes for a client that has ended");
+    assert_eq!(codec.on_message(late, Instant::now()), PlainEvent::Unknown("unknown_session"));
+}
+
+#[tokio::test(start_paused = true)]
+async fn replies_do_not_repeat_long_texts() {
+    for mut codec in [server(), edge()] {
+        for kind in ["frontend", "backend", "access", "closed", "control"] {
+            for category in ["ssh", "egress", "httpProxy", "tcp"] {
+                let message = StreamMsg {
+                    node: "node1".into(),
+                    category: category.into(),
+                    r#type: kind.into(),
+                    topic: "t".into(),
+                    data: Bytes::new(),
+                    addr: "x".repeat(1 << 20),
+                };
+                codec.on_message(
+                    StreamMsg { topic: "x".repeat(MAX_TOPIC + 1), ..message.clone() },
+                    Instant::now(),
+                );
+                codec.on_message(message, Instant::now());
+            }
+        }
+        for message in std::iter::from_fn(|| codec.next_message()) {
+            assert!(
+                message.topic.len() <= MAX_TOPIC
+                    && message.addr.len() <= MAX_ADDR
+                    && message.data.len() < 1000
+            );
+        }
+        assert_is_empty(&codec);
+    }
+}
+
+fn assert_is_empty(codec: &G4Codec) {
+    assert!(codec.sessions.is_empty() && codec.by_topic.is_empty() && codec.timers.is_empty(), "{codec:?}");
+    assert_eq!(codec.early, 0);
+}
+
+/// A step of a conversation in which neither side keeps to any rule.
+#[derive(Debug, Clone)]
+enum Step {
+    Message { category: &'static str, kind: &'static str, topic: u8, bytes: usize },
+    Frame { session: u8, frame: u8 },
+    Pass(u16),
+    GiveUp(u8),
+    Pull,
+}
+
+fn steps() -> impl Strategy<Value = Vec<Step>> {
+    let message = (
+        prop::sample::select(vec!["ssh", "egress", "httpProxy", "tcp", "https"]),
+        prop::sample::select(vec!["frontend", "backend", "access", "closed", "connecting"]),
+        0..6u8,
+        prop::sample::select(vec![0, 1, 50, 9000]),
+    );
+    let message =
+        message.prop_map(|(category, kind, topic, bytes)| Step::Message { category, kind, topic, bytes });
+    let frame = (0..8u8, 0..8u8).prop_map(|(session, frame)| Step::Frame { session, frame });
+    let step = prop_oneof![
+        4 => message,
+        4 => frame,
+        1 => (0..2000u16).prop_map(Step::Pass),
+        1 => (0..8u8).prop_map(Step::GiveUp),
+        1 => Just(Step::Pull),
+    ];
+    prop::collection::vec(step, 0..120)
+}
+
+proptest! {
+    /// The maps agree with each other, and hold nothing of an ended session.
+    #[test]
+    fn no_conversation_breaks_it(to_edge: bool, steps in steps()) {
+        let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
+        let _entered = runtime.enter();
+        let mut codec = G4Codec::new("node1".parse().unwrap(), to_edge, IDLE);
+        let mut now = Instant::now();
+        let mut ids: Vec<SessionId> = (0..4).map(SessionId::from_bits).collect();
+        for step in steps {
+            match step {
+                Step::Message { category, kind, topic, bytes } => {
+                    let known: Vec<_> = codec.by_topic.keys().cloned().collect();
+                    let topic = known.get(usize::from(topic)).cloned().unwrap_or(format!("topic {topic}"));
+                    let event = codec.on_message(StreamMsg {
+                        node: "node1".into(), category: category.into(), r#type: kind.into(), topic,
+                        data: vec![b'x'; bytes].into(), addr: "10.0.0.1:22".into(),
+                    }, now);
+                    if let PlainEvent::Session(Decoded { id, .. }) = event { ids.push(id) }
+                }
+                Step::Frame { session, frame } => {
+                    let id = ids[ids.len().saturating_sub(1 + usize::from(session))];
+                    let refusal = SessionError::new(ErrorCode::TargetRefused, "x");
+                    let frame = match frame {
+                        0 => open("node1:22"),
+                        1 => opened(2),
+                        2 | 3 => SessionFrame::Data("data".into()),
+                        4 => SessionFrame::Fin { total: 5 },
+                        5 => SessionFrame::Refused { epoch: 1, refusal },
+                        6 => SessionFrame::Reset { epoch: 1, refusal },
+                        _ => SessionFrame::PathLost { epoch: 1 },
+                    };
+                    codec.send_frame(id, Category::Ssh, frame, now);
+                }
+                Step::Pass(seconds) => {
+                    now += Duration::from_secs(seconds.into());
+                    // A late timer may be followed by another one that is due.
+                    for _ in 0..3 {
+                        for id in codec.due(now) { codec.on_due(id, seconds % 2 == 0, now); }
+                    }
+                    prop_assert!(codec.next_due().is_none_or(|due| due > now), "each timer was handled");
+                }
+                Step::GiveUp(session) => {
+                    codec.give_up_early(ids[ids.len().saturating_sub(1 + usize::from(session))]);
+                }
+                Step::Pull => { codec.next_message(); }
+            }
+            prop_assert_eq!(codec.sessions.len(), codec.by_topic.len());
+            prop_assert_eq!(codec.sessions.len(), codec.timers.len());
+            let early: usize = codec.sessions.values().map(G4Session::early).sum();
+            prop_assert_eq!(early, codec.early);
+            prop_assert!(codec.closed.len() <= MAX_CLOSED);
+        }
+        now += IDLE;
+        for _ in 0..3 {
+            for id in codec.due(now) { codec.on_due(id, true, now); }
+        }
+        prop_assert!(codec.sessions.is_empty(), "every session ends: {:?}", codec);
+    }
+}

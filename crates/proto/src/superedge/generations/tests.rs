@@ -1,0 +1,136 @@
+//! How the generation of a remote is found out, and what waits for that.
+
+use bytes::Bytes;
+
+use crate::frame::{ErrorCode, SessionError};
+
+use super::*;
+
+fn codec(to_edge: bool) -> SuperEdgeCodec {
+    SuperEdgeCodec::new(node(), to_edge, Duration::from_secs(600), Instant::now())
+}
+
+fn node() -> NodeName {
+    "edge-1".parse().unwrap()
+}
+
+fn frame(id: u128, category: Category, frame: SessionFrame) -> Frame {
+    Frame { node: node(), body: FrameKind::Session(SessionId::from_bits(id), category, frame) }
+}
+
+fn open(id: u128) -> Frame {
+    let target = "edge-1:22".parse().unwrap();
+    let open = SessionFrame::Open { target, limit: 9, epoch: 3, client: String::new(), opener: None };
+    frame(id, Category::Ssh, open)
+}
+
+fn message(kind: &str, topic: &str) -> StreamMsg {
+    StreamMsg {
+        node: "edge-1".into(),
+        category: "ssh".into(),
+        r#type: kind.into(),
+        topic: topic.into(),
+        data: Bytes::from_static(b"x"),
+        addr: "127.0.0.1:22".into(),
+    }
+}
+
+fn kinds(codec: &mut SuperEdgeCodec) -> Vec<String> {
+    std::iter::from_fn(|| codec.next_message()).map(|message| message.r#type).collect()
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_probe_is_the_first_message_and_has_no_effect_at_an_older_remote() {
+    let probe = codec(true).next_message().unwrap();
+    let said = (probe.node.as_str(), probe.category.as_str(), probe.r#type.as_str(), probe.addr.as_str());
+    assert_eq!(said, ("edge-1", "ssh", "connecting", ""));
+    let probe = codec(false).next_message().unwrap();
+    assert_eq!((probe.category.as_str(), probe.r#type.as_str()), ("httpProxy", "connecting"));
+    assert!(probe.data.starts_with(b"GET "));
+}
+
+#[tokio::test(start_paused = true)]
+async fn sessions_wait_for_the_answer_to_the_probe() {
+    let mut codec = codec(true);
+    let probe = codec.next_message().unwrap();
+    for id in 1..=3 {
+        assert_eq!(codec.send_frame(open(id), Instant::now()), None);
+    }
+    let refusal = SessionError::new(ErrorCode::Cancelled, "client left");
+    codec.send_frame(frame(2, Category::Ssh, SessionFrame::Reset { epoch: 3, refusal }), Instant::now());
+    assert!(!codec.has_messages() && codec.generation().is_none());
+    let answer = StreamMsg { r#type: "connect-failed".into(), ..probe };
+    assert_eq!(codec.on_message(answer, Instant::now()), PlainEvent::Answered);
+    assert_eq!(codec.generation(), Some(Generation::G5));
+    assert_eq!(kinds(&mut codec), ["connecting", "connecting"], "without the session that has ended");
+    assert!(codec.held.is_empty());
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_remote_that_ignores_the_probe_for_three_seconds_is_an_older_one() {
+    let mut codec = codec(true);
+    codec.next_message();
+    codec.send_frame(open(1), Instant::now());
+    let decide_at = Instant::now() + PROBE_TIMEOUT;
+    assert_eq!(codec.next_due(), Some(decide_at));
+    codec.due(decide_at);
+    assert_eq!((codec.generation(), kinds(&mut codec)), (Some(Generation::G4), vec!["frontend".to_owned()]));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_late_answer_and_later_messages_correct_the_guess() {
+    let mut codec = codec(true);
+    let probe = codec.next_message().unwrap();
+    codec.due(Instant::now() + PROBE_TIMEOUT);
+    codec.on_message(StreamMsg { r#type: "connect-failed".into(), ..probe }, Instant::now());
+    codec.send_frame(open(1), Instant::now());
+    assert_eq!(
+        (codec.generation(), kinds(&mut codec)),
+        (Some(Generation::G5), vec!["connecting".to_owned()])
+    );
+    codec.on_message(message("access", "t"), Instant::now());
+    assert_eq!(codec.generation(), Some(Generation::G4));
+    codec.on_message(message("connecting", "u"), Instant::now());
+    assert_eq!(codec.generation(), Some(Generation::G5));
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_first_message_of_a_session_tells_as_well() {
+    for (kind, generation) in [("frontend", Generation::G4), ("connecting", Generation::G5)] {
+        let mut codec = codec(false);
+        let event = codec.on_message(message(kind, "t"), Instant::now());
+        assert!(matches!(event, PlainEvent::Session(_)), "{event:?}");
+        assert_eq!(codec.generation(), Some(generation));
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_session_keeps_the_codec_that_it_began_with() {
+    let mut codec = codec(false);
+    let PlainEvent::Session(old) = codec.on_message(message("frontend", "old"), Instant::now()) else {
+        panic!()
+    };
+    let PlainEvent::Session(new) = codec.on_message(message("connecting", "new"), Instant::now()) else {
+        panic!()
+    };
+    kinds(&mut codec);
+    for (session, data) in [(old.id, "backend"), (new.id, "tcp-forward")] {
+        let accepted = SessionFrame::Opened { limit: 1, epoch: 1, instance: None };
+        for step in [accepted, SessionFrame::Data("x".into())] {
+            let body = FrameKind::Session(session, Category::Ssh, step);
+            codec.send_frame(Frame { node: node(), body }, Instant::now());
+        }
+        assert_eq!(kinds(&mut codec).last().map(String::as_str), Some(data));
+    }
+    assert!(matches!(codec.on_message(message("closed", "old"), Instant::now()), PlainEvent::Session(_)));
+    assert!(matches!(codec.on_message(message("closed", "new"), Instant::now()), PlainEvent::Session(_)));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_request_for_tls_is_refused_without_waiting() {
+    let mut codec = codec(true);
+    let FrameKind::Session(id, _, open) = open(1).body else { panic!() };
+    let body = FrameKind::Session(id, Category::Https, open);
+    let decoded = codec.send_frame(Frame { node: node(), body }, Instant::now()).unwrap();
+    assert!(matches!(decoded.frames[..], [SessionFrame::Refused { epoch: 3, .. }]));
+}

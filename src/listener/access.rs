@@ -1,0 +1,142 @@
+//! Access to listeners: builds their access policies from the settings.
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use arc_swap::ArcSwap;
+use http::HeaderMap;
+use http::header::{AUTHORIZATION, PROXY_AUTHORIZATION};
+use tracing::{info, info_span};
+
+use crate::admin::page::AdminUsers;
+use crate::config::listen::{AccessConfig, AdminConfig, AuthConfig};
+use crate::listener::admission::AccessPolicy;
+use crate::listener::auth::{PasswordChecker, Users};
+use crate::startup::{Startup, StartupErrorKind};
+use tunnel_base::drain::Drain;
+use tunnel_base::policy::Networks;
+use tunnel_base::policy::zone::Zone;
+use tunnel_net::reload::Reload;
+
+/// Builds the access policies of listeners. A user file named by several tables is read once, and failed logins at any
+/// of their ports count together.
+#[derive(Debug, Default)]
+pub struct AccessPolicyBuilder {
+    files: BTreeMap<PathBuf, Option<UserFile>>,
+    limiters: ListenerPolicies,
+}
+
+/// The reloadable access policies of listeners, each with the key of its table. Cheap to clone.
+#[derive(Debug, Clone, Default)]
+pub struct ListenerPolicies(Vec<(String, Arc<ArcSwap<AccessPolicy>>)>);
+
+/// Access to one port, with the lists and files that decide it.
+#[derive(Debug, Clone)]
+pub struct ListenerAccess {
+    proxies: Networks,
+    policy: Arc<ArcSwap<AccessPolicy>>,
+}
+
+/// A file of users, reloaded when it changes, and the checker that all ports with this file share.
+#[derive(Debug)]
+struct UserFile {
+    users: Reload<Users>,
+    logins: Arc<PasswordChecker>,
+}
+
+impl AccessPolicyBuilder {
+    /// Reads what the port of the table with this key needs. Returns `None` if a file is invalid, which is recorded.
+    pub fn prepare(
+        &mut self,
+        limiter: &str,
+        access: &AccessConfig,
+        startup: &mut Startup,
+    ) -> Option<ListenerAccess> {
+        let logins = match &access.auth {
+            AuthConfig::None => None,
+            AuthConfig::Basic { users, key } => {
+                let read = || UserFile::read(users, key, startup);
+                let file = self.files.entry(users.clone()).or_insert_with(read);
+                Some(file.as_ref()?.logins.clone())
+            }
+        };
+        let AccessConfig { proxy_protocol, allow_from, rules, names, .. } = access.clone();
+        let policy =
+            Arc::new(ArcSwap::from_pointee(AccessPolicy { allow_from, logins, names, rules, zone: None }));
+        self.limiters.0.push((limiter.to_owned(), policy.clone()));
+        Some(ListenerAccess { proxies: proxy_protocol, policy })
+    }
+
+    /// Returns the users that may read the admin ports from other machines. `key` sets their file. Returns `None` if the
+    /// file is invalid, which is recorded.
+    pub fn viewers(&mut self, key: &str, admin: &AdminConfig, startup: &mut Startup) -> Option<AdminUsers> {
+        let Some(users) = admin.users.clone() else { return Some(AdminUsers::default()) };
+        let auth = AuthConfig::Basic { users, key: key.to_owned() };
+        let access = AccessConfig { auth, ..AccessConfig::default() };
+        let policy = self.prepare("admin", &access, startup)?.policy(None);
+        Some(AdminUsers::new(move |head, from| {
+            let policy = policy.load_full();
+            // The policy reads the credentials for proxies; a browser sends the same ones to a server.
+            let said = head.get(AUTHORIZATION).map(|said| (PROXY_AUTHORIZATION, said.clone()));
+            let said = HeaderMap::from_iter(said);
+            Box::pin(async move { policy.authenticate(&said, from).await.is_ok() })
+        }))
+    }
+
+    /// Watches the files.
+    pub fn watch(self, drain: &Drain) -> ListenerPolicies {
+        for file in self.files.into_values().flatten() {
+            drain.spawn(info_span!("users"), file.users.watch(drain.clone()));
+        }
+        self.limiters
+    }
+}
+
+impl ListenerPolicies {
+    /// Updates each access policy from the settings of its table: `allow_from`, `names` and `rules`. If the table was
+    /// removed the policy stays unchanged.
+    pub fn apply(&self, settings: &[(&str, &AccessConfig)]) {
+        for (limiter, policy) in &self.0 {
+            let Some((_, access)) = settings.iter().find(|(key, _)| key == limiter) else { continue };
+            let (old, AccessConfig { allow_from, names, rules, .. }) = (policy.load_full(), access);
+            if (&old.allow_from, &old.names, &old.rules) != (allow_from, names, rules) {
+                let (allow_from, names, rules) = (allow_from.clone(), names.clone(), rules.clone());
+                policy.store(Arc::new(AccessPolicy {
+                    allow_from,
+                    names,
+                    rules,
+                    ..AccessPolicy::clone(&old)
+                }));
+                info!(listener = limiter, "access policy reloaded");
+            }
+        }
+    }
+}
+
+impl ListenerAccess {
+    /// Returns the networks of load balancers in front of the port.
+    pub fn proxies(&self) -> Networks {
+        self.proxies.clone()
+    }
+
+    /// Returns the access policy of a listener, which follows the settings. `zone` is the zone in which nodes have a
+    /// second name.
+    pub fn policy(self, zone: Option<Arc<Zone>>) -> Arc<ArcSwap<AccessPolicy>> {
+        let policy = AccessPolicy { zone, ..AccessPolicy::clone(&self.policy.load()) };
+        self.policy.store(Arc::new(policy));
+        self.policy
+    }
+}
+
+impl UserFile {
+    fn read(path: &Path, key: &str, startup: &mut Startup) -> Option<Self> {
+        let shown = path.display().to_string();
+        let parse = move |text: &[u8]| {
+            Users::parse(&String::from_utf8_lossy(text)).map_err(|cause| format!("{shown}: {cause}"))
+        };
+        let users = startup.collect(StartupErrorKind::Config, &[key], Reload::file(path, parse))?;
+        let logins = Arc::new(PasswordChecker::new(users.clone()));
+        Some(Self { users, logins })
+    }
+}

@@ -1,0 +1,191 @@
+//! The egress listener: where kube-apiserver sends CONNECT, over mutual TLS or a Unix socket.
+
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use tracing::info_span;
+
+use crate::config::listen::{self, AccessConfig, AuthMethods, ListenAddress};
+use crate::config::table::ConfigTable;
+use crate::config::{Diagnostics, ListenConfig};
+use crate::listener::authenticated::{ListenerTlsConfig, OverTls, OverUnix};
+use crate::listener::connect::Connect;
+use crate::listener::{
+    BoundListener, ListenerConfig, ListenerDeps, ListenerFile, ListenerKind, ListenerSetup,
+};
+use tunnel_base::policy::Networks;
+use tunnel_proto::frame::Category;
+
+/// `[server.egress]`: the server's CONNECT listener for the egress selector of kube-apiserver.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum EgressConfig {
+    /// A port, always with TLS.
+    Port {
+        /// Address where clients connect.
+        listen: ListenConfig,
+        /// The server's certificate, and the CA of clients' certificates.
+        certificates: ListenerTlsConfig,
+        /// Access rules.
+        access: AccessConfig,
+    },
+    /// A Unix socket. Only the owner of its file may open it.
+    Unix {
+        /// Path of the socket.
+        path: PathBuf,
+        /// What clients may reach.
+        access: AccessConfig,
+    },
+}
+
+pub(crate) const KIND: ListenerKind = ListenerKind {
+    name: "egress",
+    about: "HTTP CONNECT over TLS or a Unix socket, for kube-apiserver's egress selector",
+    by_address: true,
+    read: |tables| Some(Arc::new(read(tables.server, &tables.inherited, tables.report)?)),
+};
+
+impl ListenerConfig for EgressConfig {
+    fn name(&self) -> &'static str {
+        KIND.name
+    }
+
+    fn files(&self) -> Vec<ListenerFile> {
+        match self {
+            Self::Port { certificates, .. } => certificates.files(),
+            Self::Unix { .. } => Vec::new(),
+        }
+    }
+
+    fn access(&self) -> Vec<(&str, &AccessConfig)> {
+        let (Self::Port { access, .. } | Self::Unix { access, .. }) = self;
+        vec![("server.egress", access)]
+    }
+
+    fn bind(&self, setup: &mut ListenerSetup<'_>) -> Option<Vec<BoundListener>> {
+        let port = match self {
+            Self::Port { listen, certificates, access } => {
+                let access = setup.policies.prepare("server.egress", access, setup.startup);
+                let tls = certificates.load(setup);
+                let listener = setup.startup.bind(&format!("server.egress.{}", listen.key), listen.at);
+                let (access, tls, listener) = (access?, tls?, listener?);
+                BoundListener::tcp(KIND.name, listener, access, move |deps: &ListenerDeps| {
+                    deps.links.spawn(info_span!("tls"), tls.clone().watch(deps.links.clone()));
+                    OverTls::new(Connect(Category::Egress), tls, deps.context.pool.clone())
+                })
+            }
+            Self::Unix { path, access } => {
+                let access = setup.policies.prepare("server.egress", access, setup.startup);
+                let listener = setup.startup.bind_local("server.egress.listen", path);
+                let (access, listener) = (access?, listener?);
+                BoundListener::new(KIND.name, listener, access, |_| OverUnix(Connect(Category::Egress)))
+            }
+        };
+        Some(vec![port])
+    }
+}
+
+/// Reads the table. Returns `None` if it is absent, or has no address to listen on, which is an error.
+fn read(
+    server: &mut ConfigTable<'_>,
+    inherited: &AccessConfig,
+    report: &mut Diagnostics,
+) -> Option<EgressConfig> {
+    let mut table = server.table(KIND.name, report);
+    let place = listen::place(&mut table, report);
+    listen::require(&table, place.is_some(), report);
+    let egress = match place {
+        Some(ListenAddress::Unix(path)) => Some(unix(&mut table, path, inherited, report)),
+        Some(ListenAddress::Port(listen)) => port(&mut table, Some(listen), inherited, report),
+        None => port(&mut table, None, inherited, report),
+    };
+    table.finish(report);
+    egress
+}
+
+fn port(
+    table: &mut ConfigTable<'_>,
+    listen: Option<ListenConfig>,
+    inherited: &AccessConfig,
+    report: &mut Diagnostics,
+) -> Option<EgressConfig> {
+    let certificates = ListenerTlsConfig::read(table, FILES, report);
+    let proofs = AuthMethods { password: true, certificate: Some(certificates.client_ca.is_some()) };
+    let access = AccessConfig::read(table, proofs, inherited, report);
+    let listen = listen?;
+    access.warn_if_open(table.key(listen.key), listen.at, proofs, "every node", report);
+    Some(EgressConfig::Port { listen, certificates, access })
+}
+
+/// Reads the keys of a Unix socket. Every process that may open its file has access, so keys that restrict clients are
+/// useless.
+fn unix(
+    table: &mut ConfigTable<'_>,
+    path: PathBuf,
+    inherited: &AccessConfig,
+    report: &mut Diagnostics,
+) -> EgressConfig {
+    let proofs = AuthMethods { password: false, certificate: Some(true) };
+    let access = AccessConfig::read(table, proofs, inherited, report);
+    for key in ["cert", "key", "client_ca"] {
+        table.ignore(key, report);
+    }
+    for key in USELESS {
+        if table.has(key) {
+            let wanted = "remove it; only the socket file's owner can connect, and without TLS";
+            table.error(key, Some("set, but listen is a Unix socket".to_owned()), wanted, report);
+        }
+    }
+    EgressConfig::Unix {
+        path,
+        access: AccessConfig { allow_from: None, proxy_protocol: Networks::default(), ..access },
+    }
+}
+
+/// Keys that have no meaning with a Unix socket.
+const USELESS: [&str; 8] =
+    ["cert", "key", "client_ca", "names", "allow_from", "proxy_protocol", "auth", "users"];
+
+/// SuperEdge's paths of certificate and key.
+const FILES: [&str; 2] = ["/etc/tunnel/certs/egress.crt", "/etc/tunnel/certs/egress.key"];
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::config::Environment;
+
+    fn errors(text: &str) -> (Option<EgressConfig>, Vec<String>) {
+        let mut report = Diagnostics::default();
+        let mut file = ConfigTable::parse(text, &Environment::default(), &mut report);
+        let inherited = AccessConfig { allow_from: Some(Networks::default()), ..AccessConfig::default() };
+        let egress = read(&mut file, &inherited, &mut report);
+        let errors = report.finish(text, ()).errors;
+        (egress, errors.iter().map(ToString::to_string).collect())
+    }
+
+    #[test]
+    fn a_unix_socket_is_fenced_by_its_file() {
+        let (egress, reported) = errors("[egress]\nlisten = \"unix:/run/tunnel/egress.sock\"");
+        let Some(EgressConfig::Unix { path, access }) = egress else { panic!("{egress:?}") };
+        assert_eq!(
+            (path.to_str(), access.allow_from, reported),
+            (Some("/run/tunnel/egress.sock"), None, vec![])
+        );
+        for key in ["client_ca = \"/ca\"", "allow_from = [\"10.0.0.0/8\"]", "key = \"/k\""] {
+            let reported = errors(&format!("[egress]\nlisten = \"unix:/a\"\n{key}")).1;
+            assert_eq!(reported.len(), 1, "{reported:?}");
+        }
+    }
+
+    #[test]
+    fn where_to_listen_must_be_said() {
+        for (text, part) in [
+            ("[egress]", "egress.listen: missing: set the address to listen on"),
+            ("[egress]\nlisten = \"unix:relative\"", "or unix:/path"),
+            ("[egress]\nlisten = \"8000\"", "expected ip:port"),
+        ] {
+            let reported = errors(text).1;
+            assert!(reported.len() == 1 && reported[0].contains(part), "{text}: {reported:?}");
+        }
+        assert_eq!(errors("").0, None);
+    }
+}

@@ -1,0 +1,292 @@
+//! The HTTP listener: a port of this server stands for one port of every node, and each request names its node. Over
+//! TLS ([`https`](super::https)) it works the same.
+
+pub mod routing;
+
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::sync::Arc;
+
+use bytes::Bytes;
+use http::request::Parts;
+use tokio::net::TcpStream;
+use tokio::sync::watch;
+use tokio_rustls::rustls::ClientConfig;
+use tracing::{Span, field, info_span};
+
+use crate::config::listen::{AccessConfig, AuthMethods};
+use crate::config::table::ConfigTable;
+use crate::config::{Diagnostics, value};
+use crate::listener::access::ListenerAccess;
+use crate::listener::admission::{
+    Admission, ClientIdentity, HandshakeOutcome, ListenerProtocol, OpenRequest,
+};
+use crate::listener::denial::Denial;
+use crate::listener::forward::forward;
+use crate::listener::http::routing::RoutingContext;
+use crate::listener::requests::credentials;
+use crate::listener::{
+    BoundListener, ListenerConfig, ListenerDeps, ListenerKind, ListenerSetup, ListenerTables,
+};
+use crate::registry::Finder;
+use crate::startup::Startup;
+use tunnel_base::policy::ports::{PortTarget, ProxyPorts};
+use tunnel_net::listen::TcpAccept;
+use tunnel_net::reload::Reload;
+use tunnel_net::socket::Connection;
+use tunnel_net::tls::handshake::TlsSocket;
+use tunnel_proto::frame::Category;
+
+/// `[server.http]`: ports of a server, without TLS, that each stand for one port of every node.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct HttpConfig {
+    /// The ports; at least one.
+    pub ports: Vec<NodePortConfig>,
+    /// Access rules.
+    pub access: AccessConfig,
+}
+
+/// A port of this server, and the port of each node that it stands for.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct NodePortConfig {
+    /// Address where clients connect.
+    pub at: SocketAddr,
+    /// The full key of the entry.
+    pub key: String,
+    /// The target that the node dials.
+    pub stands_for: PortTarget,
+}
+
+pub(crate) const KIND: ListenerKind = ListenerKind {
+    name: "http",
+    about: "ports for HTTP, each for one port of every node; the Host names the node",
+    by_address: false,
+    read,
+};
+
+/// Reads the table.
+fn read(tables: &mut ListenerTables<'_, '_>) -> Option<Arc<dyn ListenerConfig>> {
+    let report = &mut *tables.report;
+    let mut table = tables.server.table(KIND.name, report);
+    let methods = AuthMethods { password: false, certificate: None };
+    let ports = ports(&mut table, true, report);
+    let access = AccessConfig::read(&mut table, methods, &tables.inherited, report);
+    warn_if_open(&table, &ports, &access, methods, report);
+    table.finish(report);
+    if ports.is_empty() { None } else { Some(Arc::new(HttpConfig { ports, access })) }
+}
+
+/// Reads the ports. `reads_host` is true if the Host of requests can be read there.
+pub(crate) fn ports(
+    table: &mut ConfigTable<'_>,
+    reads_host: bool,
+    report: &mut Diagnostics,
+) -> Vec<NodePortConfig> {
+    let ip = table.read("listen_ip", value::parsed, report).unwrap_or(IpAddr::V4(Ipv4Addr::UNSPECIFIED));
+    let mut all = table.table("ports", report);
+    let entries = all.named(TARGET, report).into_iter();
+    entries.filter_map(|(name, entry)| node_port((ip, reads_host), &name, entry, report)).collect()
+}
+
+/// Reads one port. Returns `None` if the entry is unusable, which is recorded.
+fn node_port(
+    (ip, reads_host): (IpAddr, bool),
+    name: &str,
+    mut entry: ConfigTable<'_>,
+    report: &mut Diagnostics,
+) -> Option<NodePortConfig> {
+    let port = name.parse::<u16>().ok().filter(|_| name.bytes().all(|b| b.is_ascii_digit()));
+    if port.is_none() {
+        entry.name_error(name, "expected a port as the key: a number from 0 to 65535 in quotes", report);
+    }
+    let stands_for = entry.read(TARGET, value::parsed::<PortTarget>, report);
+    if stands_for.is_none() && !entry.has(TARGET) {
+        entry.error(
+            TARGET,
+            None,
+            "set the target that each node dials, as in \"127.0.0.1:10250\", or \"host\"",
+            report,
+        );
+    }
+    if stands_for == Some(PortTarget::Host) && !reads_host {
+        let found = Some("\"host\", but mode is \"passthrough\"".to_owned());
+        entry.error(
+            TARGET,
+            found,
+            "set the target that each node dials; the Host cannot be read in this mode",
+            report,
+        );
+    }
+    let key = entry.path().to_owned();
+    entry.finish(report);
+    Some(NodePortConfig { at: SocketAddr::new(ip, port?), key, stands_for: stands_for? })
+}
+
+pub(crate) fn warn_if_open(
+    table: &ConfigTable<'_>,
+    ports: &[NodePortConfig],
+    access: &AccessConfig,
+    proofs: AuthMethods,
+    report: &mut Diagnostics,
+) {
+    if let Some(NodePortConfig { at, stands_for, .. }) = ports.first() {
+        let reached = match ports.len() {
+            1 => format!("{stands_for} at every node"),
+            more => format!("{stands_for} at every node (other entries of this table: {})", more - 1),
+        };
+        access.warn_if_open(table.key("ports"), *at, proofs, &reached, report);
+    }
+}
+
+/// The key that a plain text value stands for.
+const TARGET: &str = "target";
+
+impl ListenerConfig for HttpConfig {
+    fn name(&self) -> &'static str {
+        KIND.name
+    }
+
+    fn access(&self) -> Vec<(&str, &AccessConfig)> {
+        vec![("server.http", &self.access)]
+    }
+
+    fn node_ports(&self) -> &[NodePortConfig] {
+        &self.ports
+    }
+
+    fn bind(&self, setup: &mut ListenerSetup<'_>) -> Option<Vec<BoundListener>> {
+        let access = setup.policies.prepare("server.http", &self.access, setup.startup);
+        let ports = bind(&self.ports, setup.startup);
+        let (access, ports) = (access?, ports?);
+        let port = |(listener, stands_for)| {
+            BoundListener::tcp(KIND.name, listener, ListenerAccess::clone(&access), |deps| {
+                NodePort::new(stands_for, Category::HttpProxy, None, deps)
+            })
+        };
+        Some(ports.into_iter().map(port).collect())
+    }
+}
+
+/// Binds all ports before returning, so that each error is noted.
+pub(crate) fn bind(ports: &[NodePortConfig], startup: &mut Startup) -> Option<Vec<(TcpAccept, PortTarget)>> {
+    let bound = ports.iter().map(|port| Some((startup.bind(&port.key, port.at)?, port.stands_for.clone())));
+    bound.collect::<Vec<_>>().into_iter().collect()
+}
+
+/// The protocol of a node port: what it means at the nodes, and how nodes are found.
+#[derive(Debug, Clone)]
+pub struct NodePort {
+    /// The target that the node dials.
+    pub stands_for: PortTarget,
+    /// The category of its sessions. With `Https`, the edge speaks TLS with the target.
+    pub category: Category,
+    /// TLS of this server with targets, for clients that have presented a certificate; `None` if it speaks none.
+    pub target_tls: Option<Reload<ClientConfig>>,
+    /// Finds the connected nodes.
+    pub finder: Arc<Finder>,
+    /// The ports that are served on the nodes' loopback.
+    pub ports: watch::Receiver<ProxyPorts>,
+}
+
+impl NodePort {
+    pub(crate) fn new(
+        stands_for: PortTarget,
+        category: Category,
+        target_tls: Option<Reload<ClientConfig>>,
+        deps: &ListenerDeps,
+    ) -> Self {
+        Self { stands_for, category, target_tls, finder: deps.finder.clone(), ports: deps.ports.clone() }
+    }
+}
+
+impl ListenerProtocol<TcpStream> for NodePort {
+    type Connection = TcpStream;
+
+    fn category(&self) -> Category {
+        self.category
+    }
+
+    fn span(&self, from: SocketAddr) -> Span {
+        info_span!("http", client = %from, trace_id = field::Empty, session = field::Empty)
+    }
+
+    fn rejection_bytes(&self, denial: &Denial, trace: &str) -> Bytes {
+        denial.text(trace)
+    }
+
+    async fn handshake(&self, socket: TcpStream, admission: &mut Admission) -> HandshakeOutcome<TcpStream> {
+        self.serve(socket, Transport::Plain, admission).await
+    }
+}
+
+impl ListenerProtocol<TlsSocket> for NodePort {
+    type Connection = TlsSocket;
+
+    fn category(&self) -> Category {
+        self.category
+    }
+
+    fn span(&self, from: SocketAddr) -> Span {
+        info_span!("https", client = %from, trace_id = field::Empty, session = field::Empty)
+    }
+
+    fn rejection_bytes(&self, denial: &Denial, trace: &str) -> Bytes {
+        denial.text(trace)
+    }
+
+    async fn handshake(&self, socket: TlsSocket, admission: &mut Admission) -> HandshakeOutcome<TlsSocket> {
+        let transport = Transport::of(&socket);
+        self.serve(socket, transport, admission).await
+    }
+}
+
+/// How a client speaks HTTP with a node port.
+enum Transport {
+    Plain,
+    /// Over TLS, with the server name that the client sent.
+    Tls(Option<String>),
+}
+
+impl Transport {
+    fn of(socket: &TlsSocket) -> Self {
+        Self::Tls(socket.get_ref().1.server_name().map(str::to_owned))
+    }
+}
+
+impl NodePort {
+    /// Serves a client.
+    async fn serve<C: Connection>(
+        &self,
+        socket: C,
+        transport: Transport,
+        admission: &mut Admission,
+    ) -> HandshakeOutcome<C> {
+        let tls = self.target_tls.clone();
+        let (server_name, default_port) = match &transport {
+            Transport::Plain => (None, 80),
+            Transport::Tls(name) => (name.as_deref(), 443),
+        };
+        let unnamed = || match transport {
+            Transport::Plain => Denial::NoHost,
+            Transport::Tls(_) => Denial::NoNodeInHost,
+        };
+        let (context, proof, from) =
+            (admission.context().clone(), admission.proof.clone(), admission.from().ip());
+        let shown = tls.is_none() || matches!(proof, ClientIdentity::Certificate(_));
+        let parse = |head: &Parts| {
+            if !shown {
+                return Err(Denial::Forbidden("this port requires a client certificate".to_owned()));
+            }
+            let policy = context.policy.load();
+            let requester = RoutingContext {
+                server_name,
+                trusted: policy.is_trusted_proxy(&proof, from),
+                default_port,
+                policy: &policy,
+                addresses: &context.addresses,
+            };
+            let (node, target) = self.place(head, &requester)?.ok_or_else(unnamed)?;
+            Ok(OpenRequest { node: Some(node), target, credentials: credentials(&head.headers) })
+        };
+        forward(socket, admission, tls, &parse).await
+    }
+}

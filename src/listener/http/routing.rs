@@ -1,0 +1,243 @@
+//! Determines the node and target of a request at a node port.
+
+use std::net::{IpAddr, Ipv4Addr};
+
+use http::HeaderMap;
+use http::header::{HOST, HeaderName};
+use http::request::Parts;
+use http::uri::Authority;
+
+use crate::listener::admission::{AccessPolicy, ClientIdentity};
+use crate::listener::denial::Denial;
+use crate::listener::forward::message::{TUNNEL_DEST, TUNNEL_HOST};
+use crate::listener::http::NodePort;
+use tunnel_base::addresses::{AddressBook, LocateError};
+use tunnel_base::names::{Host, NodeName, Target};
+use tunnel_base::policy::plain;
+use tunnel_base::policy::ports::{KUBELET, PortTarget};
+use tunnel_base::policy::targets::is_off_limits;
+
+/// What routing needs besides the request's head, at a node port with or without TLS.
+pub(crate) struct RoutingContext<'a> {
+    /// The server name (SNI) of the client's TLS connection; `None` without TLS.
+    pub(crate) server_name: Option<&'a str>,
+    /// Whether the client may choose node and target by headers.
+    pub(crate) trusted: bool,
+    /// The port for a Host header without one.
+    pub(crate) default_port: u16,
+    pub(crate) policy: &'a AccessPolicy,
+    pub(crate) addresses: &'a AddressBook,
+}
+
+/// A host with an optional port, as named by a request.
+struct HostHeader {
+    host: Host,
+    port: Option<u16>,
+    /// Whether exactly this host must be dialled, because a header names it.
+    exact: bool,
+}
+
+impl AccessPolicy {
+    /// Returns true if the config lists this client by its certificate or by a network. Entries that match all clients
+    /// are ignored.
+    pub(crate) fn is_trusted_proxy(&self, proof: &ClientIdentity, from: IpAddr) -> bool {
+        let by_name = |names: &[String]| {
+            let mut globs = self.names.iter().filter(|glob| !glob.is_everyone());
+            globs.any(|glob| names.iter().any(|name| glob.matches(name)))
+        };
+        let by_address =
+            self.allow_from.as_ref().is_some_and(|all| !all.holds_everyone() && all.contains(from));
+        by_address || matches!(proof, ClientIdentity::Certificate(names) if by_name(names))
+    }
+}
+
+impl NodePort {
+    /// Returns the node and target of a request, or `None` if nothing in it names a node.
+    ///
+    /// A trusted client may name the node and the target by headers. Otherwise the first match determines the node:
+    ///
+    /// 1. the Host header, if it names a connected node;
+    /// 2. the server name (SNI);
+    /// 3. the pod in a path of the kubelet's API;
+    /// 4. the address in the Host header;
+    /// 5. any name in the Host header.
+    ///
+    /// For exec, attach and port-forward, kube-apiserver sends its own Host header. It sends a server name only if it
+    /// verifies kubelets' certificates.
+    pub(crate) fn place(
+        &self,
+        head: &Parts,
+        requester: &RoutingContext<'_>,
+    ) -> Result<Option<(NodeName, Target)>, Denial> {
+        let (told, dest) = (one(&head.headers, &TUNNEL_HOST)?, one(&head.headers, &TUNNEL_DEST)?);
+        if (told.is_some() || dest.is_some()) && !requester.trusted {
+            return Err(Denial::Forbidden(UNTRUSTED.to_owned()));
+        }
+        if dest.is_some() && self.stands_for != PortTarget::Host {
+            return Err(Denial::Forbidden(FIXED.to_owned()));
+        }
+        let told_node = told.map(|told| requester.node_of_header(&told)).transpose()?;
+        let named = dest.map(|dest| HostHeader { exact: true, ..dest }).or_else(|| host(&head.headers));
+        let found = match told_node {
+            Some(node) => Some((node, true)),
+            None => self.node(head.uri.path(), named.as_ref(), requester)?,
+        };
+        let Some((node, is_named)) = found else { return Ok(None) };
+        let target = match &self.stands_for {
+            PortTarget::Target(target) => target.clone(),
+            PortTarget::Host => self.of_node(&node, named.as_ref().filter(|_| is_named), requester)?,
+        };
+        Ok(Some((node, target)))
+    }
+
+    /// Returns the node, and whether the named host belongs to it. A host named by a header must be dialled exactly, so
+    /// it always belongs: to the node of that host or, without one, to the node that the rest of the request names.
+    fn node(
+        &self,
+        path: &str,
+        named: Option<&HostHeader>,
+        requester: &RoutingContext<'_>,
+    ) -> Result<Option<(NodeName, bool)>, Denial> {
+        let of_host = match named.map(|named| &named.host) {
+            Some(Host::Ip(ip)) => requester.addresses.node_at(*ip)?.map(|(node, _)| node),
+            Some(Host::Name(name)) => requester.named(name),
+            None => None,
+        };
+        let is_name = matches!(named, Some(HostHeader { host: Host::Name(_), .. }));
+        if let Some(node) = of_host.as_ref().filter(|node| is_name && self.finder.knows(node)) {
+            return Ok(Some((node.clone(), true)));
+        }
+        let of_server = || {
+            let (namespace, server) = server(path)?;
+            requester.addresses.node_of_pod(namespace, server)
+        };
+        let other = requester.server_name.and_then(|name| requester.named(name)).or_else(of_server);
+        if let Some(HostHeader { exact: true, .. }) = named {
+            return Ok(of_host.or(other).map(|node| (node, true)));
+        }
+        let is_named = other.is_none() || other == of_host;
+        Ok(other.or(of_host).map(|node| (node, is_named)))
+    }
+
+    /// Returns the target at the node for the requested port.
+    ///
+    /// A listed port is dialled on loopback, other ports at the node's own address or at the requested address behind
+    /// the node. `named` is `None` for a request that names something other than the node; it goes to the kubelet.
+    fn of_node(
+        &self,
+        node: &NodeName,
+        named: Option<&HostHeader>,
+        requester: &RoutingContext<'_>,
+    ) -> Result<Target, Denial> {
+        let [kubelet, _] = KUBELET;
+        let port = named.map_or(kubelet, |named| named.port.unwrap_or(requester.default_port));
+        let on_loopback = self.ports.borrow().is_on_loopback(port);
+        let ip = match requester.asked(node, named)? {
+            // Dialling the unspecified address means dialling loopback.
+            Some((ip, is_own)) if on_loopback && (is_own || ip.is_unspecified()) => {
+                Ipv4Addr::LOCALHOST.into()
+            }
+            Some((ip, _)) => ip,
+            None if on_loopback => Ipv4Addr::LOCALHOST.into(),
+            None => {
+                let known = requester.addresses.address_of(node);
+                known.ok_or_else(|| LocateError::NoAddress(node.clone()))?
+            }
+        };
+        // Programs that listen there serve only the node itself, often without credentials: a proxy may even add the
+        // node's own.
+        if is_off_limits(ip) && !(on_loopback && ip.is_loopback()) {
+            return Err(Denial::Forbidden(KEPT.to_owned()));
+        }
+        Ok(Target { host: Host::Ip(ip), port })
+    }
+}
+
+impl RoutingContext<'_> {
+    /// Returns the node of that name, which may be a name in the zone. An address is not a name.
+    fn named(&self, host: &str) -> Option<NodeName> {
+        named(host).map(|name| self.policy.own_name(name))
+    }
+
+    /// Returns the node that a header names by its name or address.
+    fn node_of_header(&self, told: &HostHeader) -> Result<NodeName, Denial> {
+        let Host::Ip(ip) = told.host else { return Ok(self.policy.own_name(told.host.to_string().parse()?)) };
+        let found = self.addresses.node_at(ip)?.map(|(node, _)| node);
+        found.ok_or_else(|| {
+            Denial::NoNode(Target { host: Host::Ip(ip), port: told.port.unwrap_or(self.default_port) })
+        })
+    }
+
+    /// Returns the address to dial at the node, and whether it is the node's own. Returns `None` for any address of the
+    /// node.
+    fn asked(&self, node: &NodeName, named: Option<&HostHeader>) -> Result<Option<(IpAddr, bool)>, Denial> {
+        match named {
+            Some(HostHeader { host: Host::Ip(ip), exact, .. }) => {
+                let ip = plain(*ip);
+                let behind = self.addresses.node_at(ip)?.filter(|(of, _)| of == node);
+                Ok(behind.map(|(_, is_own)| (ip, is_own)).or(exact.then_some((ip, false))))
+            }
+            Some(HostHeader { host: Host::Name(name), exact: true, .. })
+                if self.named(name).as_ref() != Some(node) =>
+            {
+                Err(Denial::Request(OTHER_NAME))
+            }
+            _ => Ok(None),
+        }
+    }
+}
+
+/// Parses a host as a node's name. Returns `None` for an address.
+fn named(host: &str) -> Option<NodeName> {
+    let host = host.strip_suffix('.').unwrap_or(host);
+    let is_address = host.starts_with('[') || host.parse::<IpAddr>().is_ok();
+    host.parse().ok().filter(|_| !is_address)
+}
+
+/// Returns the host in the Host header, as the client spells it.
+fn host(headers: &HeaderMap) -> Option<HostHeader> {
+    let authority = Authority::try_from(headers.get(HOST)?.as_bytes()).ok()?;
+    let port = authority.port_u16().filter(|port| *port > 0);
+    Some(HostHeader { host: authority.host().parse().ok()?, port, exact: false })
+}
+
+/// Returns the value of a header that names a request's node or target.
+fn one(headers: &HeaderMap, name: &HeaderName) -> Result<Option<HostHeader>, Denial> {
+    let mut all = headers.get_all(name).iter();
+    let Some(first) = all.next() else { return Ok(None) };
+    let text = first.to_str().unwrap_or_default().trim();
+    let named = match text.parse::<Target>() {
+        Ok(Target { host, port }) => Some(HostHeader { host, port: Some(port), exact: false }),
+        Err(_) => text.parse().ok().map(|host| HostHeader { host, port: None, exact: false }),
+    };
+    match named {
+        Some(named) if all.next().is_none() => Ok(Some(named)),
+        _ => Err(Denial::Request(BAD_HEADER)),
+    }
+}
+
+/// Returns namespace and name of the pod in a path of the kubelet's API.
+fn server(path: &str) -> Option<(&str, &str)> {
+    let mut parts = path.strip_prefix('/')?.split('/');
+    let about_a_pod = POD_PATHS.contains(&parts.next()?);
+    let (namespace, server) = (parts.next()?, parts.next()?);
+    (about_a_pod && !namespace.is_empty() && !server.is_empty()).then_some((namespace, server))
+}
+
+/// First segments of the kubelet's paths that continue with a pod's namespace and name.
+const POD_PATHS: [&str; 6] = ["exec", "attach", "portForward", "containerLogs", "run", "checkpoint"];
+
+const UNTRUSTED: &str =
+    "X-Tunnel-Proxy-Host and X-Tunnel-Proxy-Dest are allowed only for clients listed in names or allow_from";
+
+const FIXED: &str = "X-Tunnel-Proxy-Dest is allowed only at a port with the entry \"host\" in addr";
+
+const KEPT: &str = "addresses local to a node are not reachable, except kubelet ports and localhost-proxy-ports on its loopback";
+
+const OTHER_NAME: &str = "X-Tunnel-Proxy-Dest names another machine; expected the node's name or an address";
+
+const BAD_HEADER: &str =
+    "X-Tunnel-Proxy-Host and X-Tunnel-Proxy-Dest: expected one node or address, with an optional port";
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,196 @@
+//! Config of a server, read from the table `server`.
+
+use std::net::IpAddr;
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use crate::config::listen::{self, AccessConfig, AdminConfig, AuthConfig};
+use crate::config::server::addresses::{self, AddressSettings};
+use crate::config::server::invitations::{self, Invitations};
+use crate::config::server::kubernetes::{self, NodeNameSettings, NodePortsConfig, ServerCsrConfig};
+use crate::config::server::peers::{self, PeerConfig};
+use crate::config::server::registry::{DnsConfig, EtcdSettings, PublishTo};
+use crate::config::server::{self, EdgeAccessConfig, LinkListenerConfig, SessionConfig, Tls};
+use crate::config::table::ConfigTable;
+use crate::config::{self, ConfigErrors, Diagnostics, Environment, ParsedConfig, Warning};
+use crate::listener::{FileKind, LISTENERS, ListenerConfig, ListenerKind, ListenerTables, http, https};
+use tunnel_base::policy::ports::PortTarget;
+
+/// The validated config of a server: the tables below `[server]`, and values of the environment.
+#[derive(Debug, Clone)]
+pub struct ServerConfig {
+    /// The listener for links of edges, and those for operators.
+    pub links: LinkListenerConfig,
+    /// Versions and cipher suites of TLS at the server's ports.
+    pub tls: Tls,
+    /// The configured listeners for clients.
+    pub(crate) listeners: Vec<Arc<dyn ListenerConfig>>,
+    /// The ConfigMap of named node ports; `None` disables it.
+    pub ports: Option<NodePortsConfig>,
+    /// The ConfigMap from which DNS reads the addresses of all nodes; `None` disables it.
+    pub node_names: Option<NodeNameSettings>,
+    /// The socket for commands on this machine.
+    pub admin: AdminConfig,
+    /// Limits of sessions.
+    pub session: SessionConfig,
+    /// Where this server publishes its nodes.
+    pub dns: DnsConfig,
+    /// Where its peers are.
+    pub peers: PeerConfig,
+    /// The store of invitations; `None` disables them.
+    pub invitations: Option<Invitations>,
+    /// The certificates that the cluster's signers issue for this server; `None` requests none.
+    pub csr: Option<ServerCsrConfig>,
+    /// How clients may address a target other than by its node's name.
+    pub addresses: AddressSettings,
+    /// What edges may reach through this server.
+    pub edge_access: EdgeAccessConfig,
+    /// `POD_NAME`, a label of the metrics; may be empty.
+    pub pod_name: String,
+    /// `POD_NAMESPACE`, a label of the metrics; may be empty.
+    pub pod_namespace: String,
+    /// `POD_IP`: where clients and peers reach this server. Set if records are published or Kubernetes is queried.
+    pub pod_ip: Option<IpAddr>,
+}
+
+impl ServerConfig {
+    /// Reads a server's config.
+    ///
+    /// # Errors
+    ///
+    /// Returns all errors in the text.
+    pub fn read(text: &str, env: &Environment) -> Result<(Self, Vec<Warning>), ConfigErrors> {
+        Self::examine(text, env).whole()
+    }
+
+    /// Like [`Self::read`], but also returns a config that has errors, for further checks.
+    pub fn examine(text: &str, env: &Environment) -> ParsedConfig<Self> {
+        let mut report = Diagnostics::default();
+        let config = Self::gather(text, env, &mut report);
+        report.finish(text, config)
+    }
+
+    pub(crate) fn gather(text: &str, env: &Environment, report: &mut Diagnostics) -> Self {
+        let mut file = ConfigTable::parse(text, env, report);
+        let mut table = file.table("server", report);
+        config::other_role(&mut file, &table, "edge", report);
+        let links = server::links(&mut table, report);
+        let mut tables =
+            ListenerTables { server: &mut table, inherited: AccessConfig::default(), env, report };
+        let listeners: Vec<_> = LISTENERS.iter().filter_map(|kind| (kind.read)(&mut tables)).collect();
+        let (dns, peers) = peers::read(&mut table, env, report);
+        // A port that forwards to the port of a request's Host.
+        let by_host = |kind: &str| {
+            let listener = listeners.iter().find(|listener| listener.name() == kind)?;
+            let port = listener.node_ports().iter().find(|port| port.stands_for == PortTarget::Host);
+            port.map(|port| port.at.port())
+        };
+        let ports = (by_host(http::KIND.name), by_host(https::KIND.name));
+        let by_address = LISTENERS.iter().any(|kind| kind.by_address && table.has(kind.name));
+        let settings = Self {
+            links,
+            tls: server::tls(&mut table, report),
+            ports: kubernetes::node_ports(&mut table, ports, env, report),
+            listeners,
+            admin: listen::admin(&mut table, "cloud", env, report),
+            session: server::session(&mut table, report),
+            node_names: kubernetes::node_names(
+                &mut table,
+                (dns.published_configmap(), &dns.zone),
+                env,
+                report,
+            ),
+            dns,
+            peers,
+            invitations: invitations::read(&mut table, env, report),
+            csr: kubernetes::csr(&mut table, env, report),
+            edge_access: server::edge_access(&mut table, env, report),
+            pod_name: env.pod_name.clone().unwrap_or_default(),
+            pod_namespace: env.pod_namespace.clone().unwrap_or_default(),
+            pod_ip: config::address("POD_IP", env.pod_ip.as_deref(), report),
+            addresses: addresses::read(&mut table, by_address, env, report),
+        };
+        for table in [table, file] {
+            table.finish(report);
+        }
+        settings
+    }
+
+    /// Returns true if a listener of this kind is configured.
+    pub(crate) fn has_listener(&self, kind: &ListenerKind) -> bool {
+        self.listeners.iter().any(|listener| listener.name() == kind.name)
+    }
+
+    /// Returns the access rules of each listener, by the key of its table.
+    pub(crate) fn access(&self) -> Vec<(&str, &AccessConfig)> {
+        self.listeners.iter().flat_map(|listener| listener.access()).collect()
+    }
+
+    /// Returns the files of this kind that listeners read, each with its key.
+    fn listener_files(&self, kind: FileKind) -> impl Iterator<Item = (String, PathBuf)> {
+        let files = self.listeners.iter().flat_map(|listener| listener.files());
+        files.filter(move |file| file.kind == kind).map(|file| (file.key, file.path))
+    }
+
+    /// Returns the files that contain secrets, each with its key.
+    pub fn secrets(&self) -> Vec<(String, PathBuf)> {
+        let mut all = vec![
+            ("server.links.key".to_owned(), self.links.key.clone()),
+            ("server.links.token_file".to_owned(), self.links.token_file.clone()),
+        ];
+        let access = self.listeners.iter().flat_map(|listener| listener.access());
+        for access in access.map(|(_, access)| access) {
+            // A file that several tables inherit from one is listed once.
+            if let AuthConfig::Basic { users, key } = &access.auth
+                && !all.iter().any(|(known, _)| known == key)
+            {
+                all.push((key.clone(), users.clone()));
+            }
+        }
+        all.extend(self.admin.users.iter().map(|users| ("server.admin.users".to_owned(), users.clone())));
+        all.extend(self.listener_files(FileKind::Secret));
+        for (table, etcd) in self.etcds() {
+            for (key, file) in [("key", &etcd.key), ("password_file", &etcd.password_file)] {
+                all.extend(file.iter().map(|file| (format!("{table}.etcd.{key}"), file.clone())));
+            }
+        }
+        if let Some(Invitations::File(file)) = &self.invitations {
+            all.push(("server.invitations.file".to_owned(), file.clone()));
+        }
+        all
+    }
+
+    /// Returns each etcd in use, with the table that configures it.
+    pub fn etcds(&self) -> impl Iterator<Item = (&'static str, &EtcdSettings)> {
+        let publish = (self.dns.publish == PublishTo::Etcd).then_some(("server.dns", &self.dns.etcd));
+        let invitations = match &self.invitations {
+            Some(Invitations::Etcd(etcd)) => Some(("server.invitations", etcd)),
+            _ => None,
+        };
+        publish.into_iter().chain(invitations)
+    }
+
+    /// Returns the files of certificates that this server presents, each with its key.
+    pub fn certificates(&self) -> Vec<(String, PathBuf)> {
+        let links = ("server.links.cert".to_owned(), self.links.cert.clone());
+        [links].into_iter().chain(self.listener_files(FileKind::Certificate)).collect()
+    }
+
+    /// Returns the CA files that this server trusts, each with its key.
+    pub fn ca_files(&self) -> Vec<(String, PathBuf)> {
+        let links = ("server.links.peer_ca".to_owned(), self.links.peer_ca.clone());
+        [links].into_iter().chain(self.listener_files(FileKind::Ca)).collect()
+    }
+
+    /// Returns the settings of the listener with this type.
+    #[cfg(test)]
+    pub(crate) fn listener<T: ListenerConfig>(&self) -> Option<&T> {
+        self.listeners.iter().find_map(|listener| {
+            let listener: &dyn std::any::Any = listener.as_ref();
+            listener.downcast_ref()
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,549 @@
+mod addresses;
+mod csr;
+mod intercept;
+mod modules;
+mod nodes;
+mod parts;
+mod reference;
+mod registry;
+#[cfg(feature = "superedge")]
+mod superedge;
+
+use crate::config::listen::{AccessConfig, AuthConfig};
+use std::fmt::Write;
+
+use proptest::prelude::*;
+
+use crate::config::edge::EdgeConfig;
+use crate::config::server::{LinkListenerConfig, TlsVersion};
+use crate::server::config::ServerConfig;
+use tunnel_base::policy::targets::Targets;
+
+use super::*;
+use crate::config::{ListenConfig, Secret, WarningKind};
+use crate::listener::connect::ConnectConfig;
+use std::time::Duration;
+
+const CLOUD: &str = include_str!("../../../docs/reference/server.toml");
+const EDGE: &str = include_str!("../../../docs/reference/edge.toml");
+
+/// The files that people start from.
+const FIRST_SERVER: &str = include_str!("../../../conf/server.toml");
+const FIRST_EDGE: &str = include_str!("../../../conf/edge.toml");
+
+/// The minimal config of an edge.
+const LEAST: &str = "[edge.uplink]\ntoken = \"t0ken\"\nservers = [\"cloud:9000\"]\n";
+
+fn connect(settings: &ServerConfig) -> &ConnectConfig {
+    settings.listener().unwrap()
+}
+
+fn cloud(text: &str) -> (ServerConfig, Vec<Warning>) {
+    ServerConfig::read(text, &Environment::default()).unwrap_or_else(|errors| panic!("{errors}"))
+}
+
+fn edge(text: &str) -> (EdgeConfig, Vec<Warning>) {
+    EdgeConfig::read(text, &node1()).unwrap_or_else(|errors| panic!("{errors}"))
+}
+
+fn cloud_faults(text: &str) -> ConfigErrors {
+    ServerConfig::read(text, &Environment::default()).unwrap_err()
+}
+
+fn edge_faults(text: &str) -> ConfigErrors {
+    EdgeConfig::read(text, &node1()).unwrap_err()
+}
+
+fn node1() -> Environment {
+    Environment { node_name: Some("node1".to_owned()), ..Environment::default() }
+}
+
+/// Returns the sorted keys of all warnings of one kind.
+fn warned(warnings: &[Warning], kind: WarningKind) -> Vec<&str> {
+    let mut keys: Vec<_> = warnings.iter().filter(|w| w.kind == kind).map(|w| w.key.as_str()).collect();
+    keys.sort_unstable();
+    keys
+}
+
+fn ssh(lines: &str) -> String {
+    format!("[server.connect]\n{lines}")
+}
+
+#[test]
+fn an_empty_file_is_a_server_without_ports_for_clients() {
+    let (cloud, warnings) = cloud("");
+    assert_eq!(cloud.links, LinkListenerConfig::default());
+    assert_eq!(cloud.links.listen, "0.0.0.0:9000".parse().unwrap());
+    assert_eq!(cloud.links.admin_listen, "127.0.0.1:51010".parse().unwrap());
+    assert!(cloud.links.admin_is_default);
+    assert_eq!(cloud.links.token_file.to_str(), Some("/etc/tunnel/token/token"));
+    assert!(cloud.listener::<ConnectConfig>().is_none());
+    assert_eq!(cloud.session.resume_timeout, Duration::from_secs(60));
+    assert_eq!(cloud.session.open_timeout, Duration::from_secs(12));
+    assert_eq!(cloud.session.superedge_idle_timeout, Duration::from_secs(600));
+    assert_eq!((cloud.session.max_sessions, cloud.session.buffer_memory), (100_000, None));
+    assert_eq!(warnings, []);
+}
+
+#[test]
+fn an_empty_table_of_superedge_is_a_server_as_superedge_has_it() {
+    let (cloud, warnings) = cloud("[mode.cloud]\n");
+    assert_eq!(
+        connect(&cloud).listen,
+        ListenConfig { at: "0.0.0.0:22".parse().unwrap(), implicit: true, key: "listen" }
+    );
+    assert_eq!(warned(&warnings, WarningKind::Insecure), ["mode.cloud.ssh.auth"]);
+    assert_eq!(warnings.len(), 1);
+}
+
+#[test]
+fn the_documented_server_is_closed_and_says_the_defaults() {
+    let (documented, warnings) = cloud(CLOUD);
+    assert_eq!(warnings, []);
+    assert!(connect(&documented).listen.is_local());
+    let (absent, _) = cloud("");
+    assert_eq!(documented.session, absent.session);
+    assert_eq!(documented.tls, absent.tls);
+    assert_eq!(documented.links, LinkListenerConfig { admin_is_default: false, ..absent.links });
+    assert_eq!(connect(&documented).access, AccessConfig::default());
+}
+
+#[test]
+fn the_documented_edge_is_closed_and_says_the_defaults() {
+    let (documented, warnings) = edge(EDGE);
+    assert_eq!(warnings, []);
+    let (least, warnings) = edge(LEAST);
+    assert_eq!(warnings, []);
+    assert_eq!(documented.session, least.session);
+    assert_eq!(documented.allow, least.allow);
+    assert_eq!(documented.allow.targets, Targets::default());
+    assert_eq!(documented.uplink.ca, least.uplink.ca);
+    assert_eq!(documented.uplink.admin_listen, least.uplink.admin_listen);
+    assert_eq!(documented.uplink.servers[0].host.to_string(), "tunnel.example.org");
+}
+
+#[test]
+fn the_files_to_start_from_are_short_and_load_without_a_warning() {
+    assert_eq!(cloud(FIRST_SERVER).1, []);
+    assert_eq!(edge(FIRST_EDGE).1, []);
+    for first in [FIRST_SERVER, FIRST_EDGE] {
+        assert!(first.lines().count() <= 25, "{first}");
+    }
+}
+
+/// Returns the full keys in a documented config, commented out or not.
+fn documented(text: &str) -> Vec<String> {
+    let mut table = String::new();
+    let mut keys = Vec::new();
+    for line in text.lines() {
+        let line = line.trim_start_matches('#').trim();
+        if let Some(name) = line.strip_prefix('[').and_then(|l| l.strip_suffix(']')) {
+            table = name.to_owned();
+        } else if let Some((key, _)) = line.split_once(" = ")
+            && key.bytes().all(|b| b.is_ascii_alphanumeric() || b == b'_')
+        {
+            keys.push(format!("{table}.{key}"));
+        }
+        if let Some((shared, _)) = line.split_once(": as in [server.connect]") {
+            keys.extend(shared.split(", ").map(|key| format!("{table}.{key}")));
+        }
+        if line.starts_with("rules = ") {
+            let parts = ["users", "from", "nodes", "ports"]
+                .iter()
+                .filter(|part| line.contains(&format!("{part} = [")));
+            keys.extend(parts.map(|part| format!("{table}.rules[0].{part}")));
+        }
+    }
+    keys
+}
+
+/// Returns the known keys of our mode, without tables.
+fn known(report: Diagnostics, ours: &str) -> Vec<String> {
+    // A name chosen by the user is in quotes, and may contain dots.
+    let table = |key: &String| match key.strip_suffix('"') {
+        Some(named) => Some(named.rsplit_once(".\"")?.0.to_owned()),
+        None => Some(key.rsplit_once('.')?.0.to_owned()),
+    };
+    let tables: Vec<String> = report.known.iter().filter_map(table).collect();
+    let leaf =
+        |key: &String| key.starts_with(ours) && !tables.contains(key) && *key != ours.trim_end_matches('.');
+    let mut keys: Vec<String> = report.known.into_iter().filter(leaf).collect();
+    keys.retain(|key| !key.ends_with(".rules"));
+    keys
+}
+
+#[test]
+fn every_known_key_is_documented_and_every_documented_key_is_known() {
+    let mut report = Diagnostics::default();
+    let named = "rules = [{}]\n[server.tcp.\"0.0.0.0:6443\"]\n";
+    ServerConfig::gather(&ssh(named), &Environment::default(), &mut report);
+    let mut keys = (known(report, "server."), documented(CLOUD));
+    keys.1.retain(|key| !key.ends_with(".rules"));
+    keys.0.sort();
+    keys.1.sort();
+    assert_eq!(keys.0, keys.1);
+
+    let mut report = Diagnostics::default();
+    let ruled = "[edge.http_proxy]\nrules = [{}]\n";
+    EdgeConfig::gather(ruled, &Environment::default(), &mut report);
+    let mut keys = (known(report, "edge."), documented(EDGE));
+    keys.1.retain(|key| !key.ends_with(".rules"));
+    keys.0.sort();
+    keys.1.sort();
+    assert_eq!(keys.0, keys.1);
+}
+
+#[test]
+fn a_ports_owner_may_write_it_as_a_number_a_text_or_an_address() {
+    for (text, at) in [
+        ("[mode.cloud.stream.server]\ngrpc_port = 9001", "0.0.0.0:9001"),
+        ("[mode.cloud.stream.server]\ngrpcport = \"9001\"", "0.0.0.0:9001"),
+        ("[mode.cloud.stream.server]\nGrpcPort = 0x2329", "0.0.0.0:9001"),
+        ("[server.links]\nlisten = \"[::]:9001\"", "[::]:9001"),
+    ] {
+        let (cloud, _) = cloud(text);
+        assert_eq!(cloud.links.listen, at.parse().unwrap(), "{text}");
+    }
+}
+
+#[test]
+fn a_random_port_is_named_in_a_warning() {
+    let (cloud, warnings) =
+        cloud("[mode.cloud.stream.server]\nmetrics_port = 0\n[mode.cloud.ssh]\nport = 22");
+    assert_eq!(cloud.links.metrics_listen, Some("0.0.0.0:0".parse().unwrap()));
+    assert_eq!(warned(&warnings, WarningKind::Unexpected), ["mode.cloud.stream.server.metrics_port"]);
+}
+
+#[test]
+fn an_open_door_is_named_and_a_closed_one_is_not() {
+    for closed in [
+        "listen = \"127.0.0.1:22\"",
+        "listen = \"0.0.0.0:22\"\nallow_from = [\"10.0.0.0/8\"]",
+        "listen = \"0.0.0.0:22\"\nauth = \"basic\"\nusers = \"users\"",
+    ] {
+        assert_eq!(warned(&cloud(&ssh(closed)).1, WarningKind::Insecure), [""; 0], "{closed}");
+    }
+    for open in [
+        "listen = \"0.0.0.0:22\"",
+        "listen = \"[::]:22\"",
+        "listen = \"0.0.0.0:22\"\nauth = \"none\"",
+        "listen = \"0.0.0.0:22\"\nallow_from = [\"0.0.0.0/0\"]",
+    ] {
+        assert_eq!(warned(&cloud(&ssh(open)).1, WarningKind::Insecure), ["server.connect.auth"], "{open}");
+    }
+    let (_, warnings) = edge(&format!("{LEAST}admin_listen = \"0.0.0.0:51010\""));
+    assert_eq!(warned(&warnings, WarningKind::Insecure), ["edge.uplink.admin_listen"]);
+}
+
+#[test]
+fn who_lets_edges_in_is_told_that_superedges_list_of_exceptions_is_not_read() {
+    let env = Environment { edge_no_proxy: Some("*.secret".into()), ..Environment::default() };
+    let warned = |text: &str| {
+        let (_, warnings) = ServerConfig::read(text, &env).unwrap();
+        warnings.iter().any(|w| w.key == "EDGE_NO_PROXY" && w.kind == WarningKind::Insecure)
+    };
+    assert!(!warned("[server.edge_access]\ntargets = []\nnodes = []"), "nothing is allowed");
+    assert!(warned("[server.edge_access]\ntargets = [\"10.0.0.0/8:*\"]"));
+    assert!(warned("[server.edge_access]\nnodes = [\"*\"]"));
+}
+
+#[test]
+fn our_own_keys_become_what_they_mean() {
+    let (cloud, _) = cloud(
+        r#"
+        [server.connect]
+        listen = "0.0.0.0:2222"
+        auth = "basic"
+        users = "/etc/users"
+        allow_from = ["10.0.0.0/8"]
+        proxy_protocol = ["10.0.0.5"]
+        rules = [{ users = ["ops"], from = ["10.0.0.0/8"], nodes = ["edge-*"], ports = [22] }]
+        [server.session]
+        resume_timeout = "2m"
+        open_timeout = "500ms"
+        max_sessions = 7
+        drain_timeout = "0s"
+        superedge_idle_timeout = "90s"
+        buffer_memory = "64MiB"
+        [server.tls]
+        min_version = "1.3"
+        cipher_suites = ["A", "B", "C"]
+        "#,
+    );
+    let key = "server.connect.users".to_owned();
+    assert_eq!(connect(&cloud).access.auth, AuthConfig::Basic { users: "/etc/users".into(), key });
+    let ask = |user, from: &str, node: &str, port| {
+        connect(&cloud).access.rules.allows(user, from.parse().unwrap(), &node.parse().unwrap(), port)
+    };
+    assert!(ask(Some("ops"), "10.1.1.1", "edge-1", 22));
+    assert!(!ask(None, "10.1.1.1", "edge-1", 22));
+    assert!(connect(&cloud).access.allow_from.as_ref().unwrap().contains("::ffff:10.0.0.1".parse().unwrap()));
+    assert_eq!(cloud.session.resume_timeout, Duration::from_secs(120));
+    assert_eq!(cloud.session.open_timeout, Duration::from_millis(500));
+    assert_eq!(cloud.session.superedge_idle_timeout, Duration::from_secs(90));
+    assert_eq!((cloud.session.max_sessions, cloud.session.drain_timeout), (7, Duration::ZERO));
+    assert_eq!(cloud.session.max_per_client, 2, "a quarter, rounded up");
+    assert!(connect(&cloud).access.proxy_protocol.contains("10.0.0.5".parse().unwrap()));
+    assert!(cloud.links.proxy_protocol.is_empty());
+    assert_eq!(cloud.session.buffer_memory, Some(64 << 20));
+    assert_eq!(cloud.tls.min_version, TlsVersion::V13);
+    assert_eq!(cloud.tls.cipher_suites, ["A", "B", "C"]);
+}
+
+#[test]
+fn whose_word_is_believed_is_named_narrowly() {
+    let (settings, warnings) = cloud("[server.links]\nproxy_protocol = [\"0.0.0.0/0\"]");
+    assert!(settings.links.proxy_protocol.holds_everyone());
+    let key = "server.links.proxy_protocol";
+    assert!(warned(&warnings, WarningKind::Insecure).contains(&key), "{warnings:?}");
+    let errors = cloud_faults("[server.connect]\nlisten = \"127.0.0.1:1\"\nproxy_protocol = [\"balancer\"]")
+        .to_string();
+    assert!(errors.contains("server.connect.proxy_protocol[0]"), "{errors}");
+}
+
+#[test]
+fn an_edge_knows_its_name_from_the_file_or_else_from_the_environment() {
+    assert_eq!(edge(LEAST).0.uplink.node.as_str(), "node1");
+    assert_eq!(edge(&format!("{LEAST}node = \"node2\"")).0.uplink.node.as_str(), "node2");
+    let nobody = EdgeConfig::read(LEAST, &Environment::default()).unwrap_err().to_string();
+    assert_eq!(
+        nobody,
+        "line 1: edge.uplink.node: missing: set this node's name here or in the environment variable NODE_NAME"
+    );
+    let env =
+        Environment { node_name: Some("a b".to_owned()), pod_ip: Some("nowhere".to_owned()), ..node1() };
+    let errors = EdgeConfig::read(LEAST, &env).unwrap_err();
+    assert_eq!(errors.iter().map(|f| f.key.as_str()).collect::<Vec<_>>(), ["NODE_NAME", "POD_IP"]);
+}
+
+#[test]
+fn an_edge_takes_its_addresses_and_proxy_from_the_environment() {
+    let env = Environment {
+        node_ip: Some("192.0.2.1".to_owned()),
+        pod_ip: Some("fd00::1".to_owned()),
+        https_proxy: Some(Secret::new("http://user:word@proxy:3128")),
+        no_proxy: Some(String::new()),
+        ..node1()
+    };
+    let (edge, _) = EdgeConfig::read(LEAST, &env).unwrap();
+    assert_eq!(edge.own, ["192.0.2.1".parse::<IpAddr>().unwrap(), "fd00::1".parse().unwrap()]);
+    assert!(edge.uplink.https_proxy.is_some() && edge.uplink.no_proxy.is_none());
+}
+
+#[test]
+fn every_fault_is_told_at_once_in_the_order_of_the_file() {
+    let errors = cloud_faults(
+        "[server.links]\nlisten = \"0.0.0.0:70000\"\nadmin_listen = \"localhost:1\"\ntoken_file = 5\n\
+         [server.connect]\nlisten = \"127.0.0.1:22\"\nlisen = 22\nauth = \"basik\"\nallow_from = [\"10.0.0.1/8\", \"x\"]\n\
+         rules = [{ nodes = [], port = [22] }, 5]\n[server.session]\nresume_timeout = 60\nbuffer_memory = \"1KiB\"\n\
+         [server.conect]\n[sever]\n",
+    );
+    let expected = [
+        "line 2: server.links.listen: \"0.0.0.0:70000\": expected ip:port, for example 127.0.0.1:9000, 0.0.0.0:9000 or [::]:9000",
+        "line 3: server.links.admin_listen: \"localhost:1\": expected ip:port, for example 127.0.0.1:9000, 0.0.0.0:9000 or [::]:9000",
+        "line 4: server.links.token_file: 5: expected a text in quotes",
+        "line 7: server.connect.lisen: unknown key: did you mean listen?",
+        "line 8: server.connect.auth: \"basik\": expected \"none\" or \"basic\"",
+        "line 9: server.connect.allow_from[0]: \"10.0.0.1/8\": address has bits set after the prefix; for the whole network write 10.0.0.0/8, for one address remove the '/' and the length",
+        "line 9: server.connect.allow_from[1]: \"x\": not a network; expected an address or a network, for example 10.0.0.0/8, 10.1.2.3 or fd00::/8",
+        "line 10: server.connect.rules[0].nodes: an empty list: it matches nothing; leave the key out to match everything, or fill the list",
+        "line 10: server.connect.rules[0].port: unknown key: did you mean ports?",
+        "line 10: server.connect.rules[1]: 5: expected table: { … }",
+        "line 12: server.session.resume_timeout: 60: expected a whole number with its unit (ms, s, m or h) in quotes, for example \"5s\" or \"500ms\"",
+        "line 13: server.session.buffer_memory: \"1KiB\": expected at least 1MiB",
+        "line 14: server.conect: unknown key: did you mean connect?",
+        "line 15: sever: unknown key: did you mean server?",
+    ];
+    assert_eq!(errors.to_string().lines().collect::<Vec<_>>(), expected);
+}
+
+#[test]
+fn keys_that_contradict_each_other_are_faults() {
+    for (lines, key) in [
+        ("auth = \"basic\"", "users"),
+        ("users = \"f\"", "users"),
+        ("auth = \"none\"\nusers = \"f\"", "users"),
+        ("rules = [{ users = [\"ops\"] }]", "rules"),
+        ("auth = \"none\"\nrules = [{ users = [\"ops\"] }]", "rules"),
+        ("allow_from = []", "allow_from"),
+        ("auth = \"basic\"\nusers = \"f\"\nrules = [{ users = [\"*\"] }]", "rules[0].users[0]"),
+    ] {
+        let errors = cloud_faults(&ssh(&format!("listen = \"127.0.0.1:1\"\n{lines}")));
+        assert_eq!(
+            errors.iter().map(|f| f.key.as_str()).collect::<Vec<_>>(),
+            [format!("server.connect.{key}")],
+            "{lines}"
+        );
+    }
+    let both = edge_faults(&format!("{LEAST}token_file = \"f\""));
+    assert_eq!(both.iter().count(), 1);
+}
+
+#[test]
+fn a_cloud_at_several_places_has_the_name_of_each_unless_one_is_given() {
+    let list = LEAST.replace("\"cloud:9000\"", "\"one:9000\", \"10.0.0.7:443\"");
+    let places = |text: &str| -> Vec<_> {
+        edge(text).0.uplink.server_addresses().map(|server| format!("{} {}", server.at, server.dns)).collect()
+    };
+    assert_eq!(places(LEAST), ["cloud:9000 cloud"]);
+    assert_eq!(places(&list), ["one:9000 one", "10.0.0.7:443 10.0.0.7"]);
+    assert_eq!(places(&format!("{list}tls_server_name = \"a.b\"")), ["one:9000 a.b", "10.0.0.7:443 a.b"]);
+    for (wrong, key) in [("[\"one:9000\", \"two\"]", "servers[1]"), ("[]", "servers"), ("7", "servers")] {
+        let errors = edge_faults(&LEAST.replace("[\"cloud:9000\"]", wrong));
+        let keys: Vec<_> = errors.iter().map(|f| f.key.clone()).collect();
+        assert_eq!(keys, [format!("edge.uplink.{key}")], "{wrong}");
+    }
+}
+
+#[test]
+fn an_edge_without_a_cloud_or_a_token_is_told_both() {
+    let errors = edge_faults("");
+    let keys: Vec<_> = errors.iter().map(|f| f.key.as_str()).collect();
+    assert_eq!(keys, ["edge.uplink.servers", "edge.uplink.token"]);
+}
+
+#[test]
+fn the_wrong_modes_file_is_told_as_such() {
+    let errors = cloud_faults(LEAST);
+    assert_eq!(
+        errors.to_string(),
+        "line 1: edge: the only table in this file: start with --m=edge, or use the other file"
+    );
+    let (_, warnings) = cloud(&format!("{LEAST}[server.connect]\nlisten = \"127.0.0.1:22\""));
+    assert_eq!(warned(&warnings, WarningKind::Unexpected), ["edge"]);
+}
+
+#[test]
+fn a_secret_is_in_no_message() {
+    let (edge, warnings) = edge(&LEAST.replace("t0ken", "sw0rd fish"));
+    assert_eq!(edge.uplink.token, Some(Secret::new("sw0rd fish")));
+    let mut reported = format!("{edge:?} {warnings:?}");
+    for broken in [
+        "token = [\"sw0rdfish\"]",
+        "token = sw0rdfish",
+        "token = \"sw0rdfish",
+        "token = 'sw0rdfish' x",
+        "tokn = \"sw0rdfish\"",
+        "token = \"a\"\ntoken = \"sw0rdfish\"",
+        "token = \"sw0rdfish\"\ntoken_file = \"a\"",
+    ] {
+        let errors = edge_faults(&format!("[edge.uplink]\n{broken}\n"));
+        write!(reported, "{errors} {errors:?}").unwrap();
+    }
+    assert!(!reported.contains("sw0rd"), "{reported}");
+}
+
+#[test]
+fn a_text_that_is_not_toml_is_told_with_its_line_beside_the_other_faults() {
+    let errors = cloud_faults("[server.connect]\nlisten = \"0.0.0.0:99999\"\nauth = = 1\n");
+    let lines: Vec<_> = errors.iter().map(|f| (f.line, f.key.as_str())).collect();
+    assert_eq!(lines, [(Some(2), "server.connect.listen"), (Some(3), "")], "{errors}");
+}
+
+#[test]
+fn what_only_follows_from_a_line_that_is_not_toml_is_not_told() {
+    for (text, line) in [
+        ("[server.connect\nlisten = \"127.0.0.1:2222\"\n", 1),
+        ("[server.connect]\nlisten = \"127.0.0.1:2222\nauth = \"none\"\n", 2),
+        (
+            "[server.connect]\nrules = [{ ports = [22] ]\nauth = 'none'\n[server.session]\nmax_sessions = 7\n",
+            2,
+        ),
+    ] {
+        let errors = cloud_faults(text);
+        let told: Vec<_> = errors.iter().map(|f| (f.line, f.key.as_str())).collect();
+        assert_eq!(told, [(Some(line), "")], "{text}: {errors}");
+    }
+}
+
+#[test]
+fn an_empty_token_loads_loudly() {
+    let (_, warnings) = edge(&LEAST.replace("t0ken", ""));
+    assert_eq!(warned(&warnings, WarningKind::Insecure), ["edge.uplink.token"]);
+}
+
+#[test]
+fn what_nests_deeply_is_a_fault_and_no_crash() {
+    for text in
+        ["[".repeat(20_000), "a.".repeat(20_000) + "a = 1", format!("mode = {}", "{a=".repeat(20_000))]
+    {
+        cloud_faults(&text);
+        edge_faults(&text);
+    }
+}
+
+proptest! {
+    #[test]
+    fn no_text_makes_the_reader_panic(text in "(?s).{0,200}") {
+        let _ = (ServerConfig::read(&text, &node1()), EdgeConfig::read(&text, &node1()));
+    }
+
+    #[test]
+    fn no_text_that_looks_like_a_file_makes_the_reader_panic(
+        lines in prop::collection::vec((any::<prop::sample::Index>(), "[a-z_]{0,9}|[0-9\"'\\[\\]{}=.,#x-]{0,12}", any::<bool>()), 0..12)
+    ) {
+        for whole in [CLOUD, EDGE] {
+            let known: Vec<&str> = whole.lines().collect();
+            let mut text = String::new();
+            for (index, noise, before) in &lines {
+                let line = index.get(&known).trim_start_matches("# ");
+                let at = if *before { 0 } else { line.len() / 2 };
+                let (head, tail) = line.split_at(at);
+                writeln!(text, "{head}{noise}{tail}").unwrap();
+            }
+            let read = ServerConfig::read(&text, &node1());
+            if let Err(errors) = read {
+                prop_assert!(!errors.to_string().is_empty());
+            }
+            if let Err(errors) = EdgeConfig::read(&text, &node1()) {
+                prop_assert!(!errors.to_string().is_empty());
+            }
+        }
+    }
+
+    #[test]
+    fn each_misspelt_key_is_told_with_the_one_that_was_meant(
+        chosen in prop::sample::subsequence(
+            vec!["listen", "admin_listen", "metrics_listen", "key", "cert", "token_file", "peer_ca", "channelz_listen"], 1..=8),
+        slip in "[qxz]",
+    ) {
+        let mut text = "[server.links]\n".to_owned();
+        for key in &chosen {
+            writeln!(text, "{key}{slip} = 1").unwrap();
+        }
+        let errors = cloud_faults(&text);
+        let reported: Vec<_> = errors.iter().map(|f| (f.key.clone(), f.text.clone())).collect();
+        let expected: Vec<_> = chosen
+            .iter()
+            .map(|key| (format!("server.links.{key}{slip}"), format!("unknown key: did you mean {key}?")))
+            .collect();
+        prop_assert_eq!(reported, expected);
+    }
+
+    #[test]
+    fn case_and_underscores_do_not_count(upper in prop::collection::vec(any::<bool>(), 40)) {
+        let odd = |key: &str| -> String {
+            key.chars().zip(&upper).map(|(c, up)| if *up { c.to_ascii_uppercase() } else { c }).collect()
+        };
+        let text = format!("[{}.{}.{}.{}]\n{} = 7\n{} = 8",
+            odd("mode"), odd("cloud"), odd("stream"), odd("server"), odd("grpcport"), odd("metrics_port"));
+        let (cloud, _) = cloud(&text);
+        prop_assert_eq!(cloud.links.listen.port(), 7);
+        prop_assert_eq!(cloud.links.metrics_listen.map(|at| at.port()), Some(8));
+    }
+}
+
+#[test]
+fn a_file_with_faults_tells_which_keys_were_understood_so_that_only_those_are_looked_into() {
+    let text = "[server.links]\ncert = \"/c\"\nkey = 7\n[server.connect]\nlisten = \"127.0.0.1:1\"\nprot = 22\n\
+                [server.dns]\nresolvers = [\"10.0.0.7:53\", \"x\"]\n[server.peers]\naddresses = [\"10.0.0.7:9000\"]\n";
+    let read = ServerConfig::examine(text, &Environment::default());
+    assert_eq!(read.errors.len(), 3, "{:?}", read.errors);
+    let given: Vec<_> = read.given.iter().collect();
+    assert_eq!(given, ["server.connect.listen", "server.links.cert", "server.peers.addresses"]);
+    assert_eq!(read.settings.links.cert.to_str(), Some("/c"));
+    let read = EdgeConfig::examine("[edge.uplink]\nca = \"/c\"\n", &Environment::default());
+    assert_eq!((read.settings.uplink.ca.to_str(), read.errors.len()), (Some("/c"), 3));
+    let broken = ServerConfig::examine(&format!("{text}= ="), &Environment::default());
+    assert_eq!(broken.given.len(), 0, "a broken file has no reliable keys");
+}

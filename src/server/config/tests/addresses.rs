@@ -1,0 +1,63 @@
+//! Valid and invalid values of `[server.addresses]` and `[server.direct]`.
+
+use super::*;
+use crate::parts;
+
+fn inside() -> Environment {
+    let host = Some("10.96.0.1".to_owned());
+    Environment {
+        kubernetes_service_host: host,
+        pod_namespace: Some("edge-system".into()),
+        ..Environment::default()
+    }
+}
+
+#[test]
+fn by_default_no_address_is_known_and_nothing_is_dialled_directly() {
+    let (settings, _) = cloud("");
+    assert_eq!((settings.addresses.fixed, settings.addresses.cluster), (vec![], None));
+    assert_eq!(settings.addresses.direct, Targets::from_iter([]));
+}
+
+#[test]
+fn networks_are_read_with_their_nodes_and_targets_as_everywhere() {
+    let text = "[server.addresses.nodes]\n\"10.0.0.7\" = \"node1\"\n\"fd01::/64\" = \"node2\"\n\
+                [server.direct]\ntargets = [\"10.0.0.0/8:443\", \"[fd00::/8]:*\"]\n";
+    let (settings, _) = cloud(text);
+    let expected = [("10.0.0.7/32", "node1"), ("fd01::/64", "node2")];
+    let expected: Vec<_> = expected.map(|(net, node)| (net.parse().unwrap(), node.parse().unwrap())).into();
+    assert_eq!(settings.addresses.fixed, expected);
+    let direct = settings.addresses.direct;
+    assert!(
+        direct.allows("10.1.2.3:443".parse().unwrap(), &[])
+            && !direct.allows("10.1.2.3:80".parse().unwrap(), &[])
+    );
+}
+
+#[test]
+fn an_entry_that_cannot_be_meant_is_a_fault() {
+    let errors = cloud_faults("[server.addresses.nodes]\n\"10.0.0.7/8\" = \"a node\"\nnode1 = \"node1\"\n");
+    let reported: Vec<_> = errors.iter().map(ToString::to_string).collect();
+    assert_eq!(reported.len(), 3, "{reported:?}");
+    assert!(reported.iter().any(|error| error.contains("10.0.0.0/8")), "{reported:?}");
+}
+
+#[test]
+fn kubernetes_is_asked_if_that_is_said_or_a_module_needs_it() {
+    if parts::ADDRESSES.is_err() {
+        return;
+    }
+    let cluster = |text: &str| ServerConfig::read(text, &inside()).unwrap().0.addresses.cluster;
+    assert!(cluster("[server.addresses]\nkubernetes = true\n").is_some());
+    assert_eq!(cluster(""), None);
+    let module = "[server]\nhttp_proxy = { listen = \"0.0.0.0:8080\" }\n";
+    assert_eq!(cluster(module).unwrap().namespace.as_deref(), Some("edge-system"));
+    assert_eq!(cluster(&format!("{module}[server.addresses]\nkubernetes = false\n")), None);
+}
+
+#[test]
+fn kubernetes_that_is_not_there_is_a_fault_only_for_who_asks_for_it() {
+    let errors = cloud_faults("[server.addresses]\nkubernetes = true\n");
+    assert_eq!(errors.iter().next().unwrap().key, "server.addresses.kubernetes");
+    assert_eq!(cloud("[server]\nhttp_proxy = { listen = \"0.0.0.0:8080\" }\n").0.addresses.cluster, None);
+}

@@ -1,0 +1,177 @@
+//! The tables of all listeners except CONNECT's.
+
+use crate::config::server::invitations::Invitations;
+use crate::listener::http::NodePortConfig;
+use crate::listener::https::{HttpsConfig, HttpsMode};
+use crate::listener::tcp::{TcpConfig, TcpListenerConfig};
+
+use super::*;
+
+/// Returns the errors of a server's file as texts.
+fn errors(text: &str) -> Vec<String> {
+    cloud_faults(text).iter().map(ToString::to_string).collect()
+}
+
+const CLOSED: &str = "[server.connect]\nlisten = \"127.0.0.1:22\"\n";
+
+#[test]
+fn a_tcp_port_is_an_address_and_a_target_with_or_without_a_node() {
+    let text = r#"
+        [server.tcp]
+        "127.0.0.1:1" = "127.0.0.1:6443"
+        "[::1]:2" = "node1/db.local:5432"
+        ":3" = { target = "node1/[fd00::1]:22", send_proxy = true, allow_from = ["10.0.0.0/8"] }
+        "#;
+    let (settings, warnings) = cloud(&format!("{CLOSED}{text}"));
+    assert_eq!(warnings, []);
+    let shown = |port: &TcpListenerConfig| {
+        let node = port.to.node.as_ref().map(ToString::to_string).unwrap_or_default();
+        (port.at.to_string(), node, port.to.target.to_string(), port.send_proxy)
+    };
+    let want = [
+        ("127.0.0.1:1", "", "127.0.0.1:6443", false),
+        ("[::1]:2", "node1", "db.local:5432", false),
+        ("0.0.0.0:3", "node1", "[fd00::1]:22", true),
+    ];
+    let want =
+        want.map(|(at, node, target, proxy)| (at.to_owned(), node.to_owned(), target.to_owned(), proxy));
+    let TcpConfig(tcp) = settings.listener().unwrap();
+    assert_eq!(tcp.iter().map(shown).collect::<Vec<_>>(), want);
+    assert!(tcp[2].access.allow_from.is_some() && tcp[0].access.allow_from.is_none());
+}
+
+#[test]
+fn whatever_is_wrong_with_a_tcp_port_is_told_with_its_key() {
+    let lines = [
+        "\"6443\" = \"127.0.0.1:6443\"",
+        "\"127.0.0.1:1\" = \"6443\"",
+        "\"127.0.0.1:2\" = \"a b/127.0.0.1:1\"",
+        "\"127.0.0.1:3\" = 7",
+        "\"127.0.0.1:4\" = { node = \"n\" }",
+    ];
+    let reported = errors(&format!("{CLOSED}[server.tcp]\n{}\n", lines.join("\n")));
+    let want = [
+        "line 4: server.tcp.\"6443\": \"6443\": expected an address to listen on",
+        "line 5: server.tcp.\"127.0.0.1:1\".target: \"6443\": \"6443\" has no port",
+        "line 6: server.tcp.\"127.0.0.1:2\".target: \"a b/127.0.0.1:1\": \"a b\" is not a name",
+        "line 7: server.tcp.\"127.0.0.1:3\".target: 7: expected a text",
+        "line 8: server.tcp.\"127.0.0.1:4\".target: missing: set the target",
+        "line 8: server.tcp.\"127.0.0.1:4\".node: unknown key: did you mean auth?",
+    ];
+    assert_eq!(reported.len(), want.len(), "{reported:#?}");
+    for (reported, want) in reported.iter().zip(want) {
+        assert!(reported.starts_with(want), "{reported}\n{want}");
+    }
+}
+
+#[test]
+fn an_open_tcp_port_is_named_and_one_that_asks_for_a_password_is_a_fault() {
+    let open = format!("{CLOSED}[server.tcp]\n\"0.0.0.0:6443\" = \"node1/127.0.0.1:6443\"\n");
+    let (_, warnings) = cloud(&open);
+    let key = "server.tcp.\"0.0.0.0:6443\"";
+    assert_eq!(warned(&warnings, WarningKind::Insecure), [key]);
+    let text = "anyone who reaches 0.0.0.0:6443 can reach 127.0.0.1:6443 at node node1 without authentication; set allow_from";
+    assert_eq!(warnings[0].text, text);
+    let fenced = open.replace("[server.tcp]", "allow_from = [\"10.0.0.0/8\"]\n[server.tcp]");
+    assert_eq!(cloud(&fenced).1, []);
+    let basic = open.replace("[server.tcp]", "auth = \"basic\"\nusers = \"/users\"\n[server.tcp]");
+    let reported = errors(&basic);
+    assert!(
+        reported[0].contains(&format!("{key}.auth: \"basic\", inherited from [server.connect]")),
+        "{reported:?}"
+    );
+}
+
+#[test]
+fn a_port_of_the_https_table_stands_for_one_of_every_node() {
+    let text = r#"
+        [server.https]
+        mode = "passthrough"
+        listen_ip = "127.0.0.1"
+        rules = [{ nodes = ["edge-*"] }]
+        [server.https.ports]
+        "10250" = "127.0.0.1:10250"
+        "9100" = "localhost:9100"
+        "#;
+    let (settings, warnings) = cloud(&format!("{CLOSED}{text}"));
+    let https = settings.listener::<HttpsConfig>().unwrap();
+    assert_eq!((&https.mode, warnings), (&HttpsMode::Passthrough, vec![]));
+    let shown = |port: &NodePortConfig| (port.at.to_string(), port.stands_for.to_string());
+    let want = [("127.0.0.1:10250", "127.0.0.1:10250"), ("127.0.0.1:9100", "localhost:9100")];
+    assert_eq!(
+        https.ports.iter().map(shown).collect::<Vec<_>>(),
+        want.map(|(at, to)| (at.to_owned(), to.to_owned()))
+    );
+    assert!(!https.access.rules.is_empty() && connect(&settings).access.rules.is_empty());
+    let open = format!("{CLOSED}{}", text.replace("listen_ip = \"127.0.0.1\"", ""));
+    let (settings, warnings) = cloud(&open);
+    assert_eq!(settings.listener::<HttpsConfig>().unwrap().ports[1].at, "0.0.0.0:9100".parse().unwrap());
+    assert_eq!(warned(&warnings, WarningKind::Insecure), ["server.https.ports"]);
+    let text = "anyone who reaches 0.0.0.0:10250 can reach 127.0.0.1:10250 at every node (other entries of this table: 1) \
+                without authentication; set client_ca or allow_from";
+    assert_eq!(warnings[0].text.replace("client_ca or ", ""), text.replace("client_ca or ", ""));
+}
+
+#[test]
+fn whatever_is_wrong_with_https_is_told() {
+    for (lines, part) in [
+        ("mode = \"relay\"\ncert = \"/c\"\nkey = \"/k\"", "expected \"terminate\" or \"passthrough\""),
+        ("mode = \"passthrough\"\nclient_ca = \"/ca\"", "server.https.client_ca: set, but mode"),
+        ("mode = \"passthrough\"\nnames = [\"a\"]", "server.https.names: set, but client_ca is not"),
+        ("cert = \"/c\"\nkey = \"/k\"\nnames = [\"a\"]", "server.https.names: set, but client_ca is not"),
+    ] {
+        let reported = errors(&format!(
+            "{CLOSED}[server.https]\n{lines}\n[server.https.ports]\n\"10250\" = \"127.0.0.1:10250\"\n"
+        ));
+        assert!(reported[0].contains(part), "{lines}: {reported:?}");
+    }
+    let reported = errors(&format!("{CLOSED}[server.http.ports]\n\"x\" = \"127.0.0.1:1\"\n\"1\" = \"a\"\n"));
+    assert!(
+        reported[0].contains("server.http.ports.\"x\": \"x\": expected a port as the key"),
+        "{reported:?}"
+    );
+    assert!(reported[1].contains("server.http.ports.\"1\".target: \"a\": \"a\" has no port"), "{reported:?}");
+    let (_, warnings) =
+        cloud(&format!("{CLOSED}[server.https]\nmode = \"passthrough\"\ncert = \"/c\"\nkey = \"/k\"\n"));
+    assert_eq!(warned(&warnings, WarningKind::Unexpected), ["server.https.mode"]);
+}
+
+#[test]
+fn the_admin_socket_is_at_a_given_path_or_has_a_name_in_a_usual_directory() {
+    let (pod, _) = cloud("");
+    assert_eq!((pod.admin.listen, pod.admin.name), (None, "cloud"));
+    let (lone, _) = edge(LEAST);
+    assert_eq!((lone.admin.listen, lone.admin.name), (None, "edge"));
+    let (pod, _) = cloud("[server.admin]\nlisten = \"unix:/a/b\"\n");
+    assert_eq!(pod.admin.listen, Some("/a/b".into()));
+    for wrong in ["127.0.0.1:80", "unix:b", "/a/b"] {
+        let errors = cloud_faults(&format!("[server.admin]\nlisten = \"{wrong}\"\n")).to_string();
+        assert!(errors.contains("server.admin.listen") && errors.contains("expected unix:/path"), "{errors}");
+    }
+}
+
+#[test]
+fn nobody_joins_by_invitation_unless_a_store_is_named() {
+    let read = |lines: &str| {
+        let text = format!("[server.connect]\nlisten = \"127.0.0.1:22\"\n[server.invitations]\n{lines}");
+        ServerConfig::read(&text, &Environment::default()).map(|(cloud, _)| cloud.invitations)
+    };
+    assert_eq!(read("").unwrap(), None);
+    assert_eq!(read("store = \"none\"\nfile = \"f\"").unwrap(), None);
+    assert_eq!(read("store = \"file\"\nfile = \"f\"").unwrap(), Some(Invitations::File("f".into())));
+    let Some(Invitations::Etcd(etcd)) = read("store = \"etcd\"\netcd.endpoints = [\"http://a\"]").unwrap()
+    else {
+        panic!()
+    };
+    assert_eq!((etcd.prefix.as_str(), etcd.endpoints.len()), ("/tunnel", 1));
+    for (lines, key) in [
+        ("store = \"file\"", "server.invitations.file"),
+        ("store = \"etcd\"", "server.invitations.etcd"),
+        ("store = \"secret\"", "server.invitations.store"),
+        ("store = \"disk\"", "server.invitations.store"),
+        ("stor = \"file\"", "server.invitations.stor"),
+    ] {
+        let errors = read(lines).unwrap_err().to_string();
+        assert!(errors.contains(key), "{lines}: {errors}");
+    }
+}

@@ -1,0 +1,66 @@
+//! Tables of optional parts, in builds with and without them.
+
+use super::*;
+use crate::parts::{ADDRESSES, CHANNELZ, CLUSTER, CSR, INTERCEPT, INVITATIONS, KEEP, SUPEREDGE};
+
+/// Returns the errors of a server's config.
+fn server(text: &str) -> Vec<String> {
+    let text = format!("[server.connect]\nlisten = \"127.0.0.1:22\"\n{text}");
+    let read = ServerConfig::read(&text, &inside());
+    read.err().map(|errors| errors.iter().map(ToString::to_string).collect()).unwrap_or_default()
+}
+
+/// Returns the errors of an edge's config.
+fn edge(text: &str) -> Vec<String> {
+    let text =
+        format!("[edge.uplink]\nnode = \"a\"\nservers = [\"tunnel.test:9000\"]\ntoken = \"t\"\n{text}");
+    let read = EdgeConfig::read(&text, &inside());
+    read.err().map(|errors| errors.iter().map(ToString::to_string).collect()).unwrap_or_default()
+}
+
+fn inside() -> Environment {
+    Environment {
+        kubernetes_service_host: Some("10.96.0.1".to_owned()),
+        pod_ip: Some("10.0.0.1".to_owned()),
+        ..Environment::default()
+    }
+}
+
+#[test]
+fn a_table_of_a_part_that_is_not_compiled_in_is_an_error_with_the_name_of_its_feature() {
+    for (part, text) in [
+        (CLUSTER, "[server.dns]\npublish = \"configmap\"\n"),
+        (CLUSTER, "[server.peers]\nkubernetes_service = \"tunnel\"\n"),
+        (INVITATIONS.and(CLUSTER), "[server.invitations]\nstore = \"secret\"\n"),
+        (ADDRESSES, "[server.addresses]\nkubernetes = true\n"),
+        (CSR, "[server.csr]\nprofiles = [\"proxy-client\"]\n"),
+        (KEEP, "[server.node_ports]\n"),
+        (KEEP, "[server.node_names]\n"),
+        (CHANNELZ, "[server.links]\nchannelz_listen = \"127.0.0.1:5000\"\n"),
+        (INTERCEPT, "[server.intercept]\nnetworks = [\"10.0.0.0/8\"]\n"),
+        (INVITATIONS, "[server.invitations]\nstore = \"file\"\nfile = \"/f\"\n"),
+    ] {
+        match (part, server(text).as_slice()) {
+            (Ok(()), errors) => assert!(errors.is_empty(), "{text}: {errors:?}"),
+            (Err(why), [error]) => assert!(error.contains(why), "{text}: {error}"),
+            (Err(_), errors) => panic!("{text}: {errors:?}"),
+        }
+    }
+    match (CSR, edge("[edge.csr]\nenabled = true\n").as_slice()) {
+        (Ok(()), errors) => assert!(errors.is_empty(), "{errors:?}"),
+        (Err(why), errors) => assert!(errors.len() == 1 && errors[0].contains(why), "{errors:?}"),
+    }
+}
+
+#[test]
+fn a_file_of_superedge_is_an_error_in_a_build_without_it() {
+    let read = ServerConfig::read("[mode.cloud.ssh]\nport = 22\n", &Environment::default());
+    match (SUPEREDGE, read) {
+        (Ok(()), read) => assert!(read.is_ok()),
+        (Err(why), read) => {
+            let errors = read.unwrap_err();
+            let keys: Vec<_> = errors.iter().map(|error| error.key.as_str()).collect();
+            assert!(keys == ["mode"] && errors.to_string().contains(why), "{errors}");
+        }
+    }
+}

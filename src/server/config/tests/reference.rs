@@ -1,0 +1,318 @@
+//! The reference of settings is generated from the structs that are the tables: their doc comments, defaults and limits.
+//!
+//! A table is a struct with serde's `default`, and its documentation begins with the table's name. The documentation of a
+//! field may end with `Example:` or `Required:` and a value to show, for a key without a default. `UPDATE_REFERENCE=1`
+//! rewrites the files.
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+
+use syn::{Attribute, Expr, ExprLit, Fields, Item, Lit, Meta};
+use toml::Value;
+
+use crate::config::ConfigError;
+
+use super::*;
+
+/// The value to show for a key that has no default.
+#[derive(Clone)]
+enum Example {
+    Optional(String),
+    Required(String),
+}
+
+/// A struct that is one or several tables.
+struct Struct {
+    tables: Vec<String>,
+    about: String,
+    fields: Vec<Field>,
+}
+
+struct Field {
+    key: String,
+    about: String,
+    example: Option<Example>,
+}
+
+/// A table of the reference.
+struct TableReference {
+    name: String,
+    about: String,
+    keys: Vec<Key>,
+}
+
+struct Key {
+    name: String,
+    about: String,
+    /// The values that are allowed.
+    allowed: String,
+    example: Option<Example>,
+    default: Option<Value>,
+}
+
+/// Returns the documentation of an item: its text, and the example.
+fn documentation(attributes: &[Attribute]) -> (String, Option<Example>) {
+    let lines = attributes.iter().filter_map(|attribute| match &attribute.meta {
+        Meta::NameValue(doc) if doc.path.is_ident("doc") => match &doc.value {
+            Expr::Lit(ExprLit { lit: Lit::Str(text), .. }) => Some(text.value().trim().to_owned()),
+            _ => None,
+        },
+        _ => None,
+    });
+    let text = lines.collect::<Vec<_>>().join("\n");
+    let (about, example) = text.split_once("\n\n").unwrap_or((text.as_str(), ""));
+    let value = |mark| Some(example.strip_prefix(mark)?.trim().trim_matches('`').to_owned());
+    let required = value("Required: ").map(Example::Required);
+    let example = required.or_else(|| value("Example: ").map(Example::Optional));
+    (about.replace('\n', " ").replace('`', ""), example)
+}
+
+/// Returns true if serde's attribute on an item is exactly this one.
+fn has_serde(attributes: &[Attribute], word: &str) -> bool {
+    attributes.iter().any(|attribute| match &attribute.meta {
+        Meta::List(list) if list.path.is_ident("serde") => list.tokens.to_string() == word,
+        _ => false,
+    })
+}
+
+/// Returns the structs of a source file that are tables.
+fn structs(source: &str) -> Vec<Struct> {
+    let items = syn::parse_file(source).unwrap().items;
+    let tables = items.into_iter().filter_map(|item| {
+        let Item::Struct(item) = item else { return None };
+        if !has_serde(&item.attrs, "default") {
+            return None;
+        }
+        let (text, _) = documentation(&item.attrs);
+        let (names, about) = text.split_once(": ")?;
+        let names = names.split(" and ").map(|name| name.strip_prefix('[')?.strip_suffix(']'));
+        let tables = names.map(|name| name.map(str::to_owned)).collect::<Option<Vec<_>>>()?;
+        let Fields::Named(fields) = item.fields else { return None };
+        let fields = fields.named.into_iter().filter(|field| !has_serde(&field.attrs, "skip")).map(|field| {
+            let (about, example) = documentation(&field.attrs);
+            Field { key: field.ident.unwrap().to_string(), about, example }
+        });
+        Some(Struct { tables, about: about.to_owned(), fields: fields.collect() })
+    });
+    tables.collect()
+}
+
+/// Returns the sources below a directory.
+fn sources(directory: &Path) -> Vec<String> {
+    let mut entries: Vec<_> =
+        std::fs::read_dir(directory).unwrap().map(|entry| entry.unwrap().path()).collect();
+    entries.sort();
+    let read = |path: PathBuf| match path.extension() {
+        None => sources(&path),
+        Some(kind) if kind == "rs" => vec![std::fs::read_to_string(path).unwrap()],
+        Some(_) => Vec::new(),
+    };
+    entries.into_iter().flat_map(read).collect()
+}
+
+/// Returns the errors and the tables in effect of a text.
+fn parse(text: &str, role: &str) -> (Vec<ConfigError>, BTreeMap<String, toml::Table>) {
+    let env = Environment::default();
+    if role == "server" {
+        let parsed = ServerConfig::examine(text, &env);
+        (parsed.errors, parsed.effective)
+    } else {
+        let parsed = EdgeConfig::examine(text, &env);
+        (parsed.errors, parsed.effective)
+    }
+}
+
+/// Returns what the error of a wrong value says about the values that are allowed.
+fn allowed(table: &str, key: &str) -> String {
+    let role = table.split('.').next().unwrap();
+    let hint = |value: &str| {
+        let full = format!("{table}.{key}");
+        let (errors, _) = parse(&format!("[{table}]\n{key} = \"{value}\"\n"), role);
+        let error = errors.into_iter().find(|error| error.key == full)?;
+        let (_, hint) = error.text.split_once("expected ")?;
+        Some(hint.split(", for example").next()?.to_owned())
+    };
+    match hint("876000h") {
+        None => "a text".to_owned(),
+        Some(list) if list.starts_with("a list") => "a list".to_owned(),
+        Some(size) if size.contains("KiB") => format!("a size of {}", hint("0B").unwrap()),
+        Some(hint) => hint,
+    }
+}
+
+/// Returns the tables of a role, in the order of the sources.
+fn tables(role: &str) -> Vec<TableReference> {
+    let (_, effective) = parse("", role);
+    let all = sources(&Path::new(env!("CARGO_MANIFEST_DIR")).join("src"));
+    let mut tables = Vec::new();
+    for Struct { tables: names, about, fields } in all.iter().flat_map(|source| structs(source)) {
+        for name in names.into_iter().filter(|name| name.split('.').next() == Some(role)) {
+            let defaults = effective.get(&name).unwrap_or_else(|| panic!("[{name}] is not recorded"));
+            let key = |field: &Field| Key {
+                name: field.key.clone(),
+                about: field.about.clone(),
+                allowed: allowed(&name, &field.key),
+                example: field.example.clone(),
+                default: defaults.get(&field.key).cloned(),
+            };
+            let keys = fields.iter().map(key).collect();
+            tables.push(TableReference { about: about.clone(), keys, name });
+        }
+    }
+    tables
+}
+
+fn is_empty(value: &Value) -> bool {
+    value.as_str() == Some("") || value.as_array().is_some_and(Vec::is_empty)
+}
+
+impl Key {
+    /// Returns the description with the default, and with limits if they are not in the description.
+    fn description(&self) -> String {
+        let mut text = self.about.clone();
+        let is_limit = ["a duration", "a size", "a whole number", "true or false"];
+        if is_limit.iter().any(|kind| self.allowed.starts_with(kind)) {
+            let end = text.find(". ").or_else(|| text.strip_suffix('.').map(str::len)).unwrap();
+            text.insert_str(end, &format!(" ({})", self.allowed));
+        }
+        match self.default() {
+            Some(default) => format!("{text} Default: {default}."),
+            None => text,
+        }
+    }
+
+    /// Returns the default as a text, unless the description contains it.
+    fn default(&self) -> Option<String> {
+        let is_described =
+            ["Default: ", "No default", "Required."].iter().any(|part| self.about.contains(part));
+        let default = self.default.as_ref().filter(|value| !is_empty(value));
+        (!is_described).then(|| default.map_or("none".to_owned(), Value::to_string))
+    }
+
+    /// Returns the line that sets the key, commented out if it shows an example of an optional key.
+    fn line(&self) -> String {
+        let Self { name, example, default, .. } = self;
+        match (example, default) {
+            (Some(Example::Required(value)), _) => format!("{name} = {value}"),
+            (Some(Example::Optional(value)), _) => format!("# {name} = {value}"),
+            (None, Some(default)) => format!("{name} = {default}"),
+            (None, None) => panic!("{name} has no default: its documentation needs an example"),
+        }
+    }
+}
+
+/// Breaks a text into lines of comments. No line begins with `key = `, which would look like one.
+fn comment(text: &str) -> String {
+    let words: Vec<&str> = text.split(' ').collect();
+    let is_glued = |i: usize| words.get(i) == Some(&"=") || i > 0 && words.get(i - 1) == Some(&"=");
+    let (mut lines, mut line) = (String::new(), "#".to_owned());
+    for (i, word) in words.iter().enumerate() {
+        let chunk = words[i..]
+            .iter()
+            .enumerate()
+            .take_while(|(n, _)| *n == 0 || is_glued(i + n) || is_glued(i + n + 1));
+        let length: usize = chunk.map(|(_, word)| word.chars().count() + 1).sum();
+        if !is_glued(i) && !is_glued(i + 1) && line.chars().count() + length > 120 {
+            lines += &format!("{line}\n");
+            line = "#".to_owned();
+        }
+        line += &format!(" {word}");
+    }
+    lines + &line + "\n"
+}
+
+/// Returns a table as part of an example file.
+fn example(table: &TableReference) -> String {
+    let keys = table.keys.iter().map(|key| comment(&key.description()) + &key.line() + "\n");
+    let mut about = table.about.clone();
+    about[..1].make_ascii_uppercase();
+    format!("{}[{}]\n{}", comment(&about), table.name, keys.collect::<String>())
+}
+
+/// Replaces the generated tables in an example file. Tables are separated by empty lines.
+fn updated(file: &str, role: &str) -> String {
+    let mut tables = tables(role);
+    let mut blocks = Vec::new();
+    for block in file.trim_end().split("\n\n") {
+        let header =
+            block.lines().find_map(|line| line.trim_start_matches("# ").strip_prefix('[')?.strip_suffix(']'));
+        match tables.iter().position(|table| Some(table.name.as_str()) == header) {
+            Some(i) => blocks.push(example(&tables.remove(i)).trim_end().to_owned()),
+            None => blocks.push(block.to_owned()),
+        }
+    }
+    blocks.extend(tables.iter().map(|table| example(table).trim_end().to_owned()));
+    blocks.join("\n\n") + "\n"
+}
+
+/// Returns the reference of all tables as a document.
+fn document() -> String {
+    let mut text = "# Reference of settings\n\n\
+        This page lists the tables of both roles with all keys. It is generated from the sources. The examples\n\
+        [for servers](server.toml) and [for edges](edge.toml) contain the same texts, and the tables that are not listed\n\
+        here.\n"
+        .to_owned();
+    for table in [("server", CLOUD), ("edge", EDGE)].into_iter().flat_map(|(role, file)| {
+        let mut tables = tables(role);
+        tables.sort_by_key(|table| file.find(&format!("\n[{}]", table.name)));
+        tables
+    }) {
+        let mut about = table.about.clone();
+        about[..1].make_ascii_uppercase();
+        let cell = |text: &str| text.replace('|', "\\|").replace('*', "\\*");
+        text += &format!(
+            "\n## [{}]\n\n{}\n\n| key | value | default | description |\n",
+            table.name,
+            cell(&about)
+        );
+        text += "| --- | --- | --- | --- |\n";
+        for key in table.keys {
+            let default = key.default().map(|default| format!("`{default}`")).unwrap_or_default();
+            let (allowed, about) = (cell(&key.allowed), cell(&key.about));
+            text += &format!("| `{}` | {allowed} | {default} | {about} |\n", key.name);
+        }
+    }
+    text
+}
+
+#[test]
+fn the_reference_is_what_the_sources_say() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let read = |file: &str| std::fs::read_to_string(root.join(file)).unwrap_or_default();
+    let (server, edge) = ("docs/reference/server.toml", "docs/reference/edge.toml");
+    for (file, expected) in [
+        (server, updated(&read(server), "server")),
+        (edge, updated(&read(edge), "edge")),
+        ("docs/reference/config.md", document()),
+    ] {
+        if std::env::var_os("UPDATE_REFERENCE").is_some() {
+            std::fs::write(root.join(file), &expected).unwrap();
+        }
+        assert!(read(file) == expected, "{file} is old; run this test with UPDATE_REFERENCE=1");
+    }
+}
+
+#[test]
+fn the_tables_in_effect_have_defaults_values_and_no_secrets() {
+    let text = "[edge.uplink]\ntoken = \"sw0rdfish\"\nservers = [\"cloud:9000\"]\n";
+    let effective = EdgeConfig::examine(text, &node1()).effective;
+    let uplink = &effective["edge.uplink"];
+    let value = |key: &str| uplink[key].to_string();
+    assert_eq!((value("node"), value("token")), ("\"node1\"".to_owned(), "\"***\"".to_owned()));
+    assert_eq!(
+        (value("servers"), value("admin_listen")),
+        ("[\"cloud:9000\"]".to_owned(), "\"127.0.0.1:51010\"".to_owned())
+    );
+    let effective = ServerConfig::examine("[server.session]\nmax_sessions = 7\n", &node1()).effective;
+    assert_eq!(effective["server.session"]["max_per_client"].as_integer(), Some(2));
+}
+
+#[test]
+fn a_comment_has_short_lines_that_do_not_look_like_keys() {
+    let text = comment(&format!(
+        "{} if enabled = true in [edge.csr], otherwise not.",
+        "word ".repeat(21).trim_end()
+    ));
+    assert!(text.lines().all(|line| line.starts_with("# ") && line.chars().count() <= 130), "{text}");
+    assert!(!text.lines().any(|line| line.starts_with("# enabled = ")), "{text}");
+}

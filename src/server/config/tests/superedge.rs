@@ -1,0 +1,292 @@
+//! Files from SuperEdge's manifests and documents; all of them load.
+
+use crate::listener::egress::EgressConfig;
+use crate::listener::https::HttpsConfig;
+use crate::listener::tcp::TcpConfig;
+
+use super::*;
+
+/// From the documents of v0.1 to v0.3, with their original comments.
+const CLOUD_OLD: &str = r#"
+[mode]
+  [mode.cloud]
+    [mode.cloud.stream]                             # stream module
+      [mode.cloud.stream.server]                    # gRPC server component
+        grpcport = 9000                             # listening port of gRPC server
+        logport = 8000                              # The listening port of the http server for log and health check,use (curl -X PUT http://podip:logport/debug/flags/v -d "8") to set the log level
+        channelzaddr = "0.0.0.0:6000"               # The listening address of the gRPC [channlez](https://grpc.io/blog/a-short-introduction-to-channelz/)server
+        key = "../../conf/certs/cloud.key"          # gRPC server的server端私钥
+        cert = "../../conf/certs/cloud.crt"         # gRPC server的server端证书
+        tokenfile = "../../conf/token"              # token的列表文件(nodename:随机字符串)
+      [mode.cloud.stream.dns]                       # DNS组件
+        configmap= "proxy-nodes"
+        hosts = "/etc/superedge/proxy/nodes/hosts"
+        service = "proxy-cloud-public"              # tunnel-cloud service name
+        debug = true
+      [mode.cloud.tcp]                              # TCP module
+        "0.0.0.0:6443" = "127.0.0.1:6443"
+      [mode.cloud.https]                            # HTTPS module
+        cert ="../../conf/certs/kubelet.crt"        # HTTPS module server certificate
+        key = "../../conf/certs/kubelet.key"        # HTTPS module server private key
+        [mode.cloud.https.addr]
+          "10250" = "101.206.162.213:10250"
+"#;
+
+const CLOUD_TCP: &str = r#"
+[mode]
+  [mode.cloud]
+    [mode.cloud.stream]
+        [mode.cloud.stream.server]
+            grpcport = 9000
+            key = "/etc/superedge/tunnel/certs/tunnel-cloud-server.key"
+            cert = "/etc/superedge/tunnel/certs/tunnel-cloud-server.crt"
+            tokenfile = "/etc/superedge/tunnel/token/token"
+            logport = 51000
+        [mode.cloud.stream.dns]
+            debug = true
+    [mode.cloud.tcp]
+        "0.0.0.0:6443" = "127.0.0.1:6443"
+    [mode.cloud.https]
+"#;
+
+const CLOUD_HTTPS: &str = r#"
+[mode]
+  [mode.cloud]
+    [mode.cloud.stream]
+        [mode.cloud.stream.server]
+            grpcport = 9000
+            logport = 51010
+            key = "/etc/superedge/tunnel/certs/tunnel-cloud-server.key"
+            cert = "/etc/superedge/tunnel/certs/tunnel-cloud-server.crt"
+            tokenfile = "/etc/superedge/tunnel/token/token"
+        [mode.cloud.stream.dns]
+            configmap = "tunnel-nodes"
+            hosts = "/etc/superedge/tunnel/nodes/hosts"
+            service = "tunnel-cloud"
+        [mode.cloud.https]
+            cert = "/etc/superedge/tunnel/certs/apiserver-kubelet-server.crt"
+            key = "/etc/superedge/tunnel/certs/apiserver-kubelet-server.key"
+            [mode.cloud.https.addr]
+                "10250" = "127.0.0.1:10250"
+                "9100" = "127.0.0.1:9100"
+        [mode.cloud.egress]
+            servercert = "/etc/superedge/tunnel/certs/tunnel-server.crt"
+            serverkey = "/etc/superedge/tunnel/certs/tunnel-server.key"
+            egressport = "8000"
+            kubeconfig = "/etc/superedge/kubeconfig"
+        [mode.cloud.httpproxy]
+            proxyport = "8080"
+            proxyip = "0.0.0.0"
+        [mode.cloud.ssh]
+            port = 22
+"#;
+
+/// With tabs, as written by the installer since v0.8.2, and with the tables that only the newest version has.
+const CLOUD_NEW: &str = "[mode]\n\t[mode.cloud]\n\t\t[mode.cloud.stream]\n\t\t\t[mode.cloud.stream.server]\n\
+    \t\t\t\tgrpc_port = 9000\n\t\t\t\tlog_port = 51010\n\t\t\t\tmetrics_port = 6000\n\t\t\t\tchannelz_addr = \"\"\n\
+    \t\t\t[mode.cloud.stream.register]\n\t\t\t\tservice = \"tunnel-cloud\"\n\
+    \t\t[mode.cloud.egress]\n\t\t\tport = 8000\n\t\t[mode.cloud.http_proxy]\n\t\t\tport = 8080\n\
+    \t\t[mode.cloud.ssh]\n\t\t\tport = 22\n\
+    \t\t[mode.cloud.tls]\n\t\t\ttls_min_version = \"VersionTLS10\"\n\
+    \t\t\ttls_cipher_suites = \"TLS_ECDHE_RSA_WITH_AES_128_GCM_SHA256,TLS_RSA_WITH_AES_128_CBC_SHA\"\n";
+
+const EDGE_OLD: &str = r#"
+[mode]
+  [mode.edge]
+    [mode.edge.stream]                              # stream模块
+      [mode.edge.stream.client]                     # gRPC client组件
+        token = "6ff2a1ea0f1611eb9896362096106d9d"  # 访问tunnel-cloud的验证token
+        cert = "../../conf/certs/ca.crt"
+        dns = "localhost"                           # tunnel-cloud的gRPC server证书签的IP或域名
+        servername = "localhost:9000"               # tunnel-cloud的gRPC server的IP和端口
+        logport = 7000
+        channelzaddr = "0.0.0.0:5000"
+    [mode.edge.https]
+      cert= "../../conf/certs/kubelet-client.crt"
+      key= "../../conf/certs/kubelet-client.key"
+"#;
+
+/// A manifest with unfilled templates.
+const EDGE_TEMPLATE: &str = r#"
+[mode]
+  [mode.edge]
+    [mode.edge.stream]
+        [mode.edge.stream.client]
+            token = "{{.TunnelCloudEdgeToken}}"
+            cert = "/etc/superedge/tunnel/certs/tunnel-ca.crt"
+            dns = "{{ServerName}}"
+            servername = "{{.MasterIP}}:9000"
+            logport = 51000
+"#;
+
+const EDGE_HTTPS: &str = r#"
+[mode]
+  [mode.edge]
+    [mode.edge.stream]
+        [mode.edge.stream.client]
+            token = "6ff2a1ea0f1611eb9896362096106d9d"
+            cert = "/etc/superedge/tunnel/certs/cluster-ca.crt"
+            dns = "tunnel.cloud.io"
+            servername = "192.0.2.10:9000"
+            logport = 51000
+    [mode.edge.https]
+        cert = "/etc/superedge/tunnel/certs/apiserver-kubelet-client.crt"
+        key = "/etc/superedge/tunnel/certs/apiserver-kubelet-client.key"
+    [mode.edge.httpproxy]
+        proxyip = "0.0.0.0"
+        proxyport = "51009"
+"#;
+
+const EDGE_NEW: &str = "[mode]\n\t[mode.edge]\n\t\t[mode.edge.stream]\n\t\t\t[mode.edge.stream.client]\n\
+    \t\t\t\ttoken = \"6ff2a1ea0f1611eb9896362096106d9d\"\n\t\t\t\tdns = \"127.0.0.1\"\n\
+    \t\t\t\tserver_name = \"192.0.2.10:31234\"\n\t\t\t\tlog_port = 51010\n\
+    \t\t[mode.edge.http_proxy]\n\t\t\tip = \"0.0.0.0\"\n\t\t\tport = \"51009\"\n";
+
+#[test]
+fn the_oldest_cloud_file_loads() {
+    let (cloud, warnings) = cloud(CLOUD_OLD);
+    assert_eq!(cloud.links.listen, "0.0.0.0:9000".parse().unwrap());
+    assert_eq!(cloud.links.admin_listen, "0.0.0.0:8000".parse().unwrap());
+    assert_eq!(cloud.links.key.to_str(), Some("../../conf/certs/cloud.key"));
+    assert_eq!(cloud.links.token_file.to_str(), Some("../../conf/token"));
+    assert!(connect(&cloud).listen.implicit);
+    assert_eq!(warned(&warnings, WarningKind::Unsupported), Vec::<&str>::new());
+    let limiters = [
+        "mode.cloud.https.addr",
+        "mode.cloud.ssh.auth",
+        "mode.cloud.stream.server.channelzaddr",
+        "mode.cloud.stream.server.logport",
+        "mode.cloud.tcp.\"0.0.0.0:6443\"",
+    ];
+    assert_eq!(warned(&warnings, WarningKind::Insecure), limiters);
+}
+
+#[test]
+fn a_cloud_file_with_an_empty_https_table_loads() {
+    let (cloud, warnings) = cloud(CLOUD_TCP);
+    assert_eq!(cloud.links.admin_listen.port(), 51000);
+    assert_eq!(warned(&warnings, WarningKind::Unsupported), [""; 0]);
+    assert!(cloud.listener::<HttpsConfig>().is_none());
+    let [port] = &cloud.listener::<TcpConfig>().unwrap().0[..] else { panic!("one port") };
+    assert_eq!((port.at, port.to.node.clone()), ("0.0.0.0:6443".parse().unwrap(), None));
+    assert_eq!(port.to.target, "127.0.0.1:6443".parse().unwrap());
+}
+
+#[test]
+fn a_cloud_file_of_the_middle_years_loads() {
+    let (cloud, warnings) = cloud(CLOUD_HTTPS);
+    assert_eq!(cloud.links.admin_listen.port(), 51010);
+    assert_eq!(
+        connect(&cloud).listen,
+        ListenConfig { at: "0.0.0.0:22".parse().unwrap(), implicit: false, key: "listen" }
+    );
+    let Some(EgressConfig::Port { listen, certificates, .. }) = cloud.listener() else {
+        panic!("{:?}", cloud.listeners)
+    };
+    assert_eq!((listen.at.to_string().as_str(), listen.key), ("0.0.0.0:8000", "listen"));
+    assert!(
+        certificates.cert.ends_with("tunnel-server.crt") && certificates.key.ends_with("tunnel-server.key")
+    );
+    let unserved = ["stream.dns"];
+    assert_eq!(warned(&warnings, WarningKind::Unsupported), unserved.map(|key| format!("mode.cloud.{key}")));
+}
+
+#[test]
+fn the_newest_cloud_file_loads() {
+    let (cloud, warnings) = cloud(CLOUD_NEW);
+    assert_eq!(cloud.links.metrics_listen, Some("0.0.0.0:6000".parse().unwrap()));
+    assert_eq!(cloud.tls.min_version, TlsVersion::V12);
+    assert_eq!(cloud.tls.cipher_suites.len(), 2);
+    let Some(EgressConfig::Port { listen, certificates, .. }) = cloud.listener() else {
+        panic!("{:?}", cloud.listeners)
+    };
+    assert_eq!((listen.at.port(), certificates.client_ca.as_ref()), (8000, None));
+    assert_eq!(certificates.cert.to_str(), Some("/etc/tunnel/certs/egress.crt"));
+    assert_eq!(warned(&warnings, WarningKind::Insecure)[0], "mode.cloud.egress.port", "{warnings:?}");
+    let unserved = ["mode.cloud.stream.register"];
+    assert_eq!(warned(&warnings, WarningKind::Unsupported), unserved);
+    assert_eq!(warned(&warnings, WarningKind::Unexpected), ["mode.cloud.tls.tls_min_version"]);
+}
+
+#[test]
+fn the_edge_files_of_all_years_load() {
+    let (old, warnings) = edge(EDGE_OLD);
+    assert_eq!(old.uplink.token, Some(Secret::new("6ff2a1ea0f1611eb9896362096106d9d")));
+    assert_eq!(old.uplink.ca.to_str(), Some("../../conf/certs/ca.crt"));
+    let server = old.uplink.server_addresses().next().unwrap();
+    assert_eq!(
+        (server.dns.to_string(), server.at.to_string()),
+        ("localhost".into(), "localhost:9000".into())
+    );
+    assert_eq!(warned(&warnings, WarningKind::Unsupported), Vec::<&str>::new());
+    assert_eq!(old.target_tls.cert, Some("../../conf/certs/kubelet-client.crt".into()));
+    assert_eq!(old.target_tls.key, Some("../../conf/certs/kubelet-client.key".into()));
+
+    let (middle, warnings) = edge(EDGE_HTTPS);
+    assert_eq!(middle.uplink.tls_server_name, Some("tunnel.cloud.io".parse().unwrap()));
+    assert_eq!(middle.http_proxy.unwrap().listen.at, "0.0.0.0:51009".parse().unwrap());
+    assert_eq!(warned(&warnings, WarningKind::Unsupported), [""; 0]);
+    let limiters = ["mode.edge.httpproxy.proxyport", "mode.edge.stream.client.logport"];
+    assert_eq!(warned(&warnings, WarningKind::Insecure), limiters);
+
+    let (new, warnings) = edge(EDGE_NEW);
+    let server = new.uplink.server_addresses().next().unwrap();
+    assert_eq!((server.dns.to_string(), server.at.port), ("127.0.0.1".into(), 31234));
+    assert_eq!(new.uplink.ca.to_str(), Some("/etc/tunnel/certs/ca.crt"));
+    assert_eq!(new.http_proxy.unwrap().listen.at, "0.0.0.0:51009".parse().unwrap());
+    assert_eq!(warned(&warnings, WarningKind::Unsupported), [""; 0]);
+    let limiters = ["mode.edge.http_proxy.port", "mode.edge.stream.client.log_port"];
+    assert_eq!(warned(&warnings, WarningKind::Insecure), limiters);
+    let log_port = warnings.iter().find(|warning| warning.key == limiters[1]).unwrap();
+    assert!(
+        log_port.text.contains("firewall") && log_port.text.contains("tunnel migrate superedge"),
+        "{log_port}"
+    );
+}
+
+#[test]
+fn a_template_that_was_not_filled_in_loads_and_is_named() {
+    let (edge, warnings) = edge(EDGE_TEMPLATE);
+    assert_eq!(edge.uplink.servers[0].port, 9000);
+    let unfilled = ["mode.edge.stream.client.dns", "mode.edge.stream.client.servername"];
+    assert_eq!(warned(&warnings, WarningKind::Unexpected), unfilled);
+}
+
+#[test]
+fn a_typo_in_a_table_that_is_not_served_is_a_fault_still() {
+    for (text, key) in [
+        ("[mode.cloud.https]\nkay = 1", "mode.cloud.https.kay"),
+        ("[mode.cloud.stream.dns]\nconfig = \"\"", "mode.cloud.stream.dns.config"),
+    ] {
+        assert_eq!(cloud_faults(text).iter().map(|f| f.key.as_str()).collect::<Vec<_>>(), [key]);
+    }
+}
+
+#[test]
+fn both_spellings_in_one_file_are_well_while_they_agree() {
+    let both = "[mode.cloud.stream.server]\ngrpcport = 9000\ngrpc_port = 9000\n";
+    assert_eq!(cloud(both).0.links.listen.port(), 9000);
+    assert_eq!(cloud_faults(&both.replace("grpcport = 9000", "grpcport = 9001")).iter().count(), 1);
+}
+
+#[test]
+fn a_key_of_ours_in_a_file_of_superedge_is_an_error_that_names_its_place() {
+    let errors =
+        cloud_faults("[mode.cloud.ssh]\nport = 22\nauth = \"none\"\n[mode.cloud.session]\ngrace = \"1s\"\n");
+    let errors: Vec<_> = errors.iter().map(ToString::to_string).collect();
+    let tail = "in a file without [mode]; `tunnel migrate superedge FILE` prints this file in that form";
+    let expected = [
+        format!(
+            "line 3: mode.cloud.ssh.auth: SuperEdge has no such key: its place is [server.connect] auth, {tail}"
+        ),
+        format!(
+            "line 5: mode.cloud.session.grace: SuperEdge has no such key: its place is [server.session] resume_timeout, {tail}"
+        ),
+    ];
+    assert_eq!(errors, expected);
+    let both = cloud_faults("[server.links]\nlisten = 9000\n[mode.cloud]\n").to_string();
+    assert!(
+        both.contains("mode: [server] is also in this file") && both.contains("server.links.listen"),
+        "{both}"
+    );
+}

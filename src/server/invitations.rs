@@ -1,0 +1,96 @@
+//! Nodes that join by invitation, as configured in `[server.invitations]`.
+
+use std::sync::Arc;
+
+use tracing::{info_span, warn};
+
+use crate::admin::readiness::Readiness;
+use crate::config::server::invitations::Invitations;
+use crate::invitations::store::{EtcdSharedState, FileSharedState, SharedState};
+use crate::invitations::{Enrolment, JoinRefusal, ServerCa};
+use crate::kubernetes::secret;
+use crate::server::ServerContext;
+use crate::server::config::ServerConfig;
+use crate::server::registry::etcd_access;
+use crate::startup::{Startup, StartupErrorKind};
+use tunnel_base::drain::Drain;
+use tunnel_base::logging;
+use tunnel_link::grpc::enrol::{EnrolMethod, EnrolRequest, JoinParams};
+use tunnel_net::reload::Reload;
+use tunnel_net::resolver::Resolver;
+use tunnel_proto::frame::{ErrorCode, SessionError};
+
+/// Reads the CA and certificate for joining nodes, if joining is enabled. The outer `None` means errors, which
+/// `startup` has noted.
+pub(crate) fn read_ca(settings: &ServerConfig, startup: &mut Startup) -> Option<Option<Reload<ServerCa>>> {
+    if settings.invitations.is_none() {
+        return Some(None);
+    }
+    let links = &settings.links;
+    let authority = ServerCa::load(links.peer_ca.clone(), links.cert.clone());
+    startup.collect(StartupErrorKind::Config, &["server.links.peer_ca"], authority).map(Some)
+}
+
+/// Opens the store and watches it. Returns `None` if joining by invitation is not enabled.
+pub(crate) fn start(
+    settings: &ServerConfig,
+    authority: Option<Reload<ServerCa>>,
+    resolver: &Resolver,
+    readiness: &Readiness,
+    drain: &Drain,
+) -> Option<Arc<Enrolment>> {
+    let (store, authority) = (settings.invitations.clone()?, authority?);
+    let cell: Box<dyn SharedState> = match store {
+        Invitations::File(file) => Box::new(FileSharedState::new(file)),
+        Invitations::Etcd(etcd) => {
+            let key = format!("{}/{ETCD_KEY}", etcd.prefix);
+            Box::new(EtcdSharedState::new(etcd_access(etcd), &key, resolver.clone()))
+        }
+        Invitations::Secret(cluster, name) => secret::shared(&cluster, name)?,
+    };
+    drain.spawn(info_span!("ca"), authority.clone().watch(drain.clone()));
+    let enrolment = Enrolment::new(cell, authority);
+    let readiness = readiness.clone();
+    let report = move |state| readiness.set_degraded(INVITATIONS_CONDITION, state);
+    drain.spawn(info_span!("invitations"), enrolment.clone().follow(report, drain.clone()));
+    Some(enrolment)
+}
+
+/// Authorizes an enrolment request from a caller that is not a node yet, in its own task.
+pub(crate) fn spawn(enrol_request: EnrolRequest, shared: ServerContext) {
+    let (links, span) =
+        (shared.link_context.drain.clone(), info_span!("enrol", remote_addr = %enrol_request.from));
+    links.spawn(span, judge(enrol_request, shared));
+}
+
+async fn judge(enrol_request: EnrolRequest, shared: ServerContext) {
+    let refused = &shared.link_context.metrics.links_rejected;
+    let Some(enrolment) = &shared.enrolment else {
+        refused.count("no_invitations");
+        return enrol_request
+            .refuse(SessionError::new(ErrorCode::NodeNotConnected, "joining by invitation is not enabled"));
+    };
+    if shared.stopping.is_cancelled() {
+        refused.count("stopping");
+        return enrol_request.refuse(SessionError::new(ErrorCode::Overloaded, "this server is stopping"));
+    }
+    let from = enrol_request.from.ip();
+    if let EnrolMethod::Join(JoinParams { secret, node, token }) = &enrol_request.wish
+        && let Err(why) = enrolment.join(from, secret, node, token).await
+    {
+        refused.count("invitation");
+        if shared.link_context.metrics.refusals.may_log("invitation", from) {
+            warn!(remote_addr = %from, node = logging::printable(node), reason = %why, "join rejected");
+        }
+        let code =
+            if matches!(why, JoinRefusal::Later(_)) { ErrorCode::Overloaded } else { ErrorCode::NotAllowed };
+        return enrol_request.refuse(SessionError::new(code, why));
+    }
+    enrol_request.accept(enrolment.certificates());
+}
+
+/// The key below the prefix.
+const ETCD_KEY: &str = "enrolled";
+
+/// The name of the invitations' condition in `/readyz`.
+const INVITATIONS_CONDITION: &str = "invitations";

@@ -1,0 +1,32 @@
+//! Stands in for nodes that join by invitation in a build without them. The config has no store of invitations then.
+
+use std::sync::Arc;
+
+use crate::admin::readiness::Readiness;
+use crate::invitations::{Enrolment, ServerCa};
+use crate::server::ServerContext;
+use crate::server::config::ServerConfig;
+use crate::startup::Startup;
+use tunnel_base::drain::Drain;
+use tunnel_link::grpc::enrol::EnrolRequest;
+use tunnel_net::reload::Reload;
+use tunnel_net::resolver::Resolver;
+
+#[expect(clippy::unnecessary_wraps, reason = "with invitations, the files may have errors")]
+pub(crate) fn read_ca(_: &ServerConfig, _: &mut Startup) -> Option<Option<Reload<ServerCa>>> {
+    Some(None)
+}
+
+pub(crate) fn start(
+    _: &ServerConfig,
+    _: Option<Reload<ServerCa>>,
+    _: &Resolver,
+    _: &Readiness,
+    _: &Drain,
+) -> Option<Arc<Enrolment>> {
+    None
+}
+
+pub(crate) fn spawn(enrol_request: EnrolRequest, _: ServerContext) {
+    match enrol_request {}
+}
