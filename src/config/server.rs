@@ -175,6 +175,25 @@ impl Default for EdgeAccessConfig {
     }
 }
 
+/// `[server.direct]`: targets at no node with an edge that a server dials itself for its clients.
+#[derive(Debug, Clone, PartialEq, Eq, Deserialize, Serialize)]
+#[serde(default)]
+pub struct DirectConfig {
+    /// Targets, each "network:port" or "network:*". This server resolves names, and dials only addresses that an entry
+    /// contains. In rules the node is "-". Never dialled are loopback, link-local, multicast, unspecified and reserved
+    /// addresses, the metadata addresses of clouds, and this server's own ports. Clients of egress with a certificate
+    /// need no entry.
+    ///
+    /// Example: `["10.0.0.0/8:443"]`
+    pub targets: Targets,
+}
+
+impl Default for DirectConfig {
+    fn default() -> Self {
+        Self { targets: Targets::none() }
+    }
+}
+
 /// Default maximum of bytes that sessions may reserve.
 pub const MEMORY: usize = 256 << 20;
 
@@ -186,6 +205,13 @@ pub(crate) fn links(cloud: &mut ConfigTable<'_>, report: &mut Diagnostics) -> Li
     listen::warn_reachable(&table, links.admin_listen, links.channelz_listen, report);
     table.close(&links, report);
     links
+}
+
+pub(crate) fn direct(cloud: &mut ConfigTable<'_>, report: &mut Diagnostics) -> DirectConfig {
+    let mut table = cloud.table("direct", report);
+    let direct: DirectConfig = table.fields(report);
+    table.close(&direct, report);
+    direct
 }
 
 pub(crate) fn session(cloud: &mut ConfigTable<'_>, report: &mut Diagnostics) -> SessionConfig {

@@ -10,7 +10,7 @@ use crate::config::server::invitations::{self, Invitations};
 use crate::config::server::kubernetes::{self, NodeNameSettings, NodePortsConfig, ServerCsrConfig};
 use crate::config::server::peers::{self, PeerConfig};
 use crate::config::server::registry::{DnsConfig, EtcdSettings, PublishTo};
-use crate::config::server::{self, EdgeAccessConfig, LinkListenerConfig, SessionConfig, Tls};
+use crate::config::server::{self, DirectConfig, EdgeAccessConfig, LinkListenerConfig, SessionConfig, Tls};
 use crate::config::table::ConfigTable;
 use crate::config::{self, ConfigErrors, Diagnostics, Environment, ParsedConfig, Warning};
 use crate::listener::{FileKind, LISTENERS, ListenerConfig, ListenerKind, ListenerTables, http, https};
@@ -43,6 +43,8 @@ pub struct ServerConfig {
     pub csr: Option<ServerCsrConfig>,
     /// How clients may address a target other than by its node's name.
     pub addresses: AddressSettings,
+    /// The targets that this server dials itself for its clients.
+    pub direct: DirectConfig,
     /// What edges may reach through this server.
     pub edge_access: EdgeAccessConfig,
     /// `POD_NAME`, a label of the metrics; may be empty.
@@ -104,6 +106,7 @@ impl ServerConfig {
             peers,
             invitations: invitations::read(&mut table, env, report),
             csr: kubernetes::csr(&mut table, env, report),
+            direct: server::direct(&mut table, report),
             edge_access: server::edge_access(&mut table, env, report),
             pod_name: env.pod_name.clone().unwrap_or_default(),
             pod_namespace: env.pod_namespace.clone().unwrap_or_default(),

@@ -160,7 +160,7 @@ impl LivePolicies {
     pub(crate) fn new(settings: &ServerConfig) -> Self {
         Self {
             for_edges: Arc::new(ArcSwap::from_pointee(settings.edge_access.targets.clone())),
-            for_clients: Arc::new(ArcSwap::from_pointee(settings.addresses.direct.clone())),
+            for_clients: Arc::new(ArcSwap::from_pointee(settings.direct.targets.clone())),
             nodes: Arc::new(ArcSwap::from_pointee(settings.edge_access.nodes.clone())),
         }
     }
@@ -168,7 +168,7 @@ impl LivePolicies {
     /// Applies this config to new clients and links, here and at the listeners.
     pub(crate) fn apply(&self, settings: &ServerConfig, limiters: &ListenerPolicies) {
         self.for_edges.store(Arc::new(settings.edge_access.targets.clone()));
-        self.for_clients.store(Arc::new(settings.addresses.direct.clone()));
+        self.for_clients.store(Arc::new(settings.direct.targets.clone()));
         self.nodes.store(Arc::new(settings.edge_access.nodes.clone()));
         limiters.apply(&settings.access());
     }

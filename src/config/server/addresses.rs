@@ -1,5 +1,4 @@
-//! Assignment of addresses to nodes (`[server.addresses]`), and targets that a server dials itself
-//! (`[server.direct]`).
+//! `[server.addresses]`: assignment of addresses to nodes.
 
 use ipnet::IpNet;
 
@@ -9,7 +8,6 @@ use crate::config::{Diagnostics, Environment, value};
 use crate::parts;
 use tunnel_base::names::NodeName;
 use tunnel_base::policy;
-use tunnel_base::policy::targets::{TargetEntry, Targets};
 
 /// How clients may address a target other than by its node's name.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -18,11 +16,9 @@ pub struct AddressSettings {
     pub fixed: Vec<(IpNet, NodeName)>,
     /// The cluster that is queried for nodes, pods and Services; `None` queries none.
     pub cluster: Option<ClusterSettings>,
-    /// Targets that a server dials itself for its clients, if they are at no node.
-    pub direct: Targets,
 }
 
-/// Reads both tables. `by_address` is true if a listener's clients name targets by address.
+/// Reads `[server.addresses]`. `by_address` is true if a listener's clients name targets by address.
 pub(crate) fn read(
     cloud: &mut ConfigTable<'_>,
     by_address: bool,
@@ -45,10 +41,7 @@ pub(crate) fn read(
     table.finish(report);
     let entries = nodes.named(NODE, report);
     let fixed = entries.into_iter().filter_map(|(name, entry)| entry_of(&name, entry, report)).collect();
-    let mut table = cloud.table("direct", report);
-    let direct = table.list("targets", value::parsed::<TargetEntry>, report).unwrap_or_default();
-    table.finish(report);
-    AddressSettings { fixed, cluster, direct: direct.into_iter().collect() }
+    AddressSettings { fixed, cluster }
 }
 
 /// Reads one entry. Returns `None` if it is unusable, which is recorded.

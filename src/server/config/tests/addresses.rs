@@ -16,7 +16,7 @@ fn inside() -> Environment {
 fn by_default_no_address_is_known_and_nothing_is_dialled_directly() {
     let (settings, _) = cloud("");
     assert_eq!((settings.addresses.fixed, settings.addresses.cluster), (vec![], None));
-    assert_eq!(settings.addresses.direct, Targets::from_iter([]));
+    assert_eq!(settings.direct.targets, Targets::from_iter([]));
 }
 
 #[test]
@@ -27,7 +27,7 @@ fn networks_are_read_with_their_nodes_and_targets_as_everywhere() {
     let expected = [("10.0.0.7/32", "node1"), ("fd01::/64", "node2")];
     let expected: Vec<_> = expected.map(|(net, node)| (net.parse().unwrap(), node.parse().unwrap())).into();
     assert_eq!(settings.addresses.fixed, expected);
-    let direct = settings.addresses.direct;
+    let direct = settings.direct.targets;
     assert!(
         direct.allows("10.1.2.3:443".parse().unwrap(), &[])
             && !direct.allows("10.1.2.3:80".parse().unwrap(), &[])
