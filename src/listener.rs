@@ -113,8 +113,10 @@ pub(crate) struct ListenerFile {
 pub(crate) enum FileKind {
     /// A secret, which only this user may read.
     Secret,
-    /// A certificate that the server presents.
+    /// A certificate that clients see.
     Certificate,
+    /// A certificate that targets see.
+    ClientCertificate,
     /// CAs that it trusts.
     Ca,
 }
