@@ -178,7 +178,7 @@ impl ServerConfig {
     /// Returns those that it presents as a server: to edges, peers and clients.
     pub fn server_certificates(&self) -> Vec<(String, PathBuf)> {
         let links = ("server.links.cert".to_owned(), self.server.cert.clone());
-        [links].into_iter().chain(self.listener_files(FileKind::Certificate)).collect()
+        [links].into_iter().chain(self.listener_files(FileKind::ServerCertificate)).collect()
     }
 
     /// Returns the CA files that this server trusts, each with its key.
