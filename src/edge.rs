@@ -77,7 +77,7 @@ pub struct Edge {
     /// Router of sessions to other nodes and to the cloud.
     pub route: SessionRouter,
     targets: Arc<ArcSwap<Targets>>,
-    limiters: ListenerPolicies,
+    listener_policies: ListenerPolicies,
     readiness: Readiness,
     uplinks: Arc<Uplinks>,
     sessions: Drain,
@@ -101,7 +101,7 @@ impl Edge {
         let level_from_anywhere = !settings.uplink.admin_listen.ip().is_loopback();
         let pool = Pool::new();
         if let Some(proxy) = proxy {
-            edge.limiters = proxy.spawn(settings.uplink.node.clone(), &edge, pool.clone());
+            edge.listener_policies = proxy.spawn(settings.uplink.node.clone(), &edge, pool.clone());
         }
         let (ca, cert) = (settings.uplink.ca.clone(), settings.target_tls.cert.clone());
         let certificate = settings.csr.clone();
@@ -134,11 +134,11 @@ impl Edge {
 
     /// Reloads the access rules when the config changes. They apply to new requests.
     pub fn watch_config(&self, config: ConfigFile) {
-        let (targets, limiters) = (self.targets.clone(), self.limiters.clone());
+        let (targets, listener_policies) = (self.targets.clone(), self.listener_policies.clone());
         let apply = move |settings: &Settings| {
             targets.store(Arc::new(settings.allow.targets.clone()));
             if let Some(proxy) = &settings.http_proxy {
-                limiters.apply(&[(http_proxy::KEY, &proxy.access)]);
+                listener_policies.apply(&[(http_proxy::KEY, &proxy.access)]);
             }
         };
         config.follow(Settings::examine, &self.links, apply);
@@ -180,7 +180,7 @@ impl Edge {
             metrics,
             table,
             targets: Arc::new(ArcSwap::from_pointee(allow.targets.clone())),
-            limiters: ListenerPolicies::default(),
+            listener_policies: ListenerPolicies::default(),
             readiness: Readiness::waiting_for(&[LINK_CONDITION]),
             uplinks,
             sessions: Drain::new(),

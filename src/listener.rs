@@ -46,10 +46,16 @@ use tunnel_base::policy::ports::ProxyPorts;
 use tunnel_base::policy::zone::Zone;
 use tunnel_net::listen::{Accept, TcpAccept};
 
-/// The kinds of listeners, in the order in which their tables are read. The first one sets the access rules that the
-/// others inherit.
-pub const LISTENERS: &[ListenerKind] =
-    &[connect::KIND, egress::KIND, http_proxy::KIND, tcp::KIND, https::KIND, http::KIND, intercept::KIND];
+/// The kinds of listeners, in the order in which their tables are read.
+pub const LISTENERS: &[ListenerKind] = &[
+    connect::KIND, // The first, because the others inherit its access rules.
+    egress::KIND,
+    http_proxy::KIND,
+    tcp::KIND,
+    https::KIND,
+    http::KIND,
+    intercept::KIND,
+];
 
 /// One kind of listener.
 #[derive(Debug, Clone, Copy)]
@@ -113,8 +119,10 @@ pub(crate) struct ListenerFile {
 pub(crate) enum FileKind {
     /// A secret, which only this user may read.
     Secret,
-    /// A certificate that the server presents.
-    Certificate,
+    /// A certificate that the server presents to clients.
+    ServerCertificate,
+    /// A certificate that it presents to targets, as their client.
+    ClientCertificate,
     /// CAs that it trusts.
     Ca,
 }

@@ -96,14 +96,14 @@ pub struct Server {
     readiness: Readiness,
     stopping: Shutdown,
     policies: LivePolicies,
-    limiters: ListenerPolicies,
+    listener_policies: ListenerPolicies,
 }
 
 /// The files and ports named by the config, prepared before anything runs.
 struct PreparedListeners {
     files: ServerFiles,
     ports: BaseListeners,
-    gates: AccessPolicyBuilder,
+    builder: AccessPolicyBuilder,
     client_ports: Vec<BoundListener>,
     viewers: AdminUsers,
 }
@@ -117,7 +117,7 @@ impl Server {
     pub fn start(settings: ServerConfig, level: Option<LogLevel>) -> Result<Self, StartupErrors> {
         let mut startup = Startup::default();
         let prepared = PreparedListeners::new(&settings, &mut startup);
-        let PreparedListeners { files, ports, gates, client_ports, viewers } = startup.finish(prepared)?;
+        let PreparedListeners { files, ports, builder, client_ports, viewers } = startup.finish(prepared)?;
         let port = ports.grpc.at().port();
         let mut core = ServerCore::new(&settings, &files, port, &ports.local_addresses(&client_ports));
         let bound = ServerAddresses {
@@ -127,7 +127,7 @@ impl Server {
             metrics: ports.metrics.as_ref().map(TcpAccept::at),
             channelz: ports.channelz.as_ref().map(TcpAccept::at),
         };
-        let limiters = gates.watch(&core.shutdown.links);
+        let listener_policies = builder.watch(&core.shutdown.links);
         let deps = core.listener_deps(&settings);
         core.shutdown.redirects = client_ports.into_iter().filter_map(|port| (port.spawn)(&deps)).collect();
         registry::spawn_publisher(&settings, files.dns, &core, port);
@@ -141,7 +141,7 @@ impl Server {
             readiness: core.readiness,
             stopping: core.shutdown,
             policies: core.context.policies.clone(),
-            limiters,
+            listener_policies,
         };
         let view = ServerView {
             registry: server.registry.clone(),
@@ -171,8 +171,8 @@ impl Server {
 
     /// Reloads the config when it changes. New access rules apply to new clients and links.
     pub fn watch_config(&self, config: ConfigFile) {
-        let (policies, limiters) = (self.policies.clone(), self.limiters.clone());
-        let apply = move |settings: &ServerConfig| policies.apply(settings, &limiters);
+        let (policies, listener_policies) = (self.policies.clone(), self.listener_policies.clone());
+        let apply = move |settings: &ServerConfig| policies.apply(settings, &listener_policies);
         config.follow(ServerConfig::examine, &self.stopping.links, apply);
     }
 
@@ -213,13 +213,13 @@ impl PreparedListeners {
     fn new(settings: &ServerConfig, startup: &mut Startup) -> Option<Self> {
         let files = ServerFiles::read(settings, startup);
         let ports = BaseListeners::bind(settings, startup);
-        let mut gates = AccessPolicyBuilder::default();
-        let viewers = gates.viewers("server.admin.users", &settings.admin, startup);
-        let mut setup = ListenerSetup { policies: &mut gates, tls: &settings.tls, startup };
+        let mut builder = AccessPolicyBuilder::default();
+        let viewers = builder.viewers("server.admin.users", &settings.admin, startup);
+        let mut setup = ListenerSetup { policies: &mut builder, tls: &settings.tls, startup };
         // All of them, so that each error is noted.
         let bound: Vec<_> = settings.listeners.iter().map(|listener| listener.bind(&mut setup)).collect();
         let client_ports = bound.into_iter().collect::<Option<Vec<_>>>()?.into_iter().flatten().collect();
-        Some(Self { files: files?, ports: ports?, gates, client_ports, viewers: viewers? })
+        Some(Self { files: files?, ports: ports?, builder, client_ports, viewers: viewers? })
     }
 }
 

@@ -272,7 +272,7 @@ pub(crate) async fn look_server(settings: &ServerConfig, asked: &DoctorArgs, fou
 }
 
 fn certificates(settings: &ServerConfig, found: &mut Findings) {
-    for (key, file) in settings.certificates() {
+    for (key, file) in settings.server_certificates() {
         certificate(&file, &key, found);
     }
 }

@@ -44,7 +44,7 @@ impl ProxyListener {
     pub(crate) fn spawn(self, node: NodeName, edge: &Edge, pool: Pool) -> ListenerPolicies {
         let Self { listener, guard, policies, nodes } = self;
         info!(local_addr = %listener.at(), "HTTP proxy started");
-        let limiters = policies.watch(&edge.links);
+        let listener_policies = policies.watch(&edge.links);
         let proxies = guard.proxies();
         let context = ListenerContext {
             listener: http_proxy::KIND.name,
@@ -59,7 +59,7 @@ impl ProxyListener {
             drain: edge.sessions.clone(),
         };
         edge.sessions.spawn(info_span!("clients"), serve(Proxy, listener, proxies, context));
-        limiters
+        listener_policies
     }
 }
 

@@ -24,7 +24,7 @@ use tunnel_net::reload::Reload;
 #[derive(Debug, Default)]
 pub struct AccessPolicyBuilder {
     files: BTreeMap<PathBuf, Option<UserFile>>,
-    limiters: ListenerPolicies,
+    policies: ListenerPolicies,
 }
 
 /// The reloadable access policies of listeners, each with the key of its table. Cheap to clone.
@@ -49,7 +49,7 @@ impl AccessPolicyBuilder {
     /// Reads what the port of the table with this key needs. Returns `None` if a file is invalid, which is recorded.
     pub fn prepare(
         &mut self,
-        limiter: &str,
+        table: &str,
         access: &AccessConfig,
         startup: &mut Startup,
     ) -> Option<ListenerAccess> {
@@ -64,7 +64,7 @@ impl AccessPolicyBuilder {
         let AccessConfig { proxy_protocol, allow_from, rules, names, .. } = access.clone();
         let policy =
             Arc::new(ArcSwap::from_pointee(AccessPolicy { allow_from, logins, names, rules, zone: None }));
-        self.limiters.0.push((limiter.to_owned(), policy.clone()));
+        self.policies.0.push((table.to_owned(), policy.clone()));
         Some(ListenerAccess { proxies: proxy_protocol, policy })
     }
 
@@ -89,7 +89,7 @@ impl AccessPolicyBuilder {
         for file in self.files.into_values().flatten() {
             drain.spawn(info_span!("users"), file.users.watch(drain.clone()));
         }
-        self.limiters
+        self.policies
     }
 }
 
@@ -97,8 +97,8 @@ impl ListenerPolicies {
     /// Updates each access policy from the settings of its table: `allow_from`, `names` and `rules`. If the table was
     /// removed the policy stays unchanged.
     pub fn apply(&self, settings: &[(&str, &AccessConfig)]) {
-        for (limiter, policy) in &self.0 {
-            let Some((_, access)) = settings.iter().find(|(key, _)| key == limiter) else { continue };
+        for (table, policy) in &self.0 {
+            let Some((_, access)) = settings.iter().find(|(key, _)| key == table) else { continue };
             let (old, AccessConfig { allow_from, names, rules, .. }) = (policy.load_full(), access);
             if (&old.allow_from, &old.names, &old.rules) != (allow_from, names, rules) {
                 let (allow_from, names, rules) = (allow_from.clone(), names.clone(), rules.clone());
@@ -108,7 +108,7 @@ impl ListenerPolicies {
                     rules,
                     ..AccessPolicy::clone(&old)
                 }));
-                info!(listener = limiter, "access policy reloaded");
+                info!(listener = table, "access policy reloaded");
             }
         }
     }

@@ -155,7 +155,8 @@ impl ListenerTlsConfig {
         let file =
             |name: &str, path: &Path, kind| ListenerFile { key: self.key(name), path: path.to_owned(), kind };
         let ca = self.client_ca.iter().map(|ca| file("client_ca", ca, FileKind::Ca));
-        let own = [file("cert", &self.cert, FileKind::Certificate), file("key", &self.key, FileKind::Secret)];
+        let own =
+            [file("cert", &self.cert, FileKind::ServerCertificate), file("key", &self.key, FileKind::Secret)];
         own.into_iter().chain(ca).collect()
     }
 

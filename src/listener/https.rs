@@ -161,7 +161,7 @@ impl ListenerConfig for HttpsConfig {
         };
         let shown = targets.iter().flat_map(|TargetIdentity { cert, key, ca }| {
             let ca = ca.iter().map(move |ca| file("ca", ca, FileKind::Ca));
-            [file("cert", cert, FileKind::Certificate), file("key", key, FileKind::Secret)]
+            [file("cert", cert, FileKind::ClientCertificate), file("key", key, FileKind::Secret)]
                 .into_iter()
                 .chain(ca)
         });

@@ -175,8 +175,14 @@ impl ServerConfig {
 
     /// Returns the files of certificates that this server presents, each with its key.
     pub fn certificates(&self) -> Vec<(String, PathBuf)> {
+        let to_targets = self.listener_files(FileKind::ClientCertificate);
+        self.server_certificates().into_iter().chain(to_targets).collect()
+    }
+
+    /// Returns those that it presents as a server: to edges, peers and clients.
+    pub fn server_certificates(&self) -> Vec<(String, PathBuf)> {
         let links = ("server.links.cert".to_owned(), self.links.cert.clone());
-        [links].into_iter().chain(self.listener_files(FileKind::Certificate)).collect()
+        [links].into_iter().chain(self.listener_files(FileKind::ServerCertificate)).collect()
     }
 
     /// Returns the CA files that this server trusts, each with its key.

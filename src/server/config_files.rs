@@ -166,10 +166,10 @@ impl LivePolicies {
     }
 
     /// Applies this config to new clients and links, here and at the listeners.
-    pub(crate) fn apply(&self, settings: &ServerConfig, limiters: &ListenerPolicies) {
+    pub(crate) fn apply(&self, settings: &ServerConfig, listener_policies: &ListenerPolicies) {
         self.for_edges.store(Arc::new(settings.edge_access.targets.clone()));
         self.for_clients.store(Arc::new(settings.direct.targets.clone()));
         self.nodes.store(Arc::new(settings.edge_access.nodes.clone()));
-        limiters.apply(&settings.access());
+        listener_policies.apply(&settings.access());
     }
 }

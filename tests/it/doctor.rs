@@ -166,6 +166,28 @@ async fn dates_clock_and_kind_of_a_certificate_are_checked() {
 }
 
 #[tokio::test]
+async fn a_certificate_that_only_targets_see_need_not_be_a_servers() {
+    let (place, key) = (TestDir::new(), KeyPair::generate().unwrap());
+    let mut params = CertificateParams::default();
+    params.extended_key_usages = vec![ExtendedKeyUsagePurpose::ClientAuth];
+    let client = place.file("client.pem", &(params.self_signed(&key).unwrap().pem() + &key.serialize_pem()));
+    let (files, client) = (&place.files, client.display());
+    let https = format!(
+        "[server.https]\nlisten_ip = \"127.0.0.1\"\nports = {{ \"0\" = \"127.0.0.1:10250\" }}\ncert = {:?}\n\
+         key = {:?}\nclient_ca = {ca:?}\nnames = [\"a\"]\ntarget_cert = \"{client}\"\ntarget_ca = {ca:?}\n",
+        files.cert,
+        files.key,
+        ca = files.ca
+    );
+    let all = found(&place, Mode::Server, &place.cloud(&https), |_| ()).await;
+    assert!(all.iter().all(|(_, state, _)| state != "error"), "{all:#?}");
+    let checked = |(check, _, told): &&(String, String, String)| {
+        check == "certificate" && told.starts_with("server.https.cert: ")
+    };
+    assert_eq!(all.iter().filter(checked).count(), 1, "{all:#?}");
+}
+
+#[tokio::test]
 async fn a_servers_peers_and_its_publishing_are_checked() {
     let (place, other) = (TestDir::new(), TestDir::new());
     let (peer, stranger) = (TestServer::start(&place), TestServer::start(&other));
