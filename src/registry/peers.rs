@@ -12,8 +12,8 @@ use std::collections::{BTreeMap, HashMap, HashSet};
 use std::fmt;
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
-use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::Relaxed;
+use std::sync::atomic::{AtomicBool, AtomicU64};
 use std::time::Duration;
 
 use futures_util::stream::{FuturesUnordered, StreamExt as _};
@@ -42,8 +42,6 @@ pub struct Peers {
     next_question: AtomicU64,
     /// The loads that peers have reported, and when.
     loads: Mutex<HashMap<Instance, (Load, Instant)>>,
-    /// The servers that may be location replicas.
-    membership: Mutex<Membership>,
 }
 
 /// Peers by address, whether linked or not, and the links that peers have made here.
@@ -60,11 +58,13 @@ struct PeerList {
 struct IncomingPeer {
     sender: Arc<LinkSender>,
     news: Arc<Announcements>,
+    /// Whether nodes were announced over it to a location replica.
+    has_announced: Arc<AtomicBool>,
 }
 
 impl Peers {
     /// Returns the peers at `addresses`, which may include this server, and watches these until draining begins. `own`
-    /// is this process. The caller calls [`Self::remove`] for each link to a peer that ends, whichever side made it.
+    /// is this process. The caller calls [`Self::remove`] for each link that a peer has made and that ends.
     pub fn new(
         addresses: watch::Receiver<Vec<SocketAddr>>,
         registry: Arc<Registry>,
@@ -79,6 +79,7 @@ impl Peers {
                 registry,
                 drain,
                 changed: watch::Sender::new(()),
+                membership: Arc::new(Mutex::new(Membership::of_one(own))),
                 members_changed: Arc::default(),
                 catches: Arc::default(),
             },
@@ -86,7 +87,6 @@ impl Peers {
             questions: Mutex::default(),
             next_question: AtomicU64::new(UNSOLICITED + 1),
             loads: Mutex::default(),
-            membership: Mutex::new(Membership::of_one(own)),
         });
         let first = addresses.borrow().clone();
         peers.list(&first);
@@ -100,7 +100,8 @@ impl Peers {
     /// With `beside`, the peer's earlier links stay and are returned. They are unresponsive for that peer, so sessions
     /// should continue on the new link. Otherwise earlier links that do not answer a ping are closed.
     pub fn add_incoming(&self, sender: &Arc<LinkSender>, beside: bool) -> Vec<Arc<LinkSender>> {
-        let incoming = IncomingPeer { sender: sender.clone(), news: Arc::default() };
+        let incoming =
+            IncomingPeer { sender: sender.clone(), news: Arc::default(), has_announced: Arc::default() };
         let before = {
             let mut servers = self.servers.lock();
             let same =
@@ -132,11 +133,19 @@ impl Peers {
         if beside { before } else { Vec::new() }
     }
 
-    /// Removes a link to a peer that has ended, whichever side made it.
+    /// Removes a link that a peer has made and that has ended.
     pub fn remove(&self, sender: &LinkSender) {
-        self.servers.lock().incoming.retain(|incoming| incoming.sender.id != sender.id);
-        sender.instance.into_iter().for_each(|server| self.note_lost(server));
-        self.dial_context.members_changed.notify_one();
+        let mut has_announced = false;
+        self.servers.lock().incoming.retain(|incoming| {
+            let ended = incoming.sender.id == sender.id;
+            has_announced |= ended && incoming.has_announced.load(Relaxed);
+            !ended
+        });
+        match sender.instance {
+            // Many links end idle, while announcements go over the link that this server has made.
+            Some(server) if has_announced => self.dial_context.note_lost(server),
+            _ => self.dial_context.members_changed.notify_one(),
+        }
     }
 
     /// Returns all peers that can be asked for a node, each once.
@@ -523,7 +532,7 @@ impl PeerHandle {
     /// Returns the process of the peer, if known.
     pub fn process(&self) -> Option<Instance> {
         match &self.0 {
-            HandleKind::Known(peer) => peer.process().map(|member| member.server),
+            HandleKind::Known(peer) => peer.process(),
             HandleKind::Incoming(sender) => sender.instance,
         }
     }

@@ -2,7 +2,7 @@
 //!
 //! Changes of addresses and of the default route come from the kernel over netlink.
 
-use std::collections::HashSet;
+use std::collections::{BTreeSet, HashSet};
 use std::fmt;
 use std::io::{self, Read as _};
 use std::net::IpAddr;
@@ -17,7 +17,7 @@ use rustix::net::netlink::SocketAddrNetlink;
 use tokio::net::UnixDatagram;
 use tokio::time::Instant;
 
-use crate::tcp_info::{self, find};
+use crate::tcp_info::{self, find, split};
 use tunnel_base::policy::plain;
 
 /// This machine's current addresses. They change with its networks.
@@ -82,16 +82,19 @@ fn interfaces() -> io::Result<Interfaces> {
 
 fn sort(given: &[IpAddr], found: &[(IpAddr, Option<u32>)], dummies: &HashSet<u32>) -> Addresses {
     let is_used = |(ip, index): &&(IpAddr, Option<u32>)| {
-        let is_link_local = match plain(*ip) {
-            IpAddr::V4(ip) => ip.is_link_local(),
-            IpAddr::V6(ip) => ip.is_unicast_link_local(),
-        };
-        !is_link_local && index.is_some_and(|index| !dummies.contains(&index))
+        !is_link_local(*ip) && index.is_some_and(|index| !dummies.contains(&index))
     };
     let with = |found: &mut dyn Iterator<Item = &(IpAddr, Option<u32>)>| {
         given.iter().copied().chain(found.map(|(ip, _)| *ip)).collect()
     };
     Addresses { all: with(&mut found.iter()), own: with(&mut found.iter().filter(is_used)) }
+}
+
+fn is_link_local(ip: IpAddr) -> bool {
+    match plain(ip) {
+        IpAddr::V4(ip) => ip.is_link_local(),
+        IpAddr::V6(ip) => ip.is_unicast_link_local(),
+    }
 }
 
 /// Returns the indices of all dummy interfaces.
@@ -100,18 +103,29 @@ fn sort(given: &[IpAddr], found: &[(IpAddr, Option<u32>)], dummies: &HashSet<u32
 ///
 /// The kernel does not list interfaces.
 fn dummies() -> io::Result<HashSet<u32>> {
+    let mut found = HashSet::new();
+    list(RTM_GETLINK, |message| found.extend(dummy(message)))?;
+    Ok(found)
+}
+
+/// Calls `each` with each message of the kernel's list: of interfaces, addresses or routes.
+///
+/// # Errors
+///
+/// The kernel does not list them.
+fn list(of: u16, mut each: impl FnMut(&[u8])) -> io::Result<()> {
     let mut kernel = tcp_info::netlink(NETLINK_ROUTE)?;
-    kernel.send(&question())?;
-    let (mut room, mut found) = (vec![0; ROOM], HashSet::new());
+    kernel.send(&question(of))?;
+    let mut room = vec![0; ROOM];
     loop {
         // A dump is ready when `send` returns, and each `read` makes the kernel write the next part of it.
         let len = kernel.read(&mut room)?;
         let mut rest = room.get(..len).unwrap_or_default();
         while let Some((len, kind)) = tcp_info::head(rest) {
             match kind {
-                NLMSG_DONE => return Ok(found),
+                NLMSG_DONE => return Ok(()),
                 NLMSG_ERROR => return Err(tcp_info::error(rest)),
-                _ => found.extend(rest.get(..len).and_then(dummy)),
+                _ => each(rest.get(..len).unwrap_or_default()),
             }
             rest = rest.get(len.next_multiple_of(4)..).unwrap_or_default();
         }
@@ -126,10 +140,10 @@ fn dummy(message: &[u8]) -> Option<u32> {
     (kind.strip_suffix(&[0]).unwrap_or(kind) == DUMMY).then_some(index)
 }
 
-/// Returns the request for all interfaces: `struct nlmsghdr`, then `struct ifinfomsg`.
-fn question() -> Vec<u8> {
+/// Returns the request for a list: `struct nlmsghdr`, then zeros for the longest of the structs that may follow it.
+fn question(of: u16) -> Vec<u8> {
     let mut question = u32::try_from(ATTRIBUTES).unwrap_or_default().to_ne_bytes().to_vec();
-    question.extend(RTM_GETLINK.to_ne_bytes());
+    question.extend(of.to_ne_bytes());
     question.extend((NLM_F_REQUEST | NLM_F_DUMP).to_ne_bytes());
     question.resize(ATTRIBUTES, 0);
     question
@@ -163,6 +177,7 @@ pub struct NetworkChanges {
     /// A netlink socket, wrapped in this type to receive from it asynchronously.
     kernel: UnixDatagram,
     room: Vec<u8>,
+    known: Network,
 }
 
 impl NetworkChanges {
@@ -175,43 +190,120 @@ impl NetworkChanges {
         let kernel = tcp_info::netlink(NETLINK_ROUTE)?;
         bind(&kernel, &SocketAddrNetlink::new(0, GROUPS))?;
         let kernel = UnixDatagram::from_std(net::UnixDatagram::from(OwnedFd::from(kernel)))?;
-        Ok(Self { kernel, room: vec![0; REPORT_ROOM] })
+        Ok(Self { kernel, room: vec![0; REPORT_ROOM], known: Network::read()? })
     }
 
     /// Waits for the next change. All changes since the last call are reported as one. Cancel safe.
+    ///
+    /// Router advertisements and DHCP renewals announce the same addresses and routes again, which is no change.
     ///
     /// # Errors
     ///
     /// The kernel reports no more changes.
     pub async fn next(&mut self) -> io::Result<()> {
-        let mut changed = false;
         loop {
-            let read = if changed {
-                self.kernel.try_recv(&mut self.room)
-            } else {
-                self.kernel.recv(&mut self.room).await
-            };
-            changed |= match read {
-                Ok(len) => is_change(self.room.get(..len).unwrap_or_default()),
-                Err(cause) if cause.kind() == io::ErrorKind::WouldBlock => return Ok(()),
-                // There were so many changes at once that the kernel dropped some reports.
+            self.kernel.readable().await?;
+            if self.take_reports()? {
+                return Ok(());
+            }
+        }
+    }
+
+    /// Reads all pending reports. Returns true if the network has changed.
+    fn take_reports(&mut self) -> io::Result<bool> {
+        let mut reported = false;
+        loop {
+            reported |= match self.kernel.try_recv(&mut self.room) {
+                Ok(len) => is_report(self.room.get(..len).unwrap_or_default()),
+                Err(cause) if cause.kind() == io::ErrorKind::WouldBlock => break,
+                // There were so many reports at once that the kernel dropped some.
                 Err(cause) if cause.raw_os_error() == Some(ENOBUFS) => true,
                 Err(cause) => return Err(cause),
             };
         }
+        if !reported {
+            return Ok(false);
+        }
+        // Without the kernel's answer, for lack of files, the report may be a change.
+        let Ok(now) = Network::read() else { return Ok(true) };
+        let changed = now != self.known;
+        self.known = now;
+        Ok(changed)
     }
 }
 
-/// Returns true if some of the messages report an address or a default route.
-fn is_change(mut messages: &[u8]) -> bool {
+/// The addresses that other machines use, and the default routes.
+#[derive(Debug, PartialEq, Eq)]
+struct Network {
+    addresses: BTreeSet<IpAddr>,
+    /// The attributes of each default route that decide where packets go.
+    default_routes: BTreeSet<Vec<u8>>,
+}
+
+impl Network {
+    fn read() -> io::Result<Self> {
+        let dummies = dummies()?;
+        let (mut addresses, mut default_routes) = (BTreeSet::new(), BTreeSet::new());
+        list(RTM_GETADDR, |message| {
+            let used = address(message).filter(|at| !at.is_tentative && !is_link_local(at.ip));
+            addresses.extend(used.filter(|at| !dummies.contains(&at.index)).map(|at| at.ip));
+        })?;
+        list(RTM_GETROUTE, |message| default_routes.extend(default_route(message)))?;
+        Ok(Self { addresses, default_routes })
+    }
+}
+
+/// An address in a message of the kernel.
+struct InterfaceAddress {
+    ip: IpAddr,
+    index: u32,
+    /// Whether the kernel still checks that no other machine has it, or has found one. It is not in use then.
+    is_tentative: bool,
+}
+
+/// Parses `struct ifaddrmsg` and its attributes, after the header.
+fn address(message: &[u8]) -> Option<InterfaceAddress> {
+    let index = u32::from_ne_bytes(message.get(INDEX..INDEX + 4)?.try_into().ok()?);
+    let attributes = message.get(INDEX + 4..)?;
+    // On a point-to-point interface, IFA_ADDRESS is the remote end.
+    let ip = find(attributes, IFA_LOCAL).or_else(|| find(attributes, IFA_ADDRESS))?;
+    let ip = match *message.get(FAMILY)? {
+        AF_INET => IpAddr::from(<[u8; 4]>::try_from(ip).ok()?),
+        AF_INET6 => IpAddr::from(<[u8; 16]>::try_from(ip).ok()?),
+        _ => return None,
+    };
+    let is_tentative = message.get(ADDRESS_FLAGS)? & (IFA_F_TENTATIVE | IFA_F_DADFAILED) != 0;
+    Some(InterfaceAddress { ip, index, is_tentative })
+}
+
+/// Returns the attributes of a default route that decide where packets go, without its age. Parses `struct rtmsg` after
+/// the header.
+fn default_route(message: &[u8]) -> Option<Vec<u8>> {
+    let family = *message.get(FAMILY)?;
+    // `rtm_dst_len`, the prefix length of the destination, is 0 for a default route.
+    if !matches!(family, AF_INET | AF_INET6) || *message.get(PREFIX)? != 0 {
+        return None;
+    }
+    let mut route = vec![family];
+    for (kind, _, whole) in split(message.get(ROUTE_ATTRIBUTES..)?) {
+        if ROUTE_DECIDED_BY.contains(&kind) {
+            route.extend(whole);
+        }
+    }
+    Some(route)
+}
+
+/// Returns true if some of the messages report a default route, or an address that may be reachable from other networks.
+fn is_report(mut messages: &[u8]) -> bool {
     while let Some((len, kind)) = tcp_info::head(messages) {
-        let change = match kind {
-            RTM_NEWADDR | RTM_DELADDR => true,
-            // `rtm_dst_len`, the prefix length of the destination: 0 for a default route.
-            RTM_NEWROUTE | RTM_DELROUTE => messages.get(DESTINATION_BITS) == Some(&0),
+        let message = messages.get(..len).unwrap_or_default();
+        let reported = match kind {
+            // Each veth of a Kubernetes node has a link-local address.
+            RTM_NEWADDR | RTM_DELADDR => address(message).is_some_and(|at| !is_link_local(at.ip)),
+            RTM_NEWROUTE | RTM_DELROUTE => default_route(message).is_some(),
             _ => false,
         };
-        if change {
+        if reported {
             return true;
         }
         messages = messages.get(len.next_multiple_of(4)..).unwrap_or_default();
@@ -223,10 +315,26 @@ fn is_change(mut messages: &[u8]) -> bool {
 const GROUPS: u32 = 0x10 | 0x40 | 0x100 | 0x400;
 const RTM_NEWADDR: u16 = 20;
 const RTM_DELADDR: u16 = 21;
+const RTM_GETADDR: u16 = 22;
 const RTM_NEWROUTE: u16 = 24;
 const RTM_DELROUTE: u16 = 25;
-/// Offset of `rtm_dst_len`: after the header and the family.
-const DESTINATION_BITS: usize = 16 + 1;
+const RTM_GETROUTE: u16 = 26;
+const AF_INET: u8 = 2;
+const AF_INET6: u8 = 10;
+const IFA_ADDRESS: u16 = 1;
+const IFA_LOCAL: u16 = 2;
+const IFA_F_DADFAILED: u8 = 0x08;
+const IFA_F_TENTATIVE: u8 = 0x40;
+/// `RTA_OIF`, `RTA_GATEWAY`, `RTA_PRIORITY`, `RTA_PREFSRC`, `RTA_MULTIPATH`, `RTA_TABLE` and `RTA_VIA`.
+const ROUTE_DECIDED_BY: [u16; 7] = [4, 5, 6, 7, 9, 15, 18];
+/// Offset of the family: after the header.
+const FAMILY: usize = 16;
+/// Offset of the prefix length of an address, or of a route's destination.
+const PREFIX: usize = 16 + 1;
+/// Offset of `ifa_flags`.
+const ADDRESS_FLAGS: usize = 16 + 2;
+/// Offset of the attributes of a route: after the header and `struct rtmsg`.
+const ROUTE_ATTRIBUTES: usize = 16 + 12;
 const ENOBUFS: i32 = 105;
 /// Larger than any message about one address or route.
 const REPORT_ROOM: usize = 8 * 1024;
@@ -269,7 +377,7 @@ mod tests {
     }
 
     fn message(index: u32, attributes: &[u8]) -> Vec<u8> {
-        let mut message = question();
+        let mut message = question(RTM_GETLINK);
         message[INDEX..INDEX + 4].copy_from_slice(&index.to_ne_bytes());
         message.extend(attributes);
         message
@@ -306,39 +414,123 @@ mod tests {
 
 #[cfg(test)]
 mod change_tests {
+    use std::process::Command;
+
     use super::*;
 
-    fn message(kind: u16, bits: u8) -> Vec<u8> {
-        let mut message = 30_u32.to_ne_bytes().to_vec();
-        message.extend(kind.to_ne_bytes());
-        message.extend([0; 10]);
-        message.extend([2, bits]);
-        message.resize(32, 0);
-        message
+    fn attribute(kind: u16, value: &[u8]) -> Vec<u8> {
+        [&u16::try_from(4 + value.len()).unwrap().to_ne_bytes(), &kind.to_ne_bytes(), value].concat()
+    }
+
+    /// Returns a message with a struct of `len` bytes that begins with these two, and with attributes.
+    fn message(kind: u16, family: u8, prefix: u8, len: usize, attributes: &[&[u8]]) -> Vec<u8> {
+        let mut body = vec![family, prefix];
+        body.resize(len, 0);
+        body.extend(attributes.concat());
+        let total = u32::try_from(16 + body.len()).unwrap();
+        [&total.to_ne_bytes()[..], &kind.to_ne_bytes(), &[0; 10], &body].concat()
+    }
+
+    fn of_address(kind: u16, ip: &str) -> Vec<u8> {
+        match ip.parse().unwrap() {
+            IpAddr::V4(ip) => message(kind, 2, 24, 8, &[&attribute(IFA_LOCAL, &ip.octets())]),
+            IpAddr::V6(ip) => message(kind, 10, 64, 8, &[&attribute(IFA_ADDRESS, &ip.octets())]),
+        }
+    }
+
+    fn of_route(kind: u16, prefix: u8) -> Vec<u8> {
+        message(kind, 2, prefix, 12, &[&attribute(5, &[10, 0, 0, 1])])
     }
 
     #[test]
-    fn addresses_and_default_routes_count_and_no_other_routes_or_links() {
-        assert!(is_change(&message(RTM_NEWADDR, 24)) && is_change(&message(RTM_DELADDR, 0)));
-        assert!(is_change(&message(RTM_DELROUTE, 0)) && is_change(&message(RTM_NEWROUTE, 0)));
-        assert!(!is_change(&message(RTM_NEWROUTE, 24)) && !is_change(&message(16, 0)));
-        let several = [message(16, 0), message(RTM_NEWROUTE, 32), message(RTM_NEWROUTE, 0)].concat();
-        assert!(is_change(&several));
+    fn addresses_and_default_routes_are_reports_and_no_other_routes_links_or_link_local_addresses() {
+        assert!(is_report(&of_address(RTM_NEWADDR, "10.0.0.5")));
+        assert!(is_report(&of_address(RTM_DELADDR, "2001:db8::5")));
+        assert!(is_report(&of_route(RTM_DELROUTE, 0)) && is_report(&of_route(RTM_NEWROUTE, 0)));
+        let others = [
+            of_route(RTM_NEWROUTE, 24),
+            message(16, 0, 0, 16, &[]),
+            of_address(RTM_NEWADDR, "fe80::1"),
+            of_address(RTM_NEWADDR, "169.254.7.7"),
+        ];
+        assert!(!is_report(&others.concat()));
+        assert!(is_report(&[&others.concat()[..], &of_route(RTM_NEWROUTE, 0)].concat()));
+    }
+
+    #[test]
+    fn the_age_of_a_default_route_is_no_part_of_it() {
+        let route = |gateway: u8, age: u8| {
+            let (gateway, age) = (attribute(5, &[10, 0, 0, gateway]), attribute(12, &[age; 32]));
+            default_route(&message(RTM_NEWROUTE, 2, 0, 12, &[&gateway, &age]))
+        };
+        assert!(route(1, 1).is_some());
+        assert_eq!(route(1, 1), route(1, 2));
+        assert_ne!(route(1, 1), route(2, 1));
     }
 
     #[test]
     fn a_report_of_any_shape_is_no_panic() {
-        for byte in [0, 1, 3, 20, 24, 255] {
+        for byte in [0, 1, 2, 3, 10, 20, 24, 255] {
             for len in 0..100 {
-                is_change(&vec![byte; len]);
+                let report = vec![byte; len];
+                is_report(&report);
+                let _ = (address(&report), default_route(&report));
             }
         }
-        assert!(!is_change(&[0; 64]), "a length of 0 ends it");
+        assert!(!is_report(&[0; 64]), "a length of 0 ends it");
+    }
+
+    /// Runs the next test in a network namespace of its own.
+    #[test]
+    fn what_is_announced_again_is_no_change() {
+        let has_ip = Command::new("ip").arg("-V").output().is_ok();
+        if !rustix::process::geteuid().is_root() || !has_ip {
+            return;
+        }
+        let test = "interfaces::change_tests::in_own_namespace";
+        let program = std::env::current_exe().unwrap();
+        let mut unshare = Command::new("unshare");
+        let said = unshare.arg("--net").arg(program).args(["--exact", test, "--ignored"]).output().unwrap();
+        let text = String::from_utf8_lossy(&said.stdout);
+        assert!(said.status.success() && text.contains("1 passed"), "{text}");
     }
 
     #[tokio::test]
-    async fn nothing_is_told_while_nothing_changes() {
+    #[ignore = "changes the network of this machine, unless it is in a namespace"]
+    async fn in_own_namespace() {
+        let ip = |text: &str| {
+            let said = Command::new("ip").args(text.split(' ')).output().unwrap();
+            assert!(said.status.success(), "ip {text}: {said:?}");
+        };
+        ip("link add name one type veth peer name two");
+        ip("link set one up");
+        ip("link set two up");
         let mut changes = NetworkChanges::watch().unwrap();
-        let _ = tokio::time::timeout(std::time::Duration::from_millis(1), changes.next()).await;
+        for text in [
+            "addr add 10.0.0.5/24 dev one",
+            "addr add 2001:db8::5/64 dev one nodad",
+            "route add default via 10.0.0.1",
+        ] {
+            ip(text);
+            changes.next().await.unwrap();
+        }
+        // As by router advertisements, DHCP renewals and containers.
+        for text in [
+            "addr change 10.0.0.5/24 dev one valid_lft 1000 preferred_lft 1000",
+            "addr change 2001:db8::5/64 dev one valid_lft 1000 preferred_lft 1000",
+            "route replace default via 10.0.0.1",
+            "addr add 10.0.0.5/32 dev two",
+            "addr add fe80::7/64 dev two nodad",
+        ] {
+            ip(text);
+            changes.kernel.readable().await.unwrap();
+            assert!(!changes.take_reports().unwrap(), "{text}");
+        }
+        for text in
+            ["route replace default via 10.0.0.2", "addr del 2001:db8::5/64 dev one", "route del default"]
+        {
+            ip(text);
+            changes.next().await.unwrap();
+        }
     }
 }

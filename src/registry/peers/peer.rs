@@ -20,7 +20,7 @@ use tokio_rustls::rustls::pki_types::ServerName;
 use tokio_util::sync::CancellationToken;
 
 use crate::registry::Registry;
-use crate::registry::peers::rendezvous::Member;
+use crate::registry::peers::replicas::Membership;
 use tunnel_base::drain::Drain;
 use tunnel_base::names::{Instance, NodeName};
 use tunnel_link::grpc::LinkContext;
@@ -62,7 +62,8 @@ pub(crate) struct Peer {
     link: AtomicU64,
     /// Why the last attempt to link failed; `None` once one succeeds.
     trouble: Mutex<Option<PeerError>>,
-    process: KnownProcess,
+    /// Its process at its last link, if it may be a location replica; none once it is unknown whether it lives.
+    process: ArcSwapOption<Instance>,
 }
 
 impl Peer {
@@ -78,7 +79,7 @@ impl Peer {
             state: watch::Sender::new(PeerState::Unlinked),
             link: AtomicU64::new(NO_LINK_ID),
             trouble: Mutex::default(),
-            process: KnownProcess::default(),
+            process: ArcSwapOption::empty(),
         };
         if listed {
             // Dialled at once, so that the first client need not wait for the link.
@@ -118,7 +119,7 @@ impl Peer {
 
     /// Returns true if it is that process, as far as is known.
     pub(crate) fn may_be(&self, server: Instance) -> bool {
-        self.process.may_be(server)
+        self.process.load().as_deref() == Some(&server)
     }
 
     fn becomes(&self, state: PeerState) {
@@ -140,15 +141,22 @@ impl Peer {
 
     /// Returns its process, if it may be a location replica and is not known to have ended. It may have no link at
     /// present.
-    pub(crate) fn process(&self) -> Option<Member> {
-        self.process.get()
+    pub(crate) fn process(&self) -> Option<Instance> {
+        self.process.load().as_deref().copied()
     }
 
-    /// Records the process at the end of its link, or that its process is unknown.
+    /// Records the process at the end of its link, or that its process is unknown because its link was lost. Only its
+    /// task calls this.
     fn set_process(&self, link: Option<&LinkSender>, means: &DialContext) {
-        if self.process.is(link) {
-            means.members_changed.notify_one();
+        let (new, old) = (link.and_then(process), self.process());
+        if new == old {
+            return;
         }
+        self.process.store(new.map(Arc::new));
+        if let (Some(lost), None) = (old, new) {
+            means.note_lost(lost);
+        }
+        means.members_changed.notify_one();
     }
 
     /// Records that its link has just been used.
@@ -406,7 +414,7 @@ impl Peer {
 /// How long a search waits for a link; other peers are asked at the same time.
 const LOOK_UP: Duration = Duration::from_secs(1);
 
-// The known state of a peer: whether it is linked, and its process.
+// The state of a peer's link.
 
 /// The state of this server's own link to a peer.
 #[derive(Debug, Clone)]
@@ -420,39 +428,6 @@ pub(crate) enum PeerState {
     Linked(Arc<LinkSender>),
     /// Its task has ended, or the address is this server's own.
     Stopped(PeerError),
-}
-
-/// The process of a peer at its last link, if it may be a location replica; none once it is unknown whether it lives.
-#[derive(Debug, Default)]
-pub(crate) struct KnownProcess {
-    server: ArcSwapOption<Instance>,
-    /// Number of failed links, each of which may have lost announcements in flight.
-    losses: AtomicU64,
-}
-
-impl KnownProcess {
-    pub(crate) fn get(&self) -> Option<Member> {
-        let server = **self.server.load().as_ref()?;
-        Some(Member { server, generation: self.losses.load(Relaxed), catches: false })
-    }
-
-    /// Returns true if it is that process, as far as is known.
-    pub(crate) fn may_be(&self, server: Instance) -> bool {
-        self.server.load().as_deref() == Some(&server)
-    }
-
-    /// Records the process at the end of a link, or that it is unknown. Returns true if that changes anything. To be
-    /// called by one task only.
-    pub(crate) fn is(&self, link: Option<&LinkSender>) -> bool {
-        let (new, old) = (link.and_then(process), self.get().map(|member| member.server));
-        if old.is_some() && new.is_none() {
-            self.losses.fetch_add(1, Relaxed);
-        }
-        if new != old {
-            self.server.store(new.map(Arc::new));
-        }
-        new != old
-    }
 }
 
 /// Returns the server at a link's remote end, if it may be a location replica.
@@ -537,13 +512,21 @@ pub(crate) struct DialContext {
     pub(crate) drain: Drain,
     /// Notified when the set of unreachable peers may have changed.
     pub(crate) changed: watch::Sender<()>,
-    /// Notified when the possible location replicas may have changed.
+    /// The servers that may be location replicas.
+    pub(crate) membership: Arc<Mutex<Membership>>,
+    /// Notified when these may have changed.
     pub(crate) members_changed: Arc<Notify>,
     /// Whether every node must be announced to this server.
     pub(crate) catches: Arc<AtomicBool>,
 }
 
 impl DialContext {
+    /// Records that a link that carried announcements to a server was lost, and they may be lost with it.
+    pub(crate) fn note_lost(&self, server: Instance) {
+        self.membership.lock().note_lost(server);
+        self.members_changed.notify_one();
+    }
+
     /// Sends the first messages over a new link to a peer, whichever side made it.
     pub(crate) fn send_greeting(&self, link: &LinkSender, news: &Announcements) {
         if self.catches.load(Relaxed) {

@@ -26,7 +26,7 @@ pub(crate) struct Membership {
     stopping: HashSet<Instance>,
     /// Known servers that have announced that they intercept.
     catching: HashSet<Instance>,
-    /// Number of ended links that each known peer had made; each may have lost announcements in flight.
+    /// Number of lost links of each known server, whichever side made them; each may have lost announcements in flight.
     losses: HashMap<Instance, u64>,
 }
 
@@ -52,6 +52,13 @@ impl Membership {
         }
         self.since = Instant::now();
         Some([std::mem::replace(&mut self.members, new.clone()), new])
+    }
+
+    /// Records that a link to a member was lost.
+    pub(crate) fn note_lost(&mut self, server: Instance) {
+        if self.members.contains(server) {
+            *self.losses.entry(server).or_default() += 1;
+        }
     }
 }
 
@@ -104,7 +111,12 @@ impl Peers {
             Some(PeerHandle(HandleKind::Incoming(_))) => {
                 let (_, incoming) = self.servers();
                 if let Some(its) = incoming.iter().find(|incoming| incoming.sender.instance == Some(server)) {
+                    its.has_announced.store(true, Relaxed);
                     its.news.add(node, forwarded);
+                    // Checked last, because it may just have been removed.
+                    if its.sender.is_closed() {
+                        self.dial_context.note_lost(server);
+                    }
                 }
             }
             None => {}
@@ -137,7 +149,7 @@ impl Peers {
     /// Returns true if the members have not changed for long enough and include all servers. Then every server derives
     /// the same replicas, and each replica of a node knows the node.
     pub fn has_converged(&self) -> bool {
-        let same = self.membership.lock().since.elapsed() >= CONVERGENCE_TIME;
+        let same = self.dial_context.membership.lock().since.elapsed() >= CONVERGENCE_TIME;
         same && {
             let (known, incoming) = self.servers();
             known
@@ -152,7 +164,7 @@ impl Peers {
 
     /// Records that a server, which may be this one, is stopping: it is no longer a location replica.
     pub(crate) fn set_stopping(&self, server: Instance) {
-        let mut membership = self.membership.lock();
+        let mut membership = self.dial_context.membership.lock();
         let new = membership.members.contains(server) && membership.stopping.insert(server);
         drop(membership);
         if new {
@@ -165,20 +177,12 @@ impl Peers {
     /// It may announce this before it is a member. The next update of the members, which this call triggers, forgets
     /// servers that are unknown.
     pub(crate) fn set_intercepting(&self, server: Instance, catches: bool) {
-        let mut membership = self.membership.lock();
+        let mut membership = self.dial_context.membership.lock();
         let catching = &mut membership.catching;
         let changed = if catches { catching.insert(server) } else { catching.remove(&server) };
         drop(membership);
         if changed {
             self.dial_context.members_changed.notify_one();
-        }
-    }
-
-    /// Records that a link which a server had made has ended.
-    pub(crate) fn note_lost(&self, server: Instance) {
-        let mut membership = self.membership.lock();
-        if membership.members.contains(server) {
-            *membership.losses.entry(server).or_default() += 1;
         }
     }
 
@@ -216,7 +220,7 @@ impl Peers {
     /// Returns true if the members have changed.
     async fn announce_to_new_members(&self) -> bool {
         let servers = self.candidates();
-        let Some([old, new]) = self.membership.lock().update(servers) else { return false };
+        let Some([old, new]) = self.dial_context.membership.lock().update(servers) else { return false };
         let change = MembershipChange::new(&old, &new);
         for (n, node) in self.dial_context.registry.nodes().iter().enumerate() {
             for told in change.newly_told(node) {
@@ -233,17 +237,17 @@ impl Peers {
     /// peers that were linked when that was last tried.
     fn candidates(&self) -> Vec<Member> {
         let (known, incoming) = self.servers();
-        let own = Member { server: self.dial_context.own, generation: 0, catches: false };
         let known = known.iter().filter_map(|peer| peer.process());
-        let losses = self.membership.lock().losses.clone();
-        let generation = |server: Instance| losses.get(&server).copied().unwrap_or(0);
+        let incoming = incoming.iter().filter_map(|incoming| process(&incoming.sender));
+        let servers: Vec<_> = [self.dial_context.own].into_iter().chain(known).chain(incoming).collect();
+        let membership = self.dial_context.membership.lock();
+        let generation = |server| membership.losses.get(&server).copied().unwrap_or(0);
         let member = |server| Member { server, generation: generation(server), catches: false };
-        let incoming = incoming.iter().filter_map(|incoming| process(&incoming.sender)).map(member);
-        [own].into_iter().chain(known).chain(incoming).take(MAX_KNOWN).collect()
+        servers.into_iter().map(member).take(MAX_KNOWN).collect()
     }
 
     fn members(&self) -> Arc<Members> {
-        self.membership.lock().members.clone()
+        self.dial_context.membership.lock().members.clone()
     }
 }
 

@@ -1,13 +1,12 @@
 //! Daily log files, limited in days and bytes.
 
-use std::ffi::OsStr;
-use std::fs;
+use std::fs::{self, File, OpenOptions};
 use std::io::{self, Write};
+use std::os::unix::fs::OpenOptionsExt as _;
 use std::path::{Path, PathBuf};
-use std::time::{SystemTime, UNIX_EPOCH};
 
+use time::{Date, OffsetDateTime};
 use tracing::warn;
-use tracing_appender::rolling::{RollingFileAppender, Rotation};
 
 use crate::logging::DroppedLines;
 
@@ -26,11 +25,11 @@ pub(crate) struct LogFiles {
     dir: PathBuf,
     name: &'static str,
     kept: LogRetention,
-    current: RollingFileAppender,
+    current: File,
     /// Bytes in the current file.
     written: u64,
-    /// Day of the current file, in days since 1970, UTC.
-    day: u64,
+    /// Day of the current file, UTC.
+    day: Date,
     /// Whether the current file ends in the middle of a line.
     torn: bool,
     lost: DroppedLines,
@@ -45,11 +44,10 @@ impl LogFiles {
         lost: DroppedLines,
     ) -> io::Result<Self> {
         fs::create_dir_all(dir)?;
-        let current = appender(dir, name)?;
-        let (dir, day) = (dir.to_owned(), today());
-        let mut files = Self { dir, name, kept, current, written: u64::MAX, day, torn: false, lost };
-        let newest = files.list()?.into_iter().rev().find(|f| f.path.extension() == Some(OsStr::new("log")));
-        files.written = newest.map_or(0, |f| f.bytes);
+        let day = today();
+        let current = open(&file_of(dir, name, day))?;
+        let written = current.metadata()?.len();
+        let files = Self { dir: dir.to_owned(), name, kept, current, written, day, torn: false, lost };
         files.forget()?;
         Ok(files)
     }
@@ -57,16 +55,14 @@ impl LogFiles {
     /// Starts a new file if the current one is full or of an earlier day, and removes files beyond the limits.
     fn turn(&mut self) -> io::Result<()> {
         let day = today();
-        if day != self.day {
-            self.day = day;
-            self.written = 0;
-        } else if self.written >= self.kept.bytes / PARTS {
+        if day == self.day {
+            if self.written < self.kept.bytes / PARTS {
+                return Ok(());
+            }
             self.set_aside()?;
-            self.current = appender(&self.dir, self.name)?;
-            self.written = 0;
-        } else {
-            return Ok(());
         }
+        self.current = open(&file_of(&self.dir, self.name, day))?;
+        (self.day, self.written) = (day, 0);
         self.forget()
     }
 
@@ -92,17 +88,12 @@ impl LogFiles {
     }
 
     fn set_aside(&self) -> io::Result<()> {
-        let files = self.list()?;
-        let Some(current) = files.iter().rev().find(|f| f.path.extension() == Some(OsStr::new("log"))) else {
-            return Ok(());
-        };
-        let part = |n: u32| {
-            let mut path = current.path.clone().into_os_string();
-            path.push(format!(".{n}"));
-            PathBuf::from(path)
-        };
-        let used = files.iter().filter(|f| f.date == current.date).map(|f| f.part).max().unwrap_or(0);
-        fs::rename(&current.path, part(used.saturating_add(1)))
+        let date = self.day.to_string();
+        let used = self.list()?.iter().filter(|f| f.date == date).map(|f| f.part).max().unwrap_or(0);
+        let current = file_of(&self.dir, self.name, self.day);
+        let mut part = current.clone().into_os_string();
+        part.push(format!(".{}", used.saturating_add(1)));
+        fs::rename(&current, part)
     }
 
     /// Removes the oldest files until the rest, counting the current file at its full length, is within the limits.
@@ -189,13 +180,17 @@ fn parse<'a>(file: &'a str, name: &str) -> Option<(&'a str, u32)> {
     dated.then_some((date, part))
 }
 
-fn appender(dir: &Path, name: &str) -> io::Result<RollingFileAppender> {
-    let daily = RollingFileAppender::builder().rotation(Rotation::DAILY);
-    daily.filename_prefix(name).filename_suffix("log").build(dir).map_err(io::Error::other)
+fn file_of(dir: &Path, name: &str, day: Date) -> PathBuf {
+    dir.join(format!("{name}.{day}.log"))
 }
 
-fn today() -> u64 {
-    SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs() / 86_400
+/// Opens a log file for appending. Only its owner may read it: log lines name clients, nodes and targets.
+fn open(path: &Path) -> io::Result<File> {
+    OpenOptions::new().append(true).create(true).mode(0o600).open(path)
+}
+
+fn today() -> Date {
+    OffsetDateTime::now_utc().date()
 }
 
 /// A week, and an eighth of the smallest disk that nodes come with.
@@ -206,6 +201,8 @@ const PARTS: u64 = 8;
 
 #[cfg(test)]
 mod tests {
+    use std::os::unix::fs::PermissionsExt as _;
+
     use super::*;
 
     fn names(dir: &Path) -> Vec<String> {
@@ -270,11 +267,23 @@ mod tests {
         );
         assert_eq!(lost.count(), 2);
         fs::remove_file(&path).unwrap();
-        files.current = appender(dir.path(), "t").unwrap();
+        files.current = open(&path).unwrap();
         files.torn = true;
         files.write_all(b"three\n").unwrap();
         assert_eq!((lost.trouble(), lost.count()), (None, 2));
         assert_eq!(fs::read_to_string(&path).unwrap(), "\nthree\n", "a partial line is ended first");
+    }
+
+    #[test]
+    fn only_its_owner_may_read_a_log_file() {
+        let dir = tempfile::tempdir().unwrap();
+        let kept = LogRetention { days: 7, bytes: 800 };
+        let mut files = LogFiles::open(dir.path(), "t", kept, DroppedLines::default()).unwrap();
+        for _ in 0..3 {
+            files.write_all(&[b'x'; 100]).unwrap();
+        }
+        let mode = |file: &LogFile| fs::metadata(&file.path).unwrap().permissions().mode() & 0o777;
+        assert_eq!(files.list().unwrap().iter().map(mode).collect::<Vec<_>>(), [0o600; 3]);
     }
 
     #[test]

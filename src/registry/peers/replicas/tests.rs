@@ -5,6 +5,7 @@ use std::task::{Context, Poll, Waker};
 
 use futures_util::FutureExt as _;
 use futures_util::future::BoxFuture;
+use parking_lot::Mutex;
 use tokio::sync::watch;
 
 use crate::registry::peers::peer::{PeerDialer, PeerError, UNSOLICITED};
@@ -177,10 +178,10 @@ async fn a_server_that_is_stopping_is_no_home_any_more_and_its_nodes_get_others(
     // It has disconnected, so nothing is kept about its process.
     peers.remove(&servers[0]);
     settled().await;
-    assert_eq!((peers.other_members(), peers.membership.lock().stopping.len()), (4, 0));
+    assert_eq!((peers.other_members(), peers.dial_context.membership.lock().stopping.len()), (4, 0));
     // An announcement by an unknown server is not kept.
     peers.on_load(&link(90, 90, Dialect::NEWEST), stopping);
-    assert!(peers.membership.lock().stopping.is_empty());
+    assert!(peers.dial_context.membership.lock().stopping.is_empty());
 }
 
 #[tokio::test(start_paused = true)]
@@ -195,6 +196,55 @@ async fn this_server_is_no_home_while_it_stops() {
     assert!((0..10).all(|n| !peers.is_replica_for(&node(n)) && peers.replicas_of(&node(n)).len() == 2));
     assert_eq!(peers.other_members(), 2);
     assert_eq!(number_announced(&servers), 20, "its nodes are known to the peers");
+}
+
+/// A dialer that returns these links one after the other, and then fails.
+#[derive(Debug)]
+struct TheseLinks(Mutex<Vec<Arc<LinkSender>>>);
+
+impl PeerDialer for TheseLinks {
+    fn dial(&self, at: SocketAddr, _beside: bool) -> BoxFuture<'_, Result<Arc<LinkSender>, PeerError>> {
+        let refused = PeerError::NoLink { at, cause: "refused".to_owned() };
+        ready(self.0.lock().pop().ok_or(refused)).boxed()
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_a_lost_link_may_not_have_carried_is_announced_over_the_other_one_of_that_server() {
+    let at: SocketAddr = "127.0.0.1:2".parse().unwrap();
+    let (_list, addresses) = watch::channel(vec![at]);
+    let dialed = link(500, 2, Dialect::NEWEST);
+    let dialer = Arc::new(TheseLinks(Mutex::new(vec![dialed.clone()])));
+    let registry = Registry::new(Metrics::server("", ""));
+    let peers = Peers::new(addresses, registry, dialer.clone(), Instance::from_bits(1), Drain::new());
+    // The server has also made a link to this one.
+    let made = link(600, 2, Dialect::NEWEST);
+    peers.add_incoming(&made, false);
+    settled().await;
+    link_nodes(&peers, 100);
+    settled().await;
+    assert_eq!((announced(&dialed).len(), announced(&made).len()), (100, 0));
+    // What is sent does not arrive any more, and no new link either.
+    dialed.close();
+    settled().await;
+    assert_eq!(announced(&made).len(), 100);
+    // A new link comes up, and the one that has carried announcements is lost.
+    let again = link(501, 2, Dialect::NEWEST);
+    dialer.0.lock().push(again.clone());
+    sleep(Duration::from_secs(60)).await;
+    announced(&again);
+    made.close();
+    peers.remove(&made);
+    settled().await;
+    assert_eq!(announced(&again).len(), 100);
+    // Nothing was sent over this one.
+    let idle = link(601, 2, Dialect::NEWEST);
+    peers.add_incoming(&idle, false);
+    settled().await;
+    idle.close();
+    peers.remove(&idle);
+    settled().await;
+    assert_eq!(announced(&again).len(), 0);
 }
 
 /// A dialer that returns a link to the server at port 2 and to no other. Counts its calls.
