@@ -11,6 +11,7 @@ use tokio::sync::Notify;
 use tokio::time::{Instant, sleep_until, timeout};
 use tracing::{info, warn};
 
+use crate::congestion::MinFilter;
 use crate::lock::Mutex;
 use crate::sender::{INITIAL_RTT_MICROS, LinkSender, MAX_QUEUED_REPLIES};
 use tunnel_base::metrics::Metrics;
@@ -203,7 +204,7 @@ impl LinkSender {
         let before = pace.congestion_window();
         pace.on_ack(number, now);
         let (rtt, cap) = (pace.latest_rtt(), pace.congestion_window());
-        waiting.rtts.sample(rtt);
+        let least = waiting.rtts.sample(rtt, now);
         waiting.wake();
         drop(waiting);
         self.watch.answered_millis.store(self.millis(now).max(1), Relaxed);
@@ -212,7 +213,7 @@ impl LinkSender {
             let (link, node) = (self.id, self.peer.node().map(tracing::field::display));
             tracing::trace!(%link, node, cwnd_bytes = cap, previous_cwnd_bytes = before, rtt = ?rtt, "congestion window changed");
         }
-        self.least_round_trip_micros.fetch_min(micros(rtt), Relaxed);
+        self.least_round_trip_micros.store(micros(least), Relaxed);
         self.set_rtt(rtt);
         rtt
     }
@@ -226,7 +227,7 @@ impl LinkSender {
         Duration::from_micros(self.round_trip_micros.load(Relaxed))
     }
 
-    /// Returns the minimum RTT so far, or `None` before the first answer.
+    /// Returns the minimum RTT of the last minutes, or `None` before the first answer.
     pub fn min_rtt(&self) -> Option<Duration> {
         let micros = self.least_round_trip_micros.load(Relaxed);
         (micros != u64::MAX).then(|| Duration::from_micros(micros))
@@ -376,17 +377,20 @@ pub(crate) struct RttEstimator {
     /// `None` before the first answer.
     smoothed: Option<Duration>,
     variation: Duration,
+    least: MinFilter,
 }
 
 impl RttEstimator {
-    /// Records a ping that was answered after `trip`.
-    pub(crate) fn sample(&mut self, rtt: Duration) {
+    /// Records the RTT of an answered ping. Returns the minimum RTT of the last minutes.
+    pub(crate) fn sample(&mut self, rtt: Duration, now: Instant) -> Duration {
+        let least = self.least.sample(rtt, now);
         let Some(smoothed) = self.smoothed else {
             self.smoothed = Some(rtt);
-            return;
+            return least;
         };
         self.variation = (self.variation * 3 + smoothed.abs_diff(rtt)) / 4;
         self.smoothed = Some((smoothed * 7 + rtt) / 8);
+        least
     }
 
     /// Returns how long a ping may stay unanswered before the link counts as unresponsive: 1 s and four RTTs.
@@ -688,15 +692,32 @@ const FORGOTTEN: Duration = Duration::from_secs(600);
 mod tests {
     use super::*;
 
+    #[tokio::test(start_paused = true)]
+    async fn the_least_round_trip_is_that_of_the_last_minutes_once_enough_were_measured() {
+        let (mut rtts, mut now) = (RttEstimator::default(), Instant::now());
+        let mut measured = |millis: u64, minutes: u32| {
+            let mut least = Duration::ZERO;
+            for _ in 0..minutes * 10 {
+                now += Duration::from_secs(6);
+                least = rtts.sample(Duration::from_millis(millis), now);
+            }
+            least.as_millis()
+        };
+        assert_eq!(measured(2, 4), 2);
+        assert_eq!(measured(60, 5), 2, "a queue may take that long");
+        assert_eq!(measured(60, 7), 60);
+        assert_eq!(measured(2, 1), 2, "a shorter path is known at once");
+    }
+
     #[test]
     fn a_steady_line_is_given_a_second_and_four_round_trips_and_one_that_varies_more() {
         let mut rtts = RttEstimator::default();
         assert_eq!(rtts.ping_timeout(), None);
         for _ in 0..20 {
-            rtts.sample(Duration::from_millis(100));
+            rtts.sample(Duration::from_millis(100), Instant::now());
         }
         assert_eq!(rtts.ping_timeout(), Some(Duration::from_millis(1400)));
-        rtts.sample(Duration::from_millis(500));
+        rtts.sample(Duration::from_millis(500), Instant::now());
         let patience = rtts.ping_timeout().unwrap();
         assert_eq!(patience, Duration::from_millis(1000 + 4 * (150 + 100)));
     }
@@ -775,7 +796,7 @@ mod alive_tests {
         while now < started + time {
             while let Some((sent, _)) = pings.front().copied().filter(|(_, at)| *at <= now && line.lives(*at))
             {
-                rtts.sample(pings.pop_front().map_or(Duration::ZERO, |(_, at)| at - sent));
+                rtts.sample(pings.pop_front().map_or(Duration::ZERO, |(_, at)| at - sent), now);
                 alive.last_received = now;
             }
             let unanswered = pings.front().map(|(sent, _)| *sent);
