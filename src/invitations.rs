@@ -174,11 +174,14 @@ impl Enrolment {
     ///
     /// Fails if the store cannot be used.
     pub async fn revoke(&self, node: &NodeName, who: &str) -> Result<bool, EnrolError<Infallible>> {
-        let revoked = self.change(|enrolled| Ok(enrolled.revoke(node))).await?;
-        if revoked {
-            info!(target: AUDIT, actor = who, %node, "token and open invitations revoked");
+        let revoked = self.change(|enrolled| Ok(enrolled.revoke(node))).await;
+        match &revoked {
+            Ok(true) => info!(target: AUDIT, actor = who, %node, "token and open invitations revoked"),
+            Ok(false) => {}
+            // The store may have done it.
+            Err(error) => info!(target: AUDIT, actor = who, %node, %error, "revocation failed, or its result is unknown"),
         }
-        Ok(revoked)
+        revoked
     }
 
     /// Joins a machine to the cloud. `secret` is its invitation's, `token` the token that it will use from now on.
@@ -231,15 +234,28 @@ impl Enrolment {
         apply: impl Fn(&mut EnrolmentState) -> Result<T, E>,
     ) -> Result<T, EnrolError<E>> {
         let mut cell = self.cell.lock().await;
+        // What the last write would have done. It may have been carried out although its response was lost.
+        let mut tried = None;
+        let mut failed = false;
         for _ in 0..MAX_TRIES {
             let seen = cell.read().await?;
             let old = self.parse(&seen.text).map_err(EnrolError::Foreign)?;
             let mut new = old.clone();
             let done = apply(&mut new).map_err(EnrolError::Refused)?;
-            if new == old || cell.write(&seen, new.to_text()).await? {
+            if new == old {
                 self.know(new);
-                return Ok(done);
+                return Ok(tried.unwrap_or(done));
             }
+            match cell.write(&seen, new.to_text()).await {
+                Ok(true) => {
+                    self.know(new);
+                    return Ok(done);
+                }
+                Ok(false) => {}
+                Err(why) if failed => return Err(why.into()),
+                Err(_) => failed = true,
+            }
+            tried = Some(done);
             sleep(TRY_PAUSE.mul_f64(rand::random())).await;
         }
         Err(EnrolError::Contended)

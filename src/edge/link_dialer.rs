@@ -1,5 +1,6 @@
 //! Dials links to servers, which are tried in turn, and keeps the edge's certificate.
 
+pub mod avoidance;
 pub mod known_addresses;
 pub mod messages;
 
@@ -15,7 +16,7 @@ use parking_lot::Mutex;
 use rand::seq::SliceRandom as _;
 use tokio::net::TcpStream;
 use tokio::time::error::Elapsed;
-use tokio::time::timeout;
+use tokio::time::{Instant, timeout};
 use tokio_rustls::TlsConnector;
 use tokio_rustls::rustls::ClientConfig;
 use tokio_rustls::rustls::pki_types::ServerName;
@@ -23,8 +24,9 @@ use tracing::{debug, info};
 
 use crate::config::Secret;
 use crate::config::edge::ServerAddress;
+use crate::edge::link_dialer::avoidance::Avoidance;
 use crate::edge::link_dialer::known_addresses::{KnownAddresses, ResolvedServer};
-use tunnel_base::names::{Host, NodeName, Target};
+use tunnel_base::names::{Host, Instance, NodeName, Target};
 use tunnel_link::grpc::LinkContext;
 use tunnel_link::grpc::dial::LinkDialError;
 use tunnel_link::link::Link;
@@ -73,6 +75,8 @@ pub(crate) struct ServerEndpoint {
     authority: String,
     /// Whether the next attempt presents no certificate.
     declined: AtomicBool,
+    /// Whether the server asked this edge to link elsewhere.
+    avoidance: Mutex<Avoidance>,
 }
 
 /// Why a link could not be dialled.
@@ -110,7 +114,7 @@ impl ServerEndpoint {
         // `:authority` contains the name in the certificate, as Go's edges send it.
         let authority = Target { host: server.dns.clone(), port: server.at.port }.to_string();
         let (at, name) = (server.at.clone(), tls::server_name(&server.dns.to_string())?);
-        Ok(Self { at, name, authority, declined: AtomicBool::new(false) })
+        Ok(Self { at, name, authority, declined: AtomicBool::new(false), avoidance: Mutex::default() })
     }
 }
 
@@ -123,7 +127,8 @@ impl AddressHint {
 }
 
 impl LinkDialer {
-    /// Dials the servers in turn, starting with index `first` and wrapping around, and returns the first link.
+    /// Dials the servers in turn, starting with index `first` and wrapping around, and returns the first link. Servers
+    /// that are avoided come last.
     ///
     /// # Errors
     ///
@@ -131,8 +136,9 @@ impl LinkDialer {
     /// last one tried.
     pub(crate) async fn connect(&self, first: usize, hint: AddressHint) -> anyhow::Result<NewLink> {
         let mut failed: Option<anyhow::Error> = None;
-        for n in 0..self.servers.len() {
-            let server = (first + n) % self.servers.len();
+        let mut order: Vec<_> = (0..self.servers.len()).map(|n| (first + n) % self.servers.len()).collect();
+        order.sort_by_cached_key(|server| self.is_avoided(*server));
+        for server in order {
             let why = match self.connect_to(server, hint, LinkPurpose::Primary).await {
                 Ok(made) => return Ok(made),
                 Err(why) if self.servers.len() == 1 => why,
@@ -148,6 +154,25 @@ impl LinkDialer {
             }
         }
         Err(failed.context("no server configured")?)
+    }
+
+    /// Returns true if the server at this index asked the edge to link elsewhere, and other servers come first.
+    pub(crate) fn is_avoided(&self, server: usize) -> bool {
+        self.servers.get(server).is_some_and(|server| server.avoidance.lock().is_avoided(Instant::now()))
+    }
+
+    /// Records that the server at this index led to the process `to`.
+    pub(crate) fn on_linked(&self, server: usize, to: Option<Instance>) {
+        if let Some(server) = self.servers.get(server) {
+            server.avoidance.lock().on_linked(to);
+        }
+    }
+
+    /// Records that the process `by` asked the edge to link elsewhere than to the server at this index.
+    pub(crate) fn on_asked_to_move(&self, server: usize, by: Option<Instance>) {
+        if let Some(server) = self.servers.get(server) {
+            server.avoidance.lock().on_asked_to_move(by, Instant::now());
+        }
     }
 
     /// Dials a link to that server only, and counts a failure. Cancel safe: dropping the future leaves no link.

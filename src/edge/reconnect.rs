@@ -133,6 +133,7 @@ impl Reconnector {
     /// Serves a link until it is closed or must be replaced. Also returns whether it has carried a session.
     async fn serve_link(self: &Arc<Self>, made: NewLink, second: &mut BackupLink) -> (LinkOutcome, bool) {
         let NewLink { mut link, server, at } = made;
+        self.dialer.on_linked(server, link.sender.instance);
         let instance = link.sender.instance.map(field::debug);
         info!(link = %link.sender.id, server = self.dialer.display_name(server), instance, dialect = %link.sender.dialect, "linked");
         self.readiness.set(LINK_CONDITION, Ok(()));
@@ -151,6 +152,10 @@ impl Reconnector {
                 event = link.next() => match event {
                     Ok(Event::Drain(to)) => {
                         info!("server requested a link to another server");
+                        // A server that stops names no address. It refuses further links, and may soon be back.
+                        if to.is_some() {
+                            self.dialer.on_asked_to_move(server, link.sender.instance);
+                        }
                         LinkOutcome::Drained(AddressHint { to, exclude: at })
                     }
                     Ok(event) => {
@@ -192,7 +197,7 @@ impl Reconnector {
         }
         loop {
             sleep(FAIL_BACK_INTERVAL.mul_f64(0.5 + rand::random::<f64>())).await;
-            for wanted in 0..server {
+            for wanted in (0..server).filter(|wanted| !self.dialer.is_avoided(*wanted)) {
                 match self.dialer.connect_to(wanted, AddressHint::default(), LinkPurpose::Primary).await {
                     Ok(made) => return made,
                     Err(why) => {

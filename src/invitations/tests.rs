@@ -1,4 +1,6 @@
-use crate::invitations::store::FileSharedState;
+use futures_util::future::BoxFuture;
+
+use crate::invitations::store::{FileSharedState, Revision};
 use tunnel_net::pki::CertificateAuthority;
 
 use super::*;
@@ -15,6 +17,54 @@ fn servers(place: &std::path::Path, count: usize) -> Vec<Arc<Enrolment>> {
         Enrolment::new(Box::new(FileSharedState::new(place.join("enrolled"))), authority)
     };
     (0..count).map(|_| server()).collect()
+}
+
+/// How a write to a [`LossyStore`] ends.
+#[derive(Debug, Clone, Copy)]
+enum WriteEnd {
+    /// The text was written, and the response says that another server changed it, as after a retry.
+    Conflict,
+    /// The text was written, and the response was lost.
+    Error,
+}
+
+/// A store in memory whose next write ends in an ambiguous way.
+#[derive(Debug, Clone, Default)]
+struct LossyStore(Arc<Mutex<(Vec<u8>, Option<WriteEnd>)>>);
+
+impl SharedState for LossyStore {
+    fn read(&mut self) -> BoxFuture<'_, Result<Revision, SharedStateError>> {
+        let text = self.0.lock().0.clone();
+        Box::pin(async { Ok(Revision { text, version: String::new() }) })
+    }
+
+    fn write<'a>(
+        &'a mut self,
+        _: &'a Revision,
+        text: Vec<u8>,
+    ) -> BoxFuture<'a, Result<bool, SharedStateError>> {
+        let mut store = self.0.lock();
+        store.0 = text;
+        let written = match store.1.take() {
+            None => Ok(true),
+            Some(WriteEnd::Conflict) => Ok(false),
+            Some(WriteEnd::Error) => Err("no response in time".into()),
+        };
+        Box::pin(async { written })
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_revocation_whose_response_was_lost_is_not_reported_as_without_effect() {
+    for end in [WriteEnd::Conflict, WriteEnd::Error] {
+        let place = tempfile::tempdir().unwrap();
+        let (store, servers) = (LossyStore::default(), servers(place.path(), 1));
+        let server = Enrolment::new(Box::new(store.clone()), servers[0].authority.clone());
+        server.invite(&node(), HOUR, "test").await.unwrap();
+        store.0.lock().1 = Some(end);
+        assert!(server.revoke(&node(), "test").await.unwrap(), "{end:?}");
+        assert!(!server.revoke(&node(), "test").await.unwrap(), "it was revoked before");
+    }
 }
 
 fn node() -> NodeName {

@@ -52,10 +52,12 @@ struct RebalanceRound {
 
 impl Balance {
     /// Returns how many edges to ask now. To be called once a second. `weights` is `None` if not all peers are known or
-    /// one of them is stopping; nothing is done then.
+    /// one of them is stopping; nothing is done then, except that a cooldown continues.
     pub fn next_batch(&mut self, weights: Option<NodeCounts<'_>>, now: Instant) -> usize {
         let Some(weights) = weights.filter(|weights| !weights.others.is_empty()) else {
-            self.state = BalanceState::Balanced;
+            if !matches!(self.state, BalanceState::CoolingDown(_)) {
+                self.state = BalanceState::Balanced;
+            }
             return 0;
         };
         match &mut self.state {

@@ -45,9 +45,12 @@ impl Registry {
         NameInUse { node: node.clone(), from: linked.from }
     }
 
-    /// Closes the link of a node that is linked here and loses its name to another process, with that reason.
+    /// Closes all links of a process that is linked here and loses its name to another one, with that reason.
     pub(crate) fn close_loser(&self, node: &NodeName, linked: &LinkedNode, why: String) {
         self.log_conflict(node, &why);
+        for link in self.beside(node).into_iter().filter(|link| link.instance == linked.instance) {
+            link.close_name_taken(why.clone());
+        }
         linked.sender.close_name_taken(why);
     }
 
@@ -336,6 +339,20 @@ mod interactive_tests {
         let (peer, instance) = (Remote::Edge("node1".parse().unwrap()), Some(Instance::from_bits(instance)));
         let sender = LinkSender::new(LinkId(number), peer, instance, Dialect::NEWEST);
         LinkedNode { sender, instance, from: ([10, 0, 0, 1], 1).into(), ips: Arc::default() }
+    }
+
+    #[tokio::test]
+    async fn a_process_that_loses_its_name_loses_all_its_links() {
+        let registry = Registry::new(Metrics::server("", ""));
+        let [older, primary, interactive] = [1, 2, 3].map(|number| linked(number, 7));
+        registry.insert(primary.clone(), false);
+        registry.add_interactive(interactive.clone()).unwrap();
+        registry.insert(older.clone(), true);
+        let node = "node1".parse().unwrap();
+        registry.close_loser(&node, &registry.link_of(&node).unwrap(), "another machine".into());
+        for link in [older, primary, interactive] {
+            assert!(link.sender.is_closed(), "{:?}", link.sender.id);
+        }
     }
 
     #[tokio::test]

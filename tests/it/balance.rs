@@ -81,5 +81,26 @@ async fn an_edge_moves_on_request_only_to_an_address_of_its_cloud() {
     assert_eq!(other.connections(), 0, "an unknown address is ignored");
 }
 
+#[tokio::test]
+async fn an_edge_that_comes_back_to_the_server_that_asked_it_to_move_dials_the_next_one_of_its_list() {
+    let place = TestDir::new();
+    let [mut first, mut second] =
+        [remote::ScriptedServer::start(&place).await, remote::ScriptedServer::start(&place).await];
+    let servers = format!("{}\", \"{}", first.at, second.at);
+    let _edge = start_edge(&place.edge("node1", servers, ""));
+    let (here, body) = (Instance::random(), FrameKind::Drain(Some(second.at)));
+    let mut links = Vec::new();
+    // It may be a load balancer, so the edge dials it once more.
+    for _ in 0..2 {
+        let mut call = first.call().await;
+        call.answer(Some(here));
+        call.send(to_message(Frame { node: "node1".parse().unwrap(), body: body.clone() })).await;
+        links.push(call);
+    }
+    let mut elsewhere = second.call().await;
+    elsewhere.answer(Some(Instance::random()));
+    assert_eq!(first.connections(), 2);
+}
+
 /// Number of edges in the test.
 const EDGES: usize = 12;

@@ -46,15 +46,47 @@ struct Ping {
     sent: u64,
     /// When it was sent.
     at: Instant,
+    /// How long it waits in the socket behind other bytes, which is no delay of the path.
+    waits: Duration,
 }
 
 /// How much of the path the kernel does not see.
 #[derive(Debug, Default)]
 struct ProxyDelay {
     /// Minimum by which pings take longer than the kernel's own RTT.
-    least: Option<Duration>,
+    least: MinFilter,
     answers: u32,
 }
+
+/// The minimum of the measurements of the last five to ten minutes. Paths change, so older ones say nothing.
+#[derive(Debug, Default)]
+pub(crate) struct MinFilter {
+    /// Minimum and number of the measurements since then, and the minimum of the time before.
+    current: Option<(Duration, u32, Instant)>,
+    previous: Option<Duration>,
+}
+
+impl MinFilter {
+    /// Takes a measurement. Returns the minimum.
+    pub(crate) fn sample(&mut self, measured: Duration, now: Instant) -> Duration {
+        let (mut least, mut count, mut since) = self.current.unwrap_or((measured, 0, now));
+        if now.saturating_duration_since(since) >= MIN_FILTER_PERIOD && count >= ANSWERS_TO_BELIEVE {
+            self.previous = Some(least);
+            (least, count, since) = (measured, 0, now);
+        }
+        least = least.min(measured);
+        self.current = Some((least, count.saturating_add(1), since));
+        self.previous.map_or(least, |previous| previous.min(least))
+    }
+
+    /// Returns the minimum, or `None` before the first measurement.
+    fn get(&self) -> Option<Duration> {
+        self.current.map(|(least, ..)| least).into_iter().chain(self.previous).min()
+    }
+}
+
+/// As long as Linux keeps a minimum RTT (`tcp_min_rtt_wlen`).
+const MIN_FILTER_PERIOD: Duration = Duration::from_secs(300);
 
 impl CongestionController {
     /// Creates the state of a link about which nothing is known yet.
@@ -138,7 +170,8 @@ impl CongestionController {
     pub(crate) fn ping(&mut self, now: Instant) -> u64 {
         let number = self.next_number;
         self.next_number += 1;
-        self.pings.push_back(Ping { number, sent: self.sent, at: now });
+        let waits = self.kernel.as_ref().map_or(Duration::ZERO, |kernel| kernel.wait());
+        self.pings.push_back(Ping { number, sent: self.sent, at: now, waits });
         number
     }
 
@@ -160,7 +193,7 @@ impl CongestionController {
         self.latest = rtt;
         self.pinged.sample(rtt, self.acked, now);
         if let Some(kernel) = &self.kernel {
-            self.hidden.answered(rtt.saturating_sub(kernel.round_trip()));
+            self.hidden.answered(rtt.saturating_sub(kernel.round_trip() + ping.waits), now);
         }
     }
 
@@ -169,7 +202,8 @@ impl CongestionController {
     /// Its kernel acknowledges bytes that it has only stored. On a short path the machines are the bottleneck, not the
     /// line, so megabytes would be queued there ahead of every keystroke.
     fn max_unread(&self, now: Instant) -> u64 {
-        let least = self.kernel.as_ref().and_then(|kernel| kernel.cap.min_rtt());
+        // The kernel's minimum, because the window's one may be that of an earlier path until the window is reached.
+        let least = self.kernel.as_ref().map(|kernel| kernel.latest.least_round_trip);
         if least.is_none_or(|least| least > SHORT_RTT) {
             return u64::MAX;
         }
@@ -207,20 +241,20 @@ impl CongestionController {
 
     /// Returns true if the kernel provides readings and no proxy hides a part of the path.
     fn sees_all(&self) -> bool {
-        self.kernel.as_ref().is_some_and(|kernel| !self.hidden.is_much(kernel.cap.min_rtt()))
+        self.kernel.as_ref().is_some_and(|kernel| !self.hidden.is_much(kernel.latest.least_round_trip))
     }
 }
 
 impl ProxyDelay {
-    fn answered(&mut self, longer: Duration) {
-        self.least = Some(self.least.map_or(longer, |least| least.min(longer)));
+    fn answered(&mut self, longer: Duration, now: Instant) {
+        self.least.sample(longer, now);
         self.answers = self.answers.saturating_add(1);
     }
 
     /// Returns true if the difference exceeds the remote's own delay and the queue at this end.
-    fn is_much(&self, seen: Option<Duration>) -> bool {
-        let usual = LITTLE_HIDDEN + seen.unwrap_or_default() / 2;
-        self.answers >= ANSWERS_TO_BELIEVE && self.least.is_some_and(|least| least > usual)
+    fn is_much(&self, seen: Duration) -> bool {
+        let usual = LITTLE_HIDDEN + seen / 2;
+        self.answers >= ANSWERS_TO_BELIEVE && self.least.get().is_some_and(|least| least > usual)
     }
 }
 
@@ -270,6 +304,8 @@ pub(crate) struct TcpInfoWindow {
     /// Set while there is an interactive link next to this one.
     cruise: Option<Cruise>,
     latest: TcpInfo,
+    /// Bytes that have arrived since the first reading.
+    delivered: u64,
     /// Time of the latest reading.
     at: Instant,
     /// Bytes pulled at the time of the latest reading.
@@ -293,6 +329,7 @@ impl TcpInfoWindow {
             cap: CongestionWindow::new(),
             cruise: None,
             latest: reading,
+            delivered: 0,
             at: now,
             sent,
             above: 0,
@@ -316,11 +353,14 @@ impl TcpInfoWindow {
             let most = carried(rate, self.patience() + jitter).saturating_sub(reading.unsent);
             more.min(most.cast_signed())
         });
+        // Only differences are used: the counter wraps, and a total would fall with the length of a segment.
+        let segments = reading.delivered.wrapping_sub(self.latest.delivered).cast_signed();
+        self.delivered += u64::try_from(segments).unwrap_or_default() * reading.segment;
         (self.latest, self.sent, self.at) = (reading, sent, now);
         if reading.in_flight <= FEW {
             self.cap.on_rtt_variation(reading.variation * RANGE, now);
         }
-        self.cap.sample(reading.rtt, reading.delivered, now);
+        self.cap.sample(reading.rtt, self.delivered, now);
         if let Some(least) =
             self.cruise.as_mut().and_then(|cruise| cruise.read(&self.cap, reading.rtt, sent, now))
         {
@@ -350,6 +390,11 @@ impl TcpInfoWindow {
     /// Returns when to check again if bulk has to wait: before everything that waits is sent.
     pub(crate) fn look_after(&self) -> Duration {
         self.patience() / 3
+    }
+
+    /// Returns how long a byte waits that is pulled now, until the kernel sends it.
+    fn wait(&self) -> Duration {
+        time_of(self.latest.unsent + self.above, self.cap.bandwidth().unwrap_or(self.latest.pacing))
     }
 
     /// Returns the latest smoothed RTT.

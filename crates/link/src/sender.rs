@@ -601,7 +601,7 @@ mod tests {
     async fn keystrokes_alone_show_nothing_of_what_a_line_that_jitters_carries() {
         let (mut waiting, mut now) = (SendQueue::new(true), Instant::now());
         let cap = waiting.pacing.bulk.as_ref().map(CongestionController::congestion_window);
-        for round in 0..300u64 {
+        for round in 0..300u32 {
             now += Duration::from_millis(20);
             let bulk_waits = waiting.turns.len() > 0;
             waiting.pacing.read(
@@ -612,9 +612,10 @@ mod tests {
                     variation: Duration::from_millis(1),
                     pacing: 1_000_000,
                     delivered: round * 4_000,
+                    segment: 1,
                     in_flight: 12_000,
                     unsent: 0,
-                    written: round * 4_000,
+                    written: u64::from(round) * 4_000,
                 }),
                 bulk_waits,
                 now,
@@ -632,6 +633,7 @@ mod tests {
             variation: Duration::ZERO,
             pacing: u64::MAX,
             delivered: 0,
+            segment: 1024,
             in_flight: 0,
             unsent: 0,
             written: 0,
@@ -650,7 +652,7 @@ mod tests {
             while !pace.is_blocked(now) {
                 pace.on_sent(1024);
                 *bytes += 1024;
-                pace.read(TcpInfo { written: *bytes, delivered: *bytes, ..neighbour }, now);
+                pace.read(TcpInfo { written: *bytes, delivered: (*bytes / 1024) as u32, ..neighbour }, now);
             }
         }
         assert!(bytes[0] > 3 << 20 && bytes[1] < 1 << 20, "{bytes:?}");

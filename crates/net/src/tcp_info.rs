@@ -26,8 +26,10 @@ pub struct TcpInfo {
     pub variation: Duration,
     /// The current pacing rate in bytes per second.
     pub pacing: u64,
-    /// Bytes that have arrived, in order or not. Counted in full segments, so slightly too high; the counter wraps.
-    pub delivered: u64,
+    /// Segments that have arrived, in order or not; the counter wraps.
+    pub delivered: u32,
+    /// Bytes of a full segment. It changes with the path.
+    pub segment: u64,
     /// Bytes in flight.
     pub in_flight: u64,
     /// Bytes that were written but never sent.
@@ -70,7 +72,8 @@ fn tcp_info(info: &[u8]) -> Option<TcpInfo> {
         least_round_trip: round_trip.min(Duration::from_micros(short(148)?.into())),
         variation: Duration::from_micros(short(72)?.into()),
         pacing: long(104)?,
-        delivered: u64::from(short(192)?) * segment,
+        delivered: short(192)?,
+        segment,
         in_flight: under_way.saturating_sub(u64::from(selected?) + u64::from(lost?)) * segment,
         unsent,
         written: long(200)?.saturating_sub(long(208)?) + unsent,
@@ -263,7 +266,8 @@ mod tests {
             after = reader.read().unwrap();
         }
         assert_eq!(after.written - before.written, 100_000);
-        assert!(after.delivered - before.delivered >= 100_000 && after.pacing > 0, "{after:?}");
+        let delivered = u64::from(after.delivered - before.delivered) * after.segment;
+        assert!(delivered >= 100_000 && after.pacing > 0, "{after:?}");
         assert!(after.rtt > Duration::ZERO && after.rtt < Duration::from_secs(1), "{after:?}");
         assert!(after.least_round_trip > Duration::ZERO && after.least_round_trip <= after.rtt, "{after:?}");
     }

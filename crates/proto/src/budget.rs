@@ -100,9 +100,9 @@ impl Reservation {
         self.held
     }
 
-    /// Returns true if the whole budget is spent.
-    pub(crate) fn is_spent(&self) -> bool {
-        self.budget.is_exhausted()
+    /// Returns the bytes left in the budget.
+    pub(crate) fn left(&self) -> usize {
+        self.budget.limit.saturating_sub(self.budget.used())
     }
 }
 

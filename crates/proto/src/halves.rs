@@ -70,7 +70,8 @@ impl SendHalf {
     pub fn has_room(&self) -> bool {
         let kept = self.written - self.base;
         let most_unsent = if self.written < self.limit { MAX_UNSENT } else { 1 };
-        self.unsent() < most_unsent && kept < MAX_UNACKED && (kept < FAIR_UNACKED || !self.cost.is_spent())
+        let fair = send_as_u64(self.cost.left() / PART_LEFT);
+        self.unsent() < most_unsent && kept < fair.clamp(FAIR_UNACKED, MAX_UNACKED)
     }
 
     /// Appends bytes to send. The caller has checked [`Self::has_room`].
@@ -257,6 +258,9 @@ fn send_as_u64(len: usize) -> u64 {
 const MAX_UNSENT: u64 = 128 * 1024;
 /// Maximum number of unacknowledged bytes per session, whatever the remote's limit: the largest window.
 const MAX_UNACKED: u64 = 4 * 1024 * 1024;
+/// A session keeps at most this part of the bytes that are left in the budget. So many sessions of one client whose
+/// targets do not read leave as much for each session of others.
+const PART_LEFT: usize = 16;
 /// A session that keeps fewer bytes than this may always write, even if others have spent the budget.
 ///
 /// A remote acknowledges at least every 64 KiB, so a session never waits for an acknowledgement that is not due.
@@ -782,6 +786,23 @@ mod tests {
         }
         assert!(half.cost.size() < 12_000, "{}", half.cost.size());
         assert_eq!(half.take(MAX_FRAME).unwrap().len(), 10_000);
+    }
+
+    #[test]
+    fn sessions_whose_targets_do_not_read_keep_less_the_less_is_left() {
+        let budget = Budget::new(16 << 20);
+        let mut halves: Vec<_> = (0..50).map(|_| SendHalf::new(budget.reservation())).collect();
+        let mut before = u64::MAX;
+        for half in &mut halves {
+            half.acknowledge(0, 400 << 10).unwrap();
+            while half.has_room() {
+                half.write(vec![0; 8 << 10].into());
+                while half.take(MAX_FRAME).is_some() {}
+            }
+            assert!(half.written() <= before && half.written() >= FAIR_UNACKED, "{}", half.written());
+            before = half.written();
+        }
+        assert!(!budget.is_exhausted() && before < 100 << 10, "{} in use, {before} by the last", budget.used());
     }
 
     /// The remote acknowledges only every 64 KiB. An interactive session must still proceed when others hold the whole

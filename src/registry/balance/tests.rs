@@ -123,6 +123,22 @@ async fn nobody_is_asked_while_a_server_is_unknown_nor_before_it_has_lasted() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn a_peer_whose_nodes_are_unknown_for_a_moment_does_not_end_the_cooldown() {
+    let (mut balance, now) = (Balance::default(), Instant::now());
+    let weights = NodeCounts { here: 100, others: &[10] };
+    let asked: Vec<u64> = (0..500)
+        .filter(|second| {
+            // Peers come and go, and no edge moves.
+            let known = (*second < 60 || second % 20 > 0).then_some(weights);
+            let most = balance.next_batch(known, now + Duration::from_secs(*second));
+            balance.asked(most);
+            most > 0
+        })
+        .collect();
+    assert_eq!(asked.last(), Some(&39), "one round of 30 s after 10 s: {asked:?}");
+}
+
+#[tokio::test(start_paused = true)]
 async fn nobody_falls_below_the_mean_and_a_few_edges_are_no_matter() {
     for (here, others) in [(2, vec![1]), (3, vec![2, 2]), (1, vec![0, 0]), (120, vec![90, 90]), (0, vec![0])]
     {

@@ -81,10 +81,12 @@ impl Wire {
         let in_flight = self.under_way.iter().map(|(_, len, _)| len).sum::<u64>();
         TcpInfo {
             rtt: self.smoothed,
-            least_round_trip: self.smoothed,
+            least_round_trip: self.rtt,
             variation: self.variation,
             pacing: self.window * 2_000_000 / self.smoothed.as_micros() as u64,
-            delivered: self.delivered,
+            // Wraps like the kernel's counter.
+            delivered: self.delivered as u32,
+            segment: 1,
             in_flight,
             unsent: self.unsent,
             written: self.written,
@@ -306,6 +308,53 @@ async fn behind_a_proxy_pings_are_believed_and_else_the_kernel() {
             pace.on_ack(number, wire.now + wire.smoothed + Duration::from_millis(behind));
         }
         assert_eq!(pace.retry_after().is_some(), kernel, "{behind} ms");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_path_behind_a_proxy_that_becomes_long_is_seen_and_one_without_a_proxy_again() {
+    let (mut wire, mut pace) = (Wire::new(20, 10), CongestionController::new());
+    wire.run(Some(&mut pace), SECOND);
+    for (behind, minutes, kernel) in [(3, 1, true), (100, 11, false), (3, 1, true)] {
+        for _ in 0..minutes * 10 {
+            wire.rest(SECOND * 6);
+            pace.read(wire.reading(), wire.now);
+            let number = pace.ping(wire.now);
+            pace.on_ack(number, wire.now + wire.smoothed + Duration::from_millis(behind));
+        }
+        assert_eq!(pace.retry_after().is_some(), kernel, "{behind} ms");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_neighbour_that_roams_to_a_long_path_may_have_more_unread() {
+    let (mut wire, mut pace) = (Wire::new(1000, 1), CongestionController::new());
+    wire.run(Some(&mut pace), SECOND);
+    let unread = pace.max_unread(wire.now);
+    (wire.rtt, wire.smoothed) = (Duration::from_millis(60), Duration::from_millis(60));
+    pace.read(wire.reading(), wire.now);
+    assert_eq!([unread, pace.max_unread(wire.now)], [MAX_UNREAD, u64::MAX]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn neither_shorter_segments_nor_a_counter_that_wraps_seem_to_be_a_faster_line() {
+    let (mut wire, mut pace) = (Wire::new(20, 40), CongestionController::new());
+    wire.stand(&mut pace);
+    wire.run(Some(&mut pace), SECOND * 5);
+    // The counter stands just below its end, and then segments become shorter.
+    let mut reading = TcpInfo { segment: SEGMENT, delivered: u32::MAX - 100, ..wire.reading() };
+    pace.read(reading, wire.now);
+    let window = pace.congestion_window();
+    for segment in [SEGMENT, SEGMENT / 2] {
+        reading.segment = segment;
+        for _ in 0..40 {
+            wire.now += STEP * 10;
+            pace.is_blocked(wire.now);
+            reading.delivered = reading.delivered.wrapping_add(10);
+            pace.read(reading, wire.now);
+        }
+        let now = pace.congestion_window();
+        assert!(now <= window * 3 / 2, "{now} after {window} with segments of {segment}");
     }
 }
 

@@ -237,6 +237,7 @@ pub(crate) mod tests {
             variation: Duration::ZERO,
             pacing: 1_000_000,
             delivered: 0,
+            segment: 1448,
             in_flight: 0,
             unsent: 0,
             written: 0,

@@ -11,6 +11,7 @@ use tokio::sync::Notify;
 use tokio::time::{Instant, sleep_until, timeout};
 use tracing::{info, warn};
 
+use crate::congestion::MinFilter;
 use crate::lock::Mutex;
 use crate::sender::{INITIAL_RTT_MICROS, LinkSender, MAX_QUEUED_REPLIES};
 use tunnel_base::metrics::Metrics;
@@ -203,7 +204,7 @@ impl LinkSender {
         let before = pace.congestion_window();
         pace.on_ack(number, now);
         let (rtt, cap) = (pace.latest_rtt(), pace.congestion_window());
-        waiting.rtts.sample(rtt);
+        let least = waiting.rtts.sample(rtt, now);
         waiting.wake();
         drop(waiting);
         self.watch.answered_millis.store(self.millis(now).max(1), Relaxed);
@@ -212,7 +213,7 @@ impl LinkSender {
             let (link, node) = (self.id, self.peer.node().map(tracing::field::display));
             tracing::trace!(%link, node, cwnd_bytes = cap, previous_cwnd_bytes = before, rtt = ?rtt, "congestion window changed");
         }
-        self.least_round_trip_micros.fetch_min(micros(rtt), Relaxed);
+        self.least_round_trip_micros.store(micros(least), Relaxed);
         self.set_rtt(rtt);
         rtt
     }
@@ -226,7 +227,7 @@ impl LinkSender {
         Duration::from_micros(self.round_trip_micros.load(Relaxed))
     }
 
-    /// Returns the minimum RTT so far, or `None` before the first answer.
+    /// Returns the minimum RTT of the last minutes, or `None` before the first answer.
     pub fn min_rtt(&self) -> Option<Duration> {
         let micros = self.least_round_trip_micros.load(Relaxed);
         (micros != u64::MAX).then(|| Duration::from_micros(micros))
@@ -376,30 +377,48 @@ pub(crate) struct RttEstimator {
     /// `None` before the first answer.
     smoothed: Option<Duration>,
     variation: Duration,
+    least: MinFilter,
+    /// The longest RTT of the last minutes, and when it was measured.
+    longest: Option<(Duration, Instant)>,
 }
 
 impl RttEstimator {
-    /// Records a ping that was answered after `trip`.
-    pub(crate) fn sample(&mut self, rtt: Duration) {
+    /// Records the RTT of an answered ping. Returns the minimum RTT of the last minutes.
+    pub(crate) fn sample(&mut self, rtt: Duration, now: Instant) -> Duration {
+        let least = self.least.sample(rtt, now);
+        let renews = |(longest, at)| rtt >= longest || now.saturating_duration_since(at) >= LONGEST_KEPT;
+        if self.longest.is_none_or(renews) {
+            self.longest = Some((rtt, now));
+        }
         let Some(smoothed) = self.smoothed else {
             self.smoothed = Some(rtt);
-            return;
+            return least;
         };
         self.variation = (self.variation * 3 + smoothed.abs_diff(rtt)) / 4;
         self.smoothed = Some((smoothed * 7 + rtt) / 8);
+        least
     }
 
-    /// Returns how long a ping may stay unanswered before the link counts as unresponsive: 1 s and four RTTs.
+    /// Returns how long a ping may stay unanswered before the link counts as unresponsive: 1 s and four RTTs, or 5/4 of
+    /// the longest RTT of the last minutes if that is more.
     ///
-    /// A lost packet is retransmitted after slightly more than two of these RTTs, and again a second later. Returns
+    /// A lost packet is retransmitted after slightly more than two of these RTTs, and again a second later. A radio may
+    /// pause for longer from time to time, and the mean forgets that within seconds. Each such pause must be a quarter
+    /// longer than the last one to be a false alarm, so there are about ten before the maximum is reached. Returns
     /// `None` before the first answer.
     pub(crate) fn ping_timeout(&self) -> Option<Duration> {
-        self.smoothed.map(|smoothed| MIN_PING_TIMEOUT + (smoothed + self.variation) * RTTS_PER_TIMEOUT)
+        let usual = MIN_PING_TIMEOUT + (self.smoothed? + self.variation) * RTTS_PER_TIMEOUT;
+        let (longest, _) = self.longest?;
+        Some(usual.max((longest * 5 / 4).min(MAX_PATIENCE)))
     }
 }
 
 const MIN_PING_TIMEOUT: Duration = Duration::from_secs(1);
 const RTTS_PER_TIMEOUT: u32 = 4;
+/// How long the longest RTT counts.
+const LONGEST_KEPT: Duration = Duration::from_secs(600);
+/// Maximum timeout because of one long RTT: less than [`IDLE_TIMEOUT`], so that a backup link is still of use.
+const MAX_PATIENCE: Duration = Duration::from_secs(10);
 
 // When a link's remote last sent anything, and when to ping it.
 
@@ -599,9 +618,8 @@ impl LinkSender {
 #[derive(Debug)]
 pub struct BackupLink {
     metrics: Metrics,
-    /// Number of unneeded backup links since the last useful one, and the time of the last dial.
-    unneeded: u32,
-    last: Option<Instant>,
+    /// Number of dials in a row that failed.
+    failures: u32,
     /// No backup link is dialled before this time.
     next: Instant,
 }
@@ -609,14 +627,15 @@ pub struct BackupLink {
 impl BackupLink {
     /// Creates the state without any backup link so far.
     pub fn new(metrics: Metrics) -> Self {
-        Self { metrics, unneeded: 0, last: None, next: Instant::now() }
+        Self { metrics, failures: 0, next: Instant::now() }
     }
 
     /// Waits until a link that was dialled here is unresponsive, and dials a backup link.
     ///
     /// Returns the backup link if it is ready before the unresponsive link answers. Otherwise the dial is dropped and
-    /// the wait starts again after a pause, which doubles with each unneeded dial. Never returns if the remote would
-    /// close the older link in favour of the new one.
+    /// the wait starts again after a pause, which doubles with each failed dial. After an unneeded dial it does not,
+    /// because the link's timeout grows with the silence that was a false alarm. Never returns if the remote would close
+    /// the older link in favour of the new one.
     ///
     /// # Cancel safety
     ///
@@ -632,12 +651,14 @@ impl BackupLink {
         loop {
             sleep_until(self.next).await;
             link.wait_unresponsive().await;
-            self.begins(link);
+            let (unanswered, round_trip) = (link.unanswered().unwrap_or_default(), link.round_trip());
+            warn!(link = %link.id, ?unanswered, rtt = ?round_trip, "link unresponsive, dialling backup link");
             let made = tokio::select! {
                 biased;
                 () = link.wait_responsive() => {
                     info!(link = %link.id, "link responsive again, backup link not needed");
-                    self.record_unneeded("unneeded", AFTER_UNNEEDED);
+                    self.metrics.backup_links.count("unneeded");
+                    (self.failures, self.next) = (0, Instant::now() + AFTER_UNNEEDED);
                     continue;
                 }
                 made = dial() => made,
@@ -646,57 +667,70 @@ impl BackupLink {
                 Ok(made) => {
                     info!(link = %link.id, "unresponsive link replaced by backup link");
                     self.metrics.backup_links.count("used");
-                    self.unneeded = 0;
+                    self.failures = 0;
                     return made;
                 }
                 Err(why) => {
                     warn!(link = %link.id, error = %format_args!("{why:#}"), "cannot establish backup link");
-                    self.record_unneeded("failed", AFTER_FAILED);
+                    self.metrics.backup_links.count("failed");
+                    self.next = Instant::now() + (AFTER_FAILED * (1 << self.failures.min(10))).min(MAX_PAUSE);
+                    self.failures += 1;
                 }
             }
         }
     }
-
-    fn begins(&mut self, link: &LinkSender) {
-        let now = Instant::now();
-        if self.last.replace(now).is_some_and(|last| now - last >= FORGOTTEN) {
-            self.unneeded = 0;
-        }
-        let (unanswered, round_trip) = (link.unanswered().unwrap_or_default(), link.round_trip());
-        warn!(
-            link = %link.id, ?unanswered, rtt = ?round_trip,
-            "link unresponsive, dialling backup link"
-        );
-    }
-
-    fn record_unneeded(&mut self, outcome: &'static str, pause: Duration) {
-        self.metrics.backup_links.count(outcome);
-        self.next = Instant::now() + pause.saturating_mul(1 << self.unneeded.min(10)).min(MAX_PAUSE);
-        self.unneeded += 1;
-    }
 }
 
-/// Pause after a backup link that was not needed, or could not be established. It doubles with each further one, so
-/// that a slow line is not loaded with handshakes forever.
+/// Pause after a backup link that was not needed.
 const AFTER_UNNEEDED: Duration = Duration::from_secs(5);
+/// Pause after a backup link that could not be established. It doubles with each further one.
 const AFTER_FAILED: Duration = Duration::from_millis(500);
-const MAX_PAUSE: Duration = Duration::from_secs(300);
-/// After this time without a backup link the pauses start again from the beginning.
-const FORGOTTEN: Duration = Duration::from_secs(600);
+const MAX_PAUSE: Duration = Duration::from_secs(30);
 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[tokio::test(start_paused = true)]
+    async fn a_long_pause_of_the_line_is_remembered_for_ten_minutes() {
+        let (mut rtts, mut now) = (RttEstimator::default(), Instant::now());
+        for (millis, times) in [(100, 20), (3000, 1), (100, 600)] {
+            for _ in 0..times {
+                now += Duration::from_millis(500);
+                rtts.sample(Duration::from_millis(millis), now);
+            }
+        }
+        assert_eq!(rtts.ping_timeout(), Some(Duration::from_millis(3750)));
+        rtts.sample(Duration::from_millis(100), now + LONGEST_KEPT);
+        assert!(rtts.ping_timeout().is_some_and(|timeout| timeout <= Duration::from_millis(1420)));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn the_least_round_trip_is_that_of_the_last_minutes_once_enough_were_measured() {
+        let (mut rtts, mut now) = (RttEstimator::default(), Instant::now());
+        let mut measured = |millis: u64, minutes: u32| {
+            let mut least = Duration::ZERO;
+            for _ in 0..minutes * 10 {
+                now += Duration::from_secs(6);
+                least = rtts.sample(Duration::from_millis(millis), now);
+            }
+            least.as_millis()
+        };
+        assert_eq!(measured(2, 4), 2);
+        assert_eq!(measured(60, 5), 2, "a queue may take that long");
+        assert_eq!(measured(60, 7), 60);
+        assert_eq!(measured(2, 1), 2, "a shorter path is known at once");
+    }
 
     #[test]
     fn a_steady_line_is_given_a_second_and_four_round_trips_and_one_that_varies_more() {
         let mut rtts = RttEstimator::default();
         assert_eq!(rtts.ping_timeout(), None);
         for _ in 0..20 {
-            rtts.sample(Duration::from_millis(100));
+            rtts.sample(Duration::from_millis(100), Instant::now());
         }
         assert_eq!(rtts.ping_timeout(), Some(Duration::from_millis(1400)));
-        rtts.sample(Duration::from_millis(500));
+        rtts.sample(Duration::from_millis(500), Instant::now());
         let patience = rtts.ping_timeout().unwrap();
         assert_eq!(patience, Duration::from_millis(1000 + 4 * (150 + 100)));
     }
@@ -775,7 +809,7 @@ mod alive_tests {
         while now < started + time {
             while let Some((sent, _)) = pings.front().copied().filter(|(_, at)| *at <= now && line.lives(*at))
             {
-                rtts.sample(pings.pop_front().map_or(Duration::ZERO, |(_, at)| at - sent));
+                rtts.sample(pings.pop_front().map_or(Duration::ZERO, |(_, at)| at - sent), now);
                 alive.last_received = now;
             }
             let unanswered = pings.front().map(|(sent, _)| *sent);
@@ -874,11 +908,54 @@ mod second_tests {
     /// Returns a link that has pinged its remote, and the number of that ping.
     fn asked() -> (Arc<LinkSender>, u64) {
         let link = LinkSender::new(LinkId(1), Remote::Server(NodeName::none()), None, Dialect::NEWEST);
+        let number = asks(&link);
+        (link, number)
+    }
+
+    /// Pings a link's remote. Returns the number of the ping.
+    fn asks(link: &LinkSender) -> u64 {
         link.probe();
         let pulled = link.poll_pull(&mut Context::from_waker(Waker::noop()), Instant::now());
         let Poll::Ready(Some(frame)) = pulled else { panic!("no ping") };
         let FrameKind::Ping(Some(number)) = frame.body else { panic!("{frame:?}") };
-        (link, number)
+        number
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn false_alarms_make_a_link_patient_and_a_real_death_is_still_noticed() {
+        let (link, first) = asked();
+        link.ponged(first, Instant::now());
+        let (dials, mut second) = (AtomicU32::new(0), BackupLink::new(Metrics::edge()));
+        let dial = || async {
+            dials.fetch_add(1, Relaxed);
+            std::future::pending::<Result<(), &str>>().await
+        };
+        let pings = async {
+            let mut silences = Vec::new();
+            for alarm in 1..=12 {
+                for _ in 0..60 {
+                    let ping = asks(&link);
+                    tokio::time::sleep(Duration::from_millis(100)).await;
+                    link.ponged(ping, Instant::now());
+                }
+                link.mark_active(Instant::now());
+                let (ping, since) = (asks(&link), Instant::now());
+                while dials.load(Relaxed) < alarm && since.elapsed() < IDLE_TIMEOUT {
+                    link.wake_unresponsive();
+                    tokio::time::sleep(Duration::from_millis(10)).await;
+                }
+                silences.push(since.elapsed().as_millis());
+                link.ponged(ping, Instant::now());
+            }
+            silences
+        };
+        let silences = tokio::select! {
+            () = second.race(&link, dial) => panic!("the link answered each time"),
+            silences = pings => silences,
+        };
+        assert!(silences[0] < 1600, "{silences:?}");
+        assert!(silences.windows(2).all(|two| two[0] <= two[1] + 20), "{silences:?}");
+        assert!(silences[11] >= 9_900 && silences[11] < 10_200, "{silences:?}");
     }
 
     /// Returns the number of backup links dialled within ten seconds, next to a link of a process suspended for that
