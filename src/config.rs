@@ -17,7 +17,7 @@ pub mod value;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
-use std::net::{IpAddr, SocketAddr};
+use std::net::IpAddr;
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -62,18 +62,6 @@ pub struct Environment {
 /// A text that must not appear in logs. Displays as `***`.
 #[derive(Clone, PartialEq, Eq, Default, Deserialize)]
 pub struct Secret(String);
-
-/// The address of a listener, and the config key that sets it.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct ListenConfig {
-    /// Address and port. Port 0 selects any free port.
-    pub at: SocketAddr,
-    /// Whether the port is a default that no key sets. If a default port cannot be bound, the program warns and
-    /// continues without it. If a configured port cannot be bound, the program exits.
-    pub implicit: bool,
-    /// The key that sets it, relative to its table, for example `listen`.
-    pub key: &'static str,
-}
 
 /// The config read from a file and the environment, complete or not.
 #[derive(Debug)]

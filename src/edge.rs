@@ -1,6 +1,6 @@
 //! Builds and runs an edge: its files, ports and tasks.
 
-pub mod http_proxy;
+pub mod config;
 pub mod link_dialer;
 pub mod reconnect;
 
@@ -24,14 +24,17 @@ use crate::admin::readiness::{DRAINING_CONDITION, Readiness};
 use crate::admin::status::{Clock, EdgeView};
 use crate::admin::{Admin, Listeners, ProcessView};
 use crate::config::Secret;
-use crate::config::edge::{EdgeConfig as Settings, MEMORY, TargetTlsConfig, UplinkConfig};
+use crate::config::edge::{MEMORY, TargetTlsConfig, UplinkConfig};
 use crate::config::live::ConfigFile;
-use crate::edge::http_proxy::ProxyListener;
+use crate::edge::config::EdgeConfig as Settings;
 use crate::edge::link_dialer::known_addresses::KnownAddresses;
 use crate::edge::link_dialer::{EdgeCertificate, LinkDialer, ServerEndpoint};
 use crate::edge::reconnect::Reconnector;
 use crate::kubernetes::csr;
 use crate::listener::access::{AccessPolicyBuilder, ListenerPolicies};
+use crate::listener::admission::destination::EdgeRouting;
+use crate::listener::admission::{ListenerContext, sessions};
+use crate::listener::http_proxy::{self, EdgeProxy};
 use crate::route::{SessionRouter, Uplinks};
 use crate::startup::{Startup, StartupErrorKind, StartupErrors};
 use tunnel_base::drain::{Drain, Drained};
@@ -96,12 +99,12 @@ impl Edge {
         let mut startup = Startup::default();
         let prepared = prepare(&settings, &mut startup);
         let (files, ports, proxy, (viewers, policies)) = startup.finish(prepared)?;
-        let mut edge = Self::new(&settings, &ports, proxy.as_ref().map(ProxyListener::at));
+        let mut edge = Self::new(&settings, &ports, proxy.as_ref().map(EdgeProxy::at));
         policies.watch(&edge.links);
         let level_from_anywhere = !settings.uplink.admin_listen.ip().is_loopback();
         let pool = Pool::new();
         if let Some(proxy) = proxy {
-            edge.listener_policies = proxy.spawn(settings.uplink.node.clone(), &edge, pool.clone());
+            edge.listener_policies = proxy.spawn(edge.listener_context(&settings, pool.clone()), &edge.links);
         }
         let (ca, cert) = (settings.uplink.ca.clone(), settings.target_tls.cert.clone());
         let certificate = settings.csr.clone();
@@ -132,13 +135,30 @@ impl Edge {
         Ok(edge)
     }
 
+    /// Returns the context of the proxy, without its access policy.
+    fn listener_context(&self, settings: &Settings, pool: Pool) -> ListenerContext {
+        let nodes = settings.http_proxy.as_ref().and_then(|proxy| proxy.nodes.clone());
+        ListenerContext {
+            listener: http_proxy::KIND.name,
+            policy: Arc::default(),
+            sessions: sessions(MAX_SESSIONS, MAX_SESSIONS.div_ceil(PROXY_CLIENTS)),
+            pool,
+            route: self.route.clone(),
+            addresses: Arc::default(),
+            direct: None,
+            edge_routing: Some(EdgeRouting { node: settings.uplink.node.clone(), nodes }),
+            metrics: self.metrics.clone(),
+            drain: self.sessions.clone(),
+        }
+    }
+
     /// Reloads the access rules when the config changes. They apply to new requests.
     pub fn watch_config(&self, config: ConfigFile) {
         let (targets, listener_policies) = (self.targets.clone(), self.listener_policies.clone());
         let apply = move |settings: &Settings| {
             targets.store(Arc::new(settings.allow.targets.clone()));
             if let Some(proxy) = &settings.http_proxy {
-                listener_policies.apply(&[(http_proxy::KEY, &proxy.access)]);
+                listener_policies.apply(&[(http_proxy::EDGE_KEY, &proxy.access)]);
             }
         };
         config.follow(Settings::examine, &self.links, apply);
@@ -309,6 +329,9 @@ const NODE_NAME_CONDITION: &str = "node_name";
 const WINDOWS: WindowLimits = WindowLimits { start: 32 * 1024, max: 4 << 20 };
 /// Maximum number of concurrent sessions. Each costs a few KiB, and servers have their own limit.
 const MAX_SESSIONS: usize = 20_000;
+
+/// Number of clients of the proxy that together may use all sessions.
+const PROXY_CLIENTS: usize = 4;
 /// Time for sessions to end on their own after a reset, and for the last resets to be sent before the link is closed.
 const FLUSH_TIMEOUT: Duration = Duration::from_millis(100);
 /// Time for connections to end on their own at the end of the shutdown.
@@ -346,8 +369,7 @@ pub(crate) struct AdminListeners {
 }
 
 /// The files and ports of the config, and the users that may view the admin page from other machines.
-pub(crate) type Prepared =
-    (EdgeFiles, AdminListeners, Option<ProxyListener>, (AdminUsers, AccessPolicyBuilder));
+pub(crate) type Prepared = (EdgeFiles, AdminListeners, Option<EdgeProxy>, (AdminUsers, AccessPolicyBuilder));
 
 /// Reads all files and binds all ports of the config. Returns `None` on errors, which `startup` has collected.
 pub(crate) fn prepare(settings: &Settings, startup: &mut Startup) -> Option<Prepared> {
@@ -356,7 +378,7 @@ pub(crate) fn prepare(settings: &Settings, startup: &mut Startup) -> Option<Prep
     // The outer `None` is an error, the inner one means that no proxy is configured.
     let proxy = match &settings.http_proxy {
         None => Some(None),
-        Some(proxy) => ProxyListener::prepare(proxy, startup).map(Some),
+        Some(proxy) => EdgeProxy::bind(proxy, startup).map(Some),
     };
     let mut policies = AccessPolicyBuilder::default();
     let viewers = policies.viewers("edge.admin.users", &settings.admin, startup);

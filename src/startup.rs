@@ -14,7 +14,7 @@ use tokio::signal::unix::{Signal, SignalKind, signal};
 use tracing::{info, warn};
 
 use crate::config::listen::AdminConfig;
-use crate::config::{ConfigError, ConfigErrors, ListenConfig, ParsedConfig, Warning};
+use crate::config::{ConfigError, ConfigErrors, ParsedConfig, Warning};
 use crate::startup::admin_socket::SocketDirs;
 use tunnel_net::listen::{Accept as _, BindError, TcpAccept, UnixAccept, try_congestion};
 use tunnel_net::reload;
@@ -182,13 +182,6 @@ impl Startup {
         Some(bound)
     }
 
-    /// Like [`Self::bind`], for the address in a table. Returns `Some(None)` if the address is implicit and not
-    /// available.
-    pub fn bind_optional(&mut self, table: &str, listen: ListenConfig) -> Option<Option<TcpAccept>> {
-        let key = format!("{table}.{}", listen.key);
-        self.bind_optional_by(&key, listen.at, listen.implicit, TcpAccept::bind)
-    }
-
     /// Like [`Self::bind_private`], for an address that may be a default. Returns `Some(None)` if it is one and not
     /// available.
     pub fn bind_optional_private(
@@ -200,7 +193,8 @@ impl Startup {
         self.bind_optional_by(key, at, is_default, TcpAccept::bind_private)
     }
 
-    fn bind_optional_by(
+    /// Like [`Self::bind_optional_private`], with another way to bind.
+    pub fn bind_optional_by(
         &mut self,
         key: &str,
         at: SocketAddr,
@@ -368,7 +362,7 @@ const SHORTEST: Duration = Duration::from_millis(100);
 #[cfg(test)]
 mod tests {
     use crate::config::Environment;
-    use crate::config::edge::EdgeConfig;
+    use crate::edge::config::EdgeConfig;
 
     use super::*;
 

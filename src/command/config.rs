@@ -7,8 +7,8 @@ use toml::Table;
 use toml::de::{DeTable, DeValue};
 
 use crate::command::{CONFIG_DIR, CommandError, Format, Role};
-use crate::config::edge::EdgeConfig;
 use crate::config::{ConfigErrors, Environment};
+use crate::edge::config::EdgeConfig;
 use crate::server::config::ServerConfig;
 
 /// A command about config files.

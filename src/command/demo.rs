@@ -20,8 +20,8 @@ use tokio_rustls::{TlsAcceptor, TlsConnector};
 use tracing::info_span;
 
 use crate::config::Environment;
-use crate::config::edge::EdgeConfig as Settings;
 use crate::edge::Edge;
+use crate::edge::config::EdgeConfig as Settings;
 use crate::server::Server;
 use crate::server::config::ServerConfig;
 use tunnel_base::drain::Drain;

@@ -9,9 +9,9 @@ use clap::value_parser;
 
 use crate::command::CommandError;
 use crate::command::output_dir::OutputDir;
-use crate::config::edge::EdgeConfig;
 use crate::config::{ConfigErrors, Environment, Warning};
 use crate::edge::Edge;
+use crate::edge::config::EdgeConfig;
 use crate::parts;
 use crate::server::Server;
 use crate::server::config::ServerConfig;

@@ -19,8 +19,8 @@ use crate::command::init::{EdgeConfigText, checked, folder_on_machine, random_to
 use crate::command::output_dir::OutputDir;
 use crate::command::status::{ask, socket};
 use crate::config::Environment;
-use crate::config::edge::EdgeConfig;
 use crate::edge::Edge;
+use crate::edge::config::EdgeConfig;
 use crate::invitations::{InvitationCode, ServerCa};
 use tunnel_base::logging;
 use tunnel_base::names::{Host, NodeName, Target};

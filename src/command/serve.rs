@@ -6,10 +6,10 @@ use clap::ArgAction;
 use tracing::warn;
 
 use crate::command::{Format, Role};
-use crate::config::edge::EdgeConfig;
 use crate::config::live::{ConfigFile, tell_warnings};
 use crate::config::{Environment, Warning};
 use crate::edge::Edge;
+use crate::edge::config::EdgeConfig;
 use crate::parts;
 use crate::server::Server;
 use crate::server::config::ServerConfig;

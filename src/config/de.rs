@@ -82,9 +82,9 @@ struct Value<'r, 't> {
     pass: &'r Pass,
 }
 
-/// The fields of a struct that are present and not skipped.
+/// The fields of a struct, or the entries of a map, that are present and not skipped.
 struct Fields<'r, 't> {
-    rest: std::vec::IntoIter<(&'static str, Value<'r, 't>)>,
+    rest: std::vec::IntoIter<(&'r str, Value<'r, 't>)>,
     next: Option<Value<'r, 't>>,
 }
 
@@ -240,6 +240,18 @@ impl<'de> Deserializer<'de> for Value<'_, '_> {
         }
     }
 
+    fn deserialize_map<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value, FieldError> {
+        let DeValue::Table(table) = self.value else {
+            return Err(FieldError::custom("expected table: { … }"));
+        };
+        let entries = table.iter().map(|(name, value)| {
+            let key = format!("{}.\"{}\"", self.key, value::excerpt(name.get_ref()));
+            let entry = Value { value: value.get_ref(), place: name.span().start, key, pass: self.pass };
+            (name.get_ref().as_ref(), entry)
+        });
+        visitor.visit_map(Fields::new(entries))
+    }
+
     fn deserialize_enum<V: Visitor<'de>>(
         self,
         _name: &'static str,
@@ -253,13 +265,13 @@ impl<'de> Deserializer<'de> for Value<'_, '_> {
     }
 
     forward_to_deserialize_any! {
-        i8 i16 i32 i64 u8 u16 u32 u64 f32 f64 char bytes byte_buf unit unit_struct tuple tuple_struct map identifier
+        i8 i16 i32 i64 u8 u16 u32 u64 f32 f64 char bytes byte_buf unit unit_struct tuple tuple_struct identifier
         ignored_any
     }
 }
 
 impl<'r, 't> Fields<'r, 't> {
-    fn new(present: impl Iterator<Item = (&'static str, Value<'r, 't>)>) -> Self {
+    fn new(present: impl Iterator<Item = (&'r str, Value<'r, 't>)>) -> Self {
         Self {
             rest: present.filter(|(_, value)| value.is_read()).collect::<Vec<_>>().into_iter(),
             next: None,
@@ -272,8 +284,15 @@ impl<'de> MapAccess<'de> for Fields<'_, '_> {
 
     fn next_key_seed<K: DeserializeSeed<'de>>(&mut self, seed: K) -> Result<Option<K::Value>, FieldError> {
         let Some((name, value)) = self.rest.next() else { return Ok(None) };
+        let found = || Some(format!("{:?}", value::excerpt(name)));
+        let key = seed.deserialize(StrDeserializer::new(name)).map(Some).map_err(|error| FieldError {
+            key: value.key.clone(),
+            place: Some(value.place),
+            found: found(),
+            ..error
+        });
         self.next = Some(value);
-        seed.deserialize(StrDeserializer::new(name)).map(Some)
+        key
     }
 
     fn next_value_seed<S: DeserializeSeed<'de>>(&mut self, seed: S) -> Result<S::Value, FieldError> {

@@ -1,47 +1,19 @@
-//! Config of an edge, read from the table `edge`.
-
-pub mod http_proxy;
+//! Tables of an edge's config, except those of its listener.
 
 use std::net::{IpAddr, SocketAddr};
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
 use serde::de::{Deserializer, Error};
 use serde::{Deserialize, Serialize};
 
-use crate::config::edge::http_proxy::HttpProxyConfig;
-use crate::config::listen::{self, AdminConfig, AuthConfig};
-use crate::config::server::kubernetes::{self, EdgeCsrConfig};
+use crate::config::listen;
 use crate::config::table::ConfigTable;
 use crate::config::value::{Bytes, Millis};
-use crate::config::{
-    self, ConfigErrors, DAY, Diagnostics, Environment, MIN_MEMORY, ParsedConfig, Secret, Warning,
-    WarningKind, value,
-};
+use crate::config::{self, DAY, Diagnostics, Environment, MIN_MEMORY, Secret, WarningKind, value};
 use tunnel_base::names::{Host, NodeName, Target};
 use tunnel_base::policy::targets::Targets;
-
-/// The validated config of an edge: the tables below `[edge]`, and values of the environment.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct EdgeConfig {
-    /// The servers to dial, and this edge's identity.
-    pub uplink: UplinkConfig,
-    /// The socket for commands on this machine.
-    pub admin: AdminConfig,
-    /// Limits of sessions.
-    pub session: EdgeSessions,
-    /// The targets that this edge may dial.
-    pub allow: AllowConfig,
-    /// TLS to targets.
-    pub target_tls: TargetTlsConfig,
-    /// The proxy for programs on this node; `None` disables it.
-    pub http_proxy: Option<HttpProxyConfig>,
-    /// The certificate that identifies this edge in addition to its token; `None` if it has none.
-    pub csr: Option<EdgeCsrConfig>,
-    /// `NODE_IP` and `POD_IP`: addresses of this machine in addition to those of its interfaces.
-    pub own: Vec<IpAddr>,
-}
 
 /// `[edge.uplink]`: the servers that an edge dials, its identity, and its ports for operators.
 #[derive(Debug, Clone, PartialEq, Eq, Deserialize, Serialize)]
@@ -205,64 +177,8 @@ pub struct AllowConfig {
 /// Default maximum of bytes that sessions may reserve. Edges are small machines.
 pub const MEMORY: usize = 12 << 20;
 
-impl EdgeConfig {
-    /// Reads an edge's config.
-    ///
-    /// # Errors
-    ///
-    /// Returns all errors in the text and the environment.
-    pub fn read(text: &str, env: &Environment) -> Result<(Self, Vec<Warning>), ConfigErrors> {
-        Self::examine(text, env).whole()
-    }
-
-    /// Like [`Self::read`], but also returns a config that has errors, for further checks.
-    pub fn examine(text: &str, env: &Environment) -> ParsedConfig<Self> {
-        let mut report = Diagnostics::default();
-        let edge = Self::gather(text, env, &mut report);
-        report.finish(text, edge)
-    }
-
-    /// Returns the files that contain secrets, each with its key. `config` is the path of the config file.
-    pub fn secrets(&self, config: &Path) -> Vec<(String, PathBuf)> {
-        let UplinkConfig { token, token_file, .. } = &self.uplink;
-        let token = token.iter().map(|_| ("edge.uplink.token", config));
-        let files = [
-            ("edge.uplink.token_file", token_file),
-            ("edge.target_tls.key", &self.target_tls.key),
-            ("edge.admin.users", &self.admin.users),
-        ];
-        let files = files.into_iter().filter_map(|(key, file)| Some((key, file.as_deref()?)));
-        let proxy = self.http_proxy.iter().filter_map(|proxy| match &proxy.access.auth {
-            AuthConfig::None => None,
-            AuthConfig::Basic { users, .. } => Some(("edge.http_proxy.users", users.as_path())),
-        });
-        let all = token.chain(files).chain(proxy);
-        all.map(|(key, path)| (key.to_owned(), path.to_owned())).collect()
-    }
-
-    pub(crate) fn gather(text: &str, env: &Environment, report: &mut Diagnostics) -> Self {
-        let mut file = ConfigTable::parse(text, env, report);
-        let mut edge = file.table("edge", report);
-        config::other_role(&mut file, &edge, "server", report);
-        let node_ip = config::address("NODE_IP", env.node_ip.as_deref(), report);
-        let csr = kubernetes::edge_csr(&mut edge, node_ip, env, report);
-        let uplink = uplink(&mut edge, env, (node_ip, csr.is_some()), report);
-        let admin = listen::admin(&mut edge, "edge", env, report);
-        let session = session(&mut edge, report);
-        let allow = allow(&mut edge, report);
-        let pod_ip = config::address("POD_IP", env.pod_ip.as_deref(), report);
-        let target_tls = target_tls(&mut edge, report);
-        let http_proxy = http_proxy::read(&mut edge, report);
-        for table in [edge, file] {
-            table.finish(report);
-        }
-        let own = node_ip.into_iter().chain(pod_ip).collect();
-        Self { uplink, admin, session, allow, target_tls, http_proxy, csr, own }
-    }
-}
-
 /// Reads `[edge.uplink]`. `certified` is true if a certificate is issued for this edge.
-fn uplink(
+pub(crate) fn uplink(
     edge: &mut ConfigTable<'_>,
     env: &Environment,
     (node_ip, certified): (Option<IpAddr>, bool),
@@ -379,14 +295,14 @@ fn warn_template<'h>(
     }
 }
 
-fn session(edge: &mut ConfigTable<'_>, report: &mut Diagnostics) -> EdgeSessions {
+pub(crate) fn session(edge: &mut ConfigTable<'_>, report: &mut Diagnostics) -> EdgeSessions {
     let mut table = edge.table("session", report);
     let session: EdgeSessions = table.fields(report);
     table.close(&session, report);
     session
 }
 
-fn allow(edge: &mut ConfigTable<'_>, report: &mut Diagnostics) -> AllowConfig {
+pub(crate) fn allow(edge: &mut ConfigTable<'_>, report: &mut Diagnostics) -> AllowConfig {
     let mut table = edge.table("allow", report);
     let allow: AllowConfig = table.fields(report);
     table.close(&allow, report);
@@ -418,7 +334,7 @@ pub struct TargetTlsConfig {
     pub ca: Option<PathBuf>,
 }
 
-fn target_tls(edge: &mut ConfigTable<'_>, report: &mut Diagnostics) -> TargetTlsConfig {
+pub(crate) fn target_tls(edge: &mut ConfigTable<'_>, report: &mut Diagnostics) -> TargetTlsConfig {
     let mut table = edge.table("target_tls", report);
     let tls: TargetTlsConfig = table.fields(report);
     for (given, other) in [("cert", "key"), ("key", "cert")] {

@@ -5,46 +5,50 @@ use std::path::PathBuf;
 
 use serde::de::{Deserializer, Error};
 use serde::{Deserialize, Serialize, Serializer};
-use toml::de::DeValue;
 
 use crate::config::table::ConfigTable;
-use crate::config::value::{self, ValueError};
-use crate::config::{Diagnostics, Environment, ListenConfig, WarningKind};
+use crate::config::{Diagnostics, Environment, WarningKind, value};
 use crate::parts;
-use tunnel_base::policy::{CertificateGlob, Glob, Networks, Rule, Rules};
+use tunnel_base::policy::{CertificateGlob, Networks, Rules};
+use tunnel_base::serde_text::{Network, filled};
 
-impl ListenConfig {
-    /// Returns true if only this machine can reach it.
-    pub fn is_local(&self) -> bool {
-        self.at.ip().is_loopback()
-    }
-}
-
-/// The address of a client listener that may be a port or a Unix socket.
+/// The address of a listener that may be a port or a Unix socket.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum ListenAddress {
     /// An address with a port.
-    Port(ListenConfig),
+    Port(SocketAddr),
     /// A Unix socket.
     Unix(PathBuf),
 }
 
-/// Reads an address to listen on. Returns `None` if it is absent, or wrong, which is recorded.
-pub(crate) fn read(
-    table: &mut ConfigTable<'_>,
-    key: &'static str,
-    report: &mut Diagnostics,
-) -> Option<ListenConfig> {
-    let at = table.read(key, value::socket, report)?;
-    Some(ListenConfig { at, implicit: report.implied.contains(&table.key(key)), key })
-}
-
-/// Records an error if a listener's table is present without an address.
-pub(crate) fn require(table: &ConfigTable<'_>, found: bool, report: &mut Diagnostics) {
-    if !found && table.is_present() && !table.has(LISTEN) {
-        table.error(LISTEN, None, "set the address to listen on: listen = \"ip:port\"", report);
+impl<'de> Deserialize<'de> for ListenAddress {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        let text = String::deserialize(deserializer)?;
+        let wanted = |_| D::Error::custom("expected ip:port, for example 127.0.0.1:8000, or unix:/path");
+        unix_path(&text)
+            .map_or_else(|| text.parse().map(Self::Port).map_err(wanted), |path| Ok(Self::Unix(path)))
     }
 }
+
+impl Serialize for ListenAddress {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        match self {
+            Self::Port(at) => at.serialize(serializer),
+            Self::Unix(path) => serializer.collect_str(&format_args!("unix:{}", path.display())),
+        }
+    }
+}
+
+/// Returns true if a listener's table says where to listen. Records an error if the table is present without that.
+pub(crate) fn is_set(table: &ConfigTable<'_>, report: &mut Diagnostics) -> bool {
+    if table.is_present() && !table.has(LISTEN) {
+        table.error(LISTEN, None, "set the address to listen on: listen = \"ip:port\"", report);
+    }
+    table.has(LISTEN) && !table.is_wrong(LISTEN, report)
+}
+
+/// The address in a table without `listen`, which is not used.
+pub(crate) const NO_ADDRESS: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::UNSPECIFIED), 0);
 
 /// `[server.admin]` and `[edge.admin]`: operators' access to the process.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Deserialize, Serialize)]
@@ -109,19 +113,6 @@ fn unix_path(text: &str) -> Option<PathBuf> {
     (path.starts_with('/') && !path.contains('\0')).then(|| path.into())
 }
 
-/// Reads `listen`, which may be `unix:/path`. Returns `None` if it is absent, or wrong, which is recorded.
-pub(crate) fn place(table: &mut ConfigTable<'_>, report: &mut Diagnostics) -> Option<ListenAddress> {
-    let wanted = "expected ip:port, for example 127.0.0.1:8000, or unix:/path";
-    let reader = |value: &DeValue<'_>| match unix_path(&value::text(value)?) {
-        Some(path) => Ok(ListenAddress::Unix(path)),
-        None => {
-            let at = value::socket(value).map_err(|_| value::wrong(value, wanted))?;
-            Ok(ListenAddress::Port(ListenConfig { at, implicit: false, key: LISTEN }))
-        }
-    };
-    table.read(LISTEN, reader, report)
-}
-
 /// Warns if other machines can reach the admin listener, or gRPC's debugging port.
 pub(crate) fn warn_reachable(
     table: &ConfigTable<'_>,
@@ -159,13 +150,6 @@ pub(crate) fn warn_reachable(
 /// port that SuperEdge's manifests probe.
 pub(crate) const ADMIN_LISTEN: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), 51010);
 
-/// Reads the networks of load balancers with trusted PROXY headers. Returns `None` if the key is absent.
-pub(crate) fn proxies(table: &mut ConfigTable<'_>, report: &mut Diagnostics) -> Option<Networks> {
-    let proxies: Networks = table.list(PROXIES, value::network, report)?.into_iter().collect();
-    warn_trusted(table, &proxies, report);
-    Some(proxies)
-}
-
 /// Warns if every client may send a PROXY header.
 pub(crate) fn warn_trusted(table: &ConfigTable<'_>, proxies: &Networks, report: &mut Diagnostics) {
     if proxies.holds_everyone() {
@@ -181,6 +165,61 @@ const LISTEN: &str = "listen";
 const PROXIES: &str = "proxy_protocol";
 
 // Access rules: the keys that the tables of all listeners share. Absent keys are inherited from `[server.connect]`.
+
+/// `[server.connect]`: access rules.
+#[derive(Debug, Default, Deserialize, Serialize)]
+#[serde(default)]
+struct AccessKeys {
+    /// Networks or addresses of load balancers in front of that port. Each of their connections must begin with a PROXY
+    /// header (v1 or v2). Its address applies to allow_from, rules, shares and the log. A connection without a header
+    /// is closed. Default: none.
+    ///
+    /// Example: `["10.0.0.5", "10.0.0.6"]`
+    proxy_protocol: Option<Networks>,
+    /// Authentication of clients: "none", or "basic" for user and password. Default: "none", with a warning unless
+    /// listen is on loopback or allow_from is set.
+    ///
+    /// Example: `"basic"`
+    auth: Option<AuthKind>,
+    /// File (htpasswd, bcrypt: htpasswd -B) of users for auth = "basic". Re-read when it changes. No default.
+    ///
+    /// Example: `"/etc/tunnel/auth/htpasswd"`
+    #[serde(deserialize_with = "value::file")]
+    users: Option<PathBuf>,
+    /// Networks or addresses of allowed clients. Default: any.
+    ///
+    /// Example: `["10.0.0.0/8", "fd00::/8"]`
+    #[serde(deserialize_with = "filled::<_, Network, _>")]
+    allow_from: Option<Networks>,
+    /// Access rules: a request must match one rule, and a rule matches if all its parts do. users: names from the users
+    /// file; if absent all clients, even those without a name. from: networks or addresses of clients; if absent all.
+    /// nodes: patterns of node names, '*' matches any run of characters, case is ignored; if absent all. ports: target
+    /// ports on the node, 1 to 65535; if absent all. Default: everything is allowed.
+    ///
+    /// Example: `[{ users = ["ops"], from = ["10.0.0.0/8"], nodes = ["edge-*"], ports = [22] }]`
+    rules: Option<Rules>,
+}
+
+/// `[server.https] and [server.egress]`: names of clients.
+#[derive(Debug, Default, Deserialize, Serialize)]
+#[serde(default)]
+struct NameKeys {
+    /// Patterns of the names (CN or DNS name) of accepted certificates; '*' matches any run of characters. The user in
+    /// rules is the first accepted name. Required with client_ca. ["*"] accepts every certificate that this CA has
+    /// signed or will sign, except those made for edges, which are never accepted. No default.
+    ///
+    /// Example: `["kube-apiserver-kubelet-client"]`
+    #[serde(deserialize_with = "filled::<_, CertificateGlob, _>")]
+    names: Option<Vec<CertificateGlob>>,
+}
+
+/// A value of `auth`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize, Serialize)]
+#[serde(rename_all = "lowercase")]
+enum AuthKind {
+    None,
+    Basic,
+}
 
 /// Access rules of a listener. By default all clients may reach all targets.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
@@ -239,15 +278,28 @@ impl AuthMethods {
 }
 
 impl AccessConfig {
-    /// Reads the keys of a listener's table. Absent keys are taken from `default`.
+    /// Reads the keys of a listener's table, and records the values in effect. Absent keys are taken from `default`.
     pub(crate) fn read(
         table: &mut ConfigTable<'_>,
         proofs: AuthMethods,
         default: &Self,
         report: &mut Diagnostics,
     ) -> Self {
-        let rules = rules(table, proofs, report);
-        let auth = auth(table, proofs, &default.auth, report);
+        let AccessKeys { proxy_protocol, auth: kind, users, allow_from, rules } = table.fields(report);
+        let auth = auth(table, (kind, users), proofs, &default.auth, report);
+        for (i, user) in rules.iter().flat_map(Rules::users) {
+            // The user name of a password cannot contain ':', but the name in a certificate can.
+            if user.trim().is_empty() || user.contains('*') || user.contains(':') && !proofs.certified() {
+                let wanted = "expected a user name without ':' and '*'; for all users leave the list out";
+                table.error_in(
+                    "rules",
+                    &format!("[{i}].users"),
+                    format!("{:?}", value::excerpt(user)),
+                    wanted,
+                    report,
+                );
+            }
+        }
         if let (Some(rules), Some(AuthConfig::None)) = (&rules, &auth)
             && rules.name_users()
             && !proofs.certified()
@@ -255,13 +307,32 @@ impl AccessConfig {
             let wanted = "without auth = \"basic\" no client has a user name, so the rule matches no client";
             table.error("rules", Some("a rule requires users".to_owned()), wanted, report);
         }
-        let allow_from = networks(table, "allow_from", report);
-        Self {
-            proxy_protocol: proxies(table, report).unwrap_or_else(|| default.proxy_protocol.clone()),
+        if let Some(proxies) = &proxy_protocol {
+            warn_trusted(table, proxies, report);
+        }
+        let access = Self {
+            proxy_protocol: proxy_protocol.unwrap_or_else(|| default.proxy_protocol.clone()),
             allow_from: allow_from.or_else(|| default.allow_from.clone()),
             auth: auth.unwrap_or_default(),
             rules: rules.unwrap_or_else(|| default.rules.clone()),
             names: names(table, proofs, report),
+        };
+        table.record(&access.keys(), report);
+        access
+    }
+
+    /// Returns the keys that set these rules.
+    fn keys(&self) -> AccessKeys {
+        let (auth, users) = match &self.auth {
+            AuthConfig::None => (AuthKind::None, None),
+            AuthConfig::Basic { users, .. } => (AuthKind::Basic, Some(users.clone())),
+        };
+        AccessKeys {
+            proxy_protocol: Some(self.proxy_protocol.clone()),
+            auth: Some(auth),
+            users,
+            allow_from: self.allow_from.clone(),
+            rules: Some(self.rules.clone()),
         }
     }
 
@@ -285,39 +356,18 @@ impl AccessConfig {
     }
 }
 
-fn rules(table: &mut ConfigTable<'_>, proofs: AuthMethods, report: &mut Diagnostics) -> Option<Rules> {
-    let tables = table.tables("rules", report);
-    let rules: Rules = tables
-        .into_iter()
-        .map(|mut table| {
-            let rule = rule(&mut table, proofs, report);
-            table.finish(report);
-            rule
-        })
-        .collect();
-    table.has("rules").then_some(rules)
-}
-
-/// Reads the keys for authentication. Returns `None` if they have an error, which is recorded.
+/// Checks the keys for authentication. Returns `None` if they have an error, which is recorded.
 fn auth(
-    table: &mut ConfigTable<'_>,
+    table: &ConfigTable<'_>,
+    (kind, users): (Option<AuthKind>, Option<PathBuf>),
     proofs: AuthMethods,
     default: &AuthConfig,
     report: &mut Diagnostics,
 ) -> Option<AuthConfig> {
-    let users = table.read("users", value::file_path, report);
-    let basic = table.read(
-        "auth",
-        |value| match value::text(value)?.as_str() {
-            "basic" => Ok(true),
-            "none" => Ok(false),
-            _ => Err(value::wrong(value, "expected \"none\" or \"basic\"")),
-        },
-        report,
-    );
-    if (users.is_none() && table.has("users")) || (basic.is_none() && table.has("auth")) {
+    if table.is_wrong("users", report) || table.is_wrong("auth", report) {
         return None;
     }
+    let basic = kind.map(|kind| kind == AuthKind::Basic);
     let silent = |found: &str| Some(found.to_owned());
     let auth = match (basic, users, default) {
         (Some(true), Some(users), _) | (None, Some(users), AuthConfig::Basic { .. }) => {
@@ -350,8 +400,8 @@ fn auth(
 
 fn names(table: &mut ConfigTable<'_>, proofs: AuthMethods, report: &mut Diagnostics) -> Vec<CertificateGlob> {
     let Some(asked) = proofs.certificate else { return Vec::new() };
-    let names = filled(table, "names", value::parsed::<CertificateGlob>, report);
-    if names.is_some() && !asked {
+    let keys: NameKeys = table.fields(report);
+    if keys.names.is_some() && !asked {
         let wanted = "no certificate is requested; set client_ca to the CA that signs them";
         table.error("names", Some("set, but client_ca is not".to_owned()), wanted, report);
     }
@@ -360,45 +410,8 @@ fn names(table: &mut ConfigTable<'_>, proofs: AuthMethods, report: &mut Diagnost
                       [\"*\"] accepts every certificate that a CA of client_ca has signed or will sign";
         table.error("names", None, wanted, report);
     }
-    names.unwrap_or_default()
-}
-
-fn rule(table: &mut ConfigTable<'_>, proofs: AuthMethods, report: &mut Diagnostics) -> Rule {
-    let user = |value: &_| match value::nonempty(value)? {
-        // The user name of a password cannot contain ':', but the name in a certificate can.
-        name if proofs.certified() && !name.contains('*') => Ok(name),
-        name if name.contains([':', '*']) => Err(value::wrong(
-            value,
-            "expected a user name without ':' and '*'; for all users leave the list out",
-        )),
-        name => Ok(name),
-    };
-    Rule {
-        users: filled(table, "users", user, report),
-        from: networks(table, "from", report),
-        nodes: filled(table, "nodes", value::parsed::<Glob>, report),
-        ports: filled(table, "ports", value::target_port, report),
-    }
-}
-
-fn networks(table: &mut ConfigTable<'_>, key: &'static str, report: &mut Diagnostics) -> Option<Networks> {
-    filled(table, key, value::network, report).map(Networks::from_iter)
-}
-
-/// Reads a list that must not be empty. An absent list matches everything; an empty one would match nothing and is
-/// easily confused with it.
-fn filled<'t, T>(
-    table: &mut ConfigTable<'t>,
-    key: &'static str,
-    reader: impl Fn(&DeValue<'t>) -> Result<T, ValueError>,
-    report: &mut Diagnostics,
-) -> Option<Vec<T>> {
-    let (before, list) = (report.fault_count(), table.list(key, reader, report));
-    if list.as_ref().is_some_and(Vec::is_empty) && report.fault_count() == before {
-        let wanted = "it matches nothing; leave the key out to match everything, or fill the list";
-        table.error(key, Some("an empty list".to_owned()), wanted, report);
-    }
-    list
+    table.record(&keys, report);
+    keys.names.unwrap_or_default()
 }
 
 #[cfg(test)]

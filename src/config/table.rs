@@ -207,11 +207,29 @@ impl<'t> ConfigTable<'t> {
         report.place_fault(place.or(self.place), &self.key(key), found, wanted);
     }
 
-    /// Like [`Self::finish`], and records the values in effect: a struct with a field for each key.
-    pub(crate) fn close<T: Serialize>(self, settings: &T, report: &mut Diagnostics) {
+    /// Like [`Self::error`], about a part of the key's value.
+    pub(crate) fn error_in(
+        &self,
+        key: &'static str,
+        part: &str,
+        found: String,
+        wanted: &str,
+        report: &mut Diagnostics,
+    ) {
+        let place = self.asked.get(key).copied().flatten();
+        report.place_fault(place, &format!("{}{part}", self.key(key)), Some(found), wanted);
+    }
+
+    /// Records the values in effect: a struct with a field for each key. Several structs may share a table.
+    pub(crate) fn record<T: Serialize>(&self, settings: &T, report: &mut Diagnostics) {
         if let Ok(table) = toml::Table::try_from(settings) {
-            report.effective.insert(self.path.clone(), table);
+            report.effective.entry(self.path.clone()).or_default().extend(table);
         }
+    }
+
+    /// Records the values in effect, and finishes.
+    pub(crate) fn close<T: Serialize>(self, settings: &T, report: &mut Diagnostics) {
+        self.record(settings, report);
         self.finish(report);
     }
 

@@ -1,7 +1,7 @@
 //! Readers for single values: each returns the parsed value or a description of the error.
 
 use std::fmt;
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::ops::RangeInclusive;
 use std::path::PathBuf;
 use std::str::FromStr;
@@ -152,6 +152,7 @@ pub(crate) fn kind(value: &DeValue<'_>) -> &'static str {
         DeValue::Float(_) => "a fraction",
         DeValue::Boolean(_) => "true or false",
         DeValue::Datetime(_) => "a date",
+        DeValue::Array(items) if items.is_empty() => "an empty list",
         DeValue::Array(_) => "a list",
         DeValue::Table(_) => "a table",
     }
@@ -290,6 +291,11 @@ where
 {
     let at = String::deserialize(deserializer)?.parse::<SocketAddr>();
     at.map(T::from).map_err(|_| D::Error::custom(LISTEN_ADDRESS))
+}
+
+/// Reads an IP address.
+pub(crate) fn ip<'de, D: Deserializer<'de>>(deserializer: D) -> Result<IpAddr, D::Error> {
+    String::deserialize(deserializer)?.parse().map_err(|_| D::Error::custom("expected an IP address"))
 }
 
 /// The address of a remote port.

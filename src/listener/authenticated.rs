@@ -9,8 +9,6 @@ use tokio_rustls::rustls::ServerConfig;
 use tracing::{Span, info};
 
 use crate::config::server::{Tls, TlsVersion};
-use crate::config::table::ConfigTable;
-use crate::config::{Diagnostics, value};
 use crate::listener::admission::{Admission, ClientIdentity, HandshakeOutcome, ListenerProtocol, WAITING};
 use crate::listener::denial::Denial;
 use crate::listener::{FileKind, ListenerFile, ListenerSetup};
@@ -134,17 +132,6 @@ pub struct ListenerTlsConfig {
 }
 
 impl ListenerTlsConfig {
-    /// Reads the keys. `files` are the default paths of certificate and key.
-    pub(crate) fn read(table: &mut ConfigTable<'_>, files: [&str; 2], report: &mut Diagnostics) -> Self {
-        let [cert, key] = files;
-        Self {
-            cert: table.read("cert", value::file_path, report).unwrap_or_else(|| cert.into()),
-            key: table.read("key", value::file_path, report).unwrap_or_else(|| key.into()),
-            client_ca: table.read("client_ca", value::file_path, report),
-            table: table.key(""),
-        }
-    }
-
     /// Returns the full key of one of the files.
     pub fn key(&self, file: &str) -> String {
         format!("{}{file}", self.table)

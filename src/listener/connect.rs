@@ -16,28 +16,44 @@ use hyper::server::conn::http1;
 use hyper::service::service_fn;
 use hyper_util::rt::TokioIo;
 use parking_lot::Mutex;
+use serde::{Deserialize, Serialize};
 use tokio::io::AsyncWriteExt;
 use tracing::{Span, field, info_span, warn};
 
-use crate::config::ListenConfig;
 use crate::config::listen::{self, AccessConfig, AuthMethods};
+use crate::config::value;
 use crate::listener::admission::{Admission, HandshakeOutcome, ListenerProtocol, OpenRequest};
 use crate::listener::denial::{
     Denial, NO_SSH, SSH, header_failure, reject_http2, reject_ssh, trace_of, written,
 };
 use crate::listener::{BoundListener, ListenerConfig, ListenerKind, ListenerSetup, ListenerTables};
 use tunnel_base::names::{NameError, Target};
+use tunnel_net::listen::TcpAccept;
 use tunnel_net::socket::Connection;
 use tunnel_proto::frame::Category;
 
 /// `[server.connect]`: the CONNECT listener for users and their tools, such as ssh. Its access rules are the defaults of
-/// all other listeners' tables.
-#[derive(Debug, Clone, PartialEq, Eq)]
+/// all other listeners' tables. Without this table there is no such port.
+#[derive(Debug, Clone, PartialEq, Eq, Deserialize, Serialize)]
+#[serde(default)]
 pub struct ConnectConfig {
-    /// Address where clients connect.
-    pub listen: ListenConfig,
+    /// Address (ip:port) where clients request node:port with HTTP CONNECT. Required.
+    ///
+    /// Required: `"127.0.0.1:2222"`
+    #[serde(deserialize_with = "value::listen_address")]
+    pub listen: SocketAddr,
+    /// Whether no key sets `listen`. The server then starts without it if it is not available.
+    #[serde(skip)]
+    pub is_default: bool,
     /// Access rules.
+    #[serde(skip)]
     pub access: AccessConfig,
+}
+
+impl Default for ConnectConfig {
+    fn default() -> Self {
+        Self { listen: listen::NO_ADDRESS, is_default: false, access: AccessConfig::default() }
+    }
 }
 
 pub(crate) const KIND: ListenerKind = ListenerKind {
@@ -51,15 +67,17 @@ pub(crate) const KIND: ListenerKind = ListenerKind {
 fn read(tables: &mut ListenerTables<'_, '_>) -> Option<Arc<dyn ListenerConfig>> {
     let report = &mut *tables.report;
     let mut table = tables.server.table(KIND.name, report);
-    let listen = listen::read(&mut table, "listen", report);
-    listen::require(&table, listen.is_some(), report);
-    let access = AccessConfig::read(&mut table, PASSWORD, &AccessConfig::default(), report);
-    if let Some(listen) = &listen {
-        access.warn_if_open(table.key("auth"), listen.at, PASSWORD, "every node", report);
+    let mut connect: ConnectConfig = table.fields(report);
+    let is_set = listen::is_set(&table, report);
+    connect.access = AccessConfig::read(&mut table, PASSWORD, &AccessConfig::default(), report);
+    if is_set {
+        let key = table.key("auth");
+        connect.access.warn_if_open(key, connect.listen, PASSWORD, "every node", report);
     }
-    table.finish(report);
-    tables.inherited = access.clone();
-    Some(Arc::new(ConnectConfig { listen: listen?, access }))
+    connect.is_default = report.implied.contains(&table.key("listen"));
+    tables.inherited = connect.access.clone();
+    table.close(&connect, report);
+    is_set.then(|| Arc::new(connect) as Arc<dyn ListenerConfig>)
 }
 
 /// Clients may send a password, and are asked for no certificate.
@@ -76,7 +94,8 @@ impl ListenerConfig for ConnectConfig {
 
     fn bind(&self, setup: &mut ListenerSetup<'_>) -> Option<Vec<BoundListener>> {
         let access = setup.policies.prepare("server.connect", &self.access, setup.startup);
-        let listener = setup.startup.bind_optional("server.connect", self.listen);
+        let (key, by_default) = ("server.connect.listen", self.is_default);
+        let listener = setup.startup.bind_optional_by(key, self.listen, by_default, TcpAccept::bind);
         let (access, listener) = (access?, listener?);
         let port =
             |listener| BoundListener::tcp(KIND.name, listener, access.clone(), |_| Connect(Category::Ssh));

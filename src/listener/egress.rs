@@ -1,13 +1,15 @@
 //! The egress listener: where kube-apiserver sends CONNECT, over mutual TLS or a Unix socket.
 
+use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::sync::Arc;
 
+use serde::{Deserialize, Serialize};
 use tracing::info_span;
 
 use crate::config::listen::{self, AccessConfig, AuthMethods, ListenAddress};
 use crate::config::table::ConfigTable;
-use crate::config::{Diagnostics, ListenConfig};
+use crate::config::{Diagnostics, value};
 use crate::listener::authenticated::{ListenerTlsConfig, OverTls, OverUnix};
 use crate::listener::connect::Connect;
 use crate::listener::{
@@ -16,13 +18,48 @@ use crate::listener::{
 use tunnel_base::policy::Networks;
 use tunnel_proto::frame::Category;
 
-/// `[server.egress]`: the server's CONNECT listener for the egress selector of kube-apiserver.
+/// `[server.egress]`: CONNECT to node:port for kube-apiserver's egress selector (HTTPConnect). Without this table it is
+/// disabled. allow_from, auth, proxy_protocol, rules and users are as in `[server.connect]`, whose values are the
+/// defaults. For a Unix socket, the owner of its file replaces them, except rules.
+#[derive(Debug, Deserialize, Serialize)]
+#[serde(default)]
+struct EgressKeys {
+    /// Address (ip:port), with TLS, or "unix:/path": a socket that only the user of this program may open, created at
+    /// start and removed at exit. With a socket, cert, key, client_ca, names, proxy_protocol, auth, users and
+    /// allow_from are errors. Required.
+    ///
+    /// Required: `"0.0.0.0:8000"`
+    listen: Option<ListenAddress>,
+    /// File (PEM) of the certificate chain presented to clients, leaf first. Re-read when it changes.
+    #[serde(deserialize_with = "value::file")]
+    cert: PathBuf,
+    /// File (PEM) of its private key.
+    #[serde(deserialize_with = "value::file")]
+    key: PathBuf,
+    /// File (PEM) of the CA that signs clients' certificates. Re-read when it changes. Clients without such a
+    /// certificate are denied; clients with one need no password, and its name is their user in rules and in the log.
+    /// Default: none, no certificate is requested, with a warning as for `[server.connect]`.
+    ///
+    /// Example: `"/etc/tunnel/certs/egress-ca.crt"`
+    #[serde(deserialize_with = "value::file")]
+    client_ca: Option<PathBuf>,
+}
+
+impl Default for EgressKeys {
+    /// SuperEdge's paths of certificate and key.
+    fn default() -> Self {
+        let [cert, key] = ["/etc/tunnel/certs/egress.crt", "/etc/tunnel/certs/egress.key"].map(PathBuf::from);
+        Self { listen: None, cert, key, client_ca: None }
+    }
+}
+
+/// The server's CONNECT listener for the egress selector of kube-apiserver.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum EgressConfig {
     /// A port, always with TLS.
     Port {
         /// Address where clients connect.
-        listen: ListenConfig,
+        listen: SocketAddr,
         /// The server's certificate, and the CA of clients' certificates.
         certificates: ListenerTlsConfig,
         /// Access rules.
@@ -66,7 +103,7 @@ impl ListenerConfig for EgressConfig {
             Self::Port { listen, certificates, access } => {
                 let access = setup.policies.prepare("server.egress", access, setup.startup);
                 let tls = certificates.load(setup);
-                let listener = setup.startup.bind(&format!("server.egress.{}", listen.key), listen.at);
+                let listener = setup.startup.bind("server.egress.listen", *listen);
                 let (access, tls, listener) = (access?, tls?, listener?);
                 BoundListener::tcp(KIND.name, listener, access, move |deps: &ListenerDeps| {
                     deps.links.spawn(info_span!("tls"), tls.clone().watch(deps.links.clone()));
@@ -91,12 +128,13 @@ fn read(
     report: &mut Diagnostics,
 ) -> Option<EgressConfig> {
     let mut table = server.table(KIND.name, report);
-    let place = listen::place(&mut table, report);
-    listen::require(&table, place.is_some(), report);
-    let egress = match place {
+    let keys: EgressKeys = table.fields(report);
+    listen::is_set(&table, report);
+    table.record(&keys, report);
+    let egress = match keys.listen.clone() {
         Some(ListenAddress::Unix(path)) => Some(unix(&mut table, path, inherited, report)),
-        Some(ListenAddress::Port(listen)) => port(&mut table, Some(listen), inherited, report),
-        None => port(&mut table, None, inherited, report),
+        Some(ListenAddress::Port(listen)) => port(&mut table, keys, Some(listen), inherited, report),
+        None => port(&mut table, keys, None, inherited, report),
     };
     table.finish(report);
     egress
@@ -104,15 +142,16 @@ fn read(
 
 fn port(
     table: &mut ConfigTable<'_>,
-    listen: Option<ListenConfig>,
+    EgressKeys { cert, key, client_ca, .. }: EgressKeys,
+    listen: Option<SocketAddr>,
     inherited: &AccessConfig,
     report: &mut Diagnostics,
 ) -> Option<EgressConfig> {
-    let certificates = ListenerTlsConfig::read(table, FILES, report);
+    let certificates = ListenerTlsConfig { table: table.key(""), cert, key, client_ca };
     let proofs = AuthMethods { password: true, certificate: Some(certificates.client_ca.is_some()) };
     let access = AccessConfig::read(table, proofs, inherited, report);
     let listen = listen?;
-    access.warn_if_open(table.key(listen.key), listen.at, proofs, "every node", report);
+    access.warn_if_open(table.key("listen"), listen, proofs, "every node", report);
     Some(EgressConfig::Port { listen, certificates, access })
 }
 
@@ -126,9 +165,6 @@ fn unix(
 ) -> EgressConfig {
     let proofs = AuthMethods { password: false, certificate: Some(true) };
     let access = AccessConfig::read(table, proofs, inherited, report);
-    for key in ["cert", "key", "client_ca"] {
-        table.ignore(key, report);
-    }
     for key in USELESS {
         if table.has(key) {
             let wanted = "remove it; only the socket file's owner can connect, and without TLS";
@@ -144,9 +180,6 @@ fn unix(
 /// Keys that have no meaning with a Unix socket.
 const USELESS: [&str; 8] =
     ["cert", "key", "client_ca", "names", "allow_from", "proxy_protocol", "auth", "users"];
-
-/// SuperEdge's paths of certificate and key.
-const FILES: [&str; 2] = ["/etc/tunnel/certs/egress.crt", "/etc/tunnel/certs/egress.key"];
 
 #[cfg(test)]
 mod tests {

@@ -3,11 +3,13 @@
 
 pub mod routing;
 
+use std::collections::BTreeMap;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::sync::Arc;
 
 use bytes::Bytes;
 use http::request::Parts;
+use serde::{Deserialize, Serialize};
 use tokio::net::TcpStream;
 use tokio::sync::watch;
 use tokio_rustls::rustls::ClientConfig;
@@ -30,13 +32,40 @@ use crate::listener::{
 use crate::registry::Finder;
 use crate::startup::Startup;
 use tunnel_base::policy::ports::{PortTarget, ProxyPorts};
+use tunnel_base::serde_text::Port;
 use tunnel_net::listen::TcpAccept;
 use tunnel_net::reload::Reload;
 use tunnel_net::socket::Connection;
 use tunnel_net::tls::handshake::TlsSocket;
 use tunnel_proto::frame::Category;
 
-/// `[server.http]`: ports of a server, without TLS, that each stand for one port of every node.
+/// `[server.http]`: ports that stand for one port of every node, without TLS. The Host of each request names the node:
+/// http://node1:10255/metrics, if DNS resolves the nodes' names to this server. The headers of `[server.https]` apply,
+/// from clients in allow_from. allow_from, auth, proxy_protocol, rules and users are as in `[server.connect]`, whose
+/// values are the defaults. These clients cannot send a password.
+#[derive(Debug, Deserialize, Serialize)]
+#[serde(default)]
+struct HttpKeys {
+    /// Address of the ports.
+    #[serde(deserialize_with = "value::ip")]
+    listen_ip: IpAddr,
+    /// The ports, and the target that a node dials for each: "port" = "host:port", or "host" as in `[server.https]`.
+    /// Default: none.
+    ///
+    /// Example: `{ "10255" = "127.0.0.1:10255", "10264" = "host" }`
+    ports: NodePorts,
+}
+
+/// The ports of `[server.http]` and `[server.https]`, and the target of each.
+pub(crate) type NodePorts = BTreeMap<Port<0>, PortTarget>;
+
+impl Default for HttpKeys {
+    fn default() -> Self {
+        Self { listen_ip: Ipv4Addr::UNSPECIFIED.into(), ports: NodePorts::new() }
+    }
+}
+
+/// Ports of a server, without TLS, that each stand for one port of every node.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct HttpConfig {
     /// The ports; at least one.
@@ -68,57 +97,22 @@ fn read(tables: &mut ListenerTables<'_, '_>) -> Option<Arc<dyn ListenerConfig>> 
     let report = &mut *tables.report;
     let mut table = tables.server.table(KIND.name, report);
     let methods = AuthMethods { password: false, certificate: None };
-    let ports = ports(&mut table, true, report);
+    let keys: HttpKeys = table.fields(report);
+    let ports = node_ports(&table, keys.listen_ip, &keys.ports);
     let access = AccessConfig::read(&mut table, methods, &tables.inherited, report);
     warn_if_open(&table, &ports, &access, methods, report);
-    table.finish(report);
+    table.close(&keys, report);
     if ports.is_empty() { None } else { Some(Arc::new(HttpConfig { ports, access })) }
 }
 
-/// Reads the ports. `reads_host` is true if the Host of requests can be read there.
-pub(crate) fn ports(
-    table: &mut ConfigTable<'_>,
-    reads_host: bool,
-    report: &mut Diagnostics,
-) -> Vec<NodePortConfig> {
-    let ip = table.read("listen_ip", value::parsed, report).unwrap_or(IpAddr::V4(Ipv4Addr::UNSPECIFIED));
-    let mut all = table.table("ports", report);
-    let entries = all.named(TARGET, report).into_iter();
-    entries.filter_map(|(name, entry)| node_port((ip, reads_host), &name, entry, report)).collect()
-}
-
-/// Reads one port. Returns `None` if the entry is unusable, which is recorded.
-fn node_port(
-    (ip, reads_host): (IpAddr, bool),
-    name: &str,
-    mut entry: ConfigTable<'_>,
-    report: &mut Diagnostics,
-) -> Option<NodePortConfig> {
-    let port = name.parse::<u16>().ok().filter(|_| name.bytes().all(|b| b.is_ascii_digit()));
-    if port.is_none() {
-        entry.name_error(name, "expected a port as the key: a number from 0 to 65535 in quotes", report);
-    }
-    let stands_for = entry.read(TARGET, value::parsed::<PortTarget>, report);
-    if stands_for.is_none() && !entry.has(TARGET) {
-        entry.error(
-            TARGET,
-            None,
-            "set the target that each node dials, as in \"127.0.0.1:10250\", or \"host\"",
-            report,
-        );
-    }
-    if stands_for == Some(PortTarget::Host) && !reads_host {
-        let found = Some("\"host\", but mode is \"passthrough\"".to_owned());
-        entry.error(
-            TARGET,
-            found,
-            "set the target that each node dials; the Host cannot be read in this mode",
-            report,
-        );
-    }
-    let key = entry.path().to_owned();
-    entry.finish(report);
-    Some(NodePortConfig { at: SocketAddr::new(ip, port?), key, stands_for: stands_for? })
+/// Returns the ports of a table, each with the full key of its entry.
+pub(crate) fn node_ports(table: &ConfigTable<'_>, ip: IpAddr, ports: &NodePorts) -> Vec<NodePortConfig> {
+    let port = |(port, stands_for): (&Port<0>, &PortTarget)| NodePortConfig {
+        at: SocketAddr::new(ip, port.0),
+        key: table.key(format_args!("ports.\"{}\"", port.0)),
+        stands_for: stands_for.clone(),
+    };
+    ports.iter().map(port).collect()
 }
 
 pub(crate) fn warn_if_open(
@@ -136,9 +130,6 @@ pub(crate) fn warn_if_open(
         access.warn_if_open(table.key("ports"), *at, proofs, &reached, report);
     }
 }
-
-/// The key that a plain text value stands for.
-const TARGET: &str = "target";
 
 impl ListenerConfig for HttpConfig {
     fn name(&self) -> &'static str {

@@ -9,28 +9,49 @@ use std::task::{Context, Poll};
 use bytes::Bytes;
 use http::header::HOST;
 use http::request::Parts;
+use serde::{Deserialize, Serialize};
 use tokio::io::{AsyncRead, AsyncReadExt, ReadBuf};
-use tracing::{Span, field, info_span};
+use tracing::{Span, field, info, info_span};
 
 use crate::config::listen::{self, AccessConfig, AuthConfig, AuthMethods};
 use crate::config::table::ConfigTable;
-use crate::config::{Diagnostics, Environment, ListenConfig, WarningKind};
-use crate::listener::admission::{Admission, HandshakeOutcome, ListenerProtocol, OpenRequest};
+use crate::config::{Diagnostics, Environment, WarningKind, value};
+use crate::listener::access::{AccessPolicyBuilder, ListenerAccess, ListenerPolicies};
+use crate::listener::admission::{
+    Admission, HandshakeOutcome, ListenerContext, ListenerProtocol, OpenRequest, serve,
+};
 use crate::listener::denial::Denial;
 use crate::listener::forward::forward;
 use crate::listener::requests::credentials;
 use crate::listener::{BoundListener, ListenerConfig, ListenerKind, ListenerSetup, connect};
+use crate::startup::Startup;
+use tunnel_base::drain::Drain;
 use tunnel_base::names::{NameError, Target};
+use tunnel_base::policy::Glob;
+use tunnel_net::listen::TcpAccept;
 use tunnel_net::socket::{Connection, Hooked, ReadHook};
 use tunnel_proto::frame::Category;
 
-/// `[server.http_proxy]`: the HTTP proxy for clients of this server.
-#[derive(Debug, Clone, PartialEq, Eq)]
+/// `[server.http_proxy]`: HTTP proxy: CONNECT as in `[server.connect]`, and plain requests (GET http://node:port/…),
+/// each of which is sent where its URL points to. Without this table there is no proxy. allow_from, auth,
+/// proxy_protocol, rules and users are as in `[server.connect]`, whose values are the defaults.
+#[derive(Debug, Clone, PartialEq, Eq, Deserialize, Serialize)]
+#[serde(default)]
 pub struct HttpProxyConfig {
-    /// Address where clients connect.
-    pub listen: ListenConfig,
+    /// Address (ip:port) of the proxy. Required.
+    ///
+    /// Required: `"127.0.0.1:8080"`
+    #[serde(deserialize_with = "value::listen_address")]
+    pub listen: SocketAddr,
     /// Access rules.
+    #[serde(skip)]
     pub access: AccessConfig,
+}
+
+impl Default for HttpProxyConfig {
+    fn default() -> Self {
+        Self { listen: listen::NO_ADDRESS, access: AccessConfig::default() }
+    }
 }
 
 pub(crate) const KIND: ListenerKind = ListenerKind {
@@ -48,16 +69,15 @@ fn read(
     report: &mut Diagnostics,
 ) -> Option<HttpProxyConfig> {
     let mut table = server.table(KIND.name, report);
-    let listen = listen::read(&mut table, "listen", report);
-    listen::require(&table, listen.is_some(), report);
-    let access = AccessConfig::read(&mut table, PASSWORD, inherited, report);
-    let proxy = listen.map(|listen| HttpProxyConfig { listen, access });
-    if let Some(HttpProxyConfig { listen, access }) = &proxy {
-        access.warn_if_open(table.key(listen.key), listen.at, PASSWORD, "every node", report);
-        as_superedge(access, env, report);
+    let mut proxy: HttpProxyConfig = table.fields(report);
+    let is_set = listen::is_set(&table, report);
+    proxy.access = AccessConfig::read(&mut table, PASSWORD, inherited, report);
+    if is_set {
+        proxy.access.warn_if_open(table.key("listen"), proxy.listen, PASSWORD, "every node", report);
+        as_superedge(&proxy.access, env, report);
     }
-    table.finish(report);
-    proxy
+    table.close(&proxy, report);
+    is_set.then_some(proxy)
 }
 
 /// Checks SuperEdge's environment variables for this port, which are keys here. A port that they restrict must not open
@@ -88,11 +108,90 @@ impl ListenerConfig for HttpProxyConfig {
 
     fn bind(&self, setup: &mut ListenerSetup<'_>) -> Option<Vec<BoundListener>> {
         let access = setup.policies.prepare("server.http_proxy", &self.access, setup.startup);
-        let key = format!("server.http_proxy.{}", self.listen.key);
-        let listener = setup.startup.bind(&key, self.listen.at);
+        let listener = setup.startup.bind("server.http_proxy.listen", self.listen);
         Some(vec![BoundListener::tcp(KIND.name, listener?, access?, |_| Proxy)])
     }
 }
+
+// The proxy of an edge, for programs at its node.
+
+/// `[edge.http_proxy]`: HTTP proxy for programs on this node: CONNECT host:port, and plain requests.
+#[derive(Debug, Clone, PartialEq, Eq, Deserialize, Serialize)]
+#[serde(default)]
+pub struct EdgeProxyConfig {
+    /// Address (ip:port) of the proxy. Required.
+    ///
+    /// Required: `"127.0.0.1:51009"`
+    #[serde(deserialize_with = "value::listen_address")]
+    pub listen: SocketAddr,
+    /// The hosts that are nodes.
+    ///
+    /// Example: `["edge-*"]`
+    pub nodes: Option<Vec<Glob>>,
+    /// Access rules.
+    #[serde(skip)]
+    pub access: AccessConfig,
+}
+
+impl Default for EdgeProxyConfig {
+    fn default() -> Self {
+        Self { listen: listen::NO_ADDRESS, nodes: None, access: AccessConfig::default() }
+    }
+}
+
+/// Reads the table. Returns `None` if it is absent, or has no address to listen on, which is an error.
+pub(crate) fn read_edge(edge: &mut ConfigTable<'_>, report: &mut Diagnostics) -> Option<EdgeProxyConfig> {
+    let mut table = edge.table(KIND.name, report);
+    let mut proxy: EdgeProxyConfig = table.fields(report);
+    let is_set = listen::is_set(&table, report);
+    proxy.access = AccessConfig::read(&mut table, PASSWORD, &AccessConfig::default(), report);
+    if is_set {
+        let reached = "everything that [server.edge_access] allows this edge";
+        proxy.access.warn_if_open(table.key("listen"), proxy.listen, PASSWORD, reached, report);
+    }
+    table.close(&proxy, report);
+    is_set.then_some(proxy)
+}
+
+/// The proxy of an edge, bound but not serving yet.
+pub(crate) struct EdgeProxy {
+    listener: TcpAccept,
+    access: ListenerAccess,
+    policies: AccessPolicyBuilder,
+}
+
+impl EdgeProxy {
+    /// Reads the proxy's files and binds its port. Returns `None` if there are errors, which `startup` has recorded.
+    pub(crate) fn bind(settings: &EdgeProxyConfig, startup: &mut Startup) -> Option<Self> {
+        let mut policies = AccessPolicyBuilder::default();
+        let access = policies.prepare(EDGE_KEY, &settings.access, startup);
+        let listener = startup.bind("edge.http_proxy.listen", settings.listen);
+        Some(Self { listener: listener?, access: access?, policies })
+    }
+
+    /// Returns the listening address.
+    pub(crate) fn at(&self) -> SocketAddr {
+        self.listener.at()
+    }
+
+    /// Starts serving clients until the drain of `context` begins. Returns the access policy, which can be reloaded
+    /// until `links` end.
+    pub(crate) fn spawn(self, context: ListenerContext, links: &Drain) -> ListenerPolicies {
+        let Self { listener, access, policies } = self;
+        let proxies = access.proxies();
+        info!(local_addr = %listener.at(), "HTTP proxy started");
+        let policies = policies.watch(links);
+        let context = ListenerContext { listener: KIND.name, policy: access.policy(None), ..context };
+        let drain = context.drain.clone();
+        drain.spawn(info_span!("clients"), serve(Proxy, listener, proxies, context));
+        policies
+    }
+}
+
+/// The table of an edge's proxy.
+pub(crate) const EDGE_KEY: &str = "edge.http_proxy";
+
+// The protocol.
 
 /// The protocol of an HTTP proxy listener: CONNECT, and plain HTTP requests.
 #[derive(Debug)]
@@ -193,7 +292,7 @@ mod tests {
         let reading = report.finish(text, ());
         let errors = reading.errors.iter().map(ToString::to_string);
         let told = errors.chain(reading.warnings.iter().map(ToString::to_string)).collect();
-        (proxy.map(|proxy| proxy.listen.at.to_string()), told)
+        (proxy.map(|proxy| proxy.listen.to_string()), told)
     }
 
     #[test]
@@ -218,5 +317,44 @@ mod tests {
         let closed = format!("{text}\nauth = \"basic\"\nusers = \"/users\"");
         assert_eq!(told(&closed, &env).1.len(), 1);
         assert_eq!(told("", &env).1, [""; 0], "no port is open");
+    }
+
+    fn read_edge_text(text: &str) -> (Option<EdgeProxyConfig>, Vec<String>) {
+        let mut report = Diagnostics::default();
+        let mut file = ConfigTable::parse(text, &Environment::default(), &mut report);
+        let proxy = read_edge(&mut file, &mut report);
+        let reading = report.finish(text, ());
+        let errors = reading.errors.iter().map(ToString::to_string);
+        (proxy, errors.chain(reading.warnings.iter().map(ToString::to_string)).collect())
+    }
+
+    #[test]
+    fn an_edges_proxy_listens_where_it_is_told_to() {
+        let (proxy, told) = read_edge_text("[http_proxy]\nlisten = \"[::1]:51009\"");
+        assert_eq!((proxy.unwrap().listen.to_string().as_str(), told), ("[::1]:51009", vec![]));
+        assert_eq!(read_edge_text(""), (None, vec![]), "no table, no port");
+        assert!(read_edge_text("[http_proxy]").1[0].contains("set the address to listen on"));
+    }
+
+    #[test]
+    fn who_opens_it_to_others_is_warned_unless_those_are_named() {
+        let open = "[http_proxy]\nlisten = \"0.0.0.0:51009\"\n";
+        let (_, told) = read_edge_text(open);
+        let [told] = told.try_into().unwrap();
+        let says = "http_proxy.listen: anyone who reaches 0.0.0.0:51009 can reach everything that [server.edge_access] allows";
+        assert!(told.starts_with(says) && told.contains("set auth = \"basic\" or allow_from"), "{told}");
+        for closed in ["auth = \"basic\"\nusers = \"/users\"", "allow_from = [\"10.244.1.0/24\"]"] {
+            assert_eq!(read_edge_text(&format!("{open}{closed}")).1, [""; 0], "{closed}");
+        }
+    }
+
+    #[test]
+    fn which_hosts_are_nodes_may_be_said() {
+        let nodes = |line: &str| {
+            read_edge_text(&format!("[http_proxy]\nlisten = \"127.0.0.1:1\"\n{line}")).0.unwrap().nodes
+        };
+        assert_eq!(nodes(""), None);
+        assert_eq!(nodes("nodes = []"), Some(vec![]));
+        assert_eq!(nodes("nodes = [\"*.site.example\"]"), Some(vec!["*.site.example".parse().unwrap()]));
     }
 }

@@ -1,11 +1,12 @@
 //! The HTTPS listener: a port of this server stands for one port of every node. The client's TLS or its request names
 //! the node.
 
-use std::net::SocketAddr;
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use bytes::{Bytes, BytesMut};
+use serde::{Deserialize, Serialize};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 use tokio_rustls::rustls::server::{Accepted, Acceptor};
@@ -18,7 +19,7 @@ use crate::config::{Diagnostics, WarningKind, value};
 use crate::listener::admission::{Admission, HandshakeOutcome, ListenerProtocol};
 use crate::listener::authenticated::{ListenerTlsConfig, OverTls};
 use crate::listener::denial::Denial;
-use crate::listener::http::{NodePort, NodePortConfig, bind, ports, warn_if_open};
+use crate::listener::http::{NodePort, NodePortConfig, NodePorts, bind, node_ports, warn_if_open};
 use crate::listener::{
     BoundListener, FileKind, ListenerConfig, ListenerFile, ListenerKind, ListenerSetup, ListenerTables,
 };
@@ -30,7 +31,104 @@ use tunnel_net::reload::Reload;
 use tunnel_net::tls::{self, Identity, TlsClientConfig, Trust};
 use tunnel_proto::frame::Category;
 
-/// `[server.https]`: ports of a server, with TLS, that each stand for one port of every node.
+/// `[server.https]`: ports that stand for one port of every node, for TLS: kube-apiserver reaches each kubelet at 10250
+/// of this server, if DNS resolves the nodes' names to it. Clients listed in names or allow_from may choose the
+/// destination of a request by headers. X-Tunnel-Proxy-Host is its node (a name or an address, with or without a port).
+/// At a port with "host", X-Tunnel-Proxy-Dest replaces Host: it is the target that the node dials (host:port). All other
+/// clients are denied these headers; targets never receive them. allow_from, auth, proxy_protocol, rules and users are
+/// as in `[server.connect]`, whose values are the defaults. These clients cannot send a password: if auth is "basic"
+/// there, set auth = "none" or client_ca here.
+#[derive(Debug, Deserialize, Serialize)]
+#[serde(default)]
+struct HttpsKeys {
+    /// Who terminates the clients' TLS. "terminate": this server; the edge speaks TLS to the target (`[edge.target_tls]`
+    /// there). "passthrough": the target; this server only reads the node's name (SNI) in the client's first message
+    /// (ClientHello). With "terminate" each request goes to the node that its Host names, otherwise to the node that SNI
+    /// names. If neither names one and this server queries Kubernetes, the node of the pod in a kubelet's path is tried
+    /// (/exec, /attach, /portForward, /containerLogs). Last comes the node with the address in Host. A request that
+    /// names no node gets 421. With "passthrough" a client that names no node gets the alert unrecognized_name.
+    /// kube-apiserver names one for logs; for exec, attach and port-forward only if it runs with
+    /// --kubelet-certificate-authority. A client that is denied gets access_denied; internal_error means that the target
+    /// cannot be reached. The access log contains the reason.
+    mode: Mode,
+    /// Address of the ports.
+    #[serde(deserialize_with = "value::ip")]
+    listen_ip: IpAddr,
+    /// The ports, and the target that a node dials for each: "port" = "host:port"; 127.0.0.1 is the node's own. With
+    /// "terminate", "host" means the port in each request's Host, on the node itself. At the node's address,
+    /// `[edge.allow]` of its edge decides, and ca in its `[edge.target_tls]` must be the CA of the target. On the node's
+    /// loopback, only 10250, 10255 and the ports of localhost-proxy-ports (`[server.node_ports]`) are reachable.
+    /// Default: none.
+    ///
+    /// Example: `{ "10250" = "127.0.0.1:10250", "10263" = "host" }`
+    ports: NodePorts,
+    /// For "terminate": file (PEM) of the certificate chain presented to clients, leaf first. Re-read when it changes.
+    #[serde(deserialize_with = "value::file")]
+    cert: PathBuf,
+    /// For "terminate": file (PEM) of its private key.
+    #[serde(deserialize_with = "value::file")]
+    key: PathBuf,
+    /// For "terminate": file (PEM) of the CA that signs clients' certificates. Every accepted client acts at every
+    /// target with the edge's certificate, and so has exec at every kubelet. Set the CA of kube-apiserver's
+    /// --kubelet-client-certificate here, and names; allow_from alone gives this access to a whole network. Without
+    /// client_ca no certificate is requested, with a warning unless allow_from is set. Default: none.
+    ///
+    /// Example: `"/etc/tunnel/certs/client-ca.crt"`
+    #[serde(deserialize_with = "value::file")]
+    client_ca: Option<PathBuf>,
+    /// For "terminate": file (PEM) of a certificate with which this server itself speaks TLS to targets, through the
+    /// session. Edges then need no certificate. It can be the proxy-client certificate that `[server.csr]` issues.
+    /// Requires client_ca and names other than "*", as it is not presented for clients that are known only by an
+    /// address. Re-read when it changes. Default: none, the edge speaks TLS to the target.
+    ///
+    /// Example: `"/var/lib/tunnel/pki/proxy-client.pem"`
+    #[serde(deserialize_with = "value::file")]
+    target_cert: Option<PathBuf>,
+    /// File (PEM) of its private key. Default: the file target_cert.
+    ///
+    /// Example: `"/var/lib/tunnel/pki/proxy-client.pem"`
+    #[serde(deserialize_with = "value::file")]
+    target_key: Option<PathBuf>,
+    /// File (PEM) of the CA that signs the targets' certificates, each of which must contain its node's name. Required
+    /// with target_cert, unless target_insecure_skip_verify is true. No default.
+    ///
+    /// Example: `"/var/run/secrets/kubernetes.io/serviceaccount/ca.crt"`
+    #[serde(deserialize_with = "value::file")]
+    target_ca: Option<PathBuf>,
+    /// Whether targets are trusted without verification, such as kubelets with self-signed certificates. Anyone between
+    /// an edge and its kubelet can then impersonate the kubelet.
+    target_insecure_skip_verify: bool,
+}
+
+/// A value of `mode`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize, Serialize)]
+#[serde(rename_all = "lowercase")]
+enum Mode {
+    Terminate,
+    Passthrough,
+}
+
+impl Default for HttpsKeys {
+    /// SuperEdge's paths of certificate and key.
+    fn default() -> Self {
+        let [cert, key] =
+            ["crt", "key"].map(|kind| format!("/etc/tunnel/certs/apiserver-kubelet-server.{kind}").into());
+        Self {
+            mode: Mode::Terminate,
+            listen_ip: Ipv4Addr::UNSPECIFIED.into(),
+            ports: NodePorts::new(),
+            cert,
+            key,
+            client_ca: None,
+            target_cert: None,
+            target_key: None,
+            target_ca: None,
+            target_insecure_skip_verify: false,
+        }
+    }
+}
+
+/// Ports of a server, with TLS, that each stand for one port of every node.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct HttpsConfig {
     /// Whether the server or the target terminates clients' TLS.
@@ -73,18 +171,21 @@ pub(crate) const KIND: ListenerKind = ListenerKind {
 fn read(tables: &mut ListenerTables<'_, '_>) -> Option<Arc<dyn ListenerConfig>> {
     let report = &mut *tables.report;
     let mut table = tables.server.table(KIND.name, report);
-    let passthrough = table.read(
-        "mode",
-        |value| match value::text(value)?.as_str() {
-            "terminate" => Ok(false),
-            "passthrough" => Ok(true),
-            _ => Err(value::wrong(value, "expected \"terminate\" or \"passthrough\"")),
-        },
-        report,
-    );
-    let passthrough = passthrough.unwrap_or_default();
-    let certificates = ListenerTlsConfig::read(&mut table, FILES, report);
-    let ports = ports(&mut table, !passthrough, report);
+    let keys: HttpsKeys = table.fields(report);
+    let passthrough = keys.mode == Mode::Passthrough;
+    let ports = node_ports(&table, keys.listen_ip, &keys.ports);
+    if let Some(port) = ports.iter().find(|port| passthrough && port.stands_for == PortTarget::Host) {
+        let part = format!(".\"{}\"", port.at.port());
+        let wanted = "set the target that each node dials; the Host cannot be read in this mode";
+        let found = "\"host\", but mode is \"passthrough\"".to_owned();
+        table.error_in("ports", &part, found, wanted, report);
+    }
+    let certificates = ListenerTlsConfig {
+        table: table.key(""),
+        cert: keys.cert.clone(),
+        key: keys.key.clone(),
+        client_ca: keys.client_ca.clone(),
+    };
     let asked = !passthrough && certificates.client_ca.is_some();
     let proofs = AuthMethods { password: false, certificate: Some(asked) };
     if passthrough && (table.has("cert") || table.has("key")) {
@@ -98,24 +199,22 @@ fn read(tables: &mut ListenerTables<'_, '_>) -> Option<Arc<dyn ListenerConfig>> 
     }
     let access = AccessConfig::read(&mut table, proofs, &tables.inherited, report);
     let named = !access.names.is_empty() && !access.names.iter().any(CertificateGlob::is_everyone);
-    let targets = target_identity(&mut table, asked && named, report);
+    let targets = target_identity(&table, &keys, asked && named, report);
     let mode = if passthrough { HttpsMode::Passthrough } else { HttpsMode::Terminate(certificates, targets) };
     warn_if_open(&table, &ports, &access, proofs, report);
-    table.finish(report);
+    table.close(&keys, report);
     if ports.is_empty() { None } else { Some(Arc::new(HttpsConfig { mode, ports, access })) }
 }
 
-/// Reads the keys for TLS to targets. Returns `None` if edges speak TLS with targets, or after an error, which is
+/// Checks the keys for TLS to targets. Returns `None` if edges speak TLS with targets, or after an error, which is
 /// recorded. `proved` is true if only some clients are accepted, by their certificates.
 fn target_identity(
-    table: &mut ConfigTable<'_>,
+    table: &ConfigTable<'_>,
+    keys: &HttpsKeys,
     proved: bool,
     report: &mut Diagnostics,
 ) -> Option<TargetIdentity> {
-    let cert = table.read("target_cert", value::file_path, report);
-    let key = table.read("target_key", value::file_path, report);
-    let ca = table.read("target_ca", value::file_path, report);
-    let insecure = table.read("target_insecure_skip_verify", value::flag, report).unwrap_or(false);
+    let insecure = keys.target_insecure_skip_verify;
     for given in ["target_key", "target_ca", "target_insecure_skip_verify"] {
         if table.has(given) && !table.has("target_cert") {
             table.error("target_cert", None, format!("{given} is set; set the certificate too"), report);
@@ -131,7 +230,7 @@ fn target_identity(
                       presented for clients identified only by address";
         table.error("target_cert", found, wanted, report);
     }
-    if ca.is_none() && !insecure {
+    if keys.target_ca.is_none() && !insecure {
         let wanted = "set the CA that signs targets' certificates, or set target_insecure_skip_verify = true";
         table.error("target_ca", None, wanted, report);
     }
@@ -140,13 +239,10 @@ fn target_identity(
         report.warn(table.key("target_insecure_skip_verify"), WarningKind::Insecure, text);
     }
     // One file may contain both.
-    let (cert, ca) = (cert?, ca.filter(|_| !insecure));
-    Some(TargetIdentity { key: key.unwrap_or_else(|| cert.clone()), cert, ca })
+    let cert = keys.target_cert.clone()?;
+    let key = keys.target_key.clone().unwrap_or_else(|| cert.clone());
+    Some(TargetIdentity { cert, key, ca: keys.target_ca.clone().filter(|_| !insecure) })
 }
-
-/// SuperEdge's paths of certificate and key.
-const FILES: [&str; 2] =
-    ["/etc/tunnel/certs/apiserver-kubelet-server.crt", "/etc/tunnel/certs/apiserver-kubelet-server.key"];
 
 impl ListenerConfig for HttpsConfig {
     fn name(&self) -> &'static str {

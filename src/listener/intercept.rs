@@ -10,7 +10,8 @@ use std::sync::Arc;
 
 use arc_swap::ArcSwap;
 use bytes::Bytes;
-use ipnet::IpNet;
+use serde::de::{Deserializer, Error};
+use serde::{Deserialize, Serialize, Serializer};
 use tokio::net::TcpStream;
 use tokio::sync::watch;
 use tokio::time::Instant;
@@ -18,7 +19,6 @@ use tracing::{Span, debug, field, info_span};
 
 use crate::config::listen::{AccessConfig, AuthMethods};
 use crate::config::table::ConfigTable;
-use crate::config::value::{self, ValueError};
 use crate::config::{self, Diagnostics, Environment};
 use crate::intercept::{InterceptError, InterceptRules, NftTable, meant_for};
 use crate::listener::admission::{Admission, HandshakeOutcome, ListenerProtocol};
@@ -29,37 +29,76 @@ use crate::registry::NodeNotFound;
 use crate::route::RouteError;
 use crate::startup::{Startup, StartupErrorKind};
 use tunnel_base::names::{Host, NodeName, Target};
-use tunnel_base::policy::ports::ProxyPorts;
+use tunnel_base::policy::ports::{KUBELET, ProxyPorts};
 use tunnel_base::policy::{Networks, plain};
+use tunnel_base::serde_text::Port;
 use tunnel_net::dial;
 use tunnel_net::interfaces::LocalAddresses;
 use tunnel_net::listen::TcpAccept;
 use tunnel_net::socket::Connection;
 use tunnel_proto::frame::Category;
 
-/// `[server.intercept]`: which connections to addresses of nodes a server intercepts on its host, and how.
-#[derive(Debug, Clone, PartialEq, Eq)]
+/// `[server.intercept]`: interception by nftables of what programs on this server's host send to the addresses of edge
+/// nodes. It is redirected through the node's link. A kube-apiserver or a metrics-server on this host reaches kubelets at
+/// their own addresses, without a flag or DNS, and TLS stays end to end. Requires the host's network (hostNetwork in
+/// Kubernetes), CAP_NET_ADMIN, Linux 5.12 and the program nft. The node of an address comes from the first source that
+/// has it: `[server.addresses]`, the node's line in the token file (node:token ip=10.0.0.7), Kubernetes, the edge's own
+/// node_ips (see trust_edge_addresses). If two sources of one rank contradict each other, neither applies, with a
+/// warning. Default: nothing is intercepted. allow_from, auth, proxy_protocol, rules and users are as in
+/// `[server.connect]`, whose values are the defaults, except proxy_protocol. To the node, a client on this host has the
+/// host's address. It cannot send a password: if auth is "basic" there, set auth = "none" here.
+#[derive(Debug, Clone, PartialEq, Eq, Deserialize, Serialize)]
+#[serde(default)]
 pub struct InterceptConfig {
-    /// Networks of intercepted addresses; nothing else is intercepted.
+    /// Networks of the addresses of edge nodes. Nothing outside of them is intercepted, nor the address of a Kubernetes
+    /// pod, a Service, another server, or this host. Required.
+    ///
+    /// Required: `["10.0.0.0/16", "fd00:10::/64"]`
     pub networks: Networks,
-    /// The nodes' ports that are intercepted.
-    pub ports: BTreeSet<u16>,
-    /// Whether addresses reported by an edge are accepted if no cluster is queried, which could contradict them.
-    pub trust_edges: bool,
-    /// Name of the nftables table.
+    /// Intercepted ports of nodes (1 to 65535), in addition to those that `[server.node_ports]` reads from a ConfigMap.
+    pub ports: BTreeSet<Port<1>>,
+    /// Whether addresses that edges report (node_ips) are accepted if this server does not query Kubernetes. Its Nodes,
+    /// pods and Services could contradict them; without it any edge can attract traffic to any free address of networks.
+    /// With Kubernetes, they are accepted once all of these are listed, whatever is set here.
+    pub trust_edge_addresses: bool,
+    /// Networks of other machines whose traffic is intercepted too, if this host forwards it.
+    pub forwarded_networks: Networks,
+    /// Port at 127.0.0.1 and [::1] that intercepted traffic is redirected to; the next port, at all addresses, is for
+    /// forwarded traffic. 0 selects free ports.
+    pub port: Port<0>,
+    /// Name of the nftables table (family inet): a letter, then letters, digits and '_'. Must be unique on the host.
+    #[serde(deserialize_with = "table_name")]
     pub table: String,
-    /// The mark of our own connections.
+    /// Mark (SO_MARK) of this server's own connections, which are never intercepted, and the mask of bits that are
+    /// compared. Other programs on the host that use marks must not use these bits.
     pub mark: MarkBits,
-    /// Networks whose traffic, forwarded by this host, is intercepted; empty intercepts only the host's own.
-    pub forwarded: Vec<IpNet>,
-    /// The port on this host that traffic is redirected to; 0 selects free ports.
-    pub port: u16,
     /// `HOST_IP`: the address of the machine on which Kubernetes runs this pod.
+    #[serde(skip)]
     pub host_ip: Option<IpAddr>,
     /// `POD_IP`: another address of this machine.
+    #[serde(skip)]
     pub pod_ip: Option<IpAddr>,
     /// Access rules.
+    #[serde(skip)]
     pub access: AccessConfig,
+}
+
+impl Default for InterceptConfig {
+    /// The kubelet's ports, and a bit that neither Kubernetes nor common pod networks use.
+    fn default() -> Self {
+        Self {
+            networks: Networks::default(),
+            ports: KUBELET.map(Port).into(),
+            trust_edge_addresses: false,
+            forwarded_networks: Networks::default(),
+            port: Port(0),
+            table: "tunnel".to_owned(),
+            mark: MarkBits { mark: 0x40, mask: 0x40 },
+            host_ip: None,
+            pod_ip: None,
+            access: AccessConfig::default(),
+        }
+    }
 }
 
 /// Some bits of a connection's mark, such as `0x40/0x40`: their values and their mask.
@@ -86,20 +125,21 @@ pub(crate) fn read(
     report: &mut Diagnostics,
 ) -> Option<InterceptConfig> {
     let mut table = server.table(KIND.name, report);
-    let networks = networks(&mut table, report);
-    let ports = table.list("ports", value::target_port, report);
-    let trust_edges = table.read("trust_edge_addresses", value::flag, report).unwrap_or_default();
-    let name = table.read("table", name, report);
-    let mark = table.read("mark", value::parsed::<MarkBits>, report);
-    let forwarded = table.list("forwarded_networks", value::network, report).unwrap_or_default();
-    let port = table.read("port", value::port_number, report).unwrap_or_default();
+    let mut intercept: InterceptConfig = table.fields(report);
+    if intercept.networks.is_empty() && table.is_present() && !table.is_wrong("networks", report) {
+        let found = table.has("networks").then(|| "an empty list".to_owned());
+        let wanted = "list the networks of edge nodes' addresses, as in networks = [\"10.0.0.0/16\"]: \
+                      nothing else is intercepted";
+        table.error("networks", found, wanted, report);
+    }
     // There is no load balancer between the kernel and its listeners.
     let default = AccessConfig { proxy_protocol: Networks::default(), ..inherited.clone() };
-    let access = AccessConfig::read(&mut table, PROOFS, &default, report);
-    if !forwarded.is_empty() {
-        let at = SocketAddr::new(Ipv4Addr::UNSPECIFIED.into(), port);
+    intercept.access = AccessConfig::read(&mut table, PROOFS, &default, report);
+    let InterceptConfig { access, forwarded_networks, .. } = &intercept;
+    if !forwarded_networks.is_empty() {
+        let at = SocketAddr::new(Ipv4Addr::UNSPECIFIED.into(), intercept.port.0);
         // For traffic through this host, these networks restrict the clients.
-        let fence = || Some(forwarded.iter().copied().collect());
+        let fence = || Some(forwarded_networks.clone());
         let fenced = AccessConfig { allow_from: access.allow_from.clone().or_else(fence), ..access.clone() };
         fenced.warn_if_open(
             table.key("forwarded_networks"),
@@ -109,42 +149,32 @@ pub(crate) fn read(
             report,
         );
     }
-    table.finish(report);
-    Some(InterceptConfig {
-        networks: networks?,
-        ports: ports.map_or_else(|| PORTS.into(), BTreeSet::from_iter),
-        trust_edges,
-        table: name.unwrap_or_else(|| TABLE.to_owned()),
-        mark: mark.unwrap_or(MARK),
-        forwarded,
-        port,
-        host_ip: config::address("HOST_IP", env.host_ip.as_deref(), report),
-        pod_ip: env.pod_ip.as_deref().and_then(|ip| ip.parse().ok()),
-        access,
-    })
-}
-
-/// Reads the networks. Returns `None` if the table is absent, or the key is missing or wrong, which is recorded.
-fn networks(table: &mut ConfigTable<'_>, report: &mut Diagnostics) -> Option<Networks> {
-    let before = report.fault_count();
-    let networks = table.list("networks", value::network, report).filter(|networks| !networks.is_empty());
-    if networks.is_none() && table.is_present() && report.fault_count() == before {
-        let found = table.has("networks").then(|| "an empty list".to_owned());
-        let wanted = "list the networks of edge nodes' addresses, as in networks = [\"10.0.0.0/16\"]: \
-                      nothing else is intercepted";
-        table.error("networks", found, wanted, report);
-    }
-    networks.map(Networks::from_iter)
+    intercept.host_ip = config::address("HOST_IP", env.host_ip.as_deref(), report);
+    intercept.pod_ip = env.pod_ip.as_deref().and_then(|ip| ip.parse().ok());
+    table.close(&intercept, report);
+    (!intercept.networks.is_empty()).then_some(intercept)
 }
 
 /// Reads a name that nft accepts without quotes.
-fn name(value: &toml::de::DeValue<'_>) -> Result<String, ValueError> {
-    let name = value::text(value)?;
+fn table_name<'de, D: Deserializer<'de>>(deserializer: D) -> Result<String, D::Error> {
+    let name = String::deserialize(deserializer)?;
     let is_one = name.starts_with(|first: char| first.is_ascii_alphabetic())
         && name.len() <= MAX_NAME
         && name.bytes().all(|byte| byte.is_ascii_alphanumeric() || byte == b'_');
     let wanted = "expected a letter, then letters, digits and '_', at most 64 in total";
-    if is_one { Ok(name) } else { Err(value::wrong(value, wanted)) }
+    if is_one { Ok(name) } else { Err(D::Error::custom(wanted)) }
+}
+
+impl<'de> Deserialize<'de> for MarkBits {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        String::deserialize(deserializer)?.parse().map_err(D::Error::custom)
+    }
+}
+
+impl Serialize for MarkBits {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.collect_str(&format_args!("{:#x}/{:#x}", self.mark, self.mask))
+    }
 }
 
 impl FromStr for MarkBits {
@@ -168,14 +198,6 @@ impl FromStr for MarkBits {
 
 /// Intercepted traffic has the target's protocol, so clients cannot be asked for a password or a certificate.
 const PROOFS: AuthMethods = AuthMethods { password: false, certificate: None };
-
-/// The kubelet's ports.
-const PORTS: [u16; 2] = [10250, 10255];
-
-const TABLE: &str = "tunnel";
-
-/// A bit that neither Kubernetes nor common pod networks use.
-const MARK: MarkBits = MarkBits { mark: 0x40, mask: 0x40 };
 
 const MAX_NAME: usize = 64;
 
@@ -236,13 +258,14 @@ struct InterceptListeners {
 impl InterceptListeners {
     fn bind(settings: &InterceptConfig, startup: &mut Startup) -> Option<Self> {
         let key = format!("{KEY}.networks");
-        let mut bind = |ip: IpAddr| startup.bind(&key, SocketAddr::new(ip, settings.port));
+        let Port(port) = settings.port;
+        let mut bind = |ip: IpAddr| startup.bind(&key, SocketAddr::new(ip, port));
         let v4 = bind(Ipv4Addr::LOCALHOST.into());
         let v6 = has_v6().then(|| bind(Ipv6Addr::LOCALHOST.into()));
         // On a separate port: where one is configured, it is already in use on loopback.
         let any: IpAddr = if has_v6() { Ipv6Addr::UNSPECIFIED.into() } else { Ipv4Addr::UNSPECIFIED.into() };
-        let at = SocketAddr::new(any, settings.port.checked_add(u16::from(settings.port > 0))?);
-        let forwarded = (!settings.forwarded.is_empty()).then(|| startup.bind(&key, at));
+        let at = SocketAddr::new(any, port.checked_add(u16::from(port > 0))?);
+        let forwarded = (!settings.forwarded_networks.is_empty()).then(|| startup.bind(&key, at));
         Some(Self { v4: v4?, v6: require_if_wanted(v6)?, forwarded: require_if_wanted(forwarded)? })
     }
 
@@ -254,7 +277,10 @@ impl InterceptListeners {
             mask: settings.mark.mask,
             v4: Some(port(&self.v4)),
             v6: self.v6.as_ref().map(port),
-            forwarded: self.forwarded.as_ref().map(|listener| (settings.forwarded.clone(), port(listener))),
+            forwarded: self
+                .forwarded
+                .as_ref()
+                .map(|listener| (settings.forwarded_networks.iter().copied().collect(), port(listener))),
         }
     }
 }

@@ -7,12 +7,14 @@ use std::sync::atomic::AtomicBool;
 use std::sync::atomic::Ordering::Relaxed;
 
 use bytes::Bytes;
+use serde::de::{Deserializer, Error};
+use serde::{Deserialize, Serialize, Serializer};
 use tokio::net::TcpStream;
 use tracing::{Span, field, info_span, warn};
 
+use crate::config::Diagnostics;
 use crate::config::listen::{AccessConfig, AuthMethods};
 use crate::config::table::ConfigTable;
-use crate::config::{Diagnostics, value};
 use crate::listener::admission::{Admission, HandshakeOutcome, ListenerProtocol};
 use crate::listener::denial::Denial;
 use crate::listener::{BoundListener, ListenerConfig, ListenerKind, ListenerSetup, ListenerTables};
@@ -23,9 +25,28 @@ use tunnel_net::accept_loop;
 use tunnel_net::socket::Connection;
 use tunnel_proto::frame::Category;
 
-/// `[server.tcp]`: TCP ports. Its keys are addresses, as in SuperEdge.
+/// TCP ports. The keys of `[server.tcp]` are addresses, as in SuperEdge.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct TcpConfig(pub Vec<TcpListenerConfig>);
+
+/// `[server.tcp."0.0.0.0:6443"]`: TCP ports of this server, each for one target at a node. Each key is an address
+/// (ip:port) to listen on. The short form is a line in `[server.tcp]`: "127.0.0.1:6443" = "node1/127.0.0.1:6443".
+/// Connections from outside allow_from are closed. Connections that rules deny, or whose node does not exist, are reset.
+/// The access log contains the reason. Default: none. allow_from, auth, proxy_protocol, rules and users are as in
+/// `[server.connect]`, whose values are the defaults. These clients cannot send a password: if auth is "basic" there, set
+/// auth = "none" here, preferably with allow_from.
+#[derive(Debug, Default, Deserialize, Serialize)]
+#[serde(default)]
+struct TcpKeys {
+    /// The target: "node/host:port" as that node dials it, so 127.0.0.1 is the node's own. Without "node/" the node that
+    /// has been linked to this server for longest is used. Without one, it is the first by name of the nodes that peers
+    /// have announced. If there are several nodes, that causes a warning. Required.
+    ///
+    /// Required: `"node1/127.0.0.1:6443"`
+    target: Option<Forward>,
+    /// Whether connections to the target begin with a PROXY header (v2) that contains the client's address.
+    send_proxy: bool,
+}
 
 /// One entry of `[server.tcp]`: a TCP port of a server that stands for one target.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -80,21 +101,17 @@ fn port(
             "expected an address to listen on as the key: \"ip:port\", for example \"127.0.0.1:6443\"";
         table.name_error(name, wanted, report);
     }
-    let to = table.read(
-        TARGET,
-        |value| forward(&value::text(value)?).map_err(|why| value::wrong(value, why)),
-        report,
-    );
-    if to.is_none() && !table.has(TARGET) {
+    let keys: TcpKeys = table.fields(report);
+    if !table.has(TARGET) {
         table.error(TARGET, None, "set the target, as in target = \"node1/127.0.0.1:6443\"", report);
     }
-    let send_proxy = table.read("send_proxy", value::flag, report).unwrap_or_default();
     let access = AccessConfig::read(&mut table, PROOFS, inherited, report);
-    let port = at.zip(to).map(|(at, to)| TcpListenerConfig {
+    table.record(&keys, report);
+    let port = at.zip(keys.target).map(|(at, to)| TcpListenerConfig {
         at,
         key: table.path().to_owned(),
         to,
-        send_proxy,
+        send_proxy: keys.send_proxy,
         access,
     });
     if let Some(TcpListenerConfig { at, key, to, access, .. }) = &port {
@@ -112,15 +129,30 @@ fn listen(name: &str) -> Option<SocketAddr> {
     }
 }
 
-fn forward(text: &str) -> Result<Forward, String> {
-    let (node, target) = match text.split_once('/') {
-        Some((node, target)) => (Some(node.parse().map_err(|e| format!("{e}; a node is optional"))?), target),
-        None => (None, text),
-    };
-    let target = target
-        .parse()
-        .map_err(|e: NameError| format!("{e}; put the node before the target, as in node1/127.0.0.1:22"))?;
-    Ok(Forward { node, target })
+impl<'de> Deserialize<'de> for Forward {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        let text = String::deserialize(deserializer)?;
+        let (node, target) =
+            text.split_once('/').map_or((None, text.as_str()), |(node, target)| (Some(node), target));
+        let node = node.map(str::parse).transpose();
+        let target = target.parse().map_err(|error: NameError| {
+            D::Error::custom(format_args!(
+                "{error}; put the node before the target, as in node1/127.0.0.1:22"
+            ))
+        });
+        let node =
+            node.map_err(|error: NameError| D::Error::custom(format_args!("{error}; a node is optional")));
+        Ok(Self { node: node?, target: target? })
+    }
+}
+
+impl Serialize for Forward {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        match &self.node {
+            Some(node) => serializer.collect_str(&format_args!("{node}/{}", self.target)),
+            None => self.target.serialize(serializer),
+        }
+    }
 }
 
 impl fmt::Display for Forward {

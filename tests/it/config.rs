@@ -2,9 +2,9 @@
 
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
-use tunnel::config::edge::EdgeConfig as Settings;
 use tunnel::config::{Environment, Secret};
 use tunnel::edge::Edge;
+use tunnel::edge::config::EdgeConfig as Settings;
 use tunnel::server::Server;
 use tunnel::server::config::ServerConfig;
 

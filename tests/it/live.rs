@@ -4,9 +4,9 @@ use std::path::Path;
 
 use tokio::time::{Instant, sleep};
 use tunnel::config::Environment;
-use tunnel::config::edge::EdgeConfig;
 use tunnel::config::live::ConfigFile;
 use tunnel::edge::Edge;
+use tunnel::edge::config::EdgeConfig;
 use tunnel::server::Server;
 use tunnel::server::config::ServerConfig;
 use tunnel_net::reload::reload_now;

@@ -8,9 +8,9 @@ use tokio::time::Instant;
 use tokio_rustls::TlsAcceptor;
 use tunnel::config::Environment;
 use tunnel::config::cluster::ClusterSettings;
-use tunnel::config::edge::EdgeConfig;
 use tunnel::config::server::kubernetes::EdgeCsrConfig;
 use tunnel::edge::Edge;
+use tunnel::edge::config::EdgeConfig;
 use tunnel_net::tls::{ClientAuth, Identity, TlsParams, TlsServerConfig};
 
 use crate::certificates::Authority;

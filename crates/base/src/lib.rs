@@ -10,4 +10,4 @@ pub mod names;
 pub mod parts;
 pub mod policy;
 pub mod process;
-mod serde_text;
+pub mod serde_text;

@@ -16,8 +16,10 @@ use std::net::{IpAddr, Ipv6Addr};
 use std::str::FromStr;
 
 use ipnet::IpNet;
+use serde::{Deserialize, Serialize};
 
 use crate::names::NodeName;
+use crate::serde_text::{Network, Port, filled};
 
 /// A set of networks: `10.0.0.0/8`, `fd00::/8`, or single addresses.
 ///
@@ -34,21 +36,26 @@ pub struct Glob(String);
 pub struct CertificateGlob(String);
 
 /// A rule that allows requests matching all of its parts; an absent part matches everything.
-#[derive(Debug, Clone, PartialEq, Eq, Default)]
+#[derive(Debug, Clone, PartialEq, Eq, Default, Deserialize, Serialize)]
+#[serde(default)]
 pub struct Rule {
     /// Authenticated users. Unauthenticated clients match only if this is absent.
+    #[serde(deserialize_with = "filled::<_, String, _>")]
     pub users: Option<Vec<String>>,
     /// Networks of clients.
+    #[serde(deserialize_with = "filled::<_, Network, _>")]
     pub from: Option<Networks>,
     /// Nodes that may be requested.
+    #[serde(deserialize_with = "filled::<_, Glob, _>")]
     pub nodes: Option<Vec<Glob>>,
     /// Ports of the target.
-    pub ports: Option<Vec<u16>>,
+    #[serde(deserialize_with = "filled::<_, Port<1>, _>")]
+    pub ports: Option<Vec<Port<1>>>,
 }
 
 /// Rules about which clients may request which node and port. A request is allowed if any rule allows it, or if there
 /// are no rules.
-#[derive(Debug, Clone, PartialEq, Eq, Default)]
+#[derive(Debug, Clone, PartialEq, Eq, Default, Deserialize, Serialize)]
 pub struct Rules(Vec<Rule>);
 
 /// Error parsing a policy's text, with a hint.
@@ -144,6 +151,14 @@ impl Rules {
         self.0.iter().any(|rule| rule.users.is_some())
     }
 
+    /// Returns the users that rules name, each with the index of its rule.
+    pub fn users(&self) -> impl Iterator<Item = (usize, &str)> {
+        self.0
+            .iter()
+            .enumerate()
+            .flat_map(|(i, rule)| rule.users.iter().flatten().map(move |user| (i, user.as_str())))
+    }
+
     /// Returns true if there are no rules: everything is allowed.
     pub fn is_empty(&self) -> bool {
         self.0.is_empty()
@@ -156,7 +171,7 @@ impl Rule {
         self.users.as_ref().is_none_or(named)
             && self.from.as_ref().is_none_or(|nets| nets.contains(from))
             && self.nodes.as_ref().is_none_or(|globs| globs.iter().any(|glob| glob.matches(node)))
-            && self.ports.as_ref().is_none_or(|ports| ports.contains(&port))
+            && self.ports.as_ref().is_none_or(|ports| ports.contains(&Port(port)))
     }
 }
 
@@ -331,7 +346,7 @@ mod tests {
             users: Some(vec!["ops".to_owned()]),
             from: Some(networks(&["10.0.0.0/8"])),
             nodes: Some(vec!["edge-*".parse().unwrap()]),
-            ports: Some(vec![22]),
+            ports: Some(vec![Port(22)]),
         };
         let rules = Rules::from_iter([rule]);
         let from: IpAddr = "::ffff:10.9.9.9".parse().unwrap();
@@ -384,7 +399,7 @@ mod tests {
 
         #[test]
         fn adding_a_rule_never_takes_away_what_others_allow(ports in proptest::collection::vec(1_u16..9, 1..4), more in 1_u16..9, port in 1_u16..9) {
-            let rule = |port| Rule { ports: Some(vec![port]), ..Rule::default() };
+            let rule = |port| Rule { ports: Some(vec![Port(port)]), ..Rule::default() };
             let some = Rules::from_iter(ports.iter().map(|p| rule(*p)));
             let all = Rules::from_iter(ports.iter().chain([&more]).map(|p| rule(*p)));
             let ask = |rules: &Rules| rules.allows(None, Ipv4Addr::LOCALHOST.into(), &node("n"), port);

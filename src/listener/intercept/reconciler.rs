@@ -30,7 +30,7 @@ impl PreparedIntercept {
     /// Intercepts until the server begins to stop. The receiver is notified once nothing is intercepted.
     pub(super) fn spawn(self, deps: &ListenerDeps) -> oneshot::Receiver<()> {
         let Self { table, intercepted, settings } = self;
-        if !deps.asks_kubernetes && !settings.trust_edges {
+        if !deps.asks_kubernetes && !settings.trust_edge_addresses {
             info!(
                 hint =
                     "list addresses in the token file, or set server.intercept.trust_edge_addresses = true",
@@ -121,7 +121,8 @@ impl Reconciler {
         };
         let mut claims = (self.deps.claims)();
         claims.extend(self.deps.finder.claims());
-        let holders = self.deps.context.addresses.holders(claims, self.settings.trust_edges, refuses);
+        let holders =
+            self.deps.context.addresses.holders(claims, self.settings.trust_edge_addresses, refuses);
         // For addresses that are no longer claimed.
         let refused = |ip: IpAddr, node: &NodeName| {
             let claim = AddressClaim { ip, node: node.clone(), by: ClaimSource::Edge };
@@ -147,7 +148,7 @@ impl Reconciler {
 
     /// Updates the ports from the config and the ConfigMap. Returns true if they have changed.
     fn refresh_ports(&mut self) -> bool {
-        let mut ports = self.settings.ports.clone();
+        let mut ports: BTreeSet<u16> = self.settings.ports.iter().map(|port| port.0).collect();
         let named = self.deps.ports.borrow();
         ports.extend(named.http.iter().chain(&named.https));
         let changed = self.ports != ports;

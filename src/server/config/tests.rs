@@ -14,8 +14,8 @@ use std::fmt::Write;
 
 use proptest::prelude::*;
 
-use crate::config::edge::EdgeConfig;
 use crate::config::server::{LinkListenerConfig, TlsVersion};
+use crate::edge::config::EdgeConfig;
 use crate::server::config::ServerConfig;
 use tunnel_base::policy::targets::Targets;
 

@@ -3,8 +3,8 @@
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;
-use tunnel::config::edge::EdgeConfig;
 use tunnel::config::{ConfigErrors, Environment};
+use tunnel::edge::config::EdgeConfig;
 use tunnel::server::config::ServerConfig;
 
 fuzz_target!(|text: &str| {

@@ -2,7 +2,7 @@
 
 use serde_json::Value;
 use tunnel::config::Environment;
-use tunnel::config::edge::EdgeConfig;
+use tunnel::edge::config::EdgeConfig;
 use tunnel::server::config::ServerConfig;
 
 use super::{Cluster, container, deploy};

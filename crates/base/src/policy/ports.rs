@@ -171,7 +171,7 @@ impl fmt::Display for PortTarget {
 }
 
 /// Config value for [`PortTarget::Host`].
-const HOST: &str = "host";
+pub(crate) const HOST: &str = "host";
 
 /// Ports of a kubelet: with TLS, and without.
 pub const KUBELET: [u16; 2] = [10250, 10255];

@@ -1,5 +1,5 @@
 use crate::config::Environment;
-use crate::config::edge::EdgeConfig;
+use crate::edge::config::EdgeConfig;
 use crate::listener::http::HttpConfig;
 use crate::listener::https::HttpsConfig;
 use crate::listener::tcp::TcpConfig;

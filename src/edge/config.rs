@@ -1,0 +1,88 @@
+//! Config of an edge, read from the table `edge`.
+
+use std::net::IpAddr;
+use std::path::{Path, PathBuf};
+
+use crate::config::edge::{self, AllowConfig, EdgeSessions, TargetTlsConfig, UplinkConfig};
+use crate::config::listen::{self, AdminConfig, AuthConfig};
+use crate::config::server::kubernetes::{self, EdgeCsrConfig};
+use crate::config::table::ConfigTable;
+use crate::config::{self, ConfigErrors, Diagnostics, Environment, ParsedConfig, Warning};
+use crate::listener::http_proxy::{self, EdgeProxyConfig};
+
+/// The validated config of an edge: the tables below `[edge]`, and values of the environment.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct EdgeConfig {
+    /// The servers to dial, and this edge's identity.
+    pub uplink: UplinkConfig,
+    /// The socket for commands on this machine.
+    pub admin: AdminConfig,
+    /// Limits of sessions.
+    pub session: EdgeSessions,
+    /// The targets that this edge may dial.
+    pub allow: AllowConfig,
+    /// TLS to targets.
+    pub target_tls: TargetTlsConfig,
+    /// The proxy for programs on this node; `None` disables it.
+    pub http_proxy: Option<EdgeProxyConfig>,
+    /// The certificate that identifies this edge in addition to its token; `None` if it has none.
+    pub csr: Option<EdgeCsrConfig>,
+    /// `NODE_IP` and `POD_IP`: addresses of this machine in addition to those of its interfaces.
+    pub own: Vec<IpAddr>,
+}
+
+impl EdgeConfig {
+    /// Reads an edge's config.
+    ///
+    /// # Errors
+    ///
+    /// Returns all errors in the text and the environment.
+    pub fn read(text: &str, env: &Environment) -> Result<(Self, Vec<Warning>), ConfigErrors> {
+        Self::examine(text, env).whole()
+    }
+
+    /// Like [`Self::read`], but also returns a config that has errors, for further checks.
+    pub fn examine(text: &str, env: &Environment) -> ParsedConfig<Self> {
+        let mut report = Diagnostics::default();
+        let edge = Self::gather(text, env, &mut report);
+        report.finish(text, edge)
+    }
+
+    /// Returns the files that contain secrets, each with its key. `config` is the path of the config file.
+    pub fn secrets(&self, config: &Path) -> Vec<(String, PathBuf)> {
+        let UplinkConfig { token, token_file, .. } = &self.uplink;
+        let token = token.iter().map(|_| ("edge.uplink.token", config));
+        let files = [
+            ("edge.uplink.token_file", token_file),
+            ("edge.target_tls.key", &self.target_tls.key),
+            ("edge.admin.users", &self.admin.users),
+        ];
+        let files = files.into_iter().filter_map(|(key, file)| Some((key, file.as_deref()?)));
+        let proxy = self.http_proxy.iter().filter_map(|proxy| match &proxy.access.auth {
+            AuthConfig::None => None,
+            AuthConfig::Basic { users, .. } => Some(("edge.http_proxy.users", users.as_path())),
+        });
+        let all = token.chain(files).chain(proxy);
+        all.map(|(key, path)| (key.to_owned(), path.to_owned())).collect()
+    }
+
+    pub(crate) fn gather(text: &str, env: &Environment, report: &mut Diagnostics) -> Self {
+        let mut file = ConfigTable::parse(text, env, report);
+        let mut table = file.table("edge", report);
+        config::other_role(&mut file, &table, "server", report);
+        let node_ip = config::address("NODE_IP", env.node_ip.as_deref(), report);
+        let csr = kubernetes::edge_csr(&mut table, node_ip, env, report);
+        let uplink = edge::uplink(&mut table, env, (node_ip, csr.is_some()), report);
+        let admin = listen::admin(&mut table, "edge", env, report);
+        let session = edge::session(&mut table, report);
+        let allow = edge::allow(&mut table, report);
+        let pod_ip = config::address("POD_IP", env.pod_ip.as_deref(), report);
+        let target_tls = edge::target_tls(&mut table, report);
+        let http_proxy = http_proxy::read_edge(&mut table, report);
+        for table in [table, file] {
+            table.finish(report);
+        }
+        let own = node_ip.into_iter().chain(pod_ip).collect();
+        Self { uplink, admin, session, allow, target_tls, http_proxy, csr, own }
+    }
+}
