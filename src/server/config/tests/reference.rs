@@ -122,20 +122,23 @@ fn parse(text: &str, role: &str) -> (Vec<ConfigError>, BTreeMap<String, toml::Ta
     }
 }
 
-/// Returns what the error of a wrong value says about the values that are allowed.
+/// Returns what the errors of wrong values say about the values that are allowed.
 fn allowed(table: &str, key: &str) -> String {
     let role = table.split('.').next().unwrap();
     let hint = |value: &str| {
-        let full = format!("{table}.{key}");
-        let (errors, _) = parse(&format!("[{table}]\n{key} = \"{value}\"\n"), role);
-        let error = errors.into_iter().find(|error| error.key == full)?;
+        let (errors, _) = parse(&format!("[{table}]\n{key} = {value}\n"), role);
+        let names = [format!("{table}.{key}"), format!("{table}.{key}[0]")];
+        let error = errors.into_iter().find(|error| names.contains(&error.key))?;
         let (_, hint) = error.text.split_once("expected ")?;
         Some(hint.split(", for example").next()?.to_owned())
     };
-    match hint("876000h") {
-        None => "a text".to_owned(),
-        Some(list) if list.starts_with("a list") => "a list".to_owned(),
-        Some(size) if size.contains("KiB") => format!("a size of {}", hint("0B").unwrap()),
+    match hint("\"876000h\"") {
+        None => hint("\"\\u0000\"").unwrap_or_else(|| "a text".to_owned()),
+        Some(list) if list.starts_with("a list") => match hint("[\"876000h\"]") {
+            None => "a list of texts".to_owned(),
+            Some(item) => format!("a list; each item is {item}"),
+        },
+        Some(size) if size.contains("KiB") => format!("a size of {}", hint("\"0B\"").unwrap()),
         Some(hint) => hint,
     }
 }
@@ -201,24 +204,29 @@ impl Key {
     }
 }
 
-/// Breaks a text into lines of comments. No line begins with `key = `, which would look like one.
-fn comment(text: &str) -> String {
+/// Breaks a text into lines that begin with `start`. No line begins with `key = `, which would look like one.
+fn wrapped(start: &str, text: &str) -> String {
     let words: Vec<&str> = text.split(' ').collect();
     let is_glued = |i: usize| words.get(i) == Some(&"=") || i > 0 && words.get(i - 1) == Some(&"=");
-    let (mut lines, mut line) = (String::new(), "#".to_owned());
+    let (mut lines, mut line) = (String::new(), start.to_owned());
     for (i, word) in words.iter().enumerate() {
         let chunk = words[i..]
             .iter()
             .enumerate()
             .take_while(|(n, _)| *n == 0 || is_glued(i + n) || is_glued(i + n + 1));
         let length: usize = chunk.map(|(_, word)| word.chars().count() + 1).sum();
-        if !is_glued(i) && !is_glued(i + 1) && line.chars().count() + length > 120 {
-            lines += &format!("{line}\n");
-            line = "#".to_owned();
+        if !is_glued(i) && !is_glued(i + 1) && line.chars().count() + length > 121 {
+            lines += &format!("{}\n", line.trim_end());
+            line = start.to_owned();
         }
-        line += &format!(" {word}");
+        line += &format!("{word} ");
     }
-    lines + &line + "\n"
+    lines + line.trim_end() + "\n"
+}
+
+/// Returns a text as lines of comments.
+fn comment(text: &str) -> String {
+    wrapped("# ", text)
 }
 
 /// Returns a table as part of an example file.
@@ -247,32 +255,36 @@ fn updated(file: &str, role: &str) -> String {
 
 /// Returns the reference of all tables as a document, in the order of the example files.
 fn document(server: &str, edge: &str) -> String {
-    let mut text = "# Reference of settings\n\n\
-        This page lists the tables of both roles with all keys. It is generated from the sources. The examples\n\
-        [for servers](server.toml) and [for edges](edge.toml) contain the same texts, and the tables that are not listed\n\
-        here.\n"
-        .to_owned();
-    for table in [("server", server), ("edge", edge)].into_iter().flat_map(|(role, file)| {
+    let tables = [("server", server), ("edge", edge)].into_iter().flat_map(|(role, file)| {
         let mut tables = tables(role);
         tables.sort_by_key(|table| file.find(&format!("\n[{}]", table.name)));
         tables
-    }) {
-        let mut about = table.about.clone();
+    });
+    let escape = |text: &str| text.replace('*', "\\*");
+    let (mut contents, mut body) = (String::new(), String::new());
+    for TableReference { name, about, keys } in tables {
+        let mut about = escape(&about);
         about[..1].make_ascii_uppercase();
-        let cell = |text: &str| text.replace('|', "\\|").replace('*', "\\*");
-        text += &format!(
-            "\n## [{}]\n\n{}\n\n| key | value | default | description |\n",
-            table.name,
-            cell(&about)
-        );
-        text += "| --- | --- | --- | --- |\n";
-        for key in table.keys {
-            let default = key.default().map(|default| format!("`{default}`")).unwrap_or_default();
-            let (allowed, about) = (cell(&key.allowed), cell(&key.about));
-            text += &format!("| `{}` | {allowed} | {default} | {about} |\n", key.name);
+        let purpose = about.split_once(". ").map_or(about.trim_end_matches('.'), |(first, _)| first);
+        contents += &format!("| [\\[{name}\\]](#{}) | {purpose} |\n", name.replace('.', ""));
+        body += &format!("\n## [{name}]\n\n{}", wrapped("", &about));
+        for key in keys {
+            let default = match key.default() {
+                Some(default) if default == "none" => " Default: none.".to_owned(),
+                Some(default) => format!(" Default: `{default}`."),
+                None => String::new(),
+            };
+            let value = wrapped("", &format!("Value: {}.{default}", escape(&key.allowed)));
+            body += &format!("\n### {name}.{}\n\n{value}\n{}", key.name, wrapped("", &escape(&key.about)));
         }
     }
-    text
+    let start = wrapped(
+        "",
+        "This page lists the tables of the config files of servers and edges with all keys. It is generated from the \
+         sources. The examples [for servers](server.toml) and [for edges](edge.toml) contain the same texts, and the \
+         tables that are not listed here.",
+    );
+    format!("# Reference of settings\n\n{start}\n| table | purpose |\n| --- | --- |\n{contents}{body}")
 }
 
 #[test]
