@@ -166,7 +166,7 @@ const PROXIES: &str = "proxy_protocol";
 
 // Access rules: the keys that the tables of all listeners share. Absent keys are inherited from `[server.connect]`.
 
-/// `[server.connect]`: access rules.
+/// `[server.connect] and [edge.http_proxy]`: access rules.
 #[derive(Debug, Default, Deserialize, Serialize)]
 #[serde(default)]
 struct AccessKeys {
@@ -179,7 +179,7 @@ struct AccessKeys {
     /// Authentication of clients: "none", or "basic" for user and password. Default: "none", with a warning unless
     /// listen is on loopback or allow_from is set.
     ///
-    /// Example: `"basic"`
+    /// Required: `"none"`
     auth: Option<AuthKind>,
     /// File (htpasswd, bcrypt: htpasswd -B) of users for auth = "basic". Re-read when it changes. No default.
     ///
@@ -287,13 +287,13 @@ impl AccessConfig {
     ) -> Self {
         let AccessKeys { proxy_protocol, auth: kind, users, allow_from, rules } = table.fields(report);
         let auth = auth(table, (kind, users), proofs, &default.auth, report);
-        for (i, user) in rules.iter().flat_map(Rules::users) {
+        for (i, j, user) in rules.iter().flat_map(Rules::users) {
             // The user name of a password cannot contain ':', but the name in a certificate can.
             if user.trim().is_empty() || user.contains('*') || user.contains(':') && !proofs.certified() {
                 let wanted = "expected a user name without ':' and '*'; for all users leave the list out";
                 table.error_in(
                     "rules",
-                    &format!("[{i}].users"),
+                    &format!("[{i}].users[{j}]"),
                     format!("{:?}", value::excerpt(user)),
                     wanted,
                     report,
@@ -317,7 +317,9 @@ impl AccessConfig {
             rules: rules.unwrap_or_else(|| default.rules.clone()),
             names: names(table, proofs, report),
         };
-        table.record(&access.keys(), report);
+        if table.is_present() {
+            table.record(&access.keys(), report);
+        }
         access
     }
 
@@ -398,6 +400,15 @@ fn auth(
     Some(auth)
 }
 
+/// Records an error if a listener requests certificates, and does not say whose.
+pub(crate) fn require_names(table: &ConfigTable<'_>, report: &mut Diagnostics) {
+    if table.has("client_ca") && !table.has("names") {
+        let wanted = "list the names (CN or DNS) of client certificates, for example [\"system:kube-apiserver\"]; \
+                      [\"*\"] accepts every certificate that a CA of client_ca has signed or will sign";
+        table.error("names", None, wanted, report);
+    }
+}
+
 fn names(table: &mut ConfigTable<'_>, proofs: AuthMethods, report: &mut Diagnostics) -> Vec<CertificateGlob> {
     let Some(asked) = proofs.certificate else { return Vec::new() };
     let keys: NameKeys = table.fields(report);
@@ -405,12 +416,9 @@ fn names(table: &mut ConfigTable<'_>, proofs: AuthMethods, report: &mut Diagnost
         let wanted = "no certificate is requested; set client_ca to the CA that signs them";
         table.error("names", Some("set, but client_ca is not".to_owned()), wanted, report);
     }
-    if asked && table.has("client_ca") && !table.has("names") {
-        let wanted = "list the names (CN or DNS) of client certificates, for example [\"system:kube-apiserver\"]; \
-                      [\"*\"] accepts every certificate that a CA of client_ca has signed or will sign";
-        table.error("names", None, wanted, report);
+    if table.is_present() {
+        table.record(&keys, report);
     }
-    table.record(&keys, report);
     keys.names.unwrap_or_default()
 }
 
@@ -438,6 +446,7 @@ mod tests {
             table.ignore("client_ca", &mut report);
         }
         let module = AccessConfig::read(&mut table, proofs, &ssh, &mut report);
+        require_names(&table, &mut report);
         let at = "0.0.0.0:1".parse().unwrap();
         module.warn_if_open(table.key("listen"), at, proofs, "every node", &mut report);
         table.finish(&mut report);

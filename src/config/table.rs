@@ -136,28 +136,6 @@ impl<'t> ConfigTable<'t> {
         }
     }
 
-    /// Returns the tables of a list, in order. Empty if it is absent, or not a list of tables, which is recorded.
-    pub(crate) fn tables(&mut self, key: &'static str, report: &mut Diagnostics) -> Vec<Self> {
-        let path = self.key(key);
-        let Some(entry) = self.take(key, report) else { return Vec::new() };
-        let DeValue::Array(items) = entry.value else {
-            let found = value::shown(&entry.value);
-            report.place_fault(Some(entry.place), &path, Some(found), "expected a list of tables: [{ … }]");
-            return Vec::new();
-        };
-        let mut tables = Vec::new();
-        for (i, item) in items.iter().enumerate() {
-            let (place, path) = (item.span().start, format!("{path}[{i}]"));
-            match item.get_ref() {
-                DeValue::Table(table) => tables.push(Self::of(path, place, table.clone())),
-                other => {
-                    report.place_fault(Some(place), &path, Some(value::shown(other)), "expected table: { … }")
-                }
-            }
-        }
-        tables
-    }
-
     /// Takes all remaining keys, which are names chosen by the user, each with its table, in file order. A value of
     /// another type is read as a table with the single key `short`.
     pub(crate) fn named(&mut self, short: &'static str, report: &mut Diagnostics) -> Vec<(String, Self)> {
@@ -227,7 +205,15 @@ impl<'t> ConfigTable<'t> {
         }
     }
 
-    /// Records the values in effect, and finishes.
+    /// Like [`Self::finish`], and records the values in effect, unless the table is absent: then there are none.
+    pub(crate) fn close_optional<T: Serialize>(self, settings: &T, report: &mut Diagnostics) {
+        if self.is_present() {
+            self.record(settings, report);
+        }
+        self.finish(report);
+    }
+
+    /// Like [`Self::finish`], and records the values in effect, which an absent table has, too.
     pub(crate) fn close<T: Serialize>(self, settings: &T, report: &mut Diagnostics) {
         self.record(settings, report);
         self.finish(report);

@@ -7,12 +7,9 @@ use std::path::PathBuf;
 use std::str::FromStr;
 use std::time::Duration;
 
-use ipnet::IpNet;
 use serde::de::{Deserialize, Deserializer, Error};
 use serde::ser::{Serialize, Serializer};
 use toml::de::{DeInteger, DeValue};
-
-use tunnel_base::policy;
 
 /// The error of parsing a config value: what was found, and what is allowed.
 #[derive(Debug, PartialEq, Eq)]
@@ -62,11 +59,6 @@ pub(crate) fn parsed<T: FromStr<Err: fmt::Display>>(value: &DeValue<'_>) -> Resu
     text(value)?.parse().map_err(|error: T::Err| wrong(value, error))
 }
 
-/// Reads a network, or a single address.
-pub(crate) fn network(value: &DeValue<'_>) -> Result<IpNet, ValueError> {
-    policy::network(&text(value)?).map_err(|error| wrong(value, error))
-}
-
 /// Reads a TCP port, as a number or (as in some of SuperEdge's files) a text. 0 means any free port.
 pub(crate) fn port_number(value: &DeValue<'_>) -> Result<u16, ValueError> {
     let port = match value {
@@ -75,19 +67,6 @@ pub(crate) fn port_number(value: &DeValue<'_>) -> Result<u16, ValueError> {
         _ => None,
     };
     port.ok_or_else(|| wrong(value, "expected a port: a number from 0 to 65535"))
-}
-
-/// Reads a TCP port to connect to, so not 0.
-pub(crate) fn target_port(value: &DeValue<'_>) -> Result<u16, ValueError> {
-    match port_number(value) {
-        Ok(port_number) if port_number > 0 => Ok(port_number),
-        _ => Err(wrong(value, "expected a port: a number from 1 to 65535")),
-    }
-}
-
-/// Reads an address to listen on.
-pub(crate) fn socket(value: &DeValue<'_>) -> Result<SocketAddr, ValueError> {
-    text(value)?.parse().map_err(|_| wrong(value, LISTEN_ADDRESS))
 }
 
 /// Reads a duration within limits: a whole number with `ms`, `s`, `m` or `h`.

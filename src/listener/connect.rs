@@ -76,7 +76,7 @@ fn read(tables: &mut ListenerTables<'_, '_>) -> Option<Arc<dyn ListenerConfig>> 
     }
     connect.is_default = report.implied.contains(&table.key("listen"));
     tables.inherited = connect.access.clone();
-    table.close(&connect, report);
+    table.close_optional(&connect, report);
     is_set.then(|| Arc::new(connect) as Arc<dyn ListenerConfig>)
 }
 

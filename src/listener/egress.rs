@@ -19,9 +19,8 @@ use tunnel_base::policy::Networks;
 use tunnel_proto::frame::Category;
 
 /// `[server.egress]`: CONNECT to node:port for kube-apiserver's egress selector (HTTPConnect). Without this table it is
-/// disabled. allow_from, auth, proxy_protocol, rules and users are as in `[server.connect]`, whose values are the
-/// defaults. For a Unix socket, the owner of its file replaces them, except rules.
-#[derive(Debug, Deserialize, Serialize)]
+/// disabled. For a Unix socket, the owner of its file replaces the access rules, except rules.
+#[derive(Debug, Clone, Deserialize, Serialize)]
 #[serde(default)]
 struct EgressKeys {
     /// Address (ip:port), with TLS, or "unix:/path": a socket that only the user of this program may open, created at
@@ -130,13 +129,13 @@ fn read(
     let mut table = server.table(KIND.name, report);
     let keys: EgressKeys = table.fields(report);
     listen::is_set(&table, report);
-    table.record(&keys, report);
+    let shown = keys.clone();
     let egress = match keys.listen.clone() {
         Some(ListenAddress::Unix(path)) => Some(unix(&mut table, path, inherited, report)),
         Some(ListenAddress::Port(listen)) => port(&mut table, keys, Some(listen), inherited, report),
         None => port(&mut table, keys, None, inherited, report),
     };
-    table.finish(report);
+    table.close_optional(&shown, report);
     egress
 }
 
@@ -150,6 +149,7 @@ fn port(
     let certificates = ListenerTlsConfig { table: table.key(""), cert, key, client_ca };
     let proofs = AuthMethods { password: true, certificate: Some(certificates.client_ca.is_some()) };
     let access = AccessConfig::read(table, proofs, inherited, report);
+    listen::require_names(table, report);
     let listen = listen?;
     access.warn_if_open(table.key("listen"), listen, proofs, "every node", report);
     Some(EgressConfig::Port { listen, certificates, access })

@@ -41,8 +41,8 @@ use tunnel_proto::frame::Category;
 
 /// `[server.http]`: ports that stand for one port of every node, without TLS. The Host of each request names the node:
 /// http://node1:10255/metrics, if DNS resolves the nodes' names to this server. The headers of `[server.https]` apply,
-/// from clients in allow_from. allow_from, auth, proxy_protocol, rules and users are as in `[server.connect]`, whose
-/// values are the defaults. These clients cannot send a password.
+/// from clients in allow_from. These clients cannot send a password: if auth is "basic" in `[server.connect]`, set auth =
+/// "none" here.
 #[derive(Debug, Deserialize, Serialize)]
 #[serde(default)]
 struct HttpKeys {
@@ -101,7 +101,7 @@ fn read(tables: &mut ListenerTables<'_, '_>) -> Option<Arc<dyn ListenerConfig>> 
     let ports = node_ports(&table, keys.listen_ip, &keys.ports);
     let access = AccessConfig::read(&mut table, methods, &tables.inherited, report);
     warn_if_open(&table, &ports, &access, methods, report);
-    table.close(&keys, report);
+    table.close_optional(&keys, report);
     if ports.is_empty() { None } else { Some(Arc::new(HttpConfig { ports, access })) }
 }
 

@@ -33,8 +33,7 @@ use tunnel_net::socket::{Connection, Hooked, ReadHook};
 use tunnel_proto::frame::Category;
 
 /// `[server.http_proxy]`: HTTP proxy: CONNECT as in `[server.connect]`, and plain requests (GET http://node:port/…),
-/// each of which is sent where its URL points to. Without this table there is no proxy. allow_from, auth,
-/// proxy_protocol, rules and users are as in `[server.connect]`, whose values are the defaults.
+/// each of which is sent where its URL points to. Without this table there is no proxy.
 #[derive(Debug, Clone, PartialEq, Eq, Deserialize, Serialize)]
 #[serde(default)]
 pub struct HttpProxyConfig {
@@ -76,7 +75,7 @@ fn read(
         proxy.access.warn_if_open(table.key("listen"), proxy.listen, PASSWORD, "every node", report);
         as_superedge(&proxy.access, env, report);
     }
-    table.close(&proxy, report);
+    table.close_optional(&proxy, report);
     is_set.then_some(proxy)
 }
 
@@ -149,7 +148,7 @@ pub(crate) fn read_edge(edge: &mut ConfigTable<'_>, report: &mut Diagnostics) ->
         let reached = "everything that [server.edge_access] allows this edge";
         proxy.access.warn_if_open(table.key("listen"), proxy.listen, PASSWORD, reached, report);
     }
-    table.close(&proxy, report);
+    table.close_optional(&proxy, report);
     is_set.then_some(proxy)
 }
 

@@ -13,7 +13,7 @@ use tokio_rustls::rustls::server::{Accepted, Acceptor};
 use tokio_rustls::rustls::{self, ClientConfig};
 use tracing::{Span, debug, field, info_span};
 
-use crate::config::listen::{AccessConfig, AuthMethods};
+use crate::config::listen::{self, AccessConfig, AuthMethods};
 use crate::config::table::ConfigTable;
 use crate::config::{Diagnostics, WarningKind, value};
 use crate::listener::admission::{Admission, HandshakeOutcome, ListenerProtocol};
@@ -35,9 +35,8 @@ use tunnel_proto::frame::Category;
 /// of this server, if DNS resolves the nodes' names to it. Clients listed in names or allow_from may choose the
 /// destination of a request by headers. X-Tunnel-Proxy-Host is its node (a name or an address, with or without a port).
 /// At a port with "host", X-Tunnel-Proxy-Dest replaces Host: it is the target that the node dials (host:port). All other
-/// clients are denied these headers; targets never receive them. allow_from, auth, proxy_protocol, rules and users are
-/// as in `[server.connect]`, whose values are the defaults. These clients cannot send a password: if auth is "basic"
-/// there, set auth = "none" or client_ca here.
+/// clients are denied these headers; targets never receive them. Clients of these ports cannot send a password: if auth is
+/// "basic" in `[server.connect]`, set auth = "none" or client_ca here.
 #[derive(Debug, Deserialize, Serialize)]
 #[serde(default)]
 struct HttpsKeys {
@@ -198,11 +197,14 @@ fn read(tables: &mut ListenerTables<'_, '_>) -> Option<Arc<dyn ListenerConfig>> 
         table.error("client_ca", found, wanted, report);
     }
     let access = AccessConfig::read(&mut table, proofs, &tables.inherited, report);
+    if asked {
+        listen::require_names(&table, report);
+    }
     let named = !access.names.is_empty() && !access.names.iter().any(CertificateGlob::is_everyone);
     let targets = target_identity(&table, &keys, asked && named, report);
     let mode = if passthrough { HttpsMode::Passthrough } else { HttpsMode::Terminate(certificates, targets) };
     warn_if_open(&table, &ports, &access, proofs, report);
-    table.close(&keys, report);
+    table.close_optional(&keys, report);
     if ports.is_empty() { None } else { Some(Arc::new(HttpsConfig { mode, ports, access })) }
 }
 

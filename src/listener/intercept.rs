@@ -44,9 +44,9 @@ use tunnel_proto::frame::Category;
 /// Kubernetes), CAP_NET_ADMIN, Linux 5.12 and the program nft. The node of an address comes from the first source that
 /// has it: `[server.addresses]`, the node's line in the token file (node:token ip=10.0.0.7), Kubernetes, the edge's own
 /// node_ips (see trust_edge_addresses). If two sources of one rank contradict each other, neither applies, with a
-/// warning. Default: nothing is intercepted. allow_from, auth, proxy_protocol, rules and users are as in
-/// `[server.connect]`, whose values are the defaults, except proxy_protocol. To the node, a client on this host has the
-/// host's address. It cannot send a password: if auth is "basic" there, set auth = "none" here.
+/// warning. Default: nothing is intercepted. To the node, a client on this host has the host's address. It cannot send a
+/// password: if auth is "basic" in `[server.connect]`, set auth = "none" here. No load balancer is in front of these
+/// ports: proxy_protocol is not inherited.
 #[derive(Debug, Clone, PartialEq, Eq, Deserialize, Serialize)]
 #[serde(default)]
 pub struct InterceptConfig {
@@ -151,7 +151,7 @@ pub(crate) fn read(
     }
     intercept.host_ip = config::address("HOST_IP", env.host_ip.as_deref(), report);
     intercept.pod_ip = env.pod_ip.as_deref().and_then(|ip| ip.parse().ok());
-    table.close(&intercept, report);
+    table.close_optional(&intercept, report);
     (!intercept.networks.is_empty()).then_some(intercept)
 }
 

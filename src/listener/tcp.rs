@@ -32,9 +32,8 @@ pub struct TcpConfig(pub Vec<TcpListenerConfig>);
 /// `[server.tcp."0.0.0.0:6443"]`: TCP ports of this server, each for one target at a node. Each key is an address
 /// (ip:port) to listen on. The short form is a line in `[server.tcp]`: "127.0.0.1:6443" = "node1/127.0.0.1:6443".
 /// Connections from outside allow_from are closed. Connections that rules deny, or whose node does not exist, are reset.
-/// The access log contains the reason. Default: none. allow_from, auth, proxy_protocol, rules and users are as in
-/// `[server.connect]`, whose values are the defaults. These clients cannot send a password: if auth is "basic" there, set
-/// auth = "none" here, preferably with allow_from.
+/// The access log contains the reason. Default: none. These clients cannot send a password: if auth is "basic" in
+/// `[server.connect]`, set auth = "none" here, preferably with allow_from.
 #[derive(Debug, Default, Deserialize, Serialize)]
 #[serde(default)]
 struct TcpKeys {

@@ -151,12 +151,11 @@ impl Rules {
         self.0.iter().any(|rule| rule.users.is_some())
     }
 
-    /// Returns the users that rules name, each with the index of its rule.
-    pub fn users(&self) -> impl Iterator<Item = (usize, &str)> {
-        self.0
-            .iter()
-            .enumerate()
-            .flat_map(|(i, rule)| rule.users.iter().flatten().map(move |user| (i, user.as_str())))
+    /// Returns the users that rules name, each with the index of its rule, and its index there.
+    pub fn users(&self) -> impl Iterator<Item = (usize, usize, &str)> {
+        self.0.iter().enumerate().flat_map(|(i, rule)| {
+            rule.users.iter().flatten().enumerate().map(move |(j, user)| (i, j, user.as_str()))
+        })
     }
 
     /// Returns true if there are no rules: everything is allowed.

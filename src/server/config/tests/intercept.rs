@@ -28,11 +28,11 @@ fn networks_are_enough_and_the_rest_has_defaults() {
     let intercept = intercept.unwrap();
     assert_eq!(warnings, []);
     assert!(intercept.networks.contains("10.0.3.4".parse().unwrap()) && !intercept.networks.is_empty());
-    assert_eq!(Vec::from_iter(intercept.ports), [10250, 10255]);
-    assert_eq!((intercept.table.as_str(), intercept.port), ("tunnel", 0));
-    assert!(!intercept.trust_edges, "no cluster could contradict them");
+    assert_eq!(Vec::from_iter(intercept.ports.iter().map(|port| port.0)), [10250, 10255]);
+    assert_eq!((intercept.table.as_str(), intercept.port.0), ("tunnel", 0));
+    assert!(!intercept.trust_edge_addresses, "no cluster could contradict them");
     assert_eq!(intercept.mark, MarkBits { mark: 0x40, mask: 0x40 });
-    assert_eq!((intercept.forwarded, intercept.host_ip), (vec![], "10.0.0.1".parse().ok()));
+    assert_eq!((intercept.forwarded_networks.is_empty(), intercept.host_ip), (true, "10.0.0.1".parse().ok()));
     assert!(intercept.access.allow_from.is_some(), "inherited from [server.connect]");
     assert!(intercept.access.proxy_protocol.is_empty(), "no load balancer in front of it");
 }

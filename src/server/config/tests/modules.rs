@@ -90,14 +90,14 @@ fn a_port_of_the_https_table_stands_for_one_of_every_node() {
         listen_ip = "127.0.0.1"
         rules = [{ nodes = ["edge-*"] }]
         [server.https.ports]
-        "10250" = "127.0.0.1:10250"
         "9100" = "localhost:9100"
+        "10250" = "127.0.0.1:10250"
         "#;
     let (settings, warnings) = cloud(&format!("{CLOSED}{text}"));
     let https = settings.listener::<HttpsConfig>().unwrap();
     assert_eq!((&https.mode, warnings), (&HttpsMode::Passthrough, vec![]));
     let shown = |port: &NodePortConfig| (port.at.to_string(), port.stands_for.to_string());
-    let want = [("127.0.0.1:10250", "127.0.0.1:10250"), ("127.0.0.1:9100", "localhost:9100")];
+    let want = [("127.0.0.1:9100", "localhost:9100"), ("127.0.0.1:10250", "127.0.0.1:10250")];
     assert_eq!(
         https.ports.iter().map(shown).collect::<Vec<_>>(),
         want.map(|(at, to)| (at.to_owned(), to.to_owned()))
@@ -105,9 +105,9 @@ fn a_port_of_the_https_table_stands_for_one_of_every_node() {
     assert!(!https.access.rules.is_empty() && connect(&settings).access.rules.is_empty());
     let open = format!("{CLOSED}{}", text.replace("listen_ip = \"127.0.0.1\"", ""));
     let (settings, warnings) = cloud(&open);
-    assert_eq!(settings.listener::<HttpsConfig>().unwrap().ports[1].at, "0.0.0.0:9100".parse().unwrap());
+    assert_eq!(settings.listener::<HttpsConfig>().unwrap().ports[1].at, "0.0.0.0:10250".parse().unwrap());
     assert_eq!(warned(&warnings, WarningKind::Insecure), ["server.https.ports"]);
-    let text = "anyone who reaches 0.0.0.0:10250 can reach 127.0.0.1:10250 at every node (other entries of this table: 1) \
+    let text = "anyone who reaches 0.0.0.0:9100 can reach localhost:9100 at every node (other entries of this table: 1) \
                 without authentication; set client_ca or allow_from";
     assert_eq!(warnings[0].text.replace("client_ca or ", ""), text.replace("client_ca or ", ""));
 }
@@ -127,10 +127,10 @@ fn whatever_is_wrong_with_https_is_told() {
     }
     let reported = errors(&format!("{CLOSED}[server.http.ports]\n\"x\" = \"127.0.0.1:1\"\n\"1\" = \"a\"\n"));
     assert!(
-        reported[0].contains("server.http.ports.\"x\": \"x\": expected a port as the key"),
+        reported[0].contains("server.http.ports.\"x\": \"x\": expected a port: a number"),
         "{reported:?}"
     );
-    assert!(reported[1].contains("server.http.ports.\"1\".target: \"a\": \"a\" has no port"), "{reported:?}");
+    assert!(reported[1].contains("server.http.ports.\"1\": \"a\": \"a\" has no port"), "{reported:?}");
     let (_, warnings) =
         cloud(&format!("{CLOSED}[server.https]\nmode = \"passthrough\"\ncert = \"/c\"\nkey = \"/k\"\n"));
     assert_eq!(warned(&warnings, WarningKind::Unexpected), ["server.https.mode"]);

@@ -25,7 +25,7 @@ fn a_port_stands_for_what_host_names() {
 fn where_no_host_is_read_no_port_stands_for_it() {
     let text = format!("{CLOSED}{}", BY_HOST.replace("http]", "https]\nmode = \"passthrough\""));
     let told: Vec<_> = cloud_faults(&text).iter().map(ToString::to_string).collect();
-    let want = "server.https.ports.\"10264\".target: \"host\", but mode is \"passthrough\": set the target that each node dials; the Host cannot be read in this mode";
+    let want = "server.https.ports.\"10264\": \"host\", but mode is \"passthrough\": set the target that each node dials; the Host cannot be read in this mode";
     assert!(told.len() == 1 && told[0].ends_with(want), "{told:?}");
 }
 

@@ -38,6 +38,10 @@ struct Field {
 struct TableReference {
     name: String,
     about: String,
+    /// Whether a config without the table lacks what it sets.
+    is_optional: bool,
+    /// Whether it has the access rules of `[server.connect]`, too.
+    inherits: bool,
     keys: Vec<Key>,
 }
 
@@ -143,14 +147,16 @@ fn allowed(table: &str, key: &str) -> String {
     }
 }
 
-/// Returns the tables of a role, in the order of the sources.
+/// Returns the tables of a role, in the order of the sources. Several structs may be parts of one table: the last one
+/// describes it, and has its first keys.
 fn tables(role: &str) -> Vec<TableReference> {
-    let (_, effective) = parse("", role);
+    let (_, always) = parse("", role);
     let all = sources(&Path::new(env!("CARGO_MANIFEST_DIR")).join("src"));
-    let mut tables = Vec::new();
+    let mut tables: Vec<TableReference> = Vec::new();
     for Struct { tables: names, about, fields } in all.iter().flat_map(|source| structs(source)) {
         for name in names.into_iter().filter(|name| name.split('.').next() == Some(role)) {
-            let defaults = effective.get(&name).unwrap_or_else(|| panic!("[{name}] is not recorded"));
+            let present = parse(&format!("[{name}]\n"), role).1;
+            let defaults = present.get(&name).unwrap_or_else(|| panic!("[{name}] is not recorded"));
             let key = |field: &Field| Key {
                 name: field.key.clone(),
                 about: field.about.clone(),
@@ -158,8 +164,21 @@ fn tables(role: &str) -> Vec<TableReference> {
                 example: field.example.clone(),
                 default: defaults.get(&field.key).cloned(),
             };
-            let keys = fields.iter().map(key).collect();
-            tables.push(TableReference { about: about.clone(), keys, name });
+            let mut keys: Vec<_> = fields.iter().map(key).collect();
+            // The example is a server with one port for clients.
+            let is_optional = !always.contains_key(&name) && name != "server.connect";
+            match tables.iter_mut().find(|table| table.name == name) {
+                Some(table) => {
+                    table.inherits &= !keys.iter().any(|key| key.name == "rules");
+                    keys.append(&mut table.keys);
+                    (table.keys, table.about) = (keys, about.clone());
+                }
+                None => {
+                    let inherits =
+                        defaults.contains_key("rules") && !keys.iter().any(|key| key.name == "rules");
+                    tables.push(TableReference { about: about.clone(), is_optional, inherits, keys, name });
+                }
+            }
         }
     }
     tables
@@ -229,12 +248,22 @@ fn comment(text: &str) -> String {
     wrapped("# ", text)
 }
 
+/// The description of the keys that a listener's table shares with `[server.connect]`.
+const INHERITED: &str =
+    "allow_from, auth, proxy_protocol, rules, users: as in [server.connect], whose values are the defaults.";
+
 /// Returns a table as part of an example file.
 fn example(table: &TableReference) -> String {
-    let keys = table.keys.iter().map(|key| comment(&key.description()) + &key.line() + "\n");
+    let mark = if table.is_optional { "# " } else { "" };
+    let keys = table.keys.iter().map(|key| {
+        let line = key.line();
+        let line = if line.starts_with("# ") { line } else { format!("{mark}{line}") };
+        comment(&key.description()) + &line + "\n"
+    });
     let mut about = table.about.clone();
     about[..1].make_ascii_uppercase();
-    format!("{}[{}]\n{}", comment(&about), table.name, keys.collect::<String>())
+    let inherited = if table.inherits { comment(INHERITED) } else { String::new() };
+    format!("{}{mark}[{}]\n{}{inherited}", comment(&about), table.name, keys.collect::<String>())
 }
 
 /// Replaces the generated tables in an example file. Tables are separated by empty lines.
@@ -262,7 +291,7 @@ fn document(server: &str, edge: &str) -> String {
     });
     let escape = |text: &str| text.replace('*', "\\*");
     let (mut contents, mut body) = (String::new(), String::new());
-    for TableReference { name, about, keys } in tables {
+    for TableReference { name, about, keys, inherits, .. } in tables {
         let mut about = escape(&about);
         about[..1].make_ascii_uppercase();
         let purpose = about.split_once(". ").map_or(about.trim_end_matches('.'), |(first, _)| first);
@@ -276,6 +305,9 @@ fn document(server: &str, edge: &str) -> String {
             };
             let value = wrapped("", &format!("Value: {}.{default}", escape(&key.allowed)));
             body += &format!("\n### {name}.{}\n\n{value}\n{}", key.name, wrapped("", &escape(&key.about)));
+        }
+        if inherits {
+            body += &format!("\n{}", wrapped("", INHERITED));
         }
     }
     let start = wrapped(

@@ -149,7 +149,7 @@ fn the_oldest_cloud_file_loads() {
     assert_eq!(cloud.links.admin_listen, "0.0.0.0:8000".parse().unwrap());
     assert_eq!(cloud.links.key.to_str(), Some("../../conf/certs/cloud.key"));
     assert_eq!(cloud.links.token_file.to_str(), Some("../../conf/token"));
-    assert!(connect(&cloud).listen.implicit);
+    assert!(connect(&cloud).is_default);
     assert_eq!(warned(&warnings, WarningKind::Unsupported), Vec::<&str>::new());
     let limiters = [
         "mode.cloud.https.addr",
@@ -176,14 +176,12 @@ fn a_cloud_file_with_an_empty_https_table_loads() {
 fn a_cloud_file_of_the_middle_years_loads() {
     let (cloud, warnings) = cloud(CLOUD_HTTPS);
     assert_eq!(cloud.links.admin_listen.port(), 51010);
-    assert_eq!(
-        connect(&cloud).listen,
-        ListenConfig { at: "0.0.0.0:22".parse().unwrap(), implicit: false, key: "listen" }
-    );
+    assert_eq!(connect(&cloud).listen, "0.0.0.0:22".parse().unwrap());
+    assert!(!connect(&cloud).is_default);
     let Some(EgressConfig::Port { listen, certificates, .. }) = cloud.listener() else {
         panic!("{:?}", cloud.listeners)
     };
-    assert_eq!((listen.at.to_string().as_str(), listen.key), ("0.0.0.0:8000", "listen"));
+    assert_eq!(listen.to_string(), "0.0.0.0:8000");
     assert!(
         certificates.cert.ends_with("tunnel-server.crt") && certificates.key.ends_with("tunnel-server.key")
     );
@@ -200,7 +198,7 @@ fn the_newest_cloud_file_loads() {
     let Some(EgressConfig::Port { listen, certificates, .. }) = cloud.listener() else {
         panic!("{:?}", cloud.listeners)
     };
-    assert_eq!((listen.at.port(), certificates.client_ca.as_ref()), (8000, None));
+    assert_eq!((listen.port(), certificates.client_ca.as_ref()), (8000, None));
     assert_eq!(certificates.cert.to_str(), Some("/etc/tunnel/certs/egress.crt"));
     assert_eq!(warned(&warnings, WarningKind::Insecure)[0], "mode.cloud.egress.port", "{warnings:?}");
     let unserved = ["mode.cloud.stream.register"];
@@ -224,7 +222,7 @@ fn the_edge_files_of_all_years_load() {
 
     let (middle, warnings) = edge(EDGE_HTTPS);
     assert_eq!(middle.uplink.tls_server_name, Some("tunnel.cloud.io".parse().unwrap()));
-    assert_eq!(middle.http_proxy.unwrap().listen.at, "0.0.0.0:51009".parse().unwrap());
+    assert_eq!(middle.http_proxy.unwrap().listen, "0.0.0.0:51009".parse().unwrap());
     assert_eq!(warned(&warnings, WarningKind::Unsupported), [""; 0]);
     let limiters = ["mode.edge.httpproxy.proxyport", "mode.edge.stream.client.logport"];
     assert_eq!(warned(&warnings, WarningKind::Insecure), limiters);
@@ -233,7 +231,7 @@ fn the_edge_files_of_all_years_load() {
     let server = new.uplink.server_addresses().next().unwrap();
     assert_eq!((server.dns.to_string(), server.at.port), ("127.0.0.1".into(), 31234));
     assert_eq!(new.uplink.ca.to_str(), Some("/etc/tunnel/certs/ca.crt"));
-    assert_eq!(new.http_proxy.unwrap().listen.at, "0.0.0.0:51009".parse().unwrap());
+    assert_eq!(new.http_proxy.unwrap().listen, "0.0.0.0:51009".parse().unwrap());
     assert_eq!(warned(&warnings, WarningKind::Unsupported), [""; 0]);
     let limiters = ["mode.edge.http_proxy.port", "mode.edge.stream.client.log_port"];
     assert_eq!(warned(&warnings, WarningKind::Insecure), limiters);
