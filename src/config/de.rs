@@ -22,7 +22,7 @@ impl ConfigTable<'_> {
     /// Reads the keys that are fields of `T`. A key that is absent or has an error, which is recorded, keeps its
     /// default. Several structs may share a table.
     pub(crate) fn fields<T: DeserializeOwned + Default>(&mut self, report: &mut Diagnostics) -> T {
-        let (mut pass, mut errors) = (Pass::default(), Vec::new());
+        let (mut pass, mut errors, mut unlisted) = (Pass::default(), Vec::new(), None);
         let settings = loop {
             match T::deserialize(Root { table: self, pass: &pass }) {
                 Ok(settings) => break settings,
@@ -30,7 +30,10 @@ impl ConfigTable<'_> {
                     pass.skip.insert(error.key.clone());
                     errors.push(error);
                 }
-                Err(_) => break T::default(),
+                Err(error) => {
+                    unlisted = error.place;
+                    break T::default();
+                }
             }
         };
         let Pass { skip, fields, nested } = pass;
@@ -40,6 +43,11 @@ impl ConfigTable<'_> {
         errors.retain(|error| !skip.iter().any(|key| is_inner(key, &error.key)));
         for FieldError { key, place, found, wanted } in errors {
             report.place_fault(place, &self.key(key), found, wanted);
+        }
+        if unlisted.is_some() {
+            let found = Some(format!("more than {MAX_ERRORS} errors"));
+            let wanted = "correct the listed ones first; the rest of the table is not checked";
+            report.place_fault(unlisted, self.path(), found, wanted);
         }
         for (key, (place, wanted)) in nested.into_inner() {
             report.unknown(place, &self.key(key), &wanted);
@@ -446,9 +454,11 @@ mod tests {
     }
 
     #[test]
-    fn the_number_of_passes_is_bounded() {
+    fn the_number_of_passes_is_bounded_and_further_errors_are_announced() {
         let parsed = read(&format!("[t]\nlist = [{}]\n", "1, ".repeat(10_000)));
-        assert_eq!(parsed.errors.len(), MAX_ERRORS);
+        let last = parsed.errors.last().unwrap().to_string();
+        let expected = "line 2: t: more than 100 errors: correct the listed ones first; the rest of the table is not checked";
+        assert_eq!((parsed.errors.len(), last.as_str()), (MAX_ERRORS + 1, expected));
     }
 
     proptest! {
