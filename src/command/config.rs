@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use toml::Table;
 use toml::de::{DeTable, DeValue};
 
-use crate::command::{CONFIG_DIR, CommandError, Format, Role};
+use crate::command::{CONFIG_DIR, CommandError, Format, Role, examples};
 use crate::config::edge::EdgeConfig;
 use crate::config::{ConfigErrors, Environment};
 use crate::server::config::ServerConfig;
@@ -15,6 +15,10 @@ use crate::server::config::ServerConfig;
 #[derive(Debug, Clone, clap::Subcommand)]
 pub enum ConfigCommand {
     /// Check a config and the files that it names, and report all errors. Opens no port.
+    #[command(after_help = examples([
+        "tunnel config check                  # the file in /etc/tunnel",
+        "tunnel config check server.toml -o json",
+    ]))]
     Check {
         /// The file.
         #[command(flatten)]
@@ -24,6 +28,10 @@ pub enum ConfigCommand {
         output: Format,
     },
     /// Print the values in effect as TOML, including defaults. Secrets are masked.
+    #[command(after_help = examples([
+        "tunnel config show                   # the file in /etc/tunnel",
+        "tunnel config show edge.toml",
+    ]))]
     Show(ConfigArgs),
 }
 
