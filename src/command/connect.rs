@@ -193,21 +193,20 @@ impl ConnectEndpoint {
     /// Reads the files that the settings name.
     pub(crate) fn new(settings: &ClientSettings) -> Result<Self, CommandError> {
         let ClientSettings { server: Setting { value: url, source }, .. } = settings;
-        if url.contains('@') {
-            let text = format!(
-                "{source}: contains @; name the user with --user, and the password in a file with --password-file"
-            );
-            return Err(CommandError::usage(text));
-        }
         let wrong = |why: &str| {
             let expected = "expected HOST:PORT, http://HOST:PORT, https://HOST:PORT or unix:/PATH";
-            CommandError::usage(format!("{source}={url}: {why}; {expected}"))
+            CommandError::usage(format!("{source} {url:?}: {why}; {expected}"))
         };
         let (place, tls) = if let Some(path) = url.strip_prefix("unix:") {
             if !path.starts_with('/') {
                 return Err(wrong("the path must begin with /"));
             }
             (Place::Socket(path.into()), None)
+        } else if url.contains('@') {
+            // The value may contain a password, so the error does not.
+            return Err(CommandError::usage(format!(
+                "{source}: contains @; name the user with --user, and the password's file with --password-file"
+            )));
         } else {
             let (secure, at) = match url.split_once("://") {
                 None => (false, url.as_str()),
@@ -392,7 +391,7 @@ fn authorization(settings: &ClientSettings) -> Result<Option<HeaderValue>, Comma
         (Some(user), Some(file)) => (&user.value, &file.value),
         (Some(user), None) => {
             let text = format!(
-                "{}={}: a user requires --password-file, or TUNNEL_PASSWORD_FILE",
+                "{} {:?}: a user requires --password-file, or TUNNEL_PASSWORD_FILE",
                 user.source, user.value
             );
             return Err(CommandError::usage(text));

@@ -45,13 +45,13 @@ fn what_is_wrong_with_the_way_to_the_server_is_told_with_the_remedy() {
     for (args, part) in [
         (
             &["n:1", "--server=ftp://cloud:2222"][..],
-            "--server=ftp://cloud:2222: unsupported URL; expected HOST:PORT",
+            "--server \"ftp://cloud:2222\": unsupported URL; expected HOST:PORT",
         ),
         (&["n:1", "--server=cloud"], "invalid host and port"),
         (&["n:1", "--server=unix:a"], "begin with /"),
         (&["n:1", "--server=https://cloud:8000"], "requires --ca=FILE"),
-        (&["n:1", "--server=ftp://ops:secret@cloud:8000"], "--password-file"),
-        (&["n:1", "--user=ops"], "--user=ops: a user requires --password-file"),
+        (&["n:1", "--server=ops:secret@cloud:8000"], "--password-file"),
+        (&["n:1", "--user=ops"], "--user \"ops\": a user requires --password-file"),
         (&["n:1", "--user=o:secret", "--password-file=/x"], "--user: contains :"),
         (&["n:1", "--password-file=/x"], "requires a user"),
         (&["n:1", "--user=ops", "--password-file=/nowhere"], "cannot read /nowhere"),
@@ -65,6 +65,7 @@ fn what_is_wrong_with_the_way_to_the_server_is_told_with_the_remedy() {
         (&["n:1"][..], "127.0.0.1:2222"),
         (&["n:1", "--server=cloud:22"], "cloud:22"),
         (&["n:1", "--server=http://[fd00::5]:22/"], "[fd00::5]:22"),
+        (&["n:1", "--server=unix:/run/a@b.sock"], "/run/a@b.sock"),
     ] {
         assert_eq!(endpoint(args).ok().unwrap().to_string(), expected);
     }
