@@ -161,7 +161,10 @@ pub(crate) fn handle_request(request: RelayRequest, shared: &ServerContext, room
 /// Refuses a request of an edge for a node that it may not reach; counts and logs that.
 fn refuse_node(request: RelayRequest, shared: &ServerContext) {
     let (node, metrics) = (request.node(), &shared.link_context.metrics);
-    let why = format!("edges may not reach node {node}: not in server.edge_access.nodes of their server");
+    // The address at which this server was reached: an operator may have several servers with different rules.
+    let own = request.from().ends().and_then(|ends| ends.local);
+    let own = own.map_or_else(|| "their server".to_owned(), |at| format!("server {at}"));
+    let why = format!("edges may not reach node {node}: not in server.edge_access.nodes of {own}");
     let requester = request.from().peer.node();
     let linked = requester.and_then(|requester| shared.registry.link_of(requester));
     let at = linked.map_or(Ipv4Addr::UNSPECIFIED.into(), |linked| linked.from.ip());
