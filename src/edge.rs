@@ -149,6 +149,9 @@ impl Edge {
     /// Collects all errors that would prevent a start, without starting anything.
     pub fn validate(settings: &Settings, startup: &mut Startup) {
         prepare(settings, startup);
+        if let Some(cert) = settings.target_tls.cert.as_ref().filter(|_| startup.is_check()) {
+            startup.check_dates("edge.target_tls.cert", cert);
+        }
     }
 
     /// Creates the core, before any task is started.

@@ -179,7 +179,9 @@ impl Enrolment {
             Ok(true) => info!(target: AUDIT, actor = who, %node, "token and open invitations revoked"),
             Ok(false) => {}
             // The store may have done it.
-            Err(error) => info!(target: AUDIT, actor = who, %node, %error, "revocation failed, or its result is unknown"),
+            Err(error) => {
+                info!(target: AUDIT, actor = who, %node, %error, "revocation failed, or its result is unknown")
+            }
         }
         revoked
     }

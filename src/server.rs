@@ -178,9 +178,15 @@ impl Server {
         config.follow(ServerConfig::examine, &self.stopping.links, apply, report);
     }
 
-    /// Finds all errors that would prevent a start, and starts nothing.
+    /// Finds all errors that would prevent a start, and starts nothing. A check also finds certificates that clients
+    /// would reject.
     pub fn validate(settings: &ServerConfig, startup: &mut Startup) {
         PreparedListeners::new(settings, startup);
+        if startup.is_check() {
+            for (key, file) in settings.server_certificates() {
+                startup.check_dates(&key, &file);
+            }
+        }
     }
 
     fn admin(

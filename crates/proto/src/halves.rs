@@ -802,7 +802,11 @@ mod tests {
             assert!(half.written() <= before && half.written() >= FAIR_UNACKED, "{}", half.written());
             before = half.written();
         }
-        assert!(!budget.is_exhausted() && before < 100 << 10, "{} in use, {before} by the last", budget.used());
+        assert!(
+            !budget.is_exhausted() && before < 100 << 10,
+            "{} in use, {before} by the last",
+            budget.used()
+        );
     }
 
     /// The remote acknowledges only every 64 KiB. An interactive session must still proceed when others hold the whole
