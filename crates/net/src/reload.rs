@@ -202,7 +202,7 @@ struct Shared<T> {
 type Parse<T> = dyn Fn(&[Vec<u8>]) -> Result<T, String> + Send + Sync;
 
 /// The progress of a watch on files: what was read last.
-#[derive(Default)]
+#[derive(Default, Clone, Copy)]
 struct FileState {
     /// Fingerprint of the content that was parsed last.
     content: u64,
