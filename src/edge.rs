@@ -20,7 +20,7 @@ use tracing::{info, info_span, warn};
 
 use crate::acceptor::{DialerRole, SessionAcceptor, TargetDialer, TargetTls};
 use crate::admin::page::{AdminUsers, EventStreamLimiter};
-use crate::admin::readiness::{DRAINING_CONDITION, Readiness};
+use crate::admin::readiness::{CONFIG_CONDITION, DRAINING_CONDITION, Readiness};
 use crate::admin::status::{Clock, EdgeView};
 use crate::admin::{Admin, Listeners, ProcessView};
 use crate::config::Secret;
@@ -161,12 +161,17 @@ impl Edge {
                 listener_policies.apply(&[(http_proxy::EDGE_KEY, &proxy.access)]);
             }
         };
-        config.follow(Settings::examine, &self.links, apply);
+        let readiness = self.readiness.clone();
+        let report = move |state| readiness.set_degraded(CONFIG_CONDITION, state);
+        config.follow(Settings::examine, &self.links, apply, report);
     }
 
     /// Collects all errors that would prevent a start, without starting anything.
     pub fn validate(settings: &Settings, startup: &mut Startup) {
         prepare(settings, startup);
+        if let Some(cert) = settings.target_tls.cert.as_ref().filter(|_| startup.is_check()) {
+            startup.check_dates("edge.target_tls.cert", cert);
+        }
     }
 
     /// Creates the core, before any task is started.

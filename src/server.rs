@@ -25,7 +25,7 @@ use tracing::{info, info_span, warn};
 
 use crate::acceptor::{DialerRole, DirectDialer, SessionAcceptor, TargetDialer};
 use crate::admin::page::{AdminUsers, EventStreamLimiter};
-use crate::admin::readiness::{DRAINING_CONDITION, Readiness};
+use crate::admin::readiness::{CONFIG_CONDITION, DRAINING_CONDITION, Readiness};
 use crate::admin::status::{Clock, ServerView};
 use crate::admin::{Admin, Listeners, ProcessView};
 use crate::config::live::ConfigFile;
@@ -173,12 +173,20 @@ impl Server {
     pub fn watch_config(&self, config: ConfigFile) {
         let (policies, listener_policies) = (self.policies.clone(), self.listener_policies.clone());
         let apply = move |settings: &ServerConfig| policies.apply(settings, &listener_policies);
-        config.follow(ServerConfig::examine, &self.stopping.links, apply);
+        let readiness = self.readiness.clone();
+        let report = move |state| readiness.set_degraded(CONFIG_CONDITION, state);
+        config.follow(ServerConfig::examine, &self.stopping.links, apply, report);
     }
 
-    /// Finds all errors that would prevent a start, and starts nothing.
+    /// Finds all errors that would prevent a start, and starts nothing. A check also finds certificates that clients
+    /// would reject.
     pub fn validate(settings: &ServerConfig, startup: &mut Startup) {
         PreparedListeners::new(settings, startup);
+        if startup.is_check() {
+            for (key, file) in settings.server_certificates() {
+                startup.check_dates(&key, &file);
+            }
+        }
     }
 
     fn admin(

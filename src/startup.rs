@@ -18,6 +18,8 @@ use crate::config::{ConfigError, ConfigErrors, ParsedConfig, Warning};
 use crate::startup::admin_socket::SocketDirs;
 use tunnel_net::listen::{Accept as _, BindError, TcpAccept, UnixAccept, try_congestion};
 use tunnel_net::reload;
+use tunnel_net::tls;
+use tunnel_net::tls::certificate::{self, CertWarningKind};
 
 /// A collector of startup errors. Everything that needs a file or a port gets it through here, and startup continues
 /// with the next item after an error.
@@ -206,6 +208,23 @@ impl Startup {
         }
         let bound = TcpAccept::optional(bind(at), is_default);
         bound.map_err(|error| self.unbound(key, &error)).ok()
+    }
+
+    /// Checks that a file's certificate is valid now; otherwise records an error. A file that cannot be read is
+    /// recorded elsewhere.
+    pub fn check_dates(&mut self, key: &str, path: &Path) {
+        let read = std::fs::read(path).ok().and_then(|text| tls::certs(path, &text).ok());
+        let leaf = read.and_then(|certs| certs.into_iter().next());
+        let Some(summary) = leaf.and_then(|leaf| certificate::summary(&leaf).ok()) else { return };
+        for odd in summary.oddities.into_iter().filter(|odd| odd.about != CertWarningKind::Kind) {
+            let text = format!("{} {}; {}", path.display(), odd.found, odd.hint);
+            self.error(StartupErrorKind::Config, key, text);
+        }
+    }
+
+    /// Returns the ports that were requested so far, each with its key.
+    pub fn ports(&self) -> &[(String, SocketAddr)] {
+        &self.asked
     }
 
     /// Returns what startup prepared, if there are no errors.

@@ -29,6 +29,9 @@ gzip -9n "$tree"/usr/share/man/man1/*.1
 "$program" completions fish >"$tree/usr/share/fish/vendor_completions.d/tunnel.fish"
 install -d -m 755 "$tree/etc/tunnel"
 
+# The newest version of libc whose symbols the program uses; a static program has none.
+libc=$(grep -aoE 'GLIBC_[0-9]+\.[0-9]+' "$program" | sort -uV | tail -n 1 || true)
+
 mkdir "$tree/DEBIAN"
 cat >"$tree/DEBIAN/control" <<END
 Package: tunnel
@@ -36,7 +39,7 @@ Version: $version
 Section: net
 Priority: optional
 Architecture: $arch
-Depends: libc6, adduser
+Depends: ${libc:+libc6 (>= ${libc#GLIBC_}), }adduser
 Maintainer: tunnel <tunnel@example.org>
 Description: cloud-edge reverse tunnel
  Reaches machines behind NAT by their name, with ssh, curl, kubectl or any program that speaks HTTP CONNECT. Sessions
@@ -48,7 +51,12 @@ cat >"$tree/DEBIAN/postinst" <<'END'
 set -e
 if [ "$1" = configure ]; then
   getent passwd tunnel >/dev/null || adduser --system --group --no-create-home --home /nonexistent --quiet tunnel
-  [ ! -d /run/systemd/system ] || systemctl daemon-reload || true
+  if [ -d /run/systemd/system ]; then
+    systemctl daemon-reload || true
+    # An upgrade restarts the services that run. It does not wait: the edge drains first, and the session in which dpkg
+    # runs may be one of its own.
+    [ -z "$2" ] || systemctl --no-block try-restart tunnel-cloud.service tunnel-edge.service || true
+  fi
 fi
 END
 cat >"$tree/DEBIAN/prerm" <<'END'

@@ -20,6 +20,8 @@ use tunnel_net::tls::certificate::{NotAfter, date};
 #[derive(Debug, Clone)]
 pub struct Readiness(Arc<Mutex<BTreeMap<&'static str, ConditionState>>>);
 
+/// Condition: the config file can be read. An edit with an error is reported until it is fixed.
+pub(crate) const CONFIG_CONDITION: &str = "config";
 /// Condition: records are published for DNS.
 pub(crate) const DNS_CONDITION: &str = "dns";
 /// Condition: the process is not stopping. It is set only when it stops.

@@ -1,6 +1,9 @@
 //! `tunnel doctor`: checks everything that a server or an edge on this machine needs, and reports errors.
 
+mod service_user;
+
 use std::fmt::Write as _;
+use std::io::ErrorKind;
 use std::net::{IpAddr, SocketAddr};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -14,6 +17,7 @@ use tokio::time::timeout;
 use tokio_rustls::TlsConnector;
 
 use crate::acceptor::{DialerRole, TargetDialer};
+use crate::command::doctor::service_user::{ServiceUser, USER};
 use crate::command::serve::Settings;
 use crate::command::{Format, Role};
 use crate::config::edge::ServerAddress;
@@ -22,6 +26,7 @@ use crate::edge::config::EdgeConfig;
 use crate::edge::link_dialer::messages::hint as tls_remedy;
 use crate::kubernetes::cluster;
 use crate::server::config::ServerConfig;
+use crate::server::invitations;
 use crate::startup::Startup;
 use tunnel_base::drain::Drain;
 use tunnel_base::metrics::Metrics;
@@ -33,12 +38,15 @@ use tunnel_link::table::{SessionLimits, SessionTable};
 use tunnel_net::dial::dial;
 use tunnel_net::http_proxy::HttpProxyClient;
 use tunnel_net::interfaces::LocalAddresses;
+use tunnel_net::listen::TcpAccept;
 use tunnel_net::pool::Pool;
+use tunnel_net::reload::is_world_readable;
 use tunnel_net::resolver::Resolver;
 use tunnel_net::socket::Buffered;
 use tunnel_net::tls::certificate::{self, CertWarningKind, CertificateWarning};
 use tunnel_net::tls::handshake::HandshakeError;
 use tunnel_net::tls::{self, Identity, TlsClientConfig, Trust};
+use tunnel_proto::frame::ErrorCode;
 use tunnel_proto::halves::WindowLimits;
 use tunnel_proto::hello::{Dialect, Hello};
 
@@ -106,6 +114,7 @@ pub async fn run(asked: &DoctorArgs, variable: fn(&str) -> Option<String>) -> Fi
         }
         settings.check(&mut startup);
     }
+    let ports = startup.ports().to_vec();
     let errors = startup.into_faults();
     for fault in &errors {
         found.bad("config", fault.to_string(), "a config and files without errors", "");
@@ -114,11 +123,64 @@ pub async fn run(asked: &DoctorArgs, variable: fn(&str) -> Option<String>) -> Fi
         found.good("config", format!("{} and the files that it names are readable", path.display()));
     }
     match read {
-        Some((Settings::Cloud(settings), ..)) => Box::pin(look_server(&settings, asked, &mut found)).await,
-        Some((Settings::Edge(settings), ..)) => Box::pin(look_edge(&settings, asked, &mut found)).await,
+        Some((Settings::Cloud(settings), ..)) => {
+            let public = settings.server_certificates().into_iter().chain(settings.ca_files()).collect();
+            files(&path, public, settings.secrets(), &mut found);
+            Box::pin(look_server(&settings, asked, &ports, &mut found)).await;
+        }
+        Some((Settings::Edge(settings), ..)) => {
+            let public = vec![("edge.uplink.ca".to_owned(), settings.uplink.ca.clone())];
+            files(&path, public, settings.secrets(&path), &mut found);
+            Box::pin(look_edge(&settings, asked, &ports, &mut found)).await;
+        }
         None => {}
     }
     found
+}
+
+/// Checks that the service may read its files, and that no other user may read its secrets.
+fn files(
+    config: &Path,
+    public: Vec<(String, PathBuf)>,
+    secrets: Vec<(String, PathBuf)>,
+    found: &mut Findings,
+) {
+    for (key, file) in &secrets {
+        if is_world_readable(file) {
+            let hint = format!("chmod o-rwx {}", file.display());
+            found.doubt("secrets", format!("{key}: every user may read {}", file.display()), &hint);
+        }
+    }
+    let Some(user) = ServiceUser::find() else { return };
+    let config = ("--c".to_owned(), config.to_owned());
+    let all = std::iter::once(config).chain(public).chain(secrets);
+    for (key, file) in all.filter(|(_, file)| !user.may_read(file)) {
+        let file = file.display();
+        let hint = format!("chgrp {USER} {file}; chmod g+r {file}; and chmod a+x the directories above it");
+        let text = format!("{key}: user {USER}, which runs the service, cannot read {file}");
+        found.bad("files", text, "a file that the service may read", &hint);
+    }
+}
+
+/// Records that nothing runs on this machine, and tries its `ports`, each with its key.
+fn not_running(program: &'static str, at: SocketAddr, ports: &[(String, SocketAddr)], found: &mut Findings) {
+    if at.port() == 0 {
+        found.doubt(program, "its admin_listen has port 0, so it cannot be asked whether it runs", "");
+    } else {
+        let unit = if program == "edge" { "tunnel-edge" } else { "tunnel-cloud" };
+        let text = format!("no {program} on this machine responds at {at}");
+        let hint = format!("start it with systemctl start {unit}; if it ends, see journalctl -u {unit}");
+        found.bad(program, text, &format!("a running {program}"), &hint);
+    }
+    for (key, at) in ports {
+        // The units grant the right to ports below 1024.
+        if let Err(error) = TcpAccept::bind(*at)
+            && error.cause.kind() != ErrorKind::PermissionDenied
+        {
+            let hint = "end that program, or set another address";
+            found.bad("port", format!("{key}: {error}"), "an address that is free", hint);
+        }
+    }
 }
 
 impl Findings {
@@ -257,15 +319,20 @@ const WARN_BEFORE_EXPIRY_DAYS: i64 = 30;
 
 // Checks of a server: certificates, tokens, peers, and records of its nodes.
 
-pub(crate) async fn look_server(settings: &ServerConfig, asked: &DoctorArgs, found: &mut Findings) {
+async fn look_server(
+    settings: &ServerConfig,
+    asked: &DoctorArgs,
+    ports: &[(String, SocketAddr)],
+    found: &mut Findings,
+) {
     certificates(settings, found);
-    tokens(settings, found);
-    running_server(settings, found).await;
+    running_server(settings, ports, found).await;
     places(settings, found).await;
     let resolver = match Resolver::system() {
         Ok(resolver) => resolver,
         Err(why) => return found.bad("dns", why.to_string(), "", "fix /etc/resolv.conf"),
     };
+    tokens(settings, &resolver, found).await;
     peers(settings, &resolver, found).await;
     published(settings, found);
     if let Some(node) = &asked.node {
@@ -279,17 +346,34 @@ fn certificates(settings: &ServerConfig, found: &mut Findings) {
     }
 }
 
-fn tokens(settings: &ServerConfig, found: &mut Findings) {
+async fn tokens(settings: &ServerConfig, resolver: &Resolver, found: &mut Findings) {
+    let joined = match timeout(TIMEOUT, invitations::joined(settings, resolver)).await {
+        Ok(None) => String::new(),
+        Ok(Some(Ok(count))) => format!(", {count} joined by invitation"),
+        Ok(Some(Err(why))) => {
+            let hint = "check store and its keys in [server.invitations]";
+            return found.bad("token", why, "the store of invitations", hint);
+        }
+        Err(_) => {
+            let text = format!("the store of invitations did not answer within {TIMEOUT:?}");
+            return found.bad(
+                "token",
+                text,
+                "the store of invitations",
+                "check that it runs and is reachable",
+            );
+        }
+    };
     let Ok(text) = std::fs::read_to_string(&settings.links.token_file) else { return };
     let names = text.lines().filter_map(|line| line.split_once(':')).map(|(name, _)| name.trim());
     let (shared, own): (Vec<_>, Vec<_>) = names.partition(|name| *name == "default");
     if shared.is_empty() {
         found.good(
             "token",
-            format!("{} nodes have their own token, and no other node may connect", own.len()),
+            format!("{} nodes have their own token{joined}, and no other node may connect", own.len()),
         );
     } else {
-        let text = format!("{} nodes have their own token, all others share one", own.len());
+        let text = format!("{} nodes have their own token{joined}, all others share one", own.len());
         found.doubt(
             "token",
             text,
@@ -319,15 +403,11 @@ async fn places(settings: &ServerConfig, found: &mut Findings) {
 const SERVERS: &str = "node-restriction.kubernetes.io/tunnel-server=true";
 
 /// Checks the server on this machine by its readiness.
-async fn running_server(settings: &ServerConfig, found: &mut Findings) {
+async fn running_server(settings: &ServerConfig, ports: &[(String, SocketAddr)], found: &mut Findings) {
     let at = settings.links.admin_listen;
     let at = if at.ip().is_unspecified() { SocketAddr::new([127, 0, 0, 1].into(), at.port()) } else { at };
     match page(at, "/readyz").await {
-        None => found.doubt(
-            "server",
-            format!("no server on this machine responds at {at}"),
-            "start it with systemctl start tunnel-cloud",
-        ),
+        None => not_running("server", at, ports, found),
         Some((200, body)) if body.trim() == "ok" => {
             found.good("server", "the server on this machine is ready")
         }
@@ -445,6 +525,10 @@ async fn answered(settings: &ServerConfig, node: &NodeName, system: Resolver, fo
                 hint,
             );
         }
+        Err(why) if dns.publish == PublishTo::None => {
+            let hint = "set publish in [server.dns] if clients should find nodes by DNS";
+            found.doubt("registry", format!("{name}: {why}; this server publishes nothing"), hint);
+        }
         Err(why) => found.bad("registry", format!("{name}: {why}"), "the address of the node's server", hint),
     }
 }
@@ -453,9 +537,14 @@ async fn answered(settings: &ServerConfig, node: &NodeName, system: Resolver, fo
 
 type Secured = tokio_rustls::client::TlsStream<Buffered<TcpStream>>;
 
-pub(crate) async fn look_edge(settings: &EdgeConfig, asked: &DoctorArgs, found: &mut Findings) {
+async fn look_edge(
+    settings: &EdgeConfig,
+    asked: &DoctorArgs,
+    ports: &[(String, SocketAddr)],
+    found: &mut Findings,
+) {
     let client = &settings.uplink;
-    let linked = running_edge(client.admin_listen, found).await;
+    let linked = running_edge(client.admin_listen, ports, found).await;
     let resolver = match Resolver::system() {
         Ok(resolver) => resolver,
         Err(why) => return found.bad("dns", why.to_string(), "", "fix /etc/resolv.conf"),
@@ -484,26 +573,36 @@ pub(crate) async fn look_edge(settings: &EdgeConfig, asked: &DoctorArgs, found: 
         match dialer.dial(target, TIMEOUT).await {
             Ok(_) => found.good("target", format!("{target} accepts connections")),
             Err(why) => {
-                let hint = "start the service, or add the target to edge.allow.targets if that forbids it";
-                found.bad("target", why.refusal.reason, "an allowed target that accepts connections", hint);
+                let (wanted, hint) = target_remedy(why.refusal.code);
+                found.bad("target", why.refusal.reason, wanted, hint);
             }
         }
     }
 }
 
+/// Returns what was expected of a target that was not dialled because of this error, and a hint.
+fn target_remedy(code: ErrorCode) -> (&'static str, &'static str) {
+    match code {
+        ErrorCode::NotAllowed => (
+            "a target that the edge may dial",
+            "add it to targets in [edge.allow], and keep the entries of the list",
+        ),
+        ErrorCode::TargetTimeout => {
+            ("a target that answers", "check its address, and that no firewall drops connections to it")
+        }
+        _ => ("a target that accepts connections", "start the service, and check its address and port"),
+    }
+}
+
 /// Checks that the edge on this machine runs. Returns true if it is connected.
-async fn running_edge(at: SocketAddr, found: &mut Findings) -> bool {
+async fn running_edge(at: SocketAddr, ports: &[(String, SocketAddr)], found: &mut Findings) -> bool {
     let Some((status, _)) = page(at, "/edge/healthz").await else {
-        found.doubt(
-            "edge",
-            format!("no edge on this machine responds at {at}"),
-            "start it with systemctl start tunnel-edge",
-        );
+        not_running("edge", at, ports, found);
         return false;
     };
     let (ready, body) = page(at, "/readyz").await.unwrap_or_default();
     for line in body.lines().filter(|line| *line != "ok") {
-        let name = line.starts_with("name:");
+        let name = line.starts_with("node_name:");
         if ready == 200 && !name {
             found.doubt("edge", line, "");
         } else {
@@ -677,6 +776,14 @@ async fn call(settings: &EdgeConfig, server: &ServerAddress, io: Secured, found:
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_target_that_is_not_allowed_has_another_remedy_than_one_that_refuses() {
+        let codes = [ErrorCode::NotAllowed, ErrorCode::TargetUnreachable, ErrorCode::TargetTimeout];
+        let [forbidden, refused, silent] = codes.map(|code| target_remedy(code).1);
+        assert!(forbidden.contains("[edge.allow]") && refused.contains("start the service"));
+        assert!(silent.contains("firewall") && !refused.contains("edge.allow"));
+    }
 
     #[test]
     fn findings_are_told_with_what_was_wanted_and_what_to_do() {

@@ -125,12 +125,13 @@ struct LoadedConfig<T> {
 
 impl ConfigFile {
     /// Re-reads the file when it changes, until draining starts, and passes the config to `apply`. A file with errors
-    /// changes nothing; its errors are logged.
+    /// changes nothing; its errors are logged, and passed to `report` until they are fixed.
     pub fn follow<T: Send + Sync + 'static>(
         self,
         examine: fn(&str, &Environment) -> ParsedConfig<T>,
         drain: &Drain,
         apply: impl Fn(&T) + Send + 'static,
+        report: impl Fn(Result<(), String>) + Send + 'static,
     ) {
         let Self { path, text, environment } = self;
         let parsed_with = environment.clone();
@@ -144,7 +145,7 @@ impl ConfigFile {
             Ok(config) => config,
             Err(cause) => return error!(error = %cause, "cannot watch the config file"),
         };
-        let (mut changes, mut text) = (config.changes(), text);
+        let (mut changes, mut errors, mut text) = (config.changes(), config.error(), text);
         drain.spawn(info_span!("config"), config.clone().watch(drain.clone()));
         let draining = drain.clone();
         drain.spawn(info_span!("config"), async move {
@@ -158,6 +159,13 @@ impl ConfigFile {
                 tokio::select! {
                     () = draining.draining() => return,
                     changed = changes.changed() => if changed.is_err() { return },
+                    changed = errors.changed() => {
+                        if changed.is_err() {
+                            return;
+                        }
+                        let error = errors.borrow_and_update().clone();
+                        report(error.map_or(Ok(()), |why| Err(format!("{why}; the previous config stays in use"))));
+                    }
                 }
             }
         });

@@ -165,7 +165,8 @@ pub struct EdgeAccessConfig {
     /// itself, however it is written. Any edge with a token may reach all these targets, and programs at its node do so
     /// with its `[edge.http_proxy]`.
     pub targets: Targets,
-    /// Patterns of nodes that edges may reach, such as "edge-*"; '*' matches any run of characters, case is ignored.
+    /// Patterns of nodes that edges may reach, such as "edge-*"; '*' matches any run of characters, case is ignored. A
+    /// target with the address of such a node, or a Service there, is reached through the node's edge.
     pub nodes: Vec<Glob>,
 }
 

@@ -284,7 +284,7 @@ impl LinkDialer {
             hint.sort(&mut addresses);
             let socket = dial(&addresses, patience).await.map_err(|why| {
                 let reason = why.reason();
-                failed(reason)(anyhow::anyhow!(messages::no_connection(&why.by_address())))
+                failed(reason)(anyhow::anyhow!(messages::no_connection(&why)))
             })?;
             let at = socket.peer_addr().ok();
             Ok((socket, at))

@@ -167,6 +167,11 @@ impl EnrolmentState {
         self.tokens.get(&small(node)).map(|known| known.is(&SecretHash::of(token)))
     }
 
+    /// Returns the number of nodes that have joined.
+    pub fn joined(&self) -> usize {
+        self.tokens.len()
+    }
+
     /// Returns true if the node has joined.
     pub fn names(&self, node: &NodeName) -> bool {
         self.tokens.contains_key(&small(node))

@@ -82,7 +82,7 @@ pub(crate) async fn forward<C: Connection>(
         }
         match (silence.as_mut().poll(cx), deadline) {
             (Poll::Ready(()), Deadline::Head(_)) => return Poll::Ready(ServeEnd::TooSlow),
-            (Poll::Ready(()), Deadline::Answer(_)) => return Poll::Ready(ServeEnd::Gone),
+            (Poll::Ready(()), Deadline::Answer(_) | Deadline::Body(_)) => return Poll::Ready(ServeEnd::Gone),
             (Poll::Ready(()), Deadline::Request(_)) => {
                 leaving = true;
                 Pin::new(&mut connection).graceful_shutdown();
@@ -148,7 +148,7 @@ enum ServeEnd {
     Hyper(hyper::Result<()>),
     /// The rest of a head was not received in time.
     TooSlow,
-    /// The client disconnected or stopped reading its response.
+    /// The client disconnected, or stopped sending its request or reading its response.
     Gone,
 }
 
@@ -492,8 +492,8 @@ struct Inner {
 enum ClientPhase {
     /// A head is being received since this time.
     Head(Instant),
-    /// The request's body is being received.
-    ReadingBody,
+    /// The request's body is being received. The target has waited for more of it since the time, if any.
+    ReadingBody(Option<Instant>),
     /// The request is complete and its response is pending. Part of it must be sent before the deadline, if any.
     Responding(Option<Instant>),
     /// The response was completed at this time.
@@ -509,6 +509,8 @@ pub(crate) enum Deadline {
     Head(Instant),
     /// The client must read its response; otherwise it is considered disconnected.
     Answer(Instant),
+    /// The client must send more of its request's body.
+    Body(Instant),
 }
 
 impl IdleTimer {
@@ -519,13 +521,21 @@ impl IdleTimer {
 
     /// Records that a head is complete and whether a body follows.
     pub(crate) fn on_head(&self, has_body: bool) {
-        self.0.lock().phase = if has_body { ClientPhase::ReadingBody } else { ClientPhase::Responding(None) };
+        self.0.lock().phase =
+            if has_body { ClientPhase::ReadingBody(None) } else { ClientPhase::Responding(None) };
+    }
+
+    /// Records that the target takes more of the request's body, and whether it has to wait for the client.
+    pub(crate) fn on_body_polled(&self, waits: bool) {
+        if let ClientPhase::ReadingBody(since) = &mut self.0.lock().phase {
+            *since = waits.then(|| since.unwrap_or_else(Instant::now));
+        }
     }
 
     /// Records that nothing more is read from the request's body.
     pub(crate) fn on_body_end(&self) {
         let mut inner = self.0.lock();
-        if let ClientPhase::ReadingBody = inner.phase {
+        if let ClientPhase::ReadingBody(_) = inner.phase {
             inner.phase = ClientPhase::Responding(None);
             inner.asked = true;
         }
@@ -555,7 +565,7 @@ impl IdleTimer {
     pub(crate) fn deadline(&self, leaving: bool) -> Option<Deadline> {
         match self.0.lock().phase {
             ClientPhase::Head(since) => Some(Deadline::Head(since + HEAD_TIME)),
-            ClientPhase::ReadingBody => None,
+            ClientPhase::ReadingBody(since) => since.map(|since| Deadline::Body(since + BODY_TIME)),
             ClientPhase::Responding(until) => until.map(Deadline::Answer),
             ClientPhase::Idle(since) if leaving => Some(Deadline::Answer(since + TAKE_TIME)),
             ClientPhase::Idle(since) => Some(Deadline::Request(since + IDLE_TIME)),
@@ -581,8 +591,10 @@ impl IdleTimer {
 
     /// Records that a part of the response was forwarded.
     pub(crate) fn passed(&self) {
-        if let ClientPhase::Responding(Some(until)) = &mut self.0.lock().phase {
-            *until = Instant::now() + FINISHED_TIME;
+        match &mut self.0.lock().phase {
+            ClientPhase::Responding(Some(until)) => *until = Instant::now() + FINISHED_TIME,
+            ClientPhase::ReadingBody(Some(since)) => *since = Instant::now(),
+            _ => {}
         }
     }
 }
@@ -591,7 +603,7 @@ impl Deadline {
     /// Returns the time of the deadline.
     pub(crate) fn at(self) -> Instant {
         match self {
-            Self::Request(at) | Self::Head(at) | Self::Answer(at) => at,
+            Self::Request(at) | Self::Head(at) | Self::Answer(at) | Self::Body(at) => at,
         }
     }
 }
@@ -605,6 +617,10 @@ const FINISHED_TIME: Duration = Duration::from_secs(30);
 /// Timeout for the last bytes of a response, which do not fit into the system's buffers. It is long, because people
 /// pause their terminals.
 const TAKE_TIME: Duration = Duration::from_secs(600);
+
+/// Timeout for the next bytes of a request's body that the target waits for, while the response makes no progress.
+/// Long for the same reason.
+const BODY_TIME: Duration = Duration::from_secs(600);
 
 #[cfg(test)]
 mod tests;

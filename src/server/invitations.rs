@@ -6,7 +6,7 @@ use tracing::{info_span, warn};
 
 use crate::admin::readiness::Readiness;
 use crate::config::server::invitations::Invitations;
-use crate::invitations::store::{EtcdSharedState, FileSharedState, SharedState};
+use crate::invitations::store::{EnrolmentState, EtcdSharedState, FileSharedState, SharedState};
 use crate::invitations::{Enrolment, JoinRefusal, ServerCa};
 use crate::kubernetes::secret;
 use crate::server::ServerContext;
@@ -39,21 +39,34 @@ pub(crate) fn start(
     readiness: &Readiness,
     drain: &Drain,
 ) -> Option<Arc<Enrolment>> {
-    let (store, authority) = (settings.invitations.clone()?, authority?);
-    let cell: Box<dyn SharedState> = match store {
-        Invitations::File(file) => Box::new(FileSharedState::new(file)),
-        Invitations::Etcd(etcd) => {
-            let key = format!("{}/{ETCD_KEY}", etcd.prefix);
-            Box::new(EtcdSharedState::new(etcd_access(etcd), &key, resolver.clone()))
-        }
-        Invitations::Secret(cluster, name) => secret::shared(&cluster, name)?,
-    };
+    let authority = authority?;
+    let cell = store(settings, resolver)?;
     drain.spawn(info_span!("ca"), authority.clone().watch(drain.clone()));
     let enrolment = Enrolment::new(cell, authority);
     let readiness = readiness.clone();
     let report = move |state| readiness.set_degraded(INVITATIONS_CONDITION, state);
     drain.spawn(info_span!("invitations"), enrolment.clone().follow(report, drain.clone()));
     Some(enrolment)
+}
+
+/// Opens the store. Returns `None` if joining by invitation is not enabled.
+fn store(settings: &ServerConfig, resolver: &Resolver) -> Option<Box<dyn SharedState>> {
+    Some(match settings.invitations.clone()? {
+        Invitations::File(file) => Box::new(FileSharedState::new(file)),
+        Invitations::Etcd(etcd) => {
+            let key = format!("{}/{ETCD_KEY}", etcd.prefix);
+            Box::new(EtcdSharedState::new(etcd_access(etcd), &key, resolver.clone()))
+        }
+        Invitations::Secret(cluster, name) => secret::shared(&cluster, name)?,
+    })
+}
+
+/// Returns the number of nodes that have joined by invitation, or why the store cannot be read. Returns `None` if
+/// joining by invitation is not enabled. Cancel safe.
+pub(crate) async fn joined(settings: &ServerConfig, resolver: &Resolver) -> Option<Result<usize, String>> {
+    let mut cell = store(settings, resolver)?;
+    let read = cell.read().await.map_err(|why| why.to_string());
+    Some(read.and_then(|read| Ok(EnrolmentState::parse(&read.text)?.joined())))
 }
 
 /// Authorizes an enrolment request from a caller that is not a node yet, in its own task.

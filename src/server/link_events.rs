@@ -11,12 +11,13 @@ use tokio::time::{Instant, timeout};
 use tracing::{field, info, info_span};
 
 use crate::registry::NodeNotFound;
-use crate::route::{MOVING, PathSearch, SessionRouter};
+use crate::route::{MOVING, PathSearch, RouteError, SessionRequest, SessionRouter};
 use crate::server::ServerContext;
 use crate::session_io::bridge_sessions;
 use tunnel_base::access_log::AccessLogEntry;
+use tunnel_base::addresses::Location;
 use tunnel_base::metrics::Metrics;
-use tunnel_base::names::{Instance, NodeName};
+use tunnel_base::names::{Host, Instance, NodeName, Target};
 use tunnel_link::link::{Link, LinkEnd};
 use tunnel_link::sender::LinkSender;
 use tunnel_link::table::stream::{IncomingSession, OpenOutcome};
@@ -160,7 +161,10 @@ pub(crate) fn handle_request(request: RelayRequest, shared: &ServerContext, room
 /// Refuses a request of an edge for a node that it may not reach; counts and logs that.
 fn refuse_node(request: RelayRequest, shared: &ServerContext) {
     let (node, metrics) = (request.node(), &shared.link_context.metrics);
-    let why = format!("edges may not reach node {node}: not in server.edge_access.nodes of their server");
+    // The address at which this server was reached: an operator may have several servers with different rules.
+    let own = request.from().ends().and_then(|ends| ends.local);
+    let own = own.map_or_else(|| "their server".to_owned(), |at| format!("server {at}"));
+    let why = format!("edges may not reach node {node}: not in server.edge_access.nodes of {own}");
     let requester = request.from().peer.node();
     let linked = requester.and_then(|requester| shared.registry.link_of(requester));
     let at = linked.map_or(Ipv4Addr::UNSPECIFIED.into(), |linked| linked.from.ip());
@@ -184,14 +188,60 @@ fn spawn_relay(request: RelayRequest, shared: &ServerContext, room: &SearchPermi
     });
 }
 
-/// Dials a target of the cloud for an edge.
+/// Dials a target of the cloud for an edge. A target with the address of another node is at that node's edge.
 fn dial_for_edge(request: RelayRequest, shared: &ServerContext) {
     if shared.stopping.is_cancelled() {
         // With this code the edge tries the server that it links to next.
         return request.refuse(SessionError::new(ErrorCode::NodeNotConnected, "this server is stopping"));
     }
-    if let Some(offer) = request.offer() {
-        shared.backend.serve_incoming(offer);
+    let Some(offer) = request.offer() else { return };
+    match target_at_node(&offer, shared) {
+        None => shared.backend.serve_incoming(offer),
+        Some((node, target)) => {
+            let span = info_span!("bridge", session = %offer.id(), %node);
+            let drain = shared.link_context.drain.clone();
+            drain.spawn(span, bridge_to_node(offer, node, target, shared.clone()));
+        }
+    }
+}
+
+/// Returns the other node at which an edge's target is, and the target there. Returns `None` if the address book names
+/// no such node, or edges may not reach that.
+fn target_at_node(offer: &IncomingSession, shared: &ServerContext) -> Option<(NodeName, Target)> {
+    let asked = offer.target();
+    let Ok(Location::Node { node, target, .. }) = shared.addresses.locate(asked, rand::random()) else {
+        return None;
+    };
+    // A name that is no Service's is not a node's either: the edge itself routes the names of nodes.
+    let is_name = matches!(asked.host, Host::Name(_)) && target == *asked;
+    let may = shared.policies.nodes.load().iter().any(|glob| glob.matches(&node));
+    (may && !is_name && node != *offer.node()).then_some((node, target))
+}
+
+/// Opens a session to the node of an edge's target, and copies between the two until both are done. If the node has no
+/// edge, this server dials the target itself.
+async fn bridge_to_node(offer: IncomingSession, node: NodeName, target: Target, shared: ServerContext) {
+    let (category, client) = (offer.category(), offer.client().to_owned());
+    let opened = tokio::select! {
+        opened = shared.route.open(SessionRequest { node, target, category, client }) => opened,
+        // Dropping the opening withdraws the request.
+        () = offer.withdrawn() => return,
+    };
+    match opened.map_err(|error| error.why) {
+        Ok(session) => {
+            let alive = shared.link_context.metrics.sessions.start(BRIDGE_LISTENER);
+            bridge_sessions(offer.accept(), session, alive).await;
+        }
+        Err(RouteError::Offline { missing, .. }) if missing.is_unknown_node() => {
+            shared.backend.serve_incoming(offer);
+        }
+        Err(RouteError::Refused { refusal, node }) => {
+            offer.refuse(SessionError::new(refusal.code, format!("node {node}: {}", refusal.reason)));
+        }
+        Err(why @ RouteError::Timeout { .. }) => {
+            offer.refuse(SessionError::new(ErrorCode::TargetTimeout, why))
+        }
+        Err(why) => offer.refuse(SessionError::new(ErrorCode::TargetUnreachable, why)),
     }
 }
 

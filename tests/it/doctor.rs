@@ -213,3 +213,73 @@ async fn a_servers_peers_and_its_publishing_are_checked() {
     assert_eq!(states("token"), ["warning"], "all nodes share the test's token: {all:#?}");
     assert!(Path::new(&place.files.cert).exists());
 }
+
+/// Returns true if a check has that state, and a text that contains this.
+fn has(all: &[(String, String, String)], check: &str, state: &str, text: &str) -> bool {
+    all.iter().any(|(name, is, told)| name == check && is == state && told.contains(text))
+}
+
+#[tokio::test]
+async fn a_machine_on_which_nothing_runs_fails_and_its_ports_are_tried() {
+    let place = TestDir::new();
+    let nothing = targets::nothing().await;
+    let admin = format!("admin_listen = \"{nothing}\"");
+    let taken = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let at = taken.local_addr().unwrap();
+    let text = place.cloud("").replacen("admin_listen = \"127.0.0.1:0\"", &admin, 1).replace(
+        "[server.connect]\nlisten = \"127.0.0.1:0\"",
+        &format!("[server.connect]\nlisten = \"{at}\""),
+    );
+    let all = found(&place, Role::Server, &text, |_| ()).await;
+    assert!(
+        has(&all, "server", "error", &format!("no server on this machine responds at {nothing}")),
+        "{all:#?}"
+    );
+    assert!(has(&all, "port", "error", &format!("server.connect.listen: cannot listen on {at}")), "{all:#?}");
+    let text = place.edge("node1", at, "").replacen("admin_listen = \"127.0.0.1:0\"", &admin, 1);
+    let all = found(&place, Role::Edge, &text, |_| ()).await;
+    assert!(has(&all, "edge", "error", "no edge on this machine responds"), "{all:#?}");
+}
+
+#[tokio::test]
+async fn secrets_that_every_user_may_read_are_reported() {
+    use std::os::unix::fs::PermissionsExt as _;
+    let place = TestDir::new();
+    let mode = |mode| {
+        let rights = std::fs::Permissions::from_mode(mode);
+        std::fs::set_permissions(&place.files.key, rights).unwrap();
+    };
+    mode(0o600);
+    let all = found(&place, Role::Server, &place.cloud(""), |_| ()).await;
+    assert!(!has(&all, "secrets", "warning", "server.links.key"), "{all:#?}");
+    mode(0o644);
+    let all = found(&place, Role::Server, &place.cloud(""), |_| ()).await;
+    assert!(has(&all, "secrets", "warning", "server.links.key"), "{all:#?}");
+}
+
+#[tokio::test]
+async fn a_server_that_publishes_nothing_has_no_error_in_dns_and_invited_nodes_are_counted() {
+    let place = TestDir::new();
+    let joined = place.file("joined", r#"{"tokens":{"edge1":"a","edge2":"b"}}"#);
+    let dns = servers::Dns::start(servers::DnsScript::NoSuchName).await;
+    let tables = format!(
+        "[server.dns]\npublish = \"none\"\nresolvers = [\"{}\"]\n[server.invitations]\nstore = \"file\"\nfile = \"{}\"\n",
+        dns.at,
+        joined.display()
+    );
+    let asks = |asked: &mut DoctorArgs| asked.node = Some("node1".parse().unwrap());
+    let all = found(&place, Role::Server, &place.cloud(&tables), asks).await;
+    assert!(all.iter().all(|(_, state, _)| state != "error"), "{all:#?}");
+    assert!(has(&all, "token", "warning", "2 joined by invitation"), "{all:#?}");
+}
+
+#[tokio::test]
+async fn a_check_of_the_config_fails_with_an_expired_certificate() {
+    let place = TestDir::new();
+    certify(&place, |params| {
+        params.not_before = date_time_ymd(2000, 1, 1);
+        params.not_after = date_time_ymd(2001, 1, 1);
+    });
+    let all = found(&place, Role::Server, &place.cloud(""), |_| ()).await;
+    assert!(has(&all, "config", "error", "server.links.cert"), "{all:#?}");
+}

@@ -97,7 +97,10 @@ async fn by_default_the_server_refuses_both_and_names_the_key_that_allows_them()
     let node = connect(proxy, &at("node2", echo)).await;
     assert_eq!(node.status, 403, "{node:?}");
     assert!(
-        node.phrase.contains("edges may not reach node node2: not in server.edge_access.nodes"),
+        node.phrase.contains(&format!(
+            "edges may not reach node node2: not in server.edge_access.nodes of server {}",
+            server.server.bound.grpc
+        )),
         "{node:?}"
     );
     assert!(node.body.contains("hint: add the node to [server.edge_access] nodes"), "{node:?}");

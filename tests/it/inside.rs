@@ -99,6 +99,25 @@ async fn an_edge_reaches_only_the_listed_targets_by_address_and_by_name() {
 }
 
 #[tokio::test]
+async fn an_address_of_another_node_is_reached_through_the_edge_of_that_node() {
+    let (place, echo) = (TestDir::new(), targets::serve_at("127.9.0.1:0", targets::echo_one).await);
+    let tables = "[server.edge_access]\nnodes = [\"shop\"]\n[server.addresses.nodes]\n\"127.9.0.0/16\" = \"shop\"\n\"127.8.0.0/16\" = \"secret\"\n";
+    let server = TestServer::with(&place, tables);
+    let requester = edge(&place, &server, "asker").await;
+    let other = edge(&place, &server, "shop").await;
+    let mut session = inside(&requester, "asker", &echo.to_string()).await.unwrap();
+    says(&mut session, "by its address").await;
+    assert_eq!(other.metrics.sessions.now("acceptor"), 1);
+    assert_eq!(server.server.metrics.sessions.now("acceptor"), 0);
+    drop(session);
+    let refused = inside(&requester, "asker", "127.8.0.1:80").await.unwrap_err();
+    assert!(refused.contains("edges may not have the server dial"), "the node is not allowed: {refused}");
+    drop(other);
+    server.assert_idle().await;
+    edge_forgets_all(&requester).await;
+}
+
+#[tokio::test]
 async fn a_session_to_the_cloud_continues_when_its_edge_moves() {
     let (place, echo) = (TestDir::new(), targets::echo().await);
     let all = servers::addresses(3);

@@ -12,7 +12,7 @@ use tunnel::server::config::ServerConfig;
 use tunnel_net::reload::reload_now;
 
 use crate::support::TIMEOUT;
-use crate::support::clients::echoed;
+use crate::support::clients::{echoed, get};
 use crate::support::programs::{TestDir, TestServer, at};
 use crate::support::targets;
 
@@ -66,6 +66,40 @@ async fn access_rules_follow_the_config_and_no_session_is_aborted() {
     comes_to(&edge_file, &allow, &server, &gone, "this edge may not dial").await;
     echoed(&mut stays, "still here").await;
     echoed(&mut server.open(&at("node1", echo)).await, "and so are others").await;
+}
+
+#[tokio::test]
+async fn an_edit_with_an_error_is_a_condition_until_it_is_fixed() {
+    let place = TestDir::new();
+    let text = place.cloud("");
+    let cloud = place.file("cloud.toml", &text);
+    let server = Server::start(ServerConfig::read(&text, &Environment::default()).unwrap().0, None).unwrap();
+    server.watch_config(file(&cloud, &text));
+    let edge_text = place.edge("node1", server.bound.grpc, "");
+    let edge_file = place.file("edge.toml", &edge_text);
+    let edge = Edge::start(EdgeConfig::read(&edge_text, &Environment::default()).unwrap().0, None).unwrap();
+    edge.watch_config(file(&edge_file, &edge_text));
+    let comes_to = async |path: &Path, text: &str, at, expected: &str| {
+        std::fs::write(path, text).unwrap();
+        let started = Instant::now();
+        loop {
+            reload_now();
+            let page = get(at, "/readyz").await;
+            if page.status == 200 && page.body.contains(expected) && (expected != "ok" || page.body == "ok\n")
+            {
+                return;
+            }
+            assert!(started.elapsed() < TIMEOUT, "expected {expected:?}, got {page:?}");
+            sleep(std::time::Duration::from_millis(50)).await;
+        }
+    };
+    for (path, good, at) in
+        [(&cloud, &text, server.bound.log), (&edge_file, &edge_text, edge.bound.log.unwrap())]
+    {
+        comes_to(path, &format!("{good}\n[unknown]\n"), at, "config: ").await;
+        comes_to(path, "", at, "is empty").await;
+        comes_to(path, good, at, "ok").await;
+    }
 }
 
 #[tokio::test]

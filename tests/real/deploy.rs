@@ -263,6 +263,10 @@ fn the_debian_package_contains_the_program_its_units_and_man_pages() {
     ] {
         assert!(listed.stdout.lines().any(|line| line.ends_with(file)), "{file}: {listed:?}");
     }
+    let control = run("dpkg-deb", &["--info", package.to_str().unwrap()], None, TIMEOUT).stdout;
+    assert!(control.contains(" Depends: libc6 (>= 2."), "{control}");
+    let script = run("dpkg-deb", &["--info", package.to_str().unwrap(), "postinst"], None, TIMEOUT).stdout;
+    assert!(script.contains("try-restart tunnel-cloud.service tunnel-edge.service"), "{script}");
     let unpacked = dir.path().join("tree");
     let args = ["--extract", package.to_str().unwrap(), unpacked.to_str().unwrap()];
     assert!(run("dpkg-deb", &args, None, TIMEOUT).status.success());

@@ -62,14 +62,9 @@ async fn connect(at: SocketAddr) -> io::Result<TcpStream> {
 
 impl ConnectError {
     fn new(mut failed: Vec<Failure>) -> Self {
-        failed.sort_by_key(|failure| Reverse(failure.rank()));
+        // By address, because callers try addresses in varying order, and log an error once.
+        failed.sort_by_key(|failure| (Reverse(failure.rank()), failure.at()));
         Self(failed)
-    }
-
-    /// Sorts failures of the same kind by address, for callers that try addresses in varying order.
-    pub fn by_address(mut self) -> Self {
-        self.0.sort_by_key(|failure| (Reverse(failure.rank()), failure.at()));
-        self
     }
 
     /// Returns a fixed label for metrics: that of the most specific failure.
@@ -251,9 +246,7 @@ mod tests {
     #[tokio::test]
     async fn what_is_said_does_not_depend_on_the_order_in_which_addresses_were_tried() {
         let [one, two] = [closed().await, closed().await];
-        let says = async |addresses: &[SocketAddr]| {
-            dial(addresses, SOON).await.unwrap_err().by_address().to_string()
-        };
+        let says = async |addresses: &[SocketAddr]| dial(addresses, SOON).await.unwrap_err().to_string();
         assert_eq!(says(&[one, two]).await, says(&[two, one]).await);
     }
 

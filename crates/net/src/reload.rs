@@ -56,6 +56,7 @@ impl<T: Send + Sync + 'static> Reload<T> {
             paths,
             parse: Box::new(parse),
             changed: watch::Sender::new(()),
+            error: watch::Sender::new(None),
         })))
     }
 
@@ -71,8 +72,8 @@ impl<T: Send + Sync + 'static> Reload<T> {
     pub fn fixed(value: T) -> Self {
         let value = ArcSwap::from_pointee(value);
         let parse = Box::new(|_: &[Vec<u8>]| Err("is fixed".to_owned()));
-        let changed = watch::Sender::new(());
-        Self(Arc::new(Shared { value, first: fingerprint(&[]), paths: Vec::new(), parse, changed }))
+        let (changed, error) = (watch::Sender::new(()), watch::Sender::new(None));
+        Self(Arc::new(Shared { value, first: fingerprint(&[]), paths: Vec::new(), parse, changed, error }))
     }
 
     /// Returns the current value. Call it for each use, because the result is not updated.
@@ -83,6 +84,11 @@ impl<T: Send + Sync + 'static> Reload<T> {
     /// Returns a receiver that is notified of future changes. Several changes between two checks are one notification.
     pub fn changes(&self) -> watch::Receiver<()> {
         self.0.changed.subscribe()
+    }
+
+    /// Returns a receiver of the error that keeps the files from being reloaded; `None` while there is none.
+    pub fn error(&self) -> watch::Receiver<Option<String>> {
+        self.0.error.subscribe()
     }
 
     /// Polls the files every few seconds and after [`reload_now`], until draining begins. A change takes effect within
@@ -138,23 +144,34 @@ impl<T: Send + Sync + 'static> Reload<T> {
         match found {
             // Unchanged bad content was logged before.
             FileCheck::Unchanged if seen.bad => FileState { unsettled: None, ..seen },
-            FileCheck::Unchanged => FileState { unsettled: None, trouble: None, ..seen },
+            FileCheck::Unchanged => {
+                self.set_error(None);
+                FileState { unsettled: None, ..seen }
+            }
             FileCheck::Changing(content) => FileState { unsettled: Some(content), ..seen },
             FileCheck::New(content, value) => {
                 self.0.value.store(Arc::new(value));
                 info!(files = %self.0, "files reloaded");
                 self.0.changed.send_replace(());
+                self.set_error(None);
                 FileState { content, ..FileState::default() }
             }
             FileCheck::Failed(content, cause) => {
-                let trouble = cause.to_string();
-                if seen.trouble.as_ref() != Some(&trouble) {
-                    error!(files = %self.0, error = %trouble, "cannot reload files, keeping previous content");
+                if self.set_error(Some(cause.to_string())) {
+                    error!(files = %self.0, error = %cause, "cannot reload files, keeping previous content");
                 }
-                let bad = matches!(cause, ReloadError::Content(_));
-                FileState { content, unsettled: None, bad, trouble: Some(trouble) }
+                FileState { content, unsettled: None, bad: matches!(cause, ReloadError::Content(_)) }
             }
         }
+    }
+
+    /// Sets the current error. Returns true if it differs from the last one.
+    fn set_error(&self, error: Option<String>) -> bool {
+        self.0.error.send_if_modified(|current| {
+            let is_new = *current != error;
+            *current = error;
+            is_new
+        })
     }
 }
 
@@ -176,14 +193,16 @@ struct Shared<T> {
     paths: Vec<PathBuf>,
     parse: Box<Parse<T>>,
     changed: watch::Sender<()>,
+    /// The error that was logged last, until the files can be read again.
+    error: watch::Sender<Option<String>>,
     /// Fingerprint of the first value's content.
     first: u64,
 }
 
 type Parse<T> = dyn Fn(&[Vec<u8>]) -> Result<T, String> + Send + Sync;
 
-/// The progress of a watch on files: what was read and logged last.
-#[derive(Default)]
+/// The progress of a watch on files: what was read last.
+#[derive(Default, Clone, Copy)]
 struct FileState {
     /// Fingerprint of the content that was parsed last.
     content: u64,
@@ -191,8 +210,6 @@ struct FileState {
     unsettled: Option<u64>,
     /// Whether the parsed content was bad.
     bad: bool,
-    /// The error that was logged last.
-    trouble: Option<String>,
 }
 
 /// The result of one check of the files.
@@ -250,9 +267,7 @@ const DEBOUNCE: Duration = Duration::from_secs(2);
 /// Warns if a secret file is world-readable; `key` is its config key. Ignores a missing file. Blocks on the disk: for
 /// startup only.
 pub fn warn_of_readers(key: &str, path: &Path) {
-    if let Ok(found) = std::fs::metadata(path)
-        && found.mode() & OTHERS_READ != 0
-    {
+    if is_world_readable(path) {
         let file = path.display();
         warn!(
             key,
@@ -261,6 +276,11 @@ pub fn warn_of_readers(key: &str, path: &Path) {
             "secret file is readable by every user of this machine"
         );
     }
+}
+
+/// Returns true if every user of this machine may read a file. Blocks on the disk.
+pub fn is_world_readable(path: &Path) -> bool {
+    std::fs::metadata(path).is_ok_and(|found| found.mode() & OTHERS_READ != 0)
 }
 
 /// The mode bit that allows every user to read a file.
@@ -299,7 +319,7 @@ mod tests {
         let reload = Reload::file(&path, number).unwrap();
         let old = reload.load();
         let mut seen = first(&reload);
-        let changes = reload.changes();
+        let (changes, error) = (reload.changes(), || reload.error().borrow().clone());
 
         std::fs::write(&path, "2").unwrap();
         seen = look(&reload, seen).await;
@@ -307,20 +327,20 @@ mod tests {
 
         std::fs::write(&path, "two").unwrap();
         seen = look(&reload, seen).await;
-        assert_eq!((*reload.load(), seen.trouble.as_deref()), (2, Some("not a number")));
+        assert_eq!((*reload.load(), error().as_deref()), (2, Some("not a number")));
 
         std::fs::remove_file(&path).unwrap();
         seen = look(&reload, seen).await;
-        assert!(seen.trouble.as_ref().unwrap().contains("cannot read"), "{:?}", seen.trouble);
+        assert!(error().unwrap().contains("cannot read"), "{:?}", error());
 
         assert!(changes.has_changed().unwrap());
         std::fs::write(&path, " \n").unwrap();
         seen = look(&reload, seen).await;
-        assert!(seen.trouble.as_ref().unwrap().contains("is empty"), "{:?}", seen.trouble);
+        assert!(error().unwrap().contains("is empty"), "{:?}", error());
 
         std::fs::write(&path, "3").unwrap();
-        seen = look(&reload, seen).await;
-        assert_eq!((*reload.load(), seen.trouble), (3, None));
+        look(&reload, seen).await;
+        assert_eq!((*reload.load(), error()), (3, None));
     }
 
     #[tokio::test]
@@ -356,7 +376,7 @@ mod tests {
             seen = look(&reload, seen).await;
         }
         assert_eq!(parsed.load(Ordering::Relaxed), 2);
-        assert!(seen.trouble.is_some());
+        assert!(reload.error().borrow().is_some());
     }
 
     #[tokio::test(start_paused = true)]

@@ -100,9 +100,9 @@ impl Reservation {
         self.held
     }
 
-    /// Returns the bytes left in the budget.
-    pub(crate) fn left(&self) -> usize {
-        self.budget.limit.saturating_sub(self.budget.used())
+    /// Like [`Budget::pressure`].
+    pub(crate) fn pressure(&self) -> u32 {
+        self.budget.pressure()
     }
 }
 

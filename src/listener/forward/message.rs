@@ -124,7 +124,11 @@ impl Body for RequestBody {
             return Poll::Ready(Some(Err(unwanted.into())));
         }
         match &mut self.body {
-            Some(body) => Pin::new(body).poll_frame(cx).map_err(Into::into),
+            Some(body) => {
+                let frame = Pin::new(body).poll_frame(cx);
+                self.clock.on_body_polled(frame.is_pending());
+                frame.map_err(Into::into)
+            }
             None => Poll::Ready(None),
         }
     }

@@ -493,6 +493,45 @@ async fn who_never_takes_the_last_bytes_of_an_answer_is_given_up_after_ten_minut
     assert_eq!((over, started.elapsed().as_secs()), (Ok("reset"), 600));
 }
 
+#[tokio::test(start_paused = true)]
+async fn a_client_that_stops_within_a_body_is_given_up_after_ten_minutes_unless_the_answer_goes_on() {
+    const PUT: &str = "PUT / HTTP/1.1\r\nHost: node1\r\nContent-Length: 9\r\n\r\npart";
+    for answers in [0, 3] {
+        let (mut site, mut target, _) = asked(PUT).await;
+        target.hears("part").await;
+        let started = tokio::time::Instant::now();
+        for part in ["HTTP/1.1 200 OK\r\nContent-Length: 7\r\n\r\n", "not", "over"].iter().take(answers) {
+            sleep(Duration::from_secs(500)).await;
+            target.say(part).await;
+            site.hears(part).await;
+        }
+        let over = tokio::time::timeout(Duration::from_secs(3600), site.over()).await;
+        let last = 500 * answers as u64;
+        assert_eq!((over, started.elapsed().as_secs()), (Ok("reset"), last + 600), "{answers} parts");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_target_that_answers_with_1xx_forever_does_not_keep_a_client_that_went() {
+    let (mut site, mut target, _) = asked(GET).await;
+    site.finish().await;
+    let started = tokio::time::Instant::now();
+    let over = async {
+        let over = site.over().await;
+        (over, started.elapsed().as_secs())
+    };
+    let says = async {
+        loop {
+            target.say("HTTP/1.1 102 Processing\r\n\r\n").await;
+            sleep(Duration::from_millis(100)).await;
+        }
+    };
+    tokio::select! {
+        over = over => assert_eq!(over, ("reset", 30)),
+        () = says => {}
+    }
+}
+
 #[tokio::test]
 async fn a_server_that_drains_finishes_answers_and_closes_idle_connections() {
     let (mut site, mut target, _) = asked(GET).await;

@@ -27,6 +27,10 @@ pub(crate) fn start(
     None
 }
 
+pub(crate) async fn joined(_: &ServerConfig, _: &Resolver) -> Option<Result<usize, String>> {
+    None
+}
+
 pub(crate) fn spawn(enrol_request: EnrolRequest, _: ServerContext) {
     match enrol_request {}
 }

@@ -135,6 +135,7 @@ fn the_chart_renders_the_objects_of_the_base_and_applies_its_values() {
     let other = r#"edge.nodeSelector={"superedge.io/node-edge": null, "zone": "a"}"#;
     for (option, value, told) in [
         ("--set", "cloud.hostNetwork=true", "set cloud.sshPort"),
+        ("--set", "cloud.replica=3", "additional properties 'replica' not allowed"),
         ("--set-json", other, "edge.nodeSelector: add superedge.io/node-edge: enable"),
     ] {
         let chart = deploy("helm/tunnel").display().to_string();
