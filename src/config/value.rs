@@ -2,7 +2,6 @@
 
 use std::fmt;
 use std::net::SocketAddr;
-use std::ops::RangeInclusive;
 use std::path::PathBuf;
 use std::str::FromStr;
 use std::time::Duration;
@@ -90,24 +89,6 @@ pub(crate) fn socket(value: &DeValue<'_>) -> Result<SocketAddr, ValueError> {
     text(value)?.parse().map_err(|_| wrong(value, LISTEN_ADDRESS))
 }
 
-/// Reads a duration within limits: a whole number with `ms`, `s`, `m` or `h`.
-pub(crate) fn duration(
-    limits: RangeInclusive<Duration>,
-) -> impl Fn(&DeValue<'_>) -> Result<Duration, ValueError> {
-    move |value| {
-        let millis = measured(value, &DURATIONS).ok_or_else(|| wrong(value, DURATION))?;
-        let duration = Duration::from_millis(millis);
-        if limits.contains(&duration) {
-            Ok(duration)
-        } else {
-            Err(wrong(
-                value,
-                format_args!("expected a duration from {:?} to {:?}", limits.start(), limits.end()),
-            ))
-        }
-    }
-}
-
 /// Formats a value for a message, shortened.
 pub(crate) fn shown(value: &DeValue<'_>) -> String {
     match value {
@@ -163,11 +144,6 @@ pub(crate) fn integer(number: &DeInteger<'_>) -> Option<i64> {
 }
 
 /// Returns the number multiplied by its unit; `None` if the unit is missing or the product overflows.
-fn measured(value: &DeValue<'_>, units: &[(&str, u64)]) -> Option<u64> {
-    let DeValue::String(text) = value else { return None };
-    quantity(text, units)
-}
-
 fn quantity(text: &str, units: &[(&str, u64)]) -> Option<u64> {
     let digits = text.bytes().take_while(u8::is_ascii_digit).count();
     let (number, unit) = text.split_at_checked(digits)?;

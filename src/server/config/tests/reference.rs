@@ -38,6 +38,8 @@ struct Field {
 struct TableReference {
     name: String,
     about: String,
+    /// Whether a config without the table lacks what it sets.
+    is_optional: bool,
     keys: Vec<Key>,
 }
 
@@ -145,12 +147,13 @@ fn allowed(table: &str, key: &str) -> String {
 
 /// Returns the tables of a role, in the order of the sources.
 fn tables(role: &str) -> Vec<TableReference> {
-    let (_, effective) = parse("", role);
+    let (_, always) = parse("", role);
     let all = sources(&Path::new(env!("CARGO_MANIFEST_DIR")).join("src"));
     let mut tables = Vec::new();
     for Struct { tables: names, about, fields } in all.iter().flat_map(|source| structs(source)) {
         for name in names.into_iter().filter(|name| name.split('.').next() == Some(role)) {
-            let defaults = effective.get(&name).unwrap_or_else(|| panic!("[{name}] is not recorded"));
+            let present = parse(&format!("[{name}]\n"), role).1;
+            let defaults = present.get(&name).unwrap_or_else(|| panic!("[{name}] is not recorded"));
             let key = |field: &Field| Key {
                 name: field.key.clone(),
                 about: field.about.clone(),
@@ -159,7 +162,8 @@ fn tables(role: &str) -> Vec<TableReference> {
                 default: defaults.get(&field.key).cloned(),
             };
             let keys = fields.iter().map(key).collect();
-            tables.push(TableReference { about: about.clone(), keys, name });
+            let is_optional = !always.contains_key(&name);
+            tables.push(TableReference { about: about.clone(), is_optional, keys, name });
         }
     }
     tables
@@ -229,12 +233,28 @@ fn comment(text: &str) -> String {
     wrapped("# ", text)
 }
 
+impl TableReference {
+    /// Returns the start of each line in an example file that is not a comment.
+    fn mark(&self) -> &'static str {
+        if self.is_optional { "# " } else { "" }
+    }
+
+    /// Returns the line in an example file that begins the table.
+    fn header(&self) -> String {
+        format!("{}[{}]\n", self.mark(), self.name)
+    }
+}
+
 /// Returns a table as part of an example file.
 fn example(table: &TableReference) -> String {
-    let keys = table.keys.iter().map(|key| comment(&key.description()) + &key.line() + "\n");
+    let keys = table.keys.iter().map(|key| {
+        let line = key.line();
+        let line = if line.starts_with("# ") { line } else { table.mark().to_owned() + &line };
+        comment(&key.description()) + &line + "\n"
+    });
     let mut about = table.about.clone();
     about[..1].make_ascii_uppercase();
-    format!("{}[{}]\n{}", comment(&about), table.name, keys.collect::<String>())
+    comment(&about) + &table.header() + &keys.collect::<String>()
 }
 
 /// Replaces the generated tables in an example file. Tables are separated by empty lines.
@@ -257,12 +277,12 @@ fn updated(file: &str, role: &str) -> String {
 fn document(server: &str, edge: &str) -> String {
     let tables = [("server", server), ("edge", edge)].into_iter().flat_map(|(role, file)| {
         let mut tables = tables(role);
-        tables.sort_by_key(|table| file.find(&format!("\n[{}]", table.name)));
+        tables.sort_by_key(|table| file.find(&format!("\n{}", table.header())));
         tables
     });
     let escape = |text: &str| text.replace('*', "\\*");
     let (mut contents, mut body) = (String::new(), String::new());
-    for TableReference { name, about, keys } in tables {
+    for TableReference { name, about, keys, .. } in tables {
         let mut about = escape(&about);
         about[..1].make_ascii_uppercase();
         let purpose = about.split_once(". ").map_or(about.trim_end_matches('.'), |(first, _)| first);
@@ -316,6 +336,14 @@ fn the_tables_in_effect_have_defaults_values_and_no_secrets() {
     );
     let effective = ServerConfig::examine("[server.session]\nmax_sessions = 7\n", &node1()).effective;
     assert_eq!(effective["server.session"]["max_per_client"].as_integer(), Some(2));
+    assert!(
+        !effective.contains_key("server.node_names"),
+        "an absent table that enables something has no effect"
+    );
+    let text = "[server.addresses]\nnodes = { \"10.0.0.7\" = \"node1\" }\n[server.node_names]\n";
+    let effective = ServerConfig::examine(text, &node1()).effective;
+    assert_eq!(effective["server.addresses"]["nodes"]["10.0.0.7/32"].as_str(), Some("node1"));
+    assert_eq!(effective["server.node_names"]["edges"].as_str(), Some("openyurt.io/is-edge-worker=true"));
 }
 
 #[test]
