@@ -361,11 +361,6 @@ impl Diagnostics {
         ends.into_iter().find_map(known).unwrap_or_else(|| key.to_owned())
     }
 
-    /// Returns the number of errors so far.
-    pub(crate) fn fault_count(&self) -> usize {
-        self.errors.len()
-    }
-
     /// Returns everything that was found, with the line of each error.
     pub(crate) fn finish<T>(mut self, text: &str, settings: T) -> ParsedConfig<T> {
         self.errors.sort_by_key(|found| found.place);

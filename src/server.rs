@@ -396,7 +396,7 @@ impl ServerCore {
 
 /// Returns the address book, kept up to date with the cluster if one is configured.
 fn address_book(settings: &AddressSettings, readiness: &Readiness, drain: &Drain) -> Arc<AddressBook> {
-    let book = Arc::new(AddressBook::new(settings.fixed.clone(), settings.cluster.is_some()));
+    let book = Arc::new(AddressBook::new(settings.nodes.clone(), settings.cluster.is_some()));
     if let Some(cluster) = &settings.cluster {
         addresses::follow(cluster, &book, readiness, drain);
     }

@@ -2,15 +2,14 @@
 
 use std::path::PathBuf;
 
-use toml::de::DeValue;
+use serde::de::{Deserialize, Deserializer, Error};
 
 use crate::config::Environment;
-use crate::config::value::{self, ValueError};
 use tunnel_base::names::NodeName;
 use tunnel_base::parts::Part;
 
 /// The Kubernetes cluster that this process uses.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct ClusterSettings {
     /// The kubeconfig file (`--kubeconfig`); `None` uses the service account that Kubernetes gives to each pod.
     pub kubeconfig: Option<PathBuf>,
@@ -34,9 +33,29 @@ pub(crate) fn reached(part: Part, env: &Environment) -> Result<ClusterSettings, 
     if inside || env.kubeconfig.is_some() { Ok(cluster) } else { Err(outside) }
 }
 
+/// Reads the name of a Kubernetes object.
+pub(crate) fn object_name<'de, D: Deserializer<'de>>(deserializer: D) -> Result<String, D::Error> {
+    optional_name(deserializer)?.ok_or_else(|| D::Error::custom(NAME))
+}
+
 /// Reads the name of a Kubernetes object; an empty text means none.
-pub(crate) fn name(value: &DeValue<'_>) -> Result<Option<String>, ValueError> {
-    parse_name(&value::text(value)?).map_err(|wanted| value::wrong(value, wanted))
+pub(crate) fn optional_name<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<String>, D::Error> {
+    parse_name(&String::deserialize(deserializer)?).map_err(D::Error::custom)
+}
+
+/// An item of a list of names.
+struct ObjectName(String);
+
+impl<'de> Deserialize<'de> for ObjectName {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        object_name(deserializer).map(Self)
+    }
+}
+
+/// Reads a list of names of Kubernetes objects.
+pub(crate) fn object_names<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Vec<String>, D::Error> {
+    let names = Vec::<ObjectName>::deserialize(deserializer)?;
+    Ok(names.into_iter().map(|ObjectName(name)| name).collect())
 }
 
 /// Parses the name of a Kubernetes object; an empty text means none.
@@ -50,6 +69,8 @@ pub(crate) fn parse_name(text: &str) -> Result<Option<String>, &'static str> {
     match text {
         empty if empty.trim().is_empty() => Ok(None),
         text if sound && text.parse::<NodeName>().is_ok() => Ok(Some(text.to_owned())),
-        _ => Err("expected a Kubernetes name: lower-case letters, digits, '-' and '.'"),
+        _ => Err(NAME),
     }
 }
+
+const NAME: &str = "expected a Kubernetes name: lower-case letters, digits, '-' and '.'";

@@ -599,8 +599,9 @@ impl<'t> Translation<'_, 't> {
         let find = |path: [&str; 3]| leaves.iter().find(|leaf| leaf.path == path);
         let mut text = |path| {
             let leaf = find(path)?;
-            let name =
-                cluster::name(&leaf.value).map_err(|wrong| self.wrong(&leaf.place, &leaf.shown, wrong));
+            let name = value::text(&leaf.value)
+                .and_then(|text| cluster::parse_name(&text).map_err(|why| value::wrong(&leaf.value, why)))
+                .map_err(|wrong| self.wrong(&leaf.place, &leaf.shown, wrong));
             name.ok().flatten().map(|name| (name, leaf))
         };
         let configmap = text(["stream", "dns", "configmap"]);

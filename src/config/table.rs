@@ -1,4 +1,4 @@
-//! Tables that are read key by key and report the keys that were never requested.
+//! Tables that report the keys that were never requested.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -8,7 +8,7 @@ use strsim::osa_distance;
 use toml::Spanned;
 use toml::de::{DeTable, DeValue};
 
-use crate::config::value::{self, ValueError};
+use crate::config::value;
 use crate::config::{Diagnostics, Environment, superedge};
 
 /// A table whose keys are requested one by one. [`ConfigTable::finish`] records an error for each key that was never
@@ -64,61 +64,6 @@ impl<'t> ConfigTable<'t> {
     /// Returns the full key of an entry.
     pub(crate) fn key(&self, key: impl fmt::Display) -> String {
         if self.path.is_empty() { key.to_string() } else { format!("{}.{key}", self.path) }
-    }
-
-    /// Reads one value. Returns `None` if it is absent, or wrong, which is recorded.
-    pub(crate) fn read<T>(
-        &mut self,
-        key: &'static str,
-        reader: impl FnOnce(&DeValue<'t>) -> Result<T, ValueError>,
-        report: &mut Diagnostics,
-    ) -> Option<T> {
-        let entry = self.take(key, report)?;
-        match reader(&entry.value) {
-            Ok(value) => {
-                report.given.insert(self.key(key));
-                Some(value)
-            }
-            Err(ValueError { found, wanted }) => {
-                report.place_fault(Some(entry.place), &self.key(&entry.name), Some(found), wanted);
-                None
-            }
-        }
-    }
-
-    /// Reads a list, item by item, and records wrong items. Returns `None` if it is absent, or not a list, which is
-    /// recorded.
-    pub(crate) fn list<T>(
-        &mut self,
-        key: &'static str,
-        reader: impl Fn(&DeValue<'t>) -> Result<T, ValueError>,
-        report: &mut Diagnostics,
-    ) -> Option<Vec<T>> {
-        let entry = self.take(key, report)?;
-        let name = self.key(&entry.name);
-        let DeValue::Array(items) = &entry.value else {
-            report.place_fault(
-                Some(entry.place),
-                &name,
-                Some(value::shown(&entry.value)),
-                "expected a list: [\"…\"]",
-            );
-            return None;
-        };
-        let (mut good, before) = (Vec::new(), report.fault_count());
-        for (i, item) in items.iter().enumerate() {
-            match reader(item.get_ref()) {
-                Ok(item) => good.push(item),
-                Err(wrong) => {
-                    let (place, name) = (item.span().start, format!("{name}[{i}]"));
-                    report.place_fault(Some(place), &name, Some(wrong.found), wrong.wanted);
-                }
-            }
-        }
-        if report.fault_count() == before {
-            report.given.insert(self.key(key));
-        }
-        Some(good)
     }
 
     /// Returns a nested table. It is empty if it is absent, or not a table, which is recorded.

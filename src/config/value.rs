@@ -2,7 +2,6 @@
 
 use std::fmt;
 use std::net::{IpAddr, SocketAddr};
-use std::ops::RangeInclusive;
 use std::path::PathBuf;
 use std::str::FromStr;
 use std::time::Duration;
@@ -28,29 +27,11 @@ pub(crate) fn text(value: &DeValue<'_>) -> Result<String, ValueError> {
     }
 }
 
-/// Reads a text that is not empty.
-pub(crate) fn nonempty(value: &DeValue<'_>) -> Result<String, ValueError> {
-    match text(value)? {
-        empty if empty.trim().is_empty() => {
-            Err(wrong(value, "expected a non-empty text; otherwise leave the key out"))
-        }
-        nonempty => Ok(nonempty),
-    }
-}
-
 /// Reads a boolean.
 pub(crate) fn flag(value: &DeValue<'_>) -> Result<bool, ValueError> {
     match value {
         DeValue::Boolean(flag) => Ok(*flag),
         other => Err(wrong(other, "expected true or false")),
-    }
-}
-
-/// Reads a file name.
-pub(crate) fn file_path(value: &DeValue<'_>) -> Result<PathBuf, ValueError> {
-    match nonempty(value)? {
-        text if text.contains('\0') => Err(wrong(value, "expected a file name")),
-        text => Ok(text.into()),
     }
 }
 
@@ -67,24 +48,6 @@ pub(crate) fn port_number(value: &DeValue<'_>) -> Result<u16, ValueError> {
         _ => None,
     };
     port.ok_or_else(|| wrong(value, "expected a port: a number from 0 to 65535"))
-}
-
-/// Reads a duration within limits: a whole number with `ms`, `s`, `m` or `h`.
-pub(crate) fn duration(
-    limits: RangeInclusive<Duration>,
-) -> impl Fn(&DeValue<'_>) -> Result<Duration, ValueError> {
-    move |value| {
-        let millis = measured(value, &DURATIONS).ok_or_else(|| wrong(value, DURATION))?;
-        let duration = Duration::from_millis(millis);
-        if limits.contains(&duration) {
-            Ok(duration)
-        } else {
-            Err(wrong(
-                value,
-                format_args!("expected a duration from {:?} to {:?}", limits.start(), limits.end()),
-            ))
-        }
-    }
 }
 
 /// Formats a value for a message, shortened.
@@ -143,11 +106,6 @@ pub(crate) fn integer(number: &DeInteger<'_>) -> Option<i64> {
 }
 
 /// Returns the number multiplied by its unit; `None` if the unit is missing or the product overflows.
-fn measured(value: &DeValue<'_>, units: &[(&str, u64)]) -> Option<u64> {
-    let DeValue::String(text) = value else { return None };
-    quantity(text, units)
-}
-
 fn quantity(text: &str, units: &[(&str, u64)]) -> Option<u64> {
     let digits = text.bytes().take_while(u8::is_ascii_digit).count();
     let (number, unit) = text.split_at_checked(digits)?;

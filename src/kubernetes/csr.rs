@@ -4,7 +4,7 @@ use futures_util::future::join_all;
 use tracing::info_span;
 
 use crate::admin::readiness::Readiness;
-use crate::config::server::kubernetes::{EdgeCsrConfig, ServerCsrConfig, ServerNames};
+use crate::config::server::kubernetes::{EdgeCsrConfig, ProfileKind, ServerCsrConfig};
 use crate::kubernetes::cluster::access;
 use tunnel_base::drain::Drain;
 use tunnel_base::names::NodeName;
@@ -38,15 +38,17 @@ impl IssuedCertificates {
 }
 
 fn renewers(csr: &ServerCsrConfig) -> Vec<CertificateRenewer> {
-    let server = csr.server.clone().map(|ServerNames { services, names }| {
-        (Profile::Server, CertificateNames::Of(NameLookup { services, names }))
-    });
-    let proxy_client =
-        csr.proxy_client.then(|| (Profile::ProxyClient, CertificateNames::Fixed(Default::default())));
-    let renewer = |(profile, names): (Profile, CertificateNames)| {
+    let renewer = |kind: &ProfileKind| {
+        let (profile, names) = match kind {
+            ProfileKind::Server => {
+                let names = NameLookup { services: csr.services.clone(), names: csr.names.clone() };
+                (Profile::Server, CertificateNames::Of(names))
+            }
+            ProfileKind::ProxyClient => (Profile::ProxyClient, CertificateNames::Fixed(Default::default())),
+        };
         CertificateRenewer::new(access(&csr.cluster), profile, profile.file(&csr.dir), names, csr.lifetime)
     };
-    server.into_iter().chain(proxy_client).map(renewer).collect()
+    csr.profiles.iter().map(renewer).collect()
 }
 
 /// Starts the task that has the edge's certificate issued and renewed, until draining starts. `report` receives the
@@ -57,7 +59,7 @@ pub(crate) fn keep_edge(
     drain: &Drain,
     report: impl Fn(&'static str, Result<(), String>) + Send + Sync + 'static,
 ) {
-    let EdgeCsrConfig { cluster, file, lifetime, node_ip } = csr;
+    let EdgeCsrConfig { cluster, file, lifetime, node_ip, .. } = csr;
     let names =
         CertificateNames::Fixed(node_ip.iter().map(ToString::to_string).chain([node.to_string()]).collect());
     let cluster = Cluster { kubeconfig: cluster.kubeconfig, namespace: None };

@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use crate::config::listen::{self, AccessConfig, AdminConfig, AuthConfig};
 use crate::config::server::addresses::{self, AddressSettings};
-use crate::config::server::invitations::{self, Invitations};
+use crate::config::server::invitations::{self, InvitationConfig, InvitationStore};
 use crate::config::server::kubernetes::{self, NodeNameSettings, NodePortsConfig, ServerCsrConfig};
 use crate::config::server::peers::{self, PeerConfig};
 use crate::config::server::registry::{DnsConfig, EtcdSettings, PublishTo};
@@ -37,8 +37,8 @@ pub struct ServerConfig {
     pub dns: DnsConfig,
     /// Where its peers are.
     pub peers: PeerConfig,
-    /// The store of invitations; `None` disables them.
-    pub invitations: Option<Invitations>,
+    /// The store of invitations.
+    pub invitations: InvitationConfig,
     /// The certificates that the cluster's signers issue for this server; `None` requests none.
     pub csr: Option<ServerCsrConfig>,
     /// How clients may address a target other than by its node's name.
@@ -157,19 +157,17 @@ impl ServerConfig {
                 all.extend(file.iter().map(|file| (format!("{table}.etcd.{key}"), file.clone())));
             }
         }
-        if let Some(Invitations::File(file)) = &self.invitations {
-            all.push(("server.invitations.file".to_owned(), file.clone()));
-        }
+        let invitations =
+            self.invitations.file.iter().filter(|_| self.invitations.store == InvitationStore::File);
+        all.extend(invitations.map(|file| ("server.invitations.file".to_owned(), file.clone())));
         all
     }
 
     /// Returns each etcd in use, with the table that configures it.
     pub fn etcds(&self) -> impl Iterator<Item = (&'static str, &EtcdSettings)> {
         let publish = (self.dns.publish == PublishTo::Etcd).then_some(("server.dns", &self.dns.etcd));
-        let invitations = match &self.invitations {
-            Some(Invitations::Etcd(etcd)) => Some(("server.invitations", etcd)),
-            _ => None,
-        };
+        let invitations = (self.invitations.store == InvitationStore::Etcd)
+            .then_some(("server.invitations", &self.invitations.etcd));
         publish.into_iter().chain(invitations)
     }
 

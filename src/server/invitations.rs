@@ -5,7 +5,7 @@ use std::sync::Arc;
 use tracing::{info_span, warn};
 
 use crate::admin::readiness::Readiness;
-use crate::config::server::invitations::Invitations;
+use crate::config::server::invitations::InvitationStore;
 use crate::invitations::store::{EnrolmentState, EtcdSharedState, FileSharedState, SharedState};
 use crate::invitations::{Enrolment, JoinRefusal, ServerCa};
 use crate::kubernetes::secret;
@@ -23,7 +23,7 @@ use tunnel_proto::frame::{ErrorCode, SessionError};
 /// Reads the CA and certificate for joining nodes, if joining is enabled. The outer `None` means errors, which
 /// `startup` has noted.
 pub(crate) fn read_ca(settings: &ServerConfig, startup: &mut Startup) -> Option<Option<Reload<ServerCa>>> {
-    if settings.invitations.is_none() {
+    if settings.invitations.store == InvitationStore::None {
         return Some(None);
     }
     let links = &settings.links;
@@ -51,13 +51,15 @@ pub(crate) fn start(
 
 /// Opens the store. Returns `None` if joining by invitation is not enabled.
 fn store(settings: &ServerConfig, resolver: &Resolver) -> Option<Box<dyn SharedState>> {
-    Some(match settings.invitations.clone()? {
-        Invitations::File(file) => Box::new(FileSharedState::new(file)),
-        Invitations::Etcd(etcd) => {
-            let key = format!("{}/{ETCD_KEY}", etcd.prefix);
-            Box::new(EtcdSharedState::new(etcd_access(etcd), &key, resolver.clone()))
+    let settings = settings.invitations.clone();
+    Some(match settings.store {
+        InvitationStore::None => return None,
+        InvitationStore::File => Box::new(FileSharedState::new(settings.file?)),
+        InvitationStore::Etcd => {
+            let key = format!("{}/{ETCD_KEY}", settings.etcd.prefix);
+            Box::new(EtcdSharedState::new(etcd_access(settings.etcd), &key, resolver.clone()))
         }
-        Invitations::Secret(cluster, name) => secret::shared(&cluster, name)?,
+        InvitationStore::Secret => secret::shared(&settings.cluster?, settings.secret)?,
     })
 }
 

@@ -4,7 +4,7 @@ use std::os::unix::fs::PermissionsExt as _;
 use clap::Parser as _;
 
 use crate::command::{Args, Command};
-use crate::config::server::invitations::Invitations;
+use crate::config::server::invitations::InvitationStore;
 
 use super::*;
 
@@ -42,8 +42,9 @@ fn what_is_made_loads_without_an_open_door_and_is_for_its_owner_alone() {
     let read = |path: &str| fs::read_to_string(dir.join(path)).unwrap();
     let (cloud, warnings) = ServerConfig::read(&read("cloud/cloud.toml"), &Environment::default()).unwrap();
     assert_eq!(warnings, []);
-    let kept = Invitations::File("/var/lib/tunnel/enrolled".into());
-    assert_eq!(cloud.invitations, Some(kept), "a service may not write below /etc");
+    assert_eq!(cloud.invitations.store, InvitationStore::File);
+    let kept = Some("/var/lib/tunnel/enrolled".into());
+    assert_eq!(cloud.invitations.file, kept, "a service may not write below /etc");
     assert_eq!(cloud.links.token_file, Path::new("/etc/tunnel/token/token"));
     let (edge, warnings) = EdgeConfig::read(&read("edge-node2/edge.toml"), &Environment::default()).unwrap();
     assert_eq!((warnings, edge.uplink.node.as_str()), (Vec::new(), "node2"));

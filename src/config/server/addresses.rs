@@ -1,21 +1,48 @@
 //! `[server.addresses]`: assignment of addresses to nodes.
 
 use ipnet::IpNet;
+use serde::{Deserialize, Serialize, Serializer};
 
 use crate::config::cluster::{self, ClusterSettings};
 use crate::config::table::ConfigTable;
-use crate::config::{Diagnostics, Environment, value};
+use crate::config::{Diagnostics, Environment};
 use crate::parts;
 use tunnel_base::names::NodeName;
 use tunnel_base::policy;
 
-/// How clients may address a target other than by its node's name.
-#[derive(Debug, Clone, PartialEq, Eq)]
+/// `[server.addresses]`: nodes by address, so that clients may request a node, a host next to it, a Kubernetes pod or a
+/// Service by its address.
+#[derive(Debug, Clone, PartialEq, Eq, Default, Deserialize, Serialize)]
+#[serde(default)]
 pub struct AddressSettings {
-    /// Networks, and the nodes that reach them.
-    pub fixed: Vec<(IpNet, NodeName)>,
-    /// The cluster that is queried for nodes, pods and Services; `None` queries none.
+    /// Whether to watch nodes, pods, Services and their endpoints in Kubernetes. Then a node's InternalIP, a pod's IP, a
+    /// Service's ClusterIP and its names (web.shop, web.shop.svc, web.shop.svc.cluster.local) resolve to a node. If
+    /// there are several ready endpoints, they resolve to any of them. Requires Kubernetes, as kubernetes_service of
+    /// `[server.peers]` does. Requires a role that may list and watch nodes, pods, services and endpointslices
+    /// (discovery.k8s.io) in the whole cluster, and configmaps in POD_NAMESPACE. Of SuperEdge's ConfigMap tunnel-cache,
+    /// the key user_services is read: lines "service.namespace edge" or "... cloud", which is at no node. While
+    /// kube-apiserver does not answer, the last known state applies. Default: true if this file has egress, http_proxy,
+    /// https or intercept and there is a Kubernetes, otherwise false.
+    ///
+    /// Example: `true`
+    pub kubernetes: bool,
+    /// Networks and addresses, and the node for each. The narrowest network that contains an address applies, before
+    /// Kubernetes. An address that two objects of Kubernetes have resolves to neither, with a warning. The node's edge
+    /// dials the address unchanged, so `[edge.allow]` there must contain it. Default: none.
+    ///
+    /// Example: `{ "10.0.0.7" = "node1", "10.244.1.0/24" = "node1" }`
+    #[serde(skip_deserializing, serialize_with = "by_network")]
+    pub nodes: Vec<(IpNet, NodeName)>,
+    /// The cluster that is watched; `None` if Kubernetes is not.
+    #[serde(skip)]
     pub cluster: Option<ClusterSettings>,
+}
+
+/// One of `nodes`.
+#[derive(Default, Deserialize)]
+#[serde(default)]
+struct NodeEntry {
+    node: Option<NodeName>,
 }
 
 /// Reads `[server.addresses]`. `by_address` is true if a listener's clients name targets by address.
@@ -26,22 +53,20 @@ pub(crate) fn read(
     report: &mut Diagnostics,
 ) -> AddressSettings {
     let mut table = cloud.table("addresses", report);
-    let wanted = table.read("kubernetes", value::flag, report);
-    let cluster = match (wanted.unwrap_or(by_address), cluster::reached(parts::ADDRESSES, env)) {
-        (false, _) => None,
-        (true, Ok(cluster)) => Some(cluster),
-        (true, Err(why)) => {
-            if wanted.is_some() {
-                table.error("kubernetes", Some("true".to_owned()), why, report);
-            }
-            None
+    let mut addresses: AddressSettings = table.fields(report);
+    let is_set = table.has("kubernetes");
+    if addresses.kubernetes || by_address && !is_set {
+        match cluster::reached(parts::ADDRESSES, env) {
+            Ok(cluster) => addresses.cluster = Some(cluster),
+            Err(why) if is_set => table.error("kubernetes", Some("true".to_owned()), why, report),
+            Err(_) => {}
         }
-    };
-    let mut nodes = table.table("nodes", report);
-    table.finish(report);
-    let entries = nodes.named(NODE, report);
-    let fixed = entries.into_iter().filter_map(|(name, entry)| entry_of(&name, entry, report)).collect();
-    AddressSettings { fixed, cluster }
+    }
+    addresses.kubernetes = addresses.cluster.is_some();
+    let entries = table.table("nodes", report).named(NODE, report).into_iter();
+    addresses.nodes = entries.filter_map(|(name, entry)| entry_of(&name, entry, report)).collect();
+    table.close(&addresses, report);
+    addresses
 }
 
 /// Reads one entry. Returns `None` if it is unusable, which is recorded.
@@ -50,9 +75,16 @@ fn entry_of(name: &str, mut entry: ConfigTable<'_>, report: &mut Diagnostics) ->
     if let Err(why) = &net {
         entry.name_error(name, why.to_string(), report);
     }
-    let node = entry.read(NODE, value::parsed::<NodeName>, report);
+    let NodeEntry { node } = entry.fields(report);
+    if !entry.has(NODE) {
+        entry.error(NODE, None, "set the node that has this address, as in \"10.0.0.7\" = \"node1\"", report);
+    }
     entry.finish(report);
     Some((net.ok()?, node?))
+}
+
+fn by_network<S: Serializer>(nodes: &[(IpNet, NodeName)], serializer: S) -> Result<S::Ok, S::Error> {
+    serializer.collect_map(nodes.iter().map(|(net, node)| (net.to_string(), node)))
 }
 
 /// The key that a plain text value stands for.

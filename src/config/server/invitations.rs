@@ -2,89 +2,94 @@
 
 use std::path::PathBuf;
 
-use toml::de::DeValue;
+use serde::{Deserialize, Serialize};
 
 use crate::config::cluster::{self, ClusterSettings};
 use crate::config::server::registry::{self, EtcdSettings};
 use crate::config::table::ConfigTable;
-use crate::config::value::{self, ValueError};
-use crate::config::{Diagnostics, Environment};
+use crate::config::{Diagnostics, Environment, value};
 use crate::parts;
 
-/// The store of invitations and joined nodes, shared by all servers of a cloud.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Invitations {
-    /// A file on a shared disk.
-    File(PathBuf),
-    /// One key of etcd, equal to the prefix.
-    Etcd(EtcdSettings),
-    /// The Secret of this name.
-    Secret(ClusterSettings, String),
+/// `[server.invitations]`: the invitations of a cloud (tunnel invite, tunnel join), and the nodes that have joined. A node
+/// that has joined must use the token that it made then, or one from a line in the token file; the default token does not
+/// apply to it.
+#[derive(Debug, Clone, PartialEq, Eq, Deserialize, Serialize)]
+#[serde(default)]
+pub struct InvitationConfig {
+    /// Store for invitations and joined nodes; all servers need the same one. "none": no invitations. "file": a file on a
+    /// disk that all servers share. "etcd": a key of etcd. "secret": a Secret in the servers' namespace of Kubernetes,
+    /// which their role must allow to get, create and update. Codes and tokens are stored as hashes only. With a store
+    /// the file peer_ca of `[server.links]` is required: edges receive it when they join.
+    pub store: InvitationStore,
+    /// For "file": its path. A lock file and a temporary file are created next to it, and its directory if it is
+    /// missing. No default.
+    ///
+    /// Example: `"/var/lib/tunnel/enrolled"`
+    #[serde(deserialize_with = "value::file")]
+    pub file: Option<PathBuf>,
+    /// For "secret": name of the Secret, which is created if it does not exist.
+    #[serde(deserialize_with = "cluster::object_name")]
+    pub secret: String,
+    /// The table below it.
+    #[serde(skip)]
+    pub etcd: EtcdSettings,
+    /// The cluster of the Secret; `None` for other stores.
+    #[serde(skip)]
+    pub cluster: Option<ClusterSettings>,
 }
 
-/// A value of `store` in `[server.invitations]`: the kind of store to use.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum InvitationStore {
+/// The kind of store of invitations and joined nodes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Deserialize, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum InvitationStore {
     /// No store: the server takes no invitations.
+    #[default]
     None,
     /// A file on a disk that the servers share.
     File,
+    /// One key of etcd, below the prefix.
     Etcd,
     /// A Secret of Kubernetes.
     Secret,
 }
 
-/// Reads the table. Returns `None` if invitations are disabled.
+impl Default for InvitationConfig {
+    fn default() -> Self {
+        Self {
+            store: InvitationStore::None,
+            file: None,
+            secret: "tunnel-invitations".to_owned(),
+            etcd: EtcdSettings::default(),
+            cluster: None,
+        }
+    }
+}
+
+/// Reads the table.
 pub(crate) fn read(
     cloud: &mut ConfigTable<'_>,
     env: &Environment,
     report: &mut Diagnostics,
-) -> Option<Invitations> {
+) -> InvitationConfig {
     let mut table = cloud.table("invitations", report);
-    let kind = table.read("store", kind, report).unwrap_or(InvitationStore::None);
-    let file = table.read("file", value::file_path, report);
-    let etcd = registry::etcd(&mut table, kind == InvitationStore::Etcd, ETCD_PREFIX, report);
-    let secret = table.read("secret", cluster::name, report).flatten();
-    let kind = match parts::INVITATIONS {
-        Err(why) if kind != InvitationStore::None => {
-            table.error("store", None, why, report);
-            InvitationStore::None
+    let mut invitations: InvitationConfig = table.fields(report);
+    let is_etcd = invitations.store == InvitationStore::Etcd;
+    invitations.etcd = registry::etcd(&mut table, is_etcd, ETCD_PREFIX, report);
+    match (invitations.store, parts::INVITATIONS) {
+        (InvitationStore::None, _) => {}
+        (_, Err(why)) => table.error("store", Some("not available".to_owned()), why, report),
+        (InvitationStore::File, _) if !table.has("file") => {
+            table.error("file", None, "set a file on a disk that all servers share", report);
         }
-        _ => kind,
-    };
-    let store = match kind {
-        InvitationStore::None => None,
-        InvitationStore::File => {
-            if !table.has("file") {
-                table.error("file", None, "set a file on a disk that all servers share", report);
-            }
-            file.map(Invitations::File)
-        }
-        InvitationStore::Etcd => Some(Invitations::Etcd(etcd)),
-        InvitationStore::Secret => match cluster::reached(parts::CLUSTER, env) {
-            Ok(cluster) => Some(Invitations::Secret(cluster, secret.unwrap_or_else(|| SECRET.to_owned()))),
-            Err(why) => {
-                table.error("store", Some("requires Kubernetes".to_owned()), why, report);
-                None
-            }
+        (InvitationStore::Secret, _) => match cluster::reached(parts::CLUSTER, env) {
+            Ok(cluster) => invitations.cluster = Some(cluster),
+            Err(why) => table.error("store", Some("requires Kubernetes".to_owned()), why, report),
         },
-    };
-    table.finish(report);
-    store
-}
-
-fn kind(value: &DeValue<'_>) -> Result<InvitationStore, ValueError> {
-    match value::text(value)?.as_str() {
-        "none" => Ok(InvitationStore::None),
-        "file" => Ok(InvitationStore::File),
-        "etcd" => Ok(InvitationStore::Etcd),
-        "secret" => Ok(InvitationStore::Secret),
-        _ => Err(value::wrong(value, "expected \"none\", \"file\", \"etcd\" or \"secret\"")),
+        (InvitationStore::File | InvitationStore::Etcd, _) => {}
     }
+    table.close(&invitations, report);
+    invitations
 }
 
 /// Apart from the records that CoreDNS reads.
 const ETCD_PREFIX: &str = "/tunnel";
-
-/// Default name of the Secret.
-const SECRET: &str = "tunnel-invitations";

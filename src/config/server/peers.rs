@@ -34,7 +34,7 @@ pub struct PeerConfig {
     /// the environment, otherwise that of the service account. The role must be able to list and watch endpointslices.
     ///
     /// Example: `"tunnel-cloud-pods"`
-    #[serde(deserialize_with = "kubernetes_service")]
+    #[serde(deserialize_with = "cluster::optional_name")]
     pub kubernetes_service: Option<String>,
     /// DNS name in the certificates of all servers. Default: the first DNS name in cert of `[server.links]`.
     ///
@@ -134,10 +134,6 @@ fn dns_name<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<Target>
         target @ Target { host: Host::Name(_), .. } => Ok(Some(target)),
         _ => Err(D::Error::custom("expected name:port; list addresses under server.peers.addresses")),
     }
-}
-
-fn kubernetes_service<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<String>, D::Error> {
-    cluster::parse_name(&String::deserialize(deserializer)?).map_err(D::Error::custom)
 }
 
 fn certificate_name<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<String>, D::Error> {

@@ -44,7 +44,7 @@ pub struct DnsConfig {
     /// The role must be able to get, create and update it, and to list nodes if zone is empty and Nodes have dots in
     /// their names. In its key hosts only our own lines are changed, so several servers share it. It is created if it
     /// does not exist.
-    #[serde(deserialize_with = "configmap")]
+    #[serde(deserialize_with = "cluster::object_name")]
     pub configmap: String,
     /// DNS servers (ip:port) that know the server of each node, queried before peers are. Default: the system's. Neither
     /// DNS nor peers are queried unless resolvers, zone or publish is set, or `[server.peers]` says where peers are.
@@ -139,7 +139,8 @@ impl Default for DnsConfig {
             zone: String::new(),
             publish_names: Vec::new(),
             hosts_file: None,
-            configmap: CONFIGMAP.to_owned(),
+            // SuperEdge's name.
+            configmap: "tunnel-nodes".to_owned(),
             resolvers: Vec::new(),
             etcd: EtcdSettings::default(),
         }
@@ -238,11 +239,6 @@ fn zone<'de, D: Deserializer<'de>>(deserializer: D) -> Result<String, D::Error> 
     Err(D::Error::custom("expected a DNS name, for example \"nodes.example.org\", or an empty text"))
 }
 
-fn configmap<'de, D: Deserializer<'de>>(deserializer: D) -> Result<String, D::Error> {
-    let name = cluster::parse_name(&String::deserialize(deserializer)?).map_err(D::Error::custom)?;
-    Ok(name.unwrap_or_else(|| CONFIGMAP.to_owned()))
-}
-
 fn prefix<'de, D: Deserializer<'de>>(deserializer: D) -> Result<String, D::Error> {
     let text: String = value::filled_text(deserializer)?;
     let bare = text.trim_end_matches('/');
@@ -251,9 +247,6 @@ fn prefix<'de, D: Deserializer<'de>>(deserializer: D) -> Result<String, D::Error
     }
     Err(D::Error::custom("expected the path of CoreDNS's etcd plugin, for example \"/skydns\""))
 }
-
-/// SuperEdge's name of the ConfigMap.
-const CONFIGMAP: &str = "tunnel-nodes";
 
 /// Default prefix of CoreDNS's etcd plugin.
 const PREFIX: &str = "/skydns";

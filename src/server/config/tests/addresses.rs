@@ -15,7 +15,7 @@ fn inside() -> Environment {
 #[test]
 fn by_default_no_address_is_known_and_nothing_is_dialled_directly() {
     let (settings, _) = cloud("");
-    assert_eq!((settings.addresses.fixed, settings.addresses.cluster), (vec![], None));
+    assert_eq!((settings.addresses.nodes, settings.addresses.cluster), (vec![], None));
     assert_eq!(settings.direct.targets, Targets::from_iter([]));
 }
 
@@ -26,7 +26,7 @@ fn networks_are_read_with_their_nodes_and_targets_as_everywhere() {
     let (settings, _) = cloud(text);
     let expected = [("10.0.0.7/32", "node1"), ("fd01::/64", "node2")];
     let expected: Vec<_> = expected.map(|(net, node)| (net.parse().unwrap(), node.parse().unwrap())).into();
-    assert_eq!(settings.addresses.fixed, expected);
+    assert_eq!(settings.addresses.nodes, expected);
     let direct = settings.direct.targets;
     assert!(
         direct.allows("10.1.2.3:443".parse().unwrap(), &[])
@@ -36,10 +36,14 @@ fn networks_are_read_with_their_nodes_and_targets_as_everywhere() {
 
 #[test]
 fn an_entry_that_cannot_be_meant_is_a_fault() {
-    let errors = cloud_faults("[server.addresses.nodes]\n\"10.0.0.7/8\" = \"a node\"\nnode1 = \"node1\"\n");
+    let errors = cloud_faults(
+        "[server.addresses.nodes]\n\"10.0.0.7/8\" = \"a node\"\nnode1 = \"node1\"\n\"10.0.0.8\" = {}\n",
+    );
     let reported: Vec<_> = errors.iter().map(ToString::to_string).collect();
-    assert_eq!(reported.len(), 3, "{reported:?}");
-    assert!(reported.iter().any(|error| error.contains("10.0.0.0/8")), "{reported:?}");
+    assert_eq!(reported.len(), 4, "{reported:?}");
+    for expected in ["10.0.0.0/8", "\"10.0.0.8\".node: missing: set the node"] {
+        assert!(reported.iter().any(|error| error.contains(expected)), "{reported:?}");
+    }
 }
 
 #[test]

@@ -3,6 +3,7 @@
 use crate::listener::https::{HttpsConfig, HttpsMode, TargetIdentity};
 
 use super::*;
+use crate::config::server::kubernetes::ProfileKind;
 use crate::parts;
 
 const CLOSED: &str =
@@ -79,11 +80,11 @@ fn certificates_are_asked_for_by_profile() {
     assert!(nameless.contains("server.csr.services"), "{nameless}");
     let text = "[server.csr]\nprofiles = [\"server\", \"proxy-client\"]\nservices = [\"s\"]\nnames = [\"Tunnel.Test\", \"fd00::1\"]\nlifetime = \"2h\"\n";
     let csr = read(text).unwrap().0.csr.unwrap();
-    assert_eq!((csr.dir.to_str(), csr.proxy_client), (Some("/var/lib/tunnel/pki"), true));
+    assert_eq!(csr.dir.to_str(), Some("/var/lib/tunnel/pki"));
+    assert_eq!(csr.profiles, [ProfileKind::Server, ProfileKind::ProxyClient].into());
     assert_eq!(csr.lifetime, Some(Duration::from_secs(7200)));
-    let server = csr.server.unwrap();
-    assert_eq!(server.services, ["s"]);
-    assert_eq!(server.names, ["fd00::1", "tunnel.test"].map(str::to_owned).into());
+    assert_eq!(csr.services, ["s"]);
+    assert_eq!(csr.names, ["fd00::1", "tunnel.test"].map(str::to_owned).into());
 }
 
 #[test]
@@ -103,7 +104,7 @@ fn an_edge_and_its_servers_say_whether_certificates_prove_it() {
     assert_eq!(csr.file.to_str(), Some("/var/lib/tunnel/pki/agent.pem"));
     assert_eq!((csr.node_ip, csr.lifetime), ("10.0.0.7".parse().ok(), Some(Duration::from_secs(86_400))));
     let csr = ServerConfig::read("[server.csr]\nedge_ca = \"/ca\"\n", &env).unwrap().0.csr.unwrap();
-    assert_eq!((csr.edge_ca, csr.server, csr.proxy_client), (Some("/ca".into()), None, false));
+    assert_eq!((csr.edge_ca, csr.profiles), (Some("/ca".into()), [].into()));
 }
 
 #[test]

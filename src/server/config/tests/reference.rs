@@ -252,18 +252,29 @@ fn comment(text: &str) -> String {
 const INHERITED: &str =
     "allow_from, auth, proxy_protocol, rules, users: as in [server.connect], whose values are the defaults.";
 
+impl TableReference {
+    /// Returns the start of each line in an example file that is not a comment.
+    fn mark(&self) -> &'static str {
+        if self.is_optional { "# " } else { "" }
+    }
+
+    /// Returns the line in an example file that begins the table.
+    fn header(&self) -> String {
+        format!("{}[{}]\n", self.mark(), self.name)
+    }
+}
+
 /// Returns a table as part of an example file.
 fn example(table: &TableReference) -> String {
-    let mark = if table.is_optional { "# " } else { "" };
     let keys = table.keys.iter().map(|key| {
         let line = key.line();
-        let line = if line.starts_with("# ") { line } else { format!("{mark}{line}") };
+        let line = if line.starts_with("# ") { line } else { table.mark().to_owned() + &line };
         comment(&key.description()) + &line + "\n"
     });
     let mut about = table.about.clone();
     about[..1].make_ascii_uppercase();
     let inherited = if table.inherits { comment(INHERITED) } else { String::new() };
-    format!("{}{mark}[{}]\n{}{inherited}", comment(&about), table.name, keys.collect::<String>())
+    comment(&about) + &table.header() + &keys.collect::<String>() + &inherited
 }
 
 /// Replaces the generated tables in an example file. Tables are separated by empty lines.
@@ -286,7 +297,7 @@ fn updated(file: &str, role: &str) -> String {
 fn document(server: &str, edge: &str) -> String {
     let tables = [("server", server), ("edge", edge)].into_iter().flat_map(|(role, file)| {
         let mut tables = tables(role);
-        tables.sort_by_key(|table| file.find(&format!("\n[{}]", table.name)));
+        tables.sort_by_key(|table| file.find(&format!("\n{}", table.header())));
         tables
     });
     let escape = |text: &str| text.replace('*', "\\*");
@@ -348,6 +359,14 @@ fn the_tables_in_effect_have_defaults_values_and_no_secrets() {
     );
     let effective = ServerConfig::examine("[server.session]\nmax_sessions = 7\n", &node1()).effective;
     assert_eq!(effective["server.session"]["max_per_client"].as_integer(), Some(2));
+    assert!(
+        !effective.contains_key("server.node_names"),
+        "an absent table that enables something has no effect"
+    );
+    let text = "[server.addresses]\nnodes = { \"10.0.0.7\" = \"node1\" }\n[server.node_names]\n";
+    let effective = ServerConfig::examine(text, &node1()).effective;
+    assert_eq!(effective["server.addresses"]["nodes"]["10.0.0.7/32"].as_str(), Some("node1"));
+    assert_eq!(effective["server.node_names"]["edges"].as_str(), Some("openyurt.io/is-edge-worker=true"));
 }
 
 #[test]
