@@ -18,7 +18,7 @@ done
 # Examples of /etc/tunnel/cloud.toml and edge.toml, and the description of every key.
 install -D -m 644 "$root/conf/server.toml" "$tree/usr/share/doc/tunnel/cloud.toml"
 install -D -m 644 "$root/conf/edge.toml" "$tree/usr/share/doc/tunnel/edge.toml"
-install -D -m 644 -t "$tree/usr/share/doc/tunnel/reference" "$root"/docs/reference/*.toml
+install -D -m 644 -t "$tree/usr/share/doc/tunnel/reference" "$root"/docs/reference/*
 install -D -m 644 "$root/LICENSE" "$tree/usr/share/doc/tunnel/copyright"
 install -d -m 755 "$tree/usr/share/man/man1" "$tree/usr/share/bash-completion/completions" \
   "$tree/usr/share/zsh/vendor-completions" "$tree/usr/share/fish/vendor_completions.d"
