@@ -152,7 +152,7 @@ fn files(
         }
     }
     let Some(user) = ServiceUser::find() else { return };
-    let config = ("--c".to_owned(), config.to_owned());
+    let config = ("--config".to_owned(), config.to_owned());
     let all = std::iter::once(config).chain(public).chain(secrets);
     for (key, file) in all.filter(|(_, file)| !user.may_read(file)) {
         let file = file.display();

@@ -324,8 +324,7 @@ fn document(server: &str, edge: &str) -> String {
     let start = wrapped(
         "",
         "This page lists the tables of the config files of servers and edges with all keys. It is generated from the \
-         sources. The examples [for servers](server.toml) and [for edges](edge.toml) contain the same texts, and the \
-         tables that are not listed here.",
+         sources. The examples [for servers](server.toml) and [for edges](edge.toml) contain the same texts.",
     );
     format!("# Reference of settings\n\n{start}\n| table | purpose |\n| --- | --- |\n{contents}{body}")
 }
