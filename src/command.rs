@@ -5,12 +5,14 @@ pub mod approve;
 pub mod connect;
 pub mod demo;
 pub mod doctor;
+pub mod file_edit;
 pub mod init;
 #[cfg_attr(not(feature = "invitations"), path = "command/invitations/absent.rs")]
 pub mod invitations;
 pub mod migrate;
 pub mod output_dir;
 pub mod status;
+pub mod token;
 
 use std::ffi::OsString;
 use std::io;
@@ -28,6 +30,7 @@ use crate::command::doctor::DoctorArgs;
 use crate::command::init::InitArgs;
 use crate::command::invitations::{InviteArgs, JoinArgs, RevokeArgs};
 use crate::command::migrate::MigrateArgs;
+use crate::command::token::TokenCommand;
 use crate::config::edge::EdgeConfig;
 use crate::config::live::{ConfigFile, tell_warnings};
 use crate::config::{Environment, Warning};
@@ -142,6 +145,9 @@ pub enum Command {
     Join(JoinArgs),
     /// Revoke the token and the invitation of a node, through the server on this machine.
     Revoke(RevokeArgs),
+    /// List the nodes of a server's token file, or change a node's token without cutting its sessions.
+    #[command(subcommand)]
+    Token(TokenCommand),
     /// Approve or deny certificate requests of the tunnel's servers and edges in a Kubernetes cluster, until a signal.
     /// Other requests are not touched.
     Approve(ApproveArgs),

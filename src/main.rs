@@ -6,7 +6,7 @@ use tunnel::command::doctor::{self, DoctorArgs, Findings};
 use tunnel::command::migrate;
 use tunnel::command::{
     self, Args, Command, CommandError, LogFormat, Mode, Settings, connect, init, invitations, is_wrong,
-    status,
+    status, token,
 };
 use tunnel::config::live::ConfigFile;
 use tunnel::config::{ConfigError, Environment};
@@ -54,6 +54,7 @@ fn main() -> ExitCode {
         Some(Command::Revoke(asked)) => {
             told(in_runtime(invitations::revoke(asked, &Environment::read(variable))))
         }
+        Some(Command::Token(asked)) => told(token::run(&asked)),
         Some(Command::Migrate(asked)) => told(migrate::run(&asked, std::io::stdin())),
         Some(Command::Completions { shell }) => told(Ok(command::completions(shell))),
         Some(Command::Man { dir }) => told(command::man(&dir)),
