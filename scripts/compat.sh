@@ -263,7 +263,8 @@ certificates "$service" "${fleet[@]}"
 tokens node0 node1 node2 node3
 old_schema=ours
 edge_config node1 "$service:$grpc" "127.0.0.1:$log" | config_for new edge
-"$dir/old" --m=edge --check --c="$dir/edge.toml" &>/dev/null || old_schema=superedge
+"$dir/old" config check "$dir/edge.toml" &>/dev/null ||
+  "$dir/old" --m=edge --check --c="$dir/edge.toml" &>/dev/null || old_schema=superedge
 
 printf '%-10s %-10s %-10s %s\n' 'server 1' 'server 2' edge "session (old is $rev)"
 for edge in old new; do

@@ -57,8 +57,8 @@ case $module in
     ;;
   *) start target python3 -m http.server --bind "$at" --directory "$dir" "$target" ;;
 esac
-start pod "$tunnel" --m=cloud --c="$dir/pod.toml" --v="$level"
-start edge "$tunnel" --m=edge --c="$dir/edge.toml" --v="$level"
+start pod "$tunnel" server -c "$dir/pod.toml" -v "$level"
+start edge "$tunnel" edge -c "$dir/edge.toml" -v "$level"
 await edge ready "$at:$edge_log"
 
 case $module in

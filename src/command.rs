@@ -1,7 +1,8 @@
-//! Commands for people: the command line, shell completions and man pages.
+//! The command line, shell completions and man pages. Each command has its file.
 
 #[cfg_attr(not(feature = "csr"), path = "command/approve/absent.rs")]
 pub mod approve;
+pub mod config;
 pub mod connect;
 pub mod demo;
 pub mod doctor;
@@ -11,35 +12,28 @@ pub mod init;
 pub mod invitations;
 pub mod migrate;
 pub mod output_dir;
+pub mod serve;
 pub mod status;
 pub mod token;
 
-use std::ffi::OsString;
+use std::ffi::{OsStr, OsString};
 use std::io;
 use std::path::{Path, PathBuf};
 
 use clap::error::ErrorKind;
-use clap::{ArgAction, CommandFactory as _, Parser, Subcommand, ValueEnum};
+use clap::{CommandFactory as _, Parser, Subcommand, ValueEnum};
 use clap_complete::Shell;
-use tracing::warn;
 
 use crate::command::approve::ApproveArgs;
+use crate::command::config::ConfigCommand;
 use crate::command::connect::ConnectArgs;
 use crate::command::demo::Module;
 use crate::command::doctor::DoctorArgs;
 use crate::command::init::InitArgs;
 use crate::command::invitations::{InviteArgs, JoinArgs, RevokeArgs};
 use crate::command::migrate::MigrateArgs;
+use crate::command::serve::ServeArgs;
 use crate::command::token::TokenCommand;
-use crate::config::edge::EdgeConfig;
-use crate::config::live::{ConfigFile, tell_warnings};
-use crate::config::{Environment, Warning};
-use crate::edge::Edge;
-use crate::parts;
-use crate::server::Server;
-use crate::server::config::ServerConfig;
-use crate::startup::{Startup, StartupErrorKind};
-use tunnel_net::reload::warn_of_readers;
 
 /// The error of a command for people.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -80,59 +74,33 @@ impl CommandError {
 
 // The command line.
 
-/// Reach edge nodes behind NAT by name: run `tunnel --m=cloud` as a server, and `tunnel --m=edge` on each node.
+/// Reach edge nodes behind NAT by name: run `tunnel server` on a reachable machine, and `tunnel edge` on each node.
 #[derive(Debug, Parser)]
-#[command(version, args_conflicts_with_subcommands = true, after_help = EXIT_CODES)]
+#[command(version, subcommand_required = true, arg_required_else_help = true, after_help = EXIT_CODES)]
 pub struct Args {
-    /// Command to run instead of serving.
+    /// The command.
     #[command(subcommand)]
-    pub command: Option<Command>,
-    /// Role of this process.
-    #[arg(long = "m", value_name = "MODE", default_value = "cloud")]
-    pub mode: Mode,
-    /// Config file; docs/reference/server.toml and docs/reference/edge.toml describe every key. [default: /etc/tunnel/MODE.toml]
-    #[arg(long = "c", value_name = "FILE")]
-    pub config: Option<PathBuf>,
-    /// Check the config and the files it names, report all errors, and exit. No port is opened.
-    #[arg(long)]
-    pub check: bool,
-    /// Kubeconfig file, for a server outside its cluster. Requires a build with Kubernetes support.
-    #[arg(long = "k", value_name = "FILE")]
-    pub kubeconfig: Option<PathBuf>,
-    /// Requests per second to kube-apiserver. Ignored by this version.
-    #[arg(long, value_name = "N", default_value_t = 1000.0)]
-    pub kube_qps: f64,
-    /// Burst of requests to kube-apiserver. Ignored by this version.
-    #[arg(long, value_name = "N", default_value_t = 1000)]
-    pub kube_burst: u32,
-    /// Directory for daily log files. The last 7 are kept, at most 100 MiB in total.
-    #[arg(long, value_name = "DIR")]
-    pub log_dir: Option<PathBuf>,
-    /// Log to stderr in addition to --log-dir.
-    #[arg(long, num_args = 0..=1, require_equals = true, default_value_t = false, default_missing_value = "true", action = ArgAction::Set)]
-    pub alsologtostderr: bool,
-    /// Log to stderr only, and ignore --log-dir.
-    #[arg(long, num_args = 0..=1, require_equals = true, default_value_t = false, default_missing_value = "true", action = ArgAction::Set)]
-    pub logtostderr: bool,
-    /// Format of log lines.
-    #[arg(long, value_name = "FORM", default_value = "text")]
-    pub log_format: LogFormat,
-    /// Log level: 0 info, 2 debug, 4 debug of libraries too, 6 trace except frames, 8 frames too.
-    #[arg(long = "v", value_name = "N", default_value_t = 0)]
-    pub verbosity: i32,
+    pub command: Command,
 }
 
-/// The command to run instead of serving.
+/// A command of the program.
 #[derive(Debug, Subcommand)]
 pub enum Command {
+    /// Run a server, which edges and clients connect to, until a signal.
+    Server(ServeArgs),
+    /// Run the edge of a node, until a signal.
+    Edge(ServeArgs),
+    /// Check a config file, or print the values in effect.
+    #[command(subcommand)]
+    Config(ConfigCommand),
     /// Run a server and an edge on loopback with new certificates, to try things out, until Ctrl-C.
     Demo {
         /// Make one request through the tunnel in each way, print the results, and exit.
         #[arg(long)]
         check: bool,
-        /// Additional ways to demonstrate besides CONNECT, separated by commas.
-        #[arg(long, value_name = "MODULES", value_delimiter = ',')]
-        with: Vec<Module>,
+        /// Additional listeners to demonstrate besides CONNECT, separated by commas.
+        #[arg(long, value_name = "LIST", value_delimiter = ',')]
+        listeners: Vec<Module>,
     },
     /// Create certificates, tokens and config files for a new cloud: everything its servers and edges need.
     Init(InitArgs),
@@ -159,9 +127,9 @@ pub enum Command {
         /// otherwise of an edge; its log contains the path]
         #[arg(long, value_name = "PATH")]
         socket: Option<PathBuf>,
-        /// Print everything as JSON, including sessions.
-        #[arg(long)]
-        json: bool,
+        /// Output format; JSON includes sessions.
+        #[arg(short, long, value_name = "FORMAT", default_value = "text")]
+        output: Format,
     },
     /// Print a config that replaces another tunnel's deployment in Kubernetes, with a remark on each of its settings.
     Migrate(MigrateArgs),
@@ -185,48 +153,49 @@ pub struct AnyArgs {
     all: Vec<OsString>,
 }
 
-/// The role of a process, set by `--m`: server or edge.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-pub enum Mode {
+/// The role of a process: server or edge.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, ValueEnum)]
+pub enum Role {
     /// A server, which edges connect to.
-    #[value(name = "cloud")]
     Server,
     /// An edge, on each node.
     Edge,
 }
 
-/// The format of the log lines of a process.
+/// The format of log lines and of a command's output.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-pub enum LogFormat {
+pub enum Format {
     /// Text for people.
     Text,
-    /// One JSON object per line.
+    /// JSON for programs.
     Json,
 }
 
 impl Args {
-    /// Parses the command line of this process, including Go's spelling of flags.
+    /// Parses the command line of this process, in this program's or in SuperEdge's form.
     ///
     /// # Errors
     ///
     /// Returns an error if it is wrong, or requests help or the version. Print the error, and see [`is_wrong`].
     pub fn read(args: impl Iterator<Item = OsString>) -> Result<Self, clap::Error> {
-        Self::try_parse_from(args.map(normalize_flag))
-    }
-
-    /// Returns the path of the config file.
-    pub fn config(&self) -> PathBuf {
-        self.config.clone().unwrap_or_else(|| self.mode.config().into())
+        Self::try_parse_from(translate_superedge(args.collect())?)
     }
 }
 
-impl Mode {
-    /// Returns the default path of the config file.
-    pub fn config(self) -> &'static str {
+impl Role {
+    /// Returns the role's name, which is the name of its command and of its table in the config.
+    pub fn name(self) -> &'static str {
         match self {
-            Self::Server => "/etc/tunnel/cloud.toml",
-            Self::Edge => "/etc/tunnel/edge.toml",
+            Self::Server => "server",
+            Self::Edge => "edge",
         }
+    }
+
+    /// Returns the default path of the config file. A server reads SuperEdge's name if there is no file of its own.
+    pub fn config(self) -> PathBuf {
+        let own = Path::new(CONFIG_DIR).join(format!("{}.toml", self.name()));
+        let superedge = Path::new(CONFIG_DIR).join("cloud.toml");
+        if self == Self::Server && !own.exists() && superedge.exists() { superedge } else { own }
     }
 }
 
@@ -235,17 +204,60 @@ pub fn is_wrong(error: &clap::Error) -> bool {
     !matches!(error.kind(), ErrorKind::DisplayHelp | ErrorKind::DisplayVersion)
 }
 
-/// Converts Go's flags to clap's spelling: one dash becomes two, `_` in a name becomes `-`.
-fn normalize_flag(arg: OsString) -> OsString {
-    let Some(text) = arg.to_str() else { return arg };
-    let name = text.trim_start_matches('-');
-    if name.len() == text.len() || name.is_empty() || matches!(text, "-h" | "-V") {
-        return arg;
+/// Translates the command line of SuperEdge's program, which begins with a flag: `--m=cloud --c=FILE` becomes
+/// `server --config=FILE`. Flags are spelled as in Go, with one or two dashes, and `_` or `-` in their names.
+fn translate_superedge(args: Vec<OsString>) -> Result<Vec<OsString>, clap::Error> {
+    let is_flag = |arg: &OsString| arg.as_encoded_bytes().first() == Some(&b'-');
+    let is_ours = |arg: &OsString| ["-h", "--help", "-V", "--version"].iter().any(|own| arg == own);
+    if !args.get(1).is_some_and(|first| is_flag(first) && !is_ours(first)) {
+        return Ok(args);
     }
-    let (name, value) = name.split_once('=').map_or((name, None), |(name, value)| (name, Some(value)));
-    let name = name.replace('_', "-");
-    value.map_or_else(|| format!("--{name}"), |value| format!("--{name}={value}")).into()
+    let (mut role, mut translated, mut args) = (Role::Server, Vec::new(), args.into_iter());
+    let program = args.next();
+    while let Some(arg) = args.next() {
+        let Some((name, value)) = go_flag(&arg) else {
+            translated.push(arg);
+            continue;
+        };
+        let name = match name.as_str() {
+            "m" => {
+                role = superedge_role(value.map(OsString::from).or_else(|| args.next()))?;
+                continue;
+            }
+            "c" => "config",
+            "k" => "kubeconfig",
+            "v" => "verbosity",
+            name => name,
+        };
+        translated
+            .push(value.map_or_else(|| format!("--{name}"), |value| format!("--{name}={value}")).into());
+    }
+    Ok(program.into_iter().chain([role.name().into()]).chain(translated).collect())
 }
+
+/// Returns the name of a flag, with `-` for `_`, and the value after `=`.
+fn go_flag(arg: &OsStr) -> Option<(String, Option<&str>)> {
+    let text = arg.to_str()?.strip_prefix('-')?;
+    let text = text.strip_prefix('-').unwrap_or(text);
+    let (name, value) = text.split_once('=').map_or((text, None), |(name, value)| (name, Some(value)));
+    Some((name.replace('_', "-"), value))
+}
+
+/// Returns the role that SuperEdge's `--m` names.
+fn superedge_role(value: Option<OsString>) -> Result<Role, clap::Error> {
+    let value = value.unwrap_or_default();
+    match value.to_str() {
+        Some("cloud") => Ok(Role::Server),
+        Some("edge") => Ok(Role::Edge),
+        _ => {
+            let text = format!("invalid value {value:?} for '--m': expected cloud or edge");
+            Err(Args::command().error(ErrorKind::InvalidValue, text))
+        }
+    }
+}
+
+/// The directory of config files.
+pub(crate) const CONFIG_DIR: &str = "/etc/tunnel";
 
 /// The same list as in docs/operating.md.
 const EXIT_CODES: &str = "\
@@ -277,104 +289,6 @@ pub fn man(dir: &Path) -> Result<String, CommandError> {
 /// The name of the program.
 const NAME: &str = "tunnel";
 
-// The config to serve with, read from the file, the environment and the command line.
-
-/// The config of a server or an edge.
-#[derive(Debug)]
-pub enum Settings {
-    /// A server's config.
-    Cloud(Box<ServerConfig>),
-    /// An edge's config.
-    Edge(Box<EdgeConfig>),
-}
-
-impl Settings {
-    /// Reads the config, and logs its warnings. Returns `None` if it cannot be read, which is recorded in `startup`.
-    /// `variable` returns environment variables by name.
-    pub fn read(
-        args: &Args,
-        variable: fn(&str) -> Option<String>,
-        startup: &mut Startup,
-    ) -> Option<(Self, ConfigFile)> {
-        let from = (args.mode, args.config());
-        let (settings, file, warnings) =
-            Self::examine((from.0, &from.1), args.kubeconfig.clone(), variable, startup)?;
-        tell_warnings(&warnings);
-        if args.kubeconfig.is_some()
-            && startup.is_clear()
-            && let Some(why) = settings.asks_no_kubernetes()
-        {
-            warn!(key = "--k", reason = %why, "kubeconfig ignored");
-        }
-        for (key, path) in settings.secrets(&file.path) {
-            warn_of_readers(&key, &path);
-        }
-        Some((settings, file))
-    }
-
-    /// Like [`Self::read`], but logs nothing.
-    pub fn examine(
-        (mode, path): (Mode, &Path),
-        kubeconfig: Option<PathBuf>,
-        variable: fn(&str) -> Option<String>,
-        startup: &mut Startup,
-    ) -> Option<(Self, ConfigFile, Vec<Warning>)> {
-        let text = std::fs::read_to_string(path).map_err(|cause| {
-            format!("cannot read the config {}: {cause}; set its path with --c=FILE", path.display())
-        });
-        let text = startup.collect(StartupErrorKind::Config, &["--c"], text)?;
-        let environment = Environment { kubeconfig, ..Environment::read(variable) };
-        let (settings, warnings) = match mode {
-            Mode::Server => {
-                let (settings, warnings) = startup.settings(ServerConfig::examine(&text, &environment));
-                (Self::Cloud(Box::new(settings)), warnings)
-            }
-            Mode::Edge => {
-                let (settings, warnings) = startup.settings(EdgeConfig::examine(&text, &environment));
-                (Self::Edge(Box::new(settings)), warnings)
-            }
-        };
-        Some((settings, ConfigFile { path: path.to_owned(), text, environment }, warnings))
-    }
-
-    /// Checks for everything that would prevent a start, without starting anything.
-    pub fn check(&self, startup: &mut Startup) {
-        match self {
-            Self::Cloud(settings) => Server::validate(settings, startup),
-            Self::Edge(settings) => Edge::validate(settings, startup),
-        }
-    }
-
-    /// Returns the reason why Kubernetes is not used; `None` if it is used.
-    fn asks_no_kubernetes(&self) -> Option<&'static str> {
-        match self {
-            Self::Edge(edge) => {
-                let unused =
-                    "an edge uses Kubernetes only for its certificate; set agent = true in [edge.csr]";
-                edge.csr.is_none().then_some(unused)
-            }
-            Self::Cloud(cloud) => {
-                if let Err(why) = parts::CLUSTER {
-                    return Some(why);
-                }
-                let asks =
-                    cloud.peers.cluster.is_some() || cloud.addresses.cluster.is_some() || cloud.csr.is_some();
-                let unused = "no key requires Kubernetes; set publish or service of [server.dns], kubernetes = true in \
-                              [server.addresses], or profiles of [server.csr]";
-                (!asks).then_some(unused)
-            }
-        }
-    }
-
-    /// Returns the files that contain secrets, each with its key. `config` is the path of the config file.
-    fn secrets(&self, config: &Path) -> Vec<(String, PathBuf)> {
-        match self {
-            Self::Cloud(settings) => settings.secrets(),
-            Self::Edge(settings) => settings.secrets(config),
-        }
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -387,6 +301,44 @@ mod tests {
                 assert!(script.contains(word), "{shell}: {word}");
             }
         }
+    }
+
+    fn translated(line: &str) -> String {
+        let args = line.split(' ').map(OsString::from).collect();
+        let words = translate_superedge(args).unwrap().into_iter();
+        words.map(|word| word.into_string().unwrap()).collect::<Vec<_>>().join(" ")
+    }
+
+    #[test]
+    fn a_command_line_of_superedge_is_translated() {
+        for (line, expected) in [
+            ("tunnel --m=cloud --c=f", "tunnel server --config=f"),
+            ("tunnel --c f --m edge", "tunnel edge --config f"),
+            ("tunnel -m=edge -c=f -v 4", "tunnel edge --config=f --verbosity 4"),
+            ("tunnel -log_dir=a_b --k=/k_1", "tunnel server --log-dir=a_b --kubeconfig=/k_1"),
+            ("tunnel --alsologtostderr --kube-qps=5", "tunnel server --alsologtostderr --kube-qps=5"),
+            ("tunnel server -v 4", "tunnel server -v 4"),
+            ("tunnel", "tunnel"),
+            ("tunnel --help", "tunnel --help"),
+        ] {
+            assert_eq!(translated(line), expected);
+        }
+        for line in ["tunnel --m=none", "tunnel --m"] {
+            let error = Args::read(line.split(' ').map(OsString::from)).unwrap_err();
+            assert!(is_wrong(&error) && error.to_string().contains("expected cloud or edge"), "{error}");
+        }
+        let args =
+            ["tunnel", "--m=edge", "--c=f", "--v=2", "--kube_qps=1", "--kube_burst=2", "--logtostderr"];
+        let Command::Edge(asked) = Args::read(args.into_iter().map(OsString::from)).unwrap().command else {
+            panic!()
+        };
+        assert_eq!((asked.config, asked.verbosity, asked.kube_qps), (Some("f".into()), 2, Some(1.0)));
+    }
+
+    #[test]
+    fn a_missing_command_is_an_error_that_shows_the_help() {
+        let error = Args::read(["tunnel"].into_iter().map(OsString::from)).unwrap_err();
+        assert!(is_wrong(&error) && error.to_string().contains("doctor"), "{error}");
     }
 
     #[test]

@@ -43,7 +43,7 @@ pub struct Environment {
     pub pod_namespace: Option<String>,
     /// `KUBERNETES_SERVICE_HOST`: set only inside a cluster.
     pub kubernetes_service_host: Option<String>,
-    /// `--k`: the kubeconfig file, used to reach a cluster from outside.
+    /// `--kubeconfig`: the kubeconfig file, used to reach a cluster from outside.
     pub kubeconfig: Option<PathBuf>,
     /// `PROXY_AUTHORIZATION`: SuperEdge's switch for passwords at the HTTP proxy.
     pub proxy_authorization: Option<String>,
@@ -263,8 +263,7 @@ pub(crate) fn other_role(
         report.warn(other, WarningKind::Unexpected, "this table is for the other role and is ignored");
     } else {
         let found = Some("the only table in this file".to_owned());
-        let mode = if other == "server" { "cloud" } else { other };
-        file.error(other, found, format!("start with --m={mode}, or use the other file"), report);
+        file.error(other, found, format!("run `tunnel {other}` with it, or use the other file"), report);
     }
 }
 

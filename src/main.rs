@@ -1,12 +1,13 @@
 //! Parses the command line, starts logging and the runtime, and sets exit codes. Nothing else sets exit codes.
 
 use tunnel::command::approve::{self, ApproveArgs};
+use tunnel::command::config::{self, ConfigArgs, ConfigCommand};
 use tunnel::command::demo::{self, Module};
 use tunnel::command::doctor::{self, DoctorArgs, Findings};
 use tunnel::command::migrate;
+use tunnel::command::serve::{ServeArgs, Settings};
 use tunnel::command::{
-    self, Args, Command, CommandError, LogFormat, Mode, Settings, connect, init, invitations, is_wrong,
-    status, token,
+    self, Args, Command, CommandError, Format, Role, connect, init, invitations, is_wrong, status, token,
 };
 use tunnel::config::live::ConfigFile;
 use tunnel::config::{ConfigError, Environment};
@@ -35,41 +36,40 @@ fn main() -> ExitCode {
         }
     };
     match args.command {
-        Some(Command::Demo { check, with }) => run_demo(check, &with),
-        Some(Command::Doctor(asked)) => diagnose(&asked),
-        Some(Command::Approve(asked)) => approve(&asked),
-        Some(Command::Connect(asked)) => {
-            told(in_runtime(connect::connect(&asked, interrupted(), print_stderr)))
+        Command::Server(asked) => run(Role::Server, &asked),
+        Command::Edge(asked) => run(Role::Edge, &asked),
+        Command::Config(ConfigCommand::Check { config, output }) => check(&config, output),
+        Command::Config(ConfigCommand::Show(asked)) => {
+            told(config::show(&asked, Environment::read(variable)))
         }
-        Some(Command::Status { socket, json }) => {
-            told(in_runtime(status::status(socket, json, &Environment::read(variable))))
+        Command::Demo { check, listeners } => run_demo(check, &listeners),
+        Command::Doctor(asked) => diagnose(&asked),
+        Command::Approve(asked) => approve(&asked),
+        Command::Connect(asked) => told(in_runtime(connect::connect(&asked, interrupted(), print_stderr))),
+        Command::Status { socket, output } => {
+            told(in_runtime(status::status(socket, output, &Environment::read(variable))))
         }
-        Some(Command::Init(asked)) => told(init::run(&asked)),
-        Some(Command::Invite(asked)) => {
-            told(in_runtime(invitations::invite(asked, &Environment::read(variable))))
-        }
-        Some(Command::Join(asked)) => {
-            told(in_runtime(invitations::run(&asked, &Environment::read(variable))))
-        }
-        Some(Command::Revoke(asked)) => {
-            told(in_runtime(invitations::revoke(asked, &Environment::read(variable))))
-        }
-        Some(Command::Token(asked)) => told(token::run(&asked)),
-        Some(Command::Migrate(asked)) => told(migrate::run(&asked, std::io::stdin())),
-        Some(Command::Completions { shell }) => told(Ok(command::completions(shell))),
-        Some(Command::Man { dir }) => told(command::man(&dir)),
-        None => run(&args),
+        Command::Init(asked) => told(init::run(&asked)),
+        Command::Invite(asked) => told(in_runtime(invitations::invite(asked, &Environment::read(variable)))),
+        Command::Join(asked) => told(in_runtime(invitations::run(&asked, &Environment::read(variable)))),
+        Command::Revoke(asked) => told(in_runtime(invitations::revoke(asked, &Environment::read(variable)))),
+        Command::Token(asked) => told(token::run(&asked)),
+        Command::Migrate(asked) => told(migrate::run(&asked, std::io::stdin())),
+        Command::Completions { shell } => told(Ok(command::completions(shell))),
+        Command::Man { dir } => told(command::man(&dir)),
     }
 }
 
-fn run(args: &Args) -> ExitCode {
-    let mut startup = if args.check { Startup::checking() } else { Startup::default() };
-    let Some(logs) = logs(args, &mut startup) else { return ExitCode::from(code(StartupErrorKind::System)) };
-    let config = args.config();
-    let mode = if args.mode == Mode::Server { "cloud" } else { "edge" };
-    info!(version = env!("CARGO_PKG_VERSION"), mode, config = %config.display(), "starting");
-    let settings = on_own_stack(|| Settings::read(args, variable, &mut startup));
-    let refused = match runtime(args.mode) {
+/// Runs a server or an edge.
+fn run(role: Role, args: &ServeArgs) -> ExitCode {
+    let mut startup = Startup::default();
+    let Some(logs) = logs(role, args, &mut startup) else { return exit(StartupErrorKind::System) };
+    let config = args.config(role);
+    info!(version = env!("CARGO_PKG_VERSION"), role = role.name(), config = %config.display(), "starting");
+    args.warn_of_ignored();
+    let kubeconfig = args.kubeconfig.as_deref();
+    let settings = on_own_stack(|| Settings::read((role, &config), kubeconfig, variable, &mut startup));
+    let refused = match runtime(role) {
         Ok(runtime) => match runtime.block_on(serve(settings, startup, logs.level())) {
             Ok(drained) => {
                 let cut_sessions = if let Drained::Cut(cut) = drained { cut } else { 0 };
@@ -83,25 +83,20 @@ fn run(args: &Args) -> ExitCode {
             startup.into_faults()
         }
     };
-    let Some(gravest) = refused.most_severe() else {
-        answer(&format!("{}: ok", config.display()));
-        return ExitCode::SUCCESS;
-    };
-    report(&refused, &config);
+    report(&refused, &config, "not started");
     if logs.are_in_files_only() {
         // The person who started it reads stderr.
-        Logs::on_stderr(args.log_format == LogFormat::Json, || report(&refused, &config));
+        Logs::on_stderr(args.log_format == Format::Json, || report(&refused, &config, "not started"));
     }
-    ExitCode::from(code(gravest))
+    refused.most_severe().map_or(ExitCode::FAILURE, exit)
 }
 
 /// Starts logging. Falls back to stderr if the log directory cannot be used.
-fn logs(args: &Args, startup: &mut Startup) -> Option<Logs> {
-    // A check must not create files.
-    let dir = args.log_dir.clone().filter(|_| !args.logtostderr && !args.check);
-    let name = if args.mode == Mode::Server { "tunnel-cloud" } else { "tunnel-edge" };
+fn logs(role: Role, args: &ServeArgs, startup: &mut Startup) -> Option<Logs> {
+    let dir = args.log_dir.clone().filter(|_| !args.logtostderr);
+    let name = if role == Role::Server { "tunnel-cloud" } else { "tunnel-edge" };
     let stderr = LogSettings {
-        json: args.log_format == LogFormat::Json,
+        json: args.log_format == Format::Json,
         dir: None,
         name,
         also_stderr: args.alsologtostderr,
@@ -116,14 +111,49 @@ fn logs(args: &Args, startup: &mut Startup) -> Option<Logs> {
         .or_else(|| Logs::start(stderr).ok())
 }
 
-/// Logs one line for each error.
-fn report(faults: &StartupErrors, config: &Path) {
+/// Checks a config file, and logs what a start would log.
+fn check(asked: &ConfigArgs, output: Format) -> ExitCode {
+    let file = match asked.read() {
+        Ok(file) => file,
+        Err(error) => return told(Err(error)),
+    };
+    let logs = LogSettings { name: "tunnel-config", json: output == Format::Json, ..LogSettings::default() };
+    let logs = Logs::start(logs);
+    let (mut startup, kubeconfig) = (Startup::checking(), asked.kubeconfig.as_deref());
+    for role in &file.roles {
+        let from = (*role, file.path.as_path());
+        let read = on_own_stack(|| Settings::read(from, kubeconfig, variable, &mut startup));
+        if let Some((settings, _)) = read {
+            match runtime(*role) {
+                Ok(runtime) => runtime.block_on(async { settings.check(&mut startup) }),
+                Err(cause) => {
+                    startup.error(StartupErrorKind::System, "", format!("cannot start threads: {cause}"))
+                }
+            }
+        }
+    }
+    let errors = startup.into_faults();
+    let Some(gravest) = errors.most_severe() else {
+        answer(&format!("{}: ok", file.path.display()));
+        return ExitCode::SUCCESS;
+    };
+    report(&errors, &file.path, "config has errors");
+    drop(logs);
+    exit(gravest)
+}
+
+/// Logs one line for each error, and one for all.
+fn report(faults: &StartupErrors, config: &Path, outcome: &str) {
     for found in faults {
         let ConfigError { key, line, text } = &found.error;
         let key = Some(key).filter(|key| !key.is_empty()).map(field::display);
         error!(key, line, "{text}");
     }
-    error!(config = %config.display(), errors = faults.iter().count(), "not started");
+    error!(config = %config.display(), errors = faults.iter().count(), "{outcome}");
+}
+
+fn exit(gravest: StartupErrorKind) -> ExitCode {
+    ExitCode::from(code(gravest))
 }
 
 /// Returns the exit code for an error kind, as in sysexits.h.
@@ -137,8 +167,7 @@ fn code(gravest: StartupErrorKind) -> u8 {
     }
 }
 
-/// Serves until a signal arrives. Collects every startup error instead if there are any, or if only a check was
-/// requested.
+/// Serves until a signal arrives. Collects every startup error instead if there are any.
 async fn serve(
     settings: Option<(Settings, ConfigFile)>,
     mut startup: Startup,
@@ -146,7 +175,7 @@ async fn serve(
 ) -> Result<Drained, StartupErrors> {
     let signals = startup.collect(StartupErrorKind::System, &["signals"], Signals::of_a_daemon());
     let ((settings, config), mut signals) = match (settings, signals) {
-        (Some(settings), Some(signals)) if startup.is_clear() && !startup.is_check() => (settings, signals),
+        (Some(settings), Some(signals)) if startup.is_clear() => (settings, signals),
         (settings, _) => {
             if let Some((settings, _)) = settings {
                 settings.check(&mut startup);
@@ -192,7 +221,7 @@ async fn ends(signals: &mut Signals) {
 fn run_demo(check: bool, with: &[Module]) -> ExitCode {
     let logs = LogSettings { name: "tunnel-demo", verbosity: -1, ..LogSettings::default() };
     let result = Logs::start(logs).map_err(anyhow::Error::from).and_then(|logs| {
-        let done = runtime(Mode::Server)?.block_on(async {
+        let done = runtime(Role::Server)?.block_on(async {
             let mut signals = Signals::new()?;
             demo::run(check, with, signals.next(), &print_stderr).await
         });
@@ -214,7 +243,7 @@ fn approve(asked: &ApproveArgs) -> ExitCode {
         Ok(logs) => logs,
         Err(cause) => {
             print_stderr(&format!("tunnel: {cause}"));
-            return ExitCode::from(code(StartupErrorKind::System));
+            return exit(StartupErrorKind::System);
         }
     };
     let done = told(in_runtime(approve::approve(asked, &Environment::read(variable), interrupted())));
@@ -226,7 +255,8 @@ fn approve(asked: &ApproveArgs) -> ExitCode {
 fn diagnose(asked: &DoctorArgs) -> ExitCode {
     let found = in_runtime(async { Ok(doctor::run(asked, variable).await) });
     let is_well = found.as_ref().is_ok_and(Findings::is_well);
-    let told = told(found.map(|found| if asked.json { found.json() } else { found.text() }));
+    let told =
+        told(found.map(|found| if asked.output == Format::Json { found.json() } else { found.text() }));
     if is_well || told != ExitCode::SUCCESS { told } else { ExitCode::FAILURE }
 }
 
@@ -267,10 +297,10 @@ async fn interrupted() {
     }
 }
 
-fn runtime(mode: Mode) -> std::io::Result<tokio::runtime::Runtime> {
+fn runtime(role: Role) -> std::io::Result<tokio::runtime::Runtime> {
     keep_heap();
     let mut builder = tokio::runtime::Builder::new_multi_thread();
-    if mode == Mode::Edge {
+    if role == Role::Edge {
         builder.worker_threads(EDGE_THREADS).thread_keep_alive(SPARE_THREAD);
     }
     builder.event_interval(LOOK_AFTER).enable_all().build()

@@ -306,7 +306,7 @@ async fn the_status_is_for_this_machine_and_no_page_of_a_stranger_gets_it() {
 #[tokio::test]
 async fn the_socket_answers_its_owner_whatever_the_host() {
     let dir = tempfile::tempdir().unwrap();
-    let path = dir.path().join("cloud.sock");
+    let path = dir.path().join("server.sock");
     let drain = Drain::new();
     let listeners = Listeners { local: Some(UnixAccept::bind(&path).unwrap()), ..Listeners::default() };
     cloud(&["a"]).spawn(listeners, &drain);

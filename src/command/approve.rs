@@ -27,23 +27,23 @@ use tunnel_net::listen::TcpAccept;
 pub struct ApproveArgs {
     /// Service account of the tunnel's servers. Only it may have certificates of the profiles server and proxy-client.
     #[arg(long, value_name = "NAMESPACE:NAME", default_value = "edge-system:tunnel-cloud", value_parser = account)]
-    pub account: String,
+    pub service_account: String,
     /// Services of that namespace that route to the servers' ports, as in services of their [server.csr]. A
     /// server's certificate may contain only their names and addresses.
     #[arg(long = "service", value_name = "NAME,...", default_value = "tunnel-cloud", value_delimiter = ',')]
     pub services: Vec<String>,
     /// Additional names and addresses that it may contain, as in names there.
-    #[arg(long = "name", value_name = "HOST,...", value_delimiter = ',')]
+    #[arg(long = "san", value_name = "HOST,...", value_delimiter = ',')]
     pub names: Vec<String>,
     /// Loopback address that serves /livez and /readyz.
     #[arg(long, value_name = "ADDRESS", default_value = "127.0.0.1:51012", value_parser = loopback)]
-    pub health: SocketAddr,
-    /// Approve nothing, but query the approver at --health: whether it is alive, or ready too. For container probes,
+    pub health_listen: SocketAddr,
+    /// Approve nothing, but query the approver at --health-listen: whether it is alive, or ready too. For container probes,
     /// because only this machine can reach that address.
-    #[arg(long, value_name = "WHAT")]
-    pub check: Option<HealthCheck>,
+    #[arg(long, value_name = "PROBE")]
+    pub probe: Option<HealthCheck>,
     /// Kubeconfig file, outside the cluster. [default: the service account of its own pod]
-    #[arg(long = "k", value_name = "FILE")]
+    #[arg(long, value_name = "FILE")]
     pub kubeconfig: Option<PathBuf>,
 }
 
@@ -60,25 +60,25 @@ pub enum HealthCheck {
 ///
 /// # Errors
 ///
-/// Returns an error if there is no cluster, or the port is unavailable; with `check`, if the approver does not answer
+/// Returns an error if there is no cluster, or the port is unavailable; with `--probe`, if the approver does not answer
 /// or is not healthy.
 pub async fn approve(
     asked: &ApproveArgs,
     env: &Environment,
     stop: impl Future<Output = ()>,
 ) -> Result<String, CommandError> {
-    if let Some(what) = asked.check {
-        return check(asked.health, what).await;
+    if let Some(what) = asked.probe {
+        return check(asked.health_listen, what).await;
     }
     let inside = env.kubernetes_service_host.is_some();
     if asked.kubeconfig.is_none() && !inside {
-        let text = "this process runs outside a cluster; set its kubeconfig with --k";
+        let text = "this process runs outside a cluster; set its kubeconfig with --kubeconfig";
         return Err(CommandError::usage(text));
     }
     let listener =
-        TcpAccept::bind(asked.health).map_err(|error| CommandError::unavailable(error.to_string()))?;
-    let pods = format!("system:serviceaccount:{}", asked.account);
-    let namespace = asked.account.split_once(':').map(|(namespace, _)| namespace.to_owned());
+        TcpAccept::bind(asked.health_listen).map_err(|error| CommandError::unavailable(error.to_string()))?;
+    let pods = format!("system:serviceaccount:{}", asked.service_account);
+    let namespace = asked.service_account.split_once(':').map(|(namespace, _)| namespace.to_owned());
     let cluster = Cluster { kubeconfig: asked.kubeconfig.clone(), namespace };
     let names = asked.names.iter().map(|name| name.to_ascii_lowercase()).collect();
     let approver =
@@ -144,9 +144,9 @@ mod tests {
 
     use super::*;
 
-    fn asked(health: SocketAddr, check: Option<HealthCheck>) -> ApproveArgs {
-        let (account, names, kubeconfig) = ("a:b".to_owned(), Vec::new(), Some("/none".into()));
-        ApproveArgs { account, services: Vec::new(), names, health, check, kubeconfig }
+    fn asked(health_listen: SocketAddr, probe: Option<HealthCheck>) -> ApproveArgs {
+        let (service_account, names, kubeconfig) = ("a:b".to_owned(), Vec::new(), Some("/none".into()));
+        ApproveArgs { service_account, services: Vec::new(), names, health_listen, probe, kubeconfig }
     }
 
     /// The kubeconfig does not exist, so the approver sees no requests, and reports that.

@@ -59,7 +59,7 @@ pub struct ConnectArgs {
     /// The server's CONNECT port: http://HOST:PORT or http://USER@HOST:PORT, https://… for TLS (then with --ca), or
     /// unix:/PATH.
     #[arg(long, value_name = "URL", default_value = "http://127.0.0.1:2222")]
-    pub through: String,
+    pub server: String,
     /// File (PEM) of the CAs that may sign the server's certificate.
     #[arg(long, value_name = "FILE")]
     pub ca: Option<PathBuf>,
@@ -181,7 +181,7 @@ const MAX_CONNECTIONS: usize = 1000;
 
 // The server's CONNECT port, and opening a session through it.
 
-/// The CONNECT port of a server, parsed from `--through`: how to reach it, and how to log in there.
+/// The CONNECT port of a server, parsed from `--server`: how to reach it, and how to log in there.
 pub(crate) struct ConnectEndpoint {
     /// Where it listens.
     place: Place,
@@ -203,12 +203,12 @@ impl ConnectEndpoint {
     pub(crate) fn new(asked: &ConnectArgs) -> Result<Self, CommandError> {
         let wrong = |why: &str| {
             let text = format!(
-                "--through={}: {why}; expected http://[USER@]HOST:PORT, https://… or unix:/PATH",
-                asked.through
+                "--server={}: {why}; expected http://[USER@]HOST:PORT, https://… or unix:/PATH",
+                asked.server
             );
             Err(CommandError::usage(text))
         };
-        if let Some(path) = asked.through.strip_prefix("unix:") {
+        if let Some(path) = asked.server.strip_prefix("unix:") {
             return match path.starts_with('/') {
                 true => {
                     let place = Place::Socket(path.into());
@@ -217,14 +217,14 @@ impl ConnectEndpoint {
                 false => wrong("the path must begin with /"),
             };
         }
-        let (secure, rest) = match asked.through.split_once("://") {
+        let (secure, rest) = match asked.server.split_once("://") {
             Some(("http", rest)) => (false, rest),
             Some(("https", rest)) => (true, rest),
             _ => return wrong("unsupported URL"),
         };
         let (user, place) = rest.rsplit_once('@').map_or((None, rest), |(user, place)| (Some(user), place));
         if user.is_some_and(|user| user.contains(':')) {
-            let text = "--through: any user of this machine could read the password; put it into a file, and set that \
+            let text = "--server: any user of this machine could read the password; put it into a file, and set that \
                         with --password-file";
             return Err(CommandError::usage(text));
         }
@@ -233,7 +233,7 @@ impl ConnectEndpoint {
         };
         let tls = if secure { Some(encryption(asked, &at)?) } else { None };
         if !secure && (asked.ca.is_some() || asked.cert.is_some()) {
-            return Err(CommandError::usage("--ca and --cert require TLS; use https:// in --through"));
+            return Err(CommandError::usage("--ca and --cert require TLS; use https:// in --server"));
         }
         let authorization = authorization(user, asked.password_file.as_deref())?;
         Ok(Self { place: Place::At(at), tls, authorization, pool: Pool::new() })
@@ -379,10 +379,10 @@ fn authorization(user: Option<&str>, file: Option<&Path>) -> Result<Option<Heade
     let (user, file) = match (user, file) {
         (None, None) => return Ok(None),
         (Some(user), Some(file)) => (user, file),
-        (Some(_), None) => return Err(CommandError::usage("USER in --through requires --password-file")),
+        (Some(_), None) => return Err(CommandError::usage("USER in --server requires --password-file")),
         (None, Some(_)) => {
             return Err(CommandError::usage(
-                "--password-file requires a user: --through=http://USER@HOST:PORT",
+                "--password-file requires a user: --server=http://USER@HOST:PORT",
             ));
         }
     };

@@ -137,7 +137,7 @@ impl DemoFiles {
             key = "{dir}/cloud.key"
             token_file = "{dir}/token"
             [server.admin]
-            listen = "unix:{dir}/cloud.sock"
+            listen = "unix:{dir}/server.sock"
             [server.connect]
             listen = "127.0.0.1:0"
             [server.session]
@@ -230,7 +230,7 @@ async fn explain(
     say(&format!("  ssh -o ProxyCommand=\"nc -X connect -x {ssh} {NODE} 22\" $USER@{NODE}"));
     say(&format!("  ssh -o ProxyCommand=\"corkscrew {} {} {NODE} 22\" $USER@{NODE}", ssh.ip(), ssh.port()));
     if ways.is_empty() {
-        say("\nMore modules: tunnel demo --with tcp,http,https,egress,proxy");
+        say("\nMore modules: tunnel demo --listeners tcp,http,https,egress,proxy");
     }
     say("\nPress Ctrl-C to stop.");
     stop.await;
@@ -250,7 +250,7 @@ const VALID: Duration = Duration::from_secs(24 * 3600);
 
 // The demo's modules besides CONNECT: for each its config, a command to try, and the same request made by the program.
 
-/// An additional way to the demo's page, chosen by `--with`.
+/// An additional way to the demo's page, chosen by `--listeners`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, ValueEnum)]
 pub enum Module {
     /// A TCP port of the server that stands for the page's port.
@@ -275,7 +275,7 @@ pub(crate) struct DemoContext<'a> {
     pub(crate) tls_page: SocketAddr,
 }
 
-/// Formats the name as in `--with`.
+/// Formats the name as in `--listeners`.
 impl fmt::Display for Module {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let value = self.to_possible_value();

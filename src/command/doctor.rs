@@ -14,7 +14,8 @@ use tokio::time::timeout;
 use tokio_rustls::TlsConnector;
 
 use crate::acceptor::{DialerRole, TargetDialer};
-use crate::command::{Mode, Settings};
+use crate::command::serve::Settings;
+use crate::command::{Format, Role};
 use crate::config::edge::{EdgeConfig, ServerAddress};
 use crate::config::server::registry::PublishTo;
 use crate::edge::link_dialer::messages::hint as tls_remedy;
@@ -44,10 +45,10 @@ use tunnel_proto::hello::{Dialect, Hello};
 #[derive(Debug, clap::Args)]
 pub struct DoctorArgs {
     /// Role of this machine: a server or an edge.
-    #[arg(long = "m", value_name = "MODE", default_value = "cloud")]
-    pub mode: Mode,
-    /// Its config file. [default: /etc/tunnel/MODE.toml]
-    #[arg(long = "c", value_name = "FILE")]
+    #[arg(value_name = "ROLE")]
+    pub role: Role,
+    /// Its config file. [default: /etc/tunnel/ROLE.toml]
+    #[arg(short, long, value_name = "FILE")]
     pub config: Option<PathBuf>,
     /// Target (host:port) that is also dialled from here, as the edge would; may be repeated.
     #[arg(long, value_name = "TARGET")]
@@ -56,11 +57,11 @@ pub struct DoctorArgs {
     #[arg(long, value_name = "NODE")]
     pub node: Option<NodeName>,
     /// Kubeconfig file of the program.
-    #[arg(long = "k", value_name = "FILE")]
+    #[arg(long, value_name = "FILE")]
     pub kubeconfig: Option<PathBuf>,
-    /// Print all findings as JSON.
-    #[arg(long)]
-    pub json: bool,
+    /// Output format.
+    #[arg(short, long, value_name = "FORMAT", default_value = "text")]
+    pub output: Format,
 }
 
 /// The results, in the order of the checks.
@@ -96,8 +97,8 @@ enum CheckStatus {
 /// Runs all checks. `variable` returns environment variables by name.
 pub async fn run(asked: &DoctorArgs, variable: fn(&str) -> Option<String>) -> Findings {
     let (mut found, mut startup) = (Findings::default(), Startup::checking());
-    let path = asked.config.clone().unwrap_or_else(|| asked.mode.config().into());
-    let read = Settings::examine((asked.mode, &path), asked.kubeconfig.clone(), variable, &mut startup);
+    let path = asked.config.clone().unwrap_or_else(|| asked.role.config());
+    let read = Settings::examine((asked.role, &path), asked.kubeconfig.as_deref(), variable, &mut startup);
     if let Some((settings, _, warnings)) = &read {
         for warning in warnings {
             found.doubt("config", format!("{}: {}", warning.key, warning.text), "");

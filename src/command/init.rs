@@ -34,7 +34,7 @@ pub struct InitArgs {
     pub nodes: Vec<NodeName>,
     /// Client of the egress port, by the name in its certificate; may be repeated. kube-apiserver is
     /// system:kube-apiserver.
-    #[arg(long = "client", value_name = "NAME")]
+    #[arg(long = "egress-client", value_name = "NAME")]
     pub clients: Vec<String>,
     /// Certificate (PEM) of the CA that signs, instead of a new one.
     #[arg(long, value_name = "FILE", requires = "ca_key")]
@@ -54,7 +54,7 @@ pub struct InitArgs {
     pub days: u32,
     /// Folder of the files on the machines that they are for.
     #[arg(long, value_name = "DIR", default_value = "/etc/tunnel")]
-    pub to: PathBuf,
+    pub install_dir: PathBuf,
 }
 
 /// Makes all files, or none. Returns what was made and what to do next, as lines for the terminal. Blocks on the disk.
@@ -63,7 +63,7 @@ pub struct InitArgs {
 ///
 /// Returns an error if an argument is wrong, or a file cannot be written.
 pub fn run(asked: &InitArgs) -> Result<String, CommandError> {
-    let to = folder_on_machine("--to", &asked.to)?;
+    let to = folder_on_machine("--install-dir", &asked.install_dir)?;
     let clients = client_folders(&asked.clients)?;
     if let Some(twice) = asked.nodes.iter().enumerate().find(|(at, node)| asked.nodes[..*at].contains(node)) {
         return Err(CommandError::usage(format!("--node {} is given twice", twice.1)));
@@ -147,17 +147,17 @@ fn client_folders(clients: &[String]) -> Result<Vec<String>, CommandError> {
         let dir = format!("client-{}", name.replace(':', "-"));
         if name.is_empty() || name.len() > 64 || !name.chars().all(sound) {
             return Err(CommandError::usage(format!(
-                "--client {name:?}: expected 1 to 64 of A-Z a-z 0-9 : . - _ @"
+                "--egress-client {name:?}: expected 1 to 64 of A-Z a-z 0-9 : . - _ @"
             )));
         }
         if name.to_ascii_lowercase().starts_with(KUBELET_CLIENT) {
             return Err(CommandError::usage(format!(
-                "--client {name}: names that begin with {KUBELET_CLIENT} are reserved for edges; choose another"
+                "--egress-client {name}: names that begin with {KUBELET_CLIENT} are reserved for edges; choose another"
             )));
         }
         if !seen.insert(dir.clone()) {
             return Err(CommandError::usage(format!(
-                "--client {name}: another client has the same folder {dir}"
+                "--egress-client {name}: another client has the same folder {dir}"
             )));
         }
         Ok(dir)
@@ -319,7 +319,7 @@ impl ServerConfigText<'_> {
         // A service may not write below /etc.
         let enrolled = if dir.starts_with("/etc/") { STATE_DIR } else { dir };
         let mut text = format!(
-            r#"# Config of a server: tunnel --m=cloud --c={dir}/cloud.toml
+            r#"# Config of a server: tunnel server -c {dir}/cloud.toml
 # Written by `tunnel init`; docs/reference/server.toml describes every key.
 
 [server.links]
@@ -374,7 +374,7 @@ impl EdgeConfigText<'_> {
         let Self { node, server, dns, has_kubelet } = self;
         let dns = dns.map_or_else(String::new, |dns| format!("tls_server_name = \"{dns}\"\n"));
         let mut text = format!(
-            r#"# Config of the edge of {node}: tunnel --m=edge --c={dir}/edge.toml
+            r#"# Config of the edge of {node}: tunnel edge -c {dir}/edge.toml
 # Written for this node only; docs/reference/edge.toml describes every key.
 
 [edge.uplink]
@@ -453,9 +453,9 @@ pub(crate) fn made(asked: &InitArgs, clients: &[String], is_new: bool, to: &str)
     let node = asked.nodes.first().map(ToString::to_string).unwrap_or_default();
     let _ = write!(
         text,
-        "next, on the machine of a server:\n  cp -rpT {dir}/cloud {to}\n  tunnel --m=cloud --c={to}/cloud.toml\n\
+        "next, on the machine of a server:\n  cp -rpT {dir}/cloud {to}\n  tunnel server -c {to}/cloud.toml\n\
          then, for each node:\n  scp -rp {dir}/edge-{node} root@{node}:{to}\n  \
-         on {node}: tunnel --m=edge --c={to}/edge.toml\n\
+         on {node}: tunnel edge -c {to}/edge.toml\n\
          and on the server's machine:\n  tunnel status\n  curl -p -x http://127.0.0.1:2222 http://{node}:PORT/\n  \
          tunnel invite --node NODE    (prints the command that joins one more node)\n"
     );

@@ -37,7 +37,7 @@ pub struct InviteArgs {
     #[arg(long, value_name = "NAME")]
     pub node: NodeName,
     /// Lifetime of the invitation: a whole number with s, m or h, from 1m to 168h.
-    #[arg(long = "for", value_name = "TIME", default_value = "1h", value_parser = lasting)]
+    #[arg(long = "ttl", value_name = "TIME", default_value = "1h", value_parser = lasting)]
     pub lasting: Duration,
     /// Admin socket of the server. [default: that of a server of this user; its log contains the path]
     #[arg(long, value_name = "PATH")]
@@ -67,7 +67,7 @@ pub async fn invite(asked: InviteArgs, env: &Environment) -> Result<String, Comm
         .map_err(|cause| CommandError::unavailable(format!("incompatible server version: {cause}")))?;
     let Invited { code, cloud, .. } = invited;
     Ok(format!(
-        "{choice}on {node}, within {lasting}, as root:\n  tunnel join {cloud} --invite {code} --node {node}\n\
+        "{choice}on {node}, within {lasting}, as root:\n  tunnel join {cloud} --invitation {code} --node {node}\n\
          It works once. Anyone who has it can become {node}, so send it over a private channel.\n",
         node = asked.node,
         lasting = words(asked.lasting),
@@ -93,7 +93,7 @@ async fn told(
     body: String,
     env: &Environment,
 ) -> Result<(Vec<u8>, String), CommandError> {
-    let socket = socket(named, &["cloud"], env).await?;
+    let socket = socket(named, &["server"], env).await?;
     let (code, answer) = ask(&socket.path, Method::POST, path, body).await?;
     if code == 200 {
         return Ok((answer.to_vec(), socket.choice()));
@@ -131,21 +131,21 @@ const MAX_LIFETIME: Duration = Duration::from_secs(168 * 3600);
 /// Arguments of `tunnel join`.
 #[derive(Debug, Clone, clap::Args)]
 pub struct JoinArgs {
-    /// Address of the cloud's servers, as edges dial it.
-    #[arg(value_name = "CLOUD:PORT")]
-    pub cloud: Target,
+    /// Address of the servers, as edges dial it.
+    #[arg(value_name = "SERVER:PORT")]
+    pub server: Target,
     /// Code printed by `tunnel invite`.
-    #[arg(long = "invite", value_name = "CODE")]
+    #[arg(long = "invitation", value_name = "INVITATION")]
     pub code: InvitationCode,
     /// Name of the invited node; this machine's name from now on.
     #[arg(long, value_name = "NAME")]
     pub node: NodeName,
     /// Name in the server's certificate, if it differs from the dialled name.
     #[arg(long, value_name = "NAME")]
-    pub dns: Option<Host>,
+    pub tls_server_name: Option<Host>,
     /// Folder for config, CA and token; its existing contents are kept.
     #[arg(long, value_name = "DIR", default_value = "/etc/tunnel")]
-    pub to: PathBuf,
+    pub out_dir: PathBuf,
 }
 
 /// Joins, and writes the files that the edge needs. `env` contains proxies. Returns what was written and what to do
@@ -155,11 +155,11 @@ pub struct JoinArgs {
 ///
 /// Returns an error if the invitation is not valid, no server is reachable, or a file cannot be written.
 pub async fn run(asked: &JoinArgs, env: &Environment) -> Result<String, CommandError> {
-    let to = folder_on_machine("--to", &asked.to)?;
+    let to = folder_on_machine("--out-dir", &asked.out_dir)?;
     // Local steps that can fail come first, because an invitation can be used only once.
-    let folder = OutputDir::resume(&asked.to, ENTRIES.map(str::to_owned))?;
+    let folder = OutputDir::resume(&asked.out_dir, ENTRIES.map(str::to_owned))?;
     let token = folder.write_once(TOKEN, &format!("{}\n", random_token()))?;
-    let (server, dns) = (asked.cloud.to_string(), asked.dns.as_ref());
+    let (server, dns) = (asked.server.to_string(), asked.tls_server_name.as_ref());
     let text = EdgeConfigText { node: &asked.node, server: &server, dns, has_kubelet: false };
     folder.rewrite("edge.toml", &text.at(to))?;
     folder.rewrite(UNIT, &unit(to))?;
@@ -187,7 +187,7 @@ pub async fn run(asked: &JoinArgs, env: &Environment) -> Result<String, CommandE
     }
     Ok(format!(
         "{node} has joined; in {to}, for this user only: edge.toml, certs/ca.crt, token/token, {UNIT}\n\
-         next, here:\n  tunnel --m=edge --c={to}/edge.toml\n\
+         next, here:\n  tunnel edge -c {to}/edge.toml\n\
          or, to let systemd start it now and at every boot:\n  systemctl enable --now {to}/{UNIT}\n",
         node = asked.node,
     ))
@@ -204,7 +204,7 @@ fn unit(to: &str) -> String {
          StartLimitIntervalSec=0\n\
          \n\
          [Service]\n\
-         ExecStart={program} --m=edge --c={to}/edge.toml\n\
+         ExecStart={program} edge -c {to}/edge.toml\n\
          Restart=always\n\
          RestartSec=5\n\
          RestartPreventExitStatus=64 77 78\n\
@@ -267,7 +267,7 @@ impl<'a> JoinClient<'a> {
         folder: &'a OutputDir,
         env: &Environment,
     ) -> Result<Self, CommandError> {
-        let name = match asked.dns.as_ref().unwrap_or(&asked.cloud.host) {
+        let name = match asked.tls_server_name.as_ref().unwrap_or(&asked.server.host) {
             Host::Ip(ip) => ip.to_string(),
             Host::Name(name) => name.to_string(),
         };
@@ -323,14 +323,14 @@ impl<'a> JoinClient<'a> {
         }
         let hint =
             if was_sent { "; it may have been granted; run the same command again to continue" } else { "" };
-        let text = format!("{}: {last}{hint}", self.asked.cloud);
+        let text = format!("{}: {last}{hint}", self.asked.server);
         Err(JoinError { failure: CommandError::unavailable(text), is_final: !was_sent })
     }
 
     /// Requests to join at one server. First fetches its CA and compares it with the hash in the invitation. Sends the
     /// invitation only after the server has proved its identity with that CA.
     async fn ask_at(&self, at: SocketAddr) -> Result<String, JoinAttemptError> {
-        let authority = self.asked.cloud.to_string();
+        let authority = self.asked.server.to_string();
         let anyone = self.encrypted(at, Trust::NoVerify).await?;
         let shown = call_enrol(anyone, &authority, EnrolMethod::Ca).await.map_err(|why| miss(why, false))?;
         // If there are several CAs, only this one is trusted.
@@ -355,9 +355,9 @@ impl<'a> JoinClient<'a> {
         let failed = |text: String| JoinAttemptError::Unanswered { text, sent: false };
         let tls = TlsClientConfig { trust, identity: None, alpn: vec![b"h2".to_vec()] }.load();
         let tls = tls.map_err(|cause| failed(cause.to_string()))?;
-        let socket = match self.proxy.as_ref().filter(|proxy| proxy.applies_to(&self.asked.cloud)) {
+        let socket = match self.proxy.as_ref().filter(|proxy| proxy.applies_to(&self.asked.server)) {
             Some(proxy) => {
-                proxy.connect(&[at], &self.asked.cloud, TIMEOUT).await.map_err(|e| failed(e.to_string()))
+                proxy.connect(&[at], &self.asked.server, TIMEOUT).await.map_err(|e| failed(e.to_string()))
             }
             None => dial(&[at], TIMEOUT).await.map_err(|e| failed(e.to_string())),
         };
@@ -369,8 +369,8 @@ impl<'a> JoinClient<'a> {
 
     /// Returns the addresses of the servers, or of the proxy for them.
     async fn addresses(&self) -> Result<Vec<SocketAddr>, CommandError> {
-        let proxy = self.proxy.as_ref().filter(|proxy| proxy.applies_to(&self.asked.cloud));
-        let Target { host, port } = proxy.map_or(&self.asked.cloud, HttpProxyClient::at);
+        let proxy = self.proxy.as_ref().filter(|proxy| proxy.applies_to(&self.asked.server));
+        let Target { host, port } = proxy.map_or(&self.asked.server, HttpProxyClient::at);
         let found = match host {
             Host::Ip(ip) => vec![*ip],
             Host::Name(name) => self

@@ -10,7 +10,7 @@ use std::path::PathBuf;
 
 use clap::ValueEnum;
 
-use crate::command::CommandError;
+use crate::command::{CommandError, Role};
 use crate::parts;
 
 /// Arguments of `tunnel migrate`.
@@ -23,9 +23,9 @@ pub struct MigrateArgs {
     /// `kubectl get -o yaml`: Deployments, DaemonSets, ConfigMaps and Services. `-` is stdin.
     #[arg(value_name = "FILE", required = true)]
     pub files: Vec<PathBuf>,
-    /// Print the config of edges, made from the agents' flags, instead of the servers'.
-    #[arg(long)]
-    pub edge: bool,
+    /// Role to print the config of. A file of superedge names its role.
+    #[arg(long, value_name = "ROLE", default_value = "server")]
+    pub role: Role,
 }
 
 /// The other tunnel software whose deployment `tunnel migrate` reads.
@@ -62,7 +62,7 @@ pub fn run(asked: &MigrateArgs, stdin: impl Read) -> Result<String, CommandError
     }
     match asked.from {
         Origin::Superedge => superedge::migrate(&texts),
-        Origin::Yurttunnel => yurttunnel::migrate(&texts, asked.edge),
+        Origin::Yurttunnel => yurttunnel::migrate(&texts, asked.role),
     }
 }
 
@@ -77,7 +77,7 @@ mod superedge {
 /// Is not called: [`run`] refuses.
 #[cfg(not(feature = "cluster"))]
 mod yurttunnel {
-    pub(crate) fn migrate(_: &[(String, String)], _: bool) -> Result<String, super::CommandError> {
+    pub(crate) fn migrate(_: &[(String, String)], _: super::Role) -> Result<String, super::CommandError> {
         Ok(String::new())
     }
 }

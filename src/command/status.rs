@@ -15,7 +15,7 @@ use tokio::time::timeout;
 
 use crate::admin::readiness::ConditionStatus;
 use crate::admin::status::{LinkStatus, Status};
-use crate::command::CommandError;
+use crate::command::{CommandError, Format};
 use crate::config::Environment;
 use crate::startup::admin_socket::SocketDirs;
 use tunnel_base::logging::printable as clean;
@@ -26,8 +26,12 @@ use tunnel_base::logging::printable as clean;
 /// # Errors
 ///
 /// Returns an error if there is no response.
-pub async fn status(named: Option<PathBuf>, json: bool, env: &Environment) -> Result<String, CommandError> {
-    let socket = socket(named, &["cloud", "edge"], env).await?;
+pub async fn status(
+    named: Option<PathBuf>,
+    output: Format,
+    env: &Environment,
+) -> Result<String, CommandError> {
+    let socket = socket(named, &["server", "edge"], env).await?;
     let path = &socket.path;
     let (code, body) = ask(path, Method::GET, "/status", "").await?;
     if code != 200 {
@@ -35,7 +39,7 @@ pub async fn status(named: Option<PathBuf>, json: bool, env: &Environment) -> Re
             format!("{} responded with {code}: {}", path.display(), clean(&String::from_utf8_lossy(&body)));
         return Err(CommandError::unavailable(text));
     }
-    if json {
+    if output == Format::Json {
         return Ok(String::from_utf8_lossy(&body).into_owned());
     }
     let told: Status = serde_json::from_slice(&body).map_err(|cause| {

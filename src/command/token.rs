@@ -7,10 +7,10 @@ use std::path::{Path, PathBuf};
 
 use clap::Subcommand;
 
-use crate::command::CommandError;
 use crate::command::file_edit::FileEdit;
 use crate::command::init::random_token;
 use crate::command::status::Table;
+use crate::command::{CommandError, Role};
 use crate::config::Environment;
 use crate::server::config::ServerConfig;
 use tunnel_base::names::NodeName;
@@ -22,9 +22,9 @@ pub enum TokenCommand {
     /// List the nodes of a token file. No token is printed.
     #[command(after_help = "Examples:\n  tunnel token list\n  tunnel token list /etc/tunnel/token/token")]
     List {
-        /// Token file, or the server's config, which names it.
-        #[arg(value_name = "FILE", default_value = CONFIG)]
-        file: PathBuf,
+        /// Token file, or the server's config, which names it. [default: the server's config in /etc/tunnel]
+        #[arg(value_name = "FILE")]
+        file: Option<PathBuf>,
     },
     /// Give a node a new token. The previous one remains valid until `--finish`, so that no session is cut.
     #[command(
@@ -39,9 +39,9 @@ pub struct RotateArgs {
     /// Node that gets a new token, or `default`.
     #[arg(value_name = "NODE")]
     pub node: NodeName,
-    /// Token file, or the server's config, which names it.
-    #[arg(long, value_name = "FILE", default_value = CONFIG)]
-    pub file: PathBuf,
+    /// Token file, or the server's config, which names it. [default: the server's config in /etc/tunnel]
+    #[arg(long, value_name = "FILE")]
+    pub file: Option<PathBuf>,
     /// New file for the token, for its user only, instead of stdout.
     #[arg(long, value_name = "FILE", conflicts_with = "finish")]
     pub out: Option<PathBuf>,
@@ -57,9 +57,11 @@ pub struct RotateArgs {
 /// Returns an error if a file cannot be read or written, or the node's token cannot be changed.
 pub fn run(asked: &TokenCommand) -> Result<String, CommandError> {
     match asked {
-        TokenCommand::List { file } => list(&token_file(file)?),
-        TokenCommand::Rotate(asked) if asked.finish => finish(&token_file(&asked.file)?, &asked.node),
-        TokenCommand::Rotate(asked) => start(&token_file(&asked.file)?, &asked.node, asked.out.as_deref()),
+        TokenCommand::List { file } => list(&token_file(file.as_deref())?),
+        TokenCommand::Rotate(RotateArgs { node, file, out, finish }) => {
+            let file = token_file(file.as_deref())?;
+            if *finish { finish_rotation_of(&file, node) } else { start(&file, node, out.as_deref()) }
+        }
     }
 }
 
@@ -104,7 +106,7 @@ fn start(file: &Path, node: &NodeName, out: Option<&Path>) -> Result<String, Com
     ))
 }
 
-fn finish(file: &Path, node: &NodeName) -> Result<String, CommandError> {
+fn finish_rotation_of(file: &Path, node: &NodeName) -> Result<String, CommandError> {
     let edit = FileEdit::start(file)?;
     edit.replace(&finish_rotation(edit.text(), node).map_err(|error| refused(&error, file))?)?;
     Ok(format!(
@@ -125,12 +127,13 @@ fn refused(error: &RotateError, file: &Path) -> CommandError {
     }
 }
 
-/// Returns the token file: `path`, or the one that the config at `path` names.
-fn token_file(path: &Path) -> Result<PathBuf, CommandError> {
+/// Returns the token file: the named one, or the one that the named or the default config names.
+fn token_file(named: Option<&Path>) -> Result<PathBuf, CommandError> {
+    let path = named.map_or_else(|| Role::Server.config(), Path::to_owned);
     if path.extension().is_none_or(|extension| extension != "toml") {
-        return Ok(path.to_owned());
+        return Ok(path);
     }
-    let (config, _) = ServerConfig::read(&read(path)?, &Environment::default())
+    let (config, _) = ServerConfig::read(&read(&path)?, &Environment::default())
         .map_err(|errors| CommandError::unusable(format!("{}: {errors}", path.display())))?;
     Ok(config.links.token_file)
 }
@@ -156,9 +159,6 @@ fn write_new(path: &Path, token: &str) -> Result<(), CommandError> {
     })
 }
 
-/// The default config of a server.
-const CONFIG: &str = "/etc/tunnel/server.toml";
-
 #[cfg(test)]
 mod tests {
     use std::os::unix::fs::PermissionsExt as _;
@@ -167,7 +167,7 @@ mod tests {
 
     fn args(file: &Path, out: Option<PathBuf>, finish: bool) -> TokenCommand {
         let node = "node7".parse().unwrap();
-        TokenCommand::Rotate(RotateArgs { node, file: file.to_owned(), out, finish })
+        TokenCommand::Rotate(RotateArgs { node, file: Some(file.to_owned()), out, finish })
     }
 
     #[test]
@@ -182,7 +182,7 @@ mod tests {
         assert_eq!(fs::metadata(&out).unwrap().permissions().mode() & 0o777, 0o600);
         let text = fs::read_to_string(&file).unwrap();
         assert_eq!(text, format!("node7:{token} previous=old\nnode8:other\n"));
-        let listed = run(&TokenCommand::List { file: file.clone() }).unwrap();
+        let listed = run(&TokenCommand::List { file: Some(file.clone()) }).unwrap();
         assert!(listed.contains("node7") && listed.contains("the previous one is still valid"), "{listed}");
         assert!(!listed.contains("old") && !listed.contains("other") && !listed.contains(&token), "{listed}");
 
@@ -206,7 +206,7 @@ mod tests {
         assert_eq!(refused.code, 73);
         assert_eq!(fs::read_to_string(&file).unwrap(), "node7:old\n");
         assert_eq!(fs::read_to_string(&out).unwrap(), "mine");
-        let refused = run(&TokenCommand::List { file: dir.path().join("none.toml") }).unwrap_err();
+        let refused = run(&TokenCommand::List { file: Some(dir.path().join("none.toml")) }).unwrap_err();
         assert!(refused.code == 78 && refused.text.contains("cannot read"), "{refused}");
     }
 }

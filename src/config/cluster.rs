@@ -12,7 +12,7 @@ use tunnel_base::parts::Part;
 /// The Kubernetes cluster that this process uses.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ClusterSettings {
-    /// The kubeconfig file (`--k`); `None` uses the service account that Kubernetes gives to each pod.
+    /// The kubeconfig file (`--kubeconfig`); `None` uses the service account that Kubernetes gives to each pod.
     pub kubeconfig: Option<PathBuf>,
     /// `POD_NAMESPACE`; `None` means the namespace of the service account or the file.
     pub namespace: Option<String>,
@@ -30,7 +30,7 @@ pub(crate) fn reached(part: Part, env: &Environment) -> Result<ClusterSettings, 
     let namespace = env.pod_namespace.clone().filter(|name| !name.is_empty());
     let cluster = ClusterSettings { kubeconfig: env.kubeconfig.clone(), namespace, service: None };
     let inside = env.kubernetes_service_host.as_ref().is_some_and(|host| !host.is_empty());
-    let outside = "this process runs outside a cluster; set its kubeconfig with --k";
+    let outside = "this process runs outside a cluster; set its kubeconfig with --kubeconfig";
     if inside || env.kubeconfig.is_some() { Ok(cluster) } else { Err(outside) }
 }
 

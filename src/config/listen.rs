@@ -52,9 +52,9 @@ pub(crate) fn require(table: &ConfigTable<'_>, found: bool, report: &mut Diagnos
 pub struct AdminConfig {
     /// Unix socket ("unix:/path") for commands on this machine, such as tunnel status. Only the user of this program and
     /// root may open its file, which is created at start and removed at exit. If a path is set and fails, the program
-    /// does not start. Default: cloud.sock, or edge.sock of an edge, in the first usable directory: /run/tunnel, which
+    /// does not start. Default: server.sock, or edge.sock of an edge, in the first usable directory: /run/tunnel, which
     /// systemd or root creates; tunnel in $XDG_RUNTIME_DIR; /tmp/tunnel-UID. Only the user may access the last two
-    /// (0700). If another process has the socket, the name is cloud-2.sock, and so on. The path is logged. If no socket
+    /// (0700). If another process has the socket, the name is server-2.sock, and so on. The path is logged. If no socket
     /// can be made, the reason is logged and the program runs without one.
     ///
     /// Example: `"unix:/run/tunnel/admin.sock"`

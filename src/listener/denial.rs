@@ -333,7 +333,7 @@ impl Denial {
                 node_not_connected("check /readyz of this edge and what it logs about its link")
             }
             Self::NoServerName => node_not_named("connect to the node by its name, not by an address"),
-            Self::NoNodeConnected => node_not_connected("check that `tunnel --m=edge` runs on a node"),
+            Self::NoNodeConnected => node_not_connected("check that `tunnel edge` runs on a node"),
             Self::WrongPasswords => (BUSY.0, BUSY.1, "try again in a minute, with the right password"),
             Self::Busy(_) => BUSY,
             Self::Route(why) => not_routed(why),
@@ -364,9 +364,9 @@ fn target_tls(fault: &HandshakeError) -> &'static str {
 fn not_routed(why: &RouteError) -> (StatusCode, &'static str, &'static str) {
     match why {
         RouteError::Busy(_) => BUSY,
-        RouteError::Offline { .. } => node_not_connected(
-            "check that `tunnel --m=edge` runs on that node and what it logs about its link",
-        ),
+        RouteError::Offline { .. } => {
+            node_not_connected("check that `tunnel edge` runs on that node and what it logs about its link")
+        }
         RouteError::Timeout { .. } => (
             StatusCode::GATEWAY_TIMEOUT,
             "timeout",
@@ -407,7 +407,7 @@ fn refused(refusal: &SessionError) -> (StatusCode, &'static str, &'static str) {
         ),
         ErrorCode::NodeNotConnected => (
             StatusCode::BAD_GATEWAY,
-            "check that `tunnel --m=edge` runs on that node; if it is only moving to another server, try again",
+            "check that `tunnel edge` runs on that node; if it is only moving to another server, try again",
         ),
         ErrorCode::NoError
         | ErrorCode::UnknownSession

@@ -94,7 +94,7 @@ impl ServerConfig {
             tls: server::tls(&mut table, report),
             ports: kubernetes::node_ports(&mut table, ports, env, report),
             listeners,
-            admin: listen::admin(&mut table, "cloud", env, report),
+            admin: listen::admin(&mut table, "server", env, report),
             session: server::session(&mut table, report),
             node_names: kubernetes::node_names(
                 &mut table,

@@ -108,7 +108,7 @@ pub(crate) fn edge_cas(settings: &ServerConfig) -> Option<EdgeCerts> {
 }
 
 /// Notes errors that prevent publishing. A start reads these files later, because publishing must not prevent access to
-/// nodes; `--check` reads them here.
+/// nodes; `config check` reads them here.
 fn publisher(settings: &ServerConfig, startup: &mut Startup) {
     if !startup.is_check() {
         return;
@@ -130,7 +130,7 @@ fn publisher(settings: &ServerConfig, startup: &mut Startup) {
     let csr = settings.csr.as_ref().map(|csr| &csr.cluster);
     let clusters = settings.peers.cluster.iter().chain(&settings.addresses.cluster).chain(csr);
     if let Some(kubeconfig) = clusters.filter_map(|cluster| cluster.kubeconfig.as_ref()).next() {
-        startup.check_file("--k", kubeconfig, not_empty);
+        startup.check_file("--kubeconfig", kubeconfig, not_empty);
     }
 }
 

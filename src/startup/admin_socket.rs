@@ -152,7 +152,7 @@ mod tests {
 
     use super::*;
 
-    const NAMES: [&str; 2] = ["cloud", "edge"];
+    const NAMES: [&str; 2] = ["server", "edge"];
 
     fn dirs(place: &Path) -> SocketDirs {
         let user = rustix::process::geteuid().as_raw();
@@ -171,16 +171,17 @@ mod tests {
         let place = tempfile::tempdir().unwrap();
         let dirs = SocketDirs { user: 0, ..dirs(place.path()) };
         assert!(dirs.sockets(&NAMES).is_empty());
-        let made: Vec<_> = ["edge", "cloud", "cloud", "edge", "cloud"].map(|name| bound(&dirs, name)).into();
+        let made: Vec<_> =
+            ["edge", "server", "server", "edge", "server"].map(|name| bound(&dirs, name)).into();
         let at = |file: &str| place.path().join("run").join(file);
-        let expected = ["cloud.sock", "cloud-2.sock", "cloud-3.sock", "edge.sock", "edge-2.sock"].map(at);
+        let expected = ["server.sock", "server-2.sock", "server-3.sock", "edge.sock", "edge-2.sock"].map(at);
         fs::write(at("egress.sock"), "").unwrap();
-        fs::write(at("cloud-x.sock"), "").unwrap();
+        fs::write(at("server-x.sock"), "").unwrap();
         assert_eq!(dirs.sockets(&NAMES), expected);
-        assert_eq!(dirs.sockets(&["cloud"]), expected[..3]);
+        assert_eq!(dirs.sockets(&["server"]), expected[..3]);
         assert_eq!(fs::metadata(place.path().join("run")).unwrap().mode() & 0o777, 0o755);
         drop(made);
-        assert_eq!(bound(&dirs, "cloud").1, expected[0].display().to_string());
+        assert_eq!(bound(&dirs, "server").1, expected[0].display().to_string());
     }
 
     #[tokio::test]

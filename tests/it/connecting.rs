@@ -59,7 +59,7 @@ async fn a_local_port_reaches_the_target_and_each_half_close_is_forwarded() {
     let (place, echo) = (TestDir::new(), targets::echo().await);
     let server = TestServer::start(&place);
     let _edge = edge(&place, &server, "node1").await;
-    let local = Local::start(&[&format!("--through=http://{}", server.connect), &at("node1", echo)]).await;
+    let local = Local::start(&[&format!("--server=http://{}", server.connect), &at("node1", echo)]).await;
     let mut client = local.client().await;
     echoed(&mut client, "hello").await;
     client.write_all(b"last").await.unwrap();
@@ -72,7 +72,7 @@ async fn a_local_port_reaches_the_target_and_each_half_close_is_forwarded() {
 async fn a_refusal_is_printed_in_the_servers_words() {
     let place = TestDir::new();
     let server = TestServer::start(&place);
-    let mut local = Local::start(&[&format!("--through=http://{}", server.connect), "nobody:22"]).await;
+    let mut local = Local::start(&[&format!("--server=http://{}", server.connect), "nobody:22"]).await;
     is_reset(&mut local.client().await).await;
     let said = assert_eventually("the refusal", local.says.recv()).await.unwrap();
     assert!(said.starts_with("tunnel: 502 node nobody is not connected"), "{said}");
@@ -90,7 +90,7 @@ async fn a_broken_session_resets_the_local_client_and_the_reason_is_printed() {
     let server = TestServer::start(&place);
     let _edge = edge(&place, &server, "node1").await;
     let mut local =
-        Local::start(&[&format!("--through=http://{}", server.connect), &at("node1", breaks.await)]).await;
+        Local::start(&[&format!("--server=http://{}", server.connect), &at("node1", breaks.await)]).await;
     let mut client = local.client().await;
     client.read_exact(&mut [0; 10]).await.unwrap();
     client.write_all(b"x").await.unwrap();
@@ -123,7 +123,7 @@ async fn tls_that_ends_without_its_closing_alert_is_a_broken_session() {
         }
     });
     let (through, ca) =
-        (format!("--through=https://{}", server.await), format!("--ca={}", dir.join("ca.crt").display()));
+        (format!("--server=https://{}", server.await), format!("--ca={}", dir.join("ca.crt").display()));
     let mut local = Local::start(&[&through, &ca, "node1:22"]).await;
     is_reset(&mut local.client().await).await;
     let said = assert_eventually("the reason", local.says.recv()).await.unwrap();
@@ -142,7 +142,7 @@ async fn a_reset_of_the_local_client_resets_the_connection_to_the_target() {
     let server = TestServer::start(&place);
     let _edge = edge(&place, &server, "node1").await;
     let local =
-        Local::start(&[&format!("--through=http://{}", server.connect), &at("node1", reads.await)]).await;
+        Local::start(&[&format!("--server=http://{}", server.connect), &at("node1", reads.await)]).await;
     let mut client = local.client().await;
     client.write_all(b"half of it").await.unwrap();
     reset(client);
@@ -161,7 +161,7 @@ async fn a_user_authenticates_with_the_password_from_a_file() {
     let users = place.file("users", &format!("ann:{hash}\n"));
     let server = TestServer::with(&place, &format!("auth = \"basic\"\nusers = \"{}\"\n", users.display()));
     let _edge = edge(&place, &server, "node1").await;
-    let through = format!("--through=http://ann@{}", server.connect);
+    let through = format!("--server=http://ann@{}", server.connect);
     for (password, code) in [("pass word\n", None), ("wrong", Some("407"))] {
         let file = format!("--password-file={}", place.file("password", password).display());
         let mut local = Local::start(&[&through, &file, &at("node1", echo)]).await;
@@ -188,7 +188,7 @@ async fn the_egress_port_accepts_tls_with_a_client_certificate() {
     let server = TestServer::with(&place, &table);
     let _edge = edge(&place, &server, "node1").await;
     let identity = place.client("ops");
-    let through = format!("--through=https://{}", server.port("egress"));
+    let through = format!("--server=https://{}", server.port("egress"));
     let (ca, cert) = (format!("--ca={dir}/ca.crt"), format!("--cert={}", identity.cert.display()));
     let key = format!("--key={}", identity.key.display());
     let local = Local::start(&[&through, &ca, &cert, &key, &at("node1", echo)]).await;
@@ -212,7 +212,7 @@ async fn a_unix_socket_of_the_server_can_be_used() {
     let server =
         TestServer::with(&place, &format!("[server.egress]\nlisten = \"unix:{}\"\n", path.display()));
     let _edge = edge(&place, &server, "node1").await;
-    let local = Local::start(&[&format!("--through=unix:{}", path.display()), &at("node1", echo)]).await;
+    let local = Local::start(&[&format!("--server=unix:{}", path.display()), &at("node1", echo)]).await;
     echoed(&mut local.client().await, "hello").await;
     local.ends().await;
 }

@@ -5,8 +5,8 @@ use std::path::Path;
 use rcgen::{
     BasicConstraints, CertificateParams, ExtendedKeyUsagePurpose, IsCa, Issuer, KeyPair, date_time_ymd,
 };
-use tunnel::command::Mode;
 use tunnel::command::doctor::{self, DoctorArgs};
+use tunnel::command::{Format, Role};
 
 use crate::certificates::Authority;
 use crate::support::programs::{NAME, TOKEN, TestDir, TestServer, edge};
@@ -17,22 +17,23 @@ use crate::support::{assert_eventually, targets};
 /// Returns the doctor's findings for a config: name, state and text of each check.
 async fn found(
     place: &TestDir,
-    mode: Mode,
+    role: Role,
     text: &str,
     more: impl FnOnce(&mut DoctorArgs),
 ) -> Vec<(String, String, String)> {
-    found_in(place, mode, text, |_| None, more).await
+    found_in(place, role, text, |_| None, more).await
 }
 
 async fn found_in(
     place: &TestDir,
-    mode: Mode,
+    role: Role,
     text: &str,
     variable: fn(&str) -> Option<String>,
     more: impl FnOnce(&mut DoctorArgs),
 ) -> Vec<(String, String, String)> {
     let config = Some(place.file("doctor.toml", text));
-    let mut asked = DoctorArgs { mode, config, target: Vec::new(), node: None, kubeconfig: None, json: true };
+    let mut asked =
+        DoctorArgs { role, config, target: Vec::new(), node: None, kubeconfig: None, output: Format::Json };
     more(&mut asked);
     let found = assert_eventually("the doctor's findings", doctor::run(&asked, variable)).await;
     let json: Vec<serde_json::Value> = serde_json::from_str(&found.json()).unwrap();
@@ -49,7 +50,7 @@ async fn found_in(
 
 /// Checks that exactly this check fails.
 async fn fails(place: &TestDir, text: &str, check: &str, found_text: &str) {
-    let all = found(place, Mode::Edge, text, |_| ()).await;
+    let all = found(place, Role::Edge, text, |_| ()).await;
     let bad: Vec<_> = all.iter().filter(|(_, state, _)| state == "error").collect();
     assert!(
         matches!(bad.as_slice(), [(name, _, told)] if name == check && told.contains(found_text)),
@@ -62,7 +63,7 @@ async fn an_edge_without_errors_passes_all_checks() {
     let (place, echo) = (TestDir::new(), targets::echo().await);
     let server = TestServer::start(&place);
     let text = place.edge("node1", server.server.bound.grpc, "");
-    let all = found(&place, Mode::Edge, &text, |asked| asked.target = vec![echo.into()]).await;
+    let all = found(&place, Role::Edge, &text, |asked| asked.target = vec![echo.into()]).await;
     for check in ["config", "port", "tls", "token", "dialect", "target"] {
         assert!(all.iter().any(|(name, state, _)| name == check && state == "ok"), "{check}: {all:#?}");
     }
@@ -82,14 +83,14 @@ async fn each_error_on_the_path_to_the_cloud_is_reported() {
     let strange = text.replace(place.files.ca.to_str().unwrap(), strange.to_str().unwrap());
     fails(&place, &strange, "authority", "a CA that this end does not trust").await;
     fails(&place, &place.edge("node1", "no-such-name.invalid:9000", ""), "dns", "no-such-name.invalid").await;
-    let all = found(&place, Mode::Edge, &text.replace("token = ", "tokken = "), |_| ()).await;
+    let all = found(&place, Role::Edge, &text.replace("token = ", "tokken = "), |_| ()).await;
     assert!(
         all.iter()
             .any(|(check, state, told)| check == "config" && state == "error" && told.contains("tokken"))
     );
     let proxied = |name: &str| (name == "HTTPS_PROXY").then(|| "http://127.0.0.1:1".to_owned());
     let away = place.edge("node1", "192.0.2.1:9000", "");
-    let all = found_in(&place, Mode::Edge, &away, proxied, |_| ()).await;
+    let all = found_in(&place, Role::Edge, &away, proxied, |_| ()).await;
     assert!(all.iter().any(|(check, state, _)| check == "proxy" && state == "error"), "{all:#?}");
 }
 
@@ -107,7 +108,7 @@ async fn two_machines_with_one_name_and_an_older_dialect_are_reported() {
         call.answer(None);
         call
     };
-    let (all, _call) = tokio::join!(found(&place, Mode::Edge, &text, |_| ()), answers);
+    let (all, _call) = tokio::join!(found(&place, Role::Edge, &text, |_| ()), answers);
     let dialect = all.iter().find(|(check, ..)| check == "dialect").unwrap();
     assert_eq!(dialect.1, "warning", "{all:#?}");
 }
@@ -118,7 +119,7 @@ async fn a_forbidden_or_unreachable_target_is_reported() {
     let server = TestServer::start(&place);
     let (text, nothing) = (place.edge("node1", server.server.bound.grpc, ""), targets::nothing().await);
     let asked = ["10.1.2.3:22".parse().unwrap(), nothing.into()];
-    let all = found(&place, Mode::Edge, &text, |asking| asking.target = asked.into()).await;
+    let all = found(&place, Role::Edge, &text, |asking| asking.target = asked.into()).await;
     let told: Vec<_> = all.iter().filter(|(check, ..)| check == "target").map(|(_, _, told)| told).collect();
     assert!(told[0].contains("may not dial 10.1.2.3:22") && told[1].contains("refused"), "{told:?}");
 }
@@ -157,7 +158,7 @@ async fn dates_clock_and_kind_of_a_certificate_are_checked() {
         certify(&place, change);
         let server = TestServer::start(&place);
         fails(&place, &place.edge("node1", server.server.bound.grpc, ""), check, "its certificate").await;
-        let all = found(&place, Mode::Server, &place.cloud(""), |_| ()).await;
+        let all = found(&place, Role::Server, &place.cloud(""), |_| ()).await;
         let told = |(name, state, told): &(String, String, String)| {
             name == check && state == "error" && told.contains("cloud.crt")
         };
@@ -179,7 +180,7 @@ async fn a_certificate_that_only_targets_see_need_not_be_a_servers() {
         files.key,
         ca = files.ca
     );
-    let all = found(&place, Mode::Server, &place.cloud(&https), |_| ()).await;
+    let all = found(&place, Role::Server, &place.cloud(&https), |_| ()).await;
     assert!(all.iter().all(|(_, state, _)| state != "error"), "{all:#?}");
     let checked = |(check, _, told): &&(String, String, String)| {
         check == "certificate" && told.starts_with("server.https.cert: ")
@@ -203,7 +204,7 @@ async fn a_servers_peers_and_its_publishing_are_checked() {
     );
     let pod_ip = |name: &str| (name == "POD_IP").then(|| "127.0.0.9".to_owned());
     let asks = |asked: &mut DoctorArgs| asked.node = Some("node1".parse().unwrap());
-    let all = found_in(&place, Mode::Server, &place.cloud(&registry), pod_ip, asks).await;
+    let all = found_in(&place, Role::Server, &place.cloud(&registry), pod_ip, asks).await;
     let states = |check: &str| {
         all.iter().filter(|(name, ..)| name == check).map(|(_, state, _)| state.as_str()).collect::<Vec<_>>()
     };

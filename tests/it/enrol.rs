@@ -36,9 +36,21 @@ async fn invited(server: &TestServer) -> String {
 /// Returns the arguments of a command line.
 fn line(server: impl std::fmt::Display, code: &str, node: &str, to: &Path) -> JoinArgs {
     let (server, to) = (server.to_string(), to.to_str().unwrap());
-    let line = ["tunnel", "join", &server, "--invite", code, "--node", node, "--dns", NAME, "--to", to];
+    let line = [
+        "tunnel",
+        "join",
+        &server,
+        "--invitation",
+        code,
+        "--node",
+        node,
+        "--tls-server-name",
+        NAME,
+        "--out-dir",
+        to,
+    ];
     match Args::parse_from(line).command {
-        Some(Command::Join(join)) => join,
+        Command::Join(join) => join,
         other => panic!("{other:?}"),
     }
 }
@@ -60,7 +72,7 @@ async fn a_machine_joins_at_a_second_server_and_links_to_a_third() {
     let code = invited(&servers[0]).await;
     let to = place.path().join("etc");
     let told = join(servers[1].server.bound.grpc, &code, "edge7", &to).await.unwrap();
-    assert!(told.contains("tunnel --m=edge --c=") && told.contains("systemctl enable --now"), "{told}");
+    assert!(told.contains("tunnel edge -c ") && told.contains("systemctl enable --now"), "{told}");
     for (path, mode) in [
         ("", 0o700),
         ("edge.toml", 0o600),

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use tunnel::admin::status::Status;
-use tunnel::command::status;
+use tunnel::command::{Format, status};
 use tunnel::config::Environment;
 
 use crate::support::clients::{echoed, get};
@@ -20,7 +20,7 @@ fn socket(place: &TestDir, role: &str) -> (PathBuf, String) {
 }
 
 async fn status(path: &Path) -> Status {
-    let json = status::status(Some(path.to_owned()), true, &Environment::default()).await.unwrap();
+    let json = status::status(Some(path.to_owned()), Format::Json, &Environment::default()).await.unwrap();
     serde_json::from_str(&json).unwrap()
 }
 
@@ -86,7 +86,7 @@ async fn a_server_reports_its_nodes_their_sessions_and_disconnect_reasons() {
     assert!(told.links.is_empty());
     assert_eq!(told.disconnected[0].name, "node1");
     assert!(!told.disconnected[0].error.as_ref().unwrap().text.is_empty());
-    let table = status::status(Some(path.clone()), false, &Environment::default()).await.unwrap();
+    let table = status::status(Some(path.clone()), Format::Text, &Environment::default()).await.unwrap();
     assert!(table.contains("no node is connected") && table.contains("DISCONNECTED"), "{table}");
 }
 
@@ -105,7 +105,7 @@ async fn an_edge_without_a_link_reports_the_reason() {
         "{:?}",
         told.conditions
     );
-    let text = status::status(Some(path), false, &Environment::default()).await.unwrap();
+    let text = status::status(Some(path), Format::Text, &Environment::default()).await.unwrap();
     assert!(text.contains("not ready") && text.contains("\n! link: "), "{text}");
 }
 
@@ -132,7 +132,7 @@ async fn peers_are_listed_with_their_link_or_its_error() {
 async fn a_socket_without_a_program_is_reported_with_a_hint() {
     let place = TestDir::new();
     let (path, table) = socket(&place, "server");
-    let failed = status::status(Some(path.clone()), false, &Environment::default()).await.unwrap_err();
+    let failed = status::status(Some(path.clone()), Format::Text, &Environment::default()).await.unwrap_err();
     assert!(failed.code == 69 && failed.text.contains("server.sock does not respond"), "{failed}");
     let server = TestServer::with(&place, &table);
     // A public port shows none of this: the metrics port has no such page.

@@ -35,7 +35,7 @@ fn nodes_pods_and_services_are_reached_by_their_kubernetes_names() {
     let place = TestDir::new();
     let (more, k) = ("[server.addresses]\nkubernetes = true\n", kubernetes.kubeconfig());
     let env = [("POD_NAMESPACE", NAMESPACE)];
-    let mut cloud = Cloud::start_as(&place, more, &env, &[&format!("--k={}", k.display())]);
+    let mut cloud = Cloud::start_as(&place, more, &env, &[&format!("--kubeconfig={}", k.display())]);
     let _edge = Edge::start(&place, &format!("127.0.0.1:{}", cloud.grpc));
     cloud.has("node1");
     cloud.is_well();
@@ -162,7 +162,7 @@ fn the_memory_of_a_server_that_watches_ten_thousand_pods_is_bounded() {
             &place,
             more,
             &[("POD_NAMESPACE", NAMESPACE)],
-            &[&format!("--k={}", k.display())],
+            &[&format!("--kubeconfig={}", k.display())],
         );
         wait_until("all objects are known", 10 * TIMEOUT, || {
             cloud.process.lives();

@@ -32,7 +32,7 @@ fn one_more(program: &Running, seen: &mut usize, message: &str, fields: &[(&str,
 #[test]
 fn each_privileged_action_at_a_server_logs_one_line_with_user_and_address() {
     let place = TestDir::new();
-    let socket = place.path().join("cloud.sock");
+    let socket = place.path().join("server.sock");
     let more = format!(
         "allow_from = [\"127.0.0.0/8\"]\n[server.admin]\nlisten = \"unix:{}\"\n\
          [server.invitations]\nstore = \"file\"\nfile = {:?}\n",
@@ -51,14 +51,14 @@ fn each_privileged_action_at_a_server_logs_one_line_with_user_and_address() {
     assert!(ask(log, "PUT", "/debug/flags/v", "1").unwrap().contains("200 OK"));
     one_more(&cloud.process, &mut seen, "log level set", &[("actor", "127.0.0.1")]);
 
-    let invited = says(&["invite", "--node", "edge7", "--for", "90s", &socket]);
+    let invited = says(&["invite", "--node", "edge7", "--ttl", "90s", &socket]);
     let line = invited.stdout.lines().map(str::trim).find(|line| line.starts_with("tunnel join ")).unwrap();
     let code = line.split_whitespace().nth(4).unwrap();
     let made = [("actor", user.as_str()), ("node", "edge7")];
     one_more(&cloud.process, &mut seen, "invitation created", &made);
 
     let to = place.path().join("etc").display().to_string();
-    let join = |node: &str| says(&["join", &at, "--invite", code, "--node", node, "--to", &to]);
+    let join = |node: &str| says(&["join", &at, "--invitation", code, "--node", node, "--out-dir", &to]);
     assert_eq!(join("edge8").status.code(), Some(77));
     assert!(join("edge7").status.success());
     let used = [("actor", "edge7"), ("remote_addr", "127.0.0.1")];

@@ -37,9 +37,9 @@ impl Place {
     fn asks(&self, tls: bool, port: u16) -> Vec<String> {
         let target = format!("node1:{port}");
         let through = match tls {
-            false => vec![format!("--through=http://127.0.0.1:{}", self.cloud.connect)],
+            false => vec![format!("--server=http://127.0.0.1:{}", self.cloud.connect)],
             true => vec![
-                format!("--through=https://localhost:{}", self.egress),
+                format!("--server=https://localhost:{}", self.egress),
                 format!("--ca={}", self.place.files.ca.display()),
             ],
         };
@@ -158,7 +158,7 @@ fn ssh_shows_why_its_session_failed_and_ends_cleanly_otherwise() {
     }
     let mut place = Place::start();
     let sshd = Sshd::start();
-    let helper = format!("{PROGRAM} connect --through=http://127.0.0.1:{} %h %p", place.cloud.connect);
+    let helper = format!("{PROGRAM} connect --server=http://127.0.0.1:{} %h %p", place.cloud.connect);
     sshd.works_through(&helper);
     place.cloud.process.says_of("result=\"ok\"", "listener=\"connect\"");
     let mut command = Command::new("ssh");

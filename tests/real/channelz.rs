@@ -21,7 +21,7 @@ fn grpcurl_finds_the_services_and_the_links_with_their_counters() {
         at(pod),
         at(free_port())
     );
-    let mut cloud = place.tunnel(("cloud", "cloud"), &config, &[], &[]);
+    let mut cloud = place.tunnel(("server", "cloud"), &config, &[], &[]);
     cloud.answers(log, "/readyz", "");
     let config =
         format!("{}channelz_listen = \"{}\"\n", place.edge_config("node1", &at(grpc), edge_log), at(node));

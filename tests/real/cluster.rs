@@ -171,7 +171,7 @@ impl Cluster {
             Way::Shown => apiserver::acts_as(place, apiserver::PODS),
             _ => place.path().join("admin"),
         };
-        let kubeconfig = format!("--k={}", account.display());
+        let kubeconfig = format!("--kubeconfig={}", account.display());
         let args: &[&str] = if self.way.asks() { &[&kubeconfig] } else { &[] };
         self.network.server_with(ip, tables, args)
     }

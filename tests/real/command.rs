@@ -26,7 +26,8 @@ fn the_demo_checks_itself_and_reports_times() {
 
 #[test]
 fn the_demo_shows_each_requested_protocol_once() {
-    let said = run(PROGRAM, &["demo", "--check", "--with", "tcp,http,https,egress,proxy,tcp"], None, LONG);
+    let said =
+        run(PROGRAM, &["demo", "--check", "--listeners", "tcp,http,https,egress,proxy,tcp"], None, LONG);
     assert!(said.status.success(), "{said:?}");
     for way in ["tcp", "http", "https", "egress", "proxy"] {
         let told = said.stderr.matches(&format!(" {way} at 127.0.0.1:")).count();
@@ -42,8 +43,11 @@ fn the_command_lines_that_the_demo_prints_work_unchanged() {
     }
     let place = TestDir::new();
     let mut command = tunnel();
-    let mut demo =
-        Running::start("demo", place.path(), command.args(["demo", "--with", "tcp,http,https,egress,proxy"]));
+    let mut demo = Running::start(
+        "demo",
+        place.path(),
+        command.args(["demo", "--listeners", "tcp,http,https,egress,proxy"]),
+    );
     demo.says("Press Ctrl-C to stop.");
     let said = demo.log();
     let files = said.split("made in ").nth(1).and_then(|rest| rest.lines().next()).unwrap();
@@ -70,7 +74,7 @@ fn a_bad_config_is_reported_with_all_its_errors_and_exit_code_78() {
         "[server.links]\nlisten = \"nowhere\"\nkey = 7\n[server.connect]\nprot = 22\n\
          [server.session]\nresume_timeout = \"long\"\n",
     );
-    let said = started(&["--m=cloud", &format!("--c={}", file.display())]);
+    let said = started(&["server", &format!("--config={}", file.display())]);
     assert_eq!(said.status.code(), Some(78), "{said:?}");
     for (line, key) in [
         (2, "server.links.listen"),
@@ -86,9 +90,9 @@ fn a_bad_config_is_reported_with_all_its_errors_and_exit_code_78() {
 
 #[test]
 fn a_missing_config_leads_to_exit_code_78() {
-    let said = started(&["--m=edge", "--c=/nowhere/edge.toml"]);
+    let said = started(&["edge", "--config=/nowhere/edge.toml"]);
     assert_eq!(said.status.code(), Some(78), "{said:?}");
-    assert!(said.stderr.contains("/nowhere/edge.toml") && said.stderr.contains("--c=FILE"), "{said:?}");
+    assert!(said.stderr.contains("/nowhere/edge.toml") && said.stderr.contains("--config=FILE"), "{said:?}");
 }
 
 #[test]
@@ -100,7 +104,7 @@ fn a_port_in_use_is_reported_with_its_key_and_exit_code_69() {
         "{}[server.connect]\nlisten = \"{at}\"\n",
         place.cloud_config(loopback(free_port()), free_port())
     );
-    let said = started(&["--m=cloud", &format!("--c={}", place.config("cloud", &config).display())]);
+    let said = started(&["server", &format!("--config={}", place.config("cloud", &config).display())]);
     assert_eq!(said.status.code(), Some(69), "{said:?}");
     assert!(said.stderr.contains("server.connect.listen"), "{said:?}");
     assert!(said.stderr.contains(&at.to_string()), "{said:?}");
@@ -125,7 +129,7 @@ fn port_22_may_be_missing_if_the_config_does_not_request_it() {
     let mut cloud = Running::start(
         "cloud",
         place.path(),
-        tunnel().arg("--m=cloud").arg(format!("--c={}", file.display())),
+        tunnel().arg("server").arg(format!("--config={}", file.display())),
     );
     cloud.answers(log_port, "/readyz", "");
     cloud.says("continuing without it");
@@ -174,9 +178,9 @@ fn logs_go_to_files_and_to_stderr_if_both_are_requested() {
 
 #[test]
 fn an_unknown_flag_is_refused() {
-    let said = started(&["--m=cloud", "--verbosity=3"]);
+    let said = started(&["server", "--verbose=3"]);
     assert_eq!(said.status.code(), Some(64), "{said:?}");
-    assert!(said.stderr.contains("--verbosity"), "{said:?}");
+    assert!(said.stderr.contains("--verbose"), "{said:?}");
     let said = started(&["--help"]);
     assert_eq!(said.status.code(), Some(0), "{said:?}");
     assert!(said.stdout.contains("78 the config"), "{said:?}");
@@ -207,7 +211,7 @@ const ALL_WRONG: [(&str, &str); 4] = [
 fn all_errors_are_reported_at_once_and_each_only_once() {
     let (place, taken) = (TestDir::new(), TcpListener::bind("127.0.0.1:0").unwrap());
     let file = all_wrong(&place, &taken);
-    let said = started(&["--m=cloud", "--log-format=json", &format!("--c={}", file.display())]);
+    let said = started(&["server", "--log-format=json", &format!("--config={}", file.display())]);
     assert_eq!(said.status.code(), Some(78), "the exit code is that of the most severe error: {said:?}");
     let told = errors(&said.stderr);
     let port = taken.local_addr().unwrap().to_string();
@@ -229,17 +233,20 @@ fn a_check_reads_the_files_of_the_config_and_opens_no_port() {
         place.cloud_config(loopback(free_port()), free_port()),
         taken.local_addr().unwrap()
     );
-    let file = format!("--c={}", place.config("right", &config).display());
-    let said = started(&["--m=cloud", "--check", &file]);
+    let file = place.config("right", &config).display().to_string();
+    let said = started(&["config", "check", &file]);
     assert!(said.status.success() && said.stdout.ends_with("right.toml: ok\n"), "{said:?}");
 
     let asks = place.config("asks", &format!("{config}[server.addresses]\nkubernetes = true\n"));
-    let said = started(&["--m=cloud", "--check", "--k=/nowhere/k", &format!("--c={}", asks.display())]);
+    let said = started(&["config", "check", "--kubeconfig=/nowhere/k", asks.to_str().unwrap()]);
     assert_eq!(said.status.code(), Some(78), "{said:?}");
-    assert!(said.stderr.contains("cannot read /nowhere/k: ") && said.stderr.contains(" key=--k"), "{said:?}");
+    assert!(
+        said.stderr.contains("cannot read /nowhere/k: ") && said.stderr.contains(" key=--kubeconfig"),
+        "{said:?}"
+    );
 
-    let file = format!("--c={}", all_wrong(&place, &taken).display());
-    let said = started(&["--m=cloud", "--check", "--log-format=json", &file]);
+    let file = all_wrong(&place, &taken).display().to_string();
+    let said = started(&["config", "check", "-o", "json", &file]);
     assert_eq!((said.status.code(), said.stdout.as_str()), (Some(78), ""), "{said:?}");
     let mut told: Vec<_> = errors(&said.stderr).into_iter().map(|(key, _)| key).collect();
     told.sort();
@@ -258,11 +265,11 @@ fn a_check_of_an_edge_reads_its_files() {
             place.path().join(token).display(),
             ca.display()
         );
-        format!("--c={}", place.config("edge", &config).display())
+        place.config("edge", &config).display().to_string()
     };
-    let said = started(&["--m=edge", "--check", &config(&place.files.ca, "token")]);
+    let said = started(&["config", "check", &config(&place.files.ca, "token")]);
     assert!(said.status.success() && said.stdout.ends_with("edge.toml: ok\n"), "{said:?}");
-    let said = started(&["--m=edge", "--check", "--log-format=json", &config(&place.files.key, "missing")]);
+    let said = started(&["config", "check", "-o", "json", &config(&place.files.key, "missing")]);
     assert_eq!(said.status.code(), Some(78), "{said:?}");
     let keys: Vec<_> = errors(&said.stderr).into_iter().map(|(key, _)| key).collect();
     assert_eq!(keys, ["edge.uplink.ca", "edge.uplink.token_file"]);
@@ -273,15 +280,15 @@ fn startup_errors_go_to_stderr_even_if_logs_go_to_files() {
     let place = TestDir::new();
     let logs = place.path().join("logs");
     let log_dir = format!("--log-dir={}", logs.display());
-    let said = started(&["--m=edge", "--c=/nowhere/edge.toml", &log_dir]);
+    let said = started(&["edge", "--config=/nowhere/edge.toml", &log_dir]);
     for log in [said.stderr.as_str(), &logged(&logs, "tunnel-edge")] {
         assert_eq!(log.matches("cannot read the config /nowhere/edge.toml").count(), 1, "{log}");
     }
     std::fs::write(place.path().join("file"), "").unwrap();
     let no_dir = format!("--log-dir={}", place.path().join("file").display());
-    let said = started(&["--m=cloud", &no_dir, "--c=/nowhere/cloud.toml"]);
+    let said = started(&["server", &no_dir, "--config=/nowhere/cloud.toml"]);
     assert_eq!(said.status.code(), Some(78), "{said:?}");
-    assert!(said.stderr.contains("key=--log-dir") && said.stderr.contains("key=--c"), "{said:?}");
+    assert!(said.stderr.contains("key=--log-dir") && said.stderr.contains("key=--config"), "{said:?}");
 }
 
 /// Returns keys and texts of the errors in a log of JSON lines.
@@ -299,8 +306,8 @@ fn the_log_level_can_be_set_at_run_time() {
     let place = TestDir::new();
     let (log_port, links) = (free_port(), free_port());
     let file = place.config("cloud", &place.cloud_config(loopback(links), log_port));
-    let config = format!("--c={}", file.display());
-    let mut cloud = Running::start("cloud", place.path(), tunnel().args(["--m=cloud", &config]));
+    let config = format!("--config={}", file.display());
+    let mut cloud = Running::start("cloud", place.path(), tunnel().args(["server", &config]));
     cloud.answers(log_port, "/readyz", "");
     assert!(!cloud.log().contains("DEBUG") && !cloud.log().contains("TRACE"), "{}", cloud.log());
 
@@ -401,8 +408,8 @@ fn a_default_token_next_to_egress_is_logged_as_insecure() {
     let egress = format!("[server.egress]\nlisten = \"unix:{}\"\n", place.path().join("egress").display());
     let told = |tables: &str| {
         let text = format!("{config}[server.connect]\nlisten = \"127.0.0.1:0\"\n{tables}");
-        let file = format!("--c={}", place.config("cloud", &text).display());
-        let said = started(&["--m=cloud", "--check", &file]);
+        let file = place.config("cloud", &text).display().to_string();
+        let said = started(&["config", "check", &file]);
         assert!(said.status.success(), "{said:?}");
         said.stderr.contains("the token file has a default line")
     };
@@ -415,11 +422,11 @@ fn a_default_token_next_to_egress_is_logged_as_insecure() {
 fn doctor_ends_with_an_exit_code_that_scripts_can_check() {
     let place = TestDir::new();
     let config = place.edge_config("node1", "127.0.0.1:1", free_port());
-    let file = format!("--c={}", place.config("edge", &config).display());
-    let said = started(&["doctor", "--m=edge", &file]);
+    let file = format!("--config={}", place.config("edge", &config).display());
+    let said = started(&["doctor", "edge", &file]);
     assert_eq!(said.status.code(), Some(1), "{said:?}");
     assert!(said.stdout.contains("FAIL port") && said.stdout.contains("failed\n"), "{said:?}");
-    let said = started(&["doctor", "-m=edge", &file, "--json"]);
+    let said = started(&["doctor", "edge", &file, "-o=json"]);
     let found: serde_json::Value = serde_json::from_str(&said.stdout).unwrap();
     assert!(found.as_array().unwrap().iter().any(|one| one["check"] == "port"), "{found}");
 }
@@ -444,7 +451,7 @@ const LONG: Duration = Duration::from_secs(40);
 
 #[test]
 fn bash_completes_commands_and_flags() {
-    let script = "source <(\"$0\" completions bash); COMP_WORDS=(tunnel --log-); COMP_CWORD=1; _tunnel tunnel --log-; \
+    let script = "source <(\"$0\" completions bash); COMP_WORDS=(tunnel server --log-); COMP_CWORD=2; _tunnel tunnel --log- server; \
                   echo \"${COMPREPLY[@]}\"";
     let said = run("bash", &["-c", script, PROGRAM], None, LONG);
     assert!(said.stdout.contains("--log-dir") && said.stdout.contains("--log-format"), "{said:?}");

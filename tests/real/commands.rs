@@ -17,31 +17,34 @@ fn wrong_arguments_are_reported_with_what_is_expected() {
     for (line, exit, told) in [
         ("invite", 64, "--node <NAME>"),
         ("invite --node x/y", 64, "is not a name; expected 1 to 253 letters"),
-        ("invite --node edge7 --for 1s", 64, "from 1m to 168h"),
+        ("invite --node edge7 --ttl 1s", 64, "from 1m to 168h"),
         ("invite --node edge7 --socket=/nowhere/s", 69, "start its program, or set another --socket"),
         ("revoke", 64, "--node <NAME>"),
         ("revoke --node edge7 --socket=/nowhere/s", 69, "start its program, or set another --socket"),
         ("status --socket=/nowhere/s", 69, "start its program, or set another --socket"),
         ("status more", 64, "unexpected argument"),
-        ("doctor --m=none", 64, "[possible values: cloud, edge]"),
+        ("doctor none", 64, "[possible values: server, edge]"),
         ("connect", 64, "<NODE:PORT>"),
         ("connect node1", 64, "has no port; expected host:port"),
         ("connect node1:99999", 64, "is not a port; expected 1 to 65535"),
-        ("connect node1:22 --through=ftp://x", 64, "expected http://[USER@]HOST:PORT"),
-        ("connect node1:22 --through=http://127.0.0.1:1", 69, "refused the connection"),
-        ("join", 64, "<CLOUD:PORT>"),
-        ("join nowhere --invite CODE --node edge7", 64, "has no port; expected host:port"),
-        ("join localhost:1 --invite short --node edge7", 64, "expected the 44 letters, digits, - and _"),
-        ("join localhost:1 --invite CODE --node x/y", 64, "is not a name"),
-        ("join localhost:1 --invite CODE --node edge7 --to relative", 64, "--to"),
+        ("connect node1:22 --server=ftp://x", 64, "expected http://[USER@]HOST:PORT"),
+        ("connect node1:22 --server=http://127.0.0.1:1", 69, "refused the connection"),
+        ("join", 64, "<SERVER:PORT>"),
+        ("join nowhere --invitation CODE --node edge7", 64, "has no port; expected host:port"),
+        ("join localhost:1 --invitation short --node edge7", 64, "expected the 44 letters, digits, - and _"),
+        ("join localhost:1 --invitation CODE --node x/y", 64, "is not a name"),
+        ("join localhost:1 --invitation CODE --node edge7 --out-dir relative", 64, "--out-dir"),
     ] {
         let line = line.replace("CODE", &code);
         let said = says(&line.split(' ').collect::<Vec<_>>());
         assert_eq!(said.status.code(), Some(exit), "{line}: {said:?}");
         assert!(said.stderr.contains(told) && said.stdout.is_empty(), "{line}: {said:?}");
     }
-    let said = says(&["doctor", "--m=edge", "--c=/nowhere"]);
-    assert!(said.status.code() == Some(1) && said.stdout.contains("set its path with --c=FILE"), "{said:?}");
+    let said = says(&["doctor", "edge", "--config=/nowhere"]);
+    assert!(
+        said.status.code() == Some(1) && said.stdout.contains("name another with --config=FILE"),
+        "{said:?}"
+    );
 }
 
 /// A machine with a small disk for the server and one for the joining node, and the program where every user may
@@ -122,7 +125,7 @@ impl Stage {
     fn server(&self, grpc: u16, log: u16, more: &str, args: &[&str]) -> Running {
         let config = self.place.cloud_config(loopback(grpc), log) + more;
         let command = self.machine.command(&self.program);
-        self.place.tunnel_as(command, ("cloud", "pod"), &config, &[], args)
+        self.place.tunnel_as(command, ("server", "pod"), &config, &[], args)
     }
 
     /// Returns the server's page at that path.
@@ -153,14 +156,14 @@ fn failures_of_disks_and_permissions_are_reported_and_leave_no_damage() {
     let code = invited
         .stdout
         .split(' ')
-        .skip_while(|word| *word != "--invite")
+        .skip_while(|word| *word != "--invitation")
         .nth(1)
         .unwrap_or_else(|| panic!("{invited:?}"));
     let (socket, at) = (socket.display().to_string(), format!("localhost:{grpc}"));
     let (to, config) =
         (stage.path("joining/etc").display().to_string(), stage.path("pod.toml").display().to_string());
     let through = format!("http://127.0.0.1:{connect}");
-    let join = "join CLOUD --invite CODE --node edge7 --to FOLDER";
+    let join = "join CLOUD --invitation CODE --node edge7 --out-dir FOLDER";
     let words = [
         ("CLOUD", at.as_str()),
         ("CODE", code),
@@ -190,9 +193,9 @@ fn failures_of_disks_and_permissions_are_reported_and_leave_no_damage() {
                 "only the user that runs its program and root",
             ),
             ("", Nobody, "status --socket=SOCKET", 77, "only the user that runs its program and root"),
-            ("chmod 600 pod.toml", Nobody, "doctor --m=cloud --c=CONFIG", 1, "Permission denied"),
+            ("chmod 600 pod.toml", Nobody, "doctor server -c CONFIG", 1, "Permission denied"),
             ("", Root, "status --socket=SOCKET", 0, "ready"),
-            ("", Root, "status --socket=SOCKET --json", 0, "\"role\""),
+            ("", Root, "status --socket=SOCKET -o json", 0, "\"role\""),
             (&mounts("size=8k"), Root, join, 73, "No space left on device"),
             (&mounts("ro"), Root, join, 73, "Read-only file system"),
             (&mounts("mode=755"), Nobody, join, 73, "Permission denied"),
@@ -228,8 +231,8 @@ fn failures_of_disks_and_permissions_are_reported_and_leave_no_damage() {
             ("", Root, "revoke --node edge7 --socket=SOCKET", 69, "Read-only file system"),
             ("mount -o remount,rw disk", Root, "revoke --node edge7 --socket=SOCKET", 0, "revoked"),
             ("", Root, "revoke --node edge7 --socket=SOCKET", 69, "has not joined by an invitation"),
-            ("", Root, "connect node1:22 --through=THROUGH", 69, "node node1 is not connected"),
-            ("", Root, "connect node1:22 --through=THROUGH", 69, "node node1 is not connected"),
+            ("", Root, "connect node1:22 --server=THROUGH", 69, "node node1 is not connected"),
+            ("", Root, "connect node1:22 --server=THROUGH", 69, "node node1 is not connected"),
         ],
     );
     server.terminate();
@@ -285,7 +288,7 @@ fn a_server_without_a_ca_file_starts_unless_a_feature_needs_it() {
         + "[server.connect]\nlisten = \"127.0.0.1:0\"\n";
     let checked = |more: &str| {
         let file: &Path = &place.config("cloud", &(base.clone() + more));
-        says(&["--m=cloud", "--check", &format!("--c={}", file.display())])
+        says(&["config", "check", file.to_str().unwrap()])
     };
     let alone = checked("");
     assert!(alone.status.success(), "{alone:?}");

@@ -76,7 +76,7 @@ fn lines_of_a_killed_server_are_removed_with_its_endpoint() {
              [server.peers]\nkubernetes_service = \"{SERVICE}\"\n"
         );
         let kubeconfig = kubernetes.kubeconfig();
-        let k = format!("--k={}", kubeconfig.display());
+        let k = format!("--kubeconfig={}", kubeconfig.display());
         Cloud::start_as(place, &tables, &[("POD_IP", ip), ("POD_NAMESPACE", NAMESPACE)], &[&k])
     };
     let (mut first, mut second) = (server(&one, "10.0.0.1"), server(&two, "10.0.0.2"));

@@ -50,7 +50,7 @@ fn server_certificates_are_issued_and_renewed_without_aborted_sessions() {
         place.files.ca, kubelet.at,
     );
     let account = signer.kubernetes.kubeconfig_as(PODS);
-    let k = format!("--k={}", account.display());
+    let k = format!("--kubeconfig={}", account.display());
     let grpc = crate::parts::loopback(free_port());
     let env = [("POD_NAMESPACE", NAMESPACE)];
     let mut cloud = Cloud::launch(&place, ("cloud", grpc), &tables, &env, &[&k]);
@@ -302,8 +302,8 @@ fn an_edge_of_the_manifests_links_as_its_node_and_others_cannot() {
         ],
     );
     let env = [("POD_IP", "127.0.0.1"), ("POD_NAME", "tunnel-cloud-0"), ("POD_NAMESPACE", NAMESPACE)];
-    let k = format!("--k={}", kubernetes.kubeconfig_as(PODS).display());
-    let mut cloud = place.tunnel(("cloud", "cloud"), &config, &env, &[&k]);
+    let k = format!("--kubeconfig={}", kubernetes.kubeconfig_as(PODS).display());
+    let mut cloud = place.tunnel(("server", "cloud"), &config, &env, &[&k]);
     cloud.says("the token file has a default line");
     cloud.answers(log, "/readyz", "");
     let pem = place.path().join("agent.pem");
@@ -318,7 +318,7 @@ fn an_edge_of_the_manifests_links_as_its_node_and_others_cannot() {
             ("enabled = true", &format!("enabled = true\nfile = {pem:?}")),
         ],
     );
-    let asks = format!("--k={}", kubernetes.place().path().join("node1").display());
+    let asks = format!("--kubeconfig={}", kubernetes.place().path().join("node1").display());
     let mut edge = place.tunnel(("edge", "edge"), &config, &[("NODE_NAME", "node1")], &[&asks]);
     edge.says("no valid certificate yet and no token");
     signer.approve();
@@ -366,10 +366,10 @@ fn the_certificate_of_an_edge_is_valid_while_its_node_exists() {
     signer.approve();
     let (kubernetes, place) = (&signer.kubernetes, TestDir::new());
     let tables = format!("[server.csr]\nedge_ca = {:?}\n", kubernetes.place().files.ca);
-    let k = format!("--k={}", kubernetes.kubeconfig_as(PODS).display());
+    let k = format!("--kubeconfig={}", kubernetes.kubeconfig_as(PODS).display());
     let mut cloud = Cloud::start_as(&place, &tables, &[("POD_NAMESPACE", NAMESPACE)], &[&k]);
     let file = place.path().join("agent.pem");
-    let asks = format!("--k={}", kubernetes.place().path().join("node1").display());
+    let asks = format!("--kubeconfig={}", kubernetes.place().path().join("node1").display());
     let at = format!("127.0.0.1:{}", cloud.grpc);
     let start = |node: &str, token: &str, log: &str| {
         let config = place.edge_config(node, &at, free_port());

@@ -70,9 +70,9 @@ impl Cluster {
         let kubeconfig = self.kubernetes.kubeconfig_as(PODS);
         let mut command = tunnel();
         command.args([
-            "--m=cloud",
-            &format!("--c={}", file.display()),
-            &format!("--k={}", kubeconfig.display()),
+            "server",
+            &format!("--config={}", file.display()),
+            &format!("--kubeconfig={}", kubeconfig.display()),
         ]);
         command.envs([("POD_IP", "127.0.0.1"), ("POD_NAMESPACE", NAMESPACE), ("POD_NAME", "tunnel-cloud-0")]);
         let mut pod = Running::start("cloud", place.path(), &mut command);

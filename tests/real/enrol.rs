@@ -11,7 +11,12 @@ use crate::tunnel::{Cloud, PROGRAM, TestDir, tunnel};
 /// Creates files for `node1` and a server on this machine.
 fn init(dir: &Path, to: &Path) -> ProcessOutput {
     let (dir, to) = (dir.display().to_string(), to.display().to_string());
-    run(PROGRAM, &["init", &dir, "--name", "localhost", "--node", "node1", "--to", &to], None, TIMEOUT)
+    run(
+        PROGRAM,
+        &["init", &dir, "--name", "localhost", "--node", "node1", "--install-dir", &to],
+        None,
+        TIMEOUT,
+    )
 }
 
 /// Runs a command of the program as a user.
@@ -22,7 +27,7 @@ pub(crate) fn says(args: &[&str]) -> ProcessOutput {
 #[test]
 fn a_node_is_invited_joins_links_and_is_revoked_by_one_command_each() {
     let place = TestDir::new();
-    let socket = place.path().join("cloud.sock");
+    let socket = place.path().join("server.sock");
     let more = format!(
         "[server.admin]\nlisten = \"unix:{}\"\n[server.invitations]\nstore = \"file\"\nfile = {:?}\n",
         socket.display(),
@@ -30,16 +35,16 @@ fn a_node_is_invited_joins_links_and_is_revoked_by_one_command_each() {
     );
     let mut cloud = Cloud::start_with(&place, &more, &[]);
     let socket = format!("--socket={}", socket.display());
-    let invited = says(&["invite", "--node", "edge7", "--for", "90s", &socket]);
+    let invited = says(&["invite", "--node", "edge7", "--ttl", "90s", &socket]);
     assert!(invited.status.success() && invited.stdout.starts_with("on edge7, within 90 s"), "{invited:?}");
     let line = invited.stdout.lines().map(str::trim).find(|line| line.starts_with("tunnel join ")).unwrap();
     let code = line.split_whitespace().nth(4).unwrap().to_owned();
-    assert_eq!(line, format!("tunnel join tunnel.test:{} --invite {code} --node edge7", cloud.grpc));
+    assert_eq!(line, format!("tunnel join tunnel.test:{} --invitation {code} --node edge7", cloud.grpc));
 
     let to = place.path().join("etc");
     let dir = to.display().to_string();
     let server = format!("localhost:{}", cloud.grpc);
-    let join = ["join", &server, "--invite", &code, "--node", "edge7", "--to", &dir];
+    let join = ["join", &server, "--invitation", &code, "--node", "edge7", "--out-dir", &dir];
     let joined = says(&join);
     assert!(joined.status.success() && joined.stdout.starts_with("edge7 has joined"), "{joined:?}");
     let again = says(&join);
@@ -48,13 +53,13 @@ fn a_node_is_invited_joins_links_and_is_revoked_by_one_command_each() {
     let used = says(&[&join[..7], &[second.as_str()][..]].concat());
     assert_eq!(used.status.code(), Some(77), "{used:?}");
     assert!(used.stderr.contains("has been used already"), "{used:?}");
-    let guess = says(&["join", &server, "--invite", "guess", "--node", "edge7", "--to", &second]);
+    let guess = says(&["join", &server, "--invitation", "guess", "--node", "edge7", "--out-dir", &second]);
     assert_eq!(guess.status.code(), Some(64), "{guess:?}");
 
     let log = free_port();
     change(&to.join("edge.toml"), &[(":51010", format!(":{log}"))]);
-    let config = format!("--c={}", to.join("edge.toml").display());
-    let mut edge = Running::start("edge", place.path(), tunnel().args(["--m=edge", &config]));
+    let config = format!("--config={}", to.join("edge.toml").display());
+    let mut edge = Running::start("edge", place.path(), tunnel().args(["edge", &config]));
     edge.answers(log, "/readyz", "");
     cloud.has("edge7");
 
@@ -108,19 +113,15 @@ fn files_of_init_are_copied_by_its_commands_and_carry_a_request() {
         &node.join("edge.toml"),
         &[(&folder.0, folder.1.clone()), (":9000", format!(":{grpc}")), (":51010", format!(":{edge_log}"))],
     );
-    let config = |file: &Path| format!("--c={}", file.display());
-    for (mode, file) in [("--m=cloud", to.join("cloud.toml")), ("--m=edge", node.join("edge.toml"))] {
-        let said = run(PROGRAM, &[mode, "--check", &config(&file)], None, TIMEOUT);
+    let config = |file: &Path| format!("--config={}", file.display());
+    for file in [to.join("cloud.toml"), node.join("edge.toml")] {
+        let said = run(PROGRAM, &["config", "check", file.to_str().unwrap()], None, TIMEOUT);
         assert!(said.status.success() && !said.stderr.contains("WARN"), "{said:?}");
     }
-    let start = |name: &str, file: &str| {
-        Running::start(
-            name,
-            place.path(),
-            tunnel().args([&format!("--m={name}"), &config(&place.path().join(file))]),
-        )
+    let start = |role: &str, file: &str| {
+        Running::start(role, place.path(), tunnel().args([role, &config(&place.path().join(file))]))
     };
-    let mut cloud = start("cloud", "etc/cloud.toml");
+    let mut cloud = start("server", "etc/cloud.toml");
     let mut edge = start("edge", "node1/edge.toml");
     cloud.answers(log, "/cloud/healthz", "node1");
     edge.answers(edge_log, "/readyz", "");

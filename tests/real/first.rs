@@ -12,7 +12,7 @@ mount -t tmpfs none /run; mkdir $PLACE; mount --bind $DIR $PLACE; mount -t tmpfs
 touch tunnel; mount --bind $PROGRAM tunnel
 waits() { n=0; until eval "$1"; do n=$((n+1)); [ $n -lt 300 ] || { echo "not: $1"; cat *.log; exit 9; }; sleep 0.1; done; }
 tunnel() { $AS $PLACE/tunnel "$@"; }
-serves() { $AS $PLACE/tunnel --m=$1 --c=$2/$1.toml > $3.log 2>&1 & }
+serves() { $AS $PLACE/tunnel ${1/cloud/server} -c $2/$1.toml > $3.log 2>&1 & }
 "#;
 
 /// Runs a bash script in separate namespaces, in a directory that all users may write to. /run and /tmp are empty,
@@ -37,17 +37,17 @@ fn a_server_set_up_by_init_invites_a_node_and_lists_it() {
         r#"nobody="setpriv --reuid=65534 --regid=65534 --clear-groups"
 steps() { # user, directory of the sockets
     AS=$1; $AS mkdir $PLACE/$3; cd $PLACE/$3
-    tunnel init files --name 127.0.0.1 --node node1 --to $PWD/etc > init.out
+    tunnel init files --name 127.0.0.1 --node node1 --install-dir $PWD/etc > init.out
     $AS cp -rpT files/cloud etc
     serves cloud etc cloud; pod=$!
     waits "tunnel status | grep -qx 'no node is connected'"
-    grep -q "admin socket open path=$2/cloud.sock" cloud.log
+    grep -q "admin socket open path=$2/server.sock" cloud.log
     tunnel invite --node node2 > invited.out
-    $AS $PLACE/$(grep -o 'tunnel join .*' invited.out) --to $PWD/joined > join.out
+    $AS $PLACE/$(grep -o 'tunnel join .*' invited.out) --out-dir $PWD/joined > join.out
     $AS sed -i s/51010/51011/ joined/edge.toml
     serves edge joined edge; edge=$!
     waits "tunnel status | grep -q '^node2 '"
-    tunnel status | grep -qx "queried $2/cloud.sock; others on this machine: --socket=$2/edge.sock"
+    tunnel status | grep -qx "queried $2/server.sock; others on this machine: --socket=$2/edge.sock"
     tunnel status --socket=$2/edge.sock | grep -q '^edge of node2 '
     tunnel revoke --node node2 > revoked.out
     kill $pod $edge; wait $pod $edge
@@ -58,7 +58,7 @@ XDG_RUNTIME_DIR=/run/user/65534 steps "$nobody" /run/user/65534/tunnel session
 steps "" /run/tunnel root
 AS="$nobody"; cd $PLACE; ! tunnel status 2> refused.log; grep -q 'no admin socket of a server or edge' refused.log
 AS=; serves cloud root/etc cloud; waits "tunnel status > /dev/null 2>&1"
-AS="$nobody"; ! tunnel status 2> refused.log; grep -q 'permission denied for /run/tunnel/cloud.sock' refused.log"#,
+AS="$nobody"; ! tunnel status 2> refused.log; grep -q 'permission denied for /run/tunnel/server.sock' refused.log"#,
     );
 }
 
@@ -74,7 +74,7 @@ fn an_edge_links_again_while_dns_does_not_respond() {
 echo '127.0.0.1 cloud.test' > zone
 printf '.:53 {{\n bind 127.0.0.1\n hosts zone {{\n ttl 1\n }}\n}}\n' > Corefile
 {} -conf Corefile > dns.log 2>&1 & dns=$!
-tunnel init files --name cloud.test --node node1 --to $PLACE/etc > init.out
+tunnel init files --name cloud.test --node node1 --install-dir $PLACE/etc > init.out
 cp -rpT files/cloud etc; cp -rpT files/edge-node1 node
 sed -i 's#/etc/\(certs\|token\)#/node/\1#; s/51010/51011/' node/edge.toml
 serves cloud etc cloud; pod=$!; serves edge node edge

@@ -36,7 +36,7 @@ fn socat_sends_its_end_and_reads_the_answer() {
 #[test]
 fn tunnel_connect_sends_its_end_and_reads_the_answer() {
     answer_comes_after_the_end(PROGRAM, |proxy, port| {
-        format!("connect --through=http://127.0.0.1:{proxy} node1:{port}")
+        format!("connect --server=http://127.0.0.1:{proxy} node1:{port}")
     });
 }
 

@@ -138,8 +138,13 @@ fn connections_to_this_host_or_from_the_server_are_not_intercepted() {
     let mut server = world.server(&tables);
     // The edge of a node on the host itself.
     let config = world.place.edge_config("node1", "127.0.0.1:9000", ADMIN + 1);
-    let mut edge =
-        world.place.tunnel_as(world.host.command(PROGRAM), ("edge", "near"), &config, &[], &["--v=2"]);
+    let mut edge = world.place.tunnel_as(
+        world.host.command(PROGRAM),
+        ("edge", "near"),
+        &config,
+        &[],
+        &["--verbosity=2"],
+    );
     ready(&mut edge, &world.host, ADMIN + 1);
     server.says(
         "address claim rejected ip=10.79.1.1 node=node1 source=[server.addresses] reason=it is this host's",
@@ -316,7 +321,7 @@ impl World {
                 command
             }
         };
-        self.place.tunnel_as(command, ("cloud", name), config, env, &["--v=4"])
+        self.place.tunnel_as(command, ("server", name), config, env, &["--verbosity=4"])
     }
 
     /// Starts a node's edge, with these additional tables, and waits until it is linked.
@@ -329,8 +334,13 @@ impl World {
         let config = self.place.edge_config(&format!("node{number}"), cloud, ADMIN) + tables;
         let machine = &self.nodes[number - 1];
         let command = machine.command(PROGRAM);
-        let mut edge =
-            self.place.tunnel_as(command, ("edge", &format!("edge-{number}")), &config, &[], &["--v=2"]);
+        let mut edge = self.place.tunnel_as(
+            command,
+            ("edge", &format!("edge-{number}")),
+            &config,
+            &[],
+            &["--verbosity=2"],
+        );
         ready(&mut edge, machine, ADMIN);
         edge
     }
@@ -361,7 +371,13 @@ impl World {
         let node = format!("farm{number}");
         let admin = 40_000 + u16::try_from(number).unwrap();
         let config = self.place.edge_config(&node, "10.79.1.1:9000", admin) + &own;
-        self.place.tunnel_as(self.nodes[0].command(PROGRAM), ("edge", &node), &config, &[], &["--v=1"])
+        self.place.tunnel_as(
+            self.nodes[0].command(PROGRAM),
+            ("edge", &node),
+            &config,
+            &[],
+            &["--verbosity=1"],
+        )
     }
 
     /// Starts a request to a node's kubelet by address, and waits until its first packet is sent.

@@ -39,14 +39,14 @@ fn socket(place: &TestDir, server: usize) -> PathBuf {
 fn invited(place: &TestDir, server: usize, node: &str) -> String {
     let socket = format!("--socket={}", socket(place, server).display());
     wait_for("a server creates an invitation", TIMEOUT, || {
-        let said = says(&["invite", "--node", node, "--for", "1h", &socket]);
+        let said = says(&["invite", "--node", node, "--ttl", "1h", &socket]);
         let line = said.stdout.lines().map(str::trim).find(|line| line.starts_with("tunnel join "))?;
         line.split_whitespace().nth(4).map(str::to_owned)
     })
 }
 
 fn join(cloud: &str, code: &str, node: &str, to: &Path) -> ProcessOutput {
-    says(&["join", cloud, "--invite", code, "--node", node, "--to", to.to_str().unwrap()])
+    says(&["join", cloud, "--invitation", code, "--node", node, "--out-dir", to.to_str().unwrap()])
 }
 
 /// Starts the edge that has joined, with the known port or another one.
@@ -54,9 +54,9 @@ fn start(place: &TestDir, to: &Path, (known, port): (u16, u16), env: &[(&str, &s
     let log = free_port();
     let text = std::fs::read_to_string(to.join("edge.toml")).unwrap();
     let text = text.replace(":51010", &format!(":{log}")).replace(&format!(":{known}"), &format!(":{port}"));
-    let config = format!("--c={}", place.config("joined", &text).display());
+    let config = format!("--config={}", place.config("joined", &text).display());
     let mut command = tunnel();
-    command.args(["--m=edge", &config]).envs(env.iter().copied());
+    command.args(["edge", &config]).envs(env.iter().copied());
     let mut edge = Running::start("joined", place.path(), &mut command);
     edge.answers(log, "/readyz", "");
     edge
@@ -133,7 +133,7 @@ fn one_of_ten_concurrent_joins_at_three_servers_with_a_secret_succeeds() {
     command.arg("--kubeconfig").arg(kubernetes.admin()).args(["apply", "-f"]).arg(&file);
     let said = run_command("kubectl", &mut command, None, TIMEOUT);
     assert!(said.status.success(), "{said:?}");
-    race(&place, "store = \"secret\"", &[&format!("--k={}", kubernetes.kubeconfig().display())]);
+    race(&place, "store = \"secret\"", &[&format!("--kubeconfig={}", kubernetes.kubeconfig().display())]);
 }
 
 /// A server's connection to etcd that stalls for good once the server writes about a node.
@@ -285,7 +285,7 @@ fn a_machine_behind_a_proxy_joins_and_links_only_through_it() {
     let joins = |env: &[(&str, &str)]| {
         let mut command = tunnel();
         command
-            .args(["join", &at, "--invite", &code, "--node", "edge7", "--to"])
+            .args(["join", &at, "--invitation", &code, "--node", "edge7", "--out-dir"])
             .arg(&to)
             .envs(env.iter().copied());
         run_command("join", &mut command, None, 2 * TIMEOUT)

@@ -82,7 +82,7 @@ impl Network {
         command
     }
 
-    /// Starts `tunnel --m=cloud` at an address of the cloud, with these additional tables, and waits until it is
+    /// Starts `tunnel server` at an address of the cloud, with these additional tables, and waits until it is
     /// ready. All servers are peers, and publish their nodes to CoreDNS.
     pub(crate) fn server(&self, ip: &str, tables: &str) -> Running {
         self.server_with(ip, tables, &[])
@@ -97,10 +97,10 @@ impl Network {
             [SERVER, OTHER_SERVER].map(|server| format!("{server}:9000"))
         );
         let config = config.replace("127.0.0.1", ip) + &registry + tables;
-        self.tunnel(&self.cloud, ("cloud", &format!("pod-{ip}")), &config, ip, args)
+        self.tunnel(&self.cloud, ("server", &format!("pod-{ip}")), &config, ip, args)
     }
 
-    /// Starts `tunnel --m=edge` on a node, with that server and these additional tables. Waits until it is linked,
+    /// Starts `tunnel edge` on a node, with that server and these additional tables. Waits until it is linked,
     /// and its name resolves to that server.
     pub(crate) fn edge(&self, number: usize, server: &str, tables: &str) -> Running {
         self.edge_of(number, &[server], tables)

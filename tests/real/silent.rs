@@ -85,7 +85,7 @@ impl World {
             let all: Vec<_> = others.iter().map(|other| format!("{other}:9000")).collect();
             config += &format!("[server.peers]\naddresses = {all:?}\n");
         }
-        self.tunnel(machine, "cloud", &format!("pod-{ip}"), &config, ADMIN)
+        self.tunnel(machine, "server", &format!("pod-{ip}"), &config, ADMIN)
     }
 
     /// Starts the edge of `node1` on the node, which dials that server.
@@ -96,7 +96,7 @@ impl World {
 
     fn tunnel(&self, machine: &Machine, mode: &str, name: &str, config: &str, admin: u16) -> Running {
         let mut running =
-            self.place.tunnel_as(machine.command(PROGRAM), (mode, name), config, &[], &["--v=2"]);
+            self.place.tunnel_as(machine.command(PROGRAM), (mode, name), config, &[], &["--verbosity=2"]);
         wait_until(&format!("{name} is ready"), TIMEOUT, || {
             running.lives();
             let mut curl = machine.command("curl");

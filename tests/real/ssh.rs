@@ -76,7 +76,7 @@ pub(crate) fn helper(program: &str, proxy: u16) -> String {
         "corkscrew" => format!("corkscrew 127.0.0.1 {proxy} %h %p"),
         "socat" => format!("socat - PROXY:127.0.0.1:%h:%p,proxyport={proxy}"),
         "connect-proxy" => format!("connect-proxy -H 127.0.0.1:{proxy} %h %p"),
-        PROGRAM => format!("{PROGRAM} connect --through=http://127.0.0.1:{proxy} %h %p"),
+        PROGRAM => format!("{PROGRAM} connect --server=http://127.0.0.1:{proxy} %h %p"),
         other => panic!("{other} is not a helper"),
     }
 }

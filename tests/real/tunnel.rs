@@ -27,7 +27,7 @@ pub(crate) struct TestDir {
     pub(crate) authority: Authority,
 }
 
-/// A server (`tunnel --m=cloud`) that is ready.
+/// A server (`tunnel server`) that is ready.
 #[derive(Debug)]
 pub(crate) struct Cloud {
     pub(crate) process: Running,
@@ -40,7 +40,7 @@ pub(crate) struct Cloud {
     pub(crate) log_port: u16,
 }
 
-/// An edge (`tunnel --m=edge`) that is linked to its server.
+/// An edge (`tunnel edge`) that is linked to its server.
 #[derive(Debug)]
 pub(crate) struct Edge {
     pub(crate) process: Running,
@@ -119,30 +119,26 @@ admin_listen = "127.0.0.1:{log_port}"
     /// Starts the program with a config and a log called `name`.
     pub(crate) fn tunnel(
         &self,
-        (mode, name): (&str, &str),
+        (role, name): (&str, &str),
         config: &str,
         env: &[(&str, &str)],
         args: &[&str],
     ) -> Running {
-        self.tunnel_as(Command::new(PROGRAM), (mode, name), config, env, &[&["--v=4"], args].concat())
+        self.tunnel_as(Command::new(PROGRAM), (role, name), config, env, &[&["--verbosity=4"], args].concat())
     }
 
     /// Like [`Self::tunnel`], but with a command that ends with the program's name.
     pub(crate) fn tunnel_as(
         &self,
         command: Command,
-        (mode, name): (&str, &str),
+        (role, name): (&str, &str),
         config: &str,
         env: &[(&str, &str)],
         args: &[&str],
     ) -> Running {
         let file = self.config(name, config);
         let mut command = not_led_astray(command);
-        command
-            .arg(format!("--m={mode}"))
-            .arg(format!("--c={}", file.display()))
-            .args(args)
-            .envs(env.iter().copied());
+        command.arg(role).arg(format!("--config={}", file.display())).args(args).envs(env.iter().copied());
         Running::start(name, self.path(), &mut command)
     }
 }
@@ -204,7 +200,7 @@ auth = "none"
 {more}"#,
             place.cloud_config(grpc, log_port),
         );
-        let process = place.tunnel(("cloud", name), &config, env, args);
+        let process = place.tunnel(("server", name), &config, env, args);
         Self { process, grpc: grpc.port(), connect, metrics, log_port }
     }
 

@@ -198,12 +198,12 @@ fn a_config_is_printed_for_an_old_deployment_and_the_program_accepts_it() {
         at(text, "/var/run/secrets/kubernetes.io/serviceaccount/ca.crt", &cluster.files.ca)
     };
     for (mode, task) in
-        [("cloud", "migrate yurttunnel old.yaml"), ("edge", "migrate yurttunnel --edge - <old.yaml")]
+        [("cloud", "migrate yurttunnel old.yaml"), ("edge", "migrate yurttunnel --role edge - <old.yaml")]
     {
         let text = printed(task);
         assert!(text.contains("#   kept     --") || mode == "edge", "{text}");
         place.config(mode, &here(&text));
-        let checked = printed(&format!("--m={mode} --c={dir}/{mode}.toml --check"));
+        let checked = printed(&format!("config check {dir}/{mode}.toml"));
         assert!(checked.ends_with(": ok\n"), "{checked}");
     }
 }
@@ -255,7 +255,7 @@ fn server(kubernetes: &Kubernetes, place: &TestDir, front: u16) -> Cloud {
          [server.node_ports]\nnamespace = \"{NAMESPACE}\"\nservice = \"{SERVICE}\"\n\
          [server.addresses]\nkubernetes = true\n"
     );
-    let k = format!("--k={}", kubernetes.kubeconfig().display());
+    let k = format!("--kubeconfig={}", kubernetes.kubeconfig().display());
     Cloud::start_as(place, &more, &[("POD_NAMESPACE", NAMESPACE)], &[&k])
 }
 

@@ -37,7 +37,7 @@ pub struct LogSettings {
     pub name: &'static str,
     /// Whether lines also go to stderr if there is a directory. Without a directory they always go to stderr.
     pub also_stderr: bool,
-    /// Verbosity, as in `--v`; see [`LogLevel::set`].
+    /// Verbosity, as in `--verbosity`; see [`LogLevel::set`].
     pub verbosity: i32,
 }
 

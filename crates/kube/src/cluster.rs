@@ -39,7 +39,7 @@ pub struct Cluster {
 pub enum ClusterError {
     /// The address or the credentials are unknown. Usual cause: no service account is mounted.
     #[error(
-        "cannot reach kube-apiserver: {0}; check --k, or that the pod's service account token is mounted"
+        "cannot reach kube-apiserver: {0}; check --kubeconfig, or that the pod's service account token is mounted"
     )]
     Config(String),
     /// The request was not authorized. Usual cause: a role that lacks a verb.

@@ -39,15 +39,15 @@ fn a_local_port_is_on_loopback_unless_an_address_is_given() {
 #[test]
 fn what_is_wrong_with_the_way_to_the_server_is_told_with_the_remedy() {
     for (args, part) in [
-        (&["n:1", "--through=cloud:2222"][..], "expected http://[USER@]HOST:PORT"),
-        (&["n:1", "--through=http://cloud"], "invalid host and port"),
-        (&["n:1", "--through=unix:a"], "begin with /"),
-        (&["n:1", "--through=https://cloud:8000"], "requires --ca=FILE"),
-        (&["n:1", "--through=http://ops:secret@cloud:8000"], "--password-file"),
-        (&["n:1", "--through=http://ops@cloud:8000"], "requires --password-file"),
+        (&["n:1", "--server=cloud:2222"][..], "expected http://[USER@]HOST:PORT"),
+        (&["n:1", "--server=http://cloud"], "invalid host and port"),
+        (&["n:1", "--server=unix:a"], "begin with /"),
+        (&["n:1", "--server=https://cloud:8000"], "requires --ca=FILE"),
+        (&["n:1", "--server=http://ops:secret@cloud:8000"], "--password-file"),
+        (&["n:1", "--server=http://ops@cloud:8000"], "requires --password-file"),
         (&["n:1", "--password-file=/x"], "requires a user"),
         (&["n:1", "--ca=/x"], "use https://"),
-        (&["n:1", "--through=https://cloud:8000", "--ca=/nowhere"], "/nowhere"),
+        (&["n:1", "--server=https://cloud:8000", "--ca=/nowhere"], "/nowhere"),
     ] {
         let failed = ConnectEndpoint::new(&asked(args)).err().unwrap();
         assert!(failed.text.contains(part) && !failed.text.contains("secret"), "{args:?}: {failed}");

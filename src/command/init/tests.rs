@@ -12,7 +12,7 @@ fn asked(dir: &Path, more: &[&str]) -> InitArgs {
     let dir = dir.to_str().unwrap();
     let args = ["tunnel", "init", dir, "--name", "cloud.test", "--node", "node1", "--node", "node2"];
     match Args::parse_from(args.iter().chain(more)).command {
-        Some(Command::Init(init)) => init,
+        Command::Init(init) => init,
         other => panic!("{other:?}"),
     }
 }
@@ -32,7 +32,7 @@ fn modes(dir: &Path, found: &mut Vec<(PathBuf, u32)>) {
 fn what_is_made_loads_without_an_open_door_and_is_for_its_owner_alone() {
     let place = tempfile::tempdir().unwrap();
     let dir = place.path().join("files");
-    let told = run(&asked(&dir, &["--client", "system:kube-apiserver"])).unwrap();
+    let told = run(&asked(&dir, &["--egress-client", "system:kube-apiserver"])).unwrap();
     let mut found = Vec::new();
     modes(&dir, &mut found);
     assert_eq!(found.len(), 27, "{found:?}");
@@ -100,9 +100,9 @@ fn what_cannot_be_made_is_told_and_leaves_nothing() {
     fs::write(place.path().join("junk"), "junk").unwrap();
     let junk = place.path().join("junk").display().to_string();
     for (more, says) in [
-        (["--to", "etc"], "expected an absolute path"),
-        (["--client", "a*"], "--client \"a*\": expected"),
-        (["--client", "Tunnel:node1"], "names that begin with tunnel: are reserved"),
+        (["--install-dir", "etc"], "expected an absolute path"),
+        (["--egress-client", "a*"], "--egress-client \"a*\": expected"),
+        (["--egress-client", "Tunnel:node1"], "names that begin with tunnel: are reserved"),
         (["--node", "Node1"], "--node Node1 is given twice"),
     ] {
         let told = run(&asked(&dir, &more)).unwrap_err();
@@ -110,7 +110,7 @@ fn what_cannot_be_made_is_told_and_leaves_nothing() {
     }
     let told = run(&asked(&dir, &["--ca-cert", &junk, "--ca-key", &junk])).unwrap_err();
     assert!(told.code == 78 && told.text.contains("junk: holds no certificate"), "{told}");
-    let twice = run(&asked(&dir, &["--client", "a:b", "--client", "a-b"])).unwrap_err();
+    let twice = run(&asked(&dir, &["--egress-client", "a:b", "--egress-client", "a-b"])).unwrap_err();
     assert!(twice.text.contains("another client has the same folder client-a-b"), "{twice}");
     assert!(!dir.exists());
 }
@@ -119,7 +119,7 @@ fn what_cannot_be_made_is_told_and_leaves_nothing() {
 fn servers_that_are_reached_by_address_alone_know_each_other() {
     let place = tempfile::tempdir().unwrap();
     let args = ["tunnel", "init", "--name", "10.0.0.5", "--name", "::1", "--node", "n"];
-    let Some(Command::Init(mut init)) = Args::parse_from(args).command else { panic!() };
+    let Command::Init(mut init) = Args::parse_from(args).command else { panic!() };
     init.dir = place.path().join("files");
     run(&init).unwrap();
     let text = fs::read_to_string(init.dir.join("cloud/certs/cloud.crt")).unwrap();

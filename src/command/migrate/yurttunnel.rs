@@ -5,19 +5,23 @@ use std::net::{IpAddr, SocketAddr};
 
 use serde_json::Value;
 
-use crate::command::CommandError;
 use crate::command::migrate::yurttunnel::Mapping::{Changed, Gone, Kept, Unknown};
+use crate::command::{CommandError, Role};
 use tunnel_base::logging::printable;
 use tunnel_base::names::Target;
 use tunnel_base::policy::ports::ProxyPorts;
 
 /// Returns a config of servers or edges that replaces the objects in these texts, each with the name of its file.
-pub(crate) fn migrate(texts: &[(String, String)], for_edges: bool) -> Result<String, CommandError> {
+pub(crate) fn migrate(texts: &[(String, String)], role: Role) -> Result<String, CommandError> {
     let mut old = YurtObjects::default();
     for (text, name) in texts {
         old.add(text).map_err(|why| CommandError::unusable(format!("{name}: {why}")))?;
     }
-    if for_edges { edge(&old) } else { cloud(&old) }.map_err(CommandError::unusable)
+    match role {
+        Role::Server => cloud(&old),
+        Role::Edge => edge(&old),
+    }
+    .map_err(CommandError::unusable)
 }
 
 /// A comment line in the config that `tunnel migrate` prints: what becomes of one flag or object of the old tunnel, and
@@ -97,7 +101,7 @@ pub(crate) fn server(flags: &[(String, String)]) -> (YurtServerFlags, Vec<Remark
                 server.names = value != "false";
                 (Kept, if server.names { "[server.node_names]" } else { "without [server.node_names]" })
             }
-            "kube-config" => (Changed, "the flag --k of this program"),
+            "kube-config" => (Changed, "the flag --kubeconfig of this program"),
             "cert-dns-names" | "cert-ips" => (Changed, "the certificate in cert must contain it; tunnel init --name makes one, or [server.csr] requests one with names, which the approver accepts by --name"),
             "cert-dir" => (Changed, "each file has its own key: cert, key, client_ca"),
             IPTABLES if value == "false" => (Kept, "nothing is intercepted unless the config enables it"),
@@ -139,9 +143,10 @@ pub(crate) fn agent(flags: &[(String, String)]) -> (Option<Target>, Vec<Remark>)
                 "an edge is identified by its node's name, and by the addresses of --node-ip and of its Node",
             ),
             "apiserver-addr" => (Gone, "an edge uses Kubernetes only for a certificate, with a kubeconfig"),
-            "kube-config" => {
-                (Changed, "the flag --k of this program, needed only if [edge.csr] requests a certificate")
-            }
+            "kube-config" => (
+                Changed,
+                "the flag --kubeconfig of this program, needed only if [edge.csr] requests a certificate",
+            ),
             "cert-dir" => {
                 (Changed, "the CA is in ca of [edge.uplink], the issued certificate in file of [edge.csr]")
             }
@@ -159,7 +164,7 @@ pub(crate) fn agent(flags: &[(String, String)]) -> (Option<Target>, Vec<Remark>)
 /// Returns the remark on a flag that all Kubernetes programs have, mostly for logs.
 fn of_any_program(name: &str) -> (Mapping, &'static str) {
     match name.replace('_', "-").as_str() {
-        "v" => (Changed, "the flag --v of this program has different levels; 2 is debug"),
+        "v" => (Changed, "the flag -v of this program has different levels; 2 is debug"),
         "logtostderr" | "alsologtostderr" | "log-dir" => (Kept, "the flag of the same name"),
         "log-file"
         | "log-file-max-size"
@@ -394,7 +399,7 @@ pub(crate) fn edge(old: &YurtObjects) -> Result<String, String> {
         |at| format!("servers = [\"{at}\"]"),
     );
     Ok(format!(
-        r#"# Config of an edge that replaces yurt-tunnel-agent, printed by `tunnel migrate yurttunnel --edge`; docs/reference/edge.toml
+        r#"# Config of an edge that replaces yurt-tunnel-agent, printed by `tunnel migrate yurttunnel --role edge`; docs/reference/edge.toml
 # describes every key, docs/migrating.md the migration. Remarks on each old setting:
 {remarks}
 # The environment variable NODE_NAME sets the node's name.
@@ -402,7 +407,7 @@ pub(crate) fn edge(old: &YurtObjects) -> Result<String, String> {
 {server}
 ca = "/etc/tunnel/certs/ca.crt"
 
-# The node's certificate identifies the edge. It is requested with --k=/etc/kubernetes/kubelet.conf, and must be approved
+# The node's certificate identifies the edge. It is requested with --kubeconfig=/etc/kubernetes/kubelet.conf, and must be approved
 # (deploy/kustomize/yurttunnel/csr).
 [edge.csr]
 enabled = true

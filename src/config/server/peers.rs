@@ -30,7 +30,7 @@ pub struct PeerConfig {
     /// Service of Kubernetes of which all endpoints are servers, ready or not: they are peers, on our own gRPC port. A
     /// server is gone once, for 20s, it has been no endpoint, or not ready and without an answer on a link. Its lines
     /// are then removed from the ConfigMap of publish = "configmap". Requires a program built with Kubernetes (cargo's
-    /// feature "kubernetes"), and either a pod in a cluster or --k=FILE, a kubeconfig. The namespace is POD_NAMESPACE of
+    /// feature "kubernetes"), and either a pod in a cluster or --kubeconfig=FILE. The namespace is POD_NAMESPACE of
     /// the environment, otherwise that of the service account. The role must be able to list and watch endpointslices.
     ///
     /// Example: `"tunnel-cloud-pods"`

@@ -407,7 +407,7 @@ fn the_wrong_modes_file_is_told_as_such() {
     let errors = cloud_faults(LEAST);
     assert_eq!(
         errors.to_string(),
-        "line 1: edge: the only table in this file: start with --m=edge, or use the other file"
+        "line 1: edge: the only table in this file: run `tunnel edge` with it, or use the other file"
     );
     let (_, warnings) = cloud(&format!("{LEAST}[server.connect]\nlisten = \"127.0.0.1:22\""));
     assert_eq!(warned(&warnings, WarningKind::Unexpected), ["edge"]);

@@ -27,7 +27,7 @@ impl ServerProcess {
         let file = place.file("process.toml", &text);
         let mut command = Command::new(env!("CARGO_BIN_EXE_tunnel"));
         // Environment variables of the machine must not affect it.
-        command.arg("--m=cloud").arg(format!("--c={}", file.display())).env_clear();
+        command.arg("server").arg(format!("--config={}", file.display())).env_clear();
         let child = command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap();
         let process = Self { child, grpc, connect, log };
         let listens = |at| TcpStream::connect(at).is_ok();

@@ -65,9 +65,9 @@ fn checked(cluster: &Cluster, place: &TestDir, chart: &BTreeMap<String, Value>) 
         std::fs::write(dir.join("token/token"), tokens).unwrap();
         let (config, k) = (dir.join("conf/mode.toml"), cluster.kubernetes.admin());
         let mut command = Command::new(PROGRAM);
-        command.args([&format!("--m={mode}"), "--check", &format!("--c={}", config.display())]);
+        command.args(["config", "check"]).arg(&config);
         command.env("NODE_NAME", "node1").env("POD_IP", "10.9.9.9");
-        command.arg(format!("--k={}", k.display()));
+        command.arg(format!("--kubeconfig={}", k.display()));
         let said = run_command("tunnel", &mut command, None, TIMEOUT);
         assert!(said.status.success() && !said.stderr.contains("ERROR"), "{text}\n{said:?}");
     }

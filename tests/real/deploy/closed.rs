@@ -45,9 +45,12 @@ fn doctor_names_the_node_label_that_servers_need() {
     let config = place.cloud_config(loopback(free_port()), free_port());
     let tables = "[server.connect]\nlisten = \"127.0.0.1:0\"\n[server.addresses]\nkubernetes = true\n";
     let file = place.config("cloud", &format!("{config}{tables}"));
-    let (c, k) = (format!("--c={}", file.display()), format!("--k={}", cluster.kubernetes.admin().display()));
+    let (c, k) = (
+        format!("--config={}", file.display()),
+        format!("--kubeconfig={}", cluster.kubernetes.admin().display()),
+    );
     let told = || {
-        let said = run(PROGRAM, &["doctor", "--m=cloud", &c, &k, "--json"], None, TIMEOUT);
+        let said = run(PROGRAM, &["doctor", "server", &c, &k, "-o=json"], None, TIMEOUT);
         let found: Vec<Value> = serde_json::from_str(&said.stdout).unwrap_or_else(|_| panic!("{said:?}"));
         found.into_iter().find(|one| one["check"] == "nodes").unwrap()
     };

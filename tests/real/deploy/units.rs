@@ -13,14 +13,14 @@ fn unit(side: &str) -> String {
 /// code.
 #[test]
 fn systemd_accepts_the_units() {
-    for side in ["cloud", "edge"] {
+    for (side, role) in [("cloud", "server"), ("edge", "edge")] {
         let text = unit(side);
         assert!(!text.lines().any(|line| line.starts_with("ExecStartPre")), "{side}");
         let nonsense = tempfile::NamedTempFile::new().unwrap();
         std::fs::write(nonsense.path(), "nonsense = 1\n").unwrap();
         let prevented = text.lines().find_map(|line| line.strip_prefix("RestartPreventExitStatus="));
-        for wrong in [format!("--c={}", nonsense.path().display()), "--nonsense".to_owned()] {
-            let said = run(PROGRAM, &[&format!("--m={side}"), &wrong], None, TIMEOUT);
+        for wrong in [format!("--config={}", nonsense.path().display()), "--nonsense".to_owned()] {
+            let said = run(PROGRAM, &[role, &wrong], None, TIMEOUT);
             let code = said.status.code().unwrap().to_string();
             assert!(prevented.unwrap().split(' ').any(|one| one == code), "{code}: {said:?}");
         }

@@ -28,10 +28,11 @@ fn all_connections_of_the_server_carry_its_mark() {
         world.fixed()
     );
     let config = world.config(0, &tables).replace("[10250, 9100]", "[10250, 53, 2379, 6443]");
-    let kubeconfig = format!("--k={}", world.place.path().join("kubeconfig").display());
+    let kubeconfig = format!("--kubeconfig={}", world.place.path().join("kubeconfig").display());
     let env = [("POD_IP", "10.79.1.1"), ("POD_NAMESPACE", "default")];
     let command = world.host.command(PROGRAM);
-    let mut server = world.place.tunnel_as(command, ("cloud", "pod"), &config, &env, &["--v=4", &kubeconfig]);
+    let mut server =
+        world.place.tunnel_as(command, ("server", "pod"), &config, &env, &["--verbosity=4", &kubeconfig]);
     let _edge = world.edge(1, "");
     world.is_intercepted("10.79.1.2", true);
     // The server queries DNS for a node that is not connected.

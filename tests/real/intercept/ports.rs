@@ -52,10 +52,15 @@ fn changed_ports_of_a_configmap_are_intercepted_without_aborted_sessions() {
         Running::start(&format!("echo-{port}"), dir, &mut socat)
     });
     let config = world.config(0, &format!("[server.node_ports]\n{}", world.fixed()));
-    let k = format!("--k={}", kubeconfig.display());
+    let k = format!("--kubeconfig={}", kubeconfig.display());
     let env = [("POD_NAMESPACE", "default")];
-    let mut server =
-        world.place.tunnel_as(host.command(PROGRAM), ("cloud", "pod"), &config, &env, &["--v=4", &k]);
+    let mut server = world.place.tunnel_as(
+        host.command(PROGRAM),
+        ("server", "pod"),
+        &config,
+        &env,
+        &["--verbosity=4", &k],
+    );
     let _edge = world.edge(1, "");
     let ip = &addresses(1)[0];
     world.is_intercepted(ip, true);

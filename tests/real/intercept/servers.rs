@@ -96,8 +96,13 @@ fn a_session_survives_a_20_s_outage_despite_the_chains_of_yurttunnel() {
     let mut server = world.server(&format!("{peers}{}", world.fixed()));
     let config = world.place.cloud_config("10.79.100.2:9000".parse().unwrap(), ADMIN) + peers;
     let closed = "[server.connect]\nlisten = \"127.0.0.1:2222\"\nauth = \"none\"\n";
-    let mut second =
-        world.place.tunnel_as(far.command(PROGRAM), ("cloud", "far"), &(config + closed), &[], &["--v=4"]);
+    let mut second = world.place.tunnel_as(
+        far.command(PROGRAM),
+        ("server", "far"),
+        &(config + closed),
+        &[],
+        &["--verbosity=4"],
+    );
     ready(&mut second, &far, ADMIN);
     let mut socat = world.nodes[0].command("socat");
     socat.args(["TCP-LISTEN:9100,pf=ip6,ipv6only=0,fork,reuseaddr", "EXEC:cat"]);

@@ -29,7 +29,7 @@ fn the_name_of_an_edge_resolves_to_its_server_and_moves_with_it() {
              [server.node_names]\nnamespace = \"{NAMESPACE}\"\nservice = \"{SERVICE}\"\nresolve_to = \"server\"\n"
         );
         let (at, env) = (loopback(free_port()), [("POD_IP", ip), ("POD_NAMESPACE", NAMESPACE)]);
-        let k = format!("--k={}", kubernetes.admin().display());
+        let k = format!("--kubeconfig={}", kubernetes.admin().display());
         let mut server = Cloud::launch(&place, (name, at), &tables, &env, &[&k]);
         server.ready();
         (server, at)

@@ -309,7 +309,7 @@ fn server(content: &Content, apiserver: &Apiserver, reached: &BTreeSet<String>) 
         }
         if !reached.contains(&name) {
             return Err(format!(
-                "no known Service (--service) is reachable at {name:?}, and it is not listed with --name"
+                "no known Service (--service) is reachable at {name:?}, and it is not listed with --san"
             ));
         }
     }

@@ -63,8 +63,8 @@ spec:
         args: [--node-name=$(NODE_NAME), --tunnelserver-addr=tunnel.example.org:31008, --agent-identifiers=host=x]
 "#;
 
-fn migrated(text: &str, edge: bool) -> Result<String, CommandError> {
-    let asked = MigrateArgs { from: Origin::Yurttunnel, files: vec!["-".into()], edge };
+fn migrated(text: &str, role: Role) -> Result<String, CommandError> {
+    let asked = MigrateArgs { from: Origin::Yurttunnel, files: vec!["-".into()], role };
     run(&asked, text.as_bytes())
 }
 
@@ -84,7 +84,7 @@ fn in_a_cluster() -> Environment {
 
 #[test]
 fn the_servers_settings_that_are_printed_load_and_each_old_setting_has_its_line() {
-    let text = migrated(OLD, false).unwrap();
+    let text = migrated(OLD, Role::Server).unwrap();
     let (settings, warnings) = ServerConfig::read(&text, &in_a_cluster()).unwrap();
     assert_eq!(warnings, []);
     assert_eq!(settings.links.listen, "0.0.0.0:10262".parse().unwrap());
@@ -131,7 +131,7 @@ fn nothing_of_the_old_objects_becomes_settings_that_nobody_has_written() {
     ] {
         let place = format!("name: yurt-tunnel-server-cfg, namespace: \"{namespace}\"");
         let old = OLD.replace("name: yurt-tunnel-server-cfg, namespace: kube-system", &place);
-        let text = migrated(&old, false).unwrap();
+        let text = migrated(&old, Role::Server).unwrap();
         let (settings, _) = ServerConfig::read(&text, &in_a_cluster()).unwrap();
         assert!(settings.listener::<TcpConfig>().is_none(), "{text}");
         assert_eq!(settings.ports.unwrap().namespace, "kube-system");
@@ -142,13 +142,13 @@ fn nothing_of_the_old_objects_becomes_settings_that_nobody_has_written() {
 
 #[test]
 fn the_edges_settings_that_are_printed_load() {
-    let text = migrated(OLD, true).unwrap();
+    let text = migrated(OLD, Role::Edge).unwrap();
     let (_, warnings) = EdgeConfig::read(&text, &in_a_cluster()).unwrap();
     assert_eq!(warnings, []);
     assert!(text.contains("servers = [\"tunnel.example.org:31008\"]"), "{text}");
     assert_eq!(remarks(&text).len(), 3);
     let silent = OLD.replace("--tunnelserver-addr=tunnel.example.org:31008, ", "");
-    EdgeConfig::read(&migrated(&silent, true).unwrap(), &in_a_cluster()).unwrap();
+    EdgeConfig::read(&migrated(&silent, Role::Edge).unwrap(), &in_a_cluster()).unwrap();
 }
 
 /// The flags of all versions of YurtTunnel's programs, from their sources.
@@ -183,7 +183,7 @@ fn each_flag_of_yurttunnel_is_known_and_others_are_told_as_unknown() {
 fn json_is_read_too_and_names_of_nodes_are_left_out_where_they_were_off() {
     let json = r#"{"kind": "List", "items": [{"kind": "Pod", "spec": {"containers": [
         {"name": "a", "command": ["/bin/yurt-tunnel-server", "--enable-dns-controller=false"]}]}}]}"#;
-    let text = migrated(json, false).unwrap();
+    let text = migrated(json, Role::Server).unwrap();
     let (settings, _) = ServerConfig::read(&text, &in_a_cluster()).unwrap();
     assert_eq!(settings.node_names, None);
 }
@@ -191,18 +191,18 @@ fn json_is_read_too_and_names_of_nodes_are_left_out_where_they_were_off() {
 #[test]
 fn what_somebody_else_has_written_stays_behind_its_sign() {
     let wild = OLD.replace("--odd=1", "\"--odd=1\\n[server.tcp]\"");
-    let text = migrated(&wild, false).unwrap();
+    let text = migrated(&wild, Role::Server).unwrap();
     assert!(ServerConfig::read(&text, &in_a_cluster()).is_ok() && !text.contains("\n[server.tcp]"), "{text}");
 }
 
 #[test]
 fn what_is_no_such_deployment_is_told_with_the_remedy() {
-    let told = |text: &str| migrated(text, false).unwrap_err();
+    let told = |text: &str| migrated(text, Role::Server).unwrap_err();
     assert!(told("kind: Pod").text.contains("yurt-tunnel-server"));
     assert!(told("kind: Pod").text.contains("kubectl -n kube-system get deployment -o yaml"));
     let garbled = told("a: [b");
     assert!(garbled.code == 78 && garbled.text.starts_with("-: neither YAML nor JSON"), "{garbled}");
-    let asked = MigrateArgs { from: Origin::Yurttunnel, files: vec!["/none/x".into()], edge: false };
+    let asked = MigrateArgs { from: Origin::Yurttunnel, files: vec!["/none/x".into()], role: Role::Server };
     assert!(run(&asked, std::io::empty()).unwrap_err().text.starts_with("/none/x: "));
 }
 
@@ -212,7 +212,7 @@ fn a_file_of_superedge_is_printed_in_our_schema_with_the_same_meaning() {
                rules = [{ Nodes = [\"edge-*\"] }]\n[mode.cloud.tcp]\n\"0.0.0.0:6443\" = \"n/127.0.0.1:6443\"\n\
                [mode.cloud.https.addr]\n\"10250\" = \"127.0.0.1:10250\"\n[mode.cloud.allow]\ntargets = [\"own:80\"]\n\
                [mode.cloud.registry]\netcd = [\"http://a\"]\nrebalance = false\n[mode.cloud.stream.register]\nservice = \"pods\"\n";
-    let asked = MigrateArgs { from: Origin::Superedge, files: vec!["-".into()], edge: false };
+    let asked = MigrateArgs { from: Origin::Superedge, files: vec!["-".into()], role: Role::Server };
     let text = run(&asked, old.as_bytes()).unwrap();
     for line in [
         "[server.links]",

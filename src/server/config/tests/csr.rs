@@ -62,7 +62,7 @@ fn a_server_shows_targets_a_certificate_for_proved_clients_only() {
 fn certificates_are_asked_for_by_profile() {
     let outside = "[server.csr]\nprofiles = [\"proxy-client\"]\n";
     let told = errors(outside);
-    let why = if parts::CSR.is_ok() { "--k" } else { "built without" };
+    let why = if parts::CSR.is_ok() { "--kubeconfig" } else { "built without" };
     assert!(told[0].contains("server.csr.profiles") && told[0].contains(why), "{told:?}");
     assert_eq!(cloud("[server.csr]\n").0.csr, None);
     let told = errors("[server.csr]\nprofiles = [\"agent\"]\nlifetime = \"9m\"\nnames = [\"a:1\"]\n");

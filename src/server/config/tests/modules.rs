@@ -139,7 +139,7 @@ fn whatever_is_wrong_with_https_is_told() {
 #[test]
 fn the_admin_socket_is_at_a_given_path_or_has_a_name_in_a_usual_directory() {
     let (pod, _) = cloud("");
-    assert_eq!((pod.admin.listen, pod.admin.name), (None, "cloud"));
+    assert_eq!((pod.admin.listen, pod.admin.name), (None, "server"));
     let (lone, _) = edge(LEAST);
     assert_eq!((lone.admin.listen, lone.admin.name), (None, "edge"));
     let (pod, _) = cloud("[server.admin]\nlisten = \"unix:/a/b\"\n");

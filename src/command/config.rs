@@ -1,0 +1,201 @@
+//! `tunnel config`: checks config files, and prints the values in effect.
+
+use std::collections::BTreeSet;
+use std::path::{Path, PathBuf};
+
+use toml::Table;
+use toml::de::{DeTable, DeValue};
+
+use crate::command::{CONFIG_DIR, CommandError, Format, Role};
+use crate::config::edge::EdgeConfig;
+use crate::config::{ConfigErrors, Environment};
+use crate::server::config::ServerConfig;
+
+/// A command about config files.
+#[derive(Debug, Clone, clap::Subcommand)]
+pub enum ConfigCommand {
+    /// Check a config and the files that it names, and report all errors. Opens no port.
+    Check {
+        /// The file.
+        #[command(flatten)]
+        config: ConfigArgs,
+        /// Output format of errors and warnings: log lines, or one JSON object per line.
+        #[arg(short, long, value_name = "FORMAT", default_value = "text")]
+        output: Format,
+    },
+    /// Print the values in effect as TOML, including defaults. Secrets are masked.
+    Show(ConfigArgs),
+}
+
+/// The config file of a command.
+#[derive(Debug, Clone, clap::Args)]
+pub struct ConfigArgs {
+    /// Config file of a server or an edge. [default: the one in /etc/tunnel]
+    #[arg(value_name = "FILE")]
+    pub file: Option<PathBuf>,
+    /// Kubeconfig file, as for the program that reads this config.
+    #[arg(long, value_name = "FILE")]
+    pub kubeconfig: Option<PathBuf>,
+}
+
+/// A config file, and the roles that it has tables for.
+#[derive(Debug)]
+pub struct RoleFile {
+    /// The path.
+    pub path: PathBuf,
+    /// The roles, at least one.
+    pub roles: BTreeSet<Role>,
+    text: String,
+}
+
+impl ConfigArgs {
+    /// Reads the file, and finds the roles in it.
+    ///
+    /// # Errors
+    ///
+    /// Returns an error if the file cannot be read, has no table of a role, or is not named and not obvious.
+    pub fn read(&self) -> Result<RoleFile, CommandError> {
+        let path = self.file.clone().map_or_else(|| only_file(Path::new(CONFIG_DIR)), Ok)?;
+        let text = std::fs::read_to_string(&path)
+            .map_err(|cause| CommandError::unusable(format!("cannot read {}: {cause}", path.display())))?;
+        let roles = roles(&text);
+        if roles.is_empty() {
+            let hint = "expected [server] or [edge], or a table below, such as [server.links]";
+            return Err(CommandError::unusable(format!("{}: no table of a role; {hint}", path.display())));
+        }
+        Ok(RoleFile { path, roles, text })
+    }
+}
+
+/// Returns the values in effect of all roles in a file as TOML.
+///
+/// # Errors
+///
+/// Returns an error if the file cannot be read, or has errors.
+pub fn show(asked: &ConfigArgs, env: Environment) -> Result<String, CommandError> {
+    let file = asked.read()?;
+    let env = Environment { kubeconfig: asked.kubeconfig.clone(), ..env };
+    let mut values = Table::new();
+    for role in &file.roles {
+        let (effective, errors) = match role {
+            Role::Server => {
+                let parsed = ServerConfig::examine(&file.text, &env);
+                (parsed.effective, parsed.errors)
+            }
+            Role::Edge => {
+                let parsed = EdgeConfig::examine(&file.text, &env);
+                (parsed.effective, parsed.errors)
+            }
+        };
+        if !errors.is_empty() {
+            let errors: ConfigErrors = errors.into_iter().collect();
+            return Err(CommandError::unusable(format!("{} has errors:\n{errors}", file.path.display())));
+        }
+        for (path, table) in effective {
+            insert(&mut values, path.split('.'), table);
+        }
+    }
+    Ok(format!("# Values in effect of {}. Secrets are masked.\n\n{values}", file.path.display()))
+}
+
+/// Inserts a table at a path, and creates the tables above it.
+fn insert<'p>(parent: &mut Table, mut path: impl Iterator<Item = &'p str>, table: Table) {
+    let Some(name) = path.next() else { return parent.extend(table) };
+    let child = parent.entry(name).or_insert_with(|| Table::new().into());
+    if let Some(child) = child.as_table_mut() {
+        insert(child, path, table);
+    }
+}
+
+/// Returns the roles that a file has tables for, also in SuperEdge's form.
+fn roles(text: &str) -> BTreeSet<Role> {
+    // Syntax errors are found again when the role's config is read.
+    let (file, _) = DeTable::parse_recoverable(text);
+    let mut roles = BTreeSet::new();
+    for (name, value) in file.get_ref() {
+        match (name.get_ref().as_ref(), value.get_ref()) {
+            ("server", _) => _ = roles.insert(Role::Server),
+            ("edge", _) => _ = roles.insert(Role::Edge),
+            (mode, DeValue::Table(tables)) if mode.eq_ignore_ascii_case("mode") => {
+                let is = |name: &str| tables.keys().any(|key| key.get_ref().eq_ignore_ascii_case(name));
+                roles.extend(
+                    is("cloud").then_some(Role::Server).into_iter().chain(is("edge").then_some(Role::Edge)),
+                );
+            }
+            _ => {}
+        }
+    }
+    roles
+}
+
+/// Returns the config file in a directory, if there is exactly one that a server or an edge reads by default.
+fn only_file(dir: &Path) -> Result<PathBuf, CommandError> {
+    let names = ["server.toml", "cloud.toml", "edge.toml"].map(|name| dir.join(name));
+    let [server, superedge, edge] = names.map(|path| Some(path).filter(|path| path.exists()));
+    match (server.or(superedge), edge) {
+        (Some(path), None) | (None, Some(path)) => Ok(path),
+        (Some(server), Some(edge)) => Err(CommandError::usage(format!(
+            "there are {} and {}; name one of them",
+            server.display(),
+            edge.display()
+        ))),
+        (None, None) => {
+            Err(CommandError::usage(format!("there is no config file in {}; name a file", dir.display())))
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_role_is_found_in_the_files_tables() {
+        let found = |text: &str| roles(text).into_iter().map(Role::name).collect::<Vec<_>>().join(",");
+        for (text, expected) in [
+            ("", ""),
+            ("[other]", ""),
+            ("[server.links]\nlisten = 1", "server"),
+            ("[edge]", "edge"),
+            ("[Mode.Cloud.stream]", "server"),
+            ("[mode.edge]\n[server]", "server,edge"),
+            ("[server.links]\nlisten = not toml", "server"),
+        ] {
+            assert_eq!(found(text), expected, "{text}");
+        }
+    }
+
+    #[test]
+    fn a_file_is_found_only_if_there_is_one() {
+        let dir = tempfile::tempdir().unwrap();
+        let told = |dir: &Path| only_file(dir).map(|path| path.file_name().unwrap().to_owned());
+        assert!(told(dir.path()).unwrap_err().text.contains("no config file"));
+        for (name, expected) in [("cloud.toml", "cloud.toml"), ("server.toml", "server.toml")] {
+            std::fs::write(dir.path().join(name), "").unwrap();
+            assert_eq!(told(dir.path()).unwrap(), expected);
+        }
+        std::fs::write(dir.path().join("edge.toml"), "").unwrap();
+        let told = told(dir.path()).unwrap_err();
+        assert!(
+            told.code == 64 && told.text.contains("server.toml") && told.text.contains("edge.toml"),
+            "{told}"
+        );
+    }
+
+    #[test]
+    fn the_values_in_effect_are_a_config_without_secrets() {
+        let dir = tempfile::tempdir().unwrap();
+        let file = dir.path().join("edge.toml");
+        let text = "[edge.uplink]\nnode = \"n\"\nservers = [\"a:1\"]\ntoken = \"secret-1\"\nca = \"/c\"\n";
+        std::fs::write(&file, text).unwrap();
+        let asked = ConfigArgs { file: Some(file.clone()), kubeconfig: None };
+        let shown = show(&asked, Environment::default()).unwrap();
+        let values: Table = toml::from_str(&shown).unwrap();
+        assert_eq!(values["edge"]["uplink"]["node"].as_str(), Some("n"));
+        assert_eq!(values["edge"]["uplink"]["token"].as_str(), Some("***"));
+        assert!(values["edge"]["session"].is_table() && !shown.contains("secret-1"), "{shown}");
+        std::fs::write(&file, format!("{text}port = 1\n")).unwrap();
+        let told = show(&asked, Environment::default()).unwrap_err();
+        assert!(told.code == 78 && told.text.contains("line 6: edge.uplink.port"), "{told}");
+    }
+}

@@ -1,0 +1,160 @@
+//! `tunnel server` and `tunnel edge`: their arguments, and the config to serve with.
+
+use std::path::{Path, PathBuf};
+
+use clap::ArgAction;
+use tracing::warn;
+
+use crate::command::{Format, Role};
+use crate::config::edge::EdgeConfig;
+use crate::config::live::{ConfigFile, tell_warnings};
+use crate::config::{Environment, Warning};
+use crate::edge::Edge;
+use crate::parts;
+use crate::server::Server;
+use crate::server::config::ServerConfig;
+use crate::startup::{Startup, StartupErrorKind};
+use tunnel_net::reload::warn_of_readers;
+
+/// Arguments of `tunnel server` and `tunnel edge`.
+#[derive(Debug, Clone, clap::Args)]
+pub struct ServeArgs {
+    /// Config file; docs/reference/config.md describes every key. [default: server.toml or edge.toml in /etc/tunnel]
+    #[arg(short, long, value_name = "FILE")]
+    pub config: Option<PathBuf>,
+    /// Kubeconfig file, for a process outside its cluster. Requires a build with Kubernetes support.
+    #[arg(long, value_name = "FILE")]
+    pub kubeconfig: Option<PathBuf>,
+    /// Log level: 0 info, 2 debug, 4 debug of libraries too, 6 trace except frames, 8 frames too.
+    #[arg(short, long, value_name = "LEVEL", default_value_t = 0, allow_negative_numbers = true)]
+    pub verbosity: i32,
+    /// Format of log lines.
+    #[arg(long, value_name = "FORMAT", default_value = "text")]
+    pub log_format: Format,
+    /// Directory for daily log files. The last 7 are kept, at most 100 MiB in total.
+    #[arg(long, value_name = "DIR")]
+    pub log_dir: Option<PathBuf>,
+    /// Log to stderr in addition to --log-dir.
+    #[arg(long, num_args = 0..=1, require_equals = true, default_value_t = false, default_missing_value = "true", action = ArgAction::Set)]
+    pub alsologtostderr: bool,
+    /// Log to stderr only, and ignore --log-dir.
+    #[arg(long, num_args = 0..=1, require_equals = true, default_value_t = false, default_missing_value = "true", action = ArgAction::Set)]
+    pub logtostderr: bool,
+    /// SuperEdge's limit of requests per second to kube-apiserver. Has no effect.
+    #[arg(long, hide = true)]
+    pub kube_qps: Option<f64>,
+    /// SuperEdge's limit of a burst of requests to kube-apiserver. Has no effect.
+    #[arg(long, hide = true)]
+    pub kube_burst: Option<u32>,
+}
+
+impl ServeArgs {
+    /// Returns the path of the config file.
+    pub fn config(&self, role: Role) -> PathBuf {
+        self.config.clone().unwrap_or_else(|| role.config())
+    }
+
+    /// Logs a warning for each flag without effect.
+    pub fn warn_of_ignored(&self) {
+        let given = [("--kube-qps", self.kube_qps.is_some()), ("--kube-burst", self.kube_burst.is_some())];
+        for (key, _) in given.iter().filter(|(_, is_given)| *is_given) {
+            warn!(key, hint = "remove it", "flag ignored");
+        }
+    }
+}
+
+/// The config of a server or an edge.
+#[derive(Debug)]
+pub enum Settings {
+    /// A server's config.
+    Cloud(Box<ServerConfig>),
+    /// An edge's config.
+    Edge(Box<EdgeConfig>),
+}
+
+impl Settings {
+    /// Reads the config, and logs its warnings. Returns `None` if it cannot be read, which is recorded in `startup`.
+    /// `variable` returns environment variables by name.
+    pub fn read(
+        from: (Role, &Path),
+        kubeconfig: Option<&Path>,
+        variable: fn(&str) -> Option<String>,
+        startup: &mut Startup,
+    ) -> Option<(Self, ConfigFile)> {
+        let (settings, file, warnings) = Self::examine(from, kubeconfig, variable, startup)?;
+        tell_warnings(&warnings);
+        if kubeconfig.is_some()
+            && startup.is_clear()
+            && let Some(why) = settings.asks_no_kubernetes()
+        {
+            warn!(key = "--kubeconfig", reason = %why, "kubeconfig ignored");
+        }
+        for (key, path) in settings.secrets(&file.path) {
+            warn_of_readers(&key, &path);
+        }
+        Some((settings, file))
+    }
+
+    /// Like [`Self::read`], but logs nothing.
+    pub fn examine(
+        (role, path): (Role, &Path),
+        kubeconfig: Option<&Path>,
+        variable: fn(&str) -> Option<String>,
+        startup: &mut Startup,
+    ) -> Option<(Self, ConfigFile, Vec<Warning>)> {
+        let text = std::fs::read_to_string(path).map_err(|cause| {
+            format!("cannot read the config {}: {cause}; name another with --config=FILE", path.display())
+        });
+        let text = startup.collect(StartupErrorKind::Config, &["--config"], text)?;
+        let environment =
+            Environment { kubeconfig: kubeconfig.map(Path::to_owned), ..Environment::read(variable) };
+        let (settings, warnings) = match role {
+            Role::Server => {
+                let (settings, warnings) = startup.settings(ServerConfig::examine(&text, &environment));
+                (Self::Cloud(Box::new(settings)), warnings)
+            }
+            Role::Edge => {
+                let (settings, warnings) = startup.settings(EdgeConfig::examine(&text, &environment));
+                (Self::Edge(Box::new(settings)), warnings)
+            }
+        };
+        Some((settings, ConfigFile { path: path.to_owned(), text, environment }, warnings))
+    }
+
+    /// Checks for everything that would prevent a start, without starting anything.
+    pub fn check(&self, startup: &mut Startup) {
+        match self {
+            Self::Cloud(settings) => Server::validate(settings, startup),
+            Self::Edge(settings) => Edge::validate(settings, startup),
+        }
+    }
+
+    /// Returns the reason why Kubernetes is not used; `None` if it is used.
+    fn asks_no_kubernetes(&self) -> Option<&'static str> {
+        match self {
+            Self::Edge(edge) => {
+                let unused =
+                    "an edge uses Kubernetes only for its certificate; set agent = true in [edge.csr]";
+                edge.csr.is_none().then_some(unused)
+            }
+            Self::Cloud(cloud) => {
+                if let Err(why) = parts::CLUSTER {
+                    return Some(why);
+                }
+                let asks =
+                    cloud.peers.cluster.is_some() || cloud.addresses.cluster.is_some() || cloud.csr.is_some();
+                let unused = "no key requires Kubernetes; set publish or service of [server.dns], kubernetes = true in \
+                              [server.addresses], or profiles of [server.csr]";
+                (!asks).then_some(unused)
+            }
+        }
+    }
+
+    /// Returns the files that contain secrets, each with its key. `config` is the path of the config file.
+    fn secrets(&self, config: &Path) -> Vec<(String, PathBuf)> {
+        match self {
+            Self::Cloud(settings) => settings.secrets(),
+            Self::Edge(settings) => settings.secrets(config),
+        }
+    }
+}
