@@ -2,6 +2,7 @@
 
 #[cfg_attr(not(feature = "csr"), path = "command/approve/absent.rs")]
 pub mod approve;
+pub mod cert;
 pub mod config;
 pub mod connect;
 pub mod demo;
@@ -25,6 +26,7 @@ use clap::{CommandFactory as _, Parser, Subcommand, ValueEnum};
 use clap_complete::Shell;
 
 use crate::command::approve::ApproveArgs;
+use crate::command::cert::CertCommand;
 use crate::command::config::ConfigCommand;
 use crate::command::connect::ConnectArgs;
 use crate::command::demo::Module;
@@ -113,6 +115,9 @@ pub enum Command {
     Join(JoinArgs),
     /// Revoke the token and the invitation of a node, through the server on this machine.
     Revoke(RevokeArgs),
+    /// Issue certificates by the CA that `tunnel init` has made, or renew them.
+    #[command(subcommand)]
+    Cert(CertCommand),
     /// List the nodes of a server's token file, or change a node's token without cutting its sessions.
     #[command(subcommand)]
     Token(TokenCommand),

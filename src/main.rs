@@ -1,6 +1,7 @@
 //! Parses the command line, starts logging and the runtime, and sets exit codes. Nothing else sets exit codes.
 
 use tunnel::command::approve::{self, ApproveArgs};
+use tunnel::command::cert;
 use tunnel::command::config::{self, ConfigArgs, ConfigCommand};
 use tunnel::command::demo::{self, Module};
 use tunnel::command::doctor::{self, DoctorArgs, Findings};
@@ -53,6 +54,7 @@ fn main() -> ExitCode {
         Command::Invite(asked) => told(in_runtime(invitations::invite(asked, &Environment::read(variable)))),
         Command::Join(asked) => told(in_runtime(invitations::run(&asked, &Environment::read(variable)))),
         Command::Revoke(asked) => told(in_runtime(invitations::revoke(asked, &Environment::read(variable)))),
+        Command::Cert(asked) => told(cert::run(&asked)),
         Command::Token(asked) => told(token::run(&asked)),
         Command::Migrate(asked) => told(migrate::run(&asked, std::io::stdin())),
         Command::Completions { shell } => told(Ok(command::completions(shell))),
