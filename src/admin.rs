@@ -3,6 +3,7 @@
 #[cfg_attr(not(feature = "channelz"), path = "admin/channelz/absent.rs")]
 pub mod channelz;
 pub mod health;
+pub mod nodes;
 pub mod page;
 pub mod readiness;
 pub mod status;
@@ -237,9 +238,13 @@ impl Admin {
             return refused.map(Reply::Left);
         }
         if port != Port::Metrics && private {
-            return match path {
-                "/events" => self.events(requester, drain),
-                "/status" => json(&self.status()).map(Reply::Left),
+            return match (path, &self.side) {
+                ("/events", _) => self.events(requester, drain),
+                ("/status", _) => json(&self.status()).map(Reply::Left),
+                ("/nodes", ProcessView::Cloud(server)) => json(&self.nodes(server).await).map(Reply::Left),
+                ("/nodes", ProcessView::Edge(_)) => {
+                    plain_text(StatusCode::NOT_FOUND, NOT_FOUND).map(Reply::Left)
+                }
                 _ => live_page().map(Reply::Left),
             };
         }
@@ -258,7 +263,7 @@ impl Admin {
         let read = READS.contains(request.method());
         let get = *request.method() == Method::GET;
         match (request.uri().path(), &self.side) {
-            ("/metrics" | "/livez" | "/readyz" | "/status" | "/events" | "/", _) if !read => {
+            ("/metrics" | "/livez" | "/readyz" | "/status" | "/nodes" | "/events" | "/", _) if !read => {
                 only("GET, HEAD", READ_ONLY)
             }
             ("/metrics", _) => {
@@ -354,7 +359,7 @@ fn go_parse_int(text: &str) -> Result<i32, String> {
 }
 
 /// Paths that are only served to this machine.
-const PRIVATE: [&str; 3] = ["/", "/events", "/status"];
+const PRIVATE: [&str; 4] = ["/", "/events", "/status", "/nodes"];
 
 const READS: [Method; 2] = [Method::GET, Method::HEAD];
 

@@ -126,6 +126,16 @@ pub enum Command {
     Approve(ApproveArgs),
     /// Connect stdin and stdout to a port of a node through a server, as an ssh ProxyCommand or for a local port.
     Connect(ConnectArgs),
+    /// List the nodes of all servers of the cloud, through the server on this machine.
+    #[command(after_help = "Examples:\n  tunnel nodes\n  tunnel nodes -o json")]
+    Nodes {
+        /// Admin socket of the server. [default: that of a server of this user; its log contains the path]
+        #[arg(long, value_name = "PATH")]
+        socket: Option<PathBuf>,
+        /// Output format.
+        #[arg(short, long, value_name = "FORMAT", default_value = "text")]
+        output: Format,
+    },
     /// Print the status of a server or edge on this machine: its links, and why it has none. Uses the admin socket.
     Status {
         /// Admin socket (`listen` in [server.admin] or [edge.admin]). [default: that of a server of this user,
@@ -135,6 +145,9 @@ pub enum Command {
         /// Output format; JSON includes sessions.
         #[arg(short, long, value_name = "FORMAT", default_value = "text")]
         output: Format,
+        /// Redraw the status every 2 s, until Ctrl-C.
+        #[arg(short, long, conflicts_with = "output")]
+        watch: bool,
     },
     /// Print a config that replaces another tunnel's deployment in Kubernetes, with a remark on each of its settings.
     Migrate(MigrateArgs),

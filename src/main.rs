@@ -47,7 +47,13 @@ fn main() -> ExitCode {
         Command::Doctor(asked) => diagnose(&asked),
         Command::Approve(asked) => approve(&asked),
         Command::Connect(asked) => told(in_runtime(connect::connect(&asked, interrupted(), print_stderr))),
-        Command::Status { socket, output } => {
+        Command::Nodes { socket, output } => {
+            told(in_runtime(status::nodes(socket, output, &Environment::read(variable))))
+        }
+        Command::Status { socket, watch: true, .. } => {
+            told(in_runtime(status::watch(socket, &Environment::read(variable), interrupted(), answer)))
+        }
+        Command::Status { socket, output, watch: false } => {
             told(in_runtime(status::status(socket, output, &Environment::read(variable))))
         }
         Command::Init(asked) => told(init::run(&asked)),

@@ -229,7 +229,11 @@ fn certificate(file: &Path, key: &str, found: &mut Findings) {
     }
     if (0..WARN_BEFORE_EXPIRY_DAYS).contains(&summary.days) {
         let text = format!("{key}: {} expires on {until}, in {} days", file.display(), summary.days);
-        found.doubt("certificate dates", text, "renew it where its CA's key is: `tunnel cert renew`; it is re-read without a restart");
+        found.doubt(
+            "certificate dates",
+            text,
+            "renew it where its CA's key is: `tunnel cert renew`; it is re-read without a restart",
+        );
     }
 }
 

@@ -277,7 +277,9 @@ impl Reconnector {
             | Event::Find(..)
             | Event::Found(..)
             | Event::Drain(_)
-            | Event::Load(_) => {}
+            | Event::Load(_)
+            | Event::ListNodes(_)
+            | Event::NodePage(_) => {}
         }
     }
 
