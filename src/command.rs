@@ -3,10 +3,12 @@
 #[cfg_attr(not(feature = "csr"), path = "command/approve/absent.rs")]
 pub mod approve;
 pub mod cert;
+pub mod client;
 pub mod config;
 pub mod connect;
 pub mod demo;
 pub mod doctor;
+pub mod exit_code;
 pub mod file_edit;
 pub mod init;
 #[cfg_attr(not(feature = "invitations"), path = "command/invitations/absent.rs")]
@@ -14,12 +16,14 @@ pub mod invitations;
 pub mod migrate;
 pub mod output_dir;
 pub mod serve;
+pub mod ssh;
 pub mod status;
 pub mod token;
 
 use std::ffi::{OsStr, OsString};
 use std::io;
 use std::path::{Path, PathBuf};
+use std::sync::LazyLock;
 
 use clap::error::ErrorKind;
 use clap::{CommandFactory as _, Parser, Subcommand, ValueEnum};
@@ -35,13 +39,15 @@ use crate::command::init::InitArgs;
 use crate::command::invitations::{InviteArgs, JoinArgs, RevokeArgs};
 use crate::command::migrate::MigrateArgs;
 use crate::command::serve::ServeArgs;
+use crate::command::ssh::{SshArgs, SshConfigArgs};
 use crate::command::token::TokenCommand;
+use crate::parts;
 
 /// The error of a command for people.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{text}")]
 pub struct CommandError {
-    /// The program's exit code, as in sysexits.h.
+    /// The program's exit code, of [`exit_code`].
     pub code: u8,
     /// What failed and why, with a hint.
     pub text: String,
@@ -50,27 +56,27 @@ pub struct CommandError {
 impl CommandError {
     /// Returns an error of the command line.
     fn usage(text: impl Into<String>) -> Self {
-        Self { code: 64, text: text.into() }
+        Self { code: exit_code::USAGE, text: text.into() }
     }
 
     /// Returns an error for an unusable input file.
     fn unusable(text: impl Into<String>) -> Self {
-        Self { code: 78, text: text.into() }
+        Self { code: exit_code::CONFIG, text: text.into() }
     }
 
     /// Returns an error for a refused request.
     fn refused(text: impl Into<String>) -> Self {
-        Self { code: 77, text: text.into() }
+        Self { code: exit_code::NO_PERMISSION, text: text.into() }
     }
 
     /// Returns an error for a file that cannot be written.
     fn cannot_write(text: impl Into<String>) -> Self {
-        Self { code: 73, text: text.into() }
+        Self { code: exit_code::CANNOT_CREATE, text: text.into() }
     }
 
     /// Returns an error for a service that does not answer.
     fn unavailable(text: impl Into<String>) -> Self {
-        Self { code: 69, text: text.into() }
+        Self { code: exit_code::UNAVAILABLE, text: text.into() }
     }
 }
 
@@ -78,7 +84,11 @@ impl CommandError {
 
 /// Reach edge nodes behind NAT by name: run `tunnel server` on a reachable machine, and `tunnel edge` on each node.
 #[derive(Debug, Parser)]
-#[command(version, subcommand_required = true, arg_required_else_help = true, after_help = EXIT_CODES)]
+#[command(version, long_version = VERSION.as_str(), subcommand_required = true, arg_required_else_help = true)]
+#[command(after_help = format!("{}\n\n{}", examples([
+    "tunnel demo --check      # try it on this machine",
+    "tunnel help connect      # describe a command",
+]), exit_code::help()))]
 pub struct Args {
     /// The command.
     #[command(subcommand)]
@@ -89,13 +99,28 @@ pub struct Args {
 #[derive(Debug, Subcommand)]
 pub enum Command {
     /// Run a server, which edges and clients connect to, until a signal.
+    #[command(after_help = examples([
+        "tunnel server                        # with /etc/tunnel/server.toml",
+        "tunnel server -c server.toml -v 2    # log at level debug",
+    ]))]
     Server(ServeArgs),
     /// Run the edge of a node, until a signal.
+    #[command(after_help = examples([
+        "tunnel edge                          # with /etc/tunnel/edge.toml",
+        "tunnel edge -c edge.toml --log-format json",
+    ]))]
     Edge(ServeArgs),
     /// Check a config file, or print the values in effect.
-    #[command(subcommand)]
+    #[command(subcommand, after_help = examples([
+        "tunnel config check /etc/tunnel/server.toml",
+        "tunnel config show /etc/tunnel/server.toml",
+    ]))]
     Config(ConfigCommand),
     /// Run a server and an edge on loopback with new certificates, to try things out, until Ctrl-C.
+    #[command(after_help = examples([
+        "tunnel demo --check                  # one request, with times",
+        "tunnel demo --listeners tcp,http     # with two more listeners",
+    ]))]
     Demo {
         /// Make one request through the tunnel in each way, print the results, and exit.
         #[arg(long)]
@@ -105,29 +130,86 @@ pub enum Command {
         listeners: Vec<Module>,
     },
     /// Create certificates, tokens and config files for a new cloud: everything its servers and edges need.
+    #[command(after_help = examples([
+        "tunnel init --name tunnel.example.org --node node1 --node node2",
+        "tunnel init files --name 192.0.2.7 --node node1 --egress-client system:kube-apiserver",
+    ]))]
     Init(InitArgs),
-    /// Check everything a server or an edge on this machine needs, from its config to its links. Prints what was found,
-    /// what was expected, and a hint for each check. Exits with 1 if a check failed.
+    /// Check everything a server or an edge on this machine needs, from its config to its links.
+    ///
+    /// Prints what was found, what was expected, and a hint for each check. Exits with 1 if a check failed.
+    #[command(after_help = examples([
+        "sudo tunnel doctor edge --target 127.0.0.1:22    # also dial this target",
+        "tunnel doctor server -c server.toml -o json",
+    ]))]
     Doctor(DoctorArgs),
     /// Invite a machine to join the cloud as a node, once and within a time limit, through the server on this machine.
+    #[command(after_help = examples([
+        "tunnel invite --node node7           # valid for an hour",
+        "tunnel invite --node node7 --ttl 24h",
+    ]))]
     Invite(InviteArgs),
     /// Make this machine a node of the cloud that invited it.
+    #[command(after_help = examples([
+        "sudo tunnel join tunnel.example.org:9000 --node node7 --invitation INVITATION",
+        "sudo tunnel join 192.0.2.7:9000 --node node7 --invitation INVITATION --tls-server-name tunnel.example.org",
+    ]))]
     Join(JoinArgs),
     /// Revoke the token and the invitation of a node, through the server on this machine.
+    #[command(after_help = examples([
+        "tunnel revoke --node node7",
+        "tunnel revoke --node node7 --socket /run/tunnel/server-2.sock    # a second server",
+    ]))]
     Revoke(RevokeArgs),
     /// Issue certificates by the CA that `tunnel init` has made, or renew them.
-    #[command(subcommand)]
+    #[command(subcommand, after_help = examples([
+        "tunnel cert renew --dir tunnel-files",
+        "tunnel cert issue server --name tunnel2.example.org",
+    ]))]
     Cert(CertCommand),
     /// List the nodes of a server's token file, or change a node's token without cutting its sessions.
-    #[command(subcommand)]
+    #[command(subcommand, after_help = examples([
+        "tunnel token list",
+        "tunnel token rotate node7 --out node7.token",
+    ]))]
     Token(TokenCommand),
-    /// Approve or deny certificate requests of the tunnel's servers and edges in a Kubernetes cluster, until a signal.
+    /// Approve or deny certificate requests of servers and edges in a Kubernetes cluster, until a signal.
+    ///
     /// Other requests are not touched.
+    #[command(after_help = examples([
+        "tunnel approve --service tunnel-cloud    # in a pod of the cluster",
+        "tunnel approve --probe ready             # query the approver on this machine",
+    ]))]
     Approve(ApproveArgs),
-    /// Connect stdin and stdout to a port of a node through a server, as an ssh ProxyCommand or for a local port.
+    /// Connect stdin and stdout, or a local port, to a port of a node through a server.
+    ///
+    /// Values without a flag are those of TUNNEL_SERVER, TUNNEL_USER, TUNNEL_PASSWORD_FILE and TUNNEL_CA, otherwise of
+    /// ~/.config/tunnel/client.toml.
+    #[command(after_help = examples([
+        "tunnel connect node1:22 --server server.example.org:2222",
+        "tunnel connect node1:80 --listen 8080    # http://127.0.0.1:8080 is node1's port 80",
+    ]))]
     Connect(ConnectArgs),
+    /// Log in to a node with ssh through a server.
+    ///
+    /// The server and the login there are found as by `tunnel connect`, which ssh runs as its ProxyCommand. Options of
+    /// ssh come after the node.
+    #[command(after_help = examples([
+        "tunnel ssh root@node1",
+        "tunnel ssh --server server.example.org:2222 root@node1 -p 2200 uptime",
+    ]))]
+    Ssh(SshArgs),
+    /// Print a block for ~/.ssh/config, so that ssh, scp and rsync reach nodes by name.
+    #[command(after_help = examples([
+        "tunnel ssh-config 'edge-*' >> ~/.ssh/config",
+        "tunnel ssh-config --server server.example.org:2222 node1 node2",
+    ]))]
+    SshConfig(SshConfigArgs),
     /// List the nodes of all servers of the cloud, through the server on this machine.
-    #[command(after_help = "Examples:\n  tunnel nodes\n  tunnel nodes -o json")]
+    #[command(after_help = examples([
+        "sudo tunnel nodes",
+        "tunnel nodes -o json > nodes.json",
+    ]))]
     Nodes {
         /// Admin socket of the server. [default: that of a server of this user; its log contains the path]
         #[arg(long, value_name = "PATH")]
@@ -136,7 +218,13 @@ pub enum Command {
         #[arg(short, long, value_name = "FORMAT", default_value = "text")]
         output: Format,
     },
-    /// Print the status of a server or edge on this machine: its links, and why it has none. Uses the admin socket.
+    /// Print the status of a server or edge on this machine: its links, and why it has none.
+    ///
+    /// Uses the admin socket.
+    #[command(after_help = examples([
+        "sudo tunnel status",
+        "tunnel status --socket /run/tunnel/edge.sock -o json",
+    ]))]
     Status {
         /// Admin socket (`listen` in [server.admin] or [edge.admin]). [default: that of a server of this user,
         /// otherwise of an edge; its log contains the path]
@@ -150,13 +238,25 @@ pub enum Command {
         watch: bool,
     },
     /// Print a config that replaces another tunnel's deployment in Kubernetes, with a remark on each of its settings.
+    #[command(after_help = examples([
+        "tunnel migrate superedge tunnel_cloud.toml > server.toml",
+        "tunnel migrate yurttunnel --role edge old.yaml > edge.toml",
+    ]))]
     Migrate(MigrateArgs),
-    /// Print shell completions; load them with `source <(tunnel completions bash)`.
+    /// Print shell completions.
+    #[command(after_help = examples([
+        "tunnel completions bash > /etc/bash_completion.d/tunnel",
+        "tunnel completions fish > ~/.config/fish/completions/tunnel.fish",
+    ]))]
     Completions {
         /// Shell.
         shell: Shell,
     },
     /// Write man pages of this program and of each of its commands.
+    #[command(after_help = examples([
+        "tunnel man man1",
+        "tunnel man /usr/local/share/man/man1",
+    ]))]
     Man {
         /// Output directory; created if it is missing.
         #[arg(value_name = "DIR")]
@@ -277,11 +377,15 @@ fn superedge_role(value: Option<OsString>) -> Result<Role, clap::Error> {
 /// The directory of config files.
 pub(crate) const CONFIG_DIR: &str = "/etc/tunnel";
 
-/// The same list as in docs/operating.md.
-const EXIT_CODES: &str = "\
-Exit codes: 0 stopped, or no errors; 1 the demo, or a check of the doctor, failed; 64 wrong command line; 69 a port is unavailable, or there \
-is no answer; 71 a system resource is missing; 73 a file cannot be written; 74 a session was interrupted; 77 this user may \
-not use the port, or may not ask; 78 the config, or a file that it names, is wrong. Priority: 78, 77, 73, 71, 69.";
+/// Returns the end of a command's help: two examples, each with a comment.
+fn examples(lines: [&str; 2]) -> String {
+    format!("Examples:\n  {}\n  {}", lines[0], lines[1])
+}
+
+/// The version, with the optional parts that are compiled in.
+static VERSION: LazyLock<String> = LazyLock::new(|| {
+    format!("{} (features: {})", env!("CARGO_PKG_VERSION"), parts::compiled_in().join(", "))
+});
 
 // Shell completions and man pages, generated from the command line's definition.
 
@@ -357,6 +461,40 @@ mod tests {
     fn a_missing_command_is_an_error_that_shows_the_help() {
         let error = Args::read(["tunnel"].into_iter().map(OsString::from)).unwrap_err();
         assert!(is_wrong(&error) && error.to_string().contains("doctor"), "{error}");
+    }
+
+    /// Checks that the examples of a command, and of the commands below it, can be parsed. Returns the paths of all.
+    fn commands_with_examples(command: &clap::Command, path: &str) -> Vec<String> {
+        let help = command.get_after_help().unwrap_or_else(|| panic!("{path} has no examples")).to_string();
+        let lines: Vec<&str> = help.lines().skip_while(|line| *line != "Examples:").skip(1).take(2).collect();
+        assert_eq!(lines.len(), 2, "{path}: {help}");
+        for line in lines {
+            let line = [" # ", " > ", " >> "].iter().fold(line, |line, end| line.split(end).next().unwrap());
+            let line = line.trim().trim_start_matches("sudo ").replace('\'', "");
+            let code = format!("i{}", "A".repeat(43));
+            let line = line.replace("INVITATION", &code);
+            assert!(format!("{line} ").starts_with(&format!("{path} ")) || path == NAME, "{path}: {line}");
+            let parsed = Args::read(line.split_whitespace().map(OsString::from));
+            assert!(parsed.as_ref().err().is_none_or(|error| !is_wrong(error)), "{line}: {parsed:?}");
+        }
+        let visible = command.get_subcommands().filter(|below| !below.is_hide_set());
+        let below =
+            visible.flat_map(|below| commands_with_examples(below, &format!("{path} {}", below.get_name())));
+        std::iter::once(path.to_owned()).chain(below).collect()
+    }
+
+    #[test]
+    fn each_command_has_two_examples_that_can_be_parsed() {
+        let all = commands_with_examples(&Args::command(), NAME);
+        assert!(all.contains(&"tunnel config show".to_owned()), "{all:?}");
+    }
+
+    #[test]
+    fn the_version_names_the_parts_that_are_compiled_in() {
+        let error = Args::read(["tunnel", "--version"].into_iter().map(OsString::from)).unwrap_err();
+        let text = error.to_string();
+        assert!(text.starts_with(&format!("tunnel {} (features: ", env!("CARGO_PKG_VERSION"))), "{text}");
+        assert_eq!(text.contains("superedge"), parts::SUPEREDGE.is_ok(), "{text}");
     }
 
     #[test]

@@ -8,7 +8,8 @@ use tunnel::command::doctor::{self, DoctorArgs, Findings};
 use tunnel::command::migrate;
 use tunnel::command::serve::{ServeArgs, Settings};
 use tunnel::command::{
-    self, Args, Command, CommandError, Format, Role, connect, init, invitations, is_wrong, status, token,
+    self, Args, Command, CommandError, Format, Role, connect, exit_code, init, invitations, is_wrong, ssh,
+    status, token,
 };
 use tunnel::config::live::ConfigFile;
 use tunnel::config::{ConfigError, Environment};
@@ -33,7 +34,7 @@ fn main() -> ExitCode {
         Err(error) => {
             // If the output is closed, nothing else can show the error.
             let _ = error.print();
-            return if is_wrong(&error) { ExitCode::from(USAGE) } else { ExitCode::SUCCESS };
+            return if is_wrong(&error) { ExitCode::from(exit_code::USAGE) } else { ExitCode::SUCCESS };
         }
     };
     match args.command {
@@ -46,7 +47,11 @@ fn main() -> ExitCode {
         Command::Demo { check, listeners } => run_demo(check, &listeners),
         Command::Doctor(asked) => diagnose(&asked),
         Command::Approve(asked) => approve(&asked),
-        Command::Connect(asked) => told(in_runtime(connect::connect(&asked, interrupted(), print_stderr))),
+        Command::Connect(asked) => {
+            told(in_runtime(connect::connect(&asked, variable, interrupted(), print_stderr)))
+        }
+        Command::Ssh(asked) => told(Err(ssh::run(&asked))),
+        Command::SshConfig(asked) => told(ssh::config(&asked)),
         Command::Nodes { socket, output } => {
             told(in_runtime(status::nodes(socket, output, &Environment::read(variable))))
         }
@@ -164,14 +169,14 @@ fn exit(gravest: StartupErrorKind) -> ExitCode {
     ExitCode::from(code(gravest))
 }
 
-/// Returns the exit code for an error kind, as in sysexits.h.
+/// Returns the exit code for an error kind.
 fn code(gravest: StartupErrorKind) -> u8 {
     match gravest {
-        StartupErrorKind::Config => 78,
-        StartupErrorKind::Permission => 77,
-        StartupErrorKind::LogFiles => 73,
-        StartupErrorKind::System => 71,
-        StartupErrorKind::Port => 69,
+        StartupErrorKind::Config => exit_code::CONFIG,
+        StartupErrorKind::Permission => exit_code::NO_PERMISSION,
+        StartupErrorKind::LogFiles => exit_code::CANNOT_CREATE,
+        StartupErrorKind::System => exit_code::OS_ERROR,
+        StartupErrorKind::Port => exit_code::UNAVAILABLE,
     }
 }
 
@@ -286,10 +291,8 @@ fn told(done: Result<String, CommandError>) -> ExitCode {
 
 /// Runs an asynchronous command on a current-thread runtime.
 fn in_runtime<T>(work: impl Future<Output = Result<T, CommandError>>) -> Result<T, CommandError> {
-    let failed = |cause| CommandError {
-        code: code(StartupErrorKind::System),
-        text: format!("cannot start threads: {cause}"),
-    };
+    let failed =
+        |cause| CommandError { code: exit_code::OS_ERROR, text: format!("cannot start threads: {cause}") };
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().map_err(failed)?;
     let done = runtime.block_on(work);
     // A blocking read of stdin may be in progress, and nothing can end it.
@@ -346,8 +349,6 @@ fn print_stderr(text: &str) {
     eprintln!("{text}");
 }
 
-/// Exit code for a wrong command line, as in sysexits.h.
-const USAGE: u8 = 64;
 /// Half of the bytes that each heap may keep: about what a process holds in flight at full speed.
 const KEPT: usize = 2 << 20;
 /// Number of task polls after which a busy thread polls its sockets. With tokio's default of 61 and the long polls of
@@ -357,3 +358,24 @@ const LOOK_AFTER: u32 = 6;
 const EDGE_THREADS: usize = 2;
 /// Idle time after which an edge's blocking thread (used to read files) ends.
 const SPARE_THREAD: std::time::Duration = std::time::Duration::from_secs(1);
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_more_severe_error_is_earlier_in_the_table_of_exit_codes() {
+        use StartupErrorKind::{Config, LogFiles, Permission, Port, System};
+        let place = |kind| exit_code::ALL.iter().position(|(known, _)| *known == code(kind)).unwrap();
+        let places = [Config, Permission, LogFiles, System, Port].map(place);
+        assert!(places.is_sorted(), "{places:?}");
+    }
+
+    #[test]
+    fn this_file_uses_codes_of_the_table_only() {
+        let source = include_str!("main.rs");
+        let source = source.split("#[cfg(test)]").next().unwrap();
+        let digits = |text: &str| text.starts_with(|c: char| c.is_ascii_digit());
+        assert!(!source.split("ExitCode::from(").skip(1).any(digits), "an exit code without a name");
+    }
+}

@@ -12,7 +12,6 @@ pub(crate) const CLUSTER: Part = part!("cluster", "Kubernetes");
 /// Certificates that a cluster's signers issue.
 pub(crate) const CSR: Part = part!("csr", "certificates by Kubernetes");
 /// Interception of traffic to addresses of nodes.
-#[cfg(any(test, not(feature = "intercept")))]
 pub(crate) const INTERCEPT: Part = part!("intercept", "interception");
 /// Machines that join by invitation.
 pub(crate) const INVITATIONS: Part = part!("invitations", "invitations");
@@ -20,3 +19,18 @@ pub(crate) const INVITATIONS: Part = part!("invitations", "invitations");
 pub(crate) const KEEP: Part = part!("keep", "node names and node ports in Kubernetes");
 /// Files and remote ends of SuperEdge.
 pub(crate) const SUPEREDGE: Part = part!("superedge", "SuperEdge's config and dialect");
+
+/// Returns the names of the features that are compiled in.
+pub(crate) fn compiled_in() -> Vec<&'static str> {
+    let all = [
+        ("addresses", ADDRESSES),
+        ("channelz", CHANNELZ),
+        ("cluster", CLUSTER),
+        ("csr", CSR),
+        ("intercept", INTERCEPT),
+        ("invitations", INVITATIONS),
+        ("keep", KEEP),
+        ("superedge", SUPEREDGE),
+    ];
+    all.into_iter().filter(|(_, part)| part.is_ok()).map(|(name, _)| name).collect()
+}

@@ -6,12 +6,12 @@ use std::path::{Path, PathBuf};
 
 use clap::{Subcommand, value_parser};
 
-use crate::command::CommandError;
 use crate::command::file_edit::{self, FileEdit};
 use crate::command::init::{
     APISERVER, DAY, certified, client_folders, read_authority, refused, write_client, write_issued,
 };
 use crate::command::output_dir::OutputDir;
+use crate::command::{CommandError, examples};
 use tunnel_base::names::Host;
 use tunnel_net::pki::CertificateAuthority;
 
@@ -19,15 +19,16 @@ use tunnel_net::pki::CertificateAuthority;
 #[derive(Debug, Clone, Subcommand)]
 pub enum CertCommand {
     /// Issue a certificate and its key into a new folder.
-    #[command(
-        after_help = "Examples:\n  tunnel cert issue server --name tunnel.example.org --name 192.0.2.7\n  \
-                      tunnel cert issue egress-client system:kube-apiserver"
-    )]
+    #[command(after_help = examples([
+        "tunnel cert issue server --name tunnel.example.org --name 192.0.2.7",
+        "tunnel cert issue egress-client monitoring",
+    ]))]
     Issue(IssueArgs),
     /// Renew certificates and keys of a folder that `tunnel init` has made. Names and CA stay; no other file changes.
-    #[command(
-        after_help = "Examples:\n  tunnel cert renew\n  tunnel cert renew --dir tunnel-files --days 90"
-    )]
+    #[command(after_help = examples([
+        "tunnel cert renew",
+        "tunnel cert renew --dir tunnel-files --days 90",
+    ]))]
     Renew(CaArgs),
 }
 
@@ -49,26 +50,30 @@ pub struct IssueArgs {
 #[derive(Debug, Clone, Subcommand)]
 pub enum IssueKind {
     /// A server's certificate, for edges, peers and clients.
-    #[command(after_help = "Examples:\n  tunnel cert issue server --name tunnel.example.org\n  \
-                      tunnel cert issue server --name 192.0.2.7 --name tunnel-cloud --out-dir server2")]
+    #[command(after_help = examples([
+        "tunnel cert issue server --name tunnel.example.org",
+        "tunnel cert issue server --name 192.0.2.7 --name tunnel-cloud --out-dir server2",
+    ]))]
     Server {
         /// Name or address at which edges reach the server; may be repeated.
         #[arg(long = "name", value_name = "HOST", required = true)]
         names: Vec<Host>,
     },
     /// A client's certificate.
-    #[command(after_help = "Examples:\n  tunnel cert issue client kube-apiserver-kubelet-client\n  \
-                      tunnel cert issue client prometheus --out-dir prometheus-cert")]
+    #[command(after_help = examples([
+        "tunnel cert issue client kube-apiserver-kubelet-client",
+        "tunnel cert issue client prometheus --out-dir prometheus-cert",
+    ]))]
     Client {
         /// Name in the certificate, which `names` of the listener's table contains.
         #[arg(value_name = "NAME")]
         name: String,
     },
     /// The certificate of a client of the egress port, for kube-apiserver with its selector's file.
-    #[command(
-        after_help = "Examples:\n  tunnel cert issue egress-client system:kube-apiserver --server tunnel.example.org\n  \
-                      tunnel cert issue egress-client monitoring"
-    )]
+    #[command(after_help = examples([
+        "tunnel cert issue egress-client system:kube-apiserver --server tunnel.example.org",
+        "tunnel cert issue egress-client monitoring",
+    ]))]
     EgressClient {
         /// Name in the certificate, which `names` of [server.egress] contains.
         #[arg(value_name = "NAME")]

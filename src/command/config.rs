@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use toml::Table;
 use toml::de::{DeTable, DeValue};
 
-use crate::command::{CONFIG_DIR, CommandError, Format, Role};
+use crate::command::{CONFIG_DIR, CommandError, Format, Role, examples};
 use crate::config::edge::EdgeConfig;
 use crate::config::{ConfigErrors, Environment};
 use crate::server::config::ServerConfig;
@@ -15,6 +15,10 @@ use crate::server::config::ServerConfig;
 #[derive(Debug, Clone, clap::Subcommand)]
 pub enum ConfigCommand {
     /// Check a config and the files that it names, and report all errors. Opens no port.
+    #[command(after_help = examples([
+        "tunnel config check                  # the file in /etc/tunnel",
+        "tunnel config check server.toml -o json",
+    ]))]
     Check {
         /// The file.
         #[command(flatten)]
@@ -24,6 +28,10 @@ pub enum ConfigCommand {
         output: Format,
     },
     /// Print the values in effect as TOML, including defaults. Secrets are masked.
+    #[command(after_help = examples([
+        "tunnel config show                   # the file in /etc/tunnel",
+        "tunnel config show edge.toml",
+    ]))]
     Show(ConfigArgs),
 }
 
@@ -60,8 +68,12 @@ impl ConfigArgs {
             .map_err(|cause| CommandError::unusable(format!("cannot read {}: {cause}", path.display())))?;
         let roles = roles(&text);
         if roles.is_empty() {
-            let hint = "expected [server] or [edge], or a table below, such as [server.links]";
-            return Err(CommandError::unusable(format!("{}: no table of a role; {hint}", path.display())));
+            let why = DeTable::parse(&text).err().map_or_else(
+                || "no table of a role; expected [server] or [edge], or a table below, such as [server.links]".to_owned(),
+                // The error's other text quotes the file, which may contain a secret.
+                |error| format!("not TOML: {}", error.message()),
+            );
+            return Err(CommandError::unusable(format!("{}: {why}", path.display())));
         }
         Ok(RoleFile { path, roles, text })
     }
@@ -162,6 +174,17 @@ mod tests {
             ("[server.links]\nlisten = not toml", "server"),
         ] {
             assert_eq!(found(text), expected, "{text}");
+        }
+    }
+
+    #[test]
+    fn a_file_without_a_role_is_refused_and_not_quoted() {
+        let dir = tempfile::tempdir().unwrap();
+        for (text, says) in [("x = 1", "no table of a role"), ("token = \"secret-1", "not TOML: ")] {
+            let file = dir.path().join("x.toml");
+            std::fs::write(&file, text).unwrap();
+            let told = ConfigArgs { file: Some(file), kubeconfig: None }.read().unwrap_err();
+            assert!(told.code == 78 && told.text.contains(says) && !told.text.contains("secret-1"), "{told}");
         }
     }
 

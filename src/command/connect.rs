@@ -6,7 +6,7 @@ use std::future::poll_fn;
 use std::io::{self, ErrorKind};
 use std::net::SocketAddr;
 use std::os::fd::AsFd;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll, ready};
@@ -33,7 +33,8 @@ use tokio_rustls::client::TlsStream;
 use tokio_rustls::rustls::pki_types::ServerName;
 use tracing::Span;
 
-use crate::command::CommandError;
+use crate::command::client::{ClientArgs, ClientSettings, Setting};
+use crate::command::{CommandError, exit_code};
 use crate::session_io::copy::close;
 use crate::session_io::copy::{CopyEnd, EndKind, Side, copy_bidirectional};
 use tunnel_base::drain::Drain;
@@ -56,40 +57,28 @@ pub struct ConnectArgs {
     /// Port, if separate, as in ssh's `%h %p`.
     #[arg(value_name = "PORT")]
     pub port: Option<u16>,
-    /// The server's CONNECT port: http://HOST:PORT or http://USER@HOST:PORT, https://… for TLS (then with --ca), or
-    /// unix:/PATH.
-    #[arg(long, value_name = "URL", default_value = "http://127.0.0.1:2222")]
-    pub server: String,
-    /// File (PEM) of the CAs that may sign the server's certificate.
-    #[arg(long, value_name = "FILE")]
-    pub ca: Option<PathBuf>,
-    /// File (PEM) of the client certificate; with --key.
-    #[arg(long, value_name = "FILE", requires = "key")]
-    pub cert: Option<PathBuf>,
-    /// File (PEM) of its private key.
-    #[arg(long, value_name = "FILE", requires = "cert")]
-    pub key: Option<PathBuf>,
-    /// File that contains only the password of USER.
-    #[arg(long, value_name = "FILE")]
-    pub password_file: Option<PathBuf>,
+    /// The server, and how to log in there.
+    #[command(flatten)]
+    pub client: ClientArgs,
     /// Local address (IP:PORT, or PORT on 127.0.0.1) to listen on, with a session for each connection, until Ctrl-C.
     #[arg(long, value_name = "IP:PORT")]
     pub listen: Option<String>,
 }
 
 /// Connects stdin and stdout to a target until both directions have ended, or serves a local port until `stop`
-/// completes. `say` prints a line on the terminal.
+/// completes. `variable` returns environment variables by name. `say` prints a line on the terminal.
 ///
 /// # Errors
 ///
 /// Returns an error if the server refused the session, with its reason, or if the session was interrupted.
 pub async fn connect(
     asked: &ConnectArgs,
+    variable: impl Fn(&str) -> Option<String>,
     stop: impl Future<Output = ()>,
     say: impl Fn(&str) + Clone + Send + Sync + 'static,
 ) -> Result<String, CommandError> {
     let target = target(asked)?;
-    let server = ConnectEndpoint::new(asked)?;
+    let server = ConnectEndpoint::new(&ClientSettings::find(&asked.client, variable)?)?;
     match &asked.listen {
         None => {
             let session = server.open(&target).await?;
@@ -181,7 +170,7 @@ const MAX_CONNECTIONS: usize = 1000;
 
 // The server's CONNECT port, and opening a session through it.
 
-/// The CONNECT port of a server, parsed from `--server`: how to reach it, and how to log in there.
+/// The CONNECT port of a server, of the client's settings: how to reach it, and how to log in there.
 pub(crate) struct ConnectEndpoint {
     /// Where it listens.
     place: Place,
@@ -189,6 +178,8 @@ pub(crate) struct ConnectEndpoint {
     tls: Option<(TlsConnector, ServerName<'static>)>,
     /// The value of `Proxy-Authorization`.
     authorization: Option<HeaderValue>,
+    /// What to do if the server requires other credentials.
+    login_hint: String,
     pool: Pool,
 }
 
@@ -199,44 +190,54 @@ enum Place {
 }
 
 impl ConnectEndpoint {
-    /// Reads the files that the arguments name.
-    pub(crate) fn new(asked: &ConnectArgs) -> Result<Self, CommandError> {
+    /// Reads the files that the settings name.
+    pub(crate) fn new(settings: &ClientSettings) -> Result<Self, CommandError> {
+        let ClientSettings { server: Setting { value: url, source }, .. } = settings;
         let wrong = |why: &str| {
-            let text = format!(
-                "--server={}: {why}; expected http://[USER@]HOST:PORT, https://… or unix:/PATH",
-                asked.server
-            );
-            Err(CommandError::usage(text))
+            let expected = "expected HOST:PORT, http://HOST:PORT, https://HOST:PORT or unix:/PATH";
+            CommandError::usage(format!("{source} {url:?}: {why}; {expected}"))
         };
-        if let Some(path) = asked.server.strip_prefix("unix:") {
-            return match path.starts_with('/') {
-                true => {
-                    let place = Place::Socket(path.into());
-                    Ok(Self { place, tls: None, authorization: None, pool: Pool::new() })
-                }
-                false => wrong("the path must begin with /"),
+        let (place, tls) = if let Some(path) = url.strip_prefix("unix:") {
+            if !path.starts_with('/') {
+                return Err(wrong("the path must begin with /"));
+            }
+            (Place::Socket(path.into()), None)
+        } else if url.contains('@') {
+            // The value may contain a password, so the error does not.
+            return Err(CommandError::usage(format!(
+                "{source}: contains @; name the user with --user, and the password's file with --password-file"
+            )));
+        } else {
+            let (secure, at) = match url.split_once("://") {
+                None => (false, url.as_str()),
+                Some(("http", rest)) => (false, rest),
+                Some(("https", rest)) => (true, rest),
+                Some(_) => return Err(wrong("unsupported URL")),
             };
-        }
-        let (secure, rest) = match asked.server.split_once("://") {
-            Some(("http", rest)) => (false, rest),
-            Some(("https", rest)) => (true, rest),
-            _ => return wrong("unsupported URL"),
+            let at =
+                at.trim_end_matches('/').parse::<Target>().map_err(|_| wrong("invalid host and port"))?;
+            let tls = if secure { Some(encryption(settings, &at)?) } else { None };
+            (Place::At(at), tls)
         };
-        let (user, place) = rest.rsplit_once('@').map_or((None, rest), |(user, place)| (Some(user), place));
-        if user.is_some_and(|user| user.contains(':')) {
-            let text = "--server: any user of this machine could read the password; put it into a file, and set that \
-                        with --password-file";
-            return Err(CommandError::usage(text));
+        if tls.is_none()
+            && (settings.ca.as_ref().is_some_and(Setting::is_flag) || settings.identity.is_some())
+        {
+            return Err(CommandError::usage(format!(
+                "--ca and --cert require TLS; use https:// in {source}"
+            )));
         }
-        let Ok(at) = place.trim_end_matches('/').parse::<Target>() else {
-            return wrong("invalid host and port");
+        let authorization = authorization(settings)?;
+        let login_hint = match settings.user.as_ref().zip(settings.password_file.as_ref()) {
+            None => "set --user and --password-file, or TUNNEL_USER and TUNNEL_PASSWORD_FILE".to_owned(),
+            Some((user, file)) => format!(
+                "check user {} ({}) and the password in {} ({})",
+                printable(&user.value),
+                user.source,
+                file.value.display(),
+                file.source
+            ),
         };
-        let tls = if secure { Some(encryption(asked, &at)?) } else { None };
-        if !secure && (asked.ca.is_some() || asked.cert.is_some()) {
-            return Err(CommandError::usage("--ca and --cert require TLS; use https:// in --server"));
-        }
-        let authorization = authorization(user, asked.password_file.as_deref())?;
-        Ok(Self { place: Place::At(at), tls, authorization, pool: Pool::new() })
+        Ok(Self { place, tls, authorization, login_hint, pool: Pool::new() })
     }
 
     /// Opens a session to a target. Cancel safe.
@@ -290,7 +291,7 @@ impl ConnectEndpoint {
             Ok::<_, hyper::Error>(if answer.status().is_success() {
                 None
             } else {
-                Some(refusal(answer).await)
+                Some(refusal(answer, &self.login_hint).await)
             })
         });
         let mut over = false;
@@ -336,8 +337,9 @@ impl fmt::Display for ConnectEndpoint {
     }
 }
 
-/// Converts a refusal: the server's reason phrase, and the hints in its body.
-async fn refusal(answer: Response<Incoming>) -> CommandError {
+/// Converts a refusal: the server's reason phrase, and the hints in its body. If the server requires credentials,
+/// `login_hint` replaces its hint, which is for other clients.
+async fn refusal(answer: Response<Incoming>, login_hint: &str) -> CommandError {
     let status = answer.status();
     let phrase = answer
         .extensions()
@@ -351,23 +353,31 @@ async fn refusal(answer: Response<Incoming>) -> CommandError {
         .unwrap_or_default();
     let body = String::from_utf8_lossy(&body).into_owned();
     // The first line repeats the phrase.
-    let more: String = body
-        .lines()
-        .skip(1)
-        .filter(|line| !line.trim().is_empty())
-        .map(|line| format!("\n  {}", printable(line)))
-        .collect();
-    let code = if matches!(status.as_u16(), 403 | 407) { NOT_PERMITTED } else { REFUSED };
-    CommandError { code, text: format!("{} {}{more}", status.as_u16(), printable(&phrase)) }
+    let asks_login = status.as_u16() == 407;
+    let lines = body.lines().skip(1).filter(|line| !line.trim().is_empty());
+    let lines = lines.filter(|line| !(asks_login && line.starts_with("hint:")));
+    let mut text = format!("{} {}", status.as_u16(), printable(&phrase));
+    text.extend(lines.map(|line| format!("\n  {}", printable(line))));
+    if asks_login {
+        text += &format!("\n  hint: {login_hint}");
+    }
+    if asks_login || status.as_u16() == 403 {
+        CommandError::refused(text)
+    } else {
+        CommandError::unavailable(text)
+    }
 }
 
-fn encryption(asked: &ConnectArgs, at: &Target) -> Result<(TlsConnector, ServerName<'static>), CommandError> {
-    let Some(ca) = asked.ca.clone() else {
+fn encryption(
+    settings: &ClientSettings,
+    at: &Target,
+) -> Result<(TlsConnector, ServerName<'static>), CommandError> {
+    let Some(ca) = settings.ca.as_ref().map(|ca| ca.value.clone()) else {
         return Err(CommandError::usage(
-            "https:// requires --ca=FILE, the CA that signed the server's certificate",
+            "https:// requires --ca=FILE, the CA that signed the server's certificate; or set TUNNEL_CA",
         ));
     };
-    let identity = asked.cert.clone().zip(asked.key.clone()).map(|(cert, key)| Identity { cert, key });
+    let identity = settings.identity.clone().map(|(cert, key)| Identity { cert, key });
     let settings = TlsClientConfig { trust: Trust::Ca(ca), identity, alpn: vec![b"http/1.1".to_vec()] };
     let config = settings.load().map_err(|cause| CommandError::unusable(cause.to_string()))?;
     let name =
@@ -375,17 +385,29 @@ fn encryption(asked: &ConnectArgs, at: &Target) -> Result<(TlsConnector, ServerN
     Ok((TlsConnector::from(config.load()), name))
 }
 
-fn authorization(user: Option<&str>, file: Option<&Path>) -> Result<Option<HeaderValue>, CommandError> {
-    let (user, file) = match (user, file) {
+fn authorization(settings: &ClientSettings) -> Result<Option<HeaderValue>, CommandError> {
+    let (user, file) = match (&settings.user, &settings.password_file) {
         (None, None) => return Ok(None),
-        (Some(user), Some(file)) => (user, file),
-        (Some(_), None) => return Err(CommandError::usage("USER in --server requires --password-file")),
-        (None, Some(_)) => {
-            return Err(CommandError::usage(
-                "--password-file requires a user: --server=http://USER@HOST:PORT",
-            ));
+        (Some(user), Some(file)) => (&user.value, &file.value),
+        (Some(user), None) => {
+            let text = format!(
+                "{} {:?}: a user requires --password-file, or TUNNEL_PASSWORD_FILE",
+                user.source, user.value
+            );
+            return Err(CommandError::usage(text));
+        }
+        (None, Some(file)) => {
+            return Err(CommandError::usage(format!(
+                "{} requires a user: --user, or TUNNEL_USER",
+                file.source
+            )));
         }
     };
+    if user.contains(':') {
+        return Err(CommandError::usage(
+            "--user: contains :, which separates a user from the password; remove it",
+        ));
+    }
     let password = std::fs::read_to_string(file)
         .map_err(|cause| CommandError::unusable(format!("cannot read {}: {cause}", file.display())))?;
     let plain = format!("{user}:{}", password.trim_end_matches(['\r', '\n']));
@@ -414,10 +436,6 @@ const DIAL: Duration = Duration::from_secs(10);
 const ANSWER: Duration = Duration::from_secs(30);
 /// Maximum size of a refusal's text.
 const MAX_BODY: usize = 16 * 1024;
-/// Exit code if the server does not authorize this client, as in sysexits.h.
-const NOT_PERMITTED: u8 = 77;
-/// Exit code if the server cannot open the session.
-const REFUSED: u8 = 69;
 
 // A session's bytes over stdin and stdout.
 
@@ -598,7 +616,7 @@ impl ConnectStream {
 
 /// Returns the error of an interrupted session.
 pub(crate) fn broken_off(why: &str) -> CommandError {
-    CommandError { code: BROKEN, text: format!("session interrupted: {why}") }
+    CommandError { code: exit_code::IO_ERROR, text: format!("session interrupted: {why}") }
 }
 
 async fn copy_between<C: Connection>(here: &mut impl ByteStream, server: &mut Socket<C>) -> CopyEnd {
@@ -608,9 +626,6 @@ async fn copy_between<C: Connection>(here: &mut impl ByteStream, server: &mut So
     close(server, Side::B, ended).await;
     ended
 }
-
-/// Exit code of an interrupted session, as in sysexits.h (EX_IOERR).
-const BROKEN: u8 = 74;
 
 #[cfg(test)]
 mod tests;

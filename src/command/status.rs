@@ -385,13 +385,10 @@ pub(crate) async fn ask(
         CommandError::unavailable(format!("{} does not respond: {cause}", socket.display()))
     };
     let stream = UnixStream::connect(socket).await.map_err(|cause| match cause.kind() {
-        io::ErrorKind::PermissionDenied => CommandError {
-            code: NOT_PERMITTED,
-            text: format!(
-                "permission denied for {}; only the user that runs its program and root (sudo) may open it",
-                socket.display()
-            ),
-        },
+        io::ErrorKind::PermissionDenied => CommandError::refused(format!(
+            "permission denied for {}; only the user that runs its program and root (sudo) may open it",
+            socket.display()
+        )),
         io::ErrorKind::ConnectionRefused => {
             failed(&"its program has ended; start it, or set another --socket")
         }
@@ -437,8 +434,6 @@ pub(crate) async fn exchange(
 const TIMEOUT: Duration = Duration::from_secs(20);
 /// Maximum size of a response, for some 100,000 nodes.
 const MAX_BYTES: usize = 64 << 20;
-/// Exit code if this user has no permission, as in sysexits.h.
-const NOT_PERMITTED: u8 = 77;
 
 #[cfg(test)]
 mod tests;

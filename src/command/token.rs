@@ -10,7 +10,7 @@ use clap::Subcommand;
 use crate::command::file_edit::FileEdit;
 use crate::command::init::random_token;
 use crate::command::status::Table;
-use crate::command::{CommandError, Role};
+use crate::command::{CommandError, Role, examples};
 use crate::config::Environment;
 use crate::server::config::ServerConfig;
 use tunnel_base::names::NodeName;
@@ -20,16 +20,17 @@ use tunnel_base::policy::tokens::{NodeTokens, RotateError, TokenEntry, finish_ro
 #[derive(Debug, Clone, Subcommand)]
 pub enum TokenCommand {
     /// List the nodes of a token file. No token is printed.
-    #[command(after_help = "Examples:\n  tunnel token list\n  tunnel token list /etc/tunnel/token/token")]
+    #[command(after_help = examples(["tunnel token list", "tunnel token list /etc/tunnel/token/token"]))]
     List {
         /// Token file, or the server's config, which names it. [default: the server's config in /etc/tunnel]
         #[arg(value_name = "FILE")]
         file: Option<PathBuf>,
     },
     /// Give a node a new token. The previous one remains valid until `--finish`, so that no session is cut.
-    #[command(
-        after_help = "Examples:\n  tunnel token rotate node7 --out node7.token\n  tunnel token rotate node7 --finish"
-    )]
+    #[command(after_help = examples([
+        "tunnel token rotate node7 --out node7.token",
+        "tunnel token rotate node7 --finish    # once the edge has the new token",
+    ]))]
     Rotate(RotateArgs),
 }
 

@@ -25,7 +25,7 @@ use tracing::{info_span, warn};
 
 use crate::registry::Registry;
 use crate::registry::peers::peer::{Announcements, DialContext, Peer, PeerDialer, PeerError, UNSOLICITED};
-use crate::registry::peers::replicas::Membership;
+use crate::registry::peers::rendezvous::Membership;
 use tunnel_base::drain::Drain;
 use tunnel_base::names::{Instance, NodeName};
 use tunnel_link::sender::LinkSender;

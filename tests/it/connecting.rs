@@ -37,7 +37,7 @@ impl Local {
         let (stop, stopped) = oneshot::channel();
         let ended = beside(async move {
             let say = move |line: &str| say.try_send(line.to_owned()).unwrap();
-            connect::connect(&asked, async { stopped.await.unwrap() }, say).await
+            connect::connect(&asked, |_| None, async { stopped.await.unwrap() }, say).await
         });
         let line = assert_eventually("the port", says.recv()).await.unwrap();
         let at = line.split_whitespace().next().unwrap().parse().unwrap();
@@ -161,16 +161,17 @@ async fn a_user_authenticates_with_the_password_from_a_file() {
     let users = place.file("users", &format!("ann:{hash}\n"));
     let server = TestServer::with(&place, &format!("auth = \"basic\"\nusers = \"{}\"\n", users.display()));
     let _edge = edge(&place, &server, "node1").await;
-    let through = format!("--server=http://ann@{}", server.connect);
+    let through = format!("--server={}", server.connect);
     for (password, code) in [("pass word\n", None), ("wrong", Some("407"))] {
         let file = format!("--password-file={}", place.file("password", password).display());
-        let mut local = Local::start(&[&through, &file, &at("node1", echo)]).await;
+        let mut local = Local::start(&[&through, "--user=ann", &file, &at("node1", echo)]).await;
         let mut client = local.client().await;
         match code {
             None => echoed(&mut client, "hello").await,
             Some(code) => {
                 let said = assert_eventually("the refusal", local.says.recv()).await.unwrap();
                 assert!(said.starts_with(&format!("tunnel: {code}")), "{said}");
+                assert!(said.contains("hint: check user ann (--user)") && !said.contains("curl"), "{said}");
             }
         }
         drop(client);

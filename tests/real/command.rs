@@ -183,7 +183,7 @@ fn an_unknown_flag_is_refused() {
     assert!(said.stderr.contains("--verbose"), "{said:?}");
     let said = started(&["--help"]);
     assert_eq!(said.status.code(), Some(0), "{said:?}");
-    assert!(said.stdout.contains("78 the config"), "{said:?}");
+    assert!(said.stdout.contains("78  the config"), "{said:?}");
 }
 
 /// Writes a config with errors in everything that can be wrong: a key, the certificate, the tokens, the users, and a

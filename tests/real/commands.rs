@@ -27,7 +27,7 @@ fn wrong_arguments_are_reported_with_what_is_expected() {
         ("connect", 64, "<NODE:PORT>"),
         ("connect node1", 64, "has no port; expected host:port"),
         ("connect node1:99999", 64, "is not a port; expected 1 to 65535"),
-        ("connect node1:22 --server=ftp://x", 64, "expected http://[USER@]HOST:PORT"),
+        ("connect node1:22 --server=ftp://x", 64, "expected HOST:PORT, http://HOST:PORT"),
         ("connect node1:22 --server=http://127.0.0.1:1", 69, "refused the connection"),
         ("join", 64, "<SERVER:PORT>"),
         ("join nowhere --invitation CODE --node edge7", 64, "has no port; expected host:port"),

@@ -3,12 +3,13 @@
 use std::fs::File;
 use std::io::Read;
 use std::path::Path;
+use std::process::Command;
 use std::time::Duration;
 
 use crate::parts::have;
-use crate::process::{TIMEOUT, run};
+use crate::process::{TIMEOUT, run, run_command};
 use crate::sshd::Sshd;
-use crate::tunnel::{PROGRAM, Pair};
+use crate::tunnel::{PROGRAM, Pair, TestDir, tunnel};
 
 #[test]
 fn ssh_works_through_nc() {
@@ -38,6 +39,42 @@ fn ssh_works_through_connect_proxy() {
 #[test]
 fn ssh_works_through_tunnel_connect() {
     works_through(PROGRAM);
+}
+
+/// The server is named by a flag, the environment and a file.
+#[test]
+fn tunnel_ssh_and_a_block_for_sshs_config_reach_a_node() {
+    if !have(&["sshd", "ssh", "ssh-keygen"]) {
+        return;
+    }
+    let (sshd, pair, place) = (Sshd::start(), Pair::start(), TestDir::new());
+    let at = format!("127.0.0.1:{}", pair.cloud.connect);
+    std::fs::create_dir(place.path().join("tunnel")).unwrap();
+    std::fs::write(place.path().join("tunnel/client.toml"), format!("server = \"{at}\"\n")).unwrap();
+    let flag = format!("--server={at}");
+    // ssh takes the first value of an option, so this helper must not run.
+    let options = sshd.options("false");
+    let answers = |mut command: Command| {
+        let said = run_command("ssh", command.arg("echo over $((6 * 7)) bridges"), None, TIMEOUT);
+        assert_eq!(said.stdout, "over 42 bridges\n", "{said:?}");
+    };
+    for (flags, variable) in [
+        (&[flag.as_str()][..], ("TUNNEL_SERVER", "127.0.0.1:1")),
+        (&[], ("TUNNEL_SERVER", &at)),
+        (&[], ("XDG_CONFIG_HOME", place.path().to_str().unwrap())),
+    ] {
+        let mut command = tunnel();
+        command.arg("ssh").args(flags).arg("node1").args(&options).env(variable.0, variable.1);
+        answers(command);
+    }
+    let config = place.path().join("config");
+    let block = run(PROGRAM, &["ssh-config", &flag, "node*"], None, TIMEOUT);
+    std::fs::write(&config, &block.stdout).unwrap();
+    let mut command = Command::new("ssh");
+    // Without `-F none` at the beginning and the ProxyCommand at the end.
+    let (own, _) = options[2..].split_at(options.len() - 4);
+    command.arg("-F").arg(&config).args(own).arg("node1");
+    answers(command);
 }
 
 #[test]

@@ -151,6 +151,10 @@ pub(crate) fn tunnel() -> Command {
 /// Removes environment variables that would change how the program behaves.
 pub(crate) fn not_led_astray(mut command: Command) -> Command {
     for name in [
+        "TUNNEL_SERVER",
+        "TUNNEL_USER",
+        "TUNNEL_PASSWORD_FILE",
+        "TUNNEL_CA",
         "NODE_NAME",
         "NODE_IP",
         "POD_IP",

@@ -36,22 +36,45 @@ fn a_local_port_is_on_loopback_unless_an_address_is_given() {
     assert!(local("localhost:8022").unwrap_err().text.contains("expected IP:PORT"));
 }
 
+fn endpoint(args: &[&str]) -> Result<ConnectEndpoint, CommandError> {
+    ConnectEndpoint::new(&ClientSettings::find(&asked(args).client, |_| None)?)
+}
+
 #[test]
 fn what_is_wrong_with_the_way_to_the_server_is_told_with_the_remedy() {
     for (args, part) in [
-        (&["n:1", "--server=cloud:2222"][..], "expected http://[USER@]HOST:PORT"),
-        (&["n:1", "--server=http://cloud"], "invalid host and port"),
+        (
+            &["n:1", "--server=ftp://cloud:2222"][..],
+            "--server \"ftp://cloud:2222\": unsupported URL; expected HOST:PORT",
+        ),
+        (&["n:1", "--server=cloud"], "invalid host and port"),
         (&["n:1", "--server=unix:a"], "begin with /"),
         (&["n:1", "--server=https://cloud:8000"], "requires --ca=FILE"),
-        (&["n:1", "--server=http://ops:secret@cloud:8000"], "--password-file"),
-        (&["n:1", "--server=http://ops@cloud:8000"], "requires --password-file"),
+        (&["n:1", "--server=ops:secret@cloud:8000"], "--password-file"),
+        (&["n:1", "--user=ops"], "--user \"ops\": a user requires --password-file"),
+        (&["n:1", "--user=o:secret", "--password-file=/x"], "--user: contains :"),
         (&["n:1", "--password-file=/x"], "requires a user"),
+        (&["n:1", "--user=ops", "--password-file=/nowhere"], "cannot read /nowhere"),
         (&["n:1", "--ca=/x"], "use https://"),
         (&["n:1", "--server=https://cloud:8000", "--ca=/nowhere"], "/nowhere"),
     ] {
-        let failed = ConnectEndpoint::new(&asked(args)).err().unwrap();
+        let failed = endpoint(args).err().unwrap();
         assert!(failed.text.contains(part) && !failed.text.contains("secret"), "{args:?}: {failed}");
     }
-    assert_eq!(ConnectEndpoint::new(&asked(&["n:1"])).ok().unwrap().to_string(), "127.0.0.1:2222");
+    for (args, expected) in [
+        (&["n:1"][..], "127.0.0.1:2222"),
+        (&["n:1", "--server=cloud:22"], "cloud:22"),
+        (&["n:1", "--server=http://[fd00::5]:22/"], "[fd00::5]:22"),
+        (&["n:1", "--server=unix:/run/a@b.sock"], "/run/a@b.sock"),
+    ] {
+        assert_eq!(endpoint(args).ok().unwrap().to_string(), expected);
+    }
     assert!(Line::try_parse_from(["connect", "n:1", "--cert=/c"]).is_err(), "a certificate requires its key");
+}
+
+#[test]
+fn a_ca_of_the_environment_does_not_require_tls() {
+    let variable = |name: &str| (name == "TUNNEL_CA").then(|| "/nowhere".to_owned());
+    let settings = ClientSettings::find(&asked(&["n:1"]).client, variable).unwrap();
+    assert!(ConnectEndpoint::new(&settings).is_ok());
 }

@@ -20,7 +20,7 @@ use tokio_rustls::rustls::pki_types::ServerName;
 use tokio_util::sync::CancellationToken;
 
 use crate::registry::Registry;
-use crate::registry::peers::replicas::Membership;
+use crate::registry::peers::rendezvous::Membership;
 use tunnel_base::drain::Drain;
 use tunnel_base::names::{Instance, NodeName};
 use tunnel_link::grpc::LinkContext;

@@ -3,6 +3,12 @@
 //! Every server derives them from the node's name and the processes that it takes for members. No server has to be
 //! asked for them, and a server that joins or leaves changes the replicas of few nodes.
 
+use std::collections::{HashMap, HashSet};
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::time::Instant;
+
 use tunnel_base::names::{Instance, NodeName};
 
 /// The servers that may be location replicas, as known to this one.
@@ -78,6 +84,77 @@ impl Members {
         // As in `homes`, the first of two members with the same weight ranks higher.
         let before = |(n, member): &(usize, &Member)| (weight_of(member), own) > (least, *n);
         self.0.iter().enumerate().filter(before).take(LOCATION_REPLICAS).count() < LOCATION_REPLICAS
+    }
+}
+
+/// The servers that may be location replicas now.
+#[derive(Debug)]
+pub(crate) struct Membership {
+    members: Arc<Members>,
+    /// Time of the last change of the members.
+    since: Instant,
+    /// Known servers that have announced that they are stopping.
+    pub(crate) stopping: HashSet<Instance>,
+    /// Known servers that have announced that they intercept.
+    catching: HashSet<Instance>,
+    /// Number of lost links of each known server, whichever side made them; each may have lost announcements in flight.
+    losses: HashMap<Instance, u64>,
+}
+
+impl Membership {
+    /// Returns the membership of a server without peers.
+    pub(crate) fn of_one(own: Instance) -> Self {
+        let members = Arc::new(Members::new(vec![Member { server: own, generation: 0, catches: false }]));
+        let [stopping, catching] = [HashSet::new(), HashSet::new()];
+        Self { members, since: Instant::now(), stopping, catching, losses: HashMap::new() }
+    }
+
+    /// Updates the members from the servers known now. Returns the old and new members if they differ.
+    pub(crate) fn update(&mut self, mut servers: Vec<Member>) -> Option<[Arc<Members>; 2]> {
+        let known: HashSet<_> = servers.iter().map(|member| member.server).collect();
+        self.stopping.retain(|server| known.contains(server));
+        self.catching.retain(|server| known.contains(server));
+        self.losses.retain(|server, _| known.contains(server));
+        servers.retain(|member| !self.stopping.contains(&member.server));
+        servers.iter_mut().for_each(|member| member.catches = self.catching.contains(&member.server));
+        let new = Arc::new(Members::new(servers));
+        if *self.members == *new {
+            return None;
+        }
+        self.since = Instant::now();
+        Some([std::mem::replace(&mut self.members, new.clone()), new])
+    }
+
+    /// Returns the members, at their last update.
+    pub(crate) fn members(&self) -> Arc<Members> {
+        self.members.clone()
+    }
+
+    /// Returns how long the members have not changed.
+    pub(crate) fn age(&self) -> Duration {
+        self.since.elapsed()
+    }
+
+    /// Returns the number of times that announcements to that server may have been lost.
+    pub(crate) fn generation(&self, server: Instance) -> u64 {
+        self.losses.get(&server).copied().unwrap_or(0)
+    }
+
+    /// Records that a server is stopping. Returns true if it is a member, and this is new.
+    pub(crate) fn set_stopping(&mut self, server: Instance) -> bool {
+        self.members.contains(server) && self.stopping.insert(server)
+    }
+
+    /// Records whether a server intercepts. Returns true if that is new.
+    pub(crate) fn set_intercepting(&mut self, server: Instance, catches: bool) -> bool {
+        if catches { self.catching.insert(server) } else { self.catching.remove(&server) }
+    }
+
+    /// Records that a link to a member was lost.
+    pub(crate) fn note_lost(&mut self, server: Instance) {
+        if self.members.contains(server) {
+            *self.losses.entry(server).or_default() += 1;
+        }
     }
 }
 

@@ -1,7 +1,6 @@
 //! The location replicas of a node: a few servers that keep its location for all others. Chooses them, and announces
 //! nodes to them and to servers that intercept traffic to nodes' addresses, which get every node.
 
-use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
@@ -15,52 +14,6 @@ use crate::registry::peers::{HandleKind, IncomingPeer, MAX_KNOWN, PeerHandle, Pe
 use tunnel_base::names::{Instance, NodeName};
 use tunnel_proto::frame::Found;
 use tunnel_proto::hello::Dialect;
-
-/// The servers that may be location replicas now.
-#[derive(Debug)]
-pub(crate) struct Membership {
-    members: Arc<Members>,
-    /// Time of the last change of the members.
-    since: Instant,
-    /// Known servers that have announced that they are stopping.
-    stopping: HashSet<Instance>,
-    /// Known servers that have announced that they intercept.
-    catching: HashSet<Instance>,
-    /// Number of lost links of each known server, whichever side made them; each may have lost announcements in flight.
-    losses: HashMap<Instance, u64>,
-}
-
-impl Membership {
-    /// Returns the membership of a server without peers.
-    pub(crate) fn of_one(own: Instance) -> Self {
-        let members = Arc::new(Members::new(vec![Member { server: own, generation: 0, catches: false }]));
-        let [stopping, catching] = [HashSet::new(), HashSet::new()];
-        Self { members, since: Instant::now(), stopping, catching, losses: HashMap::new() }
-    }
-
-    /// Updates the members from the servers known now. Returns the old and new members if they differ.
-    fn update(&mut self, mut servers: Vec<Member>) -> Option<[Arc<Members>; 2]> {
-        let known: HashSet<_> = servers.iter().map(|member| member.server).collect();
-        self.stopping.retain(|server| known.contains(server));
-        self.catching.retain(|server| known.contains(server));
-        self.losses.retain(|server, _| known.contains(server));
-        servers.retain(|member| !self.stopping.contains(&member.server));
-        servers.iter_mut().for_each(|member| member.catches = self.catching.contains(&member.server));
-        let new = Arc::new(Members::new(servers));
-        if *self.members == *new {
-            return None;
-        }
-        self.since = Instant::now();
-        Some([std::mem::replace(&mut self.members, new.clone()), new])
-    }
-
-    /// Records that a link to a member was lost.
-    pub(crate) fn note_lost(&mut self, server: Instance) {
-        if self.members.contains(server) {
-            *self.losses.entry(server).or_default() += 1;
-        }
-    }
-}
 
 impl Peers {
     /// Announces that a node is linked here now: to its location replicas, to servers that intercept, and to servers
@@ -149,7 +102,7 @@ impl Peers {
     /// Returns true if the members have not changed for long enough and include all servers. Then every server derives
     /// the same replicas, and each replica of a node knows the node.
     pub fn has_converged(&self) -> bool {
-        let same = self.dial_context.membership.lock().since.elapsed() >= CONVERGENCE_TIME;
+        let same = self.dial_context.membership.lock().age() >= CONVERGENCE_TIME;
         same && {
             let (known, incoming) = self.servers();
             known
@@ -164,9 +117,7 @@ impl Peers {
 
     /// Records that a server, which may be this one, is stopping: it is no longer a location replica.
     pub(crate) fn set_stopping(&self, server: Instance) {
-        let mut membership = self.dial_context.membership.lock();
-        let new = membership.members.contains(server) && membership.stopping.insert(server);
-        drop(membership);
+        let new = self.dial_context.membership.lock().set_stopping(server);
         if new {
             self.dial_context.members_changed.notify_one();
         }
@@ -177,10 +128,7 @@ impl Peers {
     /// It may announce this before it is a member. The next update of the members, which this call triggers, forgets
     /// servers that are unknown.
     pub(crate) fn set_intercepting(&self, server: Instance, catches: bool) {
-        let mut membership = self.dial_context.membership.lock();
-        let catching = &mut membership.catching;
-        let changed = if catches { catching.insert(server) } else { catching.remove(&server) };
-        drop(membership);
+        let changed = self.dial_context.membership.lock().set_intercepting(server, catches);
         if changed {
             self.dial_context.members_changed.notify_one();
         }
@@ -241,13 +189,12 @@ impl Peers {
         let incoming = incoming.iter().filter_map(|incoming| process(&incoming.sender));
         let servers: Vec<_> = [self.dial_context.own].into_iter().chain(known).chain(incoming).collect();
         let membership = self.dial_context.membership.lock();
-        let generation = |server| membership.losses.get(&server).copied().unwrap_or(0);
-        let member = |server| Member { server, generation: generation(server), catches: false };
+        let member = |server| Member { server, generation: membership.generation(server), catches: false };
         servers.into_iter().map(member).take(MAX_KNOWN).collect()
     }
 
     fn members(&self) -> Arc<Members> {
-        self.dial_context.membership.lock().members.clone()
+        self.dial_context.membership.lock().members()
     }
 }
 

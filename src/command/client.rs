@@ -1,0 +1,223 @@
+//! The server that clients connect to, and how they log in: from flags, otherwise the environment, otherwise a file.
+
+use std::fmt;
+use std::io::ErrorKind;
+use std::path::{Path, PathBuf};
+
+use serde::Deserialize;
+
+use crate::command::CommandError;
+
+/// Flags that name a server and the client's credentials.
+#[derive(Debug, Clone, Default, clap::Args)]
+pub struct ClientArgs {
+    /// The server's CONNECT port: HOST:PORT, https://HOST:PORT for TLS, or unix:/PATH. [default: 127.0.0.1:2222]
+    #[arg(long, value_name = "URL")]
+    pub server: Option<String>,
+    /// User at the server.
+    #[arg(long, value_name = "NAME")]
+    pub user: Option<String>,
+    /// File that contains only the password of that user.
+    #[arg(long, value_name = "FILE")]
+    pub password_file: Option<PathBuf>,
+    /// File (PEM) of the CAs that may sign the server's certificate.
+    #[arg(long, value_name = "FILE")]
+    pub ca: Option<PathBuf>,
+    /// File (PEM) of the client certificate; with --key.
+    #[arg(long, value_name = "FILE", requires = "key")]
+    pub cert: Option<PathBuf>,
+    /// File (PEM) of its private key.
+    #[arg(long, value_name = "FILE", requires = "cert")]
+    pub key: Option<PathBuf>,
+}
+
+/// The server, and how a client logs in there. Each value has its source.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct ClientSettings {
+    /// The CONNECT port.
+    pub(crate) server: Setting<String>,
+    pub(crate) user: Option<Setting<String>>,
+    pub(crate) password_file: Option<Setting<PathBuf>>,
+    pub(crate) ca: Option<Setting<PathBuf>>,
+    /// Client certificate and its key.
+    pub(crate) identity: Option<(PathBuf, PathBuf)>,
+}
+
+/// A value, and where it was found.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Setting<T> {
+    pub(crate) value: T,
+    pub(crate) source: Source,
+}
+
+/// Where a value was found.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum Source {
+    /// The command line, with this flag.
+    Flag(&'static str),
+    /// This environment variable.
+    Variable(&'static str),
+    /// This key of a file.
+    File(&'static str, PathBuf),
+    Default,
+}
+
+/// The contents of `client.toml`.
+#[derive(Debug, Default, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct ClientFile {
+    server: Option<String>,
+    user: Option<String>,
+    /// Relative to the file's directory, like `ca`.
+    password_file: Option<PathBuf>,
+    ca: Option<PathBuf>,
+}
+
+impl ClientSettings {
+    /// Finds each value on its own. `variable` returns environment variables by name.
+    ///
+    /// # Errors
+    ///
+    /// Returns an error if `client.toml` exists, but cannot be read or has an error.
+    pub(crate) fn find(
+        flags: &ClientArgs,
+        variable: impl Fn(&str) -> Option<String>,
+    ) -> Result<Self, CommandError> {
+        let path = client_file(&variable);
+        let file = path.as_deref().map(ClientFile::read).transpose()?.unwrap_or_default();
+        let path = path.unwrap_or_default();
+        let found = |flag: Option<String>, names: [&'static str; 3], in_file: Option<String>| {
+            let [option, name, key] = names;
+            let setting = |value, source| Setting { value, source };
+            flag.map(|value| setting(value, Source::Flag(option)))
+                .or_else(|| variable(name).map(|value| setting(value, Source::Variable(name))))
+                .or_else(|| in_file.map(|value| setting(value, Source::File(key, path.clone()))))
+        };
+        let server = found(flags.server.clone(), ["--server", "TUNNEL_SERVER", "server"], file.server);
+        let text = |path: Option<PathBuf>| path.map(|path| path.to_string_lossy().into_owned());
+        let in_dir = |name: Option<PathBuf>| {
+            text(name.map(|name| path.parent().map_or_else(|| name.clone(), |dir| dir.join(&name))))
+        };
+        let password_file = found(
+            text(flags.password_file.clone()),
+            ["--password-file", "TUNNEL_PASSWORD_FILE", "password_file"],
+            in_dir(file.password_file),
+        );
+        let ca = found(text(flags.ca.clone()), ["--ca", "TUNNEL_CA", "ca"], in_dir(file.ca));
+        Ok(Self {
+            server: server
+                .unwrap_or_else(|| Setting { value: DEFAULT_SERVER.to_owned(), source: Source::Default }),
+            user: found(flags.user.clone(), ["--user", "TUNNEL_USER", "user"], file.user),
+            password_file: password_file.map(Setting::path),
+            ca: ca.map(Setting::path),
+            identity: flags.cert.clone().zip(flags.key.clone()),
+        })
+    }
+}
+
+impl Setting<String> {
+    fn path(self) -> Setting<PathBuf> {
+        Setting { value: self.value.into(), source: self.source }
+    }
+}
+
+impl<T> Setting<T> {
+    /// Returns true if the value was found on the command line.
+    pub(crate) fn is_flag(&self) -> bool {
+        matches!(self.source, Source::Flag(_))
+    }
+}
+
+impl fmt::Display for Source {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Flag(name) | Self::Variable(name) => f.write_str(name),
+            Self::File(key, path) => write!(f, "{key} in {}", path.display()),
+            Self::Default => f.write_str("default server"),
+        }
+    }
+}
+
+impl ClientFile {
+    /// Reads a file, which may be missing. Errors do not quote it, because somebody may put a password there.
+    fn read(path: &Path) -> Result<Self, CommandError> {
+        let wrong = |why: &dyn fmt::Display| CommandError::unusable(format!("{}: {why}", path.display()));
+        let text = match std::fs::read_to_string(path) {
+            Err(cause) if matches!(cause.kind(), ErrorKind::NotFound | ErrorKind::NotADirectory) => {
+                return Ok(Self::default());
+            }
+            read => read.map_err(|cause| wrong(&format_args!("cannot read: {cause}")))?,
+        };
+        toml::from_str(&text).map_err(|cause| {
+            let before = cause.span().and_then(|span| text.get(..span.start)).unwrap_or_default();
+            let line = before.matches('\n').count() + 1;
+            wrong(&format_args!("line {line}: {}", cause.message()))
+        })
+    }
+}
+
+/// Returns the path of `client.toml`, as the XDG Base Directory Specification defines it.
+fn client_file(variable: &impl Fn(&str) -> Option<String>) -> Option<PathBuf> {
+    let absolute = |name: &str| variable(name).map(PathBuf::from).filter(|dir| dir.is_absolute());
+    let config = absolute("XDG_CONFIG_HOME").or_else(|| absolute("HOME").map(|home| home.join(".config")));
+    config.map(|dir| dir.join("tunnel/client.toml"))
+}
+
+/// The CONNECT port of a server on this machine, as `tunnel init` configures it.
+const DEFAULT_SERVER: &str = "http://127.0.0.1:2222";
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn found(flags: &ClientArgs, variables: &[(&str, &str)]) -> Result<ClientSettings, CommandError> {
+        let variable = |name: &str| {
+            variables.iter().find(|(known, _)| *known == name).map(|(_, value)| (*value).to_owned())
+        };
+        ClientSettings::find(flags, variable)
+    }
+
+    #[test]
+    fn flags_come_before_the_environment_and_that_before_the_file() {
+        let home = tempfile::tempdir().unwrap();
+        let dir = home.path().join(".config/tunnel");
+        std::fs::create_dir_all(&dir).unwrap();
+        let text = "server = \"file:1\"\nuser = \"file\"\npassword_file = \"pw\"\nca = \"/abs/ca\"\n";
+        std::fs::write(dir.join("client.toml"), text).unwrap();
+        let at_home = ("HOME", home.path().to_str().unwrap());
+        let flags = ClientArgs { server: Some("flag:1".into()), ..ClientArgs::default() };
+
+        let settings = found(&flags, &[at_home, ("TUNNEL_SERVER", "env:1"), ("TUNNEL_USER", "env")]).unwrap();
+        assert_eq!((settings.server.value.as_str(), settings.server.is_flag()), ("flag:1", true));
+        let user = settings.user.unwrap();
+        assert_eq!((user.value.as_str(), user.source.to_string().as_str()), ("env", "TUNNEL_USER"));
+        let password = settings.password_file.unwrap();
+        assert_eq!(password.value, dir.join("pw"), "a path is relative to the file");
+        assert!(password.source.to_string().starts_with("password_file in /"), "{}", password.source);
+        assert_eq!(settings.ca.unwrap().value, Path::new("/abs/ca"));
+
+        let other = ("XDG_CONFIG_HOME", "/nowhere");
+        let settings = found(&ClientArgs::default(), &[at_home, other]).unwrap();
+        assert_eq!((settings.server.value.as_str(), settings.user), (DEFAULT_SERVER, None));
+    }
+
+    #[test]
+    fn an_error_in_the_file_has_its_line_and_no_secret() {
+        let home = tempfile::tempdir().unwrap();
+        std::fs::create_dir(home.path().join("tunnel")).unwrap();
+        let xdg = ("XDG_CONFIG_HOME", home.path().to_str().unwrap());
+        for (text, says) in [
+            (
+                "server = \"a:1\"\npassword = \"secret-1\"\n",
+                "line 2: unknown field `password`, expected one of",
+            ),
+            ("user = 7\n", "line 1: invalid type"),
+            ("user = \"secret-1\n", "line 1: "),
+        ] {
+            std::fs::write(home.path().join("tunnel/client.toml"), text).unwrap();
+            let told = found(&ClientArgs::default(), &[xdg]).unwrap_err();
+            assert!(told.code == 78 && told.text.contains(says), "{told}");
+            assert!(!told.text.contains("secret-1"), "{told}");
+        }
+    }
+}

@@ -1,0 +1,181 @@
+//! `tunnel ssh` and `tunnel ssh-config`: OpenSSH's client, with `tunnel connect` as its ProxyCommand.
+
+use std::ffi::OsString;
+use std::os::unix::process::CommandExt as _;
+use std::path::Path;
+use std::process::Command;
+
+use crate::command::CommandError;
+use crate::command::client::ClientArgs;
+
+/// Arguments of `tunnel ssh`.
+#[derive(Debug, Clone, clap::Args)]
+pub struct SshArgs {
+    /// Flags for `tunnel connect`.
+    #[command(flatten)]
+    pub client: ClientArgs,
+    /// Node, and the user there.
+    #[arg(value_name = "[USER@]NODE")]
+    pub node: String,
+    /// Options of ssh, and a command.
+    #[arg(value_name = "ARGS", trailing_var_arg = true, allow_hyphen_values = true)]
+    pub args: Vec<OsString>,
+}
+
+/// Arguments of `tunnel ssh-config`.
+#[derive(Debug, Clone, clap::Args)]
+pub struct SshConfigArgs {
+    /// Flags for `tunnel connect`.
+    #[command(flatten)]
+    pub client: ClientArgs,
+    /// Nodes, or patterns of ssh such as `edge-*`.
+    #[arg(value_name = "NODE", required = true)]
+    pub nodes: Vec<String>,
+}
+
+/// Replaces this process by ssh. Returns only if that fails.
+pub fn run(asked: &SshArgs) -> CommandError {
+    let args = match ssh_args(asked) {
+        Ok(args) => args,
+        Err(error) => return error,
+    };
+    let cause = Command::new("ssh").args(args).exec();
+    CommandError::unavailable(format!("cannot run ssh: {cause}; install OpenSSH's client"))
+}
+
+/// Returns the block for `~/.ssh/config`.
+///
+/// # Errors
+///
+/// Returns an error if a node's name or a path cannot be in such a file.
+pub fn config(asked: &SshConfigArgs) -> Result<String, CommandError> {
+    let is_sound = |name: &&String| {
+        let other = |c: char| matches!(c, '.' | '-' | '_' | ':' | '*' | '?' | '!');
+        !name.starts_with('-') && name.chars().all(|c| c.is_ascii_alphanumeric() || other(c))
+    };
+    if let Some(wrong) = asked.nodes.iter().find(|name| !is_sound(name)) {
+        return Err(CommandError::usage(format!(
+            "{wrong:?}: expected a node's name, or a pattern with * and ?"
+        )));
+    }
+    let hosts = asked.nodes.join(" ");
+    Ok(format!("Host {hosts}\n  ProxyCommand {}\n", proxy_command(&asked.client)?))
+}
+
+/// Returns the arguments for ssh.
+fn ssh_args(asked: &SshArgs) -> Result<Vec<OsString>, CommandError> {
+    if asked.node.is_empty() || asked.node.starts_with('-') {
+        let text = format!("{:?}: expected NODE or USER@NODE; options of ssh come after it", asked.node);
+        return Err(CommandError::usage(text));
+    }
+    let option = format!("ProxyCommand={}", proxy_command(&asked.client)?);
+    let first = ["-o".into(), option.into(), asked.node.clone().into()];
+    Ok(first.into_iter().chain(asked.args.iter().cloned()).collect())
+}
+
+/// Returns the ProxyCommand, with the given flags. `tunnel connect` finds other values as this command would.
+fn proxy_command(client: &ClientArgs) -> Result<String, CommandError> {
+    let program = std::env::current_exe().ok().and_then(|path| path.into_os_string().into_string().ok());
+    let mut words = vec![program.unwrap_or_else(|| "tunnel".to_owned()), "connect".to_owned()];
+    words.extend(client.server.iter().map(|server| format!("--server={server}")));
+    words.extend(client.user.iter().map(|user| format!("--user={user}")));
+    for (flag, path) in [
+        ("password-file", &client.password_file),
+        ("ca", &client.ca),
+        ("cert", &client.cert),
+        ("key", &client.key),
+    ] {
+        if let Some(path) = path {
+            words.push(format!("--{flag}={}", absolute(path)?));
+        }
+    }
+    if let Some(wrong) = words.iter().find(|word| word.contains(char::is_control)) {
+        return Err(CommandError::usage(format!(
+            "{wrong:?}: control characters cannot be in a ProxyCommand"
+        )));
+    }
+    let words: Vec<_> = words.iter().map(|word| quoted(word)).collect();
+    Ok(format!("{} %h %p", words.join(" ")))
+}
+
+/// Returns a path that does not depend on the working directory.
+fn absolute(path: &Path) -> Result<String, CommandError> {
+    let wrong = |why: String| CommandError::usage(format!("{}: {why}", path.display()));
+    let path = std::path::absolute(path).map_err(|cause| wrong(cause.to_string()))?;
+    path.to_str().map(str::to_owned).ok_or_else(|| wrong("expected a path in UTF-8".to_owned()))
+}
+
+/// Quotes a word for the shell that runs a ProxyCommand, and for ssh, which replaces `%`.
+fn quoted(word: &str) -> String {
+    let is_plain = |c: char| c.is_ascii_alphanumeric() || "-_./:=@%,+[]".contains(c);
+    let is_pattern = word.contains(['[', ']']);
+    let word = word.replace('%', "%%");
+    if word.chars().all(is_plain) && !is_pattern {
+        word
+    } else {
+        format!("'{}'", word.replace('\'', "'\\''"))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser as _;
+
+    use super::*;
+
+    #[derive(Debug, clap::Parser)]
+    struct SshLine {
+        #[command(flatten)]
+        ssh: SshArgs,
+    }
+
+    #[derive(Debug, clap::Parser)]
+    struct ConfigLine {
+        #[command(flatten)]
+        config: SshConfigArgs,
+    }
+
+    #[test]
+    fn ssh_gets_the_proxy_command_first_and_all_other_arguments_unchanged() {
+        let line =
+            ["ssh", "--server=https://a:1", "--ca=c d", "root@node1", "-l", "x", "--", "ls -l", "--ca=y"];
+        let asked = SshLine::try_parse_from(line).unwrap().ssh;
+        let args: Vec<String> =
+            ssh_args(&asked).unwrap().into_iter().map(|arg| arg.into_string().unwrap()).collect();
+        let here = std::env::current_dir().unwrap();
+        assert!(args[1].starts_with("ProxyCommand=/"), "{args:?}");
+        let rest = format!(" connect --server=https://a:1 '--ca={}/c d' %h %p", here.display());
+        assert!(args[1].ends_with(&rest), "{args:?}");
+        assert_eq!(args[2..], ["root@node1", "-l", "x", "--", "ls -l", "--ca=y"]);
+    }
+
+    #[test]
+    fn an_option_is_not_taken_for_a_node() {
+        let asked = SshLine::try_parse_from(["ssh", "--", "-oProxyCommand=evil"]).unwrap().ssh;
+        let told = ssh_args(&asked).unwrap_err();
+        assert!(told.code == 64 && told.text.contains("options of ssh come after it"), "{told}");
+    }
+
+    #[test]
+    fn a_block_for_ssh_names_the_nodes_and_the_command() {
+        let block = |nodes: &[&str]| {
+            let line = [&["ssh-config", "--user=100%"], nodes].concat();
+            config(&ConfigLine::try_parse_from(line).unwrap().config)
+        };
+        let text = block(&["edge-*", "node1"]).unwrap();
+        assert!(text.starts_with("Host edge-* node1\n  ProxyCommand /"), "{text}");
+        assert!(text.ends_with(" connect --user=100%% %h %p\n"), "{text}");
+        for wrong in ["a b", "a\nHost *", "#", "é"] {
+            assert!(block(&[wrong]).unwrap_err().text.contains("expected a node's name"), "{wrong}");
+        }
+    }
+
+    #[test]
+    fn words_are_quoted_for_the_shell_and_for_ssh() {
+        for (word, expected) in
+            [("a", "a"), ("it's", "'it'\\''s'"), ("$x", "'$x'"), ("[::1]:2", "'[::1]:2'"), ("50%h", "50%%h")]
+        {
+            assert_eq!(quoted(word), expected);
+        }
+    }
+}
