@@ -287,6 +287,7 @@ impl Admin {
             ("/invitations" | "/revocations", ProcessView::Cloud(_)) if port != Port::Local => {
                 plain_text(StatusCode::NOT_FOUND, NOT_FOUND)
             }
+            ("/invitations", ProcessView::Cloud(server)) if get => list(server.enrolment.as_ref()).await,
             ("/invitations" | "/revocations", ProcessView::Cloud(_)) if *request.method() != Method::POST => {
                 only("POST", "only supports POST method\n")
             }
@@ -520,6 +521,18 @@ pub(crate) async fn invite(
     }
 }
 
+/// Returns the response to `GET /invitations`: the nodes that have joined or are invited.
+pub(crate) async fn list(enrolment: Option<&Arc<Enrolment>>) -> Response<Full<Bytes>> {
+    let enrolment = match enrolment.ok_or_else(no_invitations) {
+        Ok(enrolment) => enrolment,
+        Err(refused) => return refused,
+    };
+    match enrolment.list().await {
+        Ok(nodes) => json(&nodes),
+        Err(why) => failed(&why),
+    }
+}
+
 /// Returns the response to `POST /revocations`.
 pub(crate) async fn revoke(
     enrolment: Option<&Arc<Enrolment>>,
@@ -534,7 +547,8 @@ pub(crate) async fn revoke(
         Ok(true) => plain_text(StatusCode::OK, "revoked\n"),
         Ok(false) => {
             let why = format!(
-                "{node} has not joined by an invitation, and has no open one; revoke a token of the token file there\n"
+                "{node} has not joined by an invitation, and has no open one; tunnel invitations list prints those that have. A token \
+                 of the token file is revoked there\n"
             );
             plain_text(StatusCode::NOT_FOUND, why)
         }
@@ -546,11 +560,7 @@ async fn asked(
     enrolment: Option<&Arc<Enrolment>>,
     request: Request<Incoming>,
 ) -> Result<(&Arc<Enrolment>, NodeName, Option<u64>), Response<Full<Bytes>>> {
-    let enrolment = enrolment.ok_or_else(|| {
-        let why = "this server takes no invitations; set store in [server.invitations] of the config of each \
-                   server\n";
-        plain_text(StatusCode::NOT_FOUND, why)
-    })?;
+    let enrolment = enrolment.ok_or_else(no_invitations)?;
     let body = tokio::time::timeout(
         INVITATION_BODY_TIME,
         Limited::new(request.into_body(), INVITATION_BODY_BYTES).collect(),
@@ -563,6 +573,12 @@ async fn asked(
         serde_json::from_slice(&body.to_bytes()).map_err(|why| wrong(why.to_string()))?;
     let node = question.node.parse::<NodeName>().map_err(|why| wrong(format!("node: {why}")))?;
     Ok((enrolment, node, question.seconds))
+}
+
+fn no_invitations() -> Response<Full<Bytes>> {
+    let why =
+        "this server takes no invitations; set store in [server.invitations] of the config of each server\n";
+    plain_text(StatusCode::NOT_FOUND, why)
 }
 
 fn failed<E: std::fmt::Display>(why: &EnrolError<E>) -> Response<Full<Bytes>>

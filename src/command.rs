@@ -16,6 +16,7 @@ pub mod invitations;
 pub mod migrate;
 pub mod output_dir;
 pub mod serve;
+pub mod service;
 pub mod ssh;
 pub mod status;
 pub mod token;
@@ -36,9 +37,10 @@ use crate::command::connect::ConnectArgs;
 use crate::command::demo::Module;
 use crate::command::doctor::DoctorArgs;
 use crate::command::init::InitArgs;
-use crate::command::invitations::{InviteArgs, JoinArgs, RevokeArgs};
+use crate::command::invitations::{InvitationsArgs, InviteArgs, JoinArgs};
 use crate::command::migrate::MigrateArgs;
 use crate::command::serve::ServeArgs;
+use crate::command::service::ServiceCommand;
 use crate::command::ssh::{SshArgs, SshConfigArgs};
 use crate::command::token::TokenCommand;
 use crate::parts;
@@ -151,16 +153,22 @@ pub enum Command {
     Invite(InviteArgs),
     /// Make this machine a node of the cloud that invited it.
     #[command(after_help = examples([
-        "sudo tunnel join tunnel.example.org:9000 --node node7 --invitation INVITATION",
-        "sudo tunnel join 192.0.2.7:9000 --node node7 --invitation INVITATION --tls-server-name tunnel.example.org",
+        "sudo tunnel join tunnel.example.org:9000 --invitation -    # pasted, then Ctrl-D",
+        "sudo tunnel join 192.0.2.7:9000 --invitation node7.txt --tls-server-name tunnel.example.org",
     ]))]
     Join(JoinArgs),
-    /// Revoke the token and the invitation of a node, through the server on this machine.
+    /// List the nodes that have joined or are invited, or revoke one, through the server on this machine.
     #[command(after_help = examples([
-        "tunnel revoke --node node7",
-        "tunnel revoke --node node7 --socket /run/tunnel/server-2.sock    # a second server",
+        "sudo tunnel invitations list",
+        "sudo tunnel invitations revoke node7",
     ]))]
-    Revoke(RevokeArgs),
+    Invitations(InvitationsArgs),
+    /// Install the systemd unit of a server or an edge.
+    #[command(subcommand, after_help = examples([
+        "sudo tunnel service install edge",
+        "sudo tunnel service install server -c /etc/tunnel/server.toml",
+    ]))]
+    Service(ServiceCommand),
     /// Issue certificates by the CA that `tunnel init` has made, or renew them.
     #[command(subcommand, after_help = examples([
         "tunnel cert renew --dir tunnel-files",
@@ -471,8 +479,6 @@ mod tests {
         for line in lines {
             let line = [" # ", " > ", " >> "].iter().fold(line, |line, end| line.split(end).next().unwrap());
             let line = line.trim().trim_start_matches("sudo ").replace('\'', "");
-            let code = format!("i{}", "A".repeat(43));
-            let line = line.replace("INVITATION", &code);
             assert!(format!("{line} ").starts_with(&format!("{path} ")) || path == NAME, "{path}: {line}");
             let parsed = Args::read(line.split_whitespace().map(OsString::from));
             assert!(parsed.as_ref().err().is_none_or(|error| !is_wrong(error)), "{line}: {parsed:?}");

@@ -8,8 +8,8 @@ use tunnel::command::doctor::{self, DoctorArgs, Findings};
 use tunnel::command::migrate;
 use tunnel::command::serve::{ServeArgs, Settings};
 use tunnel::command::{
-    self, Args, Command, CommandError, Format, Role, connect, exit_code, init, invitations, is_wrong, ssh,
-    status, token,
+    self, Args, Command, CommandError, Format, Role, connect, exit_code, init, invitations, is_wrong,
+    service, ssh, status, token,
 };
 use tunnel::config::live::ConfigFile;
 use tunnel::config::{ConfigError, Environment};
@@ -63,8 +63,13 @@ fn main() -> ExitCode {
         }
         Command::Init(asked) => told(init::run(&asked)),
         Command::Invite(asked) => told(in_runtime(invitations::invite(asked, &Environment::read(variable)))),
-        Command::Join(asked) => told(in_runtime(invitations::run(&asked, &Environment::read(variable)))),
-        Command::Revoke(asked) => told(in_runtime(invitations::revoke(asked, &Environment::read(variable)))),
+        Command::Join(asked) => {
+            told(in_runtime(invitations::run(&asked, &Environment::read(variable), std::io::stdin())))
+        }
+        Command::Invitations(asked) => {
+            told(in_runtime(invitations::manage(asked, &Environment::read(variable))))
+        }
+        Command::Service(asked) => told(service::run(&asked)),
         Command::Cert(asked) => told(cert::run(&asked)),
         Command::Token(asked) => told(token::run(&asked)),
         Command::Migrate(asked) => told(migrate::run(&asked, std::io::stdin())),
