@@ -319,8 +319,12 @@ impl Role {
 
     /// Returns the default path of the config file. A server reads SuperEdge's name if there is no file of its own.
     pub fn config(self) -> PathBuf {
-        let own = Path::new(CONFIG_DIR).join(format!("{}.toml", self.name()));
-        let superedge = Path::new(CONFIG_DIR).join("cloud.toml");
+        self.config_in(Path::new(CONFIG_DIR))
+    }
+
+    pub(crate) fn config_in(self, dir: &Path) -> PathBuf {
+        let own = dir.join(format!("{}.toml", self.name()));
+        let superedge = dir.join("cloud.toml");
         if self == Self::Server && !own.exists() && superedge.exists() { superedge } else { own }
     }
 }

@@ -86,38 +86,36 @@ impl ClientSettings {
         let path = client_file(&variable);
         let file = path.as_deref().map(ClientFile::read).transpose()?.unwrap_or_default();
         let path = path.unwrap_or_default();
-        let found = |flag: Option<String>, names: [&'static str; 3], in_file: Option<String>| {
-            let [option, name, key] = names;
-            let setting = |value, source| Setting { value, source };
-            flag.map(|value| setting(value, Source::Flag(option)))
-                .or_else(|| variable(name).map(|value| setting(value, Source::Variable(name))))
-                .or_else(|| in_file.map(|value| setting(value, Source::File(key, path.clone()))))
-        };
-        let server = found(flags.server.clone(), ["--server", "TUNNEL_SERVER", "server"], file.server);
-        let text = |path: Option<PathBuf>| path.map(|path| path.to_string_lossy().into_owned());
-        let in_dir = |name: Option<PathBuf>| {
-            text(name.map(|name| path.parent().map_or_else(|| name.clone(), |dir| dir.join(&name))))
-        };
-        let password_file = found(
-            text(flags.password_file.clone()),
-            ["--password-file", "TUNNEL_PASSWORD_FILE", "password_file"],
-            in_dir(file.password_file),
-        );
-        let ca = found(text(flags.ca.clone()), ["--ca", "TUNNEL_CA", "ca"], in_dir(file.ca));
+        let in_dir = |name: PathBuf| path.parent().map_or_else(|| name.clone(), |dir| dir.join(&name));
+        let keys = |names| Keys { names, variable: &variable, file: &path };
+        let server = keys(["--server", "TUNNEL_SERVER", "server"]).first(flags.server.clone(), file.server);
+        let default = || Setting { value: DEFAULT_SERVER.to_owned(), source: Source::Default };
         Ok(Self {
-            server: server
-                .unwrap_or_else(|| Setting { value: DEFAULT_SERVER.to_owned(), source: Source::Default }),
-            user: found(flags.user.clone(), ["--user", "TUNNEL_USER", "user"], file.user),
-            password_file: password_file.map(Setting::path),
-            ca: ca.map(Setting::path),
+            server: server.unwrap_or_else(default),
+            user: keys(["--user", "TUNNEL_USER", "user"]).first(flags.user.clone(), file.user),
+            password_file: keys(["--password-file", "TUNNEL_PASSWORD_FILE", "password_file"])
+                .first(flags.password_file.clone(), file.password_file.map(in_dir)),
+            ca: keys(["--ca", "TUNNEL_CA", "ca"]).first(flags.ca.clone(), file.ca.map(in_dir)),
             identity: flags.cert.clone().zip(flags.key.clone()),
         })
     }
 }
 
-impl Setting<String> {
-    fn path(self) -> Setting<PathBuf> {
-        Setting { value: self.value.into(), source: self.source }
+/// The places of one value: its flag, its environment variable, and its key in the file.
+struct Keys<'a, V> {
+    names: [&'static str; 3],
+    variable: &'a V,
+    file: &'a Path,
+}
+
+impl<V: Fn(&str) -> Option<String>> Keys<'_, V> {
+    /// Returns the value of the first place that has one.
+    fn first<T: From<String>>(&self, flag: Option<T>, in_file: Option<T>) -> Option<Setting<T>> {
+        let [option, name, key] = self.names;
+        let setting = |value, source| Setting { value, source };
+        flag.map(|value| setting(value, Source::Flag(option)))
+            .or_else(|| (self.variable)(name).map(|value| setting(value.into(), Source::Variable(name))))
+            .or_else(|| in_file.map(|value| setting(value, Source::File(key, self.file.to_owned()))))
     }
 }
 

@@ -142,9 +142,9 @@ fn roles(text: &str) -> BTreeSet<Role> {
 
 /// Returns the config file in a directory, if there is exactly one that a server or an edge reads by default.
 fn only_file(dir: &Path) -> Result<PathBuf, CommandError> {
-    let names = ["server.toml", "cloud.toml", "edge.toml"].map(|name| dir.join(name));
-    let [server, superedge, edge] = names.map(|path| Some(path).filter(|path| path.exists()));
-    match (server.or(superedge), edge) {
+    let [server, edge] =
+        [Role::Server, Role::Edge].map(|role| Some(role.config_in(dir)).filter(|path| path.exists()));
+    match (server, edge) {
         (Some(path), None) | (None, Some(path)) => Ok(path),
         (Some(server), Some(edge)) => Err(CommandError::usage(format!(
             "there are {} and {}; name one of them",

@@ -107,14 +107,9 @@ fn absolute(path: &Path) -> Result<String, CommandError> {
 
 /// Quotes a word for the shell that runs a ProxyCommand, and for ssh, which replaces `%`.
 fn quoted(word: &str) -> String {
-    let is_plain = |c: char| c.is_ascii_alphanumeric() || "-_./:=@%,+[]".contains(c);
-    let is_pattern = word.contains(['[', ']']);
+    let is_plain = |c: char| c.is_ascii_alphanumeric() || "-_./:=@%,+".contains(c);
     let word = word.replace('%', "%%");
-    if word.chars().all(is_plain) && !is_pattern {
-        word
-    } else {
-        format!("'{}'", word.replace('\'', "'\\''"))
-    }
+    if word.chars().all(is_plain) { word } else { format!("'{}'", word.replace('\'', "'\\''")) }
 }
 
 #[cfg(test)]
