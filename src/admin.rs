@@ -3,6 +3,7 @@
 #[cfg_attr(not(feature = "channelz"), path = "admin/channelz/absent.rs")]
 pub mod channelz;
 pub mod health;
+pub mod nodes;
 pub mod page;
 pub mod readiness;
 pub mod status;
@@ -237,9 +238,13 @@ impl Admin {
             return refused.map(Reply::Left);
         }
         if port != Port::Metrics && private {
-            return match path {
-                "/events" => self.events(requester, drain),
-                "/status" => json(&self.status()).map(Reply::Left),
+            return match (path, &self.side) {
+                ("/events", _) => self.events(requester, drain),
+                ("/status", _) => json(&self.status()).map(Reply::Left),
+                ("/nodes", ProcessView::Cloud(server)) => json(&self.nodes(server).await).map(Reply::Left),
+                ("/nodes", ProcessView::Edge(_)) => {
+                    plain_text(StatusCode::NOT_FOUND, NOT_FOUND).map(Reply::Left)
+                }
                 _ => live_page().map(Reply::Left),
             };
         }
@@ -258,7 +263,7 @@ impl Admin {
         let read = READS.contains(request.method());
         let get = *request.method() == Method::GET;
         match (request.uri().path(), &self.side) {
-            ("/metrics" | "/livez" | "/readyz" | "/status" | "/events" | "/", _) if !read => {
+            ("/metrics" | "/livez" | "/readyz" | "/status" | "/nodes" | "/events" | "/", _) if !read => {
                 only("GET, HEAD", READ_ONLY)
             }
             ("/metrics", _) => {
@@ -282,6 +287,7 @@ impl Admin {
             ("/invitations" | "/revocations", ProcessView::Cloud(_)) if port != Port::Local => {
                 plain_text(StatusCode::NOT_FOUND, NOT_FOUND)
             }
+            ("/invitations", ProcessView::Cloud(server)) if get => list(server.enrolment.as_ref()).await,
             ("/invitations" | "/revocations", ProcessView::Cloud(_)) if *request.method() != Method::POST => {
                 only("POST", "only supports POST method\n")
             }
@@ -354,7 +360,7 @@ fn go_parse_int(text: &str) -> Result<i32, String> {
 }
 
 /// Paths that are only served to this machine.
-const PRIVATE: [&str; 3] = ["/", "/events", "/status"];
+const PRIVATE: [&str; 4] = ["/", "/events", "/status", "/nodes"];
 
 const READS: [Method; 2] = [Method::GET, Method::HEAD];
 
@@ -515,6 +521,18 @@ pub(crate) async fn invite(
     }
 }
 
+/// Returns the response to `GET /invitations`: the nodes that have joined or are invited.
+pub(crate) async fn list(enrolment: Option<&Arc<Enrolment>>) -> Response<Full<Bytes>> {
+    let enrolment = match enrolment.ok_or_else(no_invitations) {
+        Ok(enrolment) => enrolment,
+        Err(refused) => return refused,
+    };
+    match enrolment.list().await {
+        Ok(nodes) => json(&nodes),
+        Err(why) => failed(&why),
+    }
+}
+
 /// Returns the response to `POST /revocations`.
 pub(crate) async fn revoke(
     enrolment: Option<&Arc<Enrolment>>,
@@ -529,7 +547,8 @@ pub(crate) async fn revoke(
         Ok(true) => plain_text(StatusCode::OK, "revoked\n"),
         Ok(false) => {
             let why = format!(
-                "{node} has not joined by an invitation, and has no open one; revoke a token of the token file there\n"
+                "{node} has not joined by an invitation, and has no open one; tunnel invitations list prints those that have. A token \
+                 of the token file is revoked there\n"
             );
             plain_text(StatusCode::NOT_FOUND, why)
         }
@@ -541,11 +560,7 @@ async fn asked(
     enrolment: Option<&Arc<Enrolment>>,
     request: Request<Incoming>,
 ) -> Result<(&Arc<Enrolment>, NodeName, Option<u64>), Response<Full<Bytes>>> {
-    let enrolment = enrolment.ok_or_else(|| {
-        let why = "this server takes no invitations; set store in [server.invitations] of the config of each \
-                   server\n";
-        plain_text(StatusCode::NOT_FOUND, why)
-    })?;
+    let enrolment = enrolment.ok_or_else(no_invitations)?;
     let body = tokio::time::timeout(
         INVITATION_BODY_TIME,
         Limited::new(request.into_body(), INVITATION_BODY_BYTES).collect(),
@@ -558,6 +573,12 @@ async fn asked(
         serde_json::from_slice(&body.to_bytes()).map_err(|why| wrong(why.to_string()))?;
     let node = question.node.parse::<NodeName>().map_err(|why| wrong(format!("node: {why}")))?;
     Ok((enrolment, node, question.seconds))
+}
+
+fn no_invitations() -> Response<Full<Bytes>> {
+    let why =
+        "this server takes no invitations; set store in [server.invitations] of the config of each server\n";
+    plain_text(StatusCode::NOT_FOUND, why)
 }
 
 fn failed<E: std::fmt::Display>(why: &EnrolError<E>) -> Response<Full<Bytes>>

@@ -2,20 +2,24 @@
 
 #[cfg_attr(not(feature = "csr"), path = "command/approve/absent.rs")]
 pub mod approve;
+pub mod cert;
 pub mod client;
 pub mod config;
 pub mod connect;
 pub mod demo;
 pub mod doctor;
 pub mod exit_code;
+pub mod file_edit;
 pub mod init;
 #[cfg_attr(not(feature = "invitations"), path = "command/invitations/absent.rs")]
 pub mod invitations;
 pub mod migrate;
 pub mod output_dir;
 pub mod serve;
+pub mod service;
 pub mod ssh;
 pub mod status;
+pub mod token;
 
 use std::ffi::{OsStr, OsString};
 use std::io;
@@ -27,15 +31,18 @@ use clap::{CommandFactory as _, Parser, Subcommand, ValueEnum};
 use clap_complete::Shell;
 
 use crate::command::approve::ApproveArgs;
+use crate::command::cert::CertCommand;
 use crate::command::config::ConfigCommand;
 use crate::command::connect::ConnectArgs;
 use crate::command::demo::Module;
 use crate::command::doctor::DoctorArgs;
 use crate::command::init::InitArgs;
-use crate::command::invitations::{InviteArgs, JoinArgs, RevokeArgs};
+use crate::command::invitations::{InvitationsArgs, InviteArgs, JoinArgs};
 use crate::command::migrate::MigrateArgs;
 use crate::command::serve::ServeArgs;
+use crate::command::service::ServiceCommand;
 use crate::command::ssh::{SshArgs, SshConfigArgs};
+use crate::command::token::TokenCommand;
 use crate::parts;
 
 /// The error of a command for people.
@@ -146,16 +153,34 @@ pub enum Command {
     Invite(InviteArgs),
     /// Make this machine a node of the cloud that invited it.
     #[command(after_help = examples([
-        "sudo tunnel join tunnel.example.org:9000 --node node7 --invitation INVITATION",
-        "sudo tunnel join 192.0.2.7:9000 --node node7 --invitation INVITATION --tls-server-name tunnel.example.org",
+        "sudo tunnel join tunnel.example.org:9000 --invitation -    # pasted, then Ctrl-D",
+        "sudo tunnel join 192.0.2.7:9000 --invitation node7.txt --tls-server-name tunnel.example.org",
     ]))]
     Join(JoinArgs),
-    /// Revoke the token and the invitation of a node, through the server on this machine.
+    /// List the nodes that have joined or are invited, or revoke one, through the server on this machine.
     #[command(after_help = examples([
-        "tunnel revoke --node node7",
-        "tunnel revoke --node node7 --socket /run/tunnel/server-2.sock    # a second server",
+        "sudo tunnel invitations list",
+        "sudo tunnel invitations revoke node7",
     ]))]
-    Revoke(RevokeArgs),
+    Invitations(InvitationsArgs),
+    /// Install the systemd unit of a server or an edge.
+    #[command(subcommand, after_help = examples([
+        "sudo tunnel service install edge",
+        "sudo tunnel service install server -c /etc/tunnel/server.toml",
+    ]))]
+    Service(ServiceCommand),
+    /// Issue certificates by the CA that `tunnel init` has made, or renew them.
+    #[command(subcommand, after_help = examples([
+        "tunnel cert renew --dir tunnel-files",
+        "tunnel cert issue server --name tunnel2.example.org",
+    ]))]
+    Cert(CertCommand),
+    /// List the nodes of a server's token file, or change a node's token without cutting its sessions.
+    #[command(subcommand, after_help = examples([
+        "tunnel token list",
+        "tunnel token rotate node7 --out node7.token",
+    ]))]
+    Token(TokenCommand),
     /// Approve or deny certificate requests of servers and edges in a Kubernetes cluster, until a signal.
     ///
     /// Other requests are not touched.
@@ -188,6 +213,19 @@ pub enum Command {
         "tunnel ssh-config --server server.example.org:2222 node1 node2",
     ]))]
     SshConfig(SshConfigArgs),
+    /// List the nodes of all servers of the cloud, through the server on this machine.
+    #[command(after_help = examples([
+        "sudo tunnel nodes",
+        "tunnel nodes -o json > nodes.json",
+    ]))]
+    Nodes {
+        /// Admin socket of the server. [default: that of a server of this user; its log contains the path]
+        #[arg(long, value_name = "PATH")]
+        socket: Option<PathBuf>,
+        /// Output format.
+        #[arg(short, long, value_name = "FORMAT", default_value = "text")]
+        output: Format,
+    },
     /// Print the status of a server or edge on this machine: its links, and why it has none.
     ///
     /// Uses the admin socket.
@@ -203,6 +241,9 @@ pub enum Command {
         /// Output format; JSON includes sessions.
         #[arg(short, long, value_name = "FORMAT", default_value = "text")]
         output: Format,
+        /// Redraw the status every 2 s, until Ctrl-C.
+        #[arg(short, long, conflicts_with = "output")]
+        watch: bool,
     },
     /// Print a config that replaces another tunnel's deployment in Kubernetes, with a remark on each of its settings.
     #[command(after_help = examples([
@@ -442,8 +483,6 @@ mod tests {
         for line in lines {
             let line = [" # ", " > ", " >> "].iter().fold(line, |line, end| line.split(end).next().unwrap());
             let line = line.trim().trim_start_matches("sudo ").replace('\'', "");
-            let code = format!("i{}", "A".repeat(43));
-            let line = line.replace("INVITATION", &code);
             assert!(format!("{line} ").starts_with(&format!("{path} ")) || path == NAME, "{path}: {line}");
             let parsed = Args::read(line.split_whitespace().map(OsString::from));
             assert!(parsed.as_ref().err().is_none_or(|error| !is_wrong(error)), "{line}: {parsed:?}");

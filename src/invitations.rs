@@ -21,7 +21,8 @@ use tokio::time::{Instant, sleep};
 use tracing::{info, warn};
 
 use crate::invitations::store::{
-    EnrolmentState, InvitationError, SecretHash, SharedState, SharedStateError, TooManyInvitations,
+    EnrolledNode, EnrolmentState, InvitationError, SecretHash, SharedState, SharedStateError,
+    TooManyInvitations,
 };
 use tunnel_base::drain::Drain;
 use tunnel_base::logging::AUDIT;
@@ -159,13 +160,23 @@ impl Enrolment {
         who: &str,
     ) -> Result<IssuedInvitation, EnrolError<TooManyInvitations>> {
         let authority = self.authority.load();
-        let code = InvitationCode::random(authority.pin);
+        let code = InvitationCode::random(authority.pin, node.clone());
         let (now, hash) = (now(), code.hash());
         let until = now.saturating_add(lasting.as_secs());
         self.change(|enrolled| enrolled.invite(hash.clone(), node, until, now)).await?;
         info!(target: AUDIT, actor = who, %node, ttl_seconds = lasting.as_secs(), "invitation created");
         let until = SystemTime::UNIX_EPOCH + Duration::from_secs(until);
         Ok(IssuedInvitation { code, until, host: authority.host.clone() })
+    }
+
+    /// Reads the store, and returns the nodes that have joined or are invited, sorted by name.
+    ///
+    /// # Errors
+    ///
+    /// Fails if the store cannot be read.
+    pub async fn list(&self) -> Result<Vec<EnrolledNode>, EnrolError<Infallible>> {
+        self.look().await?;
+        Ok(self.known().list(now()))
     }
 
     /// Revokes a node's token and open invitations. Returns true if there were any.
@@ -347,13 +358,14 @@ impl ServerCa {
     }
 }
 
-// Format of an invitation: one word that contains a hash of the cloud's CA and a secret.
+// Format of an invitation: one word that contains a hash of the cloud's CA, a secret, and the node's name.
 
 /// An invitation's code. It is a secret; it is displayed in the form that is given to the machine.
 #[derive(Clone, PartialEq, Eq)]
 pub struct InvitationCode {
     pin: Pin,
     secret: [u8; SECRET_BYTES],
+    node: NodeName,
 }
 
 /// The first half of the SHA-256 of a CA certificate (DER).
@@ -361,13 +373,21 @@ pub type Pin = [u8; PIN_BYTES];
 
 /// Error parsing an [`InvitationCode`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
-#[error("not an invitation; expected the {CODE_CHARS} letters, digits, - and _ that `tunnel invite` printed")]
+#[error(
+    "not an invitation; expected what `tunnel invite` printed: {CODE_CHARS} letters, digits, - and _, then a dot and \
+     the node's name"
+)]
 pub struct CodeError;
 
 impl InvitationCode {
-    /// Returns a new code for the cloud with this CA.
-    pub fn random(pin: Pin) -> Self {
-        Self { pin, secret: rand::random() }
+    /// Returns a new code for that node of the cloud with this CA.
+    pub fn random(pin: Pin, node: NodeName) -> Self {
+        Self { pin, secret: rand::random(), node }
+    }
+
+    /// Returns the node that the machine becomes.
+    pub fn node(&self) -> &NodeName {
+        &self.node
     }
 
     /// Returns the pin of the CA that the server must present.
@@ -391,15 +411,18 @@ impl FromStr for InvitationCode {
 
     fn from_str(text: &str) -> Result<Self, CodeError> {
         let text = text.trim().strip_prefix(START).ok_or(CodeError)?;
+        let (text, node) = text.split_once('.').ok_or(CodeError)?;
         let bytes = URL_SAFE_NO_PAD.decode(text).map_err(|_| CodeError)?;
         let (pin, secret) = bytes.split_first_chunk().ok_or(CodeError)?;
-        Ok(Self { pin: *pin, secret: secret.try_into().map_err(|_| CodeError)? })
+        let node = node.parse().map_err(|_| CodeError)?;
+        Ok(Self { pin: *pin, secret: secret.try_into().map_err(|_| CodeError)?, node })
     }
 }
 
 impl fmt::Display for InvitationCode {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{START}{}", URL_SAFE_NO_PAD.encode([self.pin.as_slice(), &self.secret].concat()))
+        let code = URL_SAFE_NO_PAD.encode([self.pin.as_slice(), &self.secret].concat());
+        write!(f, "{START}{code}.{}", self.node)
     }
 }
 
@@ -430,16 +453,19 @@ mod code_tests {
 
     #[test]
     fn a_code_is_one_word_that_is_read_as_it_was_printed() {
-        let code = InvitationCode::random([7; PIN_BYTES]);
+        let node: NodeName = "node7.example.org".parse().unwrap();
+        let code = InvitationCode::random([7; PIN_BYTES], node.clone());
         let text = code.to_string();
-        assert_eq!(text.len(), CODE_CHARS);
+        assert_eq!(text.len(), CODE_CHARS + ".node7.example.org".len());
+        assert_eq!(text.parse::<InvitationCode>().unwrap().node(), &node);
         assert!(
-            !InvitationCode::random([0xf8; PIN_BYTES]).to_string().starts_with('-'),
+            !InvitationCode::random([0xf8; PIN_BYTES], node).to_string().starts_with('-'),
             "it would be parsed as an option"
         );
         assert_eq!(format!(" {text}\n").parse(), Ok(code.clone()));
         assert_eq!((code.pin(), format!("{code:?}").as_str()), ([7; PIN_BYTES], "***"));
-        for bad in ["", "abc", &text[1..], &format!("{text}A"), &text.replace(&text[..1], "!")] {
+        let nameless = &text[..CODE_CHARS];
+        for bad in ["", "abc", &text[1..], nameless, &format!("{nameless}A.n"), &format!("{nameless}.a/b")] {
             assert_eq!(bad.parse::<InvitationCode>(), Err(CodeError), "{bad}");
         }
     }

@@ -1,14 +1,15 @@
 //! Parses the command line, starts logging and the runtime, and sets exit codes. Nothing else sets exit codes.
 
 use tunnel::command::approve::{self, ApproveArgs};
+use tunnel::command::cert;
 use tunnel::command::config::{self, ConfigArgs, ConfigCommand};
 use tunnel::command::demo::{self, Module};
 use tunnel::command::doctor::{self, DoctorArgs, Findings};
 use tunnel::command::migrate;
 use tunnel::command::serve::{ServeArgs, Settings};
 use tunnel::command::{
-    self, Args, Command, CommandError, Format, Role, connect, exit_code, init, invitations, is_wrong, ssh,
-    status,
+    self, Args, Command, CommandError, Format, Role, connect, exit_code, init, invitations, is_wrong,
+    service, ssh, status, token,
 };
 use tunnel::config::live::ConfigFile;
 use tunnel::config::{ConfigError, Environment};
@@ -51,13 +52,26 @@ fn main() -> ExitCode {
         }
         Command::Ssh(asked) => told(Err(ssh::run(&asked))),
         Command::SshConfig(asked) => told(ssh::config(&asked)),
-        Command::Status { socket, output } => {
+        Command::Nodes { socket, output } => {
+            told(in_runtime(status::nodes(socket, output, &Environment::read(variable))))
+        }
+        Command::Status { socket, watch: true, .. } => {
+            told(in_runtime(status::watch(socket, &Environment::read(variable), interrupted(), answer)))
+        }
+        Command::Status { socket, output, watch: false } => {
             told(in_runtime(status::status(socket, output, &Environment::read(variable))))
         }
         Command::Init(asked) => told(init::run(&asked)),
         Command::Invite(asked) => told(in_runtime(invitations::invite(asked, &Environment::read(variable)))),
-        Command::Join(asked) => told(in_runtime(invitations::run(&asked, &Environment::read(variable)))),
-        Command::Revoke(asked) => told(in_runtime(invitations::revoke(asked, &Environment::read(variable)))),
+        Command::Join(asked) => {
+            told(in_runtime(invitations::run(&asked, &Environment::read(variable), std::io::stdin())))
+        }
+        Command::Invitations(asked) => {
+            told(in_runtime(invitations::manage(asked, &Environment::read(variable))))
+        }
+        Command::Service(asked) => told(service::run(&asked)),
+        Command::Cert(asked) => told(cert::run(&asked)),
+        Command::Token(asked) => told(token::run(&asked)),
         Command::Migrate(asked) => told(migrate::run(&asked, std::io::stdin())),
         Command::Completions { shell } => told(Ok(command::completions(shell))),
         Command::Man { dir } => told(command::man(&dir)),

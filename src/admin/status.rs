@@ -219,7 +219,7 @@ impl Clock {
     }
 
     /// Returns seconds since 1970, in whole milliseconds.
-    fn time(&self, at: Instant) -> f64 {
+    pub(crate) fn time(&self, at: Instant) -> f64 {
         seconds(self.since_epoch(at))
     }
 

@@ -153,7 +153,7 @@ async fn metrics_are_on_both_ports_and_the_rest_on_one() {
             "{body}"
         );
     }
-    for path in ["/cloud/healthz", "/debug/flags/v", "/status", "/"] {
+    for path in ["/cloud/healthz", "/debug/flags/v", "/status", "/nodes", "/"] {
         assert_eq!(ask(&admin, Port::Metrics, &format!("GET {path}")).await.0, 404, "{path}");
     }
 }
@@ -292,7 +292,7 @@ async fn the_status_of_an_edge_says_why_it_is_not_linked() {
 #[tokio::test]
 async fn the_status_is_for_this_machine_and_no_page_of_a_stranger_gets_it() {
     let server = cloud(&["secret"]);
-    for path in ["GET /status", "GET /cloud/healthz", "PUT /debug/flags/v|2"] {
+    for path in ["GET /status", "GET /nodes", "GET /cloud/healthz", "PUT /debug/flags/v|2"] {
         let (status, body) = ask_as(&server, Port::Log, "evil.example", path).await;
         assert!(
             status == 403 && body.contains("as localhost") && !body.contains("secret"),

@@ -270,7 +270,7 @@ fn certificate(file: &Path, key: &str, found: &mut Findings) {
         Ok(summary) => summary,
         Err(why) => {
             let (text, wanted) = (format!("{key}: {} {why}", file.display()), "a certificate of version 3");
-            return found.bad("certificate kind", text, wanted, "reissue it; `tunnel init` makes one");
+            return found.bad("certificate kind", text, wanted, "reissue it: `tunnel cert issue`");
         }
     };
     let (names, until) = (summary.names.join(", "), &summary.until);
@@ -292,7 +292,11 @@ fn certificate(file: &Path, key: &str, found: &mut Findings) {
     }
     if (0..WARN_BEFORE_EXPIRY_DAYS).contains(&summary.days) {
         let text = format!("{key}: {} expires on {until}, in {} days", file.display(), summary.days);
-        found.doubt("certificate dates", text, "reissue it; it is re-read without a restart");
+        found.doubt(
+            "certificate dates",
+            text,
+            "renew it where its CA's key is: `tunnel cert renew`; it is re-read without a restart",
+        );
     }
 }
 

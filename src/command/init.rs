@@ -64,7 +64,7 @@ pub struct InitArgs {
 /// Returns an error if an argument is wrong, or a file cannot be written.
 pub fn run(asked: &InitArgs) -> Result<String, CommandError> {
     let to = folder_on_machine("--install-dir", &asked.install_dir)?;
-    let clients = client_folders(&asked.clients)?;
+    let clients = client_folders("--egress-client", &asked.clients)?;
     if let Some(twice) = asked.nodes.iter().enumerate().find(|(at, node)| asked.nodes[..*at].contains(node)) {
         return Err(CommandError::usage(format!("--node {} is given twice", twice.1)));
     }
@@ -76,7 +76,7 @@ pub fn run(asked: &InitArgs) -> Result<String, CommandError> {
         write_edge(asked, (node, token), &signs, &folder, &unfinished, to)?;
     }
     for (client, dir) in asked.clients.iter().zip(&clients) {
-        write_client(asked, client, dir, &signs.ours, &folder)?;
+        write_client(client, &format!("{dir}/"), asked.names.first(), &signs.ours, &folder)?;
     }
     folder.finish()?;
     Ok(made(asked, &clients, signs.is_new, to))
@@ -128,7 +128,12 @@ pub(crate) fn random_token() -> String {
     format!("{:032x}{:032x}", rand::random::<u128>(), rand::random::<u128>())
 }
 
-fn read_authority(option: &str, cert: &Path, key: &Path) -> Result<CertificateAuthority, CommandError> {
+/// Reads a CA; `option` names its certificate in errors.
+pub(crate) fn read_authority(
+    option: &str,
+    cert: &Path,
+    key: &Path,
+) -> Result<CertificateAuthority, CommandError> {
     let read = |path: &Path| {
         let text = std::fs::read_to_string(path);
         text.map_err(|cause| CommandError::unusable(format!("cannot read {}: {cause}", path.display())))
@@ -140,24 +145,24 @@ fn read_authority(option: &str, cert: &Path, key: &Path) -> Result<CertificateAu
 }
 
 /// Returns the folder of each client: its name, without characters that are special in a path or a shell.
-fn client_folders(clients: &[String]) -> Result<Vec<String>, CommandError> {
+pub(crate) fn client_folders(option: &str, clients: &[String]) -> Result<Vec<String>, CommandError> {
     let mut seen = BTreeSet::new();
     let folder = |name: &String| {
         let sound = |c: char| c.is_ascii_alphanumeric() || matches!(c, ':' | '.' | '-' | '_' | '@');
         let dir = format!("client-{}", name.replace(':', "-"));
         if name.is_empty() || name.len() > 64 || !name.chars().all(sound) {
             return Err(CommandError::usage(format!(
-                "--egress-client {name:?}: expected 1 to 64 of A-Z a-z 0-9 : . - _ @"
+                "{option} {name:?}: expected 1 to 64 of A-Z a-z 0-9 : . - _ @"
             )));
         }
         if name.to_ascii_lowercase().starts_with(KUBELET_CLIENT) {
             return Err(CommandError::usage(format!(
-                "--egress-client {name}: names that begin with {KUBELET_CLIENT} are reserved for edges; choose another"
+                "{option} {name}: names that begin with {KUBELET_CLIENT} are reserved for edges; choose another"
             )));
         }
         if !seen.insert(dir.clone()) {
             return Err(CommandError::usage(format!(
-                "--egress-client {name}: another client has the same folder {dir}"
+                "{option} {name}: another client has the same folder {dir}"
             )));
         }
         Ok(dir)
@@ -235,24 +240,26 @@ fn write_edge(
     folder.write(&format!("{dir}/edge.toml"), &text.at(to))
 }
 
-fn write_client(
-    asked: &InitArgs,
+/// Writes the files of a client, each after `prefix`; for kube-apiserver also its selector with that server.
+pub(crate) fn write_client(
     client: &str,
-    dir: &str,
+    prefix: &str,
+    server: Option<&Host>,
     authority: &CertificateAuthority,
     folder: &OutputDir,
 ) -> Result<(), CommandError> {
     let issued = authority.client(client).map_err(|cause| refused(&cause))?;
-    write_issued(folder, &format!("{dir}/client"), &issued)?;
-    folder.write(&format!("{dir}/ca.crt"), authority.cert())?;
-    if client == APISERVER {
-        let server = asked.names.first().map(ToString::to_string).unwrap_or_default();
-        folder.write(&format!("{dir}/egress-selector.yaml"), &egress_selector(&server))?;
+    write_issued(folder, &format!("{prefix}client"), &issued)?;
+    folder.write(&format!("{prefix}ca.crt"), authority.cert())?;
+    match server {
+        Some(server) if client == APISERVER => {
+            folder.write(&format!("{prefix}egress-selector.yaml"), &egress_selector(&server.to_string()))
+        }
+        _ => Ok(()),
     }
-    Ok(())
 }
 
-fn write_issued(folder: &OutputDir, path: &str, issued: &IssuedCert) -> Result<(), CommandError> {
+pub(crate) fn write_issued(folder: &OutputDir, path: &str, issued: &IssuedCert) -> Result<(), CommandError> {
     folder.write(&format!("{path}.crt"), issued.cert())?;
     folder.write(&format!("{path}.key"), issued.key())
 }
@@ -270,14 +277,14 @@ pub(crate) fn checked<T>(
 }
 
 /// Returns a name in the form of a certificate.
-fn certified(host: &Host) -> String {
+pub(crate) fn certified(host: &Host) -> String {
     match host {
         Host::Ip(ip) => ip.to_string(),
         Host::Name(name) => name.to_string(),
     }
 }
 
-fn refused(cause: &PkiError) -> CommandError {
+pub(crate) fn refused(cause: &PkiError) -> CommandError {
     CommandError::usage(cause.to_string())
 }
 
@@ -286,11 +293,11 @@ fn absolute(path: &Path) -> Result<PathBuf, CommandError> {
         .map_err(|cause| CommandError::cannot_write(format!("cannot find {}: {cause}", path.display())))
 }
 
-const DAY: Duration = Duration::from_secs(24 * 3600);
+pub(crate) const DAY: Duration = Duration::from_secs(24 * 3600);
 /// The same port as in the docs.
 const GRPC_PORT: u16 = 9000;
 /// The name in kube-apiserver's certificate.
-const APISERVER: &str = "system:kube-apiserver";
+pub(crate) const APISERVER: &str = "system:kube-apiserver";
 /// The name by which servers identify each other if edges use addresses.
 const POD_NAME: &str = "tunnel-cloud";
 
@@ -454,10 +461,10 @@ pub(crate) fn made(asked: &InitArgs, clients: &[String], is_new: bool, to: &str)
     let _ = write!(
         text,
         "next, on the machine of a server:\n  cp -rpT {dir}/cloud {to}\n  tunnel server -c {to}/cloud.toml\n\
-         then, for each node:\n  scp -rp {dir}/edge-{node} root@{node}:{to}\n  \
-         on {node}: tunnel edge -c {to}/edge.toml\n\
-         and on the server's machine:\n  tunnel status\n  curl -p -x http://127.0.0.1:2222 http://{node}:PORT/\n  \
-         tunnel invite --node NODE    (prints the command that joins one more node)\n"
+         then, for each node, on the server's machine:\n  \
+         tunnel invite --node NODE    (prints the command that NODE runs, also behind NAT)\n\
+         or, for {node}, copy edge-{node} by any way to {to} there, and run:\n  tunnel edge -c {to}/edge.toml\n\
+         and on the server's machine:\n  tunnel nodes\n  curl -p -x http://127.0.0.1:2222 http://{node}:PORT/\n"
     );
     text
 }

@@ -1,9 +1,13 @@
-//! `tunnel invite`, `tunnel revoke` and `tunnel join`: authorizing machines to join a cloud, and joining it.
+//! `tunnel invite`, `tunnel invitations` and `tunnel join`: authorizing machines to join a cloud, and joining it.
 
+use std::convert::Infallible;
+use std::io::Read;
 use std::net::SocketAddr;
 use std::path::PathBuf;
-use std::time::Duration;
+use std::str::FromStr;
+use std::time::{Duration, SystemTime};
 
+use clap::Subcommand;
 use http::Method;
 use rand::seq::SliceRandom as _;
 use serde_json::json;
@@ -14,13 +18,15 @@ use tokio_rustls::client::TlsStream;
 use tokio_rustls::rustls::pki_types::ServerName;
 
 use crate::admin::Invited;
-use crate::command::CommandError;
 use crate::command::init::{EdgeConfigText, checked, folder_on_machine, random_token};
 use crate::command::output_dir::OutputDir;
-use crate::command::status::{ask, socket};
+use crate::command::service::{self, Unit};
+use crate::command::status::{Table, ask, duration, socket};
+use crate::command::{CommandError, Format, Role, examples};
 use crate::config::Environment;
 use crate::edge::Edge;
 use crate::edge::config::EdgeConfig;
+use crate::invitations::store::EnrolledNode;
 use crate::invitations::{InvitationCode, ServerCa};
 use tunnel_base::logging;
 use tunnel_base::names::{Host, NodeName, Target};
@@ -44,15 +50,40 @@ pub struct InviteArgs {
     pub socket: Option<PathBuf>,
 }
 
-/// Arguments of `tunnel revoke`.
+/// Arguments of `tunnel invitations`.
 #[derive(Debug, Clone, clap::Args)]
-pub struct RevokeArgs {
-    /// Node that has joined, or was invited.
-    #[arg(long, value_name = "NAME")]
-    pub node: NodeName,
+pub struct InvitationsArgs {
+    /// What to do.
+    #[command(subcommand)]
+    pub command: InvitationsCommand,
     /// Admin socket of the server. [default: that of a server of this user; its log contains the path]
-    #[arg(long, value_name = "PATH")]
+    #[arg(long, value_name = "PATH", global = true)]
     pub socket: Option<PathBuf>,
+}
+
+/// Commands of `tunnel invitations`.
+#[derive(Debug, Clone, Subcommand)]
+pub enum InvitationsCommand {
+    /// List the nodes that have joined, and those with an open invitation.
+    #[command(after_help = examples([
+        "tunnel invitations list",
+        "tunnel invitations list -o json",
+    ]))]
+    List {
+        /// Output format.
+        #[arg(short, long, value_name = "FORMAT", default_value = "text")]
+        output: Format,
+    },
+    /// Revoke the token and the open invitation of a node. Its links close within a few seconds.
+    #[command(after_help = examples([
+        "tunnel invitations revoke node7",
+        "tunnel invitations revoke node7 --socket /run/tunnel/server-2.sock    # a second server",
+    ]))]
+    Revoke {
+        /// Node that has joined, or was invited.
+        #[arg(value_name = "NODE")]
+        node: NodeName,
+    },
 }
 
 /// Requests an invitation from a server. Returns the command for the machine that should join.
@@ -62,43 +93,76 @@ pub struct RevokeArgs {
 /// Returns an error if no server responds here, or it refuses.
 pub async fn invite(asked: InviteArgs, env: &Environment) -> Result<String, CommandError> {
     let body = json!({ "node": asked.node.as_str(), "seconds": asked.lasting.as_secs() });
-    let (answer, choice) = told(asked.socket, "/invitations", body.to_string(), env).await?;
+    let (answer, choice) = told(asked.socket, (Method::POST, "/invitations"), body.to_string(), env).await?;
     let invited: Invited = serde_json::from_slice(&answer)
         .map_err(|cause| CommandError::unavailable(format!("incompatible server version: {cause}")))?;
     let Invited { code, cloud, .. } = invited;
     Ok(format!(
-        "{choice}on {node}, within {lasting}, as root:\n  tunnel join {cloud} --invitation {code} --node {node}\n\
+        "{choice}on {node}, within {lasting}, as root:\n  echo {code} | tunnel join {cloud} --invitation -\n\
          It works once. Anyone who has it can become {node}, so send it over a private channel.\n",
         node = asked.node,
         lasting = words(asked.lasting),
     ))
 }
 
-/// Revokes a node's token at a server.
+/// Lists the nodes of a server's invitations, or revokes one.
 ///
 /// # Errors
 ///
 /// Returns an error if no server responds here, or there is nothing to revoke.
-pub async fn revoke(asked: RevokeArgs, env: &Environment) -> Result<String, CommandError> {
-    let body = json!({ "node": asked.node.as_str() });
-    let (_, choice) = told(asked.socket, "/revocations", body.to_string(), env).await?;
-    Ok(format!("{choice}revoked; the links of {} close within a few seconds\n", asked.node))
+pub async fn manage(asked: InvitationsArgs, env: &Environment) -> Result<String, CommandError> {
+    match asked.command {
+        InvitationsCommand::List { output } => {
+            let (answer, choice) =
+                told(asked.socket, (Method::GET, "/invitations"), String::new(), env).await?;
+            if output == Format::Json {
+                return Ok(String::from_utf8_lossy(&answer).into_owned());
+            }
+            let nodes: Vec<EnrolledNode> = serde_json::from_slice(&answer).map_err(|cause| {
+                CommandError::unavailable(format!("incompatible server version: {cause}"))
+            })?;
+            Ok(choice + &table(&nodes))
+        }
+        InvitationsCommand::Revoke { node } => {
+            let body = json!({ "node": node.as_str() });
+            let (_, choice) =
+                told(asked.socket, (Method::POST, "/revocations"), body.to_string(), env).await?;
+            Ok(format!(
+                "{choice}revoked; the links of {node} close within a few seconds\nto add {node} again, here:\n  \
+                 tunnel invite --node {node}\nand there, as root, before the command that invite prints:\n  \
+                 cd /etc/tunnel && mkdir old && mv edge.toml certs token old    # and {UNIT}, if it is there\n"
+            ))
+        }
+    }
+}
+
+fn table(nodes: &[EnrolledNode]) -> String {
+    let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default().as_secs();
+    let mut table = Table::new(&["NODE", "JOINED", "OPEN INVITATION"]);
+    for EnrolledNode { node, joined, invited_until } in nodes {
+        let left = |until: u64| format!("{} left", duration(until.saturating_sub(now) as f64));
+        let invited = invited_until.map_or("-".to_owned(), left);
+        table.row(vec![logging::printable(node), if *joined { "yes" } else { "no" }.to_owned(), invited]);
+    }
+    format!("{table}\n")
 }
 
 /// Sends a request to a server. Returns its response, and the name of the chosen server if there are several on this
 /// machine.
 async fn told(
     named: Option<PathBuf>,
-    path: &str,
+    (method, path): (Method, &str),
     body: String,
     env: &Environment,
 ) -> Result<(Vec<u8>, String), CommandError> {
     let socket = socket(named, &["server"], env).await?;
-    let (code, answer) = ask(&socket.path, Method::POST, path, body).await?;
+    let (code, answer) = ask(&socket.path, method, path, body).await?;
     if code == 200 {
         return Ok((answer.to_vec(), socket.choice()));
     }
-    Err(CommandError::unavailable(logging::printable(String::from_utf8_lossy(&answer).trim_end())))
+    let text = logging::printable(String::from_utf8_lossy(&answer).trim_end());
+    // Below 500 the server has refused the request; a retry would get the same response.
+    Err(if code < 500 { CommandError::refused(text) } else { CommandError::unavailable(text) })
 }
 
 /// Formats a duration in words.
@@ -134,12 +198,10 @@ pub struct JoinArgs {
     /// Address of the servers, as edges dial it.
     #[arg(value_name = "SERVER:PORT")]
     pub server: Target,
-    /// Code printed by `tunnel invite`.
-    #[arg(long = "invitation", value_name = "INVITATION")]
-    pub code: InvitationCode,
-    /// Name of the invited node; this machine's name from now on.
-    #[arg(long, value_name = "NAME")]
-    pub node: NodeName,
+    /// File with the invitation that `tunnel invite` printed, or - for stdin. It names the node that this machine
+    /// becomes.
+    #[arg(long, value_name = "FILE")]
+    pub invitation: InvitationSource,
     /// Name in the server's certificate, if it differs from the dialled name.
     #[arg(long, value_name = "NAME")]
     pub tls_server_name: Option<Host>,
@@ -148,22 +210,80 @@ pub struct JoinArgs {
     pub out_dir: PathBuf,
 }
 
+/// Where `tunnel join` finds the invitation.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum InvitationSource {
+    /// In the command line. Not documented, because other users of the machine can read it there.
+    Argument(InvitationCode),
+    /// On stdin.
+    Stdin,
+    /// In a file.
+    File(PathBuf),
+}
+
+impl FromStr for InvitationSource {
+    type Err = Infallible;
+
+    fn from_str(text: &str) -> Result<Self, Infallible> {
+        Ok(match (text, text.parse()) {
+            ("-", _) => Self::Stdin,
+            (_, Ok(code)) => Self::Argument(code),
+            (_, Err(_)) => Self::File(text.into()),
+        })
+    }
+}
+
+impl InvitationSource {
+    /// Reads the invitation. Blocks on the file or on stdin.
+    fn read(&self, stdin: impl Read) -> Result<InvitationCode, CommandError> {
+        let (name, text) = match self {
+            Self::Argument(code) => return Ok(code.clone()),
+            Self::Stdin => ("stdin".to_owned(), read_text(stdin)),
+            Self::File(path) => (path.display().to_string(), std::fs::File::open(path).and_then(read_text)),
+        };
+        let text = text.map_err(|cause| {
+            CommandError::usage(format!(
+                "--invitation: cannot read {name}: {cause}; name a file with the invitation, or - for stdin"
+            ))
+        })?;
+        text.parse().map_err(|error| CommandError::usage(format!("--invitation: {name}: {error}")))
+    }
+}
+
+/// Reads at most [`MAX_INVITATION`] bytes.
+fn read_text(from: impl Read) -> std::io::Result<String> {
+    let mut text = String::new();
+    from.take(MAX_INVITATION).read_to_string(&mut text)?;
+    Ok(text)
+}
+
+/// Longer than any invitation.
+const MAX_INVITATION: u64 = 4096;
+
 /// Joins, and writes the files that the edge needs. `env` contains proxies. Returns what was written and what to do
 /// next, as lines for the terminal. An attempt that may have been granted is continued by running it again.
 ///
 /// # Errors
 ///
 /// Returns an error if the invitation is not valid, no server is reachable, or a file cannot be written.
-pub async fn run(asked: &JoinArgs, env: &Environment) -> Result<String, CommandError> {
+pub async fn run(asked: &JoinArgs, env: &Environment, stdin: impl Read) -> Result<String, CommandError> {
+    let code = asked.invitation.read(stdin)?;
+    let node = code.node();
+    // The package's unit is used where it is installed; another unit would shadow it.
+    let unit = service::packaged(Role::Edge).is_none().then_some(UNIT);
+    let entries = ENTRIES.into_iter().chain(unit).map(str::to_owned);
     let to = folder_on_machine("--out-dir", &asked.out_dir)?;
     // Local steps that can fail come first, because an invitation can be used only once.
-    let folder = OutputDir::resume(&asked.out_dir, ENTRIES.map(str::to_owned))?;
+    let folder = OutputDir::resume(&asked.out_dir, entries)?;
     let token = folder.write_once(TOKEN, &format!("{}\n", random_token()))?;
     let (server, dns) = (asked.server.to_string(), asked.tls_server_name.as_ref());
-    let text = EdgeConfigText { node: &asked.node, server: &server, dns, has_kubelet: false };
+    let text = EdgeConfigText { node, server: &server, dns, has_kubelet: false };
     folder.rewrite("edge.toml", &text.at(to))?;
-    folder.rewrite(UNIT, &unit(to))?;
-    let asking = JoinClient::new(asked, token.trim(), &folder, env)?;
+    if let Some(unit) = unit {
+        let config = asked.out_dir.join("edge.toml");
+        folder.rewrite(unit, &Unit::of_this_machine(Role::Edge).text(&config)?)?;
+    }
+    let asking = JoinClient::new(asked, &code, token.trim(), &folder, env)?;
     let authority = match asking.ask().await {
         Ok(authority) => authority,
         Err(JoinError { failure, is_final }) => {
@@ -185,52 +305,29 @@ pub async fn run(asked: &JoinArgs, env: &Environment) -> Result<String, CommandE
             return Err(failure);
         }
     }
+    let (more, start) = match unit {
+        Some(unit) => (format!(", {unit}"), format!("{to}/{unit}")),
+        None => (String::new(), UNIT.to_owned()),
+    };
     Ok(format!(
-        "{node} has joined; in {to}, for this user only: edge.toml, certs/ca.crt, token/token, {UNIT}\n\
-         next, here:\n  tunnel edge -c {to}/edge.toml\n\
-         or, to let systemd start it now and at every boot:\n  systemctl enable --now {to}/{UNIT}\n",
-        node = asked.node,
+        "{node} has joined; in {to}, for this user only: edge.toml, certs/ca.crt, token/token{more}\nnext, here:\n  tunnel edge -c {to}/edge.toml\n\
+         or, to let systemd start it now and at every boot:\n{readable}  systemctl enable --now {start}\n",
+        readable = service::make_readable(&asked.out_dir),
     ))
 }
 
-/// Returns the systemd unit.
-fn unit(to: &str) -> String {
-    let program = std::env::current_exe().map_or_else(|_| "tunnel".into(), |path| path.display().to_string());
-    format!(
-        "[Unit]\n\
-         Description=Edge of the tunnel\n\
-         Wants=network-online.target\n\
-         After=network-online.target\n\
-         StartLimitIntervalSec=0\n\
-         \n\
-         [Service]\n\
-         ExecStart={program} edge -c {to}/edge.toml\n\
-         Restart=always\n\
-         RestartSec=5\n\
-         RestartPreventExitStatus=64 77 78\n\
-         RuntimeDirectory=tunnel\n\
-         RuntimeDirectoryPreserve=yes\n\
-         NoNewPrivileges=true\n\
-         ProtectSystem=strict\n\
-         ProtectHome=true\n\
-         PrivateTmp=true\n\
-         \n\
-         [Install]\n\
-         WantedBy=multi-user.target\n"
-    )
-}
-
 /// The future contents of the folder.
-const ENTRIES: [&str; 4] = ["edge.toml", "certs", "token", UNIT];
+const ENTRIES: [&str; 3] = ["edge.toml", "certs", "token"];
 const TOKEN: &str = "token/token";
 const AUTHORITY: &str = "certs/ca.crt";
-const UNIT: &str = "tunnel-edge.service";
+const UNIT: &str = service::unit_name(Role::Edge);
 
 // The requests to the servers of a cloud, one server after the other until one responds.
 
 /// The request to join, and how to reach the servers.
 pub(crate) struct JoinClient<'a> {
     asked: &'a JoinArgs,
+    code: &'a InvitationCode,
     joining: JoinParams,
     /// The name in the servers' certificate.
     name: ServerName<'static>,
@@ -263,6 +360,7 @@ enum JoinAttemptError {
 impl<'a> JoinClient<'a> {
     pub(crate) fn new(
         asked: &'a JoinArgs,
+        code: &'a InvitationCode,
         token: &str,
         folder: &'a OutputDir,
         env: &Environment,
@@ -277,9 +375,10 @@ impl<'a> JoinClient<'a> {
         });
         Ok(Self {
             asked,
+            code,
             joining: JoinParams {
-                secret: asked.code.secret(),
-                node: asked.node.to_string(),
+                secret: code.secret(),
+                node: code.node().to_string(),
                 token: token.to_owned(),
             },
             name: server_name(&name).map_err(|cause| CommandError::usage(cause.to_string()))?,
@@ -334,7 +433,7 @@ impl<'a> JoinClient<'a> {
         let anyone = self.encrypted(at, Trust::NoVerify).await?;
         let shown = call_enrol(anyone, &authority, EnrolMethod::Ca).await.map_err(|why| miss(why, false))?;
         // If there are several CAs, only this one is trusted.
-        let pin = self.asked.code.pin();
+        let pin = self.code.pin();
         let fits = |block: &&str| {
             let mut block = block.as_bytes();
             rustls_pemfile::certs(&mut block).any(|der| der.is_ok_and(|der| ServerCa::pin_of(&der) == pin))

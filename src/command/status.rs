@@ -9,10 +9,12 @@ use http::{Method, Request};
 use http_body_util::{BodyExt, Full, Limited};
 use hyper::client::conn::http1;
 use hyper_util::rt::TokioIo;
+use serde::de::DeserializeOwned;
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::UnixStream;
-use tokio::time::timeout;
+use tokio::time::{sleep, timeout};
 
+use crate::admin::nodes::CloudNodes;
 use crate::admin::readiness::ConditionStatus;
 use crate::admin::status::{LinkStatus, Status};
 use crate::command::{CommandError, Format};
@@ -32,21 +34,113 @@ pub async fn status(
     env: &Environment,
 ) -> Result<String, CommandError> {
     let socket = socket(named, &["server", "edge"], env).await?;
-    let path = &socket.path;
-    let (code, body) = ask(path, Method::GET, "/status", "").await?;
-    if code != 200 {
-        let text =
-            format!("{} responded with {code}: {}", path.display(), clean(&String::from_utf8_lossy(&body)));
-        return Err(CommandError::unavailable(text));
-    }
+    let body = get(&socket.path, "/status").await?;
     if output == Format::Json {
         return Ok(String::from_utf8_lossy(&body).into_owned());
     }
-    let told: Status = serde_json::from_slice(&body).map_err(|cause| {
-        CommandError::unavailable(format!("incompatible version at {}: {cause}", path.display()))
-    })?;
-    Ok(socket.choice() + &text(&told))
+    let told: Status = parse(&socket.path, &body)?;
+    let others = if told.peers.is_empty() {
+        String::new()
+    } else {
+        let all: CloudNodes = parse(&socket.path, &get(&socket.path, "/nodes").await?)?;
+        format!("\n\n{}", nodes_text(&all, false))
+    };
+    Ok(socket.choice() + &text(&told) + &others)
 }
+
+/// Shows the status like [`status`] again and again, until `until` ends. Each `show` replaces the terminal's content.
+///
+/// # Errors
+///
+/// Returns an error if there is no response at first; a later error is shown.
+pub async fn watch(
+    named: Option<PathBuf>,
+    env: &Environment,
+    until: impl Future<Output = ()>,
+    show: impl Fn(&str),
+) -> Result<String, CommandError> {
+    let mut until = std::pin::pin!(until);
+    let mut told = Some(status(named.clone(), Format::Text, env).await?);
+    loop {
+        show(&format!("{CLEAR}{}", told.take().unwrap_or_default()));
+        tokio::select! {
+            () = &mut until => return Ok(String::new()),
+            () = sleep(WATCH_INTERVAL) => {}
+        }
+        told = tokio::select! {
+            () = &mut until => return Ok(String::new()),
+            told = status(named.clone(), Format::Text, env) => Some(told.unwrap_or_else(|error| error.text)),
+        };
+    }
+}
+
+/// Lists the nodes of all servers of the cloud, through the server on this machine, as a table or as JSON.
+///
+/// # Errors
+///
+/// Returns an error if there is no response.
+pub async fn nodes(
+    named: Option<PathBuf>,
+    output: Format,
+    env: &Environment,
+) -> Result<String, CommandError> {
+    let socket = socket(named, &["server"], env).await?;
+    let body = get(&socket.path, "/nodes").await?;
+    if output == Format::Json {
+        return Ok(String::from_utf8_lossy(&body).into_owned());
+    }
+    Ok(socket.choice() + &nodes_text(&parse(&socket.path, &body)?, true))
+}
+
+/// Requests a path. Returns the body of the response.
+async fn get(socket: &Path, path: &str) -> Result<Bytes, CommandError> {
+    let (code, body) = ask(socket, Method::GET, path, "").await?;
+    if code == 200 {
+        return Ok(body);
+    }
+    let text = clean(&String::from_utf8_lossy(&body));
+    Err(CommandError::unavailable(format!("{} responded with {code}: {text}", socket.display())))
+}
+
+fn parse<T: DeserializeOwned>(socket: &Path, body: &[u8]) -> Result<T, CommandError> {
+    serde_json::from_slice(body).map_err(|cause| {
+        CommandError::unavailable(format!("incompatible version at {}: {cause}", socket.display()))
+    })
+}
+
+/// Formats the nodes of all servers, or those of the peers.
+fn nodes_text(all: &CloudNodes, with_own: bool) -> String {
+    let own = all.servers.first().map_or("", |own| own.name.as_str());
+    let mut table = Table::new(&["NODE", "SERVER", "LINKED", "FROM"]);
+    for node in all.nodes.iter().filter(|node| with_own || node.server != own) {
+        table.row(vec![
+            clean(&node.name),
+            if node.server == own { "this server".to_owned() } else { clean(&node.server) },
+            duration(all.now - node.since),
+            node.address.as_deref().map_or("-".to_owned(), clean),
+        ]);
+    }
+    let mut lines = vec![table.to_string()];
+    for server in &all.servers {
+        let name = clean(&server.name);
+        match server.state.as_str() {
+            "truncated" => lines.push(format!("! {name} has more nodes; query its own socket")),
+            "does_not_tell" => lines.push(format!(
+                "! {name} does not tell its nodes; it is busy, or its version does not know the request"
+            )),
+            "not_linked" => {
+                lines.push(format!("! {name}: {}", clean(server.error.as_deref().unwrap_or("no link"))));
+            }
+            _ => {}
+        }
+    }
+    lines.join("\n")
+}
+
+/// Moves the cursor to the top, and clears the terminal.
+const CLEAR: &str = "\x1b[H\x1b[2J";
+/// Interval between two requests of `status --watch`.
+const WATCH_INTERVAL: Duration = Duration::from_secs(2);
 
 /// Formats a condition that is not ready.
 fn problem(condition: &ConditionStatus) -> Option<String> {

@@ -72,9 +72,8 @@ pub struct LinkListenerConfig {
     /// causes a warning if `[server.egress]` is set. If this server queries Kubernetes, a Node without an edge label is
     /// rejected, even with a valid token or certificate (see edges of `[server.node_names]`). Re-read when it changes.
     /// Within 10 s of a change, links with tokens that were removed are closed, and their sessions with them. A file
-    /// that is missing, empty, or has no token at all changes nothing. To change a token without rejecting an edge:
-    /// write both tokens into the edges' token_file, then the new one into this file. Then remove the old one from the
-    /// edges.
+    /// that is missing, empty, or has no token at all changes nothing. To change a token without cutting sessions, run
+    /// `tunnel token rotate`: "node:NEW previous=OLD" accepts both tokens until the edge has the new one.
     #[serde(deserialize_with = "value::file")]
     pub token_file: PathBuf,
     /// File (PEM) of the CA that signs servers' certificates, with which servers authenticate each other. Re-read when

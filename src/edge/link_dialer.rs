@@ -93,6 +93,8 @@ pub(crate) struct NewLink {
     pub(crate) server: usize,
     /// The dialled address; `None` through a proxy.
     pub(crate) at: Option<SocketAddr>,
+    /// The edge's tokens when the link was dialled.
+    pub(crate) tokens: Arc<Vec<Secret>>,
 }
 
 /// A server's preference for the addresses that this edge dials next.
@@ -194,6 +196,7 @@ impl LinkDialer {
         hint: AddressHint,
         older: LinkPurpose,
     ) -> Result<NewLink, DialFailure> {
+        let tokens = self.tokens.load();
         let to = self.servers.get(server).context("unknown server").map_err(failed("internal"))?;
         let shown = self.certificate(to).await.map_err(failed("credentials_missing"))?;
         let patience = if self.servers.len() > 1 { FIRST_CONNECT_TIMEOUT } else { CONNECT };
@@ -210,7 +213,7 @@ impl LinkDialer {
             to.declined.store(shows && is_broken(&error), Relaxed);
             DialFailure { reason, error: if shows { error.context(messages::SHOWN) } else { error } }
         });
-        Ok(NewLink { link: made?, server, at })
+        Ok(NewLink { link: made?, server, at, tokens })
     }
 
     /// Returns the TLS config that presents the certificate to that server. Returns `None` if there is no certificate

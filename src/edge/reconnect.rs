@@ -11,6 +11,7 @@ use tracing::{debug, field, info, info_span, warn};
 
 use crate::acceptor::SessionAcceptor;
 use crate::admin::readiness::Readiness;
+use crate::config::Secret;
 use crate::edge::link_dialer::{AddressHint, LinkDialer, NewLink, is_name_taken};
 use crate::edge::{LINK_CONDITION, NODE_NAME_CONDITION};
 use crate::route::{SessionRouter, Uplinks};
@@ -51,6 +52,8 @@ enum LinkOutcome {
     FailedBack(Box<NewLink>),
     /// The link was unresponsive, and a backup link answered first.
     ReplacedByBackup(Box<NewLink>),
+    /// A link that proves the node by the tokens of a changed file was established.
+    Reauthenticated(Box<NewLink>),
 }
 
 impl Reconnector {
@@ -86,9 +89,9 @@ impl Reconnector {
                     (hint, made) = match outcome {
                         LinkOutcome::Ended => (AddressHint::default(), None),
                         LinkOutcome::Drained(hint) => (hint, None),
-                        LinkOutcome::FailedBack(made) | LinkOutcome::ReplacedByBackup(made) => {
-                            (AddressHint::default(), Some(*made))
-                        }
+                        LinkOutcome::FailedBack(made)
+                        | LinkOutcome::ReplacedByBackup(made)
+                        | LinkOutcome::Reauthenticated(made) => (AddressHint::default(), Some(*made)),
                     };
                     backoff.on_attempt_end(started.elapsed(), carried);
                 }
@@ -132,7 +135,7 @@ impl Reconnector {
 
     /// Serves a link until it is closed or must be replaced. Also returns whether it has carried a session.
     async fn serve_link(self: &Arc<Self>, made: NewLink, second: &mut BackupLink) -> (LinkOutcome, bool) {
-        let NewLink { mut link, server, at } = made;
+        let NewLink { mut link, server, at, tokens } = made;
         self.dialer.on_linked(server, link.sender.instance);
         let instance = link.sender.instance.map(field::debug);
         info!(link = %link.sender.id, server = self.dialer.display_name(server), instance, dialect = %link.sender.dialect, "linked");
@@ -146,6 +149,7 @@ impl Reconnector {
         let mut outrun =
             Box::pin(second.race(&sender, || self.dialer.connect_to(server, hint, LinkPurpose::Backup)));
         let mut interactive = Box::pin(self.run_interactive(&sender, server, at));
+        let mut reauthenticate = Box::pin(self.reauthenticate(&sender, &tokens, (server, hint)));
         let why = loop {
             let outcome = tokio::select! {
                 biased;
@@ -169,6 +173,7 @@ impl Reconnector {
                     LinkOutcome::FailedBack(Box::new(made))
                 }
                 made = &mut outrun => LinkOutcome::ReplacedByBackup(Box::new(made)),
+                made = &mut reauthenticate => LinkOutcome::Reauthenticated(Box::new(made)),
                 () = &mut interactive => continue,
             };
             let keeper = self.clone();
@@ -208,6 +213,47 @@ impl Reconnector {
         }
     }
 
+    /// Returns a link that replaces `older` once the tokens of this edge differ from those of its handshake. The older
+    /// link stays until then, because servers may learn the new token later than this edge.
+    ///
+    /// Never completes for a plain link: its server closes the older link when the newer one is established.
+    async fn reauthenticate(
+        &self,
+        older: &LinkSender,
+        tokens: &Arc<Vec<Secret>>,
+        (server, hint): (usize, AddressHint),
+    ) -> NewLink {
+        if !older.dialect.supports(Dialect::BACKUP_LINKS) {
+            std::future::pending::<()>().await;
+        }
+        let mut changes = self.dialer.tokens.changes();
+        let (mut backoff, mut said) = (Backoff::new(), LogDedup::default());
+        loop {
+            while Arc::ptr_eq(tokens, &self.dialer.tokens.load()) {
+                if changes.changed().await.is_err() {
+                    std::future::pending::<()>().await;
+                }
+            }
+            // Also before the first attempt: thousands of edges may share a file.
+            sleep(backoff.pause(rand::random())).await;
+            match self.dialer.connect_to(server, hint, LinkPurpose::Backup).await {
+                Ok(made) => {
+                    info!(link = %older.id, "token changed, link replaced");
+                    return made;
+                }
+                Err(why) => {
+                    let text = format!("{why:#}");
+                    if said.is_new(&text) {
+                        warn!(error = %text, max_backoff = ?MAX_PAUSE, "cannot link with changed token, retrying");
+                    }
+                    if self.dialer.is_refused(&why) {
+                        backoff.refused();
+                    }
+                }
+            }
+        }
+    }
+
     /// Waits before redialling while another process with this node's name is alive.
     async fn wait_name_free(&self) {
         tokio::select! {
@@ -236,7 +282,9 @@ impl Reconnector {
             | Event::Find(..)
             | Event::Found(..)
             | Event::Drain(_)
-            | Event::Load(_) => {}
+            | Event::Load(_)
+            | Event::ListNodes(_)
+            | Event::NodePage(_) => {}
         }
     }
 

@@ -57,6 +57,10 @@ impl Enrolment {
         match *self {}
     }
 
+    pub(crate) async fn list(&self) -> Result<Vec<String>, Infallible> {
+        match *self {}
+    }
+
     pub(crate) async fn revoke(&self, _: &NodeName, _: &str) -> Result<bool, Infallible> {
         match *self {}
     }

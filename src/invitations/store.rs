@@ -44,6 +44,18 @@ struct Invitation {
     used_for: Option<SecretHash>,
 }
 
+/// A node that has joined, or is invited, or both.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct EnrolledNode {
+    /// Name of the node in lower case.
+    pub node: String,
+    /// Whether it has joined.
+    pub joined: bool,
+    /// Expiration time of its open invitation, in seconds since 1970.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub invited_until: Option<u64>,
+}
+
 /// Why an invitation is not valid; sent to the joining machine.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum InvitationError {
@@ -160,6 +172,19 @@ impl EnrolmentState {
         let (node, before) = (small(node), self.invitations.len());
         self.invitations.retain(|_, one| one.used_for.is_some() || one.node != node);
         self.tokens.remove(&node).is_some() || self.invitations.len() < before
+    }
+
+    /// Returns the nodes that have joined or have an open invitation, sorted by name.
+    pub fn list(&self, now: u64) -> Vec<EnrolledNode> {
+        let enrolled =
+            |node: &String, joined| EnrolledNode { node: node.clone(), joined, invited_until: None };
+        let mut all: BTreeMap<&String, EnrolledNode> =
+            self.tokens.keys().map(|node| (node, enrolled(node, true))).collect();
+        let open = self.invitations.values().filter(|one| one.used_for.is_none() && one.until > now);
+        for Invitation { node, until, .. } in open {
+            all.entry(node).or_insert_with(|| enrolled(node, false)).invited_until = Some(*until);
+        }
+        all.into_values().collect()
     }
 
     /// Returns whether `token` is the one with which the node joined, or `None` if the node has not joined.

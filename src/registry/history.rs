@@ -11,6 +11,7 @@ use tokio::time::Instant;
 use crate::registry::{LinkedNode, Registry};
 use tunnel_base::names::NodeName;
 use tunnel_link::sender::LinkSender;
+use tunnel_proto::frame::ListedNode;
 
 /// The last error of a node: its link ended or was refused.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -213,6 +214,28 @@ impl Registry {
         all.into_iter().take(most).map(|(_, node)| node.clone()).collect()
     }
 
+    /// Returns up to `most` nodes after `after`, by the bytes of their names, and whether more follow. Their names have
+    /// at most [`MAX_PAGE_BYTES`] in total.
+    pub fn page(&self, after: Option<&NodeName>, most: usize) -> (Vec<ListedNode>, bool) {
+        let nodes = self.nodes.lock();
+        let later = |node: &NodeName| after.is_none_or(|after| node.as_str() > after.as_str());
+        let mut all: Vec<_> = nodes.linked.iter().filter(|(node, _)| later(node)).collect();
+        all.sort_unstable_by_key(|(node, _)| node.as_str());
+        let mut bytes = 0;
+        let fits = |(node, _): &&(&NodeName, &LinkedNode)| {
+            bytes += node.as_str().len();
+            bytes <= MAX_PAGE_BYTES
+        };
+        let page: Vec<_> = all.iter().take(most).take_while(fits).collect();
+        let more = page.len() < all.len();
+        let listed = |(node, linked): &&(&NodeName, &LinkedNode)| ListedNode {
+            node: (*node).clone(),
+            age: linked.sender.age(),
+            address: Some(linked.from),
+        };
+        (page.iter().map(listed).collect(), more)
+    }
+
     /// Returns all links, and up to `most` of the disconnected nodes.
     pub fn overview(&self, most: usize) -> Overview {
         let nodes = self.nodes.lock();
@@ -252,6 +275,8 @@ fn excerpt(why: &str) -> String {
     why.chars().take(MAX_CHARS).collect()
 }
 
+/// Maximum length of all names in a page, so that its frame takes a short turn on a link.
+const MAX_PAGE_BYTES: usize = 32 * 1024;
 /// Maximum length of a stored error text.
 const MAX_CHARS: usize = 160;
 
@@ -262,6 +287,36 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
+
+    #[tokio::test]
+    async fn pages_contain_every_node_once_in_the_order_of_names() {
+        use tunnel_base::metrics::Metrics;
+        use tunnel_proto::frame::Remote;
+        use tunnel_proto::hello::Dialect;
+        use tunnel_proto::state::LinkId;
+
+        let registry = Registry::new(Metrics::server("", ""));
+        let mut names: Vec<String> = (0..25).map(|n| format!("node-{n}")).collect();
+        for (id, name) in (0..).zip(&names) {
+            let peer = Remote::Edge(name.parse().unwrap());
+            let sender = LinkSender::new(LinkId(id), peer, None, Dialect::NEWEST);
+            let from = ([10, 0, 0, 1], 1).into();
+            registry.insert(LinkedNode { sender, instance: None, from, ips: Arc::default() }, false);
+        }
+        names.sort();
+        let (mut after, mut seen) = (None, Vec::new());
+        loop {
+            let (page, more) = registry.page(after.as_ref(), 10);
+            assert_eq!(page.len(), if more { 10 } else { 5 });
+            seen.extend(page.iter().map(|listed| listed.node.to_string()));
+            after = page.last().map(|last| last.node.clone());
+            if !more {
+                break;
+            }
+        }
+        assert_eq!(seen, names);
+        assert_eq!(registry.page(after.as_ref(), 10), (Vec::new(), false));
+    }
 
     #[derive(Debug, Clone)]
     enum Step {

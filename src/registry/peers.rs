@@ -4,6 +4,7 @@
 //! at once. Each operation therefore copies the list (`servers`) and reads the copy without the lock. A server that is
 //! added or removed meanwhile is noticed by the next check, or by the announcement that every new link makes.
 
+pub mod node_list;
 pub mod peer;
 pub mod rendezvous;
 pub mod replicas;
@@ -29,7 +30,7 @@ use tunnel_base::drain::Drain;
 use tunnel_base::names::{Instance, NodeName};
 use tunnel_link::sender::LinkSender;
 use tunnel_net::resolver::Lookup;
-use tunnel_proto::frame::{Found, Load};
+use tunnel_proto::frame::{Found, Load, NodePage};
 use tunnel_proto::state::LinkId;
 
 /// The links to peers: made from here when needed, or by peers.
@@ -40,6 +41,10 @@ pub struct Peers {
     /// The pending questions by number and link: an answer is only accepted from the link over which it was requested.
     questions: Mutex<HashMap<(u64, LinkId), oneshot::Sender<Found>>>,
     next_question: AtomicU64,
+    /// The pending requests for pages of nodes, like `questions`.
+    pages: Mutex<HashMap<(u64, LinkId), oneshot::Sender<NodePage>>>,
+    /// Held while a list of all nodes is made, so that there is one at a time.
+    listing: tokio::sync::Mutex<()>,
     /// The loads that peers have reported, and when.
     loads: Mutex<HashMap<Instance, (Load, Instant)>>,
 }
@@ -86,6 +91,8 @@ impl Peers {
             servers: Mutex::default(),
             questions: Mutex::default(),
             next_question: AtomicU64::new(UNSOLICITED + 1),
+            pages: Mutex::default(),
+            listing: tokio::sync::Mutex::default(),
             loads: Mutex::default(),
         });
         let first = addresses.borrow().clone();
@@ -191,7 +198,7 @@ impl Peers {
     pub async fn ask(&self, server: &PeerHandle, node: &NodeName) -> Result<FindAnswer, PeerError> {
         let sender = server.link().await?;
         let silent = || PeerError::Silent(server.to_string());
-        let question = self.next_question.fetch_add(1, Relaxed);
+        let question = self.question();
         let (answer, answered) = oneshot::channel();
         // Inserted before sending, because the answer may arrive on another thread before `find` returns. The guard
         // below removes it, whether it was answered, timed out or cancelled.
@@ -213,6 +220,11 @@ impl Peers {
             at: at.filter(|_| !here),
             authoritative,
         })
+    }
+
+    /// Returns the number of the next question to a peer.
+    fn question(&self) -> u64 {
+        self.next_question.fetch_add(1, Relaxed)
     }
 
     /// Delivers a Found that answers a Find. Returns a Found that is an announcement.

@@ -76,6 +76,16 @@ pub(crate) fn handle_event(
                 peers.on_load(sender, load);
             }
         }
+        Event::ListNodes(asked) => {
+            if let Some(peers) = &shared.peers {
+                peers.answer_page(sender, &asked);
+            }
+        }
+        Event::NodePage(page) => {
+            if let Some(peers) = &shared.peers {
+                peers.on_node_page(sender, page);
+            }
+        }
     }
 }
 

@@ -6,9 +6,10 @@ use std::path::Path;
 use std::time::Duration;
 
 use clap::Parser as _;
-use tunnel::command::invitations::{self, JoinArgs};
-use tunnel::command::{Args, Command, CommandError};
+use tunnel::command::invitations::{self, InvitationsArgs, InvitationsCommand, JoinArgs};
+use tunnel::command::{Args, Command, CommandError, Format};
 use tunnel::config::Environment;
+use tunnel::invitations::InvitationCode;
 
 use crate::support::clients::echoed;
 use crate::support::programs::{NAME, TestDir, TestServer, at, start_edge};
@@ -34,29 +35,17 @@ async fn invited(server: &TestServer) -> String {
 }
 
 /// Returns the arguments of a command line.
-fn line(server: impl std::fmt::Display, code: &str, node: &str, to: &Path) -> JoinArgs {
+fn line(server: impl std::fmt::Display, code: &str, to: &Path) -> JoinArgs {
     let (server, to) = (server.to_string(), to.to_str().unwrap());
-    let line = [
-        "tunnel",
-        "join",
-        &server,
-        "--invitation",
-        code,
-        "--node",
-        node,
-        "--tls-server-name",
-        NAME,
-        "--out-dir",
-        to,
-    ];
+    let line = ["tunnel", "join", &server, "--invitation", code, "--tls-server-name", NAME, "--out-dir", to];
     match Args::parse_from(line).command {
         Command::Join(join) => join,
         other => panic!("{other:?}"),
     }
 }
 
-async fn join(server: SocketAddr, code: &str, node: &str, to: &Path) -> Result<String, CommandError> {
-    invitations::run(&line(server, code, node, to), &Environment::default()).await
+async fn join(server: SocketAddr, code: &str, to: &Path) -> Result<String, CommandError> {
+    invitations::run(&line(server, code, to), &Environment::default(), std::io::empty()).await
 }
 
 /// Returns the config that was written, with a free log port.
@@ -71,7 +60,7 @@ async fn a_machine_joins_at_a_second_server_and_links_to_a_third() {
     let servers = cloud(&place, 3);
     let code = invited(&servers[0]).await;
     let to = place.path().join("etc");
-    let told = join(servers[1].server.bound.grpc, &code, "edge7", &to).await.unwrap();
+    let told = join(servers[1].server.bound.grpc, &code, &to).await.unwrap();
     assert!(told.contains("tunnel edge -c ") && told.contains("systemctl enable --now"), "{told}");
     for (path, mode) in [
         ("", 0o700),
@@ -93,18 +82,72 @@ async fn a_machine_joins_at_a_second_server_and_links_to_a_third() {
 }
 
 #[tokio::test]
+async fn an_invitation_is_read_from_a_file_or_from_stdin() {
+    let place = TestDir::new();
+    let servers = cloud(&place, 1);
+    let at = servers[0].server.bound.grpc;
+    let join = |from: &str, stdin: String, to: &str| {
+        let asked = line(at, from, &place.path().join(to));
+        async move { invitations::run(&asked, &Environment::default(), stdin.as_bytes()).await }
+    };
+    let told = join("-", invited(&servers[0]).await + "\n", "stdin").await.unwrap();
+    assert!(told.starts_with("edge7 has joined"), "{told}");
+    let file = place.file("invitation", &invited(&servers[0]).await).display().to_string();
+    join(&file, String::new(), "file").await.unwrap();
+    for (from, stdin, says) in
+        [("-", "guess", "stdin: not an invitation"), ("/none", "", "cannot read /none")]
+    {
+        let refused = join(from, stdin.to_owned(), "none").await.unwrap_err();
+        assert!(refused.code == 64 && refused.text.contains(says), "{refused}");
+    }
+}
+
+#[tokio::test]
+async fn enrolled_nodes_are_listed_and_revoked() {
+    let place = TestDir::new();
+    place.file("token", "other:0123456789\n");
+    let path = place.path().join("server.sock");
+    let server = TestServer::with(
+        &place,
+        &format!(
+            "[server.admin]\nlisten = \"unix:{}\"\n[server.invitations]\nstore = \"file\"\nfile = {:?}",
+            path.display(),
+            place.path().join("enrolled")
+        ),
+    );
+    let run = |command| {
+        let asked = InvitationsArgs { command, socket: Some(path.clone()) };
+        async move { invitations::manage(asked, &Environment::default()).await }
+    };
+    let code = invited(&server).await;
+    let list = || run(InvitationsCommand::List { output: Format::Text });
+    let told = list().await.unwrap();
+    assert!(told.contains("edge7") && told.contains("no") && told.contains("left"), "{told}");
+    join(server.server.bound.grpc, &code, &place.path().join("etc")).await.unwrap();
+    let told = run(InvitationsCommand::List { output: Format::Json }).await.unwrap();
+    assert_eq!(told.trim(), r#"[{"node":"edge7","joined":true}]"#);
+    let revoke = || run(InvitationsCommand::Revoke { node: "edge7".parse().unwrap() });
+    let told = revoke().await.unwrap();
+    assert!(told.contains("tunnel invite --node edge7") && told.contains("mv edge.toml"), "{told}");
+    let none = revoke().await.unwrap_err();
+    assert!(none.code == 77 && none.text.contains("has not joined by an invitation"), "{none}");
+    assert!(!list().await.unwrap().contains("edge7"));
+}
+
+#[tokio::test]
 async fn a_second_use_and_another_name_are_refused_and_leave_no_files() {
     let place = TestDir::new();
     let servers = cloud(&place, 2);
     let code = invited(&servers[0]).await;
     let [to, second] = ["etc", "second"].map(|name| place.path().join(name));
-    let other = join(servers[1].server.bound.grpc, &code, "edge8", &second).await.unwrap_err();
+    let other =
+        join(servers[1].server.bound.grpc, &code.replace(".edge7", ".edge8"), &second).await.unwrap_err();
     assert!(other.code == 77 && other.text.contains("is for another node"), "{other}");
-    join(servers[0].server.bound.grpc, &code, "edge7", &to).await.unwrap();
-    let again = join(servers[1].server.bound.grpc, &code, "edge7", &second).await.unwrap_err();
+    join(servers[0].server.bound.grpc, &code, &to).await.unwrap();
+    let again = join(servers[1].server.bound.grpc, &code, &second).await.unwrap_err();
     assert!(again.code == 77 && again.text.contains("has been used already"), "{again}");
     assert!(!second.exists());
-    let over = join(servers[1].server.bound.grpc, &code, "edge7", &to).await.unwrap_err();
+    let over = join(servers[1].server.bound.grpc, &code, &to).await.unwrap_err();
     assert!(over.code == 73 && over.text.contains("nothing is overwritten"), "{over}");
     assert_eq!(servers[1].server.metrics.links_rejected.counted("invitation"), 2);
 }
@@ -119,10 +162,10 @@ async fn a_join_whose_response_was_lost_is_repeated_with_the_same_token() {
     let token = "a".repeat(64);
     std::fs::create_dir_all(to.join(".unfinished/token")).unwrap();
     std::fs::write(to.join(".unfinished/token/token"), format!("{token}\n")).unwrap();
-    let secret = line("x:1", &code, "edge7", &to).code.secret();
+    let secret = code.parse::<InvitationCode>().unwrap().secret();
     let died = servers[0].server.enrolment.as_ref().unwrap();
     died.join([127, 0, 0, 1].into(), &secret, "edge7", &token).await.unwrap();
-    join(servers[1].server.bound.grpc, &code, "edge7", &to).await.unwrap();
+    join(servers[1].server.bound.grpc, &code, &to).await.unwrap();
     assert_eq!(std::fs::read_to_string(to.join("token/token")).unwrap(), format!("{token}\n"));
     let _edge = start_edge(&settings(&to));
     servers[1].has("edge7").await;
@@ -134,14 +177,14 @@ async fn another_cloud_gets_no_code_and_one_without_invitations_reports_it() {
     let (ours, others) = (cloud(&place, 1), cloud(&theirs, 1));
     let code = invited(&ours[0]).await;
     let to = place.path().join("etc");
-    let told = join(others[0].server.bound.grpc, &code, "edge7", &to).await.unwrap_err();
+    let told = join(others[0].server.bound.grpc, &code, &to).await.unwrap_err();
     assert!(
         told.code == 69 && told.text.contains("does not belong to the cloud of this invitation"),
         "{told}"
     );
     assert_eq!(others[0].server.metrics.links_rejected.counted("invitation"), 0, "the code was not sent");
     let closed = TestServer::start(&place);
-    let told = join(closed.server.bound.grpc, &code, "edge7", &to).await.unwrap_err();
+    let told = join(closed.server.bound.grpc, &code, &to).await.unwrap_err();
     assert!(told.text.contains("takes no invitations"), "{told}");
     assert!(!to.exists());
 }
@@ -152,7 +195,7 @@ async fn a_revoked_node_loses_its_link_at_every_server() {
     let servers = cloud(&place, 2);
     let code = invited(&servers[0]).await;
     let to = place.path().join("etc");
-    join(servers[0].server.bound.grpc, &code, "edge7", &to).await.unwrap();
+    join(servers[0].server.bound.grpc, &code, &to).await.unwrap();
     let _edge = start_edge(&settings(&to));
     servers[0].has("edge7").await;
     let node = "edge7".parse().unwrap();

@@ -166,6 +166,7 @@ async fn a_page_that_uses_dns_rebinding_reads_and_changes_nothing() {
                 &format!("GET {health}"),
                 "PUT /debug/flags/v",
                 "GET /status",
+                "GET /nodes",
                 "GET /events",
                 "GET /",
                 "GET /x",

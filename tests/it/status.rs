@@ -4,13 +4,15 @@ use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use tunnel::admin::nodes::CloudNodes;
 use tunnel::admin::status::Status;
 use tunnel::command::{Format, status};
 use tunnel::config::Environment;
 
 use crate::support::clients::{echoed, get};
+use crate::support::peer::scripted_server;
 use crate::support::programs::{TestDir, TestServer, at, edge_with, start_edge};
-use crate::support::{Stopwatch, assert_eventually, servers, targets, wait_until};
+use crate::support::{Stopwatch, assert_eventually, hurry, servers, targets, wait_until};
 
 /// Returns the path of a program's admin socket, and the table that configures it.
 fn socket(place: &TestDir, role: &str) -> (PathBuf, String) {
@@ -126,6 +128,53 @@ async fn peers_are_listed_with_their_link_or_its_error() {
     let told = status_with(&path, "the link", linked).await;
     assert_eq!(told.peers[0].error, None);
     assert_eq!(told.peers[0].instance, Some(format!("{:?}", second.server.table.instance())));
+}
+
+#[tokio::test]
+async fn the_nodes_of_all_servers_are_listed_and_an_older_server_is_named() {
+    let place = TestDir::new();
+    let all = servers::addresses(2);
+    let (path, table) = socket(&place, "server");
+    let text = servers::config(&place, all[0], &servers::peers(&all)) + &table;
+    let first = TestServer::from_text(&text);
+    let second = TestServer::from_text(&servers::config(&place, all[1], &servers::peers(&all)));
+    let _near = edge_with(&place, &first, "near", "").await;
+    let _far = edge_with(&place, &second, "far", "").await;
+    // Its script answers no request for nodes, like a server of an older version.
+    let _older = scripted_server(&place, &first, 77).await;
+    let json = status::nodes(Some(path.clone()), Format::Json, &Environment::default()).await.unwrap();
+    let told: CloudNodes = serde_json::from_str(&json).unwrap();
+    let names: Vec<_> = told.nodes.iter().map(|node| (node.name.as_str(), node.server.as_str())).collect();
+    let (own, other) = (format!("{:?}", first.server.table.instance()), all[1].to_string());
+    assert_eq!(names, [("far", other.as_str()), ("near", own.as_str())]);
+    assert!(told.nodes.iter().all(|node| node.since <= told.now));
+    assert!(told.nodes.iter().all(|node| node.address.as_ref().unwrap().starts_with("127.0.0.")));
+    let states: Vec<_> = told.servers.iter().map(|server| (server.nodes, server.state.as_str())).collect();
+    assert_eq!(states, [(1, "complete"), (1, "complete"), (0, "does_not_tell")]);
+    let text = status::nodes(Some(path.clone()), Format::Text, &Environment::default()).await.unwrap();
+    assert!(text.contains("this server") && text.contains("does not tell its nodes"), "{text}");
+    let text = status::status(Some(path), Format::Text, &Environment::default()).await.unwrap();
+    assert!(text.contains("far") && text.contains(&other), "{text}");
+}
+
+#[tokio::test]
+async fn a_watched_status_is_redrawn_until_it_is_interrupted() {
+    let place = TestDir::new();
+    let (path, table) = socket(&place, "server");
+    let _server = TestServer::with(&place, &table);
+    let (shown, stop) = (std::cell::Cell::new(0), tokio::sync::Notify::new());
+    let show = |text: &str| {
+        assert!(text.starts_with("\x1b[H\x1b[2J") && text.contains("no node is connected"), "{text}");
+        shown.set(shown.get() + 1);
+        if shown.get() == 2 {
+            stop.notify_one();
+        }
+    };
+    hurry();
+    let env = Environment::default();
+    let watching = status::watch(Some(path), &env, stop.notified(), show);
+    assert_eq!(assert_eventually("the end", watching).await.unwrap(), "");
+    assert_eq!(shown.get(), 2);
 }
 
 #[tokio::test]

@@ -78,11 +78,7 @@ async fn a_token_file_that_is_missing_or_empty_or_holds_nothing_ends_no_link() {
 async fn an_edge_whose_token_file_has_changed_dials_at_once() {
     let place = TestDir::new();
     place.file("mine", "old\n");
-    let token_file = format!("token_file = \"{}/mine\"", place.path().display());
-    let text = place
-        .edge("node1", targets::nothing().await, "")
-        .replace(&format!("token = \"{TOKEN}\""), &token_file);
-    let edge = start_edge(&text);
+    let edge = start_edge(&with_token_file(&place, targets::nothing().await));
     tokio::time::pause();
     let tries = || edge.metrics.link_reconnects.get();
     wait_within(Duration::from_secs(600), "its pauses have grown to 15 s or more", || tries() >= 12).await;
@@ -98,11 +94,7 @@ async fn an_edge_with_two_tokens_uses_the_one_that_the_cloud_knows() {
     place.file("token", "node1:old\n");
     place.file("mine", "\nnew\n old \n");
     let servers = servers::start(&place, 1);
-    let token_file = format!("token_file = \"{}/mine\"", place.path().display());
-    let text = place
-        .edge("node1", servers[0].server.bound.grpc, "")
-        .replace(&format!("token = \"{TOKEN}\""), &token_file);
-    let _edge = start_edge(&text);
+    let _edge = start_edge(&with_token_file(&place, servers[0].server.bound.grpc));
     servers[0].has("node1").await;
     let link = || servers[0].link("node1").map(|linked| linked.sender.id);
     let first = link();
@@ -113,6 +105,68 @@ async fn an_edge_with_two_tokens_uses_the_one_that_the_cloud_knows() {
         servers[0].server.metrics.links_rejected.counted("token") == 2
     })
     .await;
+}
+
+/// Returns the config of node1's edge, with its token in the file `mine`.
+fn with_token_file(place: &TestDir, server: SocketAddr) -> String {
+    let token_file = format!("token_file = \"{}/mine\"", place.path().display());
+    place.edge("node1", server, "").replace(&format!("token = \"{TOKEN}\""), &token_file)
+}
+
+#[tokio::test]
+async fn a_changed_token_cuts_no_session() {
+    let (place, echo) = (TestDir::new(), targets::echo().await);
+    place.file("token", "node1:old\n");
+    place.file("mine", "old\n");
+    let servers = servers::start(&place, 2);
+    let edge = start_edge(&with_token_file(&place, servers[0].server.bound.grpc));
+    servers[0].has("node1").await;
+    let link = || servers[0].link("node1").map(|linked| linked.sender.id);
+    let first = link();
+    let mut clients = Vec::new();
+    for server in &servers {
+        clients.push(server.open(&at("node1", echo)).await);
+    }
+    for client in &mut clients {
+        echoed(client, "before").await;
+    }
+    hurry();
+    // The edge's file changes first: until the server knows the token too, the older link stays.
+    place.file("mine", "new\n");
+    let refusals = || servers[0].server.metrics.links_rejected.counted("token");
+    wait_within(Duration::from_secs(60), "the new token is refused", || refusals() > 0).await;
+    assert_eq!(link(), first);
+    place.file("token", "node1:new previous=old\n");
+    wait_within(Duration::from_secs(90), "it has another link", || link().is_some() && link() != first).await;
+    for client in &mut clients {
+        echoed(client, "between").await;
+    }
+    let closed = || edge.metrics.links_closed.counted("closed_locally");
+    wait_within(Duration::from_secs(30), "the edge closes its older link", || closed() == 1).await;
+    place.file("token", "node1:new\n");
+    let second = link();
+    tokio::time::sleep(Duration::from_secs(10)).await;
+    assert_eq!(link(), second, "its token is still valid");
+    for client in &mut clients {
+        echoed(client, "after").await;
+    }
+    assert_eq!(edge.metrics.resets.counted("not_allowed"), 0);
+}
+
+#[tokio::test]
+async fn a_link_with_the_previous_token_ends_when_that_goes() {
+    let (place, echo) = (TestDir::new(), targets::echo().await);
+    place.file("token", &format!("node1:new previous={TOKEN}\nnode2:{TOKEN}\n"));
+    let servers = servers::start(&place, 1);
+    let _edge = edge(&place, &servers[0], "node1").await;
+    let _other = edge(&place, &servers[0], "node2").await;
+    let mut client = servers[0].open(&at("node1", echo)).await;
+    echoed(&mut client, "before").await;
+    hurry();
+    place.file("token", &format!("node1:new\nnode2:{TOKEN}\n"));
+    wait_within(Duration::from_secs(10), "its link is closed", || servers[0].link("node1").is_none()).await;
+    is_reset(&mut client).await;
+    assert!(servers[0].link("node2").is_some());
 }
 
 /// Starts an edge that presents a certificate of a CA that no server knows, in addition to its token.

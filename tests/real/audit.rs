@@ -52,15 +52,15 @@ fn each_privileged_action_at_a_server_logs_one_line_with_user_and_address() {
     one_more(&cloud.process, &mut seen, "log level set", &[("actor", "127.0.0.1")]);
 
     let invited = says(&["invite", "--node", "edge7", "--ttl", "90s", &socket]);
-    let line = invited.stdout.lines().map(str::trim).find(|line| line.starts_with("tunnel join ")).unwrap();
-    let code = line.split_whitespace().nth(4).unwrap();
+    let line = invited.stdout.lines().map(str::trim).find(|line| line.starts_with("echo ")).unwrap();
+    let code = line.split_whitespace().nth(1).unwrap();
     let made = [("actor", user.as_str()), ("node", "edge7")];
     one_more(&cloud.process, &mut seen, "invitation created", &made);
 
     let to = place.path().join("etc").display().to_string();
-    let join = |node: &str| says(&["join", &at, "--invitation", code, "--node", node, "--out-dir", &to]);
-    assert_eq!(join("edge8").status.code(), Some(77));
-    assert!(join("edge7").status.success());
+    let join = |code: &str| says(&["join", &at, "--invitation", code, "--out-dir", &to]);
+    assert_eq!(join(&code.replace(".edge7", ".edge8")).status.code(), Some(77));
+    assert!(join(code).status.success());
     let used = [("actor", "edge7"), ("remote_addr", "127.0.0.1")];
     one_more(&cloud.process, &mut seen, "node joined by invitation", &used);
 
@@ -69,11 +69,11 @@ fn each_privileged_action_at_a_server_logs_one_line_with_user_and_address() {
     let text = text.replace(":51010", &format!(":{}", free_port()));
     let mut joined = place.tunnel(("edge", "joined"), &text, &[], &[]);
     cloud.has("edge7");
-    assert!(says(&["revoke", "--node", "edge7", &socket]).status.success());
+    assert!(says(&["invitations", "revoke", "edge7", &socket]).status.success());
     cloud.process.says("links ended: token revoked");
     let revoked = [("actor", user.as_str()), ("node", "edge7")];
     one_more(&cloud.process, &mut seen, "token and open invitations revoked", &revoked);
-    assert!(!says(&["revoke", "--node", "edge7", &socket]).status.success());
+    assert!(!says(&["invitations", "revoke", "edge7", &socket]).status.success());
     joined.terminate();
 
     let _edge = Edge::start(&place, &format!("127.0.0.1:{}", cloud.grpc));

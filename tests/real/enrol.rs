@@ -37,23 +37,23 @@ fn a_node_is_invited_joins_links_and_is_revoked_by_one_command_each() {
     let socket = format!("--socket={}", socket.display());
     let invited = says(&["invite", "--node", "edge7", "--ttl", "90s", &socket]);
     assert!(invited.status.success() && invited.stdout.starts_with("on edge7, within 90 s"), "{invited:?}");
-    let line = invited.stdout.lines().map(str::trim).find(|line| line.starts_with("tunnel join ")).unwrap();
-    let code = line.split_whitespace().nth(4).unwrap().to_owned();
-    assert_eq!(line, format!("tunnel join tunnel.test:{} --invitation {code} --node edge7", cloud.grpc));
+    let line = invited.stdout.lines().map(str::trim).find(|line| line.starts_with("echo ")).unwrap();
+    let code = line.split_whitespace().nth(1).unwrap().to_owned();
+    assert_eq!(line, format!("echo {code} | tunnel join tunnel.test:{} --invitation -", cloud.grpc));
 
     let to = place.path().join("etc");
     let dir = to.display().to_string();
     let server = format!("localhost:{}", cloud.grpc);
-    let join = ["join", &server, "--invitation", &code, "--node", "edge7", "--out-dir", &dir];
+    let join = ["join", &server, "--invitation", &code, "--out-dir", &dir];
     let joined = says(&join);
     assert!(joined.status.success() && joined.stdout.starts_with("edge7 has joined"), "{joined:?}");
     let again = says(&join);
     assert_eq!(again.status.code(), Some(73), "{again:?}");
     let second = format!("{dir}2");
-    let used = says(&[&join[..7], &[second.as_str()][..]].concat());
+    let used = says(&[&join[..5], &[second.as_str()][..]].concat());
     assert_eq!(used.status.code(), Some(77), "{used:?}");
     assert!(used.stderr.contains("has been used already"), "{used:?}");
-    let guess = says(&["join", &server, "--invitation", "guess", "--node", "edge7", "--out-dir", &second]);
+    let guess = says(&["join", &server, "--invitation", "guess", "--out-dir", &second]);
     assert_eq!(guess.status.code(), Some(64), "{guess:?}");
 
     let log = free_port();
@@ -63,10 +63,10 @@ fn a_node_is_invited_joins_links_and_is_revoked_by_one_command_each() {
     edge.answers(log, "/readyz", "");
     cloud.has("edge7");
 
-    let revoked = says(&["revoke", "--node", "edge7", &socket]);
+    let revoked = says(&["invitations", "revoke", "edge7", &socket]);
     assert!(revoked.status.success(), "{revoked:?}");
     cloud.process.says("links ended: token revoked");
-    let none = says(&["revoke", "--node", "edge7", &socket]);
+    let none = says(&["invitations", "revoke", "edge7", &socket]);
     assert!(none.stderr.contains("has not joined by an invitation"), "{none:?}");
     let uid = String::from_utf8(Command::new("id").arg("-u").output().unwrap().stdout).unwrap();
     for act in ["invitation created", "node joined", "invitations revoked"] {

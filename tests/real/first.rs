@@ -43,13 +43,13 @@ steps() { # user, directory of the sockets
     waits "tunnel status | grep -qx 'no node is connected'"
     grep -q "admin socket open path=$2/server.sock" cloud.log
     tunnel invite --node node2 > invited.out
-    $AS $PLACE/$(grep -o 'tunnel join .*' invited.out) --out-dir $PWD/joined > join.out
+    grep -o 'i[^ ]*[.]node2' invited.out | $AS $PLACE/$(grep -o 'tunnel join .*' invited.out) --out-dir $PWD/joined > join.out
     $AS sed -i s/51010/51011/ joined/edge.toml
     serves edge joined edge; edge=$!
     waits "tunnel status | grep -q '^node2 '"
     tunnel status | grep -qx "queried $2/server.sock; others on this machine: --socket=$2/edge.sock"
     tunnel status --socket=$2/edge.sock | grep -q '^edge of node2 '
-    tunnel revoke --node node2 > revoked.out
+    tunnel invitations revoke node2 > revoked.out
     kill $pod $edge; wait $pod $edge
 }
 steps "$nobody" /tmp/tunnel-65534 lone

@@ -40,13 +40,13 @@ fn invited(place: &TestDir, server: usize, node: &str) -> String {
     let socket = format!("--socket={}", socket(place, server).display());
     wait_for("a server creates an invitation", TIMEOUT, || {
         let said = says(&["invite", "--node", node, "--ttl", "1h", &socket]);
-        let line = said.stdout.lines().map(str::trim).find(|line| line.starts_with("tunnel join "))?;
-        line.split_whitespace().nth(4).map(str::to_owned)
+        let line = said.stdout.lines().map(str::trim).find(|line| line.starts_with("echo "))?;
+        line.split_whitespace().nth(1).map(str::to_owned)
     })
 }
 
-fn join(cloud: &str, code: &str, node: &str, to: &Path) -> ProcessOutput {
-    says(&["join", cloud, "--invitation", code, "--node", node, "--out-dir", to.to_str().unwrap()])
+fn join(cloud: &str, code: &str, to: &Path) -> ProcessOutput {
+    says(&["join", cloud, "--invitation", code, "--out-dir", to.to_str().unwrap()])
 }
 
 /// Starts the edge that has joined, with the known port or another one.
@@ -73,7 +73,7 @@ fn race(place: &TestDir, store: &str, args: &[&str]) {
         let racing: Vec<_> = (0..10)
             .map(|number| {
                 let (cloud, code, to) = (format!("localhost:{}", ports[number % 3]), &code, to(number));
-                scope.spawn(move || join(&cloud, code, "edge7", &to))
+                scope.spawn(move || join(&cloud, code, &to))
             })
             .collect();
         racing.into_iter().map(|one| one.join().unwrap()).collect()
@@ -219,7 +219,7 @@ fn a_join_continues_at_another_server_if_its_server_is_killed_in_a_write() {
         let line = Line::to(loopback(dying.grpc));
         let (cloud, to) = (format!("localhost:{}", line.port), place.path().join("etc"));
         let said = thread::scope(|scope| {
-            let joining = scope.spawn(|| join(&cloud, &code, "edge9", &to));
+            let joining = scope.spawn(|| join(&cloud, &code, &to));
             way.stands_still.recv_timeout(TIMEOUT).expect("the server did not write");
             if arrives {
                 is_used(&etcd);
@@ -233,11 +233,11 @@ fn a_join_continues_at_another_server_if_its_server_is_killed_in_a_write() {
             assert!(said.stderr.contains("run the same command again to continue"), "{said:?}");
             line.lead_to(loopback(other.grpc));
         }
-        let said = if has_another { said } else { join(&cloud, &code, "edge9", &to) };
+        let said = if has_another { said } else { join(&cloud, &code, &to) };
         assert!(said.status.success() && said.stdout.starts_with("edge9 has joined"), "{said:?}");
         let _edge = start(&place, &to, (line.port, line.port), &[]);
         other.has("edge9");
-        let second = join(&cloud, &code, "edge9", &place.path().join("second"));
+        let second = join(&cloud, &code, &place.path().join("second"));
         assert!(second.status.code() == Some(77) && second.stderr.contains("used already"), "{second:?}");
     }
 }
@@ -284,10 +284,7 @@ fn a_machine_behind_a_proxy_joins_and_links_only_through_it() {
     let at = format!("tunnel.test:{}", cloud.grpc);
     let joins = |env: &[(&str, &str)]| {
         let mut command = tunnel();
-        command
-            .args(["join", &at, "--invitation", &code, "--node", "edge7", "--out-dir"])
-            .arg(&to)
-            .envs(env.iter().copied());
+        command.args(["join", &at, "--invitation", &code, "--out-dir"]).arg(&to).envs(env.iter().copied());
         run_command("join", &mut command, None, 2 * TIMEOUT)
     };
     let gone = format!("http://127.0.0.1:{}", free_port());

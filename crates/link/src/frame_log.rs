@@ -25,6 +25,12 @@ pub(crate) fn log_frame(what: &str, link: LinkId, frame: &Frame) {
         }
         FrameKind::Drain(_) => trace!(target: FRAMES, %link, kind = "Drain", %node, "{what}"),
         FrameKind::Conflict(_) => trace!(target: FRAMES, %link, kind = "Conflict", %node, "{what}"),
+        FrameKind::ListNodes(asked) => {
+            trace!(target: FRAMES, %link, kind = "ListNodes", number = asked.question, "{what}");
+        }
+        FrameKind::NodePage(page) => {
+            trace!(target: FRAMES, %link, kind = "NodePage", number = page.question, nodes = page.nodes.len(), "{what}");
+        }
         FrameKind::Load(load) => {
             trace!(target: FRAMES, %link, kind = "Load", nodes = load.nodes, stopping = load.stopping, "{what}");
         }

@@ -234,6 +234,8 @@ impl Link {
             FrameKind::Found(found) => self.events.push_back(Event::Found(node, found)),
             FrameKind::Drain(to) => self.events.push_back(Event::Drain(to)),
             FrameKind::Load(load) => self.events.push_back(Event::Load(load)),
+            FrameKind::ListNodes(asked) => self.events.push_back(Event::ListNodes(asked)),
+            FrameKind::NodePage(page) => self.events.push_back(Event::NodePage(page)),
             FrameKind::Conflict(conflict) => self.events.push_back(Event::Conflict(node, conflict)),
         }
     }

@@ -27,7 +27,8 @@ use tunnel_base::metrics::Metrics;
 use tunnel_base::names::{Instance, NodeName, SessionId, Target};
 use tunnel_proto::budget::{Budget, LinkReservation};
 use tunnel_proto::frame::{
-    Category, Conflict, ErrorCode, Found, Load, Opener, Remote, SessionError, SessionFrame, SessionKey,
+    Category, Conflict, ErrorCode, Found, ListNodes, Load, NodePage, Opener, Remote, SessionError,
+    SessionFrame, SessionKey,
 };
 use tunnel_proto::halves::{RecvHalf, SendHalf, WindowLimits};
 use tunnel_proto::state::SessionState;
@@ -90,6 +91,10 @@ pub enum Event {
     Conflict(NodeName, Conflict),
     /// A peer reports how many nodes it has.
     Load(Load),
+    /// A peer requests a page of the nodes that are connected here.
+    ListNodes(ListNodes),
+    /// A peer has sent a page of its nodes.
+    NodePage(NodePage),
 }
 
 /// The limit of sessions is reached, or no memory is left to reserve.

@@ -4,6 +4,7 @@
 use std::fmt;
 use std::fs::{self, OpenOptions};
 use std::io::{self, Write as _};
+use std::net::IpAddr;
 use std::os::unix::fs::OpenOptionsExt as _;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime};
@@ -12,7 +13,7 @@ use rcgen::ExtendedKeyUsagePurpose::{ClientAuth, ServerAuth};
 use rcgen::{
     BasicConstraints, CertificateParams, DnType, IsCa, Issuer, KeyPair, KeyUsagePurpose, PublicKeyData as _,
 };
-use x509_parser::prelude::{FromDer as _, X509Certificate};
+use x509_parser::prelude::{FromDer as _, GeneralName, ParsedExtension, X509Certificate};
 
 /// A CA with its own key. Two CAs never trust each other's certificates.
 pub struct CertificateAuthority {
@@ -58,6 +59,9 @@ pub enum PkiError {
     /// The signer's response to a request is not a certificate for its key.
     #[error("the issued certificate {0}")]
     Foreign(&'static str),
+    /// The earlier certificate cannot be renewed.
+    #[error("the certificate {0}")]
+    Unrenewable(&'static str),
     /// The given CA files are not usable. The text says what was found and what is expected.
     #[error("{0}")]
     NoAuthority(String),
@@ -139,6 +143,40 @@ impl CertificateAuthority {
     pub fn client(&self, name: &str) -> Result<IssuedCert, PkiError> {
         let mut params = params(name, &[], self.until)?;
         params.extended_key_usages = vec![ClientAuth];
+        self.sign(params)
+    }
+
+    /// Issues a certificate with the subject, the names and the uses of an earlier one (PEM, leaf first), and a new key.
+    ///
+    /// # Errors
+    ///
+    /// The certificate cannot be read, or another CA has issued it.
+    pub fn renew(&self, cert: &str) -> Result<IssuedCert, PkiError> {
+        let der = rustls_pemfile::certs(&mut cert.as_bytes()).next().and_then(Result::ok);
+        let der = der.ok_or(PkiError::Unrenewable("holds no `BEGIN CERTIFICATE` block"))?;
+        let parsed = X509Certificate::from_der(&der);
+        let (_, found) = parsed.map_err(|_| PkiError::Unrenewable("is not an X.509 certificate"))?;
+        let ours = rustls_pemfile::certs(&mut self.pem.as_bytes()).next().and_then(Result::ok);
+        let ours = ours.ok_or(PkiError::Unrenewable("cannot be compared with the CA"))?;
+        let parsed = X509Certificate::from_der(&ours);
+        let (_, authority) = parsed.map_err(|_| PkiError::Unrenewable("cannot be compared with the CA"))?;
+        if !is_issued_by(&found, &authority) {
+            return Err(PkiError::Unrenewable("was issued by another CA"));
+        }
+        let common = found.subject().iter_common_name().next().and_then(|name| name.as_str().ok());
+        let names = found.subject_alternative_name().ok().flatten();
+        let names = names.map_or(&[][..], |names| &names.value.general_names);
+        let names: Option<Vec<String>> = names.iter().map(name_text).collect();
+        let names = names.ok_or(PkiError::Unrenewable("has a name that is no DNS name or IP address"))?;
+        let names: Vec<&str> = names.iter().map(String::as_str).collect();
+        let mut params = params(common.unwrap_or_default(), &names, self.until)?;
+        let uses = found.extended_key_usage().ok().flatten();
+        let uses = uses.map_or((false, false), |uses| (uses.value.server_auth, uses.value.client_auth));
+        params.extended_key_usages = [(uses.0, ServerAuth), (uses.1, ClientAuth)]
+            .into_iter()
+            .filter(|(has, _)| *has)
+            .map(|(_, it)| it)
+            .collect();
         self.sign(params)
     }
 
@@ -230,6 +268,32 @@ impl fmt::Debug for CertificateRequest {
     }
 }
 
+/// Returns true if the CA has issued the certificate, by the ids of its key; CAs of this program share their name.
+fn is_issued_by(cert: &X509Certificate<'_>, authority: &X509Certificate<'_>) -> bool {
+    let issuer = cert.extensions().iter().find_map(|extension| match extension.parsed_extension() {
+        ParsedExtension::AuthorityKeyIdentifier(id) => id.key_identifier.as_ref().map(|id| id.0),
+        _ => None,
+    });
+    let own = authority.extensions().iter().find_map(|extension| match extension.parsed_extension() {
+        ParsedExtension::SubjectKeyIdentifier(id) => Some(id.0),
+        _ => None,
+    });
+    cert.issuer().as_raw() == authority.subject().as_raw()
+        && (own.is_none() || issuer.is_none() || issuer == own)
+}
+
+/// Returns a DNS name or an IP address as text; `None` for any other name.
+fn name_text(name: &GeneralName<'_>) -> Option<String> {
+    match name {
+        GeneralName::DNSName(name) => Some((*name).to_owned()),
+        GeneralName::IPAddress(bytes) => {
+            let v4 = <[u8; 4]>::try_from(*bytes).map(IpAddr::from);
+            v4.or_else(|_| <[u8; 16]>::try_from(*bytes).map(IpAddr::from)).ok().map(|ip| ip.to_string())
+        }
+        _ => None,
+    }
+}
+
 fn params(common: &str, names: &[&str], until: SystemTime) -> Result<CertificateParams, PkiError> {
     let names: Vec<_> = names.iter().map(|name| String::from(*name)).collect();
     let mut params =
@@ -267,8 +331,6 @@ const KEY_MODE: u32 = 0o600;
 mod tests {
     use std::os::unix::fs::PermissionsExt as _;
 
-    use x509_parser::prelude::{FromDer, GeneralName, X509Certificate};
-
     use super::*;
 
     const DAY: Duration = Duration::from_secs(24 * 3600);
@@ -301,6 +363,37 @@ mod tests {
         assert!(uses.client_auth && !uses.server_auth);
         assert_eq!(client.issuer().to_string(), "CN=ours");
         assert!(!client.is_ca());
+    }
+
+    #[test]
+    fn a_renewed_certificate_differs_in_key_and_time_alone() {
+        let authority = CertificateAuthority::new("tunnel CA", DAY).unwrap();
+        let server = authority.server(&["cloud.test", "10.0.0.1", "fd00::1"]).unwrap();
+        let client = authority.client("kube-apiserver").unwrap();
+        for before in [server, client] {
+            let after = authority.renew(before.cert()).unwrap();
+            assert_ne!((before.cert(), before.key()), (after.cert(), after.key()));
+            let (before, after) = (der(before.cert()), der(after.cert()));
+            let (_, before) = X509Certificate::from_der(&before).unwrap();
+            let (_, after) = X509Certificate::from_der(&after).unwrap();
+            assert_eq!(before.subject(), after.subject());
+            assert_eq!(before.issuer(), after.issuer());
+            let names = |cert: &X509Certificate<'_>| {
+                let names = cert.subject_alternative_name().unwrap();
+                names.map(|names| format!("{:?}", names.value.general_names))
+            };
+            assert_eq!(names(&before), names(&after));
+            let uses = |cert: &X509Certificate<'_>| {
+                let uses = cert.extended_key_usage().unwrap().unwrap().value.clone();
+                (uses.server_auth, uses.client_auth)
+            };
+            assert_eq!(uses(&before), uses(&after));
+        }
+        let other = CertificateAuthority::new("tunnel CA", DAY).unwrap();
+        let foreign = authority.renew(other.client("a").unwrap().cert()).unwrap_err().to_string();
+        assert_eq!(foreign, "the certificate was issued by another CA");
+        let junk = authority.renew("junk").unwrap_err().to_string();
+        assert_eq!(junk, "the certificate holds no `BEGIN CERTIFICATE` block");
     }
 
     #[test]

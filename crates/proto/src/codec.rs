@@ -10,8 +10,8 @@ use prost::Message as _;
 
 use crate::codec::proto::{Control, StreamMsg};
 use crate::frame::{
-    Category, Conflict, ErrorCode, Found, Frame, FrameKind, Load, MAX_NODE_IPS, Opener, Remote, SessionError,
-    SessionFrame,
+    Category, Conflict, ErrorCode, Found, Frame, FrameKind, ListNodes, ListedNode, Load, MAX_NODE_IPS,
+    MAX_PAGE_NODES, NodePage, Opener, Remote, SessionError, SessionFrame,
 };
 use tunnel_base::logging::printable;
 use tunnel_base::names::{Instance, NodeName, SessionId};
@@ -255,6 +255,15 @@ pub fn to_message(frame: Frame) -> StreamMsg {
                 ..signal(node, LOAD, None)
             }
         }
+        FrameKind::ListNodes(ListNodes { question, after }) => {
+            let addr = after.map(|after| after.as_str().to_owned()).unwrap_or_default();
+            StreamMsg { addr, ..peer_message(node, LIST_NODES, question, Control::default()) }
+        }
+        FrameKind::NodePage(page) => {
+            let (topic, data) = (page.question.to_string(), packed_page(page));
+            let (category, kind) = (STREAM.into(), NODE_PAGE.into());
+            StreamMsg { node, category, r#type: kind, topic, data, addr: String::new() }
+        }
         FrameKind::Conflict(Conflict { instance, reason }) => {
             let said = Control { instance: instance_bytes(instance), reason, ..Control::default() };
             StreamMsg { data: pack(&said), ..signal(node, CONFLICT, None) }
@@ -292,6 +301,13 @@ pub fn from_message(message: StreamMsg, peer: &Remote) -> Result<Frame, FrameErr
             let stopping = ErrorCode::from_wire(said.code) != ErrorCode::NoError;
             FrameKind::Load(Load { nodes: said.nodes, stopping, intercepts: said.intercepts })
         }
+        (STREAM, LIST_NODES) if servers => {
+            let question = control(&message)?.epoch;
+            let after = Some(&message.addr).filter(|after| !after.is_empty());
+            let after = after.map(|after| after.parse().map_err(|_| FrameError::BadField)).transpose()?;
+            FrameKind::ListNodes(ListNodes { question, after })
+        }
+        (STREAM, NODE_PAGE) if servers => FrameKind::NodePage(page(&message)?),
         (STREAM, _) => return Err(FrameError::UnknownType),
         (category, kind) => {
             let names_acceptor = matches!(kind, OPEN | RESUME) && matches!(peer, Remote::Edge(_));
@@ -416,6 +432,26 @@ fn found(c: &Control) -> Found {
     Found { question: c.epoch, here, silence, instance, age, at, authoritative: c.authoritative, ips }
 }
 
+fn packed_page(NodePage { question, nodes, more }: NodePage) -> Bytes {
+    let millis = |time: Duration| u64::try_from(time.as_millis()).unwrap_or(u64::MAX);
+    let nodes = nodes.into_iter().take(MAX_PAGE_NODES).map(|listed| proto::ListedNode {
+        name: listed.node.as_str().to_owned(),
+        age: millis(listed.age),
+        address: listed.address.map(|address| address.to_string()).unwrap_or_default(),
+    });
+    proto::NodePage { question, nodes: nodes.collect(), more }.encode_to_vec().into()
+}
+
+/// Reads a page. Nodes with invalid names, and those past the limit, are left out.
+fn page(message: &StreamMsg) -> Result<NodePage, FrameError> {
+    let said = proto::NodePage::decode(message.data.clone()).map_err(|_| FrameError::BadField)?;
+    let nodes = said.nodes.iter().take(MAX_PAGE_NODES).filter_map(|listed| {
+        let (node, address) = (listed.name.parse().ok()?, listed.address.parse().ok());
+        Some(ListedNode { node, age: Duration::from_millis(listed.age), address })
+    });
+    Ok(NodePage { question: said.question, nodes: nodes.collect(), more: said.more })
+}
+
 fn ip(bytes: &Bytes) -> Option<IpAddr> {
     let v4 = <[u8; 4]>::try_from(&bytes[..]).map(IpAddr::from);
     v4.or_else(|_| <[u8; 16]>::try_from(&bytes[..]).map(IpAddr::from)).ok()
@@ -466,6 +502,8 @@ const FOUND: &str = "found";
 const DRAIN: &str = "drain";
 const CONFLICT: &str = "conflict";
 const LOAD: &str = "load";
+const LIST_NODES: &str = "list-nodes";
+const NODE_PAGE: &str = "node-page";
 const OPEN: &str = "connecting";
 const RESUME: &str = "resume";
 
@@ -680,6 +718,15 @@ mod extension_tests {
         let (edge, server) = ([Remote::Edge(node.clone()), Remote::Server(node.clone())], [Remote::Peer]);
         let conflict = FrameKind::Conflict(Conflict { instance, reason: "two machines".into() });
         let load = |nodes| Load { nodes, stopping: false, intercepts: false };
+        let first = ListNodes { question: 7, after: None };
+        let next = ListNodes { after: Some(node.clone()), ..first.clone() };
+        let listed = |address: Option<&str>| ListedNode {
+            node: node.clone(),
+            age: Duration::from_secs(3),
+            address: address.map(|address| address.parse().unwrap()),
+        };
+        let nodes = vec![listed(None), listed(Some("10.0.0.7:1")), listed(Some("[fd00::7]:2"))];
+        let page = NodePage { question: 7, nodes, more: true };
         for (body, theirs, others) in [
             (FrameKind::Ping(Some(7)), [&edge[..], &server].concat(), vec![]),
             (FrameKind::Pong(Some(7)), [&edge[..], &server].concat(), vec![]),
@@ -689,6 +736,9 @@ mod extension_tests {
             (FrameKind::Load(Load { stopping: true, ..load(300) }), server.to_vec(), edge.to_vec()),
             (FrameKind::Load(Load { intercepts: true, ..load(1) }), server.to_vec(), edge.to_vec()),
             (FrameKind::Find(5), server.to_vec(), edge.to_vec()),
+            (FrameKind::ListNodes(first), server.to_vec(), edge.to_vec()),
+            (FrameKind::ListNodes(next), server.to_vec(), edge.to_vec()),
+            (FrameKind::NodePage(page), server.to_vec(), edge.to_vec()),
             (FrameKind::Found(found), server.to_vec(), edge.to_vec()),
             (FrameKind::Found(away), server.to_vec(), edge.to_vec()),
             (conflict, vec![edge[1].clone(), Remote::Peer], edge[..1].to_vec()),
@@ -701,6 +751,22 @@ mod extension_tests {
                 assert_eq!(from_message(to_message(frame.clone()), peer), Err(FrameError::UnknownType));
             }
         }
+    }
+
+    #[test]
+    fn a_page_of_nodes_is_bounded_and_leaves_out_invalid_names() {
+        let listed = |name: &str| proto::ListedNode { name: name.to_owned(), ..Default::default() };
+        let read = |nodes: Vec<_>| {
+            let data = proto::NodePage { question: 1, nodes, more: false }.encode_to_vec().into();
+            page(&StreamMsg { data, ..StreamMsg::default() })
+        };
+        let names = |nodes| {
+            read(nodes).unwrap().nodes.into_iter().map(|one| one.node.to_string()).collect::<Vec<_>>()
+        };
+        assert_eq!(names(vec![listed("a"), listed(""), listed("\u{1b}[2J"), listed("b")]), ["a", "b"]);
+        assert_eq!(names(vec![listed("a"); MAX_PAGE_NODES + 1]).len(), MAX_PAGE_NODES);
+        let junk = StreamMsg { data: Bytes::from_static(b"\xff"), ..StreamMsg::default() };
+        assert_eq!(page(&junk), Err(FrameError::BadField));
     }
 
     #[test]

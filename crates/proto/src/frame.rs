@@ -43,7 +43,45 @@ pub enum FrameKind {
     Conflict(Conflict),
     /// Between servers: the number of nodes connected to the sender.
     Load(Load),
+    /// Between servers: requests a page of the nodes that are connected to the remote.
+    ListNodes(ListNodes),
+    /// Between servers: the reply to ListNodes.
+    NodePage(NodePage),
 }
+
+/// A request for a page of a server's nodes.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ListNodes {
+    /// Number of the request, which the reply repeats.
+    pub question: u64,
+    /// Last node of the previous page; `None` requests the first page.
+    pub after: Option<NodeName>,
+}
+
+/// A page of the nodes that are connected to a server, in the order of their names.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct NodePage {
+    /// Number of the request.
+    pub question: u64,
+    /// The nodes, at most [`MAX_PAGE_NODES`].
+    pub nodes: Vec<ListedNode>,
+    /// Whether further nodes follow the last one.
+    pub more: bool,
+}
+
+/// A node in a [`NodePage`].
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ListedNode {
+    /// Name of the node.
+    pub node: NodeName,
+    /// Time since its link was made, in whole milliseconds.
+    pub age: Duration,
+    /// Address from which it is linked, if known.
+    pub address: Option<SocketAddr>,
+}
+
+/// Maximum number of nodes in a [`NodePage`].
+pub const MAX_PAGE_NODES: usize = 500;
 
 /// The load of a server, as announced to its peers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -13,7 +13,8 @@ use tokio::time::Instant;
 use crate::codec::proto::StreamMsg;
 use crate::codec::{self, Decoder, encode, from_message, to_message};
 use crate::frame::{
-    Category, Conflict, ErrorCode, Found, Frame, FrameKind, Load, Remote, SessionError, SessionFrame,
+    Category, Conflict, ErrorCode, Found, Frame, FrameKind, ListNodes, ListedNode, Load, NodePage, Remote,
+    SessionError, SessionFrame,
 };
 use crate::hello::{Caller, Hello, LinkPurpose};
 use crate::superedge::{PlainCodec, PlainEvent};
@@ -128,6 +129,29 @@ fn signals() -> Vec<(&'static str, FrameKind, Remote)> {
     ]
 }
 
+/// Returns the frames for lists of nodes, which only servers receive.
+fn node_lists() -> Vec<(&'static str, FrameKind, Remote)> {
+    let address = Some(([10, 0, 0, 7], 40_000).into());
+    let listed = vec![
+        ListedNode { node: node(), age: Duration::from_secs(60), address },
+        ListedNode { node: "edge-2".parse().unwrap(), age: Duration::ZERO, address: None },
+    ];
+    vec![
+        ("list-nodes", FrameKind::ListNodes(ListNodes { question: 7, after: None }), Remote::Peer),
+        (
+            "list-nodes, next",
+            FrameKind::ListNodes(ListNodes { question: 8, after: Some(node()) }),
+            Remote::Peer,
+        ),
+        ("node-page", FrameKind::NodePage(NodePage { question: 7, nodes: listed, more: true }), Remote::Peer),
+        (
+            "node-page, last",
+            FrameKind::NodePage(NodePage { question: 8, nodes: vec![], more: false }),
+            Remote::Peer,
+        ),
+    ]
+}
+
 /// Returns the messages of a plain link: from a server to its edge, and from an edge to its server.
 fn plainly() -> Vec<(&'static str, StreamMsg)> {
     let mut said = Vec::new();
@@ -205,6 +229,9 @@ async fn every_frame_and_header_is_byte_for_byte_as_it_was_recorded() {
     now.push(("header of a server", headers(&Caller::peer_request(instance()))));
     now.push(("header of a server, backup", headers(&Caller::peer_backup_request(instance()))));
     now.push(("header of a response", headers(&Hello::response(instance()))));
+    for (name, body, _) in node_lists() {
+        now.push((name, hex(to_message(Frame { node: node(), body }))));
+    }
     let now: String = now.iter().map(|(name, said)| format!("{name} = {}\n", said.trim_end())).collect();
     let recorded = include_str!("recorded.txt");
     for (now, recorded) in now.lines().zip(recorded.lines()) {
@@ -228,7 +255,7 @@ fn every_recorded_frame_is_still_understood() {
         let frame = Frame { node: node(), body: FrameKind::Session(id(), Category::HttpProxy, frame) };
         assert_eq!(from_message(read(name), &Remote::Peer), Ok(frame), "{name}");
     }
-    for (name, body, peer) in signals() {
+    for (name, body, peer) in signals().into_iter().chain(node_lists()) {
         assert_eq!(from_message(read(name), &peer), Ok(Frame { node: node(), body }), "{name}");
     }
 }

@@ -1,4 +1,4 @@
-//! Stands in for `tunnel invite`, `revoke` and `join` in a build without invitations.
+//! Stands in for `tunnel invite`, `invitations` and `join` in a build without invitations.
 
 use crate::command::{AnyArgs, CommandError};
 use crate::config::Environment;
@@ -6,8 +6,8 @@ use crate::parts;
 
 /// Arguments of `tunnel invite`.
 pub type InviteArgs = AnyArgs;
-/// Arguments of `tunnel revoke`.
-pub type RevokeArgs = AnyArgs;
+/// Arguments of `tunnel invitations`.
+pub type InvitationsArgs = AnyArgs;
 /// Arguments of `tunnel join`.
 pub type JoinArgs = AnyArgs;
 
@@ -20,12 +20,12 @@ pub async fn invite(_: AnyArgs, _: &Environment) -> Result<String, CommandError>
     absent()
 }
 
-/// Returns the reason why this build revokes no invitation.
+/// Returns the reason why this build has no invitations.
 ///
 /// # Errors
 ///
 /// Always.
-pub async fn revoke(_: AnyArgs, _: &Environment) -> Result<String, CommandError> {
+pub async fn manage(_: AnyArgs, _: &Environment) -> Result<String, CommandError> {
     absent()
 }
 
@@ -34,7 +34,7 @@ pub async fn revoke(_: AnyArgs, _: &Environment) -> Result<String, CommandError>
 /// # Errors
 ///
 /// Always.
-pub async fn run(_: &AnyArgs, _: &Environment) -> Result<String, CommandError> {
+pub async fn run(_: &AnyArgs, _: &Environment, _: impl std::io::Read) -> Result<String, CommandError> {
     absent()
 }
 

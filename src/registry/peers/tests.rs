@@ -2,6 +2,7 @@ use futures_util::FutureExt as _;
 use tokio::sync::mpsc;
 
 use crate::registry::peers::MAX_KNOWN;
+use crate::registry::peers::node_list::{ListEnd, MAX_LISTED};
 use crate::registry::peers::peer::REDIAL_DELAY;
 use crate::registry::peers::peer::TlsPeerDialer;
 use tunnel_base::metrics::Metrics;
@@ -11,7 +12,7 @@ use tunnel_link::table::{SessionLimits, SessionTable};
 use tunnel_net::pool::Pool;
 use tunnel_net::reload::Reload;
 use tunnel_net::tls::{self, PeerTls, TlsClientConfig, Trust};
-use tunnel_proto::frame::Remote;
+use tunnel_proto::frame::{ListedNode, MAX_PAGE_NODES, Remote};
 use tunnel_proto::halves::WindowLimits;
 use tunnel_proto::hello::Dialect;
 
@@ -190,6 +191,74 @@ async fn an_answer_goes_to_who_asked_over_that_link_and_no_other() {
     assert_eq!(peers.on_found(&link, found(UNSOLICITED)), Some(found(UNSOLICITED)));
     peers.remove(&link);
     assert!(peers.all().is_empty() && peers.questions.lock().is_empty());
+}
+
+/// Returns a page with these nodes.
+fn page(question: u64, names: &[String], more: bool) -> NodePage {
+    let listed =
+        |name: &String| ListedNode { node: name.parse().unwrap(), age: Duration::ZERO, address: None };
+    NodePage { question, nodes: names.iter().map(listed).collect(), more }
+}
+
+/// Answers each request that is pending, as `answers` does with its number.
+async fn answer_pages(peers: &Peers, link: &LinkSender, answers: impl Fn(u64) -> NodePage) {
+    loop {
+        let pending: Vec<_> = peers.pages.lock().keys().filter(|(_, id)| *id == link.id).copied().collect();
+        for (question, _) in pending {
+            peers.on_node_page(link, answers(question));
+        }
+        tokio::time::sleep(Duration::from_millis(1)).await;
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_nodes_of_all_peers_are_listed_and_a_silent_peer_is_named() {
+    let (peers, _tell, _made) = peers(&["127.0.0.1:1"]);
+    let link = |id: u64| {
+        LinkSender::new(LinkId(id), Remote::Peer, Some(Instance::from_bits(id.into())), Dialect::NEWEST)
+    };
+    let (told, silent) = (link(7), link(8));
+    peers.add_incoming(&told, false);
+    peers.add_incoming(&silent, false);
+    // Over another link the answer is dropped.
+    peers.on_node_page(&silent, page(1, &["b".to_owned()], false));
+    let answers =
+        answer_pages(&peers, &told, |question| page(question, &["a".to_owned(), "b".to_owned()], false));
+    let listed = tokio::select! {
+        listed = peers.list_nodes() => listed,
+        () = answers => unreachable!(),
+    };
+    let ends: Vec<_> = listed.iter().map(|one| (one.server.to_string(), one.nodes.len(), &one.end)).collect();
+    assert!(matches!(ends[0].2, ListEnd::NotLinked(_)), "{ends:?}");
+    let of =
+        |link: &Arc<LinkSender>| listed.iter().find(|one| one.server.process() == link.instance).unwrap();
+    assert_eq!((of(&told).nodes.len(), &of(&told).end), (2, &ListEnd::Complete));
+    assert_eq!((of(&silent).nodes.len(), &of(&silent).end), (0, &ListEnd::Silent));
+    assert!(peers.pages.lock().is_empty());
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_peer_with_nodes_without_end_gets_its_share_of_the_list() {
+    let (peers, _tell, _made) = peers(&[]);
+    let link = LinkSender::new(LinkId(7), Remote::Peer, Some(Instance::from_bits(7)), Dialect::NEWEST);
+    peers.add_incoming(&link, false);
+    let full = |question: u64| {
+        let names: Vec<_> = (0..MAX_PAGE_NODES).map(|n| format!("node-{question}-{n}")).collect();
+        page(question, &names, true)
+    };
+    let answers = answer_pages(&peers, &link, full);
+    let listed = tokio::select! {
+        listed = peers.list_nodes() => listed,
+        () = answers => unreachable!(),
+    };
+    assert_eq!((listed[0].nodes.len(), &listed[0].end), (MAX_LISTED, &ListEnd::Truncated));
+    // An empty page ends the list, even if more is announced.
+    let answers = answer_pages(&peers, &link, |question| page(question, &[], true));
+    let listed = tokio::select! {
+        listed = peers.list_nodes() => listed,
+        () = answers => unreachable!(),
+    };
+    assert_eq!((listed[0].nodes.len(), &listed[0].end), (0, &ListEnd::Complete));
 }
 
 #[tokio::test(start_paused = true)]

@@ -8,13 +8,24 @@ use subtle::ConstantTimeEq;
 use crate::names::NodeName;
 
 /// The contents of a token file (docs/superedge.md#token-file). Each line is `node:token`; spaces are dropped, and
-/// later lines win. `default` applies to nodes without their own line. A node whose line has no token is blocked. The
-/// node's addresses may follow the token: `node:token ip=10.0.0.7,fd00::7`. Never logged or displayed.
+/// later lines win. `default` applies to nodes without their own line. A node whose line has no token is blocked.
+///
+/// Words may follow the token: `node:token previous=OLD ip=10.0.0.7,fd00::7` accepts both tokens while the edge
+/// changes its own, and lists the node's addresses. Never logged or displayed.
 pub struct NodeTokens {
-    lines: HashMap<String, String>,
+    lines: HashMap<String, TokenLine>,
     /// Each address, with the node whose line contains it.
     ips: Vec<(IpAddr, NodeName)>,
     errors: Vec<(usize, &'static str)>,
+}
+
+/// The tokens of a line.
+#[derive(Clone, PartialEq, Eq)]
+struct TokenLine {
+    /// Empty if the line blocks its node.
+    token: String,
+    /// The earlier token, which remains valid while the edge changes to the new one.
+    previous: Option<String>,
 }
 
 /// Why a token does not authenticate a node.
@@ -66,16 +77,22 @@ impl NodeTokens {
         let (mut lines, mut errors) = (HashMap::new(), Vec::new());
         let mut ips: HashMap<String, Vec<IpAddr>> = HashMap::new();
         for (at, line) in (1..).zip(text.lines()) {
-            let (line, addresses) = addresses(line);
+            let (line, words) = split_words(line);
             let line = line.replace(' ', "");
             if line.is_empty() || line.starts_with('#') {
                 continue;
             }
             let mut parts = line.split(':');
             let (node, token, more) = (parts.next().unwrap_or_default(), parts.next(), parts.next());
+            let addresses = words.addresses();
             let are_none = addresses.is_none();
             ips.insert(node.to_ascii_lowercase(), addresses.unwrap_or_default());
-            let before = token.and_then(|t| lines.insert(node.to_ascii_lowercase(), t.to_owned()));
+            let before = token.and_then(|token| {
+                // A blocked node stays blocked, whatever its earlier token was.
+                let previous = words.previous.filter(|previous| !token.is_empty() && is_token(previous));
+                let line = TokenLine { token: token.to_owned(), previous: previous.map(str::to_owned) };
+                lines.insert(node.to_ascii_lowercase(), line)
+            });
             let error = match token {
                 None => "it has no ':' and is ignored; write node:token",
                 Some(_) if are_none => {
@@ -87,6 +104,9 @@ impl NodeTokens {
                 Some("") => "it has no token, so nothing authenticates its node",
                 _ if more.is_some() => {
                     "the text after its second ':' is ignored: a token cannot contain a colon"
+                }
+                _ if words.previous.is_some_and(|previous| !is_token(previous)) => {
+                    "the text after its previous= is ignored: not a token; write the earlier token there"
                 }
                 _ if before.is_some() => "it overrides an earlier line of the same node",
                 _ => continue,
@@ -113,10 +133,13 @@ impl NodeTokens {
     /// The error is for operators: the edge must only learn that it was refused.
     pub fn prove(&self, node: &NodeName, token: &str) -> Result<(), TokenError> {
         let own = self.lines.get(&node.as_str().to_ascii_lowercase());
-        let expected = own.or_else(|| self.lines.get(DEFAULT)).map_or("", String::as_str);
-        let equal: bool = expected.as_bytes().ct_eq(token.as_bytes()).into();
+        let line = own.or_else(|| self.lines.get(DEFAULT));
+        let expected = line.map_or("", |line| &line.token);
+        let previous = line.and_then(|line| line.previous.as_deref()).unwrap_or(expected);
+        let is_equal = |expected: &str| expected.as_bytes().ct_eq(token.as_bytes());
+        let equal: bool = (is_equal(expected) | is_equal(previous)).into();
         match (equal, own) {
-            (_, Some(own)) if own.is_empty() => Err(TokenError::Blocked(node.clone())),
+            (_, Some(own)) if own.token.is_empty() => Err(TokenError::Blocked(node.clone())),
             _ if expected.is_empty() => Err(TokenError::NoLine(node.clone())),
             (true, _) => Ok(()),
             (false, Some(_)) => Err(TokenError::Mismatch("the node's own line")),
@@ -126,17 +149,17 @@ impl NodeTokens {
 
     /// Returns true if the node's own line has no token, so that nothing authenticates the node.
     pub fn is_blocked(&self, node: &NodeName) -> bool {
-        self.lines.get(&node.as_str().to_ascii_lowercase()).is_some_and(String::is_empty)
+        self.lines.get(&node.as_str().to_ascii_lowercase()).is_some_and(|line| line.token.is_empty())
     }
 
     /// Returns true if nodes without a line share a token.
     pub fn has_default(&self) -> bool {
-        self.lines.get(DEFAULT).is_some_and(|token| !token.is_empty())
+        self.lines.get(DEFAULT).is_some_and(|line| !line.token.is_empty())
     }
 
     /// Returns true if any node is blocked.
     pub fn shut_some_out(&self) -> bool {
-        self.lines.iter().any(|(node, token)| token.is_empty() && node != DEFAULT)
+        self.lines.iter().any(|(node, line)| line.token.is_empty() && node != DEFAULT)
     }
 
     /// Returns the faulty lines, counted from 1, with their errors; at most `MAX_FAULTS`.
@@ -161,6 +184,20 @@ impl NodeTokens {
         names.into_iter().collect()
     }
 
+    /// Returns the nodes with a line, sorted, including `default`, each with what its line does. Text that is not the
+    /// name of a node is left out: it may be a misplaced token.
+    pub fn entries(&self) -> Vec<(&str, TokenEntry)> {
+        let lines = self.lines.iter().filter(|(node, _)| node.parse::<NodeName>().is_ok());
+        let state = |line: &TokenLine| match line {
+            TokenLine { token, .. } if token.is_empty() => TokenEntry::Blocked,
+            TokenLine { previous: Some(_), .. } => TokenEntry::Rotating,
+            TokenLine { .. } => TokenEntry::Token,
+        };
+        let mut entries: Vec<_> = lines.map(|(node, line)| (node.as_str(), state(line))).collect();
+        entries.sort_unstable_by_key(|(node, _)| *node);
+        entries
+    }
+
     /// Returns the number of lines that apply.
     pub fn len(&self) -> usize {
         self.lines.len()
@@ -168,20 +205,131 @@ impl NodeTokens {
 
     /// Returns true if no line has a token.
     pub fn is_empty(&self) -> bool {
-        self.lines.values().all(String::is_empty)
+        self.lines.values().all(|line| line.token.is_empty())
     }
 }
 
-/// Splits off a line's last word if it starts with `ip=`, and parses its addresses, which are `None` if they are
-/// invalid.
-fn addresses(line: &str) -> (&str, Option<Vec<IpAddr>>) {
-    match line.trim_end().rsplit_once([' ', '\t']) {
-        Some((before, word)) => match word.strip_prefix("ip=") {
-            Some(list) => (before, list.split(',').map(|ip| ip.parse().ok()).collect()),
-            None => (line, Some(Vec::new())),
-        },
-        None => (line, Some(Vec::new())),
+/// What the line of a node does.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum TokenEntry {
+    /// The node has a token.
+    Token,
+    /// The node has a token, and its previous one is still accepted.
+    Rotating,
+    /// The line has no token, which blocks the node.
+    Blocked,
+}
+
+/// Why the token of a node cannot be rotated.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum RotateError {
+    /// No line applies to the node.
+    #[error(
+        "{0} has no line in the token file, and there is no default; invite a node that has joined again"
+    )]
+    NoLine(NodeName),
+    /// The node's line has no token.
+    #[error("the line of {0} has no token, which blocks the node; write a token there, or remove the line")]
+    Blocked(NodeName),
+    /// The earlier token of the node is still accepted, and a third one would exclude it.
+    #[error("the previous token of {0} is still accepted; finish that rotation first")]
+    Rotating(NodeName),
+    /// The current token cannot follow `previous=`.
+    #[error("the token of {0} contains a tab or a control character; write a new one into its line by hand")]
+    Unusual(NodeName),
+    /// The line has no previous token.
+    #[error("{0} has no previous token in the token file; there is no rotation to finish")]
+    Finished(NodeName),
+}
+
+/// Returns a token file's text in which `token` is the new token of the node, and its current one the previous one. A
+/// node without its own line gets one.
+///
+/// # Errors
+///
+/// Returns an error if the node has no token now, or has a previous one.
+pub fn rotate(text: &str, node: &NodeName, token: &str) -> Result<String, RotateError> {
+    let tokens = NodeTokens::parse(text);
+    let name = node.as_str().to_ascii_lowercase();
+    let own = tokens.lines.get(&name);
+    let line = own.or_else(|| tokens.lines.get(DEFAULT));
+    let line = line.ok_or_else(|| RotateError::NoLine(node.clone()))?;
+    let TokenLine { token: current, previous } = line;
+    match (own, previous) {
+        (Some(_), _) if current.is_empty() => Err(RotateError::Blocked(node.clone())),
+        _ if current.is_empty() => Err(RotateError::NoLine(node.clone())),
+        (_, Some(_)) => Err(RotateError::Rotating(node.clone())),
+        _ if !is_token(current) => Err(RotateError::Unusual(node.clone())),
+        _ => Ok(with_line(text, &name, &format!("{token} {PREVIOUS}{current}"))),
     }
+}
+
+/// Returns a token file's text without the previous token of the node.
+///
+/// # Errors
+///
+/// Returns an error if the node has no previous token.
+pub fn finish_rotation(text: &str, node: &NodeName) -> Result<String, RotateError> {
+    let tokens = NodeTokens::parse(text);
+    let name = node.as_str().to_ascii_lowercase();
+    match tokens.lines.get(&name) {
+        Some(TokenLine { token, previous: Some(_) }) => Ok(with_line(text, &name, token)),
+        _ => Err(RotateError::Finished(node.clone())),
+    }
+}
+
+/// Replaces the tokens of the line that applies to the node, or appends one. Its addresses and other lines stay.
+fn with_line(text: &str, name: &str, tokens: &str) -> String {
+    let node_of = |line: &str| {
+        let line = split_words(line).0.replace(' ', "");
+        let node = line.split_once(':').map(|(node, _)| node.to_owned());
+        node.filter(|node| node.eq_ignore_ascii_case(name))
+    };
+    let applies = text.lines().enumerate().filter(|(_, line)| node_of(line).is_some()).last();
+    let mut lines: Vec<String> = text.lines().map(str::to_owned).collect();
+    match applies {
+        Some((at, line)) => {
+            let addresses = split_words(line).1.ip.map_or_else(String::new, |list| format!(" {IP}{list}"));
+            lines[at] = format!("{}:{tokens}{addresses}", node_of(line).unwrap_or_default());
+        }
+        None => lines.push(format!("{name}:{tokens}")),
+    }
+    lines.join("\n") + "\n"
+}
+
+/// The words after the token of a line, each without its name.
+#[derive(Default)]
+struct LineWords<'a> {
+    ip: Option<&'a str>,
+    previous: Option<&'a str>,
+}
+
+impl LineWords<'_> {
+    /// Returns the addresses; `None` if they are invalid.
+    fn addresses(&self) -> Option<Vec<IpAddr>> {
+        self.ip.map_or_else(|| Some(Vec::new()), |list| list.split(',').map(|ip| ip.parse().ok()).collect())
+    }
+}
+
+/// Splits off a line's last words that start with `ip=` or `previous=`, in any order.
+fn split_words(line: &str) -> (&str, LineWords<'_>) {
+    let (mut rest, mut words) = (line, LineWords::default());
+    while let Some((before, word)) = rest.trim_end().rsplit_once([' ', '\t']) {
+        if let Some(list) = word.strip_prefix(IP) {
+            words.ip = Some(list);
+        } else if let Some(previous) = word.strip_prefix(PREVIOUS) {
+            words.previous = Some(previous);
+        } else {
+            break;
+        }
+        rest = before;
+    }
+    (rest, words)
+}
+
+/// Returns true if a token file can contain that token.
+fn is_token(text: &str) -> bool {
+    !text.is_empty() && !text.contains(|c: char| c == ':' || c.is_whitespace() || c.is_control())
 }
 
 impl std::fmt::Debug for NodeTokens {
@@ -195,6 +343,10 @@ const MAX_FAULTS: usize = 20;
 
 /// Name of the line for nodes without their own line.
 const DEFAULT: &str = "default";
+
+/// The words after a token: the node's addresses, and its earlier token.
+const IP: &str = "ip=";
+const PREVIOUS: &str = "previous=";
 
 #[cfg(test)]
 mod tests {
@@ -287,6 +439,27 @@ mod tests {
     }
 
     #[test]
+    fn a_line_may_name_the_previous_token_and_both_prove_the_node() {
+        let text = "node7:NEW previous=OLD\nnode8:N ip=10.0.0.8 previous=O\nnode9:a previous=b\nnode9:c previous=d \n\
+                    default:D previous=E\n";
+        assert!(prove(text, "node7", "NEW") && prove(text, "node7", "OLD"));
+        assert!(prove(text, "node8", "N") && prove(text, "node8", "O"));
+        assert!(prove(text, "node9", "c") && prove(text, "node9", "d"), "the later line applies");
+        assert!(!prove(text, "node9", "a") && !prove(text, "node9", "b"));
+        assert!(prove(text, "other", "E") && !prove(text, "node7", "E"));
+        assert!(!prove(text, "node7", "NEWprevious=OLD") && !prove(text, "node7", ""));
+        assert_eq!(NodeTokens::parse(text).ips().len(), 1);
+        assert!(!prove("node7: previous=OLD", "node7", "OLD"), "the node is blocked");
+        for bad in ["node7:a previous=", "node7:a previous=b:c"] {
+            let tokens = NodeTokens::parse(bad);
+            assert!(tokens.errors()[0].1.contains("previous="), "{bad}");
+            assert!(prove(bad, "node7", "a") && !prove(bad, "node7", "") && !prove(bad, "node7", "b"));
+        }
+        let changed = NodeTokens::parse("node7:NEW\n");
+        assert_eq!(NodeTokens::parse("node7:NEW previous=OLD").changed_since(&changed), ["node7"]);
+    }
+
+    #[test]
     fn what_has_changed_is_told_by_the_names_of_nodes() {
         let earlier = NodeTokens::parse("default:a\nsame:b\nother:c\ngone:d\n");
         let later = NodeTokens::parse("default:e\nsame:b\nother:f\nnew:g\nno name!:h\n");
@@ -294,7 +467,64 @@ mod tests {
         assert_eq!(later.changed_since(&later), Vec::<&str>::new());
     }
 
+    #[test]
+    fn a_rotation_keeps_both_tokens_and_every_other_line_until_it_is_finished() {
+        let text = "# mine\nnode7:a\nNode7 : o l d ip=10.0.0.7\nnode8:b";
+        let node = "node7".parse().unwrap();
+        let rotated = rotate(text, &node, "new").unwrap();
+        assert_eq!(rotated, "# mine\nnode7:a\nNode7:new previous=old ip=10.0.0.7\nnode8:b\n");
+        assert_eq!(rotate(&rotated, &node, "newer"), Err(RotateError::Rotating(node.clone())));
+        let finished = finish_rotation(&rotated, &node).unwrap();
+        assert_eq!(finished, "# mine\nnode7:a\nNode7:new ip=10.0.0.7\nnode8:b\n");
+        assert_eq!(finish_rotation(&finished, &node), Err(RotateError::Finished(node.clone())));
+        let shared = rotate("default:d\n", &node, "new").unwrap();
+        assert_eq!(shared, "default:d\nnode7:new previous=d\n");
+        for (text, error) in [
+            ("node8:b\n", RotateError::NoLine(node.clone())),
+            ("default:\n", RotateError::NoLine(node.clone())),
+            ("default:d\nnode7:\n", RotateError::Blocked(node.clone())),
+            ("default:d previous=e\n", RotateError::Rotating(node.clone())),
+        ] {
+            assert_eq!(rotate(text, &node, "new"), Err(error), "{text}");
+        }
+    }
+
+    #[test]
+    fn entries_have_names_and_no_tokens() {
+        let tokens = NodeTokens::parse("node2:a previous=b\nnode1:c\nSECRET !:d\nnode3:\ndefault:e\n");
+        let entries = [
+            ("default", TokenEntry::Token),
+            ("node1", TokenEntry::Token),
+            ("node2", TokenEntry::Rotating),
+            ("node3", TokenEntry::Blocked),
+        ];
+        assert_eq!(tokens.entries(), entries);
+    }
+
     proptest! {
+        #[test]
+        fn after_a_rotation_both_tokens_prove_the_node_and_others_keep_theirs(
+            lines in proptest::collection::vec("(node[1-3]|default)? ?:?[a-c]{0,2}( previous=[a-c])?( ip=10[.]0[.]0[.]1)?\t?", 0..6),
+            at in 1..4,
+        ) {
+            let text = lines.join("\n");
+            let node: NodeName = format!("node{at}").parse().unwrap();
+            let before = NodeTokens::parse(&text);
+            if let Ok(rotated) = rotate(&text, &node, "new") {
+                let after = NodeTokens::parse(&rotated);
+                prop_assert!(after.prove(&node, "new").is_ok());
+                for token in ["a", "b", "ab", "ca"] {
+                    for n in 1..4 {
+                        let other: NodeName = format!("node{n}").parse().unwrap();
+                        prop_assert_eq!(after.prove(&other, token).is_ok(), before.prove(&other, token).is_ok());
+                    }
+                }
+                let finished = NodeTokens::parse(&finish_rotation(&rotated, &node).unwrap());
+                prop_assert!(finished.prove(&node, "new").is_ok());
+                prop_assert!(finished.prove(&node, "a").is_err());
+            }
+        }
+
         #[test]
         fn no_text_makes_it_panic_or_shows_a_token(text in ".{0,200}") {
             let tokens = NodeTokens::parse(&text);

@@ -17,7 +17,8 @@ use crate::sender::{INITIAL_RTT_MICROS, LinkSender, MAX_QUEUED_REPLIES};
 use tunnel_base::metrics::Metrics;
 use tunnel_base::names::{Instance, NodeName};
 use tunnel_proto::frame::{
-    Conflict, ErrorCode, Found, Frame, FrameKind, Load, SessionError, SessionFrame, SessionKey,
+    Conflict, ErrorCode, Found, Frame, FrameKind, ListNodes, Load, NodePage, SessionError, SessionFrame,
+    SessionKey,
 };
 use tunnel_proto::hello::Dialect;
 
@@ -73,6 +74,21 @@ impl LinkSender {
         if self.dialect.supports(Dialect::PEER_LOAD) {
             self.signal(&NodeName::none(), FrameKind::Load(load));
         }
+    }
+
+    /// Requests a page of a peer's nodes. Returns false if too much waits to be sent.
+    pub fn list_nodes(&self, asked: ListNodes) -> bool {
+        self.signal(&NodeName::none(), FrameKind::ListNodes(asked))
+    }
+
+    /// Sends a peer a page of the nodes that are connected here. Returns false if an earlier page still waits to be
+    /// sent, because a peer requests the next page only after it.
+    pub fn node_page(&self, page: NodePage) -> bool {
+        let is_page = |frame: &Frame| matches!(frame.body, FrameKind::NodePage(_));
+        if self.lock().replies.iter().any(is_page) {
+            return false;
+        }
+        self.signal(&NodeName::none(), FrameKind::NodePage(page))
     }
 
     /// Sends an edge or a peer a Conflict frame: among the processes of that name, `keeps` keeps it. Does nothing if

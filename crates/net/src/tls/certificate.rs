@@ -206,7 +206,7 @@ fn check_at(der: &[u8], now: ASN1Time) -> Result<Vec<CertificateWarning>, String
         );
     }
     if now > to {
-        let hint = "reissue it, no restart is needed";
+        let hint = "renew it where its CA's key is: `tunnel cert renew`; no restart is needed";
         is(CertWarningKind::Dates, &format!("expired on {}", day(to)), hint);
     }
     Ok(odd)

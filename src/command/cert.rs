@@ -1,0 +1,329 @@
+//! `tunnel cert`: certificates of the CA that `tunnel init` has made.
+
+use std::fmt::Write as _;
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use clap::{Subcommand, value_parser};
+
+use crate::command::file_edit::{self, FileEdit};
+use crate::command::init::{
+    APISERVER, DAY, certified, client_folders, read_authority, refused, write_client, write_issued,
+};
+use crate::command::output_dir::OutputDir;
+use crate::command::{CommandError, examples};
+use tunnel_base::names::Host;
+use tunnel_net::pki::CertificateAuthority;
+
+/// Commands of `tunnel cert`.
+#[derive(Debug, Clone, Subcommand)]
+pub enum CertCommand {
+    /// Issue a certificate and its key into a new folder.
+    #[command(after_help = examples([
+        "tunnel cert issue server --name tunnel.example.org --name 192.0.2.7",
+        "tunnel cert issue egress-client monitoring",
+    ]))]
+    Issue(IssueArgs),
+    /// Renew certificates and keys of a folder that `tunnel init` has made. Names and CA stay; no other file changes.
+    #[command(after_help = examples([
+        "tunnel cert renew",
+        "tunnel cert renew --dir tunnel-files --days 90",
+    ]))]
+    Renew(CaArgs),
+}
+
+/// Arguments of `tunnel cert issue`.
+#[derive(Debug, Clone, clap::Args)]
+pub struct IssueArgs {
+    /// The kind of certificate.
+    #[command(subcommand)]
+    pub kind: IssueKind,
+    /// The CA.
+    #[command(flatten)]
+    pub ca: CaArgs,
+    /// Folder for the files. [default: a new one in --dir]
+    #[arg(long, value_name = "DIR", global = true)]
+    pub out_dir: Option<PathBuf>,
+}
+
+/// The kind of certificate that `tunnel cert issue` makes.
+#[derive(Debug, Clone, Subcommand)]
+pub enum IssueKind {
+    /// A server's certificate, for edges, peers and clients.
+    #[command(after_help = examples([
+        "tunnel cert issue server --name tunnel.example.org",
+        "tunnel cert issue server --name 192.0.2.7 --name tunnel-cloud --out-dir server2",
+    ]))]
+    Server {
+        /// Name or address at which edges reach the server; may be repeated.
+        #[arg(long = "name", value_name = "HOST", required = true)]
+        names: Vec<Host>,
+    },
+    /// A client's certificate.
+    #[command(after_help = examples([
+        "tunnel cert issue client kube-apiserver-kubelet-client",
+        "tunnel cert issue client prometheus --out-dir prometheus-cert",
+    ]))]
+    Client {
+        /// Name in the certificate, which `names` of the listener's table contains.
+        #[arg(value_name = "NAME")]
+        name: String,
+    },
+    /// The certificate of a client of the egress port, for kube-apiserver with its selector's file.
+    #[command(after_help = examples([
+        "tunnel cert issue egress-client system:kube-apiserver --server tunnel.example.org",
+        "tunnel cert issue egress-client monitoring",
+    ]))]
+    EgressClient {
+        /// Name in the certificate, which `names` of [server.egress] contains.
+        #[arg(value_name = "NAME")]
+        name: String,
+        /// Host of the egress port in kube-apiserver's selector.
+        #[arg(long, value_name = "HOST", required_if_eq("name", "system:kube-apiserver"))]
+        server: Option<Host>,
+    },
+}
+
+/// The CA that signs.
+#[derive(Debug, Clone, clap::Args)]
+pub struct CaArgs {
+    /// Folder that `tunnel init` has made.
+    #[arg(long, value_name = "DIR", default_value = "tunnel-files", global = true)]
+    pub dir: PathBuf,
+    /// Certificate (PEM) of the CA that signs. [default: ca.crt in --dir]
+    #[arg(long, value_name = "FILE", requires = "ca_key", global = true)]
+    pub ca_cert: Option<PathBuf>,
+    /// Its key (PEM). [default: ca.key in --dir]
+    #[arg(long, value_name = "FILE", requires = "ca_cert", global = true)]
+    pub ca_key: Option<PathBuf>,
+    /// Validity in days, at most that of the CA.
+    #[arg(long, default_value_t = 365, value_parser = value_parser!(u32).range(1..=3650), global = true)]
+    pub days: u32,
+}
+
+impl CaArgs {
+    fn authority(&self) -> Result<CertificateAuthority, CommandError> {
+        let path = |given: &Option<PathBuf>, name| given.clone().unwrap_or_else(|| self.dir.join(name));
+        let authority =
+            read_authority("--ca-cert", &path(&self.ca_cert, "ca.crt"), &path(&self.ca_key, "ca.key"))?;
+        Ok(authority.signing_for(DAY * self.days))
+    }
+}
+
+/// Runs a command of `tunnel cert`. Returns lines for the terminal. Blocks on the disk.
+///
+/// # Errors
+///
+/// Returns an error if the CA cannot sign, or a file cannot be read or written.
+pub fn run(asked: &CertCommand) -> Result<String, CommandError> {
+    match asked {
+        CertCommand::Issue(asked) => issue(asked),
+        CertCommand::Renew(asked) => renew(asked),
+    }
+}
+
+fn issue(asked: &IssueArgs) -> Result<String, CommandError> {
+    let authority = asked.ca.authority()?;
+    let (folder, next) = match &asked.kind {
+        IssueKind::Server { names } => {
+            let first = names.first().map(certified).unwrap_or_default();
+            let next = "copy cloud.crt and cloud.key over cert and key of [server.links] at the server";
+            (format!("server-{}", first.replace(':', "-")), next.to_owned())
+        }
+        IssueKind::Client { name } => (
+            client_folder(name)?,
+            format!("add {name:?} to names of the listener's table in the servers' config"),
+        ),
+        IssueKind::EgressClient { name, .. } => {
+            (client_folder(name)?, format!("add {name:?} to names of [server.egress] in the servers' config"))
+        }
+    };
+    let out = asked.out_dir.clone().unwrap_or_else(|| asked.ca.dir.join(folder));
+    let files: &[&str] = match &asked.kind {
+        IssueKind::Server { .. } => &["cloud.crt", "cloud.key", "ca.crt"],
+        IssueKind::EgressClient { name, .. } if name == APISERVER => {
+            &["client.crt", "client.key", "ca.crt", "egress-selector.yaml"]
+        }
+        IssueKind::EgressClient { .. } | IssueKind::Client { .. } => &["client.crt", "client.key", "ca.crt"],
+    };
+    let folder = OutputDir::start(&out, files.iter().map(|file| (*file).to_owned()))?;
+    match &asked.kind {
+        IssueKind::Server { names } => {
+            let names: Vec<String> = names.iter().map(certified).collect();
+            let names: Vec<&str> = names.iter().map(String::as_str).collect();
+            write_issued(&folder, "cloud", &authority.server(&names).map_err(|cause| refused(&cause))?)?;
+            folder.write("ca.crt", authority.cert())?;
+        }
+        IssueKind::Client { name } => write_client(name, "", None, &authority, &folder)?,
+        IssueKind::EgressClient { name, server } => {
+            write_client(name, "", server.as_ref(), &authority, &folder)?;
+        }
+    }
+    folder.finish()?;
+    Ok(format!("created in {}, for this user only: {}\nnext: {next}\n", out.display(), files.join(", ")))
+}
+
+/// Returns the folder for a client's files.
+fn client_folder(name: &str) -> Result<String, CommandError> {
+    client_folders("NAME", &[name.to_owned()]).map(|mut folders| folders.remove(0))
+}
+
+/// Renews each certificate of the folder that the CA has issued. Either file of a pair is replaced at once; a program
+/// that reads them between the two keeps the earlier pair.
+fn renew(asked: &CaArgs) -> Result<String, CommandError> {
+    let authority = asked.authority()?;
+    let mut text = String::new();
+    let mut renewed = 0;
+    for cert in certificates(&asked.dir)? {
+        let edit = FileEdit::start(&cert)?;
+        let issued = match authority.renew(edit.text()) {
+            Ok(issued) => issued,
+            Err(cause) => {
+                // Writing to a String cannot fail.
+                let _ = writeln!(text, "skipped {}: {cause}", cert.display());
+                continue;
+            }
+        };
+        let key = cert.with_extension("key");
+        let before = fs::read_to_string(&key);
+        let before = before
+            .map_err(|cause| CommandError::unusable(format!("cannot read {}: {cause}", key.display())))?;
+        file_edit::replace(&key, issued.key())?;
+        if let Err(error) = edit.replace(issued.cert()) {
+            // The earlier pair must match again.
+            file_edit::replace(&key, &before)?;
+            return Err(error);
+        }
+        renewed += 1;
+        let _ = writeln!(text, "renewed {} and its key, for {} days", cert.display(), asked.days);
+    }
+    if renewed == 0 {
+        let dir = asked.dir.display();
+        return Err(CommandError::unusable(format!(
+            "{text}{dir} contains no certificate of this CA; name the folder that tunnel init has made with --dir"
+        )));
+    }
+    Ok(format!(
+        "{text}next: copy each pair over the earlier one on its machines; servers and edges reload it within 6 s\n"
+    ))
+}
+
+/// Returns the certificates with a key in the folder and its subfolders, sorted; not the CA's.
+fn certificates(dir: &Path) -> Result<Vec<PathBuf>, CommandError> {
+    let unreadable = |cause| CommandError::unusable(format!("cannot read {}: {cause}", dir.display()));
+    let mut folders = vec![dir.to_owned()];
+    for entry in fs::read_dir(dir).map_err(unreadable)? {
+        let path = entry.map_err(unreadable)?.path();
+        folders.push(path.join("certs"));
+        folders.push(path);
+    }
+    let mut found = Vec::new();
+    for folder in folders {
+        // Files, and subfolders without certificates.
+        let Ok(entries) = fs::read_dir(folder) else { continue };
+        let paths = entries.filter_map(|entry| Some(entry.ok()?.path()));
+        let certs = paths.filter(|path| path.extension().is_some_and(|extension| extension == "crt"));
+        found.extend(certs.filter(|path| path.with_extension("key").exists() && *path != dir.join("ca.crt")));
+    }
+    found.sort();
+    Ok(found)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::PermissionsExt as _;
+
+    use clap::Parser as _;
+
+    use super::*;
+    use crate::command::{Args, Command, init};
+
+    fn tunnel(line: &[&str]) -> Result<String, CommandError> {
+        match Args::parse_from([&["tunnel"], line].concat()).command {
+            Command::Init(asked) => init::run(&asked),
+            Command::Cert(asked) => run(&asked),
+            other => panic!("{other:?}"),
+        }
+    }
+
+    /// Makes a folder by `tunnel init`. Returns its path.
+    fn folder(place: &Path) -> String {
+        let dir = place.join("files").display().to_string();
+        let names = ["--name", "cloud.test", "--name", "10.0.0.1", "--node", "node1", "--egress-client", "a"];
+        tunnel(&[&["init", &dir][..], &names].concat()).unwrap();
+        dir
+    }
+
+    /// Returns the content of every file in the folder.
+    fn contents(dir: &Path) -> Vec<(PathBuf, String)> {
+        let mut found = Vec::new();
+        for entry in fs::read_dir(dir).unwrap() {
+            let path = entry.unwrap().path();
+            if path.is_dir() {
+                found.extend(contents(&path));
+            } else {
+                found.push((path.clone(), fs::read_to_string(&path).unwrap()));
+            }
+        }
+        found.sort();
+        found
+    }
+
+    #[test]
+    fn a_renewal_changes_certificates_and_keys_and_nothing_else() {
+        let place = tempfile::tempdir().unwrap();
+        let dir = folder(place.path());
+        let before = contents(Path::new(&dir));
+        let told = tunnel(&["cert", "renew", "--dir", &dir]).unwrap();
+        let after = contents(Path::new(&dir));
+        let changed: Vec<_> = before
+            .iter()
+            .zip(&after)
+            .filter(|(before, after)| {
+                assert_eq!(before.0, after.0);
+                before.1 != after.1
+            })
+            .map(|(before, _)| before.0.strip_prefix(&dir).unwrap().display().to_string())
+            .collect();
+        let pairs =
+            ["client-a/client.crt", "client-a/client.key", "cloud/certs/cloud.crt", "cloud/certs/cloud.key"];
+        assert_eq!(changed, pairs, "{told}");
+        let key = Path::new(&dir).join("cloud/certs/cloud.key");
+        assert_eq!(fs::metadata(key).unwrap().permissions().mode() & 0o777, 0o600);
+    }
+
+    #[test]
+    fn a_folder_without_a_certificate_of_the_ca_is_refused_and_unchanged() {
+        let place = tempfile::tempdir().unwrap();
+        let dir = folder(place.path());
+        let other = tempfile::tempdir().unwrap();
+        let foreign = folder(other.path());
+        let [cert, key] = ["ca.crt", "ca.key"].map(|file| format!("{foreign}/{file}"));
+        let before = contents(Path::new(&dir));
+        let args = ["cert", "renew", "--dir", &dir, "--ca-cert", &cert, "--ca-key", &key];
+        let refused = tunnel(&args).unwrap_err();
+        assert!(refused.code == 78 && refused.text.contains("was issued by another CA"), "{refused}");
+        assert_eq!(contents(Path::new(&dir)), before);
+        fs::remove_file(Path::new(&dir).join("ca.key")).unwrap();
+        let refused = tunnel(&["cert", "renew", "--dir", &dir]).unwrap_err();
+        assert!(refused.code == 78 && refused.text.contains("ca.key"), "{refused}");
+    }
+
+    #[test]
+    fn issued_certificates_have_their_own_folder_and_overwrite_nothing() {
+        let place = tempfile::tempdir().unwrap();
+        let dir = folder(place.path());
+        tunnel(&["cert", "issue", "server", "--name", "b.test", "--dir", &dir]).unwrap();
+        tunnel(&["cert", "issue", "client", "b", "--dir", &dir]).unwrap();
+        let apiserver = ["egress-client", "system:kube-apiserver", "--server", "b.test"];
+        let told = tunnel(&[&["cert", "issue", "--dir", &dir][..], &apiserver].concat()).unwrap();
+        assert!(told.contains("add \"system:kube-apiserver\" to names of [server.egress]"), "{told}");
+        let there = |file: &str| Path::new(&dir).join(file).exists();
+        assert!(there("server-b.test/cloud.key") && there("client-b/client.crt"));
+        assert!(there("client-system-kube-apiserver/egress-selector.yaml"));
+        let again = tunnel(&["cert", "issue", "client", "b", "--dir", &dir]).unwrap_err();
+        assert_eq!(again.code, 73);
+        let bad = tunnel(&["cert", "issue", "client", "a*", "--dir", &dir]).unwrap_err();
+        assert!(bad.code == 64 && bad.text.contains("NAME \"a*\": expected"), "{bad}");
+    }
+}

@@ -1,0 +1,108 @@
+//! Edits files that a running program reads.
+
+use std::fs::{self, File, OpenOptions};
+use std::io::{self, Write as _};
+use std::os::unix::fs::{MetadataExt as _, OpenOptionsExt as _, fchown};
+use std::path::{Path, PathBuf};
+
+use crate::command::CommandError;
+
+/// A text file that is being edited. A second edit of a file in the same directory is refused until this one is dropped.
+#[derive(Debug)]
+pub(crate) struct FileEdit {
+    /// The path without symbolic links, so that a link stays.
+    path: PathBuf,
+    text: String,
+    _lock: File,
+}
+
+impl FileEdit {
+    /// Locks a file's directory, and reads the file. Blocks on the disk.
+    ///
+    /// # Errors
+    ///
+    /// Returns an error if the file cannot be read as text, or another edit is active.
+    pub(crate) fn start(path: &Path) -> Result<Self, CommandError> {
+        let unreadable = |cause: io::Error| {
+            CommandError::unusable(format!("cannot read {}: {cause}; check the path", path.display()))
+        };
+        let real = fs::canonicalize(path).map_err(unreadable)?;
+        let dir = real.parent().unwrap_or(Path::new("/"));
+        let lock = File::open(dir).map_err(unreadable)?;
+        if lock.try_lock().is_err() {
+            let text = format!("another command is changing files in {}; wait for it", dir.display());
+            return Err(CommandError::cannot_write(text));
+        }
+        let text = fs::read_to_string(&real).map_err(unreadable)?;
+        Ok(Self { path: real, text, _lock: lock })
+    }
+
+    /// The file's text at the start.
+    pub(crate) fn text(&self) -> &str {
+        &self.text
+    }
+
+    /// Replaces the file like [`replace`].
+    pub(crate) fn replace(&self, text: &str) -> Result<(), CommandError> {
+        replace(&self.path, text)
+    }
+}
+
+/// Replaces a file at once, so that no reader sees a part of it. Owner and mode stay. Blocks on the disk.
+///
+/// # Errors
+///
+/// Returns the system's error. The file is then unchanged.
+pub(crate) fn replace(path: &Path, text: &str) -> Result<(), CommandError> {
+    let mut fresh = path.as_os_str().to_owned();
+    fresh.push(".new");
+    let write = || {
+        match fs::remove_file(&fresh) {
+            Err(cause) if cause.kind() != io::ErrorKind::NotFound => return Err(cause),
+            _ => {}
+        }
+        let before = fs::metadata(path)?;
+        let mut file = OpenOptions::new().write(true).create_new(true).mode(0o600).open(&fresh)?;
+        let now = file.metadata()?;
+        if (now.uid(), now.gid()) != (before.uid(), before.gid()) {
+            fchown(&file, Some(before.uid()), Some(before.gid()))?;
+        }
+        file.set_permissions(before.permissions())?;
+        file.write_all(text.as_bytes())?;
+        file.sync_all()?;
+        fs::rename(&fresh, path)
+    };
+    write().map_err(|cause| {
+        // Best effort: the next edit removes it otherwise.
+        let _ = fs::remove_file(&fresh);
+        let hint = "run this as root or as the file's owner, and check that the disk is not full";
+        CommandError::cannot_write(format!("cannot replace {}: {cause}; {hint}", path.display()))
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::{PermissionsExt as _, symlink};
+
+    use super::*;
+
+    #[test]
+    fn an_edit_keeps_mode_and_link_and_excludes_another_edit() {
+        let dir = tempfile::tempdir().unwrap();
+        let (file, link) = (dir.path().join("file"), dir.path().join("link"));
+        fs::write(&file, "old").unwrap();
+        fs::set_permissions(&file, fs::Permissions::from_mode(0o640)).unwrap();
+        symlink(&file, &link).unwrap();
+        let edit = FileEdit::start(&link).unwrap();
+        assert_eq!(edit.text(), "old");
+        assert!(FileEdit::start(&file).unwrap_err().text.contains("another command is changing files in"));
+        edit.replace("new").unwrap();
+        drop(edit);
+        assert_eq!(fs::read_to_string(&link).unwrap(), "new");
+        assert_eq!(fs::metadata(&file).unwrap().mode() & 0o777, 0o640);
+        assert!(fs::symlink_metadata(&link).unwrap().is_symlink());
+        assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 2, "no other file is left");
+        let none = FileEdit::start(&dir.path().join("none")).unwrap_err();
+        assert!(none.text.contains("cannot read"), "{none}");
+    }
+}

@@ -1,0 +1,188 @@
+//! `tunnel service`: the systemd unit of a server or an edge, from the units that the package has too.
+
+use std::fs;
+use std::io;
+use std::path::{Path, PathBuf};
+
+use clap::Subcommand;
+
+use crate::command::init::folder_on_machine;
+use crate::command::{CommandError, Role, examples};
+
+/// Commands of `tunnel service`.
+#[derive(Debug, Clone, Subcommand)]
+pub enum ServiceCommand {
+    /// Install the systemd unit of a server or an edge. A unit of the package is used as it is.
+    #[command(after_help = examples([
+        "sudo tunnel service install edge",
+        "tunnel service install server --dir units    # to look at it",
+    ]))]
+    Install {
+        /// Role of the service.
+        #[arg(value_name = "ROLE")]
+        role: Role,
+        /// Config file of the service. [default: the one in /etc/tunnel]
+        #[arg(short, long, value_name = "FILE")]
+        config: Option<PathBuf>,
+        /// Folder of the unit.
+        #[arg(long, value_name = "DIR", default_value = UNIT_DIR)]
+        dir: PathBuf,
+    },
+}
+
+/// Runs a command of `tunnel service`. Returns lines for the terminal. Blocks on the disk.
+///
+/// # Errors
+///
+/// Returns an error if the unit cannot be written.
+pub fn run(asked: &ServiceCommand) -> Result<String, CommandError> {
+    let ServiceCommand::Install { role, config, dir } = asked;
+    if let (None, Some(unit)) = (config, packaged(*role)) {
+        let config = role.config();
+        return Ok(format!("the package's unit {} is used\n{}", unit.display(), start(*role, &config)));
+    }
+    let default = role.config();
+    let config = config.as_ref().unwrap_or(&default);
+    let path = dir.join(unit_name(*role));
+    let text = Unit::of_this_machine(*role).text(config)?;
+    match fs::read_to_string(&path) {
+        Ok(before) if before == text => {}
+        Ok(_) => {
+            let hint = "compare it with the new one (--dir /tmp), then remove it and try again";
+            return Err(CommandError::cannot_write(format!("{} is there already; {hint}", path.display())));
+        }
+        Err(_) => fs::write(&path, &text).map_err(|cause| {
+            let hint = "run this as root, or set another folder with --dir";
+            CommandError::cannot_write(format!("cannot write {}: {cause}; {hint}", path.display()))
+        })?,
+    }
+    Ok(format!("created {}\n{}", path.display(), start(*role, config)))
+}
+
+/// Returns what to type to start the service.
+fn start(role: Role, config: &Path) -> String {
+    let readable = make_readable(config.parent().unwrap_or(Path::new("/")));
+    let unit = unit_name(role);
+    format!("next, as root:\n{readable}  systemctl daemon-reload\n  systemctl enable --now {unit}\n")
+}
+
+/// Returns what to type so that the service's user can read the folder; empty without that user.
+pub(crate) fn make_readable(dir: &Path) -> String {
+    let dir = dir.display();
+    let text = format!("  chgrp -R {USER} {dir} && chmod -R g+rX {dir}    # the service runs as {USER}\n");
+    if has_user() { text } else { String::new() }
+}
+
+/// Returns the package's unit for that role, if it is installed.
+pub(crate) fn packaged(role: Role) -> Option<PathBuf> {
+    let units = PACKAGE_DIRS.map(|dir| Path::new(dir).join(unit_name(role)));
+    units.into_iter().find(|unit| unit.exists())
+}
+
+/// Returns the file name of the unit, which is the same in the package.
+pub(crate) const fn unit_name(role: Role) -> &'static str {
+    match role {
+        Role::Server => "tunnel-cloud.service",
+        Role::Edge => "tunnel-edge.service",
+    }
+}
+
+/// The text of a unit. It differs from the package's in the paths, and in the user if there is no such user.
+pub(crate) struct Unit {
+    role: Role,
+    program: PathBuf,
+    has_user: bool,
+}
+
+impl Unit {
+    /// Returns the unit for this program, and for the user of the package if this machine has that user. Otherwise the
+    /// service runs as root, without the rights of root.
+    pub(crate) fn of_this_machine(role: Role) -> Self {
+        let program = std::env::current_exe().unwrap_or_else(|_| PACKAGED_PROGRAM.into());
+        Self { role, program, has_user: has_user() }
+    }
+
+    /// Returns the text with that config.
+    ///
+    /// # Errors
+    ///
+    /// Returns an error if a path cannot be part of a unit.
+    pub(crate) fn text(&self, config: &Path) -> Result<String, CommandError> {
+        let absolute = |path: &Path| {
+            std::path::absolute(path).map_err(|cause: io::Error| CommandError::usage(cause.to_string()))
+        };
+        let (program, config) = (absolute(&self.program)?, absolute(config)?);
+        let program = folder_on_machine("the program's path", &program)?;
+        let config = folder_on_machine("--config", &config)?;
+        let text = match self.role {
+            Role::Server => SERVER_UNIT,
+            Role::Edge => EDGE_UNIT,
+        };
+        let kept = |line: &&str| self.has_user || !(line.starts_with("User=") || line.starts_with("Group="));
+        let lines = text.lines().filter(kept).map(|line| {
+            let is_start = line.starts_with("ExecStart=");
+            if is_start {
+                format!("ExecStart={program} {} -c {config}", self.role.name())
+            } else {
+                line.to_owned()
+            }
+        });
+        Ok(lines.collect::<Vec<_>>().join("\n") + "\n")
+    }
+}
+
+/// Returns true if this machine has the user of the package.
+fn has_user() -> bool {
+    let users = fs::read_to_string("/etc/passwd").unwrap_or_default();
+    users.lines().any(|line| line.split(':').next() == Some(USER))
+}
+
+const SERVER_UNIT: &str = include_str!("../../deploy/systemd/tunnel-cloud.service");
+const EDGE_UNIT: &str = include_str!("../../deploy/systemd/tunnel-edge.service");
+/// The user and the program of the package.
+const USER: &str = "tunnel";
+const PACKAGED_PROGRAM: &str = "/usr/bin/tunnel";
+/// Folder of the operator's units, and those of packages' units.
+const UNIT_DIR: &str = "/etc/systemd/system";
+const PACKAGE_DIRS: [&str; 2] = ["/usr/lib/systemd/system", "/lib/systemd/system"];
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_unit_differs_from_that_of_the_package_in_paths_and_user_alone() {
+        for (role, packaged) in [(Role::Server, SERVER_UNIT), (Role::Edge, EDGE_UNIT)] {
+            let unit = |program: &str, has_user| Unit { role, program: program.into(), has_user };
+            let start = packaged.lines().find_map(|line| line.strip_prefix("ExecStart=")).unwrap();
+            let (_, config) = start.split_once(" -c ").unwrap();
+            assert_eq!(unit(PACKAGED_PROGRAM, true).text(Path::new(config)).unwrap(), packaged);
+            let own = unit("/opt/tunnel", false).text(Path::new("/srv/t.toml")).unwrap();
+            let started = format!("ExecStart=/opt/tunnel {} -c /srv/t.toml", role.name());
+            assert!(own.lines().any(|line| line == started), "{own}");
+            assert!(!own.contains("User=") && !own.contains("Group="), "{own}");
+            for hardening in
+                ["RuntimeDirectory=tunnel", "LimitNOFILE=", "ExecReload=", "ProtectSystem=strict"]
+            {
+                assert!(own.contains(hardening), "{hardening}: {own}");
+            }
+            let bad = unit(PACKAGED_PROGRAM, true).text(Path::new("/a b\"")).unwrap_err();
+            assert_eq!(bad.code, 64);
+        }
+    }
+
+    #[test]
+    fn an_installed_unit_is_not_overwritten() {
+        let dir = tempfile::tempdir().unwrap();
+        let config = Some(dir.path().join("edge.toml"));
+        let install = || {
+            run(&ServiceCommand::Install { role: Role::Edge, config: config.clone(), dir: dir.path().into() })
+        };
+        let told = install().unwrap();
+        assert!(told.contains("systemctl enable --now tunnel-edge.service"), "{told}");
+        assert_eq!(install().unwrap(), told, "the same unit again");
+        fs::write(dir.path().join("tunnel-edge.service"), "mine").unwrap();
+        let refused = install().unwrap_err();
+        assert!(refused.code == 73 && refused.text.contains("is there already"), "{refused}");
+    }
+}

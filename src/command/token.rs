@@ -1,0 +1,213 @@
+//! `tunnel token`: lists the nodes of a server's token file, and changes a node's token without cutting its sessions.
+
+use std::fs::{self, OpenOptions};
+use std::io::{self, Write as _};
+use std::os::unix::fs::OpenOptionsExt as _;
+use std::path::{Path, PathBuf};
+
+use clap::Subcommand;
+
+use crate::command::file_edit::FileEdit;
+use crate::command::init::random_token;
+use crate::command::status::Table;
+use crate::command::{CommandError, Role, examples};
+use crate::config::Environment;
+use crate::server::config::ServerConfig;
+use tunnel_base::names::NodeName;
+use tunnel_base::policy::tokens::{NodeTokens, RotateError, TokenEntry, finish_rotation, rotate};
+
+/// Commands of `tunnel token`.
+#[derive(Debug, Clone, Subcommand)]
+pub enum TokenCommand {
+    /// List the nodes of a token file. No token is printed.
+    #[command(after_help = examples(["tunnel token list", "tunnel token list /etc/tunnel/token/token"]))]
+    List {
+        /// Token file, or the server's config, which names it. [default: the server's config in /etc/tunnel]
+        #[arg(value_name = "FILE")]
+        file: Option<PathBuf>,
+    },
+    /// Give a node a new token. The previous one remains valid until `--finish`, so that no session is cut.
+    #[command(after_help = examples([
+        "tunnel token rotate node7 --out node7.token",
+        "tunnel token rotate node7 --finish    # once the edge has the new token",
+    ]))]
+    Rotate(RotateArgs),
+}
+
+/// Arguments of `tunnel token rotate`.
+#[derive(Debug, Clone, clap::Args)]
+pub struct RotateArgs {
+    /// Node that gets a new token, or `default`.
+    #[arg(value_name = "NODE")]
+    pub node: NodeName,
+    /// Token file, or the server's config, which names it. [default: the server's config in /etc/tunnel]
+    #[arg(long, value_name = "FILE")]
+    pub file: Option<PathBuf>,
+    /// New file for the token, for its user only, instead of stdout.
+    #[arg(long, value_name = "FILE", conflicts_with = "finish")]
+    pub out: Option<PathBuf>,
+    /// Remove the previous token. Links that still use it close within 10 s.
+    #[arg(long)]
+    pub finish: bool,
+}
+
+/// Runs a command of `tunnel token`. Returns lines for the terminal. Blocks on the disk.
+///
+/// # Errors
+///
+/// Returns an error if a file cannot be read or written, or the node's token cannot be changed.
+pub fn run(asked: &TokenCommand) -> Result<String, CommandError> {
+    match asked {
+        TokenCommand::List { file } => list(&token_file(file.as_deref())?),
+        TokenCommand::Rotate(RotateArgs { node, file, out, finish }) => {
+            let file = token_file(file.as_deref())?;
+            if *finish { finish_rotation_of(&file, node) } else { start(&file, node, out.as_deref()) }
+        }
+    }
+}
+
+fn list(file: &Path) -> Result<String, CommandError> {
+    let tokens = NodeTokens::parse(&read(file)?);
+    let mut table = Table::new(&["NODE", "TOKEN"]);
+    for (node, entry) in tokens.entries() {
+        let state = match entry {
+            TokenEntry::Token => "set",
+            TokenEntry::Rotating => "set, and the previous one is still valid",
+            TokenEntry::Blocked => "none: the node is blocked",
+        };
+        table.row(vec![node.to_owned(), state.to_owned()]);
+    }
+    let errors = tokens.errors().iter();
+    let errors: String = errors.map(|(line, error)| format!("\nline {line}: {error}")).collect();
+    Ok(format!("{table}{errors}\n"))
+}
+
+fn start(file: &Path, node: &NodeName, out: Option<&Path>) -> Result<String, CommandError> {
+    let edit = FileEdit::start(file)?;
+    let token = random_token();
+    let text = rotate(edit.text(), node, &token).map_err(|error| refused(&error, file))?;
+    if let Some(out) = out {
+        write_new(out, &token)?;
+    }
+    edit.replace(&text).inspect_err(|_| {
+        if let Some(out) = out {
+            // Best effort: no server knows this token.
+            let _ = fs::remove_file(out);
+        }
+    })?;
+    let (place, given) = match out {
+        Some(out) => (format!("{}", out.display()), String::new()),
+        None => ("this token".to_owned(), format!("{token}\n")),
+    };
+    Ok(format!(
+        "{given}{node} has a new token in {file}; its previous one is still valid\nnext:\n  copy {file} to every other server\n  \
+         write {place} into the token_file of the edge; it links again by itself within 10 s\n  \
+         tunnel token rotate {node} --file {file} --finish\n",
+        file = file.display()
+    ))
+}
+
+fn finish_rotation_of(file: &Path, node: &NodeName) -> Result<String, CommandError> {
+    let edit = FileEdit::start(file)?;
+    edit.replace(&finish_rotation(edit.text(), node).map_err(|error| refused(&error, file))?)?;
+    Ok(format!(
+        "only the new token of {node} is valid in {file}; links with the previous one close within 10 s\n\
+         next: copy {file} to every other server\n",
+        file = file.display()
+    ))
+}
+
+fn refused(error: &RotateError, file: &Path) -> CommandError {
+    let text = format!("{}: {error}", file.display());
+    match error {
+        RotateError::Rotating(node) => CommandError::unusable(format!(
+            "{text}: tunnel token rotate {node} --file {} --finish",
+            file.display()
+        )),
+        _ => CommandError::unusable(text),
+    }
+}
+
+/// Returns the token file: the named one, or the one that the named or the default config names.
+fn token_file(named: Option<&Path>) -> Result<PathBuf, CommandError> {
+    let path = named.map_or_else(|| Role::Server.config(), Path::to_owned);
+    if path.extension().is_none_or(|extension| extension != "toml") {
+        return Ok(path);
+    }
+    let (config, _) = ServerConfig::read(&read(&path)?, &Environment::default())
+        .map_err(|errors| CommandError::unusable(format!("{}: {errors}", path.display())))?;
+    Ok(config.links.token_file)
+}
+
+fn read(path: &Path) -> Result<String, CommandError> {
+    fs::read_to_string(path).map_err(|cause| {
+        let text =
+            format!("cannot read {}: {cause}; name a token file, or a server's config", path.display());
+        CommandError::unusable(text)
+    })
+}
+
+/// Writes a token into a new file that only its user can read.
+fn write_new(path: &Path, token: &str) -> Result<(), CommandError> {
+    let write = || -> io::Result<()> {
+        let mut file = OpenOptions::new().write(true).create_new(true).mode(0o600).open(path)?;
+        file.write_all(format!("{token}\n").as_bytes())?;
+        file.sync_all()
+    };
+    write().map_err(|cause| {
+        let text = format!("cannot write {}: {cause}; choose a path that does not exist", path.display());
+        CommandError::cannot_write(text)
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::PermissionsExt as _;
+
+    use super::*;
+
+    fn args(file: &Path, out: Option<PathBuf>, finish: bool) -> TokenCommand {
+        let node = "node7".parse().unwrap();
+        TokenCommand::Rotate(RotateArgs { node, file: Some(file.to_owned()), out, finish })
+    }
+
+    #[test]
+    fn a_rotation_writes_both_files_and_prints_no_token_that_has_a_file() {
+        let dir = tempfile::tempdir().unwrap();
+        let (file, out) = (dir.path().join("token"), dir.path().join("node7.token"));
+        fs::write(&file, "node7:old\nnode8:other\n").unwrap();
+        let told = run(&args(&file, Some(out.clone()), false)).unwrap();
+        let token = fs::read_to_string(&out).unwrap().trim().to_owned();
+        assert!(!told.contains(&token) && !told.contains("old\n"), "{told}");
+        assert!(told.contains("--finish"), "{told}");
+        assert_eq!(fs::metadata(&out).unwrap().permissions().mode() & 0o777, 0o600);
+        let text = fs::read_to_string(&file).unwrap();
+        assert_eq!(text, format!("node7:{token} previous=old\nnode8:other\n"));
+        let listed = run(&TokenCommand::List { file: Some(file.clone()) }).unwrap();
+        assert!(listed.contains("node7") && listed.contains("the previous one is still valid"), "{listed}");
+        assert!(!listed.contains("old") && !listed.contains("other") && !listed.contains(&token), "{listed}");
+
+        let again = run(&args(&file, None, false)).unwrap_err();
+        assert!(again.code == 78 && again.text.contains("finish that rotation first"), "{again}");
+        run(&args(&file, None, true)).unwrap();
+        assert_eq!(fs::read_to_string(&file).unwrap(), format!("node7:{token}\nnode8:other\n"));
+        run(&args(&file, None, true)).unwrap_err();
+        let told = run(&args(&file, None, false)).unwrap();
+        let newer = NodeTokens::parse(&fs::read_to_string(&file).unwrap());
+        assert!(newer.prove(&"node7".parse().unwrap(), told.lines().next().unwrap()).is_ok());
+    }
+
+    #[test]
+    fn what_cannot_be_written_changes_nothing() {
+        let dir = tempfile::tempdir().unwrap();
+        let (file, out) = (dir.path().join("token"), dir.path().join("there"));
+        fs::write(&file, "node7:old\n").unwrap();
+        fs::write(&out, "mine").unwrap();
+        let refused = run(&args(&file, Some(out.clone()), false)).unwrap_err();
+        assert_eq!(refused.code, 73);
+        assert_eq!(fs::read_to_string(&file).unwrap(), "node7:old\n");
+        assert_eq!(fs::read_to_string(&out).unwrap(), "mine");
+        let refused = run(&TokenCommand::List { file: Some(dir.path().join("none.toml")) }).unwrap_err();
+        assert!(refused.code == 78 && refused.text.contains("cannot read"), "{refused}");
+    }
+}

@@ -1,0 +1,128 @@
+//! The nodes of all servers, listed for operators. Peers are asked only while somebody waits for the list.
+
+use std::time::Duration;
+
+use futures_util::future::join_all;
+use tokio::sync::oneshot;
+use tokio::time::timeout;
+
+use crate::registry::peers::{PeerHandle, Peers};
+use tunnel_base::names::NodeName;
+use tunnel_link::sender::LinkSender;
+use tunnel_proto::frame::{ListNodes, ListedNode, MAX_PAGE_NODES, NodePage};
+use tunnel_proto::state::LinkId;
+
+/// The nodes of one peer.
+#[derive(Debug, Clone)]
+pub struct PeerNodes {
+    /// The peer.
+    pub server: PeerHandle,
+    /// Its nodes in the order of their names; the first ones if `end` is not [`ListEnd::Complete`].
+    pub nodes: Vec<ListedNode>,
+    /// Whether these are all of its nodes.
+    pub end: ListEnd,
+}
+
+/// Why a list of nodes ends.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum ListEnd {
+    /// It has all nodes.
+    Complete,
+    /// The peer has more nodes than its share of the list.
+    Truncated,
+    /// The peer did not answer. A version without the request never does.
+    Silent,
+    /// There is no link to the peer.
+    NotLinked(String),
+}
+
+impl Peers {
+    /// Returns the nodes of every peer, at most [`MAX_LISTED`] in total with equal shares. Takes at most 11 s. Only one
+    /// list at a time is made; other callers wait for it. Cancel safe.
+    pub async fn list_nodes(&self) -> Vec<PeerNodes> {
+        let _turn = self.listing.lock().await;
+        let peers = self.all();
+        let share = MAX_LISTED / peers.len().max(1);
+        join_all(peers.into_iter().map(|server| self.list_nodes_of(server, share))).await
+    }
+
+    async fn list_nodes_of(&self, server: PeerHandle, share: usize) -> PeerNodes {
+        let link = match server.link().await {
+            Ok(link) => link,
+            Err(why) => {
+                let end = ListEnd::NotLinked(why.to_string());
+                return PeerNodes { server, nodes: Vec::new(), end };
+            }
+        };
+        let mut nodes = Vec::new();
+        let end = timeout(LIST_TIMEOUT, self.list_pages(&link, share, &mut nodes)).await;
+        PeerNodes { server, nodes, end: end.unwrap_or(ListEnd::Silent) }
+    }
+
+    async fn list_pages(&self, link: &LinkSender, share: usize, nodes: &mut Vec<ListedNode>) -> ListEnd {
+        let mut after: Option<NodeName> = None;
+        loop {
+            let Some(page) = self.ask_page(link, after.take()).await else { return ListEnd::Silent };
+            after = page.nodes.last().map(|last| last.node.clone());
+            let room = share.saturating_sub(nodes.len());
+            // A peer that announces more after an empty page would keep us asking.
+            let more = page.more && after.is_some();
+            let is_full = page.nodes.len() > room || (more && page.nodes.len() == room);
+            nodes.extend(page.nodes.into_iter().take(room));
+            match (is_full, more) {
+                (true, _) => return ListEnd::Truncated,
+                (false, true) => {}
+                (false, false) => return ListEnd::Complete,
+            }
+        }
+    }
+
+    /// Requests one page. Returns `None` without an answer.
+    async fn ask_page(&self, link: &LinkSender, after: Option<NodeName>) -> Option<NodePage> {
+        let question = self.question();
+        let (answer, answered) = oneshot::channel();
+        // Inserted before sending, like a Find; the guard removes it in every case.
+        self.pages.lock().insert((question, link.id), answer);
+        let _asked = PendingPage { peers: self, key: (question, link.id) };
+        if !link.list_nodes(ListNodes { question, after }) {
+            return None;
+        }
+        tokio::select! {
+            page = timeout(PAGE_TIMEOUT, answered) => page.ok()?.ok(),
+            () = link.closed() => None,
+        }
+    }
+
+    /// Answers a peer's request for a page of the nodes that are linked here.
+    pub fn answer_page(&self, from: &LinkSender, asked: &ListNodes) {
+        let (nodes, more) = self.dial_context.registry.page(asked.after.as_ref(), MAX_PAGE_NODES);
+        // Without room the peer's request times out.
+        let _ = from.node_page(NodePage { question: asked.question, nodes, more });
+    }
+
+    /// Delivers a page. A page that was not requested over that link is dropped.
+    pub fn on_node_page(&self, from: &LinkSender, page: NodePage) {
+        if let Some(asked) = self.pages.lock().remove(&(page.question, from.id)) {
+            // This fails only if the waiter has just left.
+            let _ = asked.send(page);
+        }
+    }
+}
+
+/// A guard that removes a request when its waiter leaves.
+struct PendingPage<'a> {
+    peers: &'a Peers,
+    key: (u64, LinkId),
+}
+
+impl Drop for PendingPage<'_> {
+    fn drop(&mut self) {
+        self.peers.pages.lock().remove(&self.key);
+    }
+}
+
+/// Maximum number of nodes of all peers in a list.
+pub const MAX_LISTED: usize = 100_000;
+/// Maximum time for a page, and for all pages of a peer.
+const PAGE_TIMEOUT: Duration = Duration::from_secs(2);
+const LIST_TIMEOUT: Duration = Duration::from_secs(10);
