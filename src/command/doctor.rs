@@ -17,7 +17,7 @@ use tokio::time::timeout;
 use tokio_rustls::TlsConnector;
 
 use crate::acceptor::{DialerRole, TargetDialer};
-use crate::command::doctor::service_user::{ServiceUser, USER};
+use crate::command::doctor::service_user::files;
 use crate::command::serve::Settings;
 use crate::command::{Format, Role};
 use crate::config::edge::ServerAddress;
@@ -40,7 +40,6 @@ use tunnel_net::http_proxy::HttpProxyClient;
 use tunnel_net::interfaces::LocalAddresses;
 use tunnel_net::listen::TcpAccept;
 use tunnel_net::pool::Pool;
-use tunnel_net::reload::is_world_readable;
 use tunnel_net::resolver::Resolver;
 use tunnel_net::socket::Buffered;
 use tunnel_net::tls::certificate::{self, CertWarningKind, CertificateWarning};
@@ -136,30 +135,6 @@ pub async fn run(asked: &DoctorArgs, variable: fn(&str) -> Option<String>) -> Fi
         None => {}
     }
     found
-}
-
-/// Checks that the service may read its files, and that no other user may read its secrets.
-fn files(
-    config: &Path,
-    public: Vec<(String, PathBuf)>,
-    secrets: Vec<(String, PathBuf)>,
-    found: &mut Findings,
-) {
-    for (key, file) in &secrets {
-        if is_world_readable(file) {
-            let hint = format!("chmod o-rwx {}", file.display());
-            found.doubt("secrets", format!("{key}: every user may read {}", file.display()), &hint);
-        }
-    }
-    let Some(user) = ServiceUser::find() else { return };
-    let config = ("--config".to_owned(), config.to_owned());
-    let all = std::iter::once(config).chain(public).chain(secrets);
-    for (key, file) in all.filter(|(_, file)| !user.may_read(file)) {
-        let file = file.display();
-        let hint = format!("chgrp {USER} {file}; chmod g+r {file}; and chmod a+x the directories above it");
-        let text = format!("{key}: user {USER}, which runs the service, cannot read {file}");
-        found.bad("files", text, "a file that the service may read", &hint);
-    }
 }
 
 /// Records that nothing runs on this machine, and tries its `ports`, each with its key.

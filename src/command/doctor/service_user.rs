@@ -1,12 +1,39 @@
-//! The user of the systemd units, and which files it may read.
+//! The rights to files: what the user of the systemd units may read, and what only it should.
 
 use std::fs::{Metadata, canonicalize, metadata, read_to_string};
 use std::os::unix::fs::MetadataExt as _;
-use std::path::Path;
+use std::path::{Path, PathBuf};
+
+use crate::command::doctor::Findings;
+use tunnel_net::reload::is_world_readable;
+
+/// Checks that the service may read its files, and that no other user may read its secrets.
+pub(super) fn files(
+    config: &Path,
+    public: Vec<(String, PathBuf)>,
+    secrets: Vec<(String, PathBuf)>,
+    found: &mut Findings,
+) {
+    for (key, file) in &secrets {
+        if is_world_readable(file) {
+            let hint = format!("chmod o-rwx {}", file.display());
+            found.doubt("secrets", format!("{key}: every user may read {}", file.display()), &hint);
+        }
+    }
+    let Some(user) = ServiceUser::find() else { return };
+    let config = ("--config".to_owned(), config.to_owned());
+    let all = std::iter::once(config).chain(public).chain(secrets);
+    for (key, file) in all.filter(|(_, file)| !user.may_read(file)) {
+        let file = file.display();
+        let hint = format!("chgrp {USER} {file}; chmod g+r {file}; and chmod a+x the directories above it");
+        let text = format!("{key}: user {USER}, which runs the service, cannot read {file}");
+        found.bad("files", text, "a file that the service may read", &hint);
+    }
+}
 
 /// The user of the units in deploy/systemd, with its groups.
 #[derive(Debug, PartialEq, Eq)]
-pub(super) struct ServiceUser {
+struct ServiceUser {
     id: u32,
     groups: Vec<u32>,
 }
@@ -14,7 +41,7 @@ pub(super) struct ServiceUser {
 impl ServiceUser {
     /// Returns the user if this process is root, which may read files that the service may not. Returns `None`
     /// otherwise, or if the machine has no such user.
-    pub(super) fn find() -> Option<Self> {
+    fn find() -> Option<Self> {
         // The owner of this directory is the user of this process.
         let is_root = metadata("/proc/self").is_ok_and(|own| own.uid() == 0);
         let read = |path| read_to_string(path).unwrap_or_default();
@@ -35,7 +62,7 @@ impl ServiceUser {
     }
 
     /// Returns true if the user may read a file, or the file does not exist. Access control lists are ignored.
-    pub(super) fn may_read(&self, path: &Path) -> bool {
+    fn may_read(&self, path: &Path) -> bool {
         let Ok(path) = canonicalize(path) else { return true };
         let may = |path: &Path, right| metadata(path).is_ok_and(|found| self.has(right, &found));
         may(&path, READ) && path.ancestors().skip(1).all(|directory| may(directory, ENTER))
@@ -52,7 +79,7 @@ impl ServiceUser {
 }
 
 /// Name of the user.
-pub(super) const USER: &str = "tunnel";
+const USER: &str = "tunnel";
 /// Right to read a file.
 const READ: u32 = 4;
 /// Right to enter a directory.
