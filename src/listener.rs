@@ -15,6 +15,7 @@ pub mod https;
 #[cfg_attr(not(feature = "intercept"), path = "listener/intercept/absent.rs")]
 pub mod intercept;
 pub mod requests;
+pub mod socks5;
 pub mod tcp;
 
 use std::any::Any;
@@ -51,6 +52,7 @@ pub const LISTENERS: &[ListenerKind] = &[
     connect::KIND, // The first, because the others inherit its access rules.
     egress::KIND,
     http_proxy::KIND,
+    socks5::KIND,
     tcp::KIND,
     https::KIND,
     http::KIND,

@@ -52,5 +52,6 @@ mod sessions;
 mod silent;
 mod slow;
 mod smuggling;
+mod socks5;
 mod status;
 mod tcp;

@@ -52,6 +52,7 @@ mod publish;
 mod refusals;
 mod servers;
 mod silent;
+mod socks5;
 mod ssh;
 mod sshd;
 mod stores;

@@ -373,8 +373,8 @@ fn echo() -> u16 {
     })
 }
 
-/// Answers each request with `page `, and keeps the connection.
-fn pages() -> u16 {
+/// Answers each request at a new port with `page `, and keeps the connection.
+pub(crate) fn pages() -> u16 {
     serve(|mut conn| {
         let mut request = [0; 4096];
         while let Ok(1..) = conn.read(&mut request) {

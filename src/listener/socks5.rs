@@ -1,0 +1,309 @@
+//! The SOCKS5 listener (RFC 1928): CONNECT with a host name or an address, and passwords (RFC 1929).
+
+use std::io;
+use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::sync::Arc;
+
+use base64::Engine;
+use base64::engine::general_purpose::STANDARD;
+use bytes::Bytes;
+use http::StatusCode;
+use http::header::{HeaderMap, HeaderValue, PROXY_AUTHORIZATION};
+use serde::{Deserialize, Serialize};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tracing::{Span, field, info_span, warn};
+
+use crate::config::listen::{self, AccessConfig, AuthMethods};
+use crate::config::value;
+use crate::listener::admission::{
+    Admission, GrantedSession, HandshakeOutcome, ListenerProtocol, OpenRequest,
+};
+use crate::listener::denial::{Denial, new_trace};
+use crate::listener::{BoundListener, ListenerConfig, ListenerKind, ListenerSetup, ListenerTables};
+use tunnel_base::names::Target;
+use tunnel_net::socket::Connection;
+use tunnel_proto::frame::Category;
+
+/// `[server.socks5]`: SOCKS5 with host names (RFC 1928, CONNECT) and passwords (RFC 1929), for programs that know no HTTP
+/// proxy. Without this table there is no such port.
+#[derive(Debug, Clone, PartialEq, Eq, Deserialize, Serialize)]
+#[serde(default)]
+pub struct Socks5Config {
+    /// Address (ip:port) of the proxy. Required.
+    ///
+    /// Required: `"127.0.0.1:1080"`
+    #[serde(deserialize_with = "value::listen_address")]
+    pub listen: SocketAddr,
+    /// Access rules.
+    #[serde(skip)]
+    pub access: AccessConfig,
+}
+
+impl Default for Socks5Config {
+    fn default() -> Self {
+        Self { listen: listen::NO_ADDRESS, access: AccessConfig::default() }
+    }
+}
+
+pub(crate) const KIND: ListenerKind = ListenerKind {
+    name: "socks5",
+    about: "SOCKS5: CONNECT with host names and passwords, for programs that know no HTTP proxy",
+    by_address: true,
+    read: settings,
+};
+
+/// Reads the table. Returns `None` if it is absent, or has no address to listen on, which is an error.
+fn settings(tables: &mut ListenerTables<'_, '_>) -> Option<Arc<dyn ListenerConfig>> {
+    let report = &mut *tables.report;
+    let mut table = tables.server.table(KIND.name, report);
+    let mut socks5: Socks5Config = table.fields(report);
+    let is_set = listen::is_set(&table, report);
+    socks5.access = AccessConfig::read(&mut table, PASSWORD, &tables.inherited, report);
+    if is_set {
+        socks5.access.warn_if_open(table.key("listen"), socks5.listen, PASSWORD, "every node", report);
+    }
+    table.close_optional(&socks5, report);
+    is_set.then(|| Arc::new(socks5) as Arc<dyn ListenerConfig>)
+}
+
+/// Clients may send a password, and are asked for no certificate.
+const PASSWORD: AuthMethods = AuthMethods { password: true, certificate: None };
+
+impl ListenerConfig for Socks5Config {
+    fn name(&self) -> &'static str {
+        KIND.name
+    }
+
+    fn access(&self) -> Vec<(&str, &AccessConfig)> {
+        vec![("server.socks5", &self.access)]
+    }
+
+    fn bind(&self, setup: &mut ListenerSetup<'_>) -> Option<Vec<BoundListener>> {
+        let access = setup.policies.prepare("server.socks5", &self.access, setup.startup);
+        let listener = setup.startup.bind("server.socks5.listen", self.listen);
+        Some(vec![BoundListener::tcp(KIND.name, listener?, access?, |_| Socks5)])
+    }
+}
+
+/// The protocol of a SOCKS5 listener.
+///
+/// Each message is read to its last byte and no further, so that the next byte is the session's. Replies fit into any
+/// socket's empty buffer, so they need no timeout.
+#[derive(Debug)]
+pub struct Socks5;
+
+impl<C: Connection + 'static> ListenerProtocol<C> for Socks5 {
+    type Connection = C;
+
+    fn category(&self) -> Category {
+        Category::HttpProxy
+    }
+
+    fn span(&self, from: SocketAddr) -> Span {
+        info_span!("socks5", client = %from, trace_id = field::Empty, session = field::Empty)
+    }
+
+    fn rejection_bytes(&self, _denial: &Denial, _trace: &str) -> Bytes {
+        Bytes::from_static(&[VERSION, NO_METHOD])
+    }
+
+    async fn handshake(&self, mut socket: C, admission: &mut Admission) -> HandshakeOutcome<C> {
+        match serve(&mut socket, admission).await {
+            Ok(Some(session)) => HandshakeOutcome::Opened { session, socket, buffered: Bytes::new() },
+            Ok(None) => HandshakeOutcome::Closed(Some(socket)),
+            Err(reason) => HandshakeOutcome::Failed { reason, socket: Some(socket) },
+        }
+    }
+}
+
+/// Serves one client until it has the reply to its request. Returns the session, or `None` if the client was denied.
+///
+/// # Errors
+///
+/// Returns a label for metrics if the client left, or speaks another protocol.
+async fn serve<C: Connection>(
+    socket: &mut C,
+    admission: &mut Admission,
+) -> Result<Option<GrantedSession>, &'static str> {
+    let request = match authenticate(socket, admission).await? {
+        Ok(credentials) => read_request(socket, credentials).await?,
+        Err(refused) => Err(refused),
+    };
+    let (request, early) = match request {
+        Ok(request) => (Ok(request), None),
+        Err(Refused { denial, reply }) => (Err(denial), Some(reply)),
+    };
+    let opened = tokio::select! {
+        biased;
+        opened = admission.open(request, new_trace()) => opened,
+        () = socket.gone() => return Err("reset_while_opening"),
+    };
+    let reply = match (&opened, early) {
+        (_, Some(reply)) => reply,
+        (Ok(_), None) => reply_of(SUCCEEDED),
+        (Err(denied), None) => reply_of(code(&denied.denial)),
+    };
+    send(socket, &reply).await?;
+    Ok(opened.ok())
+}
+
+/// A client that is denied before its request is checked, and the reply to its last message.
+struct Refused {
+    denial: Denial,
+    reply: Vec<u8>,
+}
+
+/// Agrees on a method and checks the password. Returns the credentials as the header that an HTTP client would send.
+///
+/// The request's check finds this password in the cache of recent logins.
+async fn authenticate<C: Connection>(
+    socket: &mut C,
+    admission: &Admission,
+) -> Result<Result<HeaderMap, Refused>, &'static str> {
+    let refusals = &admission.context().metrics.refusals;
+    let [version, count] = read(socket).await?;
+    if version != VERSION {
+        if refusals.may_log(NOT_SOCKS5, admission.from().ip()) {
+            warn!(
+                first_byte = version,
+                hint = "use socks5h://HOST:PORT as the proxy",
+                "client does not speak SOCKS5"
+            );
+        }
+        return Err(NOT_SOCKS5);
+    }
+    let methods = read_bytes(socket, count).await?;
+    let policy = admission.context().policy.load_full();
+    let method = match policy.logins {
+        None if methods.contains(&NO_PASSWORD) => NO_PASSWORD,
+        // A client that always sends a password is served, too.
+        _ if methods.contains(&USER_AND_PASSWORD) => USER_AND_PASSWORD,
+        _ => {
+            let denial = match policy.logins {
+                Some(_) => Denial::Credentials,
+                None => Denial::Request(
+                    "the client offers neither SOCKS5 without authentication nor with a password",
+                ),
+            };
+            return Ok(Err(Refused { denial, reply: vec![VERSION, NO_METHOD] }));
+        }
+    };
+    send(socket, &[VERSION, method]).await?;
+    let mut credentials = HeaderMap::new();
+    if method == NO_PASSWORD {
+        return Ok(Ok(credentials));
+    }
+    let [version, length] = read(socket).await?;
+    if version != PASSWORD_VERSION {
+        return Err(NOT_SOCKS5);
+    }
+    let user = read_bytes(socket, length).await?;
+    let [length] = read(socket).await?;
+    let password = read_bytes(socket, length).await?;
+    let login = format!("Basic {}", STANDARD.encode([&user[..], b":", &password[..]].concat()));
+    if let Ok(login) = HeaderValue::from_str(&login) {
+        credentials.insert(PROXY_AUTHORIZATION, login);
+    }
+    match policy.authenticate(&credentials, admission.from().ip()).await {
+        Ok(_) => send(socket, &[PASSWORD_VERSION, SUCCEEDED]).await.map(|()| Ok(credentials)),
+        Err(denial) => Ok(Err(Refused { denial, reply: vec![PASSWORD_VERSION, FAILED] })),
+    }
+}
+
+/// Reads the request.
+async fn read_request<C: Connection>(
+    socket: &mut C,
+    credentials: HeaderMap,
+) -> Result<Result<OpenRequest, Refused>, &'static str> {
+    let [version, command, _, kind] = read(socket).await?;
+    if version != VERSION {
+        return Err(NOT_SOCKS5);
+    }
+    let host = match kind {
+        IPV4 => Ipv4Addr::from(read::<_, 4>(socket).await?).to_string(),
+        IPV6 => format!("[{}]", Ipv6Addr::from(read::<_, 16>(socket).await?)),
+        NAME => {
+            let [length] = read(socket).await?;
+            String::from_utf8_lossy(&read_bytes(socket, length).await?).into_owned()
+        }
+        _ => {
+            let denial = Denial::Request("the request's address is neither a name nor an IP address");
+            return Ok(Err(Refused { denial, reply: reply_of(NO_SUCH_ADDRESS_KIND) }));
+        }
+    };
+    let port = u16::from_be_bytes(read(socket).await?);
+    if command != CONNECT {
+        let denial = Denial::Request("this port serves the SOCKS5 command CONNECT, and neither BIND nor UDP");
+        return Ok(Err(Refused { denial, reply: reply_of(NO_SUCH_COMMAND) }));
+    }
+    Ok(match format!("{host}:{port}").parse::<Target>() {
+        Ok(target) => Ok(OpenRequest { node: None, target, credentials }),
+        Err(error) => Err(Refused { denial: error.into(), reply: reply_of(UNREACHABLE) }),
+    })
+}
+
+/// Returns the reply to a request. It has no bound address, which a client of CONNECT does not need.
+fn reply_of(code: u8) -> Vec<u8> {
+    vec![VERSION, code, 0, IPV4, 0, 0, 0, 0, 0, 0]
+}
+
+/// Returns the closest reply code; the access log has the whole reason.
+fn code(denial: &Denial) -> u8 {
+    match (denial.name(), denial.status()) {
+        ("target_refused", _) => REFUSED,
+        (_, StatusCode::FORBIDDEN | StatusCode::PROXY_AUTHENTICATION_REQUIRED) => FORBIDDEN,
+        (_, StatusCode::SERVICE_UNAVAILABLE) => FAILED,
+        _ => UNREACHABLE,
+    }
+}
+
+/// Reads exactly `N` bytes.
+async fn read<C: Connection, const N: usize>(socket: &mut C) -> Result<[u8; N], &'static str> {
+    let mut bytes = [0; N];
+    socket.read_exact(&mut bytes).await.map_err(ended)?;
+    Ok(bytes)
+}
+
+/// Reads a field of this length, which is at most 255 bytes.
+async fn read_bytes<C: Connection>(socket: &mut C, length: u8) -> Result<Vec<u8>, &'static str> {
+    let mut bytes = vec![0; length.into()];
+    socket.read_exact(&mut bytes).await.map_err(ended)?;
+    Ok(bytes)
+}
+
+async fn send<C: Connection>(socket: &mut C, bytes: &[u8]) -> Result<(), &'static str> {
+    socket.write_all(bytes).await.map_err(|_| "reset")?;
+    socket.flush().await.map_err(|_| "reset")
+}
+
+/// Returns the label for a client that left before its request was complete.
+fn ended(error: io::Error) -> &'static str {
+    if error.kind() == io::ErrorKind::UnexpectedEof { "header_missing" } else { "reset" }
+}
+
+/// Label of a client that speaks another protocol.
+const NOT_SOCKS5: &str = "not_socks5";
+
+const VERSION: u8 = 5;
+/// Version of the message with a password (RFC 1929).
+const PASSWORD_VERSION: u8 = 1;
+
+// Methods of authentication (RFC 1928, section 3).
+const NO_PASSWORD: u8 = 0;
+const USER_AND_PASSWORD: u8 = 2;
+const NO_METHOD: u8 = 0xff;
+
+// Command and kinds of addresses in a request (section 4).
+const CONNECT: u8 = 1;
+const IPV4: u8 = 1;
+const NAME: u8 = 3;
+const IPV6: u8 = 4;
+
+// Reply codes (section 6).
+const SUCCEEDED: u8 = 0;
+const FAILED: u8 = 1;
+const FORBIDDEN: u8 = 2;
+const UNREACHABLE: u8 = 4;
+const REFUSED: u8 = 5;
+const NO_SUCH_COMMAND: u8 = 7;
+const NO_SUCH_ADDRESS_KIND: u8 = 8;
