@@ -380,9 +380,6 @@ const SHORTEST: Duration = Duration::from_millis(100);
 
 #[cfg(test)]
 mod tests {
-    use crate::config::Environment;
-    use crate::edge::config::EdgeConfig;
-
     use super::*;
 
     const ANYWHERE: &str = "127.0.0.1:0";
@@ -400,19 +397,6 @@ mod tests {
             (errors.to_string().as_str(), errors.most_severe()),
             ("taken\na, b: no DNS", Some(StartupErrorKind::System))
         );
-    }
-
-    #[tokio::test]
-    async fn of_a_config_with_faults_only_what_it_says_is_looked_into() {
-        let text = "[edge.uplink]\nservers = [\"a:1\"]\nnode = \"n\"\ntoken = \"t\"\nca = \"/nowhere/c\"\nport = 1\n";
-        let mut startup = Startup::default();
-        let (settings, _) = startup.settings(EdgeConfig::examine(text, &Environment::default()));
-        for key in ["edge.uplink.ca", "edge.target_tls.key"] {
-            assert!(!startup.check_file(key, &settings.uplink.ca, |_| Ok::<_, String>(())));
-        }
-        let told = startup.into_faults().to_string();
-        assert!(told.contains("ca: cannot read /nowhere/c") && told.contains("uplink.port"), "{told}");
-        assert_eq!(told.lines().count(), 2, "{told}");
     }
 
     #[test]

@@ -134,7 +134,7 @@ impl Settings {
         match self {
             Self::Edge(edge) => {
                 let unused =
-                    "an edge uses Kubernetes only for its certificate; set agent = true in [edge.csr]";
+                    "an edge uses Kubernetes only for its certificate; set enabled = true in [edge.csr]";
                 edge.csr.is_none().then_some(unused)
             }
             Self::Cloud(cloud) => {
@@ -143,7 +143,7 @@ impl Settings {
                 }
                 let asks =
                     cloud.peers.cluster.is_some() || cloud.addresses.cluster.is_some() || cloud.csr.is_some();
-                let unused = "no key requires Kubernetes; set publish or service of [server.dns], kubernetes = true in \
+                let unused = "no key requires Kubernetes; set publish or kubernetes_service of [server.peers], kubernetes = true in \
                               [server.addresses], or profiles of [server.csr]";
                 (!asks).then_some(unused)
             }
@@ -158,3 +158,6 @@ impl Settings {
         }
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -9,8 +9,8 @@ use serde::{Deserialize, Serialize, Serializer};
 use crate::config::table::ConfigTable;
 use crate::config::{Diagnostics, Environment, WarningKind, value};
 use crate::parts;
-use tunnel_base::policy::{CertificateGlob, Networks, Rules};
-use tunnel_base::serde_text::{Network, filled};
+use tunnel_base::policy::{CertificateGlob, Network, Networks, Rules};
+use tunnel_base::serde_forms::filled;
 
 /// The address of a listener that may be a port or a Unix socket.
 #[derive(Debug, Clone, PartialEq, Eq)]

@@ -32,7 +32,7 @@ use crate::listener::{
 use crate::registry::Finder;
 use crate::startup::Startup;
 use tunnel_base::policy::ports::{PortTarget, ProxyPorts};
-use tunnel_base::serde_text::Port;
+use tunnel_base::serde_forms::Port;
 use tunnel_net::listen::TcpAccept;
 use tunnel_net::reload::Reload;
 use tunnel_net::socket::Connection;

@@ -31,7 +31,7 @@ use crate::startup::{Startup, StartupErrorKind};
 use tunnel_base::names::{Host, NodeName, Target};
 use tunnel_base::policy::ports::{KUBELET, ProxyPorts};
 use tunnel_base::policy::{Networks, plain};
-use tunnel_base::serde_text::Port;
+use tunnel_base::serde_forms::Port;
 use tunnel_net::dial;
 use tunnel_net::interfaces::LocalAddresses;
 use tunnel_net::listen::TcpAccept;

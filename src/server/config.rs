@@ -198,6 +198,3 @@ impl ServerConfig {
         })
     }
 }
-
-#[cfg(test)]
-mod tests;

@@ -10,4 +10,5 @@ pub mod names;
 pub mod parts;
 pub mod policy;
 pub mod process;
-pub mod serde_text;
+pub mod serde_forms;
+mod serde_text;

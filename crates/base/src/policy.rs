@@ -16,10 +16,11 @@ use std::net::{IpAddr, Ipv6Addr};
 use std::str::FromStr;
 
 use ipnet::IpNet;
-use serde::{Deserialize, Serialize};
+use serde::de::{Deserializer, Error};
+use serde::{Deserialize, Serialize, Serializer};
 
 use crate::names::NodeName;
-use crate::serde_text::{Network, Port, filled};
+use crate::serde_forms::{Port, filled};
 
 /// A set of networks: `10.0.0.0/8`, `fd00::/8`, or single addresses.
 ///
@@ -171,6 +172,34 @@ impl Rule {
             && self.from.as_ref().is_none_or(|nets| nets.contains(from))
             && self.nodes.as_ref().is_none_or(|globs| globs.iter().any(|glob| glob.matches(node)))
             && self.ports.as_ref().is_none_or(|ports| ports.contains(&Port(port)))
+    }
+}
+
+/// One of [`Networks`]: a network, or a single address.
+#[derive(Debug)]
+pub struct Network(IpNet);
+
+impl<'de> Deserialize<'de> for Network {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        network(&String::deserialize(deserializer)?).map(Self).map_err(D::Error::custom)
+    }
+}
+
+impl<'de> Deserialize<'de> for Networks {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        Vec::<Network>::deserialize(deserializer).map(Self::from_iter)
+    }
+}
+
+impl FromIterator<Network> for Networks {
+    fn from_iter<I: IntoIterator<Item = Network>>(networks: I) -> Self {
+        networks.into_iter().map(|Network(network)| network).collect()
+    }
+}
+
+impl Serialize for Networks {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.collect_seq(self.iter().map(network_text))
     }
 }
 

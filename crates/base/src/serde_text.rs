@@ -1,15 +1,12 @@
 //! Serialization of names and policies as the texts that config files contain.
 
-use std::fmt;
-
-use ipnet::IpNet;
-use serde::de::{Deserialize, Deserializer, Error, Unexpected, Visitor};
+use serde::de::{Deserialize, Deserializer, Error};
 use serde::ser::{Serialize, Serializer};
 
 use crate::names::{Host, NodeName, Target};
 use crate::policy::ports::{HOST, PortTarget};
 use crate::policy::targets::{TargetEntry, Targets};
-use crate::policy::{CertificateGlob, Glob, Networks, network, network_text};
+use crate::policy::{CertificateGlob, Glob};
 
 /// Serializes types through `Display` and deserializes them through `FromStr`.
 macro_rules! as_text {
@@ -29,34 +26,6 @@ macro_rules! as_text {
 }
 
 as_text!(NodeName, Host, Target, TargetEntry, Glob, CertificateGlob);
-
-/// One of [`Networks`]: a network, or a single address.
-#[derive(Debug)]
-pub struct Network(IpNet);
-
-impl<'de> Deserialize<'de> for Network {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        network(&String::deserialize(deserializer)?).map(Self).map_err(D::Error::custom)
-    }
-}
-
-impl<'de> Deserialize<'de> for Networks {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        Vec::<Network>::deserialize(deserializer).map(Self::from_iter)
-    }
-}
-
-impl FromIterator<Network> for Networks {
-    fn from_iter<I: IntoIterator<Item = Network>>(networks: I) -> Self {
-        networks.into_iter().map(|Network(network)| network).collect()
-    }
-}
-
-impl Serialize for Networks {
-    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        serializer.collect_seq(self.iter().map(network_text))
-    }
-}
 
 impl<'de> Deserialize<'de> for Targets {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
@@ -85,72 +54,12 @@ impl Serialize for PortTarget {
     }
 }
 
-/// A TCP port of at least `MIN`, written as a number or as a text.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub struct Port<const MIN: u16>(pub u16);
-
-impl<'de, const MIN: u16> Deserialize<'de> for Port<MIN> {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        deserializer.deserialize_any(PortVisitor)
-    }
-}
-
-impl<const MIN: u16> Serialize for Port<MIN> {
-    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        serializer.serialize_u16(self.0)
-    }
-}
-
-struct PortVisitor<const MIN: u16>;
-
-impl<const MIN: u16> Visitor<'_> for PortVisitor<MIN> {
-    type Value = Port<MIN>;
-
-    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "a port: a number from {MIN} to 65535")
-    }
-
-    fn visit_i64<E: Error>(self, number: i64) -> Result<Self::Value, E> {
-        let port = u16::try_from(number).ok().filter(|port| *port >= MIN);
-        port.map(Port).ok_or_else(|| E::invalid_value(Unexpected::Signed(number), &self))
-    }
-
-    fn visit_u64<E: Error>(self, number: u64) -> Result<Self::Value, E> {
-        self.visit_i64(number.try_into().unwrap_or(i64::MAX))
-    }
-
-    fn visit_str<E: Error>(self, text: &str) -> Result<Self::Value, E> {
-        let number = text.bytes().all(|byte| byte.is_ascii_digit()).then(|| text.parse().ok()).flatten();
-        self.visit_i64(number.unwrap_or(-1))
-    }
-}
-
-/// Reads a list that is not empty. An absent list matches everything; an empty one would match nothing and is easily
-/// confused with it.
-///
-/// # Errors
-///
-/// Returns the error of an item, or that the list is empty.
-pub fn filled<'de, D, I, T>(deserializer: D) -> Result<Option<T>, D::Error>
-where
-    D: Deserializer<'de>,
-    I: Deserialize<'de>,
-    T: FromIterator<I>,
-{
-    let items = Vec::<I>::deserialize(deserializer)?;
-    if items.is_empty() {
-        return Err(D::Error::custom(
-            "it matches nothing; leave the key out to match everything, or fill the list",
-        ));
-    }
-    Ok(Some(items.into_iter().collect()))
-}
-
 #[cfg(test)]
 mod tests {
     use proptest::prelude::*;
 
     use super::*;
+    use crate::policy::Networks;
 
     fn stays<T: Serialize + for<'de> Deserialize<'de>>(json: &str) -> String {
         serde_json::to_string(&serde_json::from_str::<T>(json).unwrap()).unwrap()

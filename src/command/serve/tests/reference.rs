@@ -293,6 +293,12 @@ fn updated(file: &str, role: &str) -> String {
     blocks.join("\n\n") + "\n"
 }
 
+/// Returns the anchor of a heading, as GitHub makes it.
+fn anchor(heading: &str) -> String {
+    let is_kept = |c: &char| c.is_ascii_alphanumeric() || matches!(c, '-' | '_');
+    heading.chars().filter(is_kept).collect()
+}
+
 /// Returns the reference of all tables as a document, in the order of the example files.
 fn document(server: &str, edge: &str) -> String {
     let tables = [("server", server), ("edge", edge)].into_iter().flat_map(|(role, file)| {
@@ -306,7 +312,7 @@ fn document(server: &str, edge: &str) -> String {
         let mut about = escape(&about);
         about[..1].make_ascii_uppercase();
         let purpose = about.split_once(". ").map_or(about.trim_end_matches('.'), |(first, _)| first);
-        contents += &format!("| [\\[{name}\\]](#{}) | {purpose} |\n", name.replace('.', ""));
+        contents += &format!("| [\\[{name}\\]](#{}) | {purpose} |\n", anchor(&name));
         body += &format!("\n## [{name}]\n\n{}", wrapped("", &about));
         for key in keys {
             let default = match key.default() {

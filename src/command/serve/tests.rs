@@ -9,19 +9,20 @@ mod registry;
 #[cfg(feature = "superedge")]
 mod superedge;
 
-use crate::config::listen::{AccessConfig, AuthConfig};
 use std::fmt::Write;
+use std::net::IpAddr;
 
 use proptest::prelude::*;
 
+use crate::config::listen::{AccessConfig, AuthConfig};
 use crate::config::server::{LinkListenerConfig, TlsVersion};
 use crate::edge::config::EdgeConfig;
 use crate::server::config::ServerConfig;
 use tunnel_base::policy::targets::Targets;
 
-use super::*;
-use crate::config::{Secret, WarningKind};
+use crate::config::{ConfigErrors, Diagnostics, Environment, Secret, Warning, WarningKind};
 use crate::listener::connect::ConnectConfig;
+use crate::startup::Startup;
 use std::time::Duration;
 
 const CLOUD: &str = include_str!("../../../docs/reference/server.toml");
@@ -533,4 +534,18 @@ fn a_file_with_faults_tells_which_keys_were_understood_so_that_only_those_are_lo
     assert_eq!((read.settings.uplink.ca.to_str(), read.errors.len()), (Some("/c"), 3));
     let broken = ServerConfig::examine(&format!("{text}= ="), &Environment::default());
     assert_eq!(broken.given.len(), 0, "a broken file has no reliable keys");
+}
+
+#[tokio::test]
+async fn of_a_config_with_faults_only_what_it_says_is_looked_into() {
+    let text =
+        "[edge.uplink]\nservers = [\"a:1\"]\nnode = \"n\"\ntoken = \"t\"\nca = \"/nowhere/c\"\nport = 1\n";
+    let mut startup = Startup::default();
+    let (settings, _) = startup.settings(EdgeConfig::examine(text, &Environment::default()));
+    for key in ["edge.uplink.ca", "edge.target_tls.key"] {
+        assert!(!startup.check_file(key, &settings.uplink.ca, |_| Ok::<_, String>(())));
+    }
+    let told = startup.into_faults().to_string();
+    assert!(told.contains("ca: cannot read /nowhere/c") && told.contains("uplink.port"), "{told}");
+    assert_eq!(told.lines().count(), 2, "{told}");
 }
