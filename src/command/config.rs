@@ -104,7 +104,12 @@ pub fn show(asked: &ConfigArgs, env: Environment) -> Result<String, CommandError
             return Err(CommandError::unusable(format!("{} has errors:\n{errors}", file.path.display())));
         }
         for (path, table) in effective {
-            insert(&mut values, path.split('.'), table);
+            // Only the last part of a path can be a name that the user chose. It is in quotes.
+            let (tables, name) = match path.strip_suffix('"').and_then(|path| path.split_once(".\"")) {
+                Some((tables, name)) => (tables, Some(name)),
+                None => (path.as_str(), None),
+            };
+            insert(&mut values, tables.split('.').chain(name), table);
         }
     }
     Ok(format!("# Values in effect of {}. Secrets are masked.\n\n{values}", file.path.display()))
@@ -220,5 +225,35 @@ mod tests {
         std::fs::write(&file, format!("{text}port = 1\n")).unwrap();
         let told = show(&asked, Environment::default()).unwrap_err();
         assert!(told.code == 78 && told.text.contains("line 6: edge.uplink.port"), "{told}");
+    }
+
+    #[test]
+    fn the_values_in_effect_of_every_listener_are_read_as_they_are_shown() {
+        let dir = tempfile::tempdir().unwrap();
+        let file = dir.path().join("server.toml");
+        let text = "[server.connect]\nlisten = \"127.0.0.1:1\"\nallow_from = [\"10.0.0.0/8\"]\n\
+            rules = [{ nodes = [\"a\"], ports = [22] }]\n\
+            [server.http]\nlisten_ip = \"127.0.0.1\"\nports = { \"10255\" = \"host\", \"2\" = \"127.0.0.1:3\" }\n\
+            [server.https]\nclient_ca = \"/ca\"\nnames = [\"x\"]\nports = { \"10250\" = \"127.0.0.1:10250\" }\n\
+            [server.tcp]\n\"127.0.0.1:5\" = \"node1/127.0.0.1:6443\"\n\
+            [server.egress]\nlisten = \"127.0.0.1:8000\"\n[server.http_proxy]\nlisten = \"127.0.0.1:8080\"\n\
+            [server.socks5]\nlisten = \"127.0.0.1:1080\"\n\
+            [server.addresses.nodes]\n\"10.0.0.0/24\" = \"node1\"\n";
+        std::fs::write(&file, text).unwrap();
+        let show_file = || {
+            let asked = ConfigArgs { file: Some(file.clone()), kubeconfig: None };
+            show(&asked, Environment::default()).unwrap()
+        };
+        let shown = show_file();
+        for line in [
+            "10255 = \"host\"",
+            "target = \"node1/127.0.0.1:6443\"",
+            "[server.tcp.\"127.0.0.1:5\"]",
+            "ports = [22]",
+        ] {
+            assert!(shown.contains(line), "{line}: {shown}");
+        }
+        std::fs::write(&file, &shown).unwrap();
+        assert_eq!(show_file(), shown);
     }
 }

@@ -145,9 +145,9 @@ impl<'t> ConfigTable<'t> {
 
     /// Records the values in effect: a struct with a field for each key. Several structs may share a table.
     pub(crate) fn record<T: Serialize>(&self, settings: &T, report: &mut Diagnostics) {
-        if let Ok(table) = toml::Table::try_from(settings) {
-            report.effective.entry(self.path.clone()).or_default().extend(table);
-        }
+        let table = toml::Table::try_from(settings);
+        debug_assert!(table.is_ok(), "{}: {table:?}", self.path);
+        report.effective.entry(self.path.clone()).or_default().extend(table.unwrap_or_default());
     }
 
     /// Like [`Self::finish`], and records the values in effect, unless the table is absent: then there are none.

@@ -9,7 +9,7 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 use http::request::Parts;
-use serde::{Deserialize, Serialize};
+use serde::{Deserialize, Serialize, Serializer};
 use tokio::net::TcpStream;
 use tokio::sync::watch;
 use tokio_rustls::rustls::ClientConfig;
@@ -53,11 +53,17 @@ struct HttpKeys {
     /// Default: none.
     ///
     /// Example: `{ "10255" = "127.0.0.1:10255", "10264" = "host" }`
+    #[serde(serialize_with = "by_text")]
     ports: NodePorts,
 }
 
 /// The ports of `[server.http]` and `[server.https]`, and the target of each.
 pub(crate) type NodePorts = BTreeMap<Port<0>, PortTarget>;
+
+/// Writes each port as a text, since a key of TOML is one.
+pub(crate) fn by_text<S: Serializer>(ports: &NodePorts, serializer: S) -> Result<S::Ok, S::Error> {
+    serializer.collect_map(ports.iter().map(|(port, stands_for)| (port.0.to_string(), stands_for)))
+}
 
 impl Default for HttpKeys {
     fn default() -> Self {

@@ -19,7 +19,7 @@ use crate::config::{Diagnostics, WarningKind, value};
 use crate::listener::admission::{Admission, HandshakeOutcome, ListenerProtocol};
 use crate::listener::authenticated::{ListenerTlsConfig, OverTls};
 use crate::listener::denial::Denial;
-use crate::listener::http::{NodePort, NodePortConfig, NodePorts, bind, node_ports, warn_if_open};
+use crate::listener::http::{NodePort, NodePortConfig, NodePorts, bind, by_text, node_ports, warn_if_open};
 use crate::listener::{
     BoundListener, FileKind, ListenerConfig, ListenerFile, ListenerKind, ListenerSetup, ListenerTables,
 };
@@ -60,6 +60,7 @@ struct HttpsKeys {
     /// Default: none.
     ///
     /// Example: `{ "10250" = "127.0.0.1:10250", "10263" = "host" }`
+    #[serde(serialize_with = "by_text")]
     ports: NodePorts,
     /// For "terminate": file (PEM) of the certificate chain presented to clients, leaf first. Re-read when it changes.
     #[serde(deserialize_with = "value::file")]
@@ -218,7 +219,8 @@ fn target_identity(
 ) -> Option<TargetIdentity> {
     let insecure = keys.target_insecure_skip_verify;
     for given in ["target_key", "target_ca", "target_insecure_skip_verify"] {
-        if table.has(given) && !table.has("target_cert") {
+        let is_off = given == "target_insecure_skip_verify" && !insecure;
+        if table.has(given) && !is_off && !table.has("target_cert") {
             table.error("target_cert", None, format!("{given} is set; set the certificate too"), report);
         }
     }
