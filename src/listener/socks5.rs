@@ -260,14 +260,14 @@ fn code(denial: &Denial) -> u8 {
 /// Reads exactly `N` bytes.
 async fn read<C: Connection, const N: usize>(socket: &mut C) -> Result<[u8; N], &'static str> {
     let mut bytes = [0; N];
-    socket.read_exact(&mut bytes).await.map_err(ended)?;
+    socket.read_exact(&mut bytes).await.map_err(|error| ended(&error))?;
     Ok(bytes)
 }
 
 /// Reads a field of this length, which is at most 255 bytes.
 async fn read_bytes<C: Connection>(socket: &mut C, length: u8) -> Result<Vec<u8>, &'static str> {
     let mut bytes = vec![0; length.into()];
-    socket.read_exact(&mut bytes).await.map_err(ended)?;
+    socket.read_exact(&mut bytes).await.map_err(|error| ended(&error))?;
     Ok(bytes)
 }
 
@@ -277,7 +277,7 @@ async fn send<C: Connection>(socket: &mut C, bytes: &[u8]) -> Result<(), &'stati
 }
 
 /// Returns the label for a client that left before its request was complete.
-fn ended(error: io::Error) -> &'static str {
+fn ended(error: &io::Error) -> &'static str {
     if error.kind() == io::ErrorKind::UnexpectedEof { "header_missing" } else { "reset" }
 }
 
