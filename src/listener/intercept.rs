@@ -63,7 +63,7 @@ pub struct InterceptConfig {
     pub trust_edge_addresses: bool,
     /// Networks of other machines whose traffic is intercepted too, if this host forwards it.
     pub forwarded_networks: Networks,
-    /// Port at 127.0.0.1 and [::1] that intercepted traffic is redirected to; the next port, at all addresses, is for
+    /// Port at 127.0.0.1 and ::1 that intercepted traffic is redirected to; the next port, at all addresses, is for
     /// forwarded traffic. 0 selects free ports.
     pub port: Port<0>,
     /// Name of the nftables table (family inet): a letter, then letters, digits and '_'. Must be unique on the host.

@@ -215,7 +215,7 @@ impl Registry {
     }
 
     /// Returns up to `most` nodes after `after`, by the bytes of their names, and whether more follow. Their names have
-    /// at most [`MAX_PAGE_BYTES`] in total.
+    /// at most 32 KiB in total.
     pub fn page(&self, after: Option<&NodeName>, most: usize) -> (Vec<ListedNode>, bool) {
         let nodes = self.nodes.lock();
         let later = |node: &NodeName| after.is_none_or(|after| node.as_str() > after.as_str());
