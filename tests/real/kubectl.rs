@@ -8,7 +8,9 @@ use serde_json::json;
 
 use crate::cluster::{Cluster, Hook, Way, node};
 use crate::network::{OTHER_SERVER, SERVER, address};
+use crate::parts::plain_peer;
 use crate::process::{Running, TIMEOUT};
+use crate::tunnel::{SERVER_NAME, TOKEN};
 use crate::wait::wait_until;
 
 #[test]
@@ -89,6 +91,28 @@ fn kubectl_reaches_nodes_of_peers_survives_outages_and_reports_errors() {
     is_told(&cluster, "node node1 is not connected");
     let _edge = cluster.edge(OTHER_SERVER, "[edge.allow]\ntargets = [\"127.0.0.0/8:22\"]\n");
     is_told(&cluster, "this edge may not dial");
+}
+
+/// SuperEdge's installer put v0.9 onto edges. A cluster is moved to servers of this program before its edges are. Its
+/// dialect has no flow control, so the test has no client that stops reading.
+#[test]
+fn logs_exec_and_cp_work_through_an_edge_of_v0_9() {
+    let (Some(program), Some(cluster)) = (plain_peer(), Cluster::start(Way::Egress)) else { return };
+    let _server = cluster.server(SERVER);
+    let (network, place) = (&cluster.network, &cluster.network.place);
+    let mut command = network.edges[0].command(program);
+    command.args(["edge-0.9", "--node", "node1", "--token", TOKEN, "--name", SERVER_NAME]);
+    command.arg("--cloud").arg(format!("{SERVER}:9000")).arg("--ca").arg(&place.files.ca);
+    let _edge = Running::start("plain-node1", place.path(), &mut command);
+    wait_until("the log of a pod is read", TIMEOUT, || {
+        network.tries("kubectl logs busy --tail=1").status.success()
+    });
+    the_log_of_a_pod(&cluster);
+    for web_sockets in [true, false] {
+        let kubectl = Kubectl { cluster: &cluster, pod: "busy", web_sockets };
+        kubectl.exec();
+        kubectl.cp();
+    }
 }
 
 /// Runs every kubectl command that uses a kubelet, over WebSockets and over SPDY.
