@@ -1,5 +1,6 @@
 mod addresses;
 mod csr;
+#[cfg(feature = "intercept")]
 mod intercept;
 mod modules;
 mod nodes;
