@@ -244,17 +244,18 @@ impl ConnectEndpoint {
     pub(crate) async fn open(&self, target: &Target) -> Result<ConnectStream, CommandError> {
         let failed =
             |why: &dyn fmt::Display| CommandError::unavailable(format!("cannot connect to {self}: {why}"));
+        let unreached = |why: &dyn fmt::Display| failed(&format_args!("{why}\n  hint: {NO_SERVER}"));
         let trace = format!("{:08x}", rand::random::<u32>());
         let request = self.request(target, &trace)?;
         let opening = async {
             match &self.place {
                 Place::Socket(path) => {
-                    let stream = UnixStream::connect(path).await.map_err(|cause| failed(&cause))?;
+                    let stream = UnixStream::connect(path).await.map_err(|cause| unreached(&cause))?;
                     Ok(Carrier::Unix(self.ask(stream, request).await?))
                 }
                 Place::At(at) => {
-                    let addresses = resolve(at).await.map_err(|why| failed(&why))?;
-                    let stream = dial(&addresses, DIAL).await.map_err(|why| failed(&why))?;
+                    let addresses = resolve(at).await.map_err(|why| unreached(&why))?;
+                    let stream = dial(&addresses, DIAL).await.map_err(|why| unreached(&why))?;
                     match &self.tls {
                         None => Ok(Carrier::Tcp(self.ask(stream, request).await?)),
                         Some((tls, name)) => {
@@ -327,6 +328,10 @@ impl ConnectEndpoint {
         Ok(request)
     }
 }
+
+/// What to do if no server is reached.
+const NO_SERVER: &str =
+    "check that a server listens there, at listen of its [server.connect], or name another with --server";
 
 impl fmt::Display for ConnectEndpoint {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
