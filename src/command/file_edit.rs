@@ -1,11 +1,11 @@
 //! Edits files that a running program reads.
 
-use std::fs::{self, File, OpenOptions};
-use std::io::{self, Write as _};
-use std::os::unix::fs::{MetadataExt as _, OpenOptionsExt as _, fchown};
+use std::fs::{self, File};
+use std::io;
 use std::path::{Path, PathBuf};
 
 use crate::command::CommandError;
+use tunnel_base::files;
 
 /// A text file that is being edited. A second edit of a file in the same directory is refused until this one is dropped.
 #[derive(Debug)]
@@ -54,27 +54,7 @@ impl FileEdit {
 ///
 /// Returns the system's error. The file is then unchanged.
 pub(crate) fn replace(path: &Path, text: &str) -> Result<(), CommandError> {
-    let mut fresh = path.as_os_str().to_owned();
-    fresh.push(".new");
-    let write = || {
-        match fs::remove_file(&fresh) {
-            Err(cause) if cause.kind() != io::ErrorKind::NotFound => return Err(cause),
-            _ => {}
-        }
-        let before = fs::metadata(path)?;
-        let mut file = OpenOptions::new().write(true).create_new(true).mode(0o600).open(&fresh)?;
-        let now = file.metadata()?;
-        if (now.uid(), now.gid()) != (before.uid(), before.gid()) {
-            fchown(&file, Some(before.uid()), Some(before.gid()))?;
-        }
-        file.set_permissions(before.permissions())?;
-        file.write_all(text.as_bytes())?;
-        file.sync_all()?;
-        fs::rename(&fresh, path)
-    };
-    write().map_err(|cause| {
-        // Best effort: the next edit removes it otherwise.
-        let _ = fs::remove_file(&fresh);
+    files::replace(path, None, text).map_err(|cause| {
         let hint = "run this as root or as the file's owner, and check that the disk is not full";
         CommandError::cannot_write(format!("cannot replace {}: {cause}; {hint}", path.display()))
     })
@@ -82,7 +62,7 @@ pub(crate) fn replace(path: &Path, text: &str) -> Result<(), CommandError> {
 
 #[cfg(test)]
 mod tests {
-    use std::os::unix::fs::{PermissionsExt as _, symlink};
+    use std::os::unix::fs::{MetadataExt as _, PermissionsExt as _, symlink};
 
     use super::*;
 

@@ -4,6 +4,7 @@ pub mod access_log;
 pub mod addresses;
 pub mod backoff;
 pub mod drain;
+pub mod files;
 pub mod logging;
 pub mod metrics;
 pub mod names;

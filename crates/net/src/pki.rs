@@ -2,10 +2,8 @@
 //! clients.
 
 use std::fmt;
-use std::fs::{self, OpenOptions};
-use std::io::{self, Write as _};
+use std::io;
 use std::net::IpAddr;
-use std::os::unix::fs::OpenOptionsExt as _;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime};
 
@@ -14,6 +12,8 @@ use rcgen::{
     BasicConstraints, CertificateParams, DnType, IsCa, Issuer, KeyPair, KeyUsagePurpose, PublicKeyData as _,
 };
 use x509_parser::prelude::{FromDer as _, GeneralName, ParsedExtension, X509Certificate};
+
+use tunnel_base::files;
 
 /// A CA with its own key. Two CAs never trust each other's certificates.
 pub struct CertificateAuthority {
@@ -304,21 +304,8 @@ fn params(common: &str, names: &[&str], until: SystemTime) -> Result<Certificate
     Ok(params)
 }
 
-/// Replaces a file by renaming, so that no reader sees half a file, and a reader of the old file never sees the new
-/// key.
 fn replace(path: &Path, mode: u32, text: &str) -> Result<(), PkiError> {
-    let mut fresh = path.as_os_str().to_owned();
-    fresh.push(".new");
-    let write = || {
-        match fs::remove_file(&fresh) {
-            Err(cause) if cause.kind() != io::ErrorKind::NotFound => return Err(cause),
-            _ => {}
-        }
-        let mut file = OpenOptions::new().write(true).create_new(true).mode(mode).open(&fresh)?;
-        file.write_all(text.as_bytes())?;
-        fs::rename(&fresh, path)
-    };
-    write().map_err(|cause| PkiError::Write { path: path.into(), cause })
+    files::replace(path, Some(mode), text).map_err(|cause| PkiError::Write { path: path.into(), cause })
 }
 
 /// How far not-before lies in the past, so that a machine whose clock is slow by less accepts a new certificate at
@@ -329,6 +316,7 @@ const KEY_MODE: u32 = 0o600;
 
 #[cfg(test)]
 mod tests {
+    use std::fs;
     use std::os::unix::fs::PermissionsExt as _;
 
     use super::*;
