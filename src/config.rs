@@ -319,6 +319,13 @@ enum Certainty {
 }
 
 impl Diagnostics {
+    /// Adds values in effect to those of a table.
+    pub(crate) fn record<T: Serialize>(&mut self, table: &str, settings: &T) {
+        let values = toml::Table::try_from(settings);
+        debug_assert!(values.is_ok(), "{table}: {values:?}");
+        self.effective.entry(table.to_owned()).or_default().extend(values.unwrap_or_default());
+    }
+
     /// Records an unknown key.
     pub(crate) fn unknown(&mut self, place: usize, key: &str, wanted: &str) {
         let found = Some("unknown key".to_owned());

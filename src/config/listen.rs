@@ -39,8 +39,8 @@ impl Serialize for ListenAddress {
     }
 }
 
-/// Returns true if a listener's table says where to listen. Records an error if the table is present without that.
-pub(crate) fn is_set(table: &ConfigTable<'_>, report: &mut Diagnostics) -> bool {
+/// Records an error if a listener's table is present without an address. Returns true if it has a valid one.
+pub(crate) fn require(table: &ConfigTable<'_>, report: &mut Diagnostics) -> bool {
     if table.is_present() && !table.has(LISTEN) {
         table.error(LISTEN, None, "set the address to listen on: listen = \"ip:port\"", report);
     }
@@ -317,9 +317,7 @@ impl AccessConfig {
             rules: rules.unwrap_or_else(|| default.rules.clone()),
             names: names(table, proofs, report),
         };
-        if table.is_present() {
-            table.record(&access.keys(), report);
-        }
+        table.record(&access.keys(), report);
         access
     }
 
@@ -416,9 +414,7 @@ fn names(table: &mut ConfigTable<'_>, proofs: AuthMethods, report: &mut Diagnost
         let wanted = "no certificate is requested; set client_ca to the CA that signs them";
         table.error("names", Some("set, but client_ca is not".to_owned()), wanted, report);
     }
-    if table.is_present() {
-        table.record(&keys, report);
-    }
+    table.record(&keys, report);
     keys.names.unwrap_or_default()
 }
 

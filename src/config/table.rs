@@ -143,23 +143,22 @@ impl<'t> ConfigTable<'t> {
         report.place_fault(place, &format!("{}{part}", self.key(key)), Some(found), wanted);
     }
 
-    /// Records the values in effect: a struct with a field for each key. Several structs may share a table.
+    /// Records the values in effect of a table that is present: a struct with a field for each key. Several structs may
+    /// share a table.
     pub(crate) fn record<T: Serialize>(&self, settings: &T, report: &mut Diagnostics) {
-        let table = toml::Table::try_from(settings);
-        debug_assert!(table.is_ok(), "{}: {table:?}", self.path);
-        report.effective.entry(self.path.clone()).or_default().extend(table.unwrap_or_default());
-    }
-
-    /// Like [`Self::finish`], and records the values in effect, unless the table is absent: then there are none.
-    pub(crate) fn close_optional<T: Serialize>(self, settings: &T, report: &mut Diagnostics) {
         if self.is_present() {
-            self.record(settings, report);
+            report.record(&self.path, settings);
         }
-        self.finish(report);
     }
 
     /// Like [`Self::finish`], and records the values in effect, which an absent table has, too.
     pub(crate) fn close<T: Serialize>(self, settings: &T, report: &mut Diagnostics) {
+        report.record(&self.path, settings);
+        self.finish(report);
+    }
+
+    /// Like [`Self::close`], but an absent table has no values.
+    pub(crate) fn close_optional<T: Serialize>(self, settings: &T, report: &mut Diagnostics) {
         self.record(settings, report);
         self.finish(report);
     }

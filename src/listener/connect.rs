@@ -68,7 +68,7 @@ fn read(tables: &mut ListenerTables<'_, '_>) -> Option<Arc<dyn ListenerConfig>> 
     let report = &mut *tables.report;
     let mut table = tables.server.table(KIND.name, report);
     let mut connect: ConnectConfig = table.fields(report);
-    let is_set = listen::is_set(&table, report);
+    let is_set = listen::require(&table, report);
     connect.access = AccessConfig::read(&mut table, PASSWORD, &AccessConfig::default(), report);
     if is_set {
         let key = table.key("auth");

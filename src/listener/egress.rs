@@ -128,7 +128,7 @@ fn read(
 ) -> Option<EgressConfig> {
     let mut table = server.table(KIND.name, report);
     let keys: EgressKeys = table.fields(report);
-    listen::is_set(&table, report);
+    listen::require(&table, report);
     let shown = keys.clone();
     let egress = match keys.listen.clone() {
         Some(ListenAddress::Unix(path)) => Some(unix(&mut table, path, inherited, report)),

@@ -69,7 +69,7 @@ fn read(
 ) -> Option<HttpProxyConfig> {
     let mut table = server.table(KIND.name, report);
     let mut proxy: HttpProxyConfig = table.fields(report);
-    let is_set = listen::is_set(&table, report);
+    let is_set = listen::require(&table, report);
     proxy.access = AccessConfig::read(&mut table, PASSWORD, inherited, report);
     if is_set {
         proxy.access.warn_if_open(table.key("listen"), proxy.listen, PASSWORD, "every node", report);
@@ -142,7 +142,7 @@ impl Default for EdgeProxyConfig {
 pub(crate) fn read_edge(edge: &mut ConfigTable<'_>, report: &mut Diagnostics) -> Option<EdgeProxyConfig> {
     let mut table = edge.table(KIND.name, report);
     let mut proxy: EdgeProxyConfig = table.fields(report);
-    let is_set = listen::is_set(&table, report);
+    let is_set = listen::require(&table, report);
     proxy.access = AccessConfig::read(&mut table, PASSWORD, &AccessConfig::default(), report);
     if is_set {
         let reached = "everything that [server.edge_access] allows this edge";

@@ -57,7 +57,7 @@ fn settings(tables: &mut ListenerTables<'_, '_>) -> Option<Arc<dyn ListenerConfi
     let report = &mut *tables.report;
     let mut table = tables.server.table(KIND.name, report);
     let mut socks5: Socks5Config = table.fields(report);
-    let is_set = listen::is_set(&table, report);
+    let is_set = listen::require(&table, report);
     socks5.access = AccessConfig::read(&mut table, PASSWORD, &tables.inherited, report);
     if is_set {
         socks5.access.warn_if_open(table.key("listen"), socks5.listen, PASSWORD, "every node", report);
