@@ -5,7 +5,7 @@
 //! listener) requests it, and the **acceptor** (at the edge) dials the **target**. A session is not bound to its link:
 //! if the link is lost, the opener resumes the session over the next one.
 //!
-//! docs/architecture.md explains the design, docs/protocol.md the frames of a link, docs/glossary.md the terms.
+//! docs/architecture.md explains the design, docs/protocol.md the frames of a link, docs/reference/glossary.md the terms.
 //!
 //! # Modules
 //!

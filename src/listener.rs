@@ -235,11 +235,11 @@ mod tests {
 
     #[test]
     fn each_kind_has_its_row_in_the_documents() {
-        let path = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("docs/operating.md");
+        let path = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("docs/how-to/ssh-and-curl.md");
         let document = std::fs::read_to_string(path).unwrap();
         for ListenerKind { name, about, .. } in LISTENERS {
             let row = format!("| `[server.{name}]` | {about} |\n");
-            assert!(document.contains(&row), "docs/operating.md: {row}");
+            assert!(document.contains(&row), "docs/how-to/ssh-and-curl.md: {row}");
         }
     }
 }

@@ -1,4 +1,4 @@
-//! The load that the publishers of many servers put on etcd and CoreDNS: the figures of docs/scale.md.
+//! The load that the publishers of many servers put on etcd and CoreDNS: the figures of docs/explanation/scale.md.
 
 use std::io::Write;
 use std::net::SocketAddr;
@@ -140,7 +140,7 @@ fn question(node: &str) -> Vec<u8> {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-#[ignore = "not a test: prints the figures of docs/scale.md"]
+#[ignore = "not a test: prints the figures of docs/explanation/scale.md"]
 async fn what_etcd_and_coredns_take() {
     let number = |name: &str, default| asked(name).map_or(default, |said| said.parse().unwrap());
     let (count, each, away) = (number("PODS", 10), number("EDGES", 1000), number("AWAY", 60));

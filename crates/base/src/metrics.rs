@@ -681,8 +681,8 @@ mod tests {
         let shown = text.lines().filter_map(|line| line.strip_prefix("# TYPE ")?.split(' ').next());
         let shown: std::collections::BTreeSet<_> = shown.collect();
         let root = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).ancestors().nth(2).unwrap();
-        let page = std::fs::read_to_string(root.join("docs/operating.md")).unwrap();
-        let table = page.split("### Metrics").nth(1).unwrap().split("\n## ").next().unwrap();
+        let page = std::fs::read_to_string(root.join("docs/reference/metrics.md")).unwrap();
+        let table = page.split("# Metrics").nth(1).unwrap().split("\n# ").next().unwrap();
         let cells = table.lines().filter_map(|line| line.strip_prefix("| `")?.split(" | ").next());
         let told = cells.flat_map(|cell| cell.split(", ").map(|name| name.trim_matches('`'))).collect();
         assert_eq!(shown, told);

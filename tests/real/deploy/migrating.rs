@@ -1,4 +1,4 @@
-//! The commands of docs/migrating.md, unchanged, and the way back.
+//! The commands of docs/how-to/from-superedge.md, unchanged, and the way back.
 
 use std::path::Path;
 use std::process::Command;
@@ -13,7 +13,7 @@ use crate::wait::wait_until;
 
 /// Returns the blocks of commands in that section of the page, in order.
 fn blocks(part: &str) -> Vec<String> {
-    let page = Path::new(env!("CARGO_MANIFEST_DIR")).join("docs/migrating.md");
+    let page = Path::new(env!("CARGO_MANIFEST_DIR")).join("docs/how-to/from-superedge.md");
     let text = std::fs::read_to_string(page).unwrap();
     let (_, from) = text.split_once(part).expect(part);
     let from = from.split("\n## ").next().unwrap();

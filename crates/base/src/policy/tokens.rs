@@ -7,7 +7,7 @@ use subtle::ConstantTimeEq;
 
 use crate::names::NodeName;
 
-/// The contents of a token file (docs/superedge.md#token-file). Each line is `node:token`; spaces are dropped, and
+/// The contents of a token file (docs/reference/superedge.md#token-file). Each line is `node:token`; spaces are dropped, and
 /// later lines win. `default` applies to nodes without their own line. A node whose line has no token is blocked.
 ///
 /// Words may follow the token: `node:token previous=OLD ip=10.0.0.7,fd00::7` accepts both tokens while the edge

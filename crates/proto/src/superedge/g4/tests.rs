@@ -1,4 +1,4 @@
-//! Conversations with a remote of v0.8 or v0.9: as recorded, by hand from docs/superedge.md, and at random.
+//! Conversations with a remote of v0.8 or v0.9: as recorded, by hand from docs/reference/superedge.md, and at random.
 
 use std::collections::HashMap;
 
