@@ -12,11 +12,11 @@ trap 'rm -rf "$tree"' EXIT
 chmod 755 "$tree"
 
 install -D -m 755 "$program" "$tree/usr/bin/tunnel"
-for side in cloud edge; do
+for side in server edge; do
   install -D -m 644 "$root/deploy/systemd/tunnel-$side.service" "$tree/lib/systemd/system/tunnel-$side.service"
 done
-# Examples of /etc/tunnel/cloud.toml and edge.toml, and the description of every key.
-install -D -m 644 "$root/conf/server.toml" "$tree/usr/share/doc/tunnel/cloud.toml"
+# Examples of /etc/tunnel/server.toml and edge.toml, and the description of every key.
+install -D -m 644 "$root/conf/server.toml" "$tree/usr/share/doc/tunnel/server.toml"
 install -D -m 644 "$root/conf/edge.toml" "$tree/usr/share/doc/tunnel/edge.toml"
 install -D -m 644 -t "$tree/usr/share/doc/tunnel/reference" "$root"/docs/reference/*
 install -D -m 644 "$root/LICENSE" "$tree/usr/share/doc/tunnel/copyright"
@@ -55,7 +55,7 @@ if [ "$1" = configure ]; then
     systemctl daemon-reload || true
     # An upgrade restarts the services that run. It does not wait: the edge drains first, and the session in which dpkg
     # runs may be one of its own.
-    [ -z "$2" ] || systemctl --no-block try-restart tunnel-cloud.service tunnel-edge.service || true
+    [ -z "$2" ] || systemctl --no-block try-restart tunnel-server.service tunnel-edge.service || true
   fi
 fi
 END
@@ -63,7 +63,7 @@ cat >"$tree/DEBIAN/prerm" <<'END'
 #!/bin/sh
 set -e
 if [ "$1" = remove ] && [ -d /run/systemd/system ]; then
-  systemctl stop tunnel-cloud.service tunnel-edge.service || true
+  systemctl stop tunnel-server.service tunnel-edge.service || true
 fi
 END
 chmod 755 "$tree/DEBIAN/postinst" "$tree/DEBIAN/prerm"

@@ -127,7 +127,7 @@ fn issue(asked: &IssueArgs) -> Result<String, CommandError> {
     let (folder, next) = match &asked.kind {
         IssueKind::Server { names } => {
             let first = names.first().map(certified).unwrap_or_default();
-            let next = "copy cloud.crt and cloud.key over cert and key of [server.links] at the server";
+            let next = "copy server.crt and server.key over cert and key of [server.links] at the server";
             (format!("server-{}", first.replace(':', "-")), next.to_owned())
         }
         IssueKind::Client { name } => (
@@ -140,7 +140,7 @@ fn issue(asked: &IssueArgs) -> Result<String, CommandError> {
     };
     let out = asked.out_dir.clone().unwrap_or_else(|| asked.ca.dir.join(folder));
     let files: &[&str] = match &asked.kind {
-        IssueKind::Server { .. } => &["cloud.crt", "cloud.key", "ca.crt"],
+        IssueKind::Server { .. } => &["server.crt", "server.key", "ca.crt"],
         IssueKind::EgressClient { name, .. } if name == APISERVER => {
             &["client.crt", "client.key", "ca.crt", "egress-selector.yaml"]
         }
@@ -151,7 +151,7 @@ fn issue(asked: &IssueArgs) -> Result<String, CommandError> {
         IssueKind::Server { names } => {
             let names: Vec<String> = names.iter().map(certified).collect();
             let names: Vec<&str> = names.iter().map(String::as_str).collect();
-            write_issued(&folder, "cloud", &authority.server(&names).map_err(|cause| refused(&cause))?)?;
+            write_issued(&folder, "server", &authority.server(&names).map_err(|cause| refused(&cause))?)?;
             folder.write("ca.crt", authority.cert())?;
         }
         IssueKind::Client { name } => write_client(name, "", None, &authority, &folder)?,
@@ -285,10 +285,14 @@ mod tests {
             })
             .map(|(before, _)| before.0.strip_prefix(&dir).unwrap().display().to_string())
             .collect();
-        let pairs =
-            ["client-a/client.crt", "client-a/client.key", "cloud/certs/cloud.crt", "cloud/certs/cloud.key"];
+        let pairs = [
+            "client-a/client.crt",
+            "client-a/client.key",
+            "server/certs/server.crt",
+            "server/certs/server.key",
+        ];
         assert_eq!(changed, pairs, "{told}");
-        let key = Path::new(&dir).join("cloud/certs/cloud.key");
+        let key = Path::new(&dir).join("server/certs/server.key");
         assert_eq!(fs::metadata(key).unwrap().permissions().mode() & 0o777, 0o600);
     }
 
@@ -319,7 +323,7 @@ mod tests {
         let told = tunnel(&[&["cert", "issue", "--dir", &dir][..], &apiserver].concat()).unwrap();
         assert!(told.contains("add \"system:kube-apiserver\" to names of [server.egress]"), "{told}");
         let there = |file: &str| Path::new(&dir).join(file).exists();
-        assert!(there("server-b.test/cloud.key") && there("client-b/client.crt"));
+        assert!(there("server-b.test/server.key") && there("client-b/client.crt"));
         assert!(there("client-system-kube-apiserver/egress-selector.yaml"));
         let again = tunnel(&["cert", "issue", "client", "b", "--dir", &dir]).unwrap_err();
         assert_eq!(again.code, 73);

@@ -142,7 +142,7 @@ fn not_running(program: &'static str, at: SocketAddr, ports: &[(String, SocketAd
     if at.port() == 0 {
         found.doubt(program, "its admin_listen has port 0, so it cannot be asked whether it runs", "");
     } else {
-        let unit = if program == "edge" { "tunnel-edge" } else { "tunnel-cloud" };
+        let unit = if program == "edge" { "tunnel-edge" } else { "tunnel-server" };
         let text = format!("no {program} on this machine responds at {at}");
         let hint = format!("start it with systemctl start {unit}; if it ends, see journalctl -u {unit}");
         found.bad(program, text, &format!("a running {program}"), &hint);

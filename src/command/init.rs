@@ -173,7 +173,7 @@ pub(crate) fn client_folders(option: &str, clients: &[String]) -> Result<Vec<Str
 /// Returns the names of the future contents of the folder.
 fn entries(asked: &InitArgs, signs: &Signers, clients: &[String]) -> BTreeSet<String> {
     let authority = if signs.is_new { &["ca.crt", "ca.key"][..] } else { &[] };
-    let fixed = authority.iter().copied().chain(["cloud"]).map(str::to_owned);
+    let fixed = authority.iter().copied().chain(["server"]).map(str::to_owned);
     fixed.chain(asked.nodes.iter().map(edge_folder)).chain(clients.iter().cloned()).collect()
 }
 
@@ -199,18 +199,18 @@ fn write_cloud(
     }
     let names: Vec<&str> = names.iter().map(String::as_str).collect();
     let server = signs.ours.server(&names).map_err(|cause| refused(&cause))?;
-    write_issued(folder, "cloud/certs/cloud", &server)?;
-    folder.write("cloud/certs/ca.crt", signs.ours.cert())?;
+    write_issued(folder, "server/certs/server", &server)?;
+    folder.write("server/certs/ca.crt", signs.ours.cert())?;
     let lines = asked.nodes.iter().zip(&signs.tokens);
     let lines: String = lines.map(|(node, token)| format!("{node}:{token}\n")).collect();
-    folder.write("cloud/token/token", &lines)?;
+    folder.write("server/token/token", &lines)?;
     let text = ServerConfigText { clients: &asked.clients };
-    let here = now_at.join("cloud");
+    let here = now_at.join("server");
     checked(
         ServerConfig::read(&text.at(&here.to_string_lossy()), &Environment::default()),
         Server::validate,
     )?;
-    folder.write("cloud/cloud.toml", &text.at(to))
+    folder.write("server/server.toml", &text.at(to))
 }
 
 fn write_edge(
@@ -326,14 +326,14 @@ impl ServerConfigText<'_> {
         // A service may not write below /etc.
         let enrolled = if dir.starts_with("/etc/") { STATE_DIR } else { dir };
         let mut text = format!(
-            r#"# Config of a server: tunnel server -c {dir}/cloud.toml
+            r#"# Config of a server: tunnel server -c {dir}/server.toml
 # Written by `tunnel init`; docs/reference/server.toml describes every key.
 
 [server.links]
 listen = "0.0.0.0:9000"
 admin_listen = "127.0.0.1:51010"
-cert = "{dir}/certs/cloud.crt"
-key = "{dir}/certs/cloud.key"
+cert = "{dir}/certs/server.crt"
+key = "{dir}/certs/server.key"
 peer_ca = "{dir}/certs/ca.crt"
 token_file = "{dir}/token/token"
 
@@ -364,8 +364,8 @@ file = "{enrolled}/enrolled"
 # HTTP CONNECT over TLS, for these certificates only.
 [server.egress]
 listen = "0.0.0.0:8000"
-cert = "{dir}/certs/cloud.crt"
-key = "{dir}/certs/cloud.key"
+cert = "{dir}/certs/server.crt"
+key = "{dir}/certs/server.key"
 client_ca = "{dir}/certs/ca.crt"
 names = [{names}]
 "#
@@ -445,7 +445,7 @@ pub(crate) fn made(asked: &InitArgs, clients: &[String], is_new: bool, to: &str)
     if is_new {
         line("ca.crt, ca.key", "the CA; ca.key stays here, do not copy it to other machines");
     }
-    line("cloud/", &format!("becomes {to} on the machine of each server"));
+    line("server/", &format!("becomes {to} on the machine of each server"));
     for node in &asked.nodes {
         line(&format!("{}/", edge_folder(node)), &format!("becomes {to} on {node}"));
     }
@@ -460,7 +460,7 @@ pub(crate) fn made(asked: &InitArgs, clients: &[String], is_new: bool, to: &str)
     let node = asked.nodes.first().map(ToString::to_string).unwrap_or_default();
     let _ = write!(
         text,
-        "next, on the machine of a server:\n  cp -rpT {dir}/cloud {to}\n  tunnel server -c {to}/cloud.toml\n\
+        "next, on the machine of a server:\n  cp -rpT {dir}/server {to}\n  tunnel server -c {to}/server.toml\n\
          then, for each node, on the server's machine:\n  \
          tunnel invite --node NODE    (prints the command that NODE runs, also behind NAT)\n\
          or, for {node}, copy edge-{node} by any way to {to} there, and run:\n  tunnel edge -c {to}/edge.toml\n\

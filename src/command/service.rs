@@ -82,7 +82,7 @@ pub(crate) fn packaged(role: Role) -> Option<PathBuf> {
 /// Returns the file name of the unit, which is the same in the package.
 pub(crate) const fn unit_name(role: Role) -> &'static str {
     match role {
-        Role::Server => "tunnel-cloud.service",
+        Role::Server => "tunnel-server.service",
         Role::Edge => "tunnel-edge.service",
     }
 }
@@ -137,7 +137,7 @@ fn has_user() -> bool {
     users.lines().any(|line| line.split(':').next() == Some(USER))
 }
 
-const SERVER_UNIT: &str = include_str!("../../deploy/systemd/tunnel-cloud.service");
+const SERVER_UNIT: &str = include_str!("../../deploy/systemd/tunnel-server.service");
 const EDGE_UNIT: &str = include_str!("../../deploy/systemd/tunnel-edge.service");
 /// The user and the program of the package.
 const USER: &str = "tunnel";

@@ -255,7 +255,7 @@ fn the_debian_package_contains_the_program_its_units_and_man_pages() {
     let listed = run("dpkg-deb", &["--contents", package.to_str().unwrap()], None, TIMEOUT);
     for file in [
         "./usr/bin/tunnel",
-        "./lib/systemd/system/tunnel-cloud.service",
+        "./lib/systemd/system/tunnel-server.service",
         "./lib/systemd/system/tunnel-edge.service",
         "./usr/share/man/man1/tunnel.1.gz",
         "./usr/share/bash-completion/completions/tunnel",
@@ -266,7 +266,7 @@ fn the_debian_package_contains_the_program_its_units_and_man_pages() {
     let control = run("dpkg-deb", &["--info", package.to_str().unwrap()], None, TIMEOUT).stdout;
     assert!(control.contains(" Depends: libc6 (>= 2."), "{control}");
     let script = run("dpkg-deb", &["--info", package.to_str().unwrap(), "postinst"], None, TIMEOUT).stdout;
-    assert!(script.contains("try-restart tunnel-cloud.service tunnel-edge.service"), "{script}");
+    assert!(script.contains("try-restart tunnel-server.service tunnel-edge.service"), "{script}");
     let unpacked = dir.path().join("tree");
     let args = ["--extract", package.to_str().unwrap(), unpacked.to_str().unwrap()];
     assert!(run("dpkg-deb", &args, None, TIMEOUT).status.success());

@@ -106,7 +106,7 @@ fn files_of_init_are_copied_by_its_commands_and_carry_a_request() {
     let [grpc, connect, log, edge_log] = [(); 4].map(|()| free_port());
     let folder = (to.display().to_string(), node.display().to_string());
     change(
-        &to.join("cloud.toml"),
+        &to.join("server.toml"),
         &[(":9000", format!(":{grpc}")), (":2222", format!(":{connect}")), (":51010", format!(":{log}"))],
     );
     change(
@@ -114,14 +114,14 @@ fn files_of_init_are_copied_by_its_commands_and_carry_a_request() {
         &[(&folder.0, folder.1.clone()), (":9000", format!(":{grpc}")), (":51010", format!(":{edge_log}"))],
     );
     let config = |file: &Path| format!("--config={}", file.display());
-    for file in [to.join("cloud.toml"), node.join("edge.toml")] {
+    for file in [to.join("server.toml"), node.join("edge.toml")] {
         let said = run(PROGRAM, &["config", "check", file.to_str().unwrap()], None, TIMEOUT);
         assert!(said.status.success() && !said.stderr.contains("WARN"), "{said:?}");
     }
     let start = |role: &str, file: &str| {
         Running::start(role, place.path(), tunnel().args([role, &config(&place.path().join(file))]))
     };
-    let mut cloud = start("server", "etc/cloud.toml");
+    let mut cloud = start("server", "etc/server.toml");
     let mut edge = start("edge", "node1/edge.toml");
     cloud.answers(log, "/cloud/healthz", "node1");
     edge.answers(edge_log, "/readyz", "");

@@ -12,7 +12,7 @@ mount -t tmpfs none /run; mkdir $PLACE; mount --bind $DIR $PLACE; mount -t tmpfs
 touch tunnel; mount --bind $PROGRAM tunnel
 waits() { n=0; until eval "$1"; do n=$((n+1)); [ $n -lt 300 ] || { echo "not: $1"; cat *.log; exit 9; }; sleep 0.1; done; }
 tunnel() { $AS $PLACE/tunnel "$@"; }
-serves() { $AS $PLACE/tunnel ${1/cloud/server} -c $2/$1.toml > $3.log 2>&1 & }
+serves() { $AS $PLACE/tunnel $1 -c $2/$1.toml > $3.log 2>&1 & }
 "#;
 
 /// Runs a bash script in separate namespaces, in a directory that all users may write to. /run and /tmp are empty,
@@ -38,8 +38,8 @@ fn a_server_set_up_by_init_invites_a_node_and_lists_it() {
 steps() { # user, directory of the sockets
     AS=$1; $AS mkdir $PLACE/$3; cd $PLACE/$3
     tunnel init files --name 127.0.0.1 --node node1 --install-dir $PWD/etc > init.out
-    $AS cp -rpT files/cloud etc
-    serves cloud etc cloud; pod=$!
+    $AS cp -rpT files/server etc
+    serves server etc cloud; pod=$!
     waits "tunnel status | grep -qx 'no node is connected'"
     grep -q "admin socket open path=$2/server.sock" cloud.log
     tunnel invite --node node2 > invited.out
@@ -57,7 +57,7 @@ mkdir -p -m 755 /run/user; mkdir -m 700 /run/user/65534; chown 65534:65534 /run/
 XDG_RUNTIME_DIR=/run/user/65534 steps "$nobody" /run/user/65534/tunnel session
 steps "" /run/tunnel root
 AS="$nobody"; cd $PLACE; ! tunnel status 2> refused.log; grep -q 'no admin socket of a server or edge' refused.log
-AS=; serves cloud root/etc cloud; waits "tunnel status > /dev/null 2>&1"
+AS=; serves server root/etc cloud; waits "tunnel status > /dev/null 2>&1"
 AS="$nobody"; ! tunnel status 2> refused.log; grep -q 'permission denied for /run/tunnel/server.sock' refused.log"#,
     );
 }
@@ -75,13 +75,13 @@ echo '127.0.0.1 cloud.test' > zone
 printf '.:53 {{\n bind 127.0.0.1\n hosts zone {{\n ttl 1\n }}\n}}\n' > Corefile
 {} -conf Corefile > dns.log 2>&1 & dns=$!
 tunnel init files --name cloud.test --node node1 --install-dir $PLACE/etc > init.out
-cp -rpT files/cloud etc; cp -rpT files/edge-node1 node
+cp -rpT files/server etc; cp -rpT files/edge-node1 node
 sed -i 's#/etc/\(certs\|token\)#/node/\1#; s/51010/51011/' node/edge.toml
-serves cloud etc cloud; pod=$!; serves edge node edge
+serves server etc cloud; pod=$!; serves edge node edge
 waits 'curl -s http://127.0.0.1:51010/cloud/healthz | grep -q node1'
 kill -STOP $dns; kill -9 $pod; wait $pod || true
 waits 'grep -q "DNS gave no address" edge.log'
-serves cloud etc cloud-again
+serves server etc cloud-again
 waits 'curl -s http://127.0.0.1:51010/cloud/healthz | grep -q node1'"#,
         coredns.display()
     ));

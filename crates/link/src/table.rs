@@ -420,7 +420,7 @@ impl SessionTable {
     fn out_of_memory(&self, peer: &Remote) -> SessionError {
         let (program, file) = match peer {
             Remote::Server(_) => ("edge", "the node's edge.toml"),
-            Remote::Edge(_) | Remote::Peer => ("server", "that server's cloud.toml"),
+            Remote::Edge(_) | Remote::Peer => ("server", "that server's server.toml"),
         };
         let most = self.limits.sessions;
         let why = match (self.len() >= most, program) {

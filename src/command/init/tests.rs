@@ -40,7 +40,7 @@ fn what_is_made_loads_without_an_open_door_and_is_for_its_owner_alone() {
         assert_eq!(*mode, if path.is_dir() { 0o700 } else { 0o600 }, "{}", path.display());
     }
     let read = |path: &str| fs::read_to_string(dir.join(path)).unwrap();
-    let (cloud, warnings) = ServerConfig::read(&read("cloud/cloud.toml"), &Environment::default()).unwrap();
+    let (cloud, warnings) = ServerConfig::read(&read("server/server.toml"), &Environment::default()).unwrap();
     assert_eq!(warnings, []);
     assert_eq!(cloud.invitations.store, InvitationStore::File);
     let kept = Some("/var/lib/tunnel/enrolled".into());
@@ -50,7 +50,7 @@ fn what_is_made_loads_without_an_open_door_and_is_for_its_owner_alone() {
     assert_eq!((warnings, edge.uplink.node.as_str()), (Vec::new(), "node2"));
     let token = read("edge-node2/token/token");
     assert!(token.len() == 65 && token != read("edge-node1/token/token"), "each has its own");
-    assert!(read("cloud/token/token").ends_with(&format!("node2:{token}")));
+    assert!(read("server/token/token").ends_with(&format!("node2:{token}")));
     assert!(read("client-system-kube-apiserver/egress-selector.yaml").contains("https://cloud.test:8000"));
     for says in ["ca.key stays here", "edge-node1/ ", "becomes /etc/tunnel on node2", "next, on the machine"]
     {
@@ -65,13 +65,13 @@ fn a_second_run_with_the_same_authority_makes_what_the_first_ones_machines_belie
     run(&asked(&first, &[])).unwrap();
     let told = run(&asked(&first, &[])).unwrap_err();
     assert_eq!(told.code, 73);
-    for there in ["ca.crt", "ca.key", "cloud", "edge-node1", "edge-node2"] {
+    for there in ["ca.crt", "ca.key", "server", "edge-node1", "edge-node2"] {
         assert!(told.text.contains(&first.join(there).display().to_string()), "{told}");
     }
     let [cert, key] = ["ca.crt", "ca.key"].map(|file| first.join(file).display().to_string());
     run(&asked(&second, &["--ca-cert", &cert, "--ca-key", &key])).unwrap();
     assert!(!second.join("ca.key").exists());
-    let ca = |dir: &Path| fs::read_to_string(dir.join("cloud/certs/ca.crt")).unwrap();
+    let ca = |dir: &Path| fs::read_to_string(dir.join("server/certs/ca.crt")).unwrap();
     assert_eq!(ca(&first), ca(&second));
 }
 
@@ -123,7 +123,7 @@ fn servers_that_are_reached_by_address_alone_know_each_other() {
     let Command::Init(mut init) = Args::parse_from(args).command else { panic!() };
     init.dir = place.path().join("files");
     run(&init).unwrap();
-    let text = fs::read_to_string(init.dir.join("cloud/certs/cloud.crt")).unwrap();
+    let text = fs::read_to_string(init.dir.join("server/certs/server.crt")).unwrap();
     let der = rustls_pemfile::certs(&mut text.as_bytes()).next().unwrap().unwrap();
     let (_, certificate) = x509_parser::parse_x509_certificate(&der).unwrap();
     let names = certificate.subject_alternative_name().unwrap().unwrap().value.general_names.len();

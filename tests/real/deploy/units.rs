@@ -13,7 +13,7 @@ fn unit(side: &str) -> String {
 /// code.
 #[test]
 fn systemd_accepts_the_units() {
-    for (side, role) in [("cloud", "server"), ("edge", "edge")] {
+    for (side, role) in [("server", "server"), ("edge", "edge")] {
         let text = unit(side);
         assert!(!text.lines().any(|line| line.starts_with("ExecStartPre")), "{side}");
         let nonsense = tempfile::NamedTempFile::new().unwrap();
@@ -29,7 +29,7 @@ fn systemd_accepts_the_units() {
         return;
     }
     let dir = tempfile::tempdir().unwrap();
-    for side in ["cloud", "edge"] {
+    for side in ["server", "edge"] {
         let name = format!("tunnel-{side}.service");
         let text =
             unit(side).replace("/usr/bin/tunnel", PROGRAM).replace("Documentation=man:tunnel(1)\n", "");
@@ -50,7 +50,7 @@ fn systemd_restarts_a_unit_unless_its_config_is_wrong() {
     let place = TestDir::new();
     let units = place.path().join("units");
     std::fs::create_dir(&units).unwrap();
-    for side in ["cloud", "edge"] {
+    for side in ["server", "edge"] {
         let text = unit(side)
             .replace("/usr/bin/tunnel", PROGRAM)
             .replace("/etc/tunnel", place.path().to_str().unwrap());
@@ -63,7 +63,7 @@ fn systemd_restarts_a_unit_unless_its_config_is_wrong() {
     }
     let taken = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     let ssh = "[server.connect]\nlisten = \"127.0.0.1:0\"\n";
-    place.config("cloud", &(place.cloud_config(taken.local_addr().unwrap(), free_port()) + ssh));
+    place.config("server", &(place.cloud_config(taken.local_addr().unwrap(), free_port()) + ssh));
     place.config("good", &(place.cloud_config(loopback(free_port()), free_port()) + ssh));
     std::fs::write(place.path().join("edge.toml"), "nonsense = 1\n").unwrap();
     let script = format!(
@@ -73,13 +73,13 @@ fn systemd_restarts_a_unit_unless_its_config_is_wrong() {
          state() {{ echo $(systemctl --user show -p ActiveState -p SubState -p ExecMainStatus -p NRestarts --value $1); }}
          reaches() {{ n=0; until state $1 | grep -qx \"$2\"; do n=$((n+1)); [ $n -lt 300 ] || {{ state $1; exit 9; }}; sleep 0.1; done; }}
          n=0; until systemctl --user is-active -q basic.target; do n=$((n+1)); [ $n -lt 300 ] || exit 8; sleep 0.1; done
-         systemctl --user start --no-block tunnel-edge tunnel-cloud
+         systemctl --user start --no-block tunnel-edge tunnel-server
          reaches tunnel-edge '0 78 failed failed'
-         reaches tunnel-cloud '[0-9]* 69 activating auto-restart'
-         cp good.toml cloud.toml
-         reaches tunnel-cloud '[0-9]* 0 active running'
-         systemctl --user stop tunnel-cloud
-         reaches tunnel-cloud '[0-9]* 0 inactive dead'
+         reaches tunnel-server '[0-9]* 69 activating auto-restart'
+         cp good.toml server.toml
+         reaches tunnel-server '[0-9]* 0 active running'
+         systemctl --user stop tunnel-server
+         reaches tunnel-server '[0-9]* 0 inactive dead'
          echo all is well",
         place.path().display()
     );
