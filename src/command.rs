@@ -133,7 +133,7 @@ pub enum Command {
     },
     /// Create certificates, tokens and config files for a new cloud: everything its servers and edges need.
     #[command(after_help = examples([
-        "tunnel init --name tunnel.example.org --node node1 --node node2",
+        "tunnel init --name tunnel.example.org    # nodes join by invitation",
         "tunnel init files --name 192.0.2.7 --node node1 --egress-client system:kube-apiserver",
     ]))]
     Init(InitArgs),

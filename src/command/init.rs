@@ -29,8 +29,8 @@ pub struct InitArgs {
     /// Name or address at which edges reach the servers; may be repeated. Edges dial the first.
     #[arg(long = "name", value_name = "HOST", required = true)]
     pub names: Vec<Host>,
-    /// Node that gets its own token and config; may be repeated.
-    #[arg(long = "node", value_name = "NODE", required = true)]
+    /// Node that gets its own token and config; may be repeated. Nodes that join by invitation need none.
+    #[arg(long = "node", value_name = "NODE")]
     pub nodes: Vec<NodeName>,
     /// Client of the egress port, by the name in its certificate; may be repeated. kube-apiserver is
     /// system:kube-apiserver.
@@ -457,14 +457,23 @@ pub(crate) fn made(asked: &InitArgs, clients: &[String], is_new: bool, to: &str)
         };
         line(&format!("{folder}/"), &what);
     }
-    let node = asked.nodes.first().map(ToString::to_string).unwrap_or_default();
+    // Writing to a String cannot fail.
     let _ = write!(
         text,
         "next, on the machine of a server:\n  cp -rpT {dir}/server {to}\n  tunnel server -c {to}/server.toml\n\
          then, for each node, on the server's machine:\n  \
-         tunnel invite --node NODE    (prints the command that NODE runs, also behind NAT)\n\
-         or, for {node}, copy edge-{node} by any way to {to} there, and run:\n  tunnel edge -c {to}/edge.toml\n\
-         and on the server's machine:\n  tunnel nodes\n  curl -p -x http://127.0.0.1:2222 http://{node}:PORT/\n"
+         tunnel invite --node NODE    (prints the command that NODE runs, also behind NAT)\n"
+    );
+    if let Some(node) = asked.nodes.first() {
+        let _ = write!(
+            text,
+            "or, for {node}, copy edge-{node} by any way to {to} there, and run:\n  tunnel edge -c {to}/edge.toml\n"
+        );
+    }
+    let node = asked.nodes.first().map_or("NODE", NodeName::as_str);
+    let _ = write!(
+        text,
+        "and on the server's machine:\n  tunnel nodes\n  curl -p -x http://127.0.0.1:2222 http://{node}:PORT/\n"
     );
     text
 }

@@ -58,10 +58,10 @@ struct AuthenticatedLink {
 }
 
 /// Reads the token file. Returns `None` if it cannot be read, which `startup` has noted. `certificates` allows edges to
-/// use certificates as well; `egress` means that kube-apiserver's traffic arrives here.
+/// use certificates as well, `invitations` to join; `egress` means that kube-apiserver's traffic arrives here.
 pub(crate) fn read(
     file: &Path,
-    certificates: bool,
+    (certificates, invitations): (bool, bool),
     egress: bool,
     startup: &mut Startup,
 ) -> Option<Reload<NodeTokens>> {
@@ -91,7 +91,8 @@ pub(crate) fn read(
         Ok(tokens)
     });
     let tokens = startup.collect(StartupErrorKind::Config, &["server.links.token_file"], tokens)?;
-    if tokens.load().is_empty() {
+    // Where edges join by invitation, a file without tokens is usual.
+    if !invitations && tokens.load().is_empty() {
         let who = if certificates { "every edge without a certificate" } else { "every edge" };
         warn!(file = %file.display(), refused = %who, "token file has no token");
     }

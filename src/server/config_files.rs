@@ -6,6 +6,7 @@ use arc_swap::ArcSwap;
 use tokio_rustls::rustls;
 use tracing::warn;
 
+use crate::config::server::invitations::InvitationStore;
 use crate::invitations::ServerCa;
 use crate::listener::access::ListenerPolicies;
 use crate::listener::authenticated::tls_params;
@@ -46,7 +47,8 @@ impl ServerFiles {
         let peers = tls.as_ref().and_then(|_| peers::dialer(settings, startup));
         let authority = tls.as_ref().and_then(|_| invitations::read_ca(settings, startup));
         let (certificates, egress) = (edge_cas(settings).is_some(), settings.has_listener(&egress::KIND));
-        let tokens = authenticated_links::read(&settings.links.token_file, certificates, egress, startup);
+        let others = (certificates, settings.invitations.store != InvitationStore::None);
+        let tokens = authenticated_links::read(&settings.links.token_file, others, egress, startup);
         let resolver = startup.collect(StartupErrorKind::System, &["DNS"], Resolver::system());
         let dns = match settings.dns.resolvers.as_slice() {
             [] => resolver.clone(),

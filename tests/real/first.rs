@@ -37,11 +37,12 @@ fn a_server_set_up_by_init_invites_a_node_and_lists_it() {
         r#"nobody="setpriv --reuid=65534 --regid=65534 --clear-groups"
 steps() { # user, directory of the sockets
     AS=$1; $AS mkdir $PLACE/$3; cd $PLACE/$3
-    tunnel init files --name 127.0.0.1 --node node1 --install-dir $PWD/etc > init.out
+    tunnel init files --name 127.0.0.1 --install-dir $PWD/etc > init.out
     $AS cp -rpT files/server etc
     serves server etc cloud; pod=$!
     waits "tunnel status | grep -qx 'no node is connected'"
     grep -q "admin socket open path=$2/server.sock" cloud.log
+    ! grep -q ' WARN ' cloud.log || { cat cloud.log; exit 9; }
     tunnel invite --node node2 > invited.out
     grep -o 'i[^ ]*[.]node2' invited.out | $AS $PLACE/$(grep -o 'tunnel join .*' invited.out) --out-dir $PWD/joined > join.out
     $AS sed -i s/51010/51011/ joined/edge.toml

@@ -59,6 +59,20 @@ fn what_is_made_loads_without_an_open_door_and_is_for_its_owner_alone() {
 }
 
 #[test]
+fn a_cloud_without_nodes_is_ready_for_invitations() {
+    let place = tempfile::tempdir().unwrap();
+    let dir = place.path().join("files");
+    let mut asked = asked(&dir, &[]);
+    asked.nodes.clear();
+    let told = run(&asked).unwrap();
+    let mut found: Vec<_> = fs::read_dir(&dir).unwrap().map(|entry| entry.unwrap().file_name()).collect();
+    found.sort();
+    assert_eq!(found, ["ca.crt", "ca.key", "server"]);
+    assert_eq!(fs::read_to_string(dir.join("server/token/token")).unwrap(), "");
+    assert!(told.contains("tunnel invite --node NODE") && !told.contains("edge-"), "{told}");
+}
+
+#[test]
 fn a_second_run_with_the_same_authority_makes_what_the_first_ones_machines_believe() {
     let place = tempfile::tempdir().unwrap();
     let (first, second) = (place.path().join("first"), place.path().join("second"));
