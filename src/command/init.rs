@@ -203,7 +203,7 @@ fn write_cloud(
     folder.write("server/certs/ca.crt", signs.ours.cert())?;
     let lines = asked.nodes.iter().zip(&signs.tokens);
     let lines: String = lines.map(|(node, token)| format!("{node}:{token}\n")).collect();
-    folder.write("server/token/token", &lines)?;
+    folder.write("server/token/token", &format!("{TOKEN_FILE_HEADER}{lines}"))?;
     let text = ServerConfigText { clients: &asked.clients };
     let here = now_at.join("server");
     checked(
@@ -298,6 +298,9 @@ pub(crate) const DAY: Duration = Duration::from_secs(24 * 3600);
 const GRPC_PORT: u16 = 9000;
 /// The name in kube-apiserver's certificate.
 pub(crate) const APISERVER: &str = "system:kube-apiserver";
+/// The comment at the start of the servers' token file.
+const TOKEN_FILE_HEADER: &str =
+    "# NODE:TOKEN, one node a line. Nodes that joined by invitation are not in this file.\n";
 /// The name by which servers identify each other if edges use addresses.
 const POD_NAME: &str = "tunnel-cloud";
 
@@ -471,10 +474,7 @@ pub(crate) fn made(asked: &InitArgs, clients: &[String], is_new: bool, to: &str)
         );
     }
     let node = asked.nodes.first().map_or("NODE", NodeName::as_str);
-    let _ = write!(
-        text,
-        "and on the server's machine:\n  tunnel nodes\n  curl -p -x http://127.0.0.1:2222 http://{node}:PORT/\n"
-    );
+    let _ = write!(text, "and on the server's machine:\n  tunnel nodes\n  tunnel ssh root@{node}\n");
     text
 }
 

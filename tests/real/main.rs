@@ -49,6 +49,7 @@ mod play;
 mod process;
 mod prometheus;
 mod publish;
+mod readme;
 mod refusals;
 mod servers;
 mod silent;

@@ -16,6 +16,8 @@ pub(crate) enum Way {
     Direct,
     /// The egress selector, over mutual TLS.
     Egress,
+    /// The egress selector with the files of `tunnel init`, where the README installs them.
+    Files,
     /// The egress selector, over a unix socket.
     Unix,
     /// No kube-apiserver config for the tunnel: the node's name resolves to the server, which passes TLS on to the
@@ -50,6 +52,10 @@ impl Way {
                 let tls = json!({"caBundle": place.files.ca, "clientCert": cert, "clientKey": key});
                 json!({"tcp": {"url": format!("https://{SERVER}:8000"), "tlsConfig": tls}})
             }
+            Self::Files => {
+                let file = "/etc/kubernetes/tunnel/egress-selector.yaml";
+                return vec![format!("--egress-selector-config-file={file}")];
+            }
             Self::Unix => json!({"uds": {"udsName": socket(place)}}),
             Self::Passthrough { verified } | Self::Terminate { verified } => {
                 return if verified { vec![authority()] } else { vec![] };
@@ -69,7 +75,7 @@ impl Way {
     pub(crate) fn tables(self, place: &TestDir) -> String {
         let Files { ca, cert, key } = &place.files;
         match self {
-            Self::Direct => String::new(),
+            Self::Direct | Self::Files => String::new(),
             Self::Egress => format!(
                 "[server.egress]\nlisten = \"{SERVER}:8000\"\ncert = {cert:?}\nkey = {key:?}\nclient_ca = {ca:?}\nnames = [\"{APISERVER}\"]\n"
             ),

@@ -1,0 +1,215 @@
+//! The commands of the README, exactly as they are there, on machines of their own with a NAT between them.
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use crate::cluster::{Cluster, Way};
+use crate::network::{Machine, SERVER};
+use crate::parts::{find, have, root};
+use crate::process::{Running, TIMEOUT, run_command};
+use crate::tunnel::{PROGRAM, TestDir};
+
+#[test]
+fn the_first_node_is_reached_by_ssh_through_a_nat() {
+    if !root() || !have(&["unshare", "ip", "nft", "ssh", "sshd", "ssh-keygen"]) {
+        return;
+    }
+    let place = TestDir::new();
+    let [server, router, node] = [(); 3].map(|()| Machine::new());
+    server.cable(("wan", "10.78.0.1/24"), &router, ("wan", "10.78.0.2/24"));
+    router.cable(("lan", "192.168.78.1/24"), &node, ("lan", "192.168.78.2/24"));
+    router.sh("echo 1 > /proc/sys/net/ipv4/ip_forward
+        nft add table ip nat
+        nft add chain ip nat post '{ type nat hook postrouting priority 100; }'
+        nft add rule ip nat post oifname wan masquerade
+        nft add table ip shut
+        nft add chain ip shut forward '{ type filter hook forward priority 0; }'
+        nft add rule ip shut forward iifname wan ct state new drop");
+    node.sh("ip route add default via 192.168.78.1");
+    let (machine, server) = (&node, Terminal::new(&place, &server, "server", "10.78.0.1"));
+    let node = Terminal::new(&place, machine, "node1", "10.78.0.1");
+    node.has_program();
+    let _sshd = start_sshd(&place, machine, &server);
+
+    let mut steps = Steps::of("## First node");
+    let _server = server.follow(&steps.next(), "tunnel server", "server started");
+    let invitation = joined(&server.runs(&steps.next()));
+    let join = steps.next();
+    assert!(
+        invitation.starts_with("echo ") && join[0].starts_with("echo INVITATION | tunnel join"),
+        "{join:?}"
+    );
+    assert_eq!(
+        invitation.split_once(' ').unwrap().1.split_once(' ').unwrap().1,
+        join[0].strip_prefix("echo INVITATION ").unwrap(),
+        "invite prints another command than the README"
+    );
+    let join = [invitation, join[1].clone()];
+    let _edge = node.follow(&join, "tunnel edge", "linked");
+    let look = steps.next();
+    assert_eq!(look[0], "tunnel nodes");
+    let said = server.line(&look[0], "");
+    assert!(said.contains("node1"), "{said}");
+    assert_eq!(look[1], "tunnel ssh root@node1");
+    let said = server.line(&look[1], "ip -brief address show dev lan\n");
+    assert!(said.contains("192.168.78.2"), "{said}");
+    steps.ends();
+}
+
+#[test]
+fn kubectl_reaches_a_pod_by_the_files_of_init() {
+    let way = Way::Passthrough { verified: false };
+    let Some(mut cluster) = Cluster::start(way) else { return };
+    let place = TestDir::new();
+    let server = Terminal::new(&place, &cluster.network.cloud, "server", SERVER);
+    server.has_program();
+    let node = Terminal::new(&place, &cluster.network.edges[0], "node1", SERVER);
+    node.has_program();
+
+    let mut steps = Steps::of("## kubectl");
+    server.runs(&steps.next());
+    steps.ends();
+    // Both programs are started as for the first node.
+    let mut first = Steps::of("## First node");
+    let start = first.next();
+    let _server = server.follow(&start[2..], "tunnel server", "server started");
+    cluster.change(Way::Files);
+    let invitation = joined(&server.runs(&first.next()));
+    let _edge = node.follow(&[invitation, first.next()[1].clone()], "tunnel edge", "linked");
+    let logs = cluster.sh("kubectl logs busy --tail=3");
+    assert!(logs.contains("line "), "{logs}");
+    assert_eq!(cluster.sh("kubectl exec busy -- hostname"), "busy\n");
+}
+
+#[test]
+fn the_first_two_commands_are_the_ones_that_ci_and_the_demo_run() {
+    let lines = Steps::of("## Two commands").next();
+    let commands: Vec<_> = lines.iter().map(|line| line.split('#').next().unwrap().trim()).collect();
+    assert_eq!(commands, ["cargo run --release -- demo", "scripts/test.sh"]);
+}
+
+/// The commands of a section, one block after the other.
+struct Steps(std::vec::IntoIter<Vec<String>>);
+
+impl Steps {
+    fn of(section: &str) -> Self {
+        let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("README.md");
+        let text = std::fs::read_to_string(path).unwrap();
+        let (_, section) = text.split_once(&format!("{section}\n")).expect(section);
+        let section = section.split("\n## ").next().unwrap();
+        let blocks = section.split("```sh\n").skip(1).map(|block| block.split("```").next().unwrap());
+        let blocks: Vec<Vec<String>> =
+            blocks.map(|block| block.lines().map(str::to_owned).collect()).collect();
+        Self(blocks.into_iter())
+    }
+
+    fn next(&mut self) -> Vec<String> {
+        self.0.next().expect("one more block of commands")
+    }
+
+    fn ends(&mut self) {
+        assert_eq!(self.0.next(), None);
+    }
+}
+
+/// A terminal on a machine with its own /etc, /run, /var/lib and /usr/local/bin, in an empty directory.
+struct Terminal {
+    /// The words that run a command on the machine.
+    entry: String,
+    dir: PathBuf,
+}
+
+impl Terminal {
+    /// `tunnel.example.org` has this address.
+    fn new(place: &TestDir, machine: &Machine, name: &str, server: &str) -> Self {
+        let dir = place.path().join(name);
+        for folder in ["bin", "work/target/release", "home"] {
+            std::fs::create_dir_all(dir.join(folder)).unwrap();
+        }
+        let at = dir.display();
+        machine.sh(&format!(
+            "cp -a /etc {at}/etc; rm -rf {at}/etc/tunnel {at}/etc/kubernetes
+            echo '{server} tunnel.example.org' >> {at}/etc/hosts
+            mount --bind {at}/etc /etc; mount --bind {at}/bin /usr/local/bin
+            for folder in /run /var/lib; do mount -t tmpfs none $folder; done"
+        ));
+        // The program is built already; a link is enough for `install`.
+        std::os::unix::fs::symlink(PROGRAM, dir.join("work/target/release/tunnel")).unwrap();
+        std::fs::write(dir.join("bin/cargo"), "#!/bin/sh\n[ \"$*\" = 'build --release' ]\n").unwrap();
+        machine.sh(&format!("chmod 755 {at}/bin/cargo; mkdir -p /etc/kubernetes"));
+        Self { entry: machine.entry(), dir }
+    }
+
+    fn has_program(&self) {
+        self.runs(&[format!("install {PROGRAM} /usr/local/bin/")]);
+    }
+
+    fn command(&self, line: &str) -> Command {
+        let mut words = self.entry.split(' ');
+        let mut command = Command::new(words.next().unwrap());
+        // Entering a machine resets the working directory.
+        command.args(words).arg("env").arg("--chdir").arg(self.dir.join("work")).args(["sh", "-ec", line]);
+        command
+            .env("HOME", self.dir.join("home"))
+            .env("PATH", "/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin");
+        command
+    }
+
+    /// Runs a line with that input, and returns what it prints.
+    fn line(&self, line: &str, input: &str) -> String {
+        let file = self.dir.join("input");
+        std::fs::write(&file, input).unwrap();
+        let said = run_command(line, &mut self.command(line), Some(&file), 6 * TIMEOUT);
+        assert!(said.status.success(), "{line}: {said:?}");
+        said.stdout
+    }
+
+    /// Runs lines one after the other, and returns what the last one prints.
+    fn runs(&self, lines: &[String]) -> String {
+        lines.iter().fold(String::new(), |_, line| self.line(line, ""))
+    }
+
+    /// Runs lines of which the last keeps running, and waits until that has logged `text`.
+    fn follow(&self, lines: &[String], last: &str, text: &str) -> Running {
+        let (line, before) = lines.split_last().expect("a line");
+        assert_eq!(line, last);
+        self.runs(before);
+        let name = last.replace(' ', "-");
+        let mut running = Running::start(&name, &self.dir, &mut self.command(&format!("exec {last}")));
+        running.says(text);
+        running
+    }
+}
+
+/// Returns the command for the node from what `tunnel invite` prints.
+fn joined(printed: &str) -> String {
+    printed.lines().map(str::trim).find(|line| line.starts_with("echo ")).expect(printed).to_owned()
+}
+
+/// Starts sshd at port 22 of the node, with a key that ssh has on the server's machine.
+fn start_sshd(place: &TestDir, node: &Machine, server: &Terminal) -> Running {
+    let dir = place.path();
+    let (host_key, key, config) = (dir.join("hostkey"), dir.join("id"), dir.join("sshd_config"));
+    for file in [&host_key, &key] {
+        node.sh(&format!("ssh-keygen -q -t ed25519 -N '' -f {}", file.display()));
+    }
+    let text = format!(
+        "HostKey {}\nAuthorizedKeysFile {}.pub\nPidFile none\nStrictModes no\nUsePAM no\n",
+        host_key.display(),
+        key.display()
+    );
+    std::fs::write(&config, text).unwrap();
+    // Where a user confirms the node's key, and has a key of their own.
+    let known = server.dir.join("home/known_hosts");
+    let text = format!(
+        "StrictHostKeyChecking accept-new\nUserKnownHostsFile {}\nIdentityFile {}\n",
+        known.display(),
+        key.display()
+    );
+    std::fs::write(server.dir.join("etc/ssh/ssh_config"), text).unwrap();
+    node.sh("mkdir -p /run/sshd");
+    let mut command = node.command(find("sshd").unwrap());
+    let mut sshd = Running::start("sshd", dir, command.args(["-D", "-e", "-f"]).arg(&config));
+    sshd.says("Server listening on 0.0.0.0 port 22");
+    sshd
+}
