@@ -7,7 +7,7 @@
 //! The rest of a link only asks [`ForeignDialect::of`] whether there is such a dialect. So all that differs between
 //! generations of the remote program stays here and in the codec: which one it is, what it leaves out, and timeouts.
 
-use std::collections::VecDeque;
+use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
 use std::task::{Context, Poll, ready};
 use std::time::Duration;
@@ -131,9 +131,9 @@ pub(crate) struct ForeignReader {
     generation: Option<Generation>,
     /// The session that received data last.
     fed: Option<SessionId>,
-    /// Start of the current [`STALL_PERIOD`], and the time in it for which the link was left unread.
+    /// Start of the current [`STALL_PERIOD`], and the time in it for which each session left the link unread.
     period: Instant,
-    paused: Duration,
+    paused: HashMap<SessionId, Duration>,
 }
 
 /// What has more unread bytes than allowed.
@@ -148,7 +148,7 @@ enum OverLimit {
 
 impl ForeignReader {
     pub(crate) fn new(dialect: Arc<ForeignDialect>, metrics: Metrics, answers: bool) -> Self {
-        let (period, paused) = (Instant::now(), Duration::ZERO);
+        let (period, paused) = (Instant::now(), HashMap::new());
         Self { dialect, metrics, answers, generation: None, fed: None, period, paused }
     }
 
@@ -259,9 +259,10 @@ impl ForeignReader {
         while let Some(over) = self.over(fed) {
             let now = Instant::now();
             if now - self.period >= STALL_PERIOD {
-                (self.period, self.paused) = (now, Duration::ZERO);
+                self.period = now;
+                self.paused.clear();
             }
-            let left = MAX_READ_PAUSE.saturating_sub(self.paused);
+            let left = self.remaining_pause(fed);
             if left.is_zero() {
                 self.metrics.resets.count("slow_reader");
                 self.give_up(fed, over);
@@ -275,10 +276,18 @@ impl ForeignReader {
             let stalled = ahead.stall();
             let _ = timeout(patience, self.dialect.sender.read.notified()).await;
             drop(stalled);
-            self.paused += now.elapsed();
+            *self.paused.entry(fed).or_default() += now.elapsed();
             paused = true;
         }
         paused
+    }
+
+    /// Returns how much longer the link may be left unread for this session. A stalled reader uses up its own share,
+    /// and leaves some for a slow one.
+    fn remaining_pause(&self, fed: SessionId) -> Duration {
+        let own = self.paused.get(&fed).copied().unwrap_or_default();
+        let all = self.paused.values().sum();
+        MAX_SESSION_PAUSE.saturating_sub(own).min(MAX_READ_PAUSE.saturating_sub(all))
     }
 
     fn over(&self, fed: SessionId) -> Option<OverLimit> {
@@ -338,8 +347,10 @@ const PLAIN_EDGE_IDLE_TIMEOUT: Duration = Duration::from_secs(150);
 const PLAIN_QUEUE: usize = 1024 * 1024;
 /// The same for all sessions of a link together for which a target is still dialled.
 const MAX_EARLY: usize = 4 * PLAIN_QUEUE;
-/// How long a plain link may be left unread in each [`STALL_PERIOD`], for all its sessions together.
-const MAX_READ_PAUSE: Duration = Duration::from_secs(2);
+/// How long a plain link may be left unread for one session in each [`STALL_PERIOD`].
+const MAX_SESSION_PAUSE: Duration = Duration::from_secs(2);
+/// The same for all its sessions together. A server of SuperEdge pings a link on which it has read nothing for 5 s.
+const MAX_READ_PAUSE: Duration = Duration::from_secs(4);
 const STALL_PERIOD: Duration = Duration::from_secs(10);
 /// How often to check whether readers on other links have freed memory.
 const LOOK_INTERVAL: Duration = Duration::from_millis(50);
