@@ -16,6 +16,7 @@ use std::time::Duration;
 
 use anyhow::{Context as _, bail};
 use rustix::process::{Pid, Signal, kill_process};
+use tokio::io::AsyncWriteExt as _;
 use tokio::net::TcpStream;
 use tokio::process::{Child, Command};
 use tokio::time::{Instant, sleep, timeout};
@@ -24,7 +25,7 @@ use tracing::info_span;
 
 use crate::command::Role;
 use download::{Line, Screen, download};
-use listeners::{DemoContext, Module, Modules, connect, get};
+use listeners::{DemoContext, Module, Modules, connect, get, read_head};
 use page::serve;
 use tunnel_base::drain::Drain;
 use tunnel_net::listen::TcpAccept;
@@ -340,10 +341,10 @@ impl Process {
         Ok(Self { name, id: child.id().unwrap_or_default(), child, log })
     }
 
-    /// Waits until it answers at its admin listener.
+    /// Waits until its admin listener reports that it is ready; an edge is ready once it is linked.
     async fn is_ready(&mut self, admin: SocketAddr) -> anyhow::Result<()> {
         let started = Instant::now();
-        while TcpStream::connect(admin).await.is_err() {
+        while !is_ready(admin).await {
             if let Some(status) = self.child.try_wait()? {
                 bail!("{} ended ({status}); its log:\n{}", self.name, self.last_lines());
             }
@@ -370,6 +371,15 @@ impl Process {
             let _ = self.child.kill().await;
         }
     }
+}
+
+async fn is_ready(admin: SocketAddr) -> bool {
+    let answer = async {
+        let mut stream = TcpStream::connect(admin).await?;
+        stream.write_all(b"GET /readyz HTTP/1.1\r\nHost: localhost\r\n\r\n").await?;
+        read_head(&mut stream).await
+    };
+    timeout(TIMEOUT, answer).await.is_ok_and(|head| head.is_ok_and(|head| head.contains(" 200 ")))
 }
 
 fn server_config(dir: &Path, at: &Addresses, number: usize, tables: &str) -> String {
@@ -438,8 +448,8 @@ const SERVERS: [&str; 2] = ["server1", "server2"];
 const HOLDER: usize = 0;
 /// The server that clients use.
 const CLIENTS: usize = 1;
-/// Validity of the certificates. A demo should not run for longer than a day.
-const VALID: Duration = Duration::from_secs(24 * 3600);
+/// Validity of the certificates: long enough that the live page does not warn of their end.
+const VALID: Duration = Duration::from_secs(40 * 24 * 3600);
 /// Timeout for each step of the demo.
 pub(crate) const TIMEOUT: Duration = Duration::from_secs(10);
 /// Interval at which a process that starts is tried.
