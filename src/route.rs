@@ -29,6 +29,8 @@ pub struct SessionRequest {
     pub category: Category,
     /// Client (user and address), for the log of the remote.
     pub client: String,
+    /// Name of the listener.
+    pub listener: &'static str,
 }
 
 /// Reason why a target could not be reached. The texts are shown to clients.
@@ -127,7 +129,7 @@ impl SessionRouter {
     ///
     /// Returns an error if no session could be opened. Its text may be shown to the client.
     pub async fn open(&self, request: SessionRequest) -> Result<Session, OpenError> {
-        let SessionRequest { node, target, category, client } = request;
+        let SessionRequest { node, target, category, client, listener } = request;
         let until = Instant::now() + self.timeout;
         let mut search = PathSearch::new(&self.paths, &node, None, until, self.chance);
         if let PathSource::Server(_) = self.paths {
@@ -136,7 +138,7 @@ impl SessionRouter {
         if let Err(missing) = search.first().await {
             return Err(RouteError::Offline { node, missing }.into());
         }
-        let opening = self.table.open(node.clone(), target, category, client);
+        let opening = self.table.open(node.clone(), target, category, client, listener);
         let opening = opening.map_err(|TableFull| {
             RouteError::Busy(match self.paths {
                 PathSource::Server(_) | PathSource::Servers(_) => {

@@ -64,7 +64,7 @@ impl Pair {
     async fn ask(&self, target: &str, category: Category) -> (PendingOpen, OpenOutcome) {
         let node = "edge-1".parse().unwrap();
         let target: Target = target.parse().unwrap();
-        let opening = self.opener.open(node, target, category, "ops@10.0.0.1:5".into()).unwrap();
+        let opening = self.opener.open(node, target, category, "ops@10.0.0.1:5".into(), "test").unwrap();
         opening.ask(&self.link, None);
         let answer = opening.answer().await;
         (opening, answer)

@@ -1,6 +1,6 @@
 //! The live page: one file that loads only its own events.
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::convert::Infallible;
 use std::fmt;
 use std::hash::{DefaultHasher, Hash, Hasher};
@@ -24,7 +24,7 @@ use tokio::time::sleep;
 use tracing::info_span;
 
 use crate::admin::readiness::ConditionStatus;
-use crate::admin::status::{LinkStatus, Status, Totals};
+use crate::admin::status::{LinkStatus, PublisherStatus, Status, Totals};
 use crate::admin::{Admin, AdminAccessError, Reply, Requester, plain_text};
 use tunnel_base::drain::Drain;
 use tunnel_net::limiter::{FairLimiter, Limits, Permit, Source};
@@ -155,12 +155,16 @@ struct Update {
     role: String,
     version: String,
     instance: String,
+    host: String,
     node: Option<String>,
     started_at: f64,
     now: f64,
     ready: bool,
     conditions: Vec<ConditionStatus>,
     totals: Totals,
+    publisher: Option<PublisherStatus>,
+    refusals: BTreeMap<String, u64>,
+    certificates: BTreeMap<String, u64>,
     /// Number of all links; at most [`MAX_LINKS`] are in the list.
     links_total: usize,
     links: ListDelta,
@@ -234,7 +238,18 @@ impl SentState {
     /// Returns the next event, or `None` if it cannot be serialized, which does not happen.
     fn event(&mut self, status: Status) -> Option<Bytes> {
         let Status {
-            role, version, instance, node, started_at, now, ready, conditions, totals, links, ..
+            role,
+            version,
+            instance,
+            host,
+            node,
+            started_at,
+            now,
+            ready,
+            conditions,
+            totals,
+            links,
+            ..
         } = status;
         let links_total = links.len();
         let by_link =
@@ -243,12 +258,16 @@ impl SentState {
             role,
             version,
             instance,
+            host,
             node,
             started_at,
             now,
             ready,
             conditions,
             totals,
+            publisher: status.publisher,
+            refusals: status.refusals,
+            certificates: status.certificates,
             links_total,
             links: changes(&mut self.links, links.into_iter().take(MAX_LINKS), by_link),
             sessions: changes(&mut self.sessions, status.sessions, |one| format!("{} {}", one.id, one.since)),

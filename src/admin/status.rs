@@ -1,8 +1,10 @@
 //! The status of a process, as JSON.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
+use rustix::system::uname;
 use serde::{Deserialize, Serialize};
 use tokio::time::Instant;
 
@@ -26,6 +28,9 @@ pub struct Status {
     pub version: String,
     /// Id of this process, with the same digits as in the log.
     pub instance: String,
+    /// Name of the machine.
+    #[serde(default)]
+    pub host: String,
     /// Name of the node, on an edge.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub node: Option<String>,
@@ -50,6 +55,12 @@ pub struct Status {
     /// Publication in DNS, if configured.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub publisher: Option<PublisherStatus>,
+    /// Refusals in the last hour by reason, a fixed word.
+    #[serde(default)]
+    pub refusals: BTreeMap<String, u64>,
+    /// Expiry of the certificates that the config names, by key.
+    #[serde(default)]
+    pub certificates: BTreeMap<String, u64>,
     /// Sessions with an end here; at most 1000.
     pub sessions: Vec<SessionStatus>,
 }
@@ -159,9 +170,15 @@ pub struct SessionStatus {
     /// Requested target; only where the session was opened.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub target: Option<String>,
-    /// Client; only where the session was opened.
+    /// Address of the client; only where the session was opened.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub client: Option<String>,
+    /// Authenticated user; only where the session was opened.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub user: Option<String>,
+    /// Listener that accepted the client; only where the session was opened.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub listener: Option<String>,
     /// `opening`, `open`, `parked` (its link has closed), `resuming` or `closing`.
     pub state: String,
     /// Link that carries the session.
@@ -242,6 +259,7 @@ impl Admin {
             role: "edge".into(),
             version: env!("CARGO_PKG_VERSION").into(),
             instance: format!("{:?}", table.instance()),
+            host: uname().nodename().to_string_lossy().into_owned(),
             node: None,
             started_at: self.clock.time(self.clock.at),
             now: self.clock.time(Instant::now()),
@@ -257,6 +275,8 @@ impl Admin {
             disconnected: Vec::new(),
             peers: Vec::new(),
             publisher: None,
+            refusals: self.metrics.refusals.last_hour().into_iter().map(|(why, n)| (why.into(), n)).collect(),
+            certificates: self.metrics.certificates.all(),
             sessions: table.overview(MAX_SESSIONS).into_iter().map(|one| self.session(one)).collect(),
         };
         match &self.side {
@@ -338,11 +358,18 @@ impl Admin {
 
     fn session(&self, view: SessionView) -> SessionStatus {
         let (target, client) = view.opened_for.unzip();
+        // As in the Open frame: USER@ADDRESS, or the address. An address has no @.
+        let (user, client) = match client.as_deref().map(|text| text.rsplit_once('@')) {
+            Some(Some((user, address))) => (Some(user.to_owned()), Some(address.to_owned())),
+            _ => (None, client),
+        };
         SessionStatus {
             id: view.id.to_string(),
             node: view.node.to_string(),
             target: target.map(|target| target.to_string()),
             client,
+            user,
+            listener: view.listener.map(str::to_owned),
             state: view.phase.into(),
             link: view.link.map(|link| link.0),
             since: self.clock.time(view.started),

@@ -636,7 +636,7 @@ impl Destination {
         &self,
         context: &ListenerContext,
         category: Category,
-        client: String,
+        access: &AccessLogEntry,
     ) -> Option<SessionRequest> {
         let node = match &context.edge_routing {
             None if self.node == NodeName::direct() => return None,
@@ -644,7 +644,12 @@ impl Destination {
             Some(own) if self.node == NodeName::direct() => own.node.clone(),
             _ => self.node.clone(),
         };
-        Some(SessionRequest { node, target: self.target.clone(), category, client })
+        let client = match &access.user {
+            Some(user) => format!("{user}@{}", access.client),
+            None => access.client.clone(),
+        };
+        let target = self.target.clone();
+        Some(SessionRequest { node, target, category, client, listener: access.listener })
     }
 }
 
@@ -698,9 +703,8 @@ impl AuthorizedRequest {
         };
         // Opening may take long; a client that has passed the checks must not keep others from connecting meanwhile.
         *connection_permit = None;
-        let client = access.user.as_ref().map_or_else(|| from.to_string(), |user| format!("{user}@{from}"));
         let started = Instant::now();
-        let opened = match destination.session_request(&context, category, client) {
+        let opened = match destination.session_request(&context, category, &access) {
             None => destination.dial(&context).await,
             Some(request) => match context.route.open(request).await {
                 Ok(session) => Ok(session.into()),

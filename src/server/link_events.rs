@@ -233,7 +233,7 @@ fn target_at_node(offer: &IncomingSession, shared: &ServerContext) -> Option<(No
 async fn bridge_to_node(offer: IncomingSession, node: NodeName, target: Target, shared: ServerContext) {
     let (category, client) = (offer.category(), offer.client().to_owned());
     let opened = tokio::select! {
-        opened = shared.route.open(SessionRequest { node, target, category, client }) => opened,
+        opened = shared.route.open(SessionRequest { node, target, category, client, listener: LISTENER }) => opened,
         // Dropping the opening withdraws the request.
         () = offer.withdrawn() => return,
     };
@@ -415,7 +415,7 @@ async fn bridge_to_plain(
     metrics: Metrics,
 ) {
     let client = offer.client().to_owned();
-    let opening = match table.open(node.clone(), offer.target().clone(), offer.category(), client) {
+    let opening = match table.open(node.clone(), offer.target().clone(), offer.category(), client, LISTENER) {
         Ok(opening) => opening,
         Err(TableFull) => {
             return offer.refuse(SessionError::new(

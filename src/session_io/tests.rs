@@ -55,7 +55,7 @@ pub(crate) fn linked(drain: &Drain) -> (Arc<SessionTable>, Arc<LinkSender>, mpsc
 async fn session(drain: &Drain) -> (Session, Session) {
     let (opener, link, mut offered) = linked(drain);
     let (node, target) = ("node1".parse().unwrap(), "node1:22".parse().unwrap());
-    let opening = opener.open(node, target, Category::Ssh, String::new()).unwrap();
+    let opening = opener.open(node, target, Category::Ssh, String::new(), LISTENER).unwrap();
     opening.ask(&link, None);
     let far_end = offered.recv().await.unwrap().accept();
     opening.answer().await;

@@ -33,7 +33,7 @@ fn survives(lives: &[usize], end: End) {
 
 /// How a connection ends.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum End {
+pub(crate) enum End {
     /// Both sides are notified.
     Cut,
     /// Neither side is notified.
@@ -42,7 +42,7 @@ enum End {
 
 /// A proxy whose connections end after a number of bytes, both directions together; the last one stays open.
 #[derive(Debug, Clone)]
-struct Line {
+pub(crate) struct Line {
     lives: Arc<[usize]>,
     end: End,
     made: Arc<AtomicUsize>,
@@ -51,7 +51,7 @@ struct Line {
 }
 
 impl Line {
-    fn new(lives: &[usize], end: End) -> Self {
+    pub(crate) fn new(lives: &[usize], end: End) -> Self {
         Self { lives: lives.into(), end, made: Arc::default(), silent: Arc::default() }
     }
 
@@ -61,7 +61,7 @@ impl Line {
     }
 
     /// Listens for the edge, and forwards its connections to the server. Its threads end with the test.
-    fn start(&self, cloud: u16) -> u16 {
+    pub(crate) fn start(&self, cloud: u16) -> u16 {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let port = listener.local_addr().unwrap().port();
         let line = self.clone();

@@ -1,12 +1,14 @@
-//! The live page in a real browser: 500 nodes, a node that links and disconnects, a session that ends, and a phone.
+//! The live page in a real browser: 500 nodes of one and of three servers, sessions, refusals, and a phone.
 
 use std::fs::File;
-use std::io::{BufRead, BufReader, Write};
+use std::io::{BufRead, BufReader, Read as _, Write};
+use std::net::{TcpListener, TcpStream};
 use std::process::Command;
 use std::sync::Arc;
 use std::sync::mpsc;
 use std::time::Duration;
 
+use base64::Engine as _;
 use serde_json::{Value, json};
 use tempfile::TempDir;
 use tokio::time::Instant;
@@ -20,9 +22,10 @@ use tunnel_proto::frame::{Category, Remote};
 use tunnel_proto::hello::Dialect;
 use tunnel_proto::state::LinkId;
 
+use crate::cut::{End, Line};
 use crate::parts::{free_port, have, loopback};
 use crate::process::{Running, TIMEOUT};
-use crate::tunnel::{Cloud as CloudProcess, TestDir};
+use crate::tunnel::{Cloud as CloudProcess, Edge, TestDir};
 use crate::wait::wait_until;
 
 /// Headless Chromium, driven over two pipes by its debugging protocol.
@@ -101,6 +104,12 @@ impl Browser {
         self.call("Runtime.evaluate", &params)["result"]["value"].clone()
     }
 
+    /// Returns the value of a promise in the page.
+    fn says_after(&mut self, expression: &str) -> Value {
+        let params = json!({"expression": expression, "returnByValue": true, "awaitPromise": true});
+        self.call("Runtime.evaluate", &params)["result"]["value"].clone()
+    }
+
     fn shows(&mut self, what: &str, expression: &str) {
         wait_until(what, 3 * TIMEOUT, || self.says(expression) == true);
     }
@@ -146,17 +155,20 @@ fn the_live_page_shows_500_nodes_and_their_changes() {
     let _links: Vec<_> = (0..500).map(|number| link(&server, number)).collect();
 
     let mut browser = Browser::open(&format!("http://127.0.0.1:{log}/"));
-    browser.shows("500 nodes", "document.querySelectorAll('#links tr').length === 500");
+    browser.shows("500 nodes", "document.querySelectorAll('#links tbody tr').length === 500");
     assert_eq!(browser.says("document.getElementById('count').textContent"), "500");
-    assert_eq!(browser.says("document.querySelector('#links tr td').textContent"), "node0000");
+    assert_eq!(browser.says("document.querySelector('#links tbody tr td').textContent"), "node0000");
 
     let joined = link(&server, 777);
     browser.shows_soon(
         "a node that joins",
-        "document.querySelector('#links tr:last-child td').textContent === 'node0777'",
+        "document.querySelector('#links tbody tr:last-child td').textContent === 'node0777'",
     );
     server.registry.ended(&joined, "nothing was received for 15s");
-    browser.shows("that the node has disconnected", "document.querySelectorAll('#links tr').length === 500");
+    browser.shows(
+        "that the node has disconnected",
+        "document.querySelectorAll('#links tbody tr').length === 500",
+    );
     browser.shows(
         "the reason",
         "document.querySelector('#disconnected').textContent.includes('nothing was received for 15s')",
@@ -164,18 +176,21 @@ fn the_live_page_shows_500_nodes_and_their_changes() {
 
     let session = server
         .table
-        .open("node0001".parse().unwrap(), "node0001:22".parse().unwrap(), Category::Ssh, "10.1.2.3:4".into())
+        .open(
+            "node0001".parse().unwrap(),
+            "node0001:22".parse().unwrap(),
+            Category::Ssh,
+            "10.1.2.3:4".into(),
+            "connect",
+        )
         .unwrap();
     browser.shows("the session", "document.querySelector('#sessions').textContent.includes('node0001:22')");
     drop(session);
-    browser.shows_soon("a session's end", "document.querySelectorAll('#sessions tr').length === 0");
+    browser.shows_soon("a session's end", "document.querySelectorAll('#sessions tbody tr').length === 0");
 
-    let filter = "document.getElementById('filter')";
+    let filter = "document.querySelector('#links input')";
     browser.says(&format!("{filter}.value = 'node0042'; {filter}.dispatchEvent(new Event('input'))"));
-    browser.shows(
-        "the filtered node",
-        "[...document.querySelectorAll('#links tr')].filter(row => row.offsetParent).length === 1",
-    );
+    browser.shows("the filtered node", "document.querySelectorAll('#links tbody tr').length === 1");
     browser.call(
         "Emulation.setDeviceMetricsOverride",
         &json!({"width": 360, "height": 740, "deviceScaleFactor": 2, "mobile": true}),
@@ -184,6 +199,133 @@ fn the_live_page_shows_500_nodes_and_their_changes() {
     assert_eq!(browser.errors, Vec::<Value>::new(), "the page reports no errors");
     drop(browser);
     runtime.block_on(server.shutdown(std::future::ready(())));
+}
+
+#[test]
+fn the_live_page_shows_the_nodes_of_three_servers_and_who_uses_them() {
+    if !have(&["chromium", "mkfifo"]) {
+        return;
+    }
+    let place = TestDir::new();
+    let users = place.path().join("users");
+    std::fs::write(&users, format!("ops:{}\n", bcrypt::hash("right", 4).unwrap())).unwrap();
+    let [links, admins] = [(); 2].map(|()| [(); 3].map(|()| free_port()));
+    let (connect, runtime) = (free_port(), tokio::runtime::Runtime::new().unwrap());
+    let _inside = runtime.enter();
+    let servers = [0, 1, 2].map(|n| {
+        let addresses = links.map(|port| format!("\"127.0.0.1:{port}\"")).join(", ");
+        let clients = if n == 0 { connect } else { 0 };
+        let text = format!(
+            "{}[server.peers]\naddresses = [{addresses}]\n[server.connect]\nlisten = \"127.0.0.1:{clients}\"\n\
+             auth = \"basic\"\nusers = \"{}\"\n",
+            place.cloud_config(loopback(links[n]), admins[n]),
+            users.display()
+        );
+        Server::start(ServerConfig::read(&text, &Environment::default()).unwrap().0, None).unwrap()
+    });
+    // 500 with the node that has an edge.
+    let _links: Vec<_> =
+        (0..499).map(|number| link(&servers[usize::try_from(number % 3).unwrap()], number)).collect();
+    // Its first connection ends after 3 MB.
+    let line = Line::new(&[3_000_000], End::Cut);
+    let _edge = Edge::start_as(&place, "edge", &format!("127.0.0.1:{}", line.start(links[0])));
+
+    let mut browser = Browser::open(&format!("http://127.0.0.1:{}/", admins[0]));
+    let rows = "document.querySelectorAll('#links tbody tr')";
+    browser.shows("the nodes of all servers", &format!("{rows}.length === 500"));
+    browser.shows("their number", "document.getElementById('count').textContent === '500'");
+    let others = format!("[...{rows}].filter(row => row.cells[1].textContent !== 'this one').length");
+    assert_eq!(browser.says(&others), 332);
+    let host = std::fs::read_to_string("/proc/sys/kernel/hostname").unwrap();
+    assert_eq!(browser.says("document.title"), format!("{}: server", host.trim()));
+
+    // Sorting: by the server's name, and back in the other direction.
+    let first = "document.querySelector('#links tbody tr').cells[0].textContent";
+    let click = |title: &str| {
+        format!(
+            "[...document.querySelectorAll('#links th button')].find(b => b.textContent === '{title}').click()"
+        )
+    };
+    assert_eq!(browser.says(first), "edge");
+    browser.says(&click("Name"));
+    assert_eq!(browser.says(first), "node0498");
+    browser.says(&click("Server"));
+    let second = "[...document.querySelectorAll('#links tbody tr')].map(row => row.cells[1].textContent)";
+    assert_eq!(browser.says(&format!("(s => s.join() === s.toSorted().join())({second})")), true);
+
+    // A session with a user, which resumes once; a refused one.
+    let target = TcpListener::bind("127.0.0.1:0").unwrap();
+    let port = target.local_addr().unwrap().port();
+    let refused = connect_as(connect, port, "ops:wrong");
+    assert!(refused.1.starts_with("HTTP/1.1 407 "), "{}", refused.1);
+    let (mut client, said) = connect_as(connect, port, "ops:right");
+    assert!(said.starts_with("HTTP/1.1 200 "), "{said}");
+    let mut served = target.accept().unwrap().0;
+    std::thread::spawn(move || {
+        let _ = served.write_all(&vec![7; 6_000_000]);
+        // Until the client leaves.
+        let _ = served.read(&mut [0]);
+    });
+    client.read_exact(&mut vec![0; 6_000_000]).unwrap();
+    let row = "[...document.querySelector('#sessions tbody tr')?.cells || []].map(cell => cell.textContent)";
+    let address = client.local_addr().unwrap();
+    browser.shows("the resumed session", &format!("{row}[9] === '1'"));
+    let cells = browser.says(row);
+    assert_eq!(
+        (&cells[1], &cells[2], &cells[3], &cells[4], &cells[5]),
+        (
+            &json!("edge"),
+            &json!(format!("edge:{port}")),
+            &json!("ops"),
+            &json!(address.to_string()),
+            &json!("connect")
+        ),
+        "{cells}"
+    );
+    let filter = "document.querySelector('#sessions input')";
+    let sessions = "document.querySelectorAll('#sessions tbody tr').length";
+    for (text, count) in [("nobody", 0), ("OPS", 1)] {
+        browser.says(&format!("{filter}.value = '{text}'; {filter}.dispatchEvent(new Event('input'))"));
+        assert_eq!(browser.says(sessions), count, "{text}");
+    }
+    browser.shows(
+        "the refusal",
+        "[...document.querySelectorAll('#refusals tbody tr')].some(row => row.textContent === 'credentials_invalid1')",
+    );
+    browser.shows(
+        "when the certificate expires",
+        "[...document.querySelectorAll('#certificates tbody tr')].some(row => row.textContent.startsWith('server.links.cert20'))",
+    );
+    assert_eq!(browser.says("document.getElementById('publisher').textContent"), "publishes no nodes in DNS");
+    for path in ["metrics", "readyz", "status"] {
+        let status = browser.says_after(&format!(
+            "fetch(document.querySelector('nav a[href={path}]').href).then(r => r.status)"
+        ));
+        assert_eq!(status, 200, "{path}");
+    }
+    assert_eq!(browser.errors, Vec::<Value>::new(), "the page reports no errors");
+    drop((browser, client));
+    for server in servers {
+        runtime.block_on(server.shutdown(std::future::ready(())));
+    }
+}
+
+/// Sends CONNECT to a port of the node `edge`. Returns the connection and the response's head.
+fn connect_as(proxy: u16, port: u16, login: &str) -> (TcpStream, String) {
+    let mut client = TcpStream::connect(("127.0.0.1", proxy)).unwrap();
+    let login = base64::engine::general_purpose::STANDARD.encode(login);
+    write!(
+        client,
+        "CONNECT edge:{port} HTTP/1.1\r\nHost: edge:{port}\r\nProxy-Authorization: Basic {login}\r\n\r\n"
+    )
+    .unwrap();
+    let mut head = Vec::new();
+    while !head.ends_with(b"\r\n\r\n") {
+        let mut byte = [0];
+        client.read_exact(&mut byte).unwrap();
+        head.push(byte[0]);
+    }
+    (client, String::from_utf8(head).unwrap())
 }
 
 #[test]
@@ -197,10 +339,13 @@ fn the_live_page_of_an_edge_shows_its_link_and_its_loss() {
     let mut edge = place.tunnel(("edge", "edge"), &config, &[], &[]);
     edge.answers(log, "/readyz", "");
     let mut browser = Browser::open(&format!("http://127.0.0.1:{log}/"));
-    browser.shows("the name of the node", "document.title.startsWith('edge of node1 ')");
-    browser.shows("its one link", "document.querySelectorAll('#links tr').length === 1");
-    assert_eq!(browser.says("document.getElementById('links-title').textContent"), "Links to the cloud");
-    let linked = "document.querySelector('#links tr td:nth-child(2)')?.textContent === 'linked'";
+    browser.shows("the name of the node", "document.title.endsWith(': edge of node1')");
+    browser.shows("its one link", "document.querySelectorAll('#links tbody tr').length === 1");
+    assert_eq!(
+        browser.says("document.querySelector('#links h2').firstChild.textContent"),
+        "Links to servers"
+    );
+    let linked = "document.querySelector('#links tbody tr td:nth-child(3)')?.textContent === 'linked'";
     browser.shows("that it is linked", linked);
     cloud.process.kill();
     browser.shows("that it is not", &format!("!({linked})"));

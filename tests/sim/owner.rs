@@ -44,8 +44,13 @@ impl Place {
         let opened = match &self.route {
             None => self.open_wildly(number, node, target).await,
             Some(route) => {
-                let request =
-                    SessionRequest { node, target, category: Category::Ssh, client: "client".into() };
+                let request = SessionRequest {
+                    node,
+                    target,
+                    category: Category::Ssh,
+                    client: "client".into(),
+                    listener: "connect",
+                };
                 // There is only one edge.
                 route.open(request).await.map(|session| (session, Some(acceptor(1)))).map_err(|not| not.why)
             }
@@ -66,7 +71,7 @@ impl Place {
         node: NodeName,
         target: Target,
     ) -> Result<(Session, Option<Who>), RouteError> {
-        let opening = self.table.open(node.clone(), target, Category::Ssh, "client".into());
+        let opening = self.table.open(node.clone(), target, Category::Ssh, "client".into(), "connect");
         let opening = opening.map_err(|TableFull| RouteError::Busy("full"))?;
         let give_up = self.dice.one_in(self.plan.borrow().drops * 2);
         let mut attempts = 0;

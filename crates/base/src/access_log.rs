@@ -1,6 +1,6 @@
 //! The access log: one line for each session, including failed ones. Lines about refusals are limited.
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::future::Future;
 use std::net::{IpAddr, Ipv6Addr};
 use std::pin::pin;
@@ -75,7 +75,7 @@ impl AccessLogEntry {
     }
 
     /// Like [`Self::end`], for a refused client at `from`. Writes no line if there are too many similar ones.
-    pub fn refuse(mut self, result: &'static str, why: &str, from: IpAddr, refusals: &RefusalLogLimiter) {
+    pub fn refuse(mut self, result: &'static str, why: &str, from: IpAddr, refusals: &Refusals) {
         self.written = true;
         if refusals.may_log(result, from) {
             self.write(result, why);
@@ -121,26 +121,47 @@ impl Drop for AccessLogEntry {
     }
 }
 
-// Limits log lines about refusals, so that no client can fill the log.
+// Counts refusals, and limits log lines about them, so that no client can fill the log.
 
-/// A limiter that allows `EACH` refusals a second for each reason and source, and sums up the rest. Cheap to clone.
+/// The refusals of a process. Allows `EACH` log lines a second for each reason and source, and sums up the rest. Cheap
+/// to clone.
 ///
 /// Sources beyond `MAX_SOURCES_PER_SECOND` share one count for each reason.
 #[derive(Debug, Clone, Default)]
-pub struct RefusalLogLimiter(Arc<Mutex<Second>>);
+pub struct Refusals(Arc<Mutex<RefusalCounts>>);
+
+#[derive(Debug, Default)]
+struct RefusalCounts {
+    second: Second,
+    /// The last hour by minutes, the newest last. Reasons are fixed words, so their number is bounded.
+    minutes: VecDeque<(Instant, BTreeMap<&'static str, u64>)>,
+}
 
 /// Refusals in this second, by reason and source. The source `None` stands for all others.
 type Second = HashMap<(&'static str, Option<IpAddr>), u64>;
 
-impl RefusalLogLimiter {
+impl Refusals {
     /// Counts a refusal and returns true if it may be logged. `reason` is a fixed word.
     pub fn may_log(&self, reason: &'static str, from: IpAddr) -> bool {
-        let mut second = self.0.lock();
+        let mut counts = self.0.lock();
+        counts.count(reason);
+        let second = &mut counts.second;
         let one = (reason, Some(source(from)));
         let known = second.len() < MAX_SOURCES_PER_SECOND || second.contains_key(&one);
         let count = second.entry(if known { one } else { (reason, None) }).or_default();
         *count += 1;
         *count <= EACH
+    }
+
+    /// Returns the refusals of the last hour by reason, to the minute.
+    pub fn last_hour(&self) -> BTreeMap<&'static str, u64> {
+        let mut counts = self.0.lock();
+        counts.forget_old();
+        let mut sum = BTreeMap::new();
+        for (reason, count) in counts.minutes.iter().flat_map(|(_, minute)| minute) {
+            *sum.entry(*reason).or_default() += count;
+        }
+        sum
     }
 
     /// Logs the number of suppressed lines once a second and resets the counts, until `end` completes. Cancel safe.
@@ -156,11 +177,30 @@ impl RefusalLogLimiter {
     }
 
     fn next(&self) {
-        let second = std::mem::take(&mut *self.0.lock());
+        let second = std::mem::take(&mut self.0.lock().second);
         for ((reason, source), count) in second {
             let Some(more) = count.checked_sub(EACH).filter(|more| *more > 0) else { continue };
             let source = source.map(tracing::field::display);
             warn!(reason, source, suppressed = more, "similar refusals not logged");
+        }
+    }
+}
+
+impl RefusalCounts {
+    fn count(&mut self, reason: &'static str) {
+        self.forget_old();
+        let now = Instant::now();
+        if self.minutes.back().is_none_or(|(start, _)| now - *start >= MINUTE) {
+            self.minutes.push_back((now, BTreeMap::new()));
+        }
+        if let Some((_, minute)) = self.minutes.back_mut() {
+            *minute.entry(reason).or_default() += 1;
+        }
+    }
+
+    fn forget_old(&mut self) {
+        while self.minutes.front().is_some_and(|(start, _)| start.elapsed() >= HOUR) {
+            self.minutes.pop_front();
         }
     }
 }
@@ -178,6 +218,8 @@ const EACH: u64 = 20;
 /// Maximum number of (reason, source) pairs counted separately within a second.
 const MAX_SOURCES_PER_SECOND: usize = 100;
 const SECOND: Duration = Duration::from_secs(1);
+const MINUTE: Duration = Duration::from_secs(60);
+const HOUR: Duration = Duration::from_secs(3600);
 
 #[cfg(test)]
 mod tests {
@@ -227,7 +269,7 @@ mod refusals_tests {
 
     #[test]
     fn each_reason_and_source_has_twenty_lines_a_second_and_the_rest_is_summed_up() {
-        let refusals = RefusalLogLimiter::default();
+        let refusals = Refusals::default();
         let ip = |text: &str| text.parse::<IpAddr>().unwrap();
         let told = |reason, from| (0..21_000).filter(|_| refusals.may_log(reason, ip(from))).count();
         let lines = lines_of(true, || {
@@ -246,7 +288,7 @@ mod refusals_tests {
 
     #[test]
     fn a_network_of_ipv6_is_one_source_and_so_is_ipv4_in_its_dress() {
-        let refusals = RefusalLogLimiter::default();
+        let refusals = Refusals::default();
         let told = |from: &str| refusals.may_log("token", from.parse().unwrap());
         for last in 0..20 {
             assert!(told(&format!("2001:db8::{last}")) && told("::ffff:192.0.2.1"));
@@ -256,10 +298,33 @@ mod refusals_tests {
 
     #[test]
     fn sources_without_end_grow_neither_the_log_nor_the_process() {
-        let refusals = RefusalLogLimiter::default();
+        let refusals = Refusals::default();
         let told =
             (0..100_000_u32).filter(|n| refusals.may_log("token", IpAddr::from(n.to_be_bytes()))).count();
         assert_eq!(told, MAX_SOURCES_PER_SECOND + usize::try_from(EACH).unwrap());
-        assert_eq!(refusals.0.lock().len(), MAX_SOURCES_PER_SECOND + 1);
+        assert_eq!(refusals.0.lock().second.len(), MAX_SOURCES_PER_SECOND + 1);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn refusals_of_the_last_hour_are_counted_by_reason() {
+        let refusals = Refusals::default();
+        let from = IpAddr::from([192, 0, 2, 1]);
+        let refuse =
+            |reason, times| assert!((0..times).filter(|_| refusals.may_log(reason, from)).count() <= times);
+        refuse("token", 100);
+        for _ in 0..59 {
+            tokio::time::advance(MINUTE).await;
+            refuse("overloaded", 1);
+        }
+        assert_eq!(refusals.last_hour(), BTreeMap::from([("token", 100), ("overloaded", 59)]));
+        tokio::time::advance(MINUTE).await;
+        assert_eq!(refusals.last_hour(), BTreeMap::from([("overloaded", 59)]));
+        for _ in 0..1000 {
+            tokio::time::advance(SECOND).await;
+            refuse("token", 1);
+        }
+        assert!(refusals.0.lock().minutes.len() <= 61);
+        tokio::time::advance(HOUR).await;
+        assert_eq!(refusals.last_hour(), BTreeMap::new());
     }
 }

@@ -2,9 +2,11 @@
 
 pub mod format;
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
+use parking_lot::Mutex;
 use prometheus_client::encoding::EncodeLabelSet;
 use prometheus_client::encoding::text::encode;
 use prometheus_client::metrics::counter::Counter;
@@ -13,7 +15,7 @@ use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::metrics::histogram::Histogram;
 use prometheus_client::registry::{Registry, Unit};
 
-use crate::access_log::RefusalLogLimiter;
+use crate::access_log::Refusals;
 use crate::metrics::format::{ExpositionFormat, plain};
 use crate::process::ProcessCollector;
 
@@ -78,7 +80,7 @@ pub struct Metrics {
     /// Expiration times of certificates.
     pub certificates: Certificates,
     /// Limiter for log lines about refusals that are counted here.
-    pub refusals: RefusalLogLimiter,
+    pub refusals: Refusals,
     registry: Arc<Registry>,
 }
 
@@ -197,7 +199,7 @@ impl Metrics {
             dns_records: Gauge::default(),
             dns_publish_failures: Counter::default(),
             certificates: Certificates::default(),
-            refusals: RefusalLogLimiter::default(),
+            refusals: Refusals::default(),
             registry: Arc::default(),
         };
         for remote in remotes {
@@ -372,12 +374,18 @@ const OPEN_SECONDS: [f64; 15] =
 
 /// The expiration time of each certificate, by the config key of its file.
 #[derive(Debug, Clone, Default)]
-pub struct Certificates(pub(crate) Family<KeyLabels, Gauge>);
+pub struct Certificates(pub(crate) Family<KeyLabels, Gauge>, Arc<Mutex<BTreeMap<String, u64>>>);
 
 impl Certificates {
     /// Sets the expiration time in seconds since 1970.
     pub fn set(&self, key: &str, end: u64) {
         self.0.get_or_create(&KeyLabels { key: key.to_owned() }).set(i64::try_from(end).unwrap_or(i64::MAX));
+        self.1.lock().insert(key.to_owned(), end);
+    }
+
+    /// Returns the expiration times by config key, in seconds since 1970.
+    pub fn all(&self) -> BTreeMap<String, u64> {
+        self.1.lock().clone()
     }
 }
 

@@ -159,19 +159,21 @@ impl SessionTable {
         (self.unreserved.used(), self.unreserved.limit())
     }
 
-    /// Creates a session to `target` at `node`, which has no link yet.
+    /// Creates a session to `target` at `node`, which has no link yet. `listener` is the name of the listener that
+    /// accepted the client.
     pub fn open(
         self: &Arc<Self>,
         node: NodeName,
         target: Target,
         category: Category,
         client: String,
+        listener: &'static str,
     ) -> Result<PendingOpen, TableFull> {
         let halves = if self.has_place() { self.halves() } else { None };
         let (send, recv) = halves.ok_or(TableFull)?;
         let end = SessionState::opener(target, client, send, recv);
         let key = SessionKey { id: SessionId::random(), category, node };
-        let shared = SessionCore::new(key, self, end, None);
+        let shared = SessionCore::new(key, self, end, None, Some(listener));
         self.insert(&shared);
         Ok(PendingOpen::new(shared))
     }
@@ -384,7 +386,7 @@ impl SessionTable {
             recv.lift_limit(self.room_unread(sender));
         }
         let end = SessionState::acceptor(sender.id, epoch, limit, send, recv);
-        let shared = SessionCore::new(key, self, end, Some(sender.clone()));
+        let shared = SessionCore::new(key, self, end, Some(sender.clone()), None);
         if let Some(opener) = opener {
             shared.opened_by(opener);
         }

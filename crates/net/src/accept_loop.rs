@@ -23,7 +23,7 @@ use crate::fd_limit;
 use crate::limiter::{FairLimiter, Limits, Permit, Source};
 use crate::listen::Accept;
 use crate::socket::Connection;
-use tunnel_base::access_log::RefusalLogLimiter;
+use tunnel_base::access_log::Refusals;
 use tunnel_base::drain::Drain;
 use tunnel_base::metrics::ReasonCounter;
 use tunnel_base::policy::{Networks, plain};
@@ -38,7 +38,7 @@ pub struct AcceptLimits {
     /// Counter of rejected connections by reason.
     pub refused: ReasonCounter,
     /// Rate limit of the log lines about rejected connections.
-    pub refusals: RefusalLogLimiter,
+    pub refusals: Refusals,
 }
 
 /// An accepted connection with its permit, as [`serve`] passes it to the handler.
@@ -140,7 +140,7 @@ struct Acceptor<H> {
     handler: Arc<H>,
     limiter: FairLimiter,
     refused: ReasonCounter,
-    refusals: RefusalLogLimiter,
+    refusals: Refusals,
     /// Permits for rejected connections that were sent bytes and are not closed yet.
     leaving: FairLimiter,
     /// Maximum number of open files of this process.

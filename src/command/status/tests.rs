@@ -24,6 +24,7 @@ fn told() -> Status {
         role: "server".into(),
         version: "0.1.0".into(),
         instance: "3f2a1b9c".into(),
+        host: "host1".into(),
         node: None,
         started_at: 900_000.0,
         now: 1_011_520.0,
@@ -48,6 +49,8 @@ fn told() -> Status {
             failures: 2,
             error: Some("the disk is full".into()),
         }),
+        refusals: [("token".into(), 3)].into(),
+        certificates: [("server.links.cert".into(), 2_000_000)].into(),
         sessions: Vec::new(),
     }
 }

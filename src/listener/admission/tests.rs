@@ -398,7 +398,13 @@ async fn who_asks_an_edge_that_has_just_lost_its_link_waits_for_the_next_one() {
     let (uplinks, time) = (Uplinks::new("edge-1".parse().unwrap()), Duration::from_secs(9));
     let route = SessionRouter::from_edge(uplinks.clone(), table, time, time);
     let (node, target): (NodeName, Target) = ("node2".parse().unwrap(), "node2:22".parse().unwrap());
-    let request = SessionRequest { node, target, category: Category::HttpProxy, client: "test".into() };
+    let request = SessionRequest {
+        node,
+        target,
+        category: Category::HttpProxy,
+        client: "test".into(),
+        listener: "test",
+    };
     let started = tokio::time::Instant::now();
     assert!(matches!(route.open(request.clone()).await.unwrap_err().why, RouteError::Offline { .. }));
     uplinks.add(link.clone());

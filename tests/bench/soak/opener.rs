@@ -71,6 +71,7 @@ async fn open(mut client: TcpStream, route: SessionRouter, pool: Pool) -> Result
         target,
         category: Category::HttpProxy,
         client: "soak".to_owned(),
+        listener: "connect",
     };
     let mut session = match route.open(request).await {
         Ok(session) => session,

@@ -385,7 +385,8 @@ mod departed_tests {
     /// Returns a session that was aborted with undelivered bytes which the remote has no room for.
     async fn broken(table: &Arc<SessionTable>, link: &Arc<LinkSender>, bytes: usize) -> SessionId {
         let node = "node1".parse().unwrap();
-        let opening = table.open(node, "node1:22".parse().unwrap(), Category::Ssh, "c".into()).unwrap();
+        let opening =
+            table.open(node, "node1:22".parse().unwrap(), Category::Ssh, "c".into(), "test").unwrap();
         opening.ask(link, None);
         let (id, opened) = (opening.id(), SessionFrame::Opened { limit: 0, epoch: 1, instance: None });
         let key = SessionKey { id, category: Category::Ssh, node: "node1".parse().unwrap() };
@@ -421,7 +422,10 @@ mod departed_tests {
         assert!(!knows(&table, all[0]) && all[1..].iter().all(|id| knows(&table, *id)));
         assert_eq!(table.metrics.truncated.counted("sessions"), 1);
         let (node, target) = ("node1".parse().unwrap(), "node1:22".parse().unwrap());
-        assert!(table.open(node, target, Category::Ssh, "c".into()).is_err(), "last frames wait on the link");
+        assert!(
+            table.open(node, target, Category::Ssh, "c".into(), "test").is_err(),
+            "last frames wait on the link"
+        );
     }
 
     #[tokio::test(start_paused = true)]

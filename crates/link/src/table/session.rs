@@ -28,6 +28,8 @@ pub(crate) struct SessionCore {
     table: Weak<SessionTable>,
     /// When it was created.
     started: Instant,
+    /// Opener: the listener that accepted the client.
+    listener: Option<&'static str>,
     /// At the acceptor: the opener, once it is known.
     opener: OnceLock<Opener>,
     inner: Mutex<Inner>,
@@ -84,6 +86,7 @@ impl SessionCore {
         table: &Arc<SessionTable>,
         state: SessionState,
         sender: Option<Arc<LinkSender>>,
+        listener: Option<&'static str>,
     ) -> Arc<Self> {
         let logged = LoggedState::of(&state);
         logged.log_begin(&key);
@@ -91,6 +94,7 @@ impl SessionCore {
             key,
             table: Arc::downgrade(table),
             started: Instant::now(),
+            listener,
             opener: OnceLock::new(),
             inner: Mutex::new(Inner {
                 state,
@@ -610,6 +614,8 @@ pub struct SessionView {
     pub node: NodeName,
     /// The requested target and the client; `None` at the acceptor.
     pub opened_for: Option<(Target, String)>,
+    /// The listener that accepted the client; `None` at the acceptor.
+    pub listener: Option<&'static str>,
     /// The phase as a fixed word.
     pub phase: &'static str,
     /// The link that it runs on; `None` while it has none.
@@ -634,6 +640,7 @@ impl SessionCore {
             id: *id,
             node: node.clone(),
             opened_for: state.opened_for(),
+            listener: self.listener,
             phase: word(state.phase()),
             link: state.path(),
             started: self.started,

@@ -219,8 +219,9 @@ mod tests {
         let node: NodeName = "node1".parse().unwrap();
         let [busy, beside] = [1, 2]
             .map(|number| LinkSender::new(LinkId(number), Remote::Edge(node.clone()), None, Dialect::NEWEST));
-        let opening =
-            table.open(node.clone(), "node1:22".parse().unwrap(), Category::Ssh, "me".into()).unwrap();
+        let opening = table
+            .open(node.clone(), "node1:22".parse().unwrap(), Category::Ssh, "me".into(), "test")
+            .unwrap();
         opening.ask(&busy, None);
         let key = SessionKey { id: opening.id(), category: Category::Ssh, node };
         let opened = SessionFrame::Opened { limit: 1000, epoch: 1, instance: None };

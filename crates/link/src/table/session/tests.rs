@@ -39,7 +39,7 @@ fn opener(table: &Arc<SessionTable>) -> Arc<SessionCore> {
     let halves =
         (SendHalf::new(budget.reservation()), RecvHalf::new(WINDOWS, budget.try_reserve(1000).unwrap()));
     let end = SessionState::opener("node1:22".parse().unwrap(), "me".into(), halves.0, halves.1);
-    let session = SessionCore::new(key(SessionId::random()), table, end, None);
+    let session = SessionCore::new(key(SessionId::random()), table, end, None, Some("test"));
     table.insert(&session);
     session
 }
@@ -224,7 +224,7 @@ async fn an_opening_that_was_asked_on_a_plain_link_before_has_a_limit_on_the_nex
 async fn an_opening_that_is_reset_from_elsewhere_was_never_open() {
     let (table, link) = (table(), link(1));
     let (node, target) = ("node1".parse().unwrap(), "node1:22".parse().unwrap());
-    let opening = table.open(node, target, Category::Ssh, "c".into()).unwrap();
+    let opening = table.open(node, target, Category::Ssh, "c".into(), "test").unwrap();
     opening.ask(&link, None);
     assert_eq!(said(&link).len(), 1);
     let why = SessionError::new(ErrorCode::NotAllowed, "its token is revoked");
@@ -256,7 +256,7 @@ async fn an_opening_that_is_refused_leaves_no_acceptor_of_an_older_open() {
             LinkSender::new(LinkId(id), Remote::Server("node1".parse().unwrap()), None, Dialect::NEWEST)
         });
         let (node, target) = ("node1".parse().unwrap(), "node1:22".parse().unwrap());
-        let opening = here.open(node, target, Category::Ssh, "c".into()).unwrap();
+        let opening = here.open(node, target, Category::Ssh, "c".into(), "test").unwrap();
         let key = key(opening.id());
         let hears = |at: &Arc<SessionTable>, link: &Arc<LinkSender>, frame: &SessionFrame| {
             at.on_frame(link, key.clone(), frame.clone(), Instant::now())
