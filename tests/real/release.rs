@@ -200,10 +200,10 @@ fn the_image_is_an_oci_layout_and_serves() {
     let text =
         place.cloud_config(loopback(free_port()), log_port) + "[server.connect]\nlisten = \"127.0.0.1:0\"\n";
     place.config("server", &text.replace(place.path().to_str().unwrap(), "/etc/tunnel"));
-    // A debug build needs libraries of this machine.
+    // Every runtime of containers provides devices. A debug build needs libraries of this machine.
     let libraries = run("ldd", &[&program], None, TIMEOUT).stdout.contains("=>");
     let script = format!(
-        "set -e; cd {}; mkdir -p {} tmp; cp -r {}/. {1}; chown -R {user} {1}
+        "set -e; cd {}; mkdir -p {} dev; mount --rbind /dev dev; cp -r {}/. {1}; chown -R {user} {1}
         if {libraries}; then for dir in lib lib64 usr/lib; do mkdir -p $dir; mount --rbind /$dir $dir; done; fi
         exec chroot --userspec={user} . {} server -c /etc/tunnel/server.toml",
         image.path().display(),
@@ -314,6 +314,13 @@ fn install_sh_installs_over_https_and_refuses_a_changed_byte() {
         assert!(nothing());
     }
     refuses(&["--uninstall"], "there is no");
+    let sums = files.join("SHA256SUMS");
+    let text = std::fs::read_to_string(&sums).unwrap();
+    std::fs::write(&sums, text.replace("tunnel-", "tunnel-9.") + &text).unwrap();
+    refuses(&[], "has several releases");
+    ok(&install(&["--version", env!("CARGO_PKG_VERSION")]));
+    ok(&install(&["--uninstall"]));
+    std::fs::write(&sums, text).unwrap();
 
     let tarball = file(&files, ".tar.gz");
     let mut bytes = std::fs::read(&tarball).unwrap();
