@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Static checks: format, lints, documents, dependencies, dependencies between modules, shell scripts.
+# Static checks: format, lints, documents, dependencies, dependencies between modules, shell scripts, workflows.
 set -euo pipefail
 # shellcheck source=scripts/help.sh
 . "$(dirname "$0")/help.sh"
@@ -32,7 +32,17 @@ sizes() {
     END { if (lines > most) { most = lines; largest = file }; printf "%d files, the largest %s: %d lines\n", files, largest, most }'
 }
 
+# The workflows of .github, and the shell scripts in them.
+workflows() {
+  local version=1.7.12 bin
+  command -v go >/dev/null || { echo "Go is missing, workflows are not checked" && return; }
+  bin=${XDG_CACHE_HOME:-$HOME/.cache}/tunnel-tests/actionlint-$version
+  [[ -x $bin/actionlint ]] || GOBIN=$bin go install "github.com/rhysd/actionlint/cmd/actionlint@v$version"
+  "$bin/actionlint"
+}
+
 step 'shellcheck' shell
+step 'actionlint' workflows
 step 'sizes' sizes
 step 'layers' with_rustc layers
 step 'documents' with_rustc docs

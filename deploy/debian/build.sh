@@ -1,9 +1,11 @@
 #!/usr/bin/env bash
-# Makes a Debian package of a built program: deploy/debian/build.sh [PROGRAM [DIR]]
+# Makes a Debian package of a built program: deploy/debian/build.sh PROGRAM DIR
+#
+#   SOURCE_DATE_EPOCH   time of all files in it, in seconds since 1970
 set -euo pipefail
 root=$(cd "$(dirname "$0")/../.." && pwd)
-program=$(realpath "${1:-$root/target/dist/tunnel}")
-to=$(realpath "${2:-.}")
+program=$(realpath "${1:?PROGRAM}")
+to=$(realpath "${2:?DIR}")
 
 version=$("$program" --version | cut -d' ' -f2)
 arch=$(dpkg --print-architecture)
@@ -15,11 +17,11 @@ install -D -m 755 "$program" "$tree/usr/bin/tunnel"
 for side in server edge; do
   install -D -m 644 "$root/deploy/systemd/tunnel-$side.service" "$tree/lib/systemd/system/tunnel-$side.service"
 done
-# Examples of /etc/tunnel/server.toml and edge.toml, and the description of every key.
-install -D -m 644 "$root/conf/server.toml" "$tree/usr/share/doc/tunnel/server.toml"
-install -D -m 644 "$root/conf/edge.toml" "$tree/usr/share/doc/tunnel/edge.toml"
-install -D -m 644 -t "$tree/usr/share/doc/tunnel/reference" "$root"/docs/reference/*
-install -D -m 644 "$root/LICENSE" "$tree/usr/share/doc/tunnel/copyright"
+# The book, and examples of /etc/tunnel/server.toml and edge.toml.
+doc=$tree/usr/share/doc/tunnel
+install -D -m 644 -t "$doc" "$root"/{README,CHANGELOG,SECURITY}.md "$root"/conf/{server,edge}.toml
+install -D -m 644 "$root/LICENSE" "$doc/copyright"
+(cd "$root" && find docs -type f -exec install -D -m 644 {} "$doc/{}" \;)
 install -d -m 755 "$tree/usr/share/man/man1" "$tree/usr/share/bash-completion/completions" \
   "$tree/usr/share/zsh/vendor-completions" "$tree/usr/share/fish/vendor_completions.d"
 "$program" man "$tree/usr/share/man/man1"
@@ -29,8 +31,11 @@ gzip -9n "$tree"/usr/share/man/man1/*.1
 "$program" completions fish >"$tree/usr/share/fish/vendor_completions.d/tunnel.fish"
 install -d -m 755 "$tree/etc/tunnel"
 
-# The newest version of libc whose symbols the program uses; a static program has none.
-libc=$(grep -aoE 'GLIBC_[0-9]+\.[0-9]+' "$program" | sort -uV | tail -n 1 || true)
+# A static program needs no libc. Any other needs the newest version of which it uses a symbol.
+libc=
+if readelf --dynamic "$program" | grep -q '(NEEDED)'; then
+  libc=$(grep -aoE 'GLIBC_[0-9]+\.[0-9]+' "$program" | sort -uV | tail -n 1)
+fi
 
 mkdir "$tree/DEBIAN"
 cat >"$tree/DEBIAN/control" <<END
@@ -66,5 +71,12 @@ if [ "$1" = remove ] && [ -d /run/systemd/system ]; then
   systemctl stop tunnel-server.service tunnel-edge.service || true
 fi
 END
-chmod 755 "$tree/DEBIAN/postinst" "$tree/DEBIAN/prerm"
+cat >"$tree/DEBIAN/postrm" <<'END'
+#!/bin/sh
+set -e
+if [ "$1" = remove ] && [ -d /run/systemd/system ]; then
+  systemctl daemon-reload || true
+fi
+END
+chmod 755 "$tree"/DEBIAN/{postinst,prerm,postrm}
 dpkg-deb -Zgzip --root-owner-group --build "$tree" "$to/tunnel_${version}_$arch.deb"

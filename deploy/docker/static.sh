@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Builds the program with a static glibc, for images without any other files, and fails if it is not static:
+# Builds the program with a static glibc, which needs no file of a machine, and fails if it is not static:
 #   deploy/docker/static.sh [PROFILE]     dist, or another profile of Cargo.toml
 set -euo pipefail
 cd "$(dirname "$0")/../.."

@@ -52,6 +52,7 @@ mod prometheus;
 mod publish;
 mod readme;
 mod refusals;
+mod release;
 mod servers;
 mod silent;
 mod socks5;

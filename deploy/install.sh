@@ -1,0 +1,86 @@
+#!/bin/sh
+# Installs a release of the tunnel on a machine, or removes it. Verifies the checksum before it changes anything.
+#
+#   install.sh [--from DIR|URL] [--version VERSION] [--dir DIR]
+#   install.sh --uninstall [--dir DIR]
+#
+#   --from        where the release's files are: a directory, or a URL with https (the directory of this script)
+#   --version     version to install, if there are files of several
+#   --dir         where the program goes (/usr/local/bin)
+#   --uninstall   removes the program; config, certificates and units stay
+#
+# The checksums come from the same place as the program. They reveal damage, but not a forged release: use a place
+# that you trust.
+set -eu
+
+fail() {
+    echo "install.sh: $1" >&2
+    exit "${2:-1}"
+}
+
+from='' version='' dir=/usr/local/bin uninstall=''
+while [ $# -gt 0 ]; do
+    case $1 in
+        -h | --help) sed -n '2,/^[^#]/s/^# \{0,1\}//p' "$0" && exit 0 ;;
+        --uninstall) uninstall=1 ;;
+        --from | --version | --dir)
+            [ $# -gt 1 ] || fail "$1 needs a value" 64
+            case $1 in
+                --from) from=$2 ;;
+                --version) version=$2 ;;
+                --dir) dir=$2 ;;
+            esac
+            shift
+            ;;
+        *) fail "unknown argument $1; --help lists them" 64 ;;
+    esac
+    shift
+done
+
+if [ "$uninstall" ]; then
+    [ -f "$dir/tunnel" ] || fail "there is no $dir/tunnel"
+    rm "$dir/tunnel"
+    echo "removed $dir/tunnel"
+    exit
+fi
+
+[ "$from" ] || from=$(dirname "$0")
+work=$(mktemp -d)
+trap 'rm -rf "$work"' EXIT
+
+# fetch FILE: puts a file of the release into $work.
+fetch() {
+    case $from in
+        https://*) curl -fsSL --proto =https --proto-redir =https -o "$work/$1" "${from%/}/$1" ;;
+        *://*) fail "$from is not safe: use https" 64 ;;
+        *) cp "$from/$1" "$work/$1" ;;
+    esac || fail "cannot fetch $1 from $from"
+}
+
+fetch SHA256SUMS
+machine=$(uname -m)
+# Lines of this machine's tarballs. A name with a slash is no name of a release.
+awk -v version="$version" -v end="-$machine-linux.tar.gz" '
+    NF == 2 && $2 !~ /\// && index($2, "tunnel-") == 1 && substr($2, length($2) - length(end) + 1) == end {
+        if (version == "" || $2 == "tunnel-" version end) print
+    }' "$work/SHA256SUMS" >"$work/chosen"
+case $(wc -l <"$work/chosen") in
+    1) ;;
+    0) fail "$from has no release${version:+ $version} for $machine" ;;
+    *) fail "$from has several releases; choose one with --version" ;;
+esac
+tarball=$(awk '{ print $2 }' "$work/chosen")
+fetch "$tarball"
+(cd "$work" && sha256sum --check --status chosen) ||
+    fail "checksum of $tarball is wrong; nothing is installed"
+
+name=${tarball%.tar.gz}
+tar -xzf "$work/$tarball" -C "$work" "$name/tunnel"
+mkdir -p "$dir"
+# A program that runs cannot be overwritten, but replaced.
+new=$dir/.tunnel.$$
+trap 'rm -rf "$work" "$new"' EXIT
+install -m 755 "$work/$name/tunnel" "$new"
+said=$("$new" --version) || fail "the program does not run on this machine; nothing is installed"
+mv -f "$new" "$dir/tunnel"
+echo "installed $said in $dir"

@@ -1,0 +1,339 @@
+//! The files of a release: made by `scripts/release.sh`, installed, and run.
+//!
+//! They contain the debug build, or the program named by `TUNNEL_RELEASE_BINARY`, which must be static.
+
+use std::collections::BTreeSet;
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::OnceLock;
+
+use serde_json::Value;
+use tempfile::TempDir;
+
+use crate::parts::{asked, free_port, have, loopback, root};
+use crate::process::{ProcessOutput, Running, TIMEOUT, run, run_command};
+use crate::tunnel::{PROGRAM, TestDir, not_led_astray};
+
+/// Returns the files of one release, which all tests of this process use; `None` if a program for it is missing.
+fn release() -> Option<&'static Path> {
+    static MADE: OnceLock<Option<PathBuf>> = OnceLock::new();
+    let made = MADE.get_or_init(|| {
+        if !have(&["bash", "cargo", "dpkg-deb", "gzip", "python3", "readelf", "strip", "tar"]) {
+            return None;
+        }
+        let dir = Path::new(env!("CARGO_TARGET_TMPDIR")).join("release");
+        let _ = std::fs::remove_dir_all(&dir);
+        std::fs::create_dir_all(&dir).unwrap();
+        let program = asked("TUNNEL_RELEASE_BINARY").unwrap_or_else(|| {
+            // A debug build is larger by a multiple.
+            let stripped = dir.join("program").to_str().unwrap().to_owned();
+            ok(&run("strip", &["-o", &stripped, PROGRAM], None, TIMEOUT));
+            stripped
+        });
+        let files = dir.join("files");
+        make(&program, &files);
+        Some(files)
+    });
+    made.as_deref()
+}
+
+/// Runs `scripts/release.sh`.
+fn make(program: &str, files: &Path) {
+    let args = [env!("CARGO_PKG_VERSION"), "--binary", program, "--out", files.to_str().unwrap()];
+    ok(&run_command("release.sh", script("scripts/release.sh").args(args), None, 6 * TIMEOUT));
+}
+
+fn script(path: &str) -> Command {
+    Command::new(Path::new(env!("CARGO_MANIFEST_DIR")).join(path))
+}
+
+fn ok(said: &ProcessOutput) {
+    assert!(said.status.success(), "{said:?}");
+}
+
+/// Returns the only file of a release with this end.
+fn file(release: &Path, end: &str) -> PathBuf {
+    let files = std::fs::read_dir(release).unwrap().map(|entry| entry.unwrap().path());
+    let found: Vec<_> = files.filter(|path| path.to_str().unwrap().ends_with(end)).collect();
+    assert_eq!(found.len(), 1, "{end}: {found:?}");
+    found[0].clone()
+}
+
+/// Unpacks an archive into a new directory.
+fn unpack(archive: &Path) -> TempDir {
+    let dir = tempfile::tempdir().unwrap();
+    let (archive, to) = (archive.to_str().unwrap(), dir.path().to_str().unwrap());
+    ok(&run("tar", &["-xf", archive, "-C", to], None, TIMEOUT));
+    dir
+}
+
+fn json(file: &Path) -> Value {
+    serde_json::from_slice(&std::fs::read(file).unwrap()).unwrap()
+}
+
+fn sha256(file: &Path) -> String {
+    let said = run("sha256sum", &[file], None, TIMEOUT);
+    format!("sha256:{}", said.stdout.split(' ').next().unwrap())
+}
+
+/// Fails the test unless this program has the right version, and is static if it is from a release build.
+fn runs(program: &Path) {
+    let said = run(program.to_str().unwrap(), &["--version"], None, TIMEOUT);
+    assert!(said.stdout.starts_with(VERSION), "{said:?}");
+    if asked("TUNNEL_RELEASE_BINARY").is_some() {
+        let said = run("ldd", &[program], None, TIMEOUT);
+        assert!((said.stdout + &said.stderr).contains("statically linked"), "{}", program.display());
+    }
+}
+
+const VERSION: &str = concat!("tunnel ", env!("CARGO_PKG_VERSION"), " ");
+
+#[test]
+fn the_tarball_contains_a_program_that_runs() {
+    let Some(release) = release() else { return };
+    let unpacked = unpack(&file(release, "-linux.tar.gz"));
+    let dir = file(unpacked.path(), "-linux");
+    runs(&dir.join("tunnel"));
+    for name in ["LICENSE", "README.md", "CHANGELOG.md"] {
+        assert!(dir.join(name).is_file(), "{name}");
+    }
+}
+
+/// Installs the package in a copy of this machine's files, where `systemctl` only writes down how it is called.
+#[test]
+fn the_package_installs_upgrades_and_removes_the_program_and_restarts_only_running_services() {
+    if !root() || !have(&["unshare", "chroot", "dpkg", "adduser"]) {
+        return;
+    }
+    let Some(release) = release() else { return };
+    let package = file(release, ".deb");
+    let script = format!(
+        "set -e; mount -t tmpfs none /mnt; cd /mnt; mkdir upper work new
+        mount -t overlay none -o lowerdir=/,upperdir=upper,workdir=work new
+        mount -t tmpfs none new/run; mkdir -p new/run/systemd/system; mount -t tmpfs none new/tmp
+        cp {} new/tmp/tunnel.deb
+        rm -f new/usr/bin/systemctl new/bin/systemctl
+        printf '#!/bin/sh\\necho \"$*\" >>/tmp/systemctl.log\\n' >new/usr/bin/systemctl; chmod 755 new/usr/bin/systemctl
+        exec chroot new sh -ec '
+            called() {{ cat /tmp/systemctl.log; echo .; rm /tmp/systemctl.log; }}
+            dpkg --install /tmp/tunnel.deb >&2; called
+            id -un tunnel; tunnel --version
+            dpkg --install /tmp/tunnel.deb >&2; called
+            dpkg --listfiles tunnel | grep -c \"^/usr/share/man/man1/tunnel.*[.]1[.]gz\"
+            zcat /usr/share/man/man1/tunnel-server.1.gz | grep -c tunnel-server
+            cd /usr/share/doc/tunnel
+            ls README.md CHANGELOG.md copyright server.toml docs/how-to/on-a-machine.md
+            ls /lib/systemd/system/tunnel-server.service /lib/systemd/system/tunnel-edge.service
+            ls /usr/share/bash-completion/completions/tunnel
+            cd /; dpkg --purge tunnel >&2; called
+            ! ls /usr/bin/tunnel /usr/share/doc/tunnel /etc/tunnel 2>&-'",
+        package.display()
+    );
+    let said = run("unshare", &["-m", "--propagation", "private", "sh", "-c", &script], None, 4 * TIMEOUT);
+    ok(&said);
+    let mut lines = said.stdout.lines();
+    let mut until_dot = || lines.by_ref().take_while(|line| *line != ".").collect::<Vec<_>>();
+    assert_eq!(until_dot(), ["daemon-reload"], "{said:?}");
+    let second = until_dot();
+    assert!(second[0] == "tunnel" && second[1].starts_with(VERSION), "{said:?}");
+    let restart = "--no-block try-restart tunnel-server.service tunnel-edge.service";
+    assert_eq!(second[2..], ["daemon-reload", restart], "{said:?}");
+    let listed = until_dot();
+    let pages: usize = listed[0].parse().unwrap();
+    assert!(pages > 20, "{said:?}");
+    assert_eq!(listed.last(), Some(&"daemon-reload"), "{said:?}");
+    assert!(listed.contains(&"stop tunnel-server.service tunnel-edge.service"), "{said:?}");
+}
+
+#[test]
+fn a_static_program_needs_no_libc_and_another_names_its_version() {
+    let Some(release) = release() else { return };
+    let package = file(release, ".deb");
+    let depends = run("dpkg-deb", &["--field", package.to_str().unwrap(), "Depends"], None, TIMEOUT).stdout;
+    if asked("TUNNEL_RELEASE_BINARY").is_some() {
+        assert_eq!(depends, "adduser\n");
+    } else {
+        assert!(depends.starts_with("libc6 (>= 2.") && depends.ends_with(", adduser\n"), "{depends}");
+    }
+}
+
+/// Follows the layout from its index to the program, and runs a server in the image's files as the image's user.
+#[test]
+fn the_image_is_an_oci_layout_and_serves() {
+    if !root() || !have(&["unshare", "chroot", "ldd"]) {
+        return;
+    }
+    let Some(release) = release() else { return };
+    let layout = unpack(&file(release, "-image.tar"));
+    let path = |name: &str| layout.path().join(name);
+    assert_eq!(json(&path("oci-layout"))["imageLayoutVersion"], "1.0.0");
+    let blob = |descriptor: &Value, kind: &str| {
+        assert_eq!(descriptor["mediaType"], format!("application/vnd.oci.image.{kind}"));
+        let digest = descriptor["digest"].as_str().unwrap();
+        let file = path("blobs").join(digest.replace(':', "/"));
+        assert_eq!(sha256(&file), digest);
+        assert_eq!(file.metadata().unwrap().len(), descriptor["size"]);
+        file
+    };
+    let index = json(&path("index.json"));
+    let manifest = json(&blob(&index["manifests"][0], "manifest.v1+json"));
+    let config = json(&blob(&manifest["config"], "config.v1+json"));
+    let layer = blob(&manifest["layers"][0], "layer.v1.tar+gzip");
+    let image = unpack(&layer);
+    let tar = image.path().join("tar");
+    ok(&run("sh", &["-c", &format!("zcat {} >{}", layer.display(), tar.display())], None, TIMEOUT));
+    assert_eq!(config["rootfs"]["diff_ids"], serde_json::json!([sha256(&tar)]));
+    std::fs::remove_file(&tar).unwrap();
+    // The image that docker builds is the same.
+    let dockerfile = std::fs::read_to_string(script("deploy/docker/Dockerfile").get_program()).unwrap();
+    let last = dockerfile.rsplit_once("FROM scratch").unwrap().1;
+    let user = config["config"]["User"].as_str().unwrap();
+    assert!(last.contains(&format!("USER {user}\n")), "{last}");
+    let entrypoint = &config["config"]["Entrypoint"];
+    assert!(last.contains(&format!("ENTRYPOINT {entrypoint}\n")), "{last}");
+
+    let program = image.path().join(entrypoint[0].as_str().unwrap().trim_start_matches('/'));
+    runs(&program);
+    let place = TestDir::new();
+    let (log_port, etc) = (free_port(), image.path().join("etc/tunnel"));
+    let text =
+        place.cloud_config(loopback(free_port()), log_port) + "[server.connect]\nlisten = \"127.0.0.1:0\"\n";
+    place.config("server", &text.replace(place.path().to_str().unwrap(), "/etc/tunnel"));
+    // Every runtime of containers provides devices. A debug build needs libraries of this machine.
+    let libraries = run("ldd", &[&program], None, TIMEOUT).stdout.contains("=>");
+    let script = format!(
+        "set -e; cd {}; mkdir -p {} dev; mount --rbind /dev dev; cp -r {}/. {1}; chown -R {user} {1}
+        if {libraries}; then for dir in lib lib64 usr/lib; do mkdir -p $dir; mount --rbind /$dir $dir; done; fi
+        exec chroot --userspec={user} . {} server -c /etc/tunnel/server.toml",
+        image.path().display(),
+        etc.display(),
+        place.path().display(),
+        entrypoint[0].as_str().unwrap(),
+    );
+    let mut command = not_led_astray(Command::new("unshare"));
+    command.args(["-m", "--propagation", "private", "sh", "-c", &script]);
+    let mut server = Running::start("server", place.path(), &mut command);
+    server.answers_only(log_port, "/readyz", "ok\n");
+}
+
+/// Compares with cargo's tree for this target, without crates that only tests use. The list's own graph reaches all.
+#[test]
+fn the_list_of_dependencies_is_that_of_cargo() {
+    let Some(release) = release() else { return };
+    let list = json(&file(release, ".cdx.json"));
+    assert_eq!(list["bomFormat"], "CycloneDX");
+    let program = &list["metadata"]["component"];
+    let all = || list["components"].as_array().unwrap().iter().chain([program]);
+    let field = |value: &Value, key: &str| value[key].as_str().unwrap().to_owned();
+    let listed: BTreeSet<_> = all().map(|one| field(one, "name") + " v" + &field(one, "version")).collect();
+    let host = run("rustc", &["-vV"], None, TIMEOUT).stdout;
+    let host = host.lines().find_map(|line| line.strip_prefix("host: ")).unwrap();
+    let mut cargo = Command::new("cargo");
+    cargo.args(["tree", "--locked", "--package", "tunnel", "--target", host, "--edges", "normal,build"]);
+    cargo.args(["--prefix", "none", "--format", "{p}"]).current_dir(env!("CARGO_MANIFEST_DIR"));
+    let tree = run_command("cargo", &mut cargo, None, 2 * TIMEOUT);
+    ok(&tree);
+    let lines = tree.stdout.lines().filter(|line| !line.is_empty());
+    let expected: BTreeSet<_> =
+        lines.map(|line| line.splitn(3, ' ').take(2).collect::<Vec<_>>().join(" ")).collect();
+    assert!(expected.contains("tunnel-proto v0.1.0") && expected.len() > 200, "{tree:?}");
+    assert_eq!(listed, expected);
+
+    let (mut reached, mut open) = (BTreeSet::new(), vec![field(program, "bom-ref")]);
+    while let Some(one) = open.pop() {
+        let node = list["dependencies"].as_array().unwrap().iter().find(|node| node["ref"] == *one).unwrap();
+        let next = node["dependsOn"].as_array().unwrap().iter();
+        if reached.insert(one) {
+            open.extend(next.map(|next| next.as_str().unwrap().to_owned()));
+        }
+    }
+    assert_eq!(reached, all().map(|one| field(one, "bom-ref")).collect());
+}
+
+/// Makes a small release, of a script that runs the program.
+fn small(dir: &Path) -> PathBuf {
+    let program = dir.join("program");
+    if !program.exists() {
+        std::fs::write(&program, format!("#!/bin/sh\nexec {PROGRAM} \"$@\"\n")).unwrap();
+        std::fs::set_permissions(&program, std::fs::Permissions::from_mode(0o755)).unwrap();
+    }
+    let files = tempfile::tempdir_in(dir).unwrap().keep();
+    make(program.to_str().unwrap(), &files);
+    files
+}
+
+#[test]
+fn equal_programs_give_equal_releases() {
+    if release().is_none() {
+        return;
+    }
+    let dir = tempfile::tempdir().unwrap();
+    let [one, two] = [(); 2].map(|()| std::fs::read_to_string(small(dir.path()).join("SHA256SUMS")).unwrap());
+    assert_eq!(one.lines().count(), 5, "{one}");
+    assert_eq!(one, two);
+}
+
+#[test]
+fn install_sh_installs_over_https_and_refuses_a_changed_byte() {
+    if release().is_none() || !have(&["curl", "openssl", "sha256sum"]) {
+        return;
+    }
+    let place = TestDir::new();
+    let files = small(place.path());
+    let port = free_port();
+    let mut command = Command::new("openssl");
+    command.args(["s_server", "-quiet", "-WWW", "-accept", &loopback(port).to_string()]).current_dir(&files);
+    command.arg("-cert").arg(&place.files.cert).arg("-key").arg(&place.files.key);
+    let mut server = Running::start("openssl", place.path(), &mut command);
+    crate::wait::wait_until("openssl listens", TIMEOUT, || {
+        server.lives();
+        std::net::TcpStream::connect(loopback(port)).is_ok()
+    });
+    let url = format!("https://localhost:{port}");
+    let to = place.path().join("bin");
+    let local = files.to_str().unwrap();
+    let install = |args: &[&str]| {
+        let mut command = Command::new(files.join("install.sh"));
+        command.args(args).args(["--dir", to.to_str().unwrap()]).env("CURL_CA_BUNDLE", &place.files.ca);
+        run_command("install.sh", &mut command, None, TIMEOUT)
+    };
+    let refuses = |args: &[&str], why: &str| {
+        let said = install(args);
+        assert!(!said.status.success() && said.stderr.contains(why), "{said:?}");
+    };
+    let nothing = || !to.exists() || std::fs::read_dir(&to).unwrap().next().is_none();
+
+    refuses(&["--from", &url, "--version", "9.9.9"], "has no release 9.9.9");
+    refuses(&["--from", "http://localhost"], "is not safe");
+    assert!(nothing());
+    for from in [&["--from", &url, "--version", env!("CARGO_PKG_VERSION")][..], &["--from", local], &[]] {
+        ok(&install(from));
+        runs_small(&to.join("tunnel"));
+        ok(&install(&["--uninstall"]));
+        assert!(nothing());
+    }
+    refuses(&["--uninstall"], "there is no");
+    let sums = files.join("SHA256SUMS");
+    let text = std::fs::read_to_string(&sums).unwrap();
+    std::fs::write(&sums, text.replace("tunnel-", "tunnel-9.") + &text).unwrap();
+    refuses(&[], "has several releases");
+    ok(&install(&["--version", env!("CARGO_PKG_VERSION")]));
+    ok(&install(&["--uninstall"]));
+    std::fs::write(&sums, text).unwrap();
+
+    let tarball = file(&files, ".tar.gz");
+    let mut bytes = std::fs::read(&tarball).unwrap();
+    // In the file's header, where it changes nothing that tar reads.
+    bytes[4] ^= 1;
+    std::fs::write(&tarball, bytes).unwrap();
+    for from in [&url, local] {
+        refuses(&["--from", from], "checksum of");
+        assert!(nothing());
+    }
+}
+
+fn runs_small(program: &Path) {
+    let said = run(program.to_str().unwrap(), &["--version"], None, TIMEOUT);
+    assert!(said.stdout.starts_with(VERSION), "{said:?}");
+}
