@@ -144,7 +144,10 @@ impl Bench {
                 <[f64; 2]>::from(at(rounds, proxy.name)).get(pick).copied().unwrap_or(f64::NAN)
             };
             table.add(Row {
-                figure: format!("{}: echo next to {STALLED} stalled readers, {word} against idle", proxy.name),
+                figure: format!(
+                    "{}: echo next to {STALLED} stalled readers, {word} against idle",
+                    proxy.name
+                ),
                 tunnel: micros(of(&beside)),
                 reference: format!("idle {}", micros(of(&idle))),
                 others: String::new(),
