@@ -36,6 +36,7 @@ step 'shellcheck' shell
 step 'sizes' sizes
 step 'layers' with_rustc layers
 step 'documents' with_rustc docs
+step 'book' scripts/book.sh
 step 'dependencies' scripts/deps.sh
 step 'cargo fmt' cargo fmt --all --check
 step 'cargo clippy' cargo clippy --quiet --workspace --all-targets -- -D warnings
