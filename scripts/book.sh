@@ -21,7 +21,7 @@ fi
 output=$("$tools/bin/mdbook" build 2>&1) || { echo "$output" >&2; exit 1; }
 if grep -E 'WARN|ERROR' <<<"$output" >&2; then exit 1; fi
 
-# Links that leave docs/ belong to the repository, where tests/docs.rs checks them. So does that to SUMMARY.md, which mdbook
+# Links that leave docs/ belong to the repository, where tests/docs.rs checks them. So does that to docs/SUMMARY.md, which mdbook
 # turns into its list of pages.
 book=$PWD/target/book
 broken=0

@@ -36,7 +36,7 @@ use crate::command::approve::ApproveArgs;
 use crate::command::cert::CertCommand;
 use crate::command::config::ConfigCommand;
 use crate::command::connect::ConnectArgs;
-use crate::command::demo::Module;
+use crate::command::demo::listeners::Modules;
 use crate::command::doctor::DoctorArgs;
 use crate::command::init::InitArgs;
 use crate::command::invitations::{InvitationsArgs, InviteArgs, JoinArgs};
@@ -120,18 +120,19 @@ pub enum Command {
         "tunnel config show /etc/tunnel/server.toml",
     ]))]
     Config(ConfigCommand),
-    /// Run a server and an edge on loopback with new certificates, to try things out, until Ctrl-C.
+    /// Run two servers and an edge on loopback. A download survives a killed server and a cut line. Then it prints
+    /// commands to try, until Ctrl-C.
     #[command(after_help = examples([
-        "tunnel demo --check                  # one request, with times",
-        "tunnel demo --listeners tcp,http     # with two more listeners",
+        "tunnel demo                      # about 20 s, then commands to try",
+        "tunnel demo --check --listeners all    # one request to each listener, with times",
     ]))]
     Demo {
         /// Make one request through the tunnel in each way, print the results, and exit.
         #[arg(long)]
         check: bool,
-        /// Additional listeners to demonstrate besides CONNECT, separated by commas.
-        #[arg(long, value_name = "LIST", value_delimiter = ',')]
-        listeners: Vec<Module>,
+        /// Additional listeners besides CONNECT: all, or some of tcp, http, https, egress, proxy, separated by commas.
+        #[arg(long, value_name = "LIST")]
+        listeners: Option<Modules>,
     },
     /// Create certificates, tokens and config files for a new cloud: everything its servers and edges need.
     #[command(after_help = examples([

@@ -1,9 +1,10 @@
 //! Parses the command line, starts logging and the runtime, and sets exit codes. Nothing else sets exit codes.
 
+use rustix::process::{Signal, set_parent_process_death_signal};
 use tunnel::command::approve::{self, ApproveArgs};
 use tunnel::command::cert;
 use tunnel::command::config::{self, ConfigArgs, ConfigCommand};
-use tunnel::command::demo::{self, Module};
+use tunnel::command::demo::{self, listeners::Modules};
 use tunnel::command::doctor::{self, DoctorArgs, Findings};
 use tunnel::command::migrate;
 use tunnel::command::serve::{ServeArgs, Settings};
@@ -44,7 +45,7 @@ fn main() -> ExitCode {
         Command::Config(ConfigCommand::Show(asked)) => {
             told(config::show(&asked, Environment::read(variable)))
         }
-        Command::Demo { check, listeners } => run_demo(check, &listeners),
+        Command::Demo { check, listeners } => run_demo(check, &listeners.unwrap_or_default()),
         Command::Doctor(asked) => diagnose(&asked),
         Command::Approve(asked) => approve(&asked),
         Command::Connect(asked) => {
@@ -80,6 +81,10 @@ fn main() -> ExitCode {
 
 /// Runs a server or an edge.
 fn run(role: Role, args: &ServeArgs) -> ExitCode {
+    if args.end_with_parent {
+        // Without it the demo's processes outlive a demo that is killed.
+        let _ = set_parent_process_death_signal(Some(Signal::KILL));
+    }
     let mut startup = Startup::default();
     let Some(logs) = logs(role, args, &mut startup) else { return exit(StartupErrorKind::System) };
     let config = args.config(role);
@@ -236,12 +241,12 @@ async fn ends(signals: &mut Signals) {
     }
 }
 
-fn run_demo(check: bool, with: &[Module]) -> ExitCode {
+fn run_demo(check: bool, with: &Modules) -> ExitCode {
     let logs = LogSettings { name: "tunnel-demo", verbosity: -1, ..LogSettings::default() };
     let result = Logs::start(logs).map_err(anyhow::Error::from).and_then(|logs| {
         let done = runtime(Role::Server)?.block_on(async {
             let mut signals = Signals::new()?;
-            demo::run(check, with, signals.next(), &print_stderr).await
+            demo::run(check, with, signals.next()).await
         });
         drop(logs);
         done

@@ -2,7 +2,6 @@
 
 use std::io::{Read as _, Write as _};
 use std::net::TcpListener;
-use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -10,61 +9,6 @@ use crate::parts::{free_port, have, loopback};
 use crate::process::{ProcessOutput, Running, TIMEOUT, ask, run};
 use crate::tunnel::{Edge, Pair, TestDir, tunnel};
 use crate::wait::wait_until;
-
-#[test]
-fn the_demo_checks_itself_and_reports_times() {
-    let said = run(PROGRAM, &["demo", "--check"], None, LONG);
-    assert!(said.status.success(), "{said:?}");
-    let lines: Vec<_> = said.stderr.lines().collect();
-    for step in ["certificates", "server:", "node1 is connected", "200", "the page is complete"] {
-        let line = lines.iter().find(|line| line.contains(step));
-        let line = line.unwrap_or_else(|| panic!("no line about {step}: {said:?}"));
-        let time = line.split_whitespace().next().unwrap();
-        assert!(time.ends_with('s') && time.starts_with(|c: char| c.is_ascii_digit()), "{line}");
-    }
-}
-
-#[test]
-fn the_demo_shows_each_requested_protocol_once() {
-    let said =
-        run(PROGRAM, &["demo", "--check", "--listeners", "tcp,http,https,egress,proxy,tcp"], None, LONG);
-    assert!(said.status.success(), "{said:?}");
-    for way in ["tcp", "http", "https", "egress", "proxy"] {
-        let told = said.stderr.matches(&format!(" {way} at 127.0.0.1:")).count();
-        assert_eq!(told, 1, "{way}: {said:?}");
-    }
-    assert_eq!(said.stderr.matches("the page is complete").count(), 6, "{said:?}");
-}
-
-#[test]
-fn the_command_lines_that_the_demo_prints_work_unchanged() {
-    if !have(&["curl"]) {
-        return;
-    }
-    let place = TestDir::new();
-    let mut command = tunnel();
-    let mut demo = Running::start(
-        "demo",
-        place.path(),
-        command.args(["demo", "--listeners", "tcp,http,https,egress,proxy"]),
-    );
-    demo.says("Press Ctrl-C to stop.");
-    let said = demo.log();
-    let files = said.split("made in ").nth(1).and_then(|rest| rest.lines().next()).unwrap();
-    let mode = |path: &Path| std::fs::metadata(path).unwrap().permissions().mode() & 0o777;
-    assert_eq!(mode(Path::new(files)), 0o700, "{said}");
-    for file in ["token", "cloud.key", "client.key"] {
-        assert_eq!(mode(&Path::new(files).join(file)), 0o600, "{file}");
-    }
-    let lines: Vec<_> = said.lines().map(str::trim).filter(|line| line.starts_with("curl ")).collect();
-    assert_eq!(lines.len(), 6, "{said}");
-    for line in lines {
-        let page = run("sh", &["-c", &format!("{line} -sS -m 20")], None, TIMEOUT);
-        assert!(page.stdout.contains("Hello from node1"), "{line}: {page:?}");
-    }
-    demo.terminate();
-    assert!(demo.ends(LONG).success());
-}
 
 #[test]
 fn a_bad_config_is_reported_with_all_its_errors_and_exit_code_78() {

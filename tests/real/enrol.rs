@@ -143,7 +143,7 @@ fn a_second_init_overwrites_nothing_and_wrong_arguments_create_nothing() {
     assert_eq!(std::fs::read(dir.join("ca.key")).unwrap(), key);
     let other = place.path().join("other").display().to_string();
     for wrong in [
-        &["init", &other, "--name", "localhost"][..],
+        &["init", &other, "--node", "node1"][..],
         &["init", &other, "--name", "no name", "--node", "node1"],
         &["init", &other, "--name", "localhost", "--node", "node1", "--ca-cert", "ca.crt"],
         &["init", &other, "--name", "localhost", "--node", "node1", "--days", "0"],

@@ -22,6 +22,7 @@ mod commands;
 mod configmap;
 mod csr;
 mod cut;
+mod demo;
 mod deploy;
 mod direct;
 mod drain;

@@ -1,4 +1,4 @@
-//! The commands of docs/how-to/from-superedge.md, unchanged, and the way back.
+//! The commands of docs/how-to/from-yurttunnel.md, unchanged, and the way back.
 
 use std::path::Path;
 use std::process::Command;
@@ -13,7 +13,7 @@ use crate::wait::wait_until;
 
 /// Returns the blocks of commands in that section of the page, in order.
 fn blocks(part: &str) -> Vec<String> {
-    let page = Path::new(env!("CARGO_MANIFEST_DIR")).join("docs/how-to/from-superedge.md");
+    let page = Path::new(env!("CARGO_MANIFEST_DIR")).join("docs/how-to/from-yurttunnel.md");
     let text = std::fs::read_to_string(page).unwrap();
     let (_, from) = text.split_once(part).expect(part);
     let from = from.split("\n## ").next().unwrap();
@@ -130,15 +130,15 @@ fn the_migration_page_works_from_yurttunnel_to_this_program_and_back() {
     yurttunnel(&desk);
     let before = known(&desk);
 
-    let settings = blocks("### What becomes of the settings");
+    let settings = blocks("## What becomes of the settings");
     desk.does(&settings[0]);
     assert!(desk.read("cloud.toml").contains("kept     http-proxy-ports: \"9051\""));
     assert!(desk.read("edge.toml").contains("[edge.uplink]"));
 
     // The trial.
     desk.does("kubectl apply -k deploy/kustomize/base");
-    let [approver, take_away, stop, apply, patch, back] = &blocks("### The cutover")[..] else {
-        panic!("{:#?}", blocks("### The cutover"))
+    let [approver, take_away, stop, apply, patch, back] = &blocks("## The cutover")[..] else {
+        panic!("{:#?}", blocks("## The cutover"))
     };
     desk.does(approver);
     assert!(desk.object("deployment", "tunnel-approver").is_some());

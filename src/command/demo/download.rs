@@ -1,0 +1,219 @@
+//! A download through the tunnel, during which a server is killed and the line is cut.
+
+use std::io::{IsTerminal as _, Write as _};
+use std::net::SocketAddr;
+use std::time::Duration;
+
+use anyhow::{Context as _, bail};
+use aws_lc_rs::digest::{Context as Digest, SHA256};
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+use tokio::net::TcpStream;
+use tokio::sync::watch;
+use tokio::time::{Instant, timeout};
+use tracing::info_span;
+
+use super::listeners::{connect, read_head};
+use super::page::{DOWNLOAD, LENGTH, MIB, PIECE, expected_digest};
+use super::{NODE, since};
+use tunnel_base::drain::Drain;
+use tunnel_net::listen::TcpAccept;
+
+/// The lines of the demo, and under them a progress bar if stderr is a terminal.
+#[derive(Debug)]
+pub(crate) struct Screen {
+    started: Instant,
+    has_bar: bool,
+    is_terminal: bool,
+}
+
+impl Screen {
+    pub(crate) fn new() -> Self {
+        Self { started: Instant::now(), has_bar: false, is_terminal: std::io::stderr().is_terminal() }
+    }
+
+    /// Prints a line.
+    pub(crate) fn line(&mut self, text: &str) {
+        let clear = if std::mem::take(&mut self.has_bar) { "\r\x1b[K" } else { "" };
+        // The demo continues without a terminal.
+        let _ = writeln!(std::io::stderr(), "{clear}{text}");
+    }
+
+    /// Prints a line with the time since the demo's start.
+    pub(crate) fn step(&mut self, text: &str) {
+        let time = since(self.started);
+        self.line(&format!("{time:>7} {text}"));
+    }
+
+    /// Draws the progress of the download. Without a terminal it prints a line for each tenth of it.
+    fn progress(&mut self, done: usize, before: usize) {
+        let passed = |parts: usize| done * parts / LENGTH > before * parts / LENGTH;
+        if !self.is_terminal {
+            if passed(10) {
+                self.step(&format!("{} %", done * 10 / LENGTH * 10));
+            }
+            return;
+        }
+        if passed(LENGTH / MIB) {
+            let (filled, mib) = (done * BAR / LENGTH, done / MIB);
+            let bar: String = (0..BAR).map(|at| if at < filled { '#' } else { '.' }).collect();
+            let _ = write!(std::io::stderr(), "\r\x1b[K        [{bar}] {mib} of {} MiB", LENGTH / MIB);
+            self.has_bar = true;
+        }
+    }
+}
+
+/// The line between an edge and the servers. Cut, it loses its connections and accepts no others.
+#[derive(Debug)]
+pub(crate) struct Line(watch::Sender<bool>);
+
+impl Line {
+    pub(crate) fn new() -> Self {
+        Self(watch::Sender::new(false))
+    }
+
+    /// Forwards connections to a server until draining starts. Returns the address to dial.
+    pub(crate) fn leads_to(&self, server: SocketAddr, drain: &Drain) -> anyhow::Result<SocketAddr> {
+        let listener = TcpAccept::bind(super::anywhere())?;
+        let (at, cut, tasks) = (listener.at(), self.0.subscribe(), drain.clone());
+        drain.spawn(info_span!("line"), async move {
+            loop {
+                let (mut socket, _) = tokio::select! {
+                    () = tasks.draining() => return,
+                    accepted = listener.accept() => accepted,
+                };
+                let (mut cut, drain) = (cut.clone(), tasks.clone());
+                tasks.spawn(info_span!("line"), async move {
+                    let forward = async {
+                        let mut server = TcpStream::connect(server).await?;
+                        tokio::io::copy_bidirectional(&mut socket, &mut server).await
+                    };
+                    tokio::select! {
+                        _ = cut.wait_for(|is_cut| *is_cut) => {}
+                        () = drain.draining() => {}
+                        _ = forward => {}
+                    }
+                });
+            }
+        });
+        Ok(at)
+    }
+}
+
+/// Downloads through the CONNECT port. Calls `kill` after a fifth of it, which returns the name of the killed server,
+/// and cuts the line after half of it.
+///
+/// # Errors
+///
+/// Returns an error if the download fails, or its bytes differ from those that were sent.
+pub(crate) async fn download<K>(
+    (proxy, page): (SocketAddr, SocketAddr),
+    kill: K,
+    line: &Line,
+    screen: &mut Screen,
+) -> anyhow::Result<()>
+where
+    K: AsyncFnOnce() -> anyhow::Result<String>,
+{
+    let mut download = Download::start(proxy, page).await?;
+    download.receive(LENGTH / 5, screen).await?;
+    let killed = kill().await?;
+    screen.step(&format!("{killed} is killed: it held the link of {NODE}"));
+    download.pauses.watch(Duration::ZERO);
+
+    download.receive(LENGTH / 2, screen).await?;
+    line.0.send_replace(true);
+    screen.step(&format!("the line of {NODE} is cut for {} s", CUT.as_secs()));
+    download.pauses.watch(CUT);
+    if let Ok(received) = timeout(CUT, download.receive(LENGTH, screen)).await {
+        received?;
+    }
+    line.0.send_replace(false);
+    screen.step("the line is back");
+
+    download.receive(LENGTH, screen).await?;
+    let (sent, received) = (expected_digest(), download.digest.finish());
+    if sent.as_ref() != received.as_ref() {
+        bail!("the bytes received differ from the bytes sent");
+    }
+    let hash: String = received.as_ref().iter().take(8).map(|byte| format!("{byte:02x}")).collect();
+    screen.step(&format!("{} MiB received, none lost: SHA-256 {hash}… as sent", LENGTH / MIB));
+    Ok(())
+}
+
+/// A running download.
+struct Download {
+    client: TcpStream,
+    digest: Digest,
+    done: usize,
+    pauses: Pauses,
+}
+
+impl Download {
+    async fn start(proxy: SocketAddr, page: SocketAddr) -> anyhow::Result<Self> {
+        let target = format!("{NODE}:{}", page.port());
+        let mut client = TcpStream::connect(proxy).await?;
+        connect(&mut client, &target).await?;
+        let request = format!("GET {DOWNLOAD} HTTP/1.1\r\nHost: {target}\r\n\r\n");
+        client.write_all(request.as_bytes()).await?;
+        read_head(&mut client).await?;
+        let pauses = Pauses { last: Instant::now(), longest: Duration::ZERO, report_at: None };
+        Ok(Self { client, digest: Digest::new(&SHA256), done: 0, pauses })
+    }
+
+    /// Reads until `goal` bytes have arrived.
+    ///
+    /// # Cancel safety
+    ///
+    /// Cancel safe: no byte is lost.
+    async fn receive(&mut self, goal: usize, screen: &mut Screen) -> anyhow::Result<()> {
+        let mut piece = vec![0; PIECE];
+        while self.done < goal {
+            let read = timeout(PATIENCE, self.client.read(&mut piece)).await;
+            let read =
+                read.context("nothing received for a minute")?.context("the session was interrupted")?;
+            if read == 0 {
+                bail!("the download ended after {} of {LENGTH} bytes", self.done);
+            }
+            self.digest.update(&piece[..read]);
+            self.done += read;
+            self.pauses.received(screen);
+            screen.progress(self.done, self.done - read);
+        }
+        Ok(())
+    }
+}
+
+/// The pauses in which no byte arrived.
+struct Pauses {
+    last: Instant,
+    longest: Duration,
+    /// Time of the report about the interruption, if there was one.
+    report_at: Option<Instant>,
+}
+
+impl Pauses {
+    /// Starts to measure after an interruption of that length.
+    fn watch(&mut self, length: Duration) {
+        self.longest = Duration::ZERO;
+        self.report_at = Some(Instant::now() + length + SETTLE);
+    }
+
+    /// Notes that bytes have arrived, and reports the pause once it is over.
+    fn received(&mut self, screen: &mut Screen) {
+        let now = Instant::now();
+        self.longest = self.longest.max(now - self.last);
+        self.last = now;
+        if self.report_at.take_if(|at| *at <= now).is_some() {
+            screen.step(&format!("the download continues; its longest pause was {:.1?}", self.longest));
+        }
+    }
+}
+
+/// How long the line is cut.
+const CUT: Duration = Duration::from_secs(3);
+/// After an interruption, the time in which a session is expected to continue.
+const SETTLE: Duration = Duration::from_secs(2);
+/// The resume timeout of a session.
+const PATIENCE: Duration = Duration::from_secs(60);
+/// Width of the progress bar.
+const BAR: usize = 40;

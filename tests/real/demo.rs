@@ -1,0 +1,161 @@
+//! `tunnel demo`, as a newcomer sees it.
+
+use std::os::unix::fs::PermissionsExt as _;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use crate::parts::{have, root};
+use crate::process::{Running, TIMEOUT, run, run_command};
+use crate::tunnel::{PROGRAM, TestDir, tunnel};
+use crate::wait::wait_until;
+
+#[test]
+fn the_demo_checks_itself_and_reports_times() {
+    let said = run(PROGRAM, &["demo", "--check"], None, TIMEOUT);
+    assert!(said.status.success(), "{said:?}");
+    let lines: Vec<_> = said.stderr.lines().collect();
+    for step in
+        ["certificates", "server1:", "server2:", "node1 is connected", "CONNECT node1:", "page is complete"]
+    {
+        let line = lines.iter().find(|line| line.contains(step));
+        let line = line.unwrap_or_else(|| panic!("no line about {step}: {said:?}"));
+        let time = line.split_whitespace().next().unwrap();
+        assert!(time.ends_with('s') && time.starts_with(|c: char| c.is_ascii_digit()), "{line}");
+    }
+    assert!(!dir(&said.stderr).exists(), "{said:?}");
+}
+
+#[test]
+fn the_demo_makes_one_request_to_each_listener() {
+    for listeners in ["tcp,http,https,egress,proxy,tcp", "all"] {
+        let said = run(PROGRAM, &["demo", "--check", "--listeners", listeners], None, TIMEOUT);
+        assert!(said.status.success(), "{said:?}");
+        for way in ["tcp", "http", "https", "egress", "proxy"] {
+            let told = said.stderr.matches(&format!(" {way} at 127.0.0.1:")).count();
+            assert_eq!(told, 1, "{way}: {said:?}");
+        }
+        assert_eq!(said.stderr.matches("the page is complete").count(), 6, "{said:?}");
+    }
+    let said = run(PROGRAM, &["demo", "--check", "--listeners", "tcp,smtp"], None, TIMEOUT);
+    assert_eq!(said.status.code(), Some(64), "{said:?}");
+    assert!(said.stderr.contains("expected all, or some of tcp, http, https, egress, proxy"), "{said:?}");
+}
+
+#[test]
+fn a_download_survives_a_killed_server_and_a_cut_line() {
+    let place = TestDir::new();
+    let mut demo = start(&place, &["demo", "--listeners", "all"]);
+    wait_until("the demo prints commands", 3 * TIMEOUT, || {
+        demo.lives();
+        demo.log().contains("Press Ctrl-C to stop.")
+    });
+    let said = demo.log();
+    let files = dir(&said);
+    let killed = said.split("server1 (process ").nth(1).and_then(|rest| rest.split(')').next()).unwrap();
+    assert!(!is_tunnel(killed), "process {killed} was killed: {said}");
+    for step in
+        [") is killed: it held the link", "is cut for 3 s", "the line is back", "64 MiB received, none lost"]
+    {
+        assert!(said.contains(step), "{step}: {said}");
+    }
+    assert_eq!(said.matches("the download continues; its longest pause was").count(), 2, "{said}");
+    // The session's own account of it.
+    let log = std::fs::read_to_string(files.join("server2.log")).unwrap();
+    let resumed = |line: &&str| line.contains("bytes_to_client=671089") && line.contains("resume_count=2");
+    assert!(log.lines().any(|line| resumed(&line)), "{log}");
+
+    let mode = |path: &Path| std::fs::metadata(path).unwrap().permissions().mode() & 0o777;
+    assert_eq!(mode(&files), 0o700, "{said}");
+    for file in ["token", "tokens", "server.key", "client.key", "server1.log"] {
+        assert_eq!(mode(&files.join(file)), 0o600, "{file}");
+    }
+    if have(&["curl"]) {
+        let lines: Vec<_> = said.lines().map(str::trim).filter(|line| line.starts_with("curl ")).collect();
+        assert_eq!(lines.len(), 6, "{said}");
+        for line in lines {
+            let page = run("sh", &["-c", &format!("{line} -sS -m 20")], None, TIMEOUT);
+            assert!(page.stdout.contains("Hello from node1"), "{line}: {page:?}");
+        }
+        let url = said.lines().map(str::trim).find(|line| line.starts_with("http://")).unwrap();
+        let page = run("curl", &["-sS", "-m", "20", url], None, TIMEOUT);
+        assert!(page.stdout.contains("<!doctype html>"), "{url}: {page:?}");
+    }
+    let status = said.lines().find(|line| line.contains(" status --socket=")).unwrap();
+    let status = run("sh", &["-c", status], None, TIMEOUT);
+    assert!(status.stdout.contains("node1"), "{status:?}");
+
+    demo.terminate();
+    assert!(demo.ends(TIMEOUT).success());
+    assert_nothing_remains(&files);
+}
+
+#[test]
+fn a_demo_that_is_stopped_or_killed_early_leaves_no_processes() {
+    let place = TestDir::new();
+    for killed in [false, true] {
+        let mut demo = start(&place, &["demo"]);
+        demo.says("is killed: it held the link");
+        let files = dir(&demo.log());
+        assert!(!processes(&files).is_empty(), "{}", demo.log());
+        if killed {
+            demo.kill();
+            wait_until("no process of the demo runs", TIMEOUT, || processes(&files).is_empty());
+            std::fs::remove_dir_all(&files).unwrap();
+        } else {
+            demo.terminate();
+            assert!(demo.ends(TIMEOUT).success());
+            assert_nothing_remains(&files);
+        }
+    }
+}
+
+#[test]
+fn the_demo_ignores_this_machines_settings() {
+    if !have(&["unshare", "mount"]) || !root() {
+        return;
+    }
+    let place = TestDir::new();
+    let etc = place.path().join("etc");
+    let script = format!(
+        "cp -a /etc {etc} && mkdir -p {etc}/tunnel && cd {etc}/tunnel && mount --bind {etc} /etc || exit; \
+         for file in server edge client; do echo nonsense > $file.toml; done; \
+         export HTTPS_PROXY=http://127.0.0.1:9 https_proxy=http://127.0.0.1:9 NODE_NAME=other TUNNEL_SERVER=nowhere; \
+         exec {PROGRAM} demo --check --listeners all",
+        etc = etc.display()
+    );
+    let said = run_command("demo", Command::new("unshare").args(["-m", "sh", "-c", &script]), None, TIMEOUT);
+    assert!(said.status.success() && said.stderr.contains("CONNECT node1:"), "{said:?}");
+}
+
+fn start(place: &TestDir, args: &[&str]) -> Running {
+    Running::start("demo", place.path(), tunnel().args(args))
+}
+
+/// Returns the directory that the demo has named.
+fn dir(log: &str) -> PathBuf {
+    log.split("made in ")
+        .nth(1)
+        .and_then(|rest| rest.lines().next())
+        .unwrap_or_else(|| panic!("{log}"))
+        .into()
+}
+
+fn assert_nothing_remains(files: &Path) {
+    assert_eq!(processes(files), Vec::<String>::new());
+    assert!(!files.exists(), "{}", files.display());
+}
+
+/// Returns the servers and edges that run with a config in that directory.
+fn processes(files: &Path) -> Vec<String> {
+    let all =
+        std::fs::read_dir("/proc").unwrap().filter_map(|entry| entry.ok()?.file_name().into_string().ok());
+    let ours = |id: &String| {
+        let line = std::fs::read_to_string(format!("/proc/{id}/cmdline")).unwrap_or_default();
+        line.contains(&files.display().to_string())
+    };
+    all.filter(ours).collect()
+}
+
+fn is_tunnel(id: &str) -> bool {
+    std::fs::read_to_string(format!("/proc/{id}/cmdline")).is_ok_and(|line| line.contains("end-with-parent"))
+}
