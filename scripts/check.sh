@@ -46,6 +46,7 @@ step 'actionlint' workflows
 step 'sizes' sizes
 step 'layers' with_rustc layers
 step 'documents' with_rustc docs
+step 'book' scripts/book.sh
 step 'dependencies' scripts/deps.sh
 step 'cargo fmt' cargo fmt --all --check
 step 'cargo clippy' cargo clippy --quiet --workspace --all-targets -- -D warnings

@@ -15,6 +15,8 @@ pub mod init;
 pub mod invitations;
 pub mod migrate;
 pub mod output_dir;
+#[cfg(all(test, feature = "csr", feature = "invitations"))]
+mod reference_tests;
 pub mod serve;
 pub mod service;
 pub mod ssh;

@@ -235,11 +235,14 @@ mod tests {
 
     #[test]
     fn each_kind_has_its_row_in_the_documents() {
-        let path = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("docs/how-to/ssh-and-curl.md");
-        let document = std::fs::read_to_string(path).unwrap();
+        let root = std::path::Path::new(env!("CARGO_MANIFEST_DIR"));
+        let document = std::fs::read_to_string(root.join("docs/how-to/ssh-and-curl.md")).unwrap();
+        let ports = std::fs::read_to_string(root.join("docs/reference/ports.md")).unwrap();
         for ListenerKind { name, about, .. } in LISTENERS {
             let row = format!("| `[server.{name}]` | {about} |\n");
             assert!(document.contains(&row), "docs/how-to/ssh-and-curl.md: {row}");
+            let start = format!("\n| `[server.{name}");
+            assert!(ports.contains(&start), "docs/reference/ports.md: {start}");
         }
     }
 }

@@ -1,9 +1,13 @@
-//! Checks the documents: every citation has a target, and every document can be reached from the README.
+//! Checks the documents: every citation has a target, every document can be reached from the README, and the manifests
+//! grant what the reference of permissions lists. The module `language` checks words, sentences and lengths.
 //!
 //! Code, scripts and config cite a document by its path from the root of the project (`docs/protocol.md#traps`).
 //! Markdown uses relative links.
 
 #![allow(clippy::expect_used)]
+
+#[path = "docs/language.rs"]
+mod language;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Component, Path, PathBuf};
@@ -11,8 +15,8 @@ use std::path::{Component, Path, PathBuf};
 /// Files and directories that may contain citations, in addition to the Markdown files of the root and of `docs`.
 const CITING: [&str; 10] =
     ["src", "crates", "tests", "scripts", "conf", "proto", "deploy", ".ci", "Cargo.toml", "deny.toml"];
-/// This file, which contains broken citations on purpose.
-const OURSELVES: &str = "tests/docs.rs";
+/// Files of this test, which contain broken citations and old words on purpose.
+const OURSELVES: [&str; 2] = ["tests/docs.rs", "tests/docs/language.rs"];
 
 /// Words that the sources no longer use, in names, comments and texts; [the glossary](../docs/glossary.md) has the
 /// words in use. `siblings` remains a key that `tunnel migrate` reads.
@@ -54,6 +58,40 @@ fn the_sources_do_without_old_words() {
     let sources = project.texts.iter().filter(|(file, _)| file.ends_with(".rs") || file.ends_with(".sh"));
     let found: Vec<_> = sources.flat_map(|(file, text)| old_words(file, text)).collect();
     assert!(found.is_empty(), "{} old words:\n{}", found.len(), found.join("\n"));
+}
+
+#[test]
+fn the_reference_of_permissions_is_what_the_manifests_grant() {
+    let project = Project::read(root());
+    let manifests = project.texts.iter().filter(|(file, _)| file.starts_with("deploy/"));
+    let granted: BTreeSet<_> =
+        manifests.flat_map(|(_, text)| text.split("apiGroups:").skip(1).flat_map(granted)).collect();
+    let reference = &project.texts["docs/reference/rbac.md"];
+    let listed: BTreeSet<_> = reference.lines().flat_map(listed).collect();
+    assert!(granted.contains(&("leases".to_owned(), "update".to_owned())), "{granted:?}");
+    assert_eq!(listed, granted);
+}
+
+/// Returns the pairs of resource and verb of a rule in a manifest, which begins after `apiGroups:`.
+fn granted(rule: &str) -> Vec<(String, String)> {
+    let list = |key: &str| {
+        let list =
+            rule.split_once(key).and_then(|(_, rest)| rest.split_once(']')).map_or("", |(list, _)| list);
+        list.split(',').map(|word| word.trim().to_owned()).collect::<Vec<_>>()
+    };
+    let (resources, verbs) = (list(" resources: ["), list(" verbs: ["));
+    resources.iter().flat_map(|what| verbs.iter().map(|verb| (what.clone(), verb.clone()))).collect()
+}
+
+/// Returns the pairs of resource and verb of a row in the reference: its second and third cell.
+fn listed(row: &str) -> Vec<(String, String)> {
+    let cells: Vec<_> = row.split(" | ").collect();
+    let [_, resources, verbs, _, _] = cells[..] else { return Vec::new() };
+    let codes = |cell: &str| cell.split('`').skip(1).step_by(2).map(str::to_owned).collect::<Vec<_>>();
+    codes(resources)
+        .iter()
+        .flat_map(|what| codes(verbs).into_iter().map(|verb| (what.clone(), verb)))
+        .collect()
 }
 
 /// Returns the old words in a source, one per line of it. An underscore ends a word, too.
@@ -112,7 +150,7 @@ impl Project {
         if is_markdown(Path::new(&name)) {
             self.anchors.insert(name.clone(), anchors(&text));
         }
-        if name != OURSELVES {
+        if !OURSELVES.contains(&name.as_str()) {
             self.texts.insert(name, text);
         }
     }

@@ -12,7 +12,7 @@ use crate::command::{CommandError, Role, examples};
 /// Commands of `tunnel service`.
 #[derive(Debug, Clone, Subcommand)]
 pub enum ServiceCommand {
-    /// Install the systemd unit of a server or an edge. A unit of the package is used as it is.
+    /// Install the systemd unit of a server or an edge. A unit of the package is used unchanged.
     #[command(after_help = examples([
         "sudo tunnel service install edge",
         "tunnel service install server --dir units    # to look at it",

@@ -77,8 +77,8 @@ pub struct LinkListenerConfig {
     #[serde(deserialize_with = "value::file")]
     pub token_file: PathBuf,
     /// File (PEM) of the CA that signs servers' certificates, with which servers authenticate each other. Re-read when
-    /// it changes. Not required while there is only one server. Once it exists, a caller whose certificate is not a
-    /// server's is rejected.
+    /// it changes. Not required while there is only one server. Once it exists, a caller that presents
+    /// another certificate than a server's is rejected.
     #[serde(deserialize_with = "value::file")]
     pub peer_ca: PathBuf,
 }

@@ -697,6 +697,45 @@ mod statuses_tests {
     }
 
     #[test]
+    fn the_reference_has_a_row_for_each_status_and_label() {
+        let reference = std::fs::read_to_string("docs/reference/http-errors.md").unwrap();
+        let node = || "node1".parse().unwrap();
+        let codes = (0..11).map(|code| SessionError::new(ErrorCode::from_wire(code), "x"));
+        let mut denials: Vec<Denial> =
+            codes.map(|refusal| RouteError::Refused { node: node(), refusal }.into()).collect();
+        denials.extend([
+            Denial::BadTarget(NameError::Session),
+            Denial::Forbidden(String::new()),
+            Denial::Method,
+            Denial::Body,
+            Denial::Request(""),
+            Denial::NoHost,
+            Denial::UpstreamFailed(String::new()),
+            Denial::UpstreamTimeout(String::new()),
+            Denial::TargetTls(HandshakeError::UnknownIssuer),
+            Denial::Credentials,
+            Denial::Password(String::new()),
+            LocateError::NoAddress(node()).into(),
+            LocateError::NoService(String::new()).into(),
+            LocateError::NoEndpoint(String::new(), true).into(),
+            Denial::OffLimits("127.0.0.1:22".parse().unwrap()),
+            Denial::OwnNode("node1:22".parse().unwrap()),
+            Denial::EdgeOffline,
+            Denial::Busy(""),
+            RouteError::Timeout { node: node(), timeout: std::time::Duration::ZERO }.into(),
+        ]);
+        for denial in denials {
+            let (status, label, _) = denial.response_row();
+            let has_row = |line: &str| {
+                let mut cells = line.split(" | ");
+                cells.next() == Some(&format!("| {}", status.as_u16()))
+                    && cells.next().is_some_and(|labels| labels.contains(&format!("`{label}`")))
+            };
+            assert!(reference.lines().any(has_row), "{} {label}", status.as_u16());
+        }
+    }
+
+    #[test]
     fn what_to_do_about_a_targets_tls_depends_on_what_failed() {
         use tokio_rustls::rustls::AlertDescription::{InternalError, UnknownCA};
         let next = |fault| Denial::TargetTls(fault).next_step();

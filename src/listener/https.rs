@@ -78,7 +78,7 @@ struct HttpsKeys {
     client_ca: Option<PathBuf>,
     /// For "terminate": file (PEM) of a certificate with which this server itself speaks TLS to targets, through the
     /// session. Edges then need no certificate. It can be the proxy-client certificate that `[server.csr]` issues.
-    /// Requires client_ca and names other than "*", as it is not presented for clients that are known only by an
+    /// Requires client_ca and names other than "*", because it is not presented for clients that are known only by an
     /// address. Re-read when it changes. Default: none, the edge speaks TLS to the target.
     ///
     /// Example: `"/var/lib/tunnel/pki/proxy-client.pem"`

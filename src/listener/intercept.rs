@@ -55,13 +55,13 @@ pub struct InterceptConfig {
     ///
     /// Required: `["10.0.0.0/16", "fd00:10::/64"]`
     pub networks: Networks,
-    /// Intercepted ports of nodes (1 to 65535), in addition to those that `[server.node_ports]` reads from a ConfigMap.
+    /// Intercepted ports of nodes (1 to 65535). The ports of `[server.node_ports]` are added.
     pub ports: BTreeSet<Port<1>>,
     /// Whether addresses that edges report (node_ips) are accepted if this server does not query Kubernetes. Its Nodes,
     /// pods and Services could contradict them; without it any edge can attract traffic to any free address of networks.
     /// With Kubernetes, they are accepted once all of these are listed, whatever is set here.
     pub trust_edge_addresses: bool,
-    /// Networks of other machines whose traffic is intercepted too, if this host forwards it.
+    /// Networks of other machines. Their traffic is intercepted too, if this host forwards it.
     pub forwarded_networks: Networks,
     /// Port at 127.0.0.1 and ::1 that intercepted traffic is redirected to; the next port, at all addresses, is for
     /// forwarded traffic. 0 selects free ports.

@@ -31,7 +31,7 @@ pub struct TcpConfig(pub Vec<TcpListenerConfig>);
 
 /// `[server.tcp."0.0.0.0:6443"]`: TCP ports of this server, each for one target at a node. Each key is an address
 /// (ip:port) to listen on. The short form is a line in `[server.tcp]`: "127.0.0.1:6443" = "node1/127.0.0.1:6443".
-/// Connections from outside allow_from are closed. Connections that rules deny, or whose node does not exist, are reset.
+/// Connections from outside allow_from are closed. Connections to a node that does not exist, or that rules deny, are reset.
 /// The access log contains the reason. Default: none. These clients cannot send a password: if auth is "basic" in
 /// `[server.connect]`, set auth = "none" here, preferably with allow_from.
 #[derive(Debug, Default, Deserialize, Serialize)]

@@ -64,7 +64,7 @@ pub enum Caller {
 }
 
 /// Reason why the metadata of a call is not accepted. Texts and codes are SuperEdge's; see
-/// docs/reference/superedge.md#authentication.
+/// docs/reference/superedge-wire.md#authentication.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum HelloError {
     /// The call has no `authorization`.

@@ -1,6 +1,6 @@
 //! Represents a remote with the plain dialect: translates frames to SuperEdge's messages, and back.
 //!
-//! Implements the newest generation of SuperEdge (docs/reference/superedge.md#generations); [`g4`] is the codec of v0.8 and v0.9,
+//! Implements the newest generation of SuperEdge (docs/reference/superedge-wire.md#generations); [`g4`] is the codec of v0.8 and v0.9,
 //! and [`generations`] finds out which of the two a remote needs.
 //!
 //! A plain remote knows no limits, no half-close and no resume. So its limit is infinite, and bytes handed to the link

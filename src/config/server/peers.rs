@@ -27,9 +27,9 @@ pub struct PeerConfig {
     /// Example: `"tunnel-cloud-pods.edge-system.svc:9000"`
     #[serde(deserialize_with = "dns_name")]
     pub dns_name: Option<Target>,
-    /// Service of Kubernetes of which all endpoints are servers, ready or not: they are peers, on our own gRPC port. A
-    /// server is gone once, for 20s, it has been no endpoint, or not ready and without an answer on a link. Its lines
-    /// are then removed from the ConfigMap of publish = "configmap". Requires a program built with Kubernetes (cargo's
+    /// Service of Kubernetes of which all endpoints are servers, ready or not: they are peers, on our own gRPC port. The
+    /// lines of a server are removed from the ConfigMap of publish = "configmap" once, for 20s, it has been no endpoint,
+    /// or not ready and without an answer on a link. Requires a program built with Kubernetes (cargo's
     /// feature "kubernetes"), and either a pod in a cluster or --kubeconfig=FILE. The namespace is POD_NAMESPACE of
     /// the environment, otherwise that of the service account. The role must be able to list and watch endpointslices.
     ///
@@ -41,8 +41,8 @@ pub struct PeerConfig {
     /// Example: `"tunnel.example.org"`
     #[serde(deserialize_with = "certificate_name")]
     pub certificate_name: Option<String>,
-    /// Whether a server with more than 1.2 times the mean number of nodes asks edges to link to peers, 1 % of its nodes
-    /// a second. No session is aborted by that.
+    /// Whether a server with more than 1.2 times the mean number of nodes moves edges to peers, 1 % of its nodes a
+    /// second. No session is aborted by that.
     pub rebalance: bool,
     /// Whether any key implies several servers. If not, neither DNS nor peers are queried.
     #[serde(skip)]

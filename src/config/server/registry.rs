@@ -17,9 +17,9 @@ use tunnel_base::policy::Glob;
 #[derive(Debug, Clone, PartialEq, Eq, Deserialize, Serialize)]
 #[serde(default)]
 pub struct DnsConfig {
-    /// Where to publish "node is at this server" (with the address POD_IP of the environment), so that DNS resolves node
-    /// names: "none", "hosts" (a file for CoreDNS's hosts plugin), "etcd" (for its etcd plugin) or "configmap" (in
-    /// Kubernetes, to be mounted for the hosts plugin).
+    /// Where to publish that a node is at this server, so that DNS resolves node names. "hosts" is a file for CoreDNS's
+    /// hosts plugin, "configmap" the same in Kubernetes, to be mounted, and "etcd" is for its etcd plugin. The address
+    /// is POD_IP of the environment.
     pub publish: PublishTo,
     /// DNS zone appended to node names when they are published and searched for. Default: empty, the bare name. Clients
     /// may request node1.ZONE:22 as well as node1:22. A separate zone is safer. Without a zone, nodes with names of one
@@ -47,7 +47,7 @@ pub struct DnsConfig {
     #[serde(deserialize_with = "cluster::object_name")]
     pub configmap: String,
     /// DNS servers (ip:port) that know the server of each node, queried before peers are. Default: the system's. Neither
-    /// DNS nor peers are queried unless resolvers, zone or publish is set, or `[server.peers]` says where peers are.
+    /// DNS nor peers are queried unless resolvers, zone or publish is set, or `[server.peers]` lists peers.
     ///
     /// Example: `["10.96.0.10:53"]`
     #[serde(deserialize_with = "value::remote_addresses")]

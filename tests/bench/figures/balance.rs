@@ -131,7 +131,7 @@ impl Bench {
         let value = after as f64 / fresh as f64;
         table.add(Row {
             figure: format!(
-                "server memory once {} of {} edges have gone, against a fresh server's with the rest",
+                "server memory once {} of {} edges have left, against a fresh server's with the rest",
                 self.edges - tenth,
                 self.edges
             ),

@@ -48,7 +48,7 @@ impl Bench {
         let rounds = self.beside("4 bulk downloads", Kind::Download, Bound::Most(1.5, 1.0), table)?;
         let (own, ssh) = (at(&rounds, "tunnel").1, at(&rounds, "ssh -R").1);
         table.add(Row {
-            figure: "echo beside 4 bulk downloads, p99 in ms".into(),
+            figure: "echo next to 4 bulk downloads, p99 in ms".into(),
             tunnel: micros(own),
             reference: String::new(),
             others: format!("ssh -R {}", micros(ssh)),
@@ -80,7 +80,7 @@ impl Bench {
             let of = |name: &str| <[f64; 2]>::from(at(&rounds, name)).get(pick).copied().unwrap_or(f64::NAN);
             let rate = |name: &str| short(median(rates.get(name).cloned().unwrap_or_default()));
             table.add(Row {
-                figure: format!("echo beside {what}, {word} against the relay's"),
+                figure: format!("echo next to {what}, {word} against the relay's"),
                 tunnel: format!("{} at {} MiB/s", micros(of("tunnel")), rate("tunnel")),
                 reference: format!("{} at {} MiB/s", micros(of("relay")), rate("relay")),
                 others: format!("ssh -R {} at {} MiB/s", micros(of("ssh -R")), rate("ssh -R")),
@@ -144,7 +144,10 @@ impl Bench {
                 <[f64; 2]>::from(at(rounds, proxy.name)).get(pick).copied().unwrap_or(f64::NAN)
             };
             table.add(Row {
-                figure: format!("{}: echo beside {STALLED} stalled readers, {word} against idle", proxy.name),
+                figure: format!(
+                    "{}: echo next to {STALLED} stalled readers, {word} against idle",
+                    proxy.name
+                ),
                 tunnel: micros(of(&beside)),
                 reference: format!("idle {}", micros(of(&idle))),
                 others: String::new(),

@@ -140,7 +140,7 @@ fn back(
         let new = times - before.failed.get(why).copied().unwrap_or(0);
         eprintln!("{new} failed dials: {why}");
     }
-    let beside = if silent > 0 { format!(", beside {silent} silent sockets") } else { String::new() };
+    let beside = if silent > 0 { format!(", next to {silent} silent sockets") } else { String::new() };
     table.add(Row {
         figure: format!(
             "{count} edges back after the server was away for {AWAY:?}{beside}: s from its start to the last"
@@ -162,7 +162,7 @@ fn back(
         (away.dials - before.dials) as f64 / count as f64,
     ];
     table.add(Row {
-        figure: "their dials sooner than their backoff says".into(),
+        figure: "their dials sooner than their backoff allows".into(),
         tunnel: format!(
             "{buffered}; dials of an edge {}, of them {} before the server was started, at most {}",
             short(each),

@@ -147,7 +147,7 @@ impl Measured<'_> {
             ("as they begin", Mixed::start, None),
         ] {
             table.add(Row {
-                figure: format!("{}: echo p99 beside 4 downloads, {when}, ms above idle", self.name),
+                figure: format!("{}: echo p99 next to 4 downloads, {when}, ms above idle", self.name),
                 tunnel: format!("idle p99 {} ms", millis(tunnel.idle.p99())),
                 reference: format!("plain TCP +{} ms", short(of(direct))),
                 others: String::new(),
@@ -184,7 +184,7 @@ impl Measured<'_> {
         let moved: Moved = load.hear()?;
         drop(load);
         settle();
-        for (when, echoes) in [("idle", &idle), ("as four downloads begin", &begin), ("beside them", &after)]
+        for (when, echoes) in [("idle", &idle), ("as four downloads begin", &begin), ("next to them", &after)]
         {
             eprintln!(
                 "{}, {name}: echo {when} p50 {} p90 {} p99 {} max {}",

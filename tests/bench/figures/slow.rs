@@ -30,7 +30,7 @@ impl Bench {
         for proxy in stand.proxies.iter().filter(|proxy| proxy.name != "direct") {
             let one = self.show(proxy, &stand.space)?;
             eprintln!(
-                "{}: idle p50 {} p99 {} max {}; beside 4 downloads p50 {} p99 {} max {} (of {}), {} Mbit/s; one download {} Mbit/s",
+                "{}: idle p50 {} p99 {} max {}; next to 4 downloads p50 {} p99 {} max {} (of {}), {} Mbit/s; one download {} Mbit/s",
                 proxy.name,
                 millis(one.idle.p50()),
                 millis(one.idle.p99()),
@@ -50,7 +50,7 @@ impl Bench {
         let above = |one: &Shown| (one.beside.p99() - one.idle.p99()) / 1000.0;
         let tested = stand.proxies.iter().find(|proxy| proxy.name == "tunnel");
         table.add(Row {
-            figure: "20 Mbit/s, 40 ms: echo p99 beside 4 downloads, ms above idle".into(),
+            figure: "20 Mbit/s, 40 ms: echo p99 next to 4 downloads, ms above idle".into(),
             tunnel: format!(
                 "p50 {} ms, p99 {} ms, idle p99 {} ms",
                 short(of("tunnel", &|one| one.beside.p50() / 1000.0)),

@@ -3,7 +3,7 @@
 //	plainpeer edge  --cloud ADDR --ca FILE --name SERVERNAME --node NAME --token TOKEN
 //	plainpeer cloud --listen ADDR --connect ADDR --cert FILE --key FILE --token TOKEN
 //
-// These two are generation G5 (docs/reference/superedge.md#generations). The next two are generation G4, as in SuperEdge v0.9.0.
+// These two are generation G5 (docs/reference/superedge-wire.md#generations). The next two are generation G4, as in SuperEdge v0.9.0.
 // They have the same flags, and those of their other ports:
 //
 //	plainpeer edge-0.9  … --proxy ADDR

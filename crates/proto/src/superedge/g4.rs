@@ -1,6 +1,6 @@
 //! Represents a remote of SuperEdge v0.8 or v0.9: translates frames to its messages, and back.
 //!
-//! Such a remote reports neither the result of a dial nor an end (docs/reference/superedge.md#sessions-of-v08-and-v09). Timers
+//! Such a remote reports neither the result of a dial nor an end (docs/reference/superedge-wire.md#sessions-of-v08-and-v09). Timers
 //! stand in for both: each session has one, and its meaning depends on the session's stage.
 
 use std::collections::{BTreeSet, HashMap, VecDeque};

@@ -2,7 +2,7 @@
 //!
 //! Nothing on the wire names the generation. So each link begins with a message that the newest generation answers at
 //! once with an error, and that older ones ignore. Sessions wait for the answer. See
-//! docs/reference/superedge.md#which-generation-a-remote-is.
+//! docs/reference/superedge-wire.md#which-generation-a-remote-is.
 
 use std::collections::HashMap;
 use std::time::Duration;
@@ -32,7 +32,7 @@ pub struct SuperEdgeCodec {
     held: HashMap<SessionId, Frame>,
 }
 
-/// A generation of SuperEdge that is served; see docs/reference/superedge.md#generations.
+/// A generation of SuperEdge that is served; see docs/reference/superedge-wire.md#generations.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Generation {
     /// v0.8 and v0.9.

@@ -1,4 +1,4 @@
-//! Tests conversations with a plain remote, written by hand from docs/reference/superedge.md#session-messages.
+//! Tests conversations with a plain remote, written by hand from docs/reference/superedge-wire.md#session-messages.
 
 use crate::superedge::MAX_TOPIC;
 

@@ -250,7 +250,7 @@ fn comment(text: &str) -> String {
 
 /// The description of the keys that a listener's table shares with `[server.connect]`.
 const INHERITED: &str =
-    "allow_from, auth, proxy_protocol, rules, users: as in [server.connect], whose values are the defaults.";
+    "allow_from, auth, proxy_protocol, rules, users: as in [server.connect], which has the defaults.";
 
 impl TableReference {
     /// Returns the start of each line in an example file that is not a comment.
