@@ -251,16 +251,25 @@ fn the_list_of_dependencies_is_that_of_cargo() {
     assert_eq!(reached, all().map(|one| field(one, "bom-ref")).collect());
 }
 
-/// Makes a small release, of a script that runs the program.
-fn small(dir: &Path) -> PathBuf {
+/// Makes a small release, of a script that runs the program, where new files have this mask.
+fn small_with(umask: &str, dir: &Path) -> PathBuf {
     let program = dir.join("program");
     if !program.exists() {
         std::fs::write(&program, format!("#!/bin/sh\nexec {PROGRAM} \"$@\"\n")).unwrap();
         std::fs::set_permissions(&program, std::fs::Permissions::from_mode(0o755)).unwrap();
     }
     let files = tempfile::tempdir_in(dir).unwrap().keep();
-    make(program.to_str().unwrap(), &files);
+    let mut command = Command::new("sh");
+    command
+        .args(["-c", &format!("umask {umask} && exec \"$@\""), "sh"])
+        .arg(script("scripts/release.sh").get_program());
+    command.args([env!("CARGO_PKG_VERSION"), "--binary"]).arg(program).arg("--out").arg(&files);
+    ok(&run_command("release.sh", &mut command, None, 6 * TIMEOUT));
     files
+}
+
+fn small(dir: &Path) -> PathBuf {
+    small_with("022", dir)
 }
 
 #[test]
@@ -269,7 +278,10 @@ fn equal_programs_give_equal_releases() {
         return;
     }
     let dir = tempfile::tempdir().unwrap();
-    let [one, two] = [(); 2].map(|()| std::fs::read_to_string(small(dir.path()).join("SHA256SUMS")).unwrap());
+    let [one, two] = ["022", "077"].map(|umask| {
+        let files = small_with(umask, dir.path());
+        std::fs::read_to_string(files.join("SHA256SUMS")).unwrap()
+    });
     assert_eq!(one.lines().count(), 5, "{one}");
     assert_eq!(one, two);
 }
