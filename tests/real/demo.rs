@@ -94,7 +94,7 @@ fn a_download_survives_a_killed_server_and_a_cut_line() {
 #[test]
 fn a_demo_that_is_stopped_or_killed_early_leaves_no_processes() {
     let place = TestDir::new();
-    for signal in ["TERM", "KILL"] {
+    for signal in ["TERM", "HUP", "KILL"] {
         let mut demo = start(&place, tunnel().arg("demo"));
         demo.says("is killed: it held the link");
         let files = dir(&demo.log());
@@ -104,11 +104,29 @@ fn a_demo_that_is_stopped_or_killed_early_leaves_no_processes() {
             wait_until("no process of the demo runs", TIMEOUT, || processes(&files).is_empty());
             std::fs::remove_dir_all(&files).unwrap();
         } else {
-            demo.terminate();
+            if signal == "HUP" {
+                demo.hang_up()
+            } else {
+                demo.terminate()
+            }
             assert!(demo.ends(TIMEOUT).success());
             assert_nothing_remains(&files);
         }
     }
+}
+
+#[test]
+fn under_nohup_the_demo_outlives_its_terminal() {
+    if !have(&["nohup"]) {
+        return;
+    }
+    let place = TestDir::new();
+    let mut demo = start(&place, Command::new("nohup").args([PROGRAM, "demo"]));
+    demo.says("node1 is connected");
+    demo.hang_up();
+    demo.says("is killed: it held the link");
+    demo.terminate();
+    assert!(demo.ends(TIMEOUT).success());
 }
 
 #[test]
