@@ -349,7 +349,10 @@ async fn the_page_loads_nothing_and_runs_only_its_own_script() {
         })
         .collect();
     assert_ne!(nonces[0], nonces[1]);
-    let body = pages[0].split_once("\r\n\r\n").unwrap().1;
+    let mut body = pages[0].split_once("\r\n\r\n").unwrap().1.to_owned();
+    for own in ["metrics", "readyz", "status"] {
+        body = body.replacen(&format!("<a href=\"{own}\">"), "", 1);
+    }
     for foreign in ["http://", "https://", "src=", "href=", "@import", "url(", "innerHTML"] {
         let found = body.matches(foreign).count()
             - body.matches("http://www.w3.org/2000/svg").count() * usize::from(foreign == "http://");

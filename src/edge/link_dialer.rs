@@ -11,7 +11,7 @@ use std::sync::atomic::Ordering::Relaxed;
 use std::sync::atomic::{AtomicBool, AtomicUsize};
 use std::time::{Duration, UNIX_EPOCH};
 
-use anyhow::Context as _;
+use anyhow::{Context as _, anyhow};
 use parking_lot::Mutex;
 use rand::seq::SliceRandom as _;
 use tokio::net::TcpStream;
@@ -201,7 +201,8 @@ impl LinkDialer {
         let shown = self.certificate(to).await.map_err(failed("credentials_missing"))?;
         let patience = if self.servers.len() > 1 { FIRST_CONNECT_TIMEOUT } else { CONNECT };
         let dialled = timeout(patience, self.dial(to, hint, patience)).await;
-        let (socket, at) = dialled.context("connecting timed out").map_err(failed("timeout"))??;
+        let late = |_| anyhow!(messages::no_connection_within(patience));
+        let (socket, at) = dialled.map_err(late).map_err(failed("timeout"))??;
         let tuned = tune_link(&socket, self.link_context.congestion.as_deref());
         tuned.context("connection closed immediately").map_err(failed("closed_by_remote"))?;
         if older == LinkPurpose::Interactive {

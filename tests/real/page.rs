@@ -252,6 +252,11 @@ fn the_live_page_shows_the_nodes_of_three_servers_and_who_uses_them() {
     browser.says(&click("Server"));
     let second = "[...document.querySelectorAll('#links tbody tr')].map(row => row.cells[1].textContent)";
     assert_eq!(browser.says(&format!("(s => s.join() === s.toSorted().join())({second})")), true);
+    // Only the nodes of this server have a number of sent bytes. They come first in both directions.
+    for direction in ["ascending", "descending"] {
+        browser.says(&click("Sent"));
+        assert_eq!(browser.says(&format!("{second}.lastIndexOf('this one')")), 167, "{direction}");
+    }
 
     // A session with a user, which resumes once; a refused one.
     let target = TcpListener::bind("127.0.0.1:0").unwrap();
@@ -303,11 +308,51 @@ fn the_live_page_shows_the_nodes_of_three_servers_and_who_uses_them() {
         ));
         assert_eq!(status, 200, "{path}");
     }
+    browser.says(&click("Name"));
+    browser.says(&click("Name"));
+    rows_stay_in_place(&mut browser, &servers[0]);
     assert_eq!(browser.errors, Vec::<Value>::new(), "the page reports no errors");
     drop((browser, client));
     for server in servers {
         runtime.block_on(server.shutdown(std::future::ready(())));
     }
+}
+
+/// Checks that order, filter, position and rows remain while a node links, and while the page is hidden. The table of
+/// nodes is sorted by name, in descending order.
+fn rows_stay_in_place(browser: &mut Browser, server: &Server) {
+    browser.says(
+        "globalThis.input = document.querySelector('#links input'); input.value = 'node04'; \
+         input.dispatchEvent(new Event('input'))",
+    );
+    browser.says("globalThis.box = document.querySelector('#links .table'); box.scrollTop = 400");
+    browser.says("globalThis.row = document.querySelector('#links tbody tr:nth-child(20)')");
+    let unchanged = |first: &str| {
+        format!(
+            "box.scrollTop === 400 && row.isConnected && input.value === 'node04' \
+             && document.querySelector('#links th[aria-sort=descending]').textContent === 'Name' \
+             && document.querySelector('#links tbody tr').cells[0].textContent === '{first}'"
+        )
+    };
+    assert_eq!(browser.says(&unchanged("node0498")), true);
+    let joined = link(server, 499);
+    browser.shows("a node that joins, in its place", &unchanged("node0499"));
+
+    let hide = |hidden: bool| {
+        format!(
+            "Object.defineProperty(document, 'hidden', {{ value: {hidden}, configurable: true }}); \
+             document.dispatchEvent(new Event('visibilitychange'))"
+        )
+    };
+    browser.says(&hide(true));
+    browser.says(
+        "globalThis.fetched = 0; const request = fetch; fetch = path => { fetched++; return request(path) }; elsewhere()",
+    );
+    assert_eq!(browser.says("events === null && fetched === 0"), true, "a hidden page requests nothing");
+    server.registry.ended(&joined, "closed");
+    browser.says(&hide(false));
+    browser.shows("the change while it was hidden", &unchanged("node0498"));
+    browser.shows("a request for the nodes of other servers", "fetched > 0");
 }
 
 /// Sends CONNECT to a port of the node `edge`. Returns the connection and the response's head.

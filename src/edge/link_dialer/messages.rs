@@ -2,6 +2,7 @@
 //! hint.
 
 use std::io;
+use std::time::Duration;
 
 use tunnel_base::names::Target;
 use tunnel_net::dial::{ConnectError, Failure};
@@ -14,14 +15,19 @@ pub(crate) fn no_connection(error: &ConnectError) -> String {
             "; nothing listens there: check that the server runs, and that edge.uplink.servers has the port \
              of its server.links.listen (default 9000)"
         }
-        Some(Failure::Timeout(..) | Failure::Unreachable(..)) => {
-            "; check edge.uplink.servers, and that firewalls allow connections to that port; if a proxy is \
-             required, start the edge with HTTPS_PROXY"
-        }
+        Some(Failure::Timeout(..) | Failure::Unreachable(..)) => UNREACHED,
         Some(Failure::Local(..)) | None => "",
     };
     format!("{error}{hint}")
 }
+
+/// Returns the error text if a server was not connected to in time, including DNS and proxies.
+pub(crate) fn no_connection_within(patience: Duration) -> String {
+    format!("no connection within {patience:?}{UNREACHED}")
+}
+
+const UNREACHED: &str = "; check edge.uplink.servers, and that firewalls allow connections to that port; if a proxy is \
+                         required, start the edge with HTTPS_PROXY";
 
 /// Context of an error if a certificate was presented.
 pub(crate) const SHOWN: &str = "presented the certificate of edge.csr, which servers accept only if edge_ca of their \

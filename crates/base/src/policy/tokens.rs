@@ -101,7 +101,7 @@ impl NodeTokens {
                 Some(_) if node.parse::<NodeName>().is_err() => {
                     "the text before its first ':' is not a valid node name"
                 }
-                Some("") => "it has no token, so nothing authenticates its node",
+                Some("") => "it has no token, which blocks its node",
                 _ if more.is_some() => {
                     "the text after its second ':' is ignored: a token cannot contain a colon"
                 }
