@@ -128,12 +128,17 @@ const BUSY: Duration = Duration::from_secs(20);
 
 /// Registers a link of a node without an edge.
 fn link(server: &Server, number: u64) -> Arc<LinkSender> {
+    link_beside(server, number, LinkId(1_000_000 + number), false)
+}
+
+/// The same with a number of the link, which replaces an earlier link of the node or, with `beside`, does not.
+fn link_beside(server: &Server, number: u64, id: LinkId, beside: bool) -> Arc<LinkSender> {
     let peer = Remote::Edge(format!("node{number:04}").parse().unwrap());
     let instance: Option<Instance> = format!("{number:032x}").parse().ok();
-    let sender = LinkSender::new(LinkId(1_000_000 + number), peer, instance, Dialect::NEWEST);
+    let sender = LinkSender::new(id, peer, instance, Dialect::NEWEST);
     server.registry.insert(
         LinkedNode { sender: sender.clone(), instance, from: ([10, 0, 0, 1], 9).into(), ips: Arc::default() },
-        false,
+        beside,
     );
     sender
 }
@@ -173,6 +178,10 @@ fn the_live_page_shows_500_nodes_and_their_changes() {
         "the reason",
         "document.querySelector('#disconnected').textContent.includes('nothing was received for 15s')",
     );
+
+    let _newer = link_beside(&server, 5, LinkId(2_000_000), true);
+    browser.shows("that a node has two links", "document.querySelectorAll('#links tbody tr').length === 501");
+    assert_eq!(browser.says("document.getElementById('count').textContent"), "500");
 
     let session = server
         .table
@@ -311,6 +320,17 @@ fn the_live_page_shows_the_nodes_of_three_servers_and_who_uses_them() {
     browser.says(&click("Name"));
     browser.says(&click("Name"));
     rows_stay_in_place(&mut browser, &servers[0]);
+
+    // More nodes than a browser lays out each second; then no other servers.
+    browser.says(
+        "fetch = async () => ({ json: async () => ({ servers: [{ name: 'own' }], \
+         nodes: [...Array(7000).keys()].map(n => ({ name: `other${n}`, server: 'peer', since: 0 })) }) })",
+    );
+    browser.says("input.value = ''; input.dispatchEvent(new Event('input')); elsewhere()");
+    browser.shows("as many nodes as it can", &format!("{rows}.length === 2000"));
+    browser.shows("the number of all", "document.getElementById('count').textContent === '7168'");
+    let alone = format!("take('peers', [], [...tables.peers.rows.keys()]); elsewhere(); {others}");
+    assert_eq!(browser.says(&alone), 0);
     assert_eq!(browser.errors, Vec::<Value>::new(), "the page reports no errors");
     drop((browser, client));
     for server in servers {
