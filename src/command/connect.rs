@@ -330,8 +330,7 @@ impl ConnectEndpoint {
 }
 
 /// What to do if no server is reached.
-const NO_SERVER: &str =
-    "check that a server listens there, at listen of its [server.connect] or [server.egress], or name another with \
+const NO_SERVER: &str = "check that a server listens there, at listen of its [server.connect] or [server.egress], or name another with \
      --server";
 
 impl fmt::Display for ConnectEndpoint {
