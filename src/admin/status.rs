@@ -284,8 +284,8 @@ impl Admin {
             ProcessView::Edge(EdgeView { uplinks, .. }) => {
                 status.node = Some(uplinks.node().to_string());
                 for link in uplinks.all().into_iter().rev() {
-                    status.links.push(self.link("cloud".into(), &link));
-                    let beside = link.interactive().map(|beside| self.link("cloud".into(), &beside));
+                    status.links.push(self.link("server".into(), &link));
+                    let beside = link.interactive().map(|beside| self.link("server".into(), &beside));
                     let interactive = |beside| LinkStatus { state: "interactive".into(), ..beside };
                     status.links.extend(beside.map(interactive));
                 }

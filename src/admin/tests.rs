@@ -285,7 +285,7 @@ async fn the_status_of_an_edge_says_why_it_is_not_linked() {
     let told: Status = serde_json::from_str(&ask(&edge(true), Port::Log, "GET /status").await.1).unwrap();
     assert_eq!(
         (told.links[0].name.as_str(), told.links[0].dialect.as_deref()),
-        ("cloud", Some("extended/4"))
+        ("server", Some("extended/4"))
     );
 }
 

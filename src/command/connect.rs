@@ -39,7 +39,7 @@ use crate::session_io::copy::close;
 use crate::session_io::copy::{CopyEnd, EndKind, Side, copy_bidirectional};
 use tunnel_base::drain::Drain;
 use tunnel_base::logging::printable;
-use tunnel_base::names::{Host, Target};
+use tunnel_base::names::{Host, NameError, Target};
 use tunnel_net::ByteStream;
 use tunnel_net::dial::dial;
 use tunnel_net::listen::TcpAccept;
@@ -98,7 +98,7 @@ fn target(asked: &ConnectArgs) -> Result<Target, CommandError> {
         }
         Some(port) => format!("{}:{port}", asked.target),
     };
-    text.parse().map_err(|cause| CommandError::usage(format!("{text:?}: {cause}; expected NODE:PORT")))
+    text.parse().map_err(|cause: NameError| CommandError::usage(cause.to_string()))
 }
 
 fn local(text: &str) -> Result<SocketAddr, CommandError> {
@@ -330,8 +330,8 @@ impl ConnectEndpoint {
 }
 
 /// What to do if no server is reached.
-const NO_SERVER: &str =
-    "check that a server listens there, at listen of its [server.connect], or name another with --server";
+const NO_SERVER: &str = "check that a server listens there, at listen of its [server.connect] or [server.egress], or name another with \
+     --server";
 
 impl fmt::Display for ConnectEndpoint {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

@@ -34,6 +34,7 @@ use tunnel_link::grpc::enrol::{EnrolCallError, EnrolMethod, JoinParams, call_enr
 use tunnel_net::dial::dial;
 use tunnel_net::http_proxy::HttpProxyClient;
 use tunnel_net::resolver::Resolver;
+use tunnel_net::tls::handshake::HandshakeError;
 use tunnel_net::tls::{TlsClientConfig, Trust, server_name};
 
 /// Arguments of `tunnel invite`.
@@ -349,7 +350,7 @@ pub(crate) struct JoinError {
 enum JoinAttemptError {
     /// The server refused.
     Refused(String),
-    /// The server belongs to another cloud. Nothing was revealed to it.
+    /// The server belongs to another cloud, or its certificate has another name. Nothing was revealed to it.
     Foreign(String),
     /// The server did not respond; `sent` is true if the invitation was sent.
     Unanswered { text: String, sent: bool },
@@ -416,7 +417,7 @@ impl<'a> JoinClient<'a> {
                 }
             }
             if !may_mend {
-                // All servers belong to other clouds; retrying does not change that.
+                // All servers belong to other clouds, or have other names; retrying does not change that.
                 break;
             }
         }
@@ -463,7 +464,12 @@ impl<'a> JoinClient<'a> {
         let accepted =
             timeout(TIMEOUT, TlsConnector::from(tls.load()).connect(self.name.clone(), socket?)).await;
         let accepted = accepted.map_err(|_| failed(format!("{at} did not complete the TLS handshake")))?;
-        accepted.map_err(|cause| failed(format!("TLS with {at} as {:?} failed: {cause}", self.name.to_str())))
+        accepted.map_err(|cause| {
+            let (error, name) = (HandshakeError::of(&cause), self.name.to_str());
+            let text = format!("TLS handshake as {name:?} with {at} failed: {error}{}", hint(&error));
+            let is_named = matches!(error, HandshakeError::Name(_));
+            if is_named { JoinAttemptError::Foreign(text) } else { failed(text) }
+        })
     }
 
     /// Returns the addresses of the servers, or of the proxy for them.
@@ -481,6 +487,17 @@ impl<'a> JoinClient<'a> {
         let mut addresses: Vec<_> = found.into_iter().map(|ip| SocketAddr::new(ip, *port)).collect();
         addresses.shuffle(&mut rand::rng());
         Ok(addresses)
+    }
+}
+
+/// Returns the hint for a failed handshake. May be empty.
+fn hint(error: &HandshakeError) -> &'static str {
+    match error {
+        HandshakeError::Name(_) => "; set --tls-server-name to a name in the certificate",
+        HandshakeError::NotTls | HandshakeError::Protocol => {
+            "; name the server's port for links, listen of its [server.links] (default 9000)"
+        }
+        _ => "",
     }
 }
 

@@ -101,7 +101,7 @@ fn start(file: &Path, node: &NodeName, out: Option<&Path>) -> Result<String, Com
     };
     Ok(format!(
         "{given}{node} has a new token in {file}; its previous one is still valid\nnext:\n  copy {file} to every other server\n  \
-         write {place} into the token_file of the edge; it links again by itself within 10 s\n  \
+         write {place} into the token_file of the edge; it links again within 10 s\n  \
          tunnel token rotate {node} --file {file} --finish\n",
         file = file.display()
     ))

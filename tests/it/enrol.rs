@@ -190,6 +190,21 @@ async fn another_cloud_gets_no_code_and_one_without_invitations_reports_it() {
 }
 
 #[tokio::test]
+async fn a_name_that_is_not_in_the_certificate_is_reported_with_a_hint() {
+    let place = TestDir::new();
+    let servers = cloud(&place, 1);
+    let to = place.path().join("etc");
+    let mut args = line(servers[0].server.bound.grpc, &invited(&servers[0]).await, &to);
+    args.tls_server_name = None;
+    let told = invitations::run(&args, &Environment::default(), std::io::empty()).await.unwrap_err();
+    assert!(
+        told.code == 69 && told.text.contains("set --tls-server-name to a name in the certificate"),
+        "{told}"
+    );
+    assert!(!to.exists());
+}
+
+#[tokio::test]
 async fn a_revoked_node_loses_its_link_at_every_server() {
     let place = TestDir::new();
     let servers = cloud(&place, 2);

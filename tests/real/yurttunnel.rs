@@ -168,7 +168,7 @@ fn node_names_are_written_only_by_the_holder_and_late_writes_are_refused() {
     assert_eq!(drained, Drained::Finished);
 }
 
-/// The commands of docs/how-to/from-superedge.md.
+/// The commands of docs/how-to/from-yurttunnel.md.
 #[test]
 fn a_config_is_printed_for_an_old_deployment_and_the_program_accepts_it() {
     let (place, cluster) = (TestDir::new(), TestDir::new());

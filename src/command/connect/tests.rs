@@ -23,9 +23,13 @@ fn a_target_is_one_word_or_sshs_host_and_port() {
     ] {
         assert_eq!(target(&asked(args)).unwrap().to_string(), wanted, "{args:?}");
     }
-    for args in [&["node1"][..], &["node1:x"], &["node1", "0"]] {
+    for (args, wanted) in [
+        (&["node1"][..], "\"node1\" has no port; expected host:port"),
+        (&["node1:x"], "\"node1:x\" has no port; expected host:port"),
+        (&["node1", "0"], "\"0\" is not a port; expected 1 to 65535"),
+    ] {
         let failed = target(&asked(args)).unwrap_err();
-        assert!(failed.code == 64 && failed.text.contains("expected NODE:PORT"), "{failed}");
+        assert!(failed.code == 64 && failed.text.starts_with(wanted), "{failed}");
     }
 }
 

@@ -328,7 +328,7 @@ pub(crate) fn cloud(old: &YurtObjects) -> Result<String, String> {
     let (grpc, metrics) = (SocketAddr::new(bind, agents), SocketAddr::new(bind, meta));
     Ok(format!(
         r#"# Config of a server that replaces yurt-tunnel-server, printed by `tunnel migrate yurttunnel`; docs/reference/server.toml
-# describes every key, docs/how-to/from-superedge.md the migration. Remarks on each old setting:
+# describes every key, docs/how-to/from-yurttunnel.md the migration. Remarks on each old setting:
 {remarks}
 [server.links]
 listen = "{grpc}"
@@ -400,7 +400,7 @@ pub(crate) fn edge(old: &YurtObjects) -> Result<String, String> {
     );
     Ok(format!(
         r#"# Config of an edge that replaces yurt-tunnel-agent, printed by `tunnel migrate yurttunnel --role edge`; docs/reference/edge.toml
-# describes every key, docs/how-to/from-superedge.md the migration. Remarks on each old setting:
+# describes every key, docs/how-to/from-yurttunnel.md the migration. Remarks on each old setting:
 {remarks}
 # The environment variable NODE_NAME sets the node's name.
 [edge.uplink]

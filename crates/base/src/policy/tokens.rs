@@ -33,8 +33,8 @@ struct TokenLine {
 pub enum TokenError {
     /// No line applies to the node.
     #[error(
-        "the token file has no line for {0}, and no default; add one to the file that server.links.token_file \
-         names"
+        "the token file has no line for {0}, and no default; invite the node, or add a line to the file that \
+         server.links.token_file names"
     )]
     NoLine(NodeName),
     /// The token differs from that of the line that applies.
@@ -225,7 +225,8 @@ pub enum TokenEntry {
 pub enum RotateError {
     /// No line applies to the node.
     #[error(
-        "{0} has no line in the token file, and there is no default; invite a node that has joined again"
+        "{0} has no line in the token file, and there is no default; a node that joined by invitation must be \
+         invited again"
     )]
     NoLine(NodeName),
     /// The node's line has no token.
@@ -394,8 +395,8 @@ mod tests {
             NodeTokens::parse(text).prove(&node.parse().unwrap(), "t").unwrap_err().to_string()
         };
         for (text, says) in [
-            ("node1:t", "the token file has no line for node7, and no default; add one"),
-            ("default:", "the token file has no line for node7, and no default; add one"),
+            ("node1:t", "the token file has no line for node7, and no default; invite the node"),
+            ("default:", "the token file has no line for node7, and no default; invite the node"),
             ("default:t\nnode7:", "the line of node7 in the file that"),
             ("node7:a\ndefault:t", "the token differs from that of the node's own line in the file"),
             ("default:a", "the token differs from that of the default line in the file"),

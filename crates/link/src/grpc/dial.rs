@@ -227,7 +227,8 @@ fn request(authority: &str, headers: HeaderMap, body: CallBody) -> Result<Reques
 fn hint(code: Code) -> &'static str {
     match code {
         Code::Unauthenticated => {
-            "; compare token or token_file here with this node's line, or the default line, in the server's token file"
+            "; compare token or token_file here with this node's line, or the default line, in the server's token file; \
+             a node that joined by invitation must be invited again"
         }
         _ => "",
     }
