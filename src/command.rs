@@ -84,6 +84,12 @@ impl CommandError {
     }
 }
 
+/// Returns a text as one word of a shell.
+pub(crate) fn shell_word(text: &str) -> String {
+    let is_plain = |c: char| c.is_ascii_alphanumeric() || "-_./:=@%,+".contains(c);
+    if text.chars().all(is_plain) { text.to_owned() } else { format!("'{}'", text.replace('\'', r"'\''")) }
+}
+
 // The command line.
 
 /// Reach edge nodes behind NAT by name: run `tunnel server` on a reachable machine, and `tunnel edge` on each node.

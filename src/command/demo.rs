@@ -23,8 +23,8 @@ use tokio::time::{Instant, sleep, timeout};
 use tokio_rustls::TlsAcceptor;
 use tracing::info_span;
 
-use crate::command::Role;
 use crate::command::init::folder_on_machine;
+use crate::command::{Role, shell_word};
 use download::{Line, Screen, download};
 use listeners::{DemoContext, Module, Modules, connect, get, read_head};
 use page::serve;
@@ -438,12 +438,6 @@ drain_timeout = "1s"
 
 {tables}"#
     )
-}
-
-/// Returns a text as one word of a shell.
-pub(crate) fn shell_word(text: &str) -> String {
-    let is_plain = |byte: u8| byte.is_ascii_alphanumeric() || b"/-_.+:,@".contains(&byte);
-    if text.bytes().all(is_plain) { text.to_owned() } else { format!("'{}'", text.replace('\'', r"'\''")) }
 }
 
 pub(crate) fn anywhere() -> SocketAddr {

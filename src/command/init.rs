@@ -7,8 +7,8 @@ use std::time::Duration;
 
 use clap::value_parser;
 
-use crate::command::CommandError;
 use crate::command::output_dir::OutputDir;
+use crate::command::{CommandError, shell_word};
 use crate::config::{ConfigErrors, Environment, Warning};
 use crate::edge::Edge;
 use crate::edge::config::EdgeConfig;
@@ -460,17 +460,20 @@ pub(crate) fn made(asked: &InitArgs, clients: &[String], is_new: bool, to: &str)
         };
         line(&format!("{folder}/"), &what);
     }
+    let (from, config) = (shell_word(&format!("{dir}/server")), shell_word(&format!("{to}/server.toml")));
+    let place = shell_word(to);
     // Writing to a String cannot fail.
     let _ = write!(
         text,
-        "next, on the machine of a server:\n  cp -rpT {dir}/server {to}\n  tunnel server -c {to}/server.toml\n\
+        "next, on the machine of a server:\n  cp -rpT {from} {place}\n  tunnel server -c {config}\n\
          then, for each node, on the server's machine:\n  \
          tunnel invite --node NODE    (prints the command that NODE runs, also behind NAT)\n"
     );
     if let Some(node) = asked.nodes.first() {
         let _ = write!(
             text,
-            "or, for {node}, copy edge-{node} by any way to {to} there, and run:\n  tunnel edge -c {to}/edge.toml\n"
+            "or, for {node}, copy edge-{node} by any way to {to} there, and run:\n  tunnel edge -c {}\n",
+            shell_word(&format!("{to}/edge.toml"))
         );
     }
     let node = asked.nodes.first().map_or("NODE", NodeName::as_str);

@@ -5,8 +5,8 @@ use std::os::unix::process::CommandExt as _;
 use std::path::Path;
 use std::process::Command;
 
-use crate::command::CommandError;
 use crate::command::client::ClientArgs;
+use crate::command::{CommandError, shell_word};
 
 /// Arguments of `tunnel ssh`.
 #[derive(Debug, Clone, clap::Args)]
@@ -107,9 +107,7 @@ fn absolute(path: &Path) -> Result<String, CommandError> {
 
 /// Quotes a word for the shell that runs a ProxyCommand, and for ssh, which replaces `%`.
 fn quoted(word: &str) -> String {
-    let is_plain = |c: char| c.is_ascii_alphanumeric() || "-_./:=@%,+".contains(c);
-    let word = word.replace('%', "%%");
-    if word.chars().all(is_plain) { word } else { format!("'{}'", word.replace('\'', "'\\''")) }
+    shell_word(&word.replace('%', "%%"))
 }
 
 #[cfg(test)]

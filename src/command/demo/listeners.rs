@@ -15,7 +15,8 @@ use tokio_rustls::TlsConnector;
 use tokio_rustls::client::TlsStream;
 
 use super::page::PAGE;
-use super::{NODE, TIMEOUT, shell_word};
+use super::{NODE, TIMEOUT};
+use crate::command::shell_word;
 use tunnel_net::tls::{Identity, TlsClientConfig, Trust, server_name};
 
 /// An additional way to the demo's page, chosen by `--listeners`.

@@ -110,6 +110,20 @@ fn kubelets_get_a_certificate_of_their_own_authority_one_for_each_node() {
 }
 
 #[test]
+fn printed_commands_are_quoted_for_a_shell() {
+    let place = tempfile::tempdir().unwrap();
+    let dir = place.path().join("it's a folder");
+    let told = run(&asked(&dir, &["--install-dir", "/etc/a b"])).unwrap();
+    for command in [
+        &format!("cp -rpT '{}/it'\\''s a folder/server' '/etc/a b'\n", place.path().display()),
+        "tunnel server -c '/etc/a b/server.toml'\n",
+        "tunnel edge -c '/etc/a b/edge.toml'\n",
+    ] {
+        assert!(told.contains(command), "{command}: {told}");
+    }
+}
+
+#[test]
 fn what_cannot_be_made_is_told_and_leaves_nothing() {
     let place = tempfile::tempdir().unwrap();
     let dir = place.path().join("files");
