@@ -47,6 +47,8 @@ fi
 [ "$from" ] || from=$(dirname "$0")
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
+# Not every shell runs the trap above after a signal.
+trap 'exit 1' HUP INT TERM
 
 # fetch FILE: puts a file of the release into $work.
 fetch() {
@@ -71,16 +73,19 @@ case $(wc -l <"$work/chosen") in
 esac
 tarball=$(awk '{ print $2 }' "$work/chosen")
 fetch "$tarball"
-(cd "$work" && sha256sum --check --status chosen) ||
+# Busybox has no long options.
+(cd "$work" && sha256sum -c chosen >/dev/null) ||
     fail "checksum of $tarball is wrong; nothing is installed"
 
 name=${tarball%.tar.gz}
 tar -xzf "$work/$tarball" -C "$work" "$name/tunnel"
 mkdir -p "$dir"
+[ ! -d "$dir/tunnel" ] || fail "$dir/tunnel is a directory; nothing is installed"
 # A program that runs cannot be overwritten, but replaced.
 new=$dir/.tunnel.$$
 trap 'rm -rf "$work" "$new"' EXIT
-install -m 755 "$work/$name/tunnel" "$new"
+cp "$work/$name/tunnel" "$new"
+chmod 755 "$new"
 said=$("$new" --version) || fail "the program does not run on this machine; nothing is installed"
 mv -f "$new" "$dir/tunnel"
 echo "installed $said in $dir"

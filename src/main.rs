@@ -27,6 +27,7 @@ use std::path::Path;
 use std::process::ExitCode;
 
 use tokio::runtime::Handle;
+use tokio::signal::unix::{SignalKind, signal};
 use tracing::{error, field, info};
 
 fn main() -> ExitCode {
@@ -246,7 +247,13 @@ fn run_demo(check: bool, with: &Modules) -> ExitCode {
     let result = Logs::start(logs).map_err(anyhow::Error::from).and_then(|logs| {
         let done = runtime(Role::Server)?.block_on(async {
             let mut signals = Signals::new()?;
-            demo::run(check, with, signals.next()).await
+            let stop = async {
+                tokio::select! {
+                    () = signals.next() => {}
+                    () = terminal_closed() => {}
+                }
+            };
+            demo::run(check, with, stop).await
         });
         drop(logs);
         done
@@ -316,6 +323,20 @@ async fn interrupted() {
         Ok(mut signals) => signals.next().await,
         Err(_) => std::future::pending().await,
     }
+}
+
+/// Waits for SIGHUP, unless it is ignored as under `nohup`.
+async fn terminal_closed() {
+    let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
+    let ignored = status.lines().find_map(|line| line.strip_prefix("SigIgn:\t"));
+    let ignored = ignored.and_then(|signals| u64::from_str_radix(signals, 16).ok()).unwrap_or_default();
+    if ignored & 1 == 0
+        && let Ok(mut hangup) = signal(SignalKind::hangup())
+    {
+        hangup.recv().await;
+        return;
+    }
+    std::future::pending().await
 }
 
 fn runtime(role: Role) -> std::io::Result<tokio::runtime::Runtime> {

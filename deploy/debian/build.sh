@@ -3,6 +3,7 @@
 #
 #   SOURCE_DATE_EPOCH   time of all files in it, in seconds since 1970
 set -euo pipefail
+umask 022
 root=$(cd "$(dirname "$0")/../.." && pwd)
 program=$(realpath "${1:?PROGRAM}")
 to=$(realpath "${2:?DIR}")

@@ -14,7 +14,7 @@ use std::pin::pin;
 use std::process::Stdio;
 use std::time::Duration;
 
-use anyhow::{Context as _, bail};
+use anyhow::{Context as _, anyhow, bail};
 use rustix::process::{Pid, Signal, kill_process};
 use tokio::io::AsyncWriteExt as _;
 use tokio::net::TcpStream;
@@ -24,6 +24,7 @@ use tokio_rustls::TlsAcceptor;
 use tracing::info_span;
 
 use crate::command::Role;
+use crate::command::init::folder_on_machine;
 use download::{Line, Screen, download};
 use listeners::{DemoContext, Module, Modules, connect, get, read_head};
 use page::serve;
@@ -40,7 +41,7 @@ use tunnel_net::tls::{ClientAuth, Identity, TlsParams, TlsServerConfig};
 /// Returns an error with the step that failed.
 pub async fn run(check: bool, with: &Modules, stop: impl Future<Output = ()>) -> anyhow::Result<()> {
     let (mut screen, drain, mut stop) = (Screen::new(), Drain::new(), pin!(stop));
-    let dir = TempDir::new().context("cannot create a directory")?;
+    let dir = TempDir::new()?;
     let shown = tokio::select! {
         () = &mut stop => Ok(None),
         shown = show(check, with, &dir.0, &drain, &mut screen) => shown.map(Some),
@@ -122,9 +123,14 @@ fn write(file: &Path, text: &str) -> std::io::Result<()> {
 struct TempDir(PathBuf);
 
 impl TempDir {
-    fn new() -> std::io::Result<Self> {
+    fn new() -> anyhow::Result<Self> {
         let dir = std::env::temp_dir().join(format!("tunnel-demo-{:016x}", rand::random::<u64>()));
-        DirBuilder::new().mode(0o700).create(&dir)?;
+        // The configs need an absolute path, and the printed commands one that is valid everywhere.
+        let dir = std::path::absolute(&dir).unwrap_or(dir);
+        folder_on_machine("TMPDIR", &dir).map_err(|refused| anyhow!(refused.text))?;
+        DirBuilder::new().mode(0o700).create(&dir).with_context(|| {
+            format!("cannot create {}; set TMPDIR to a directory that this user may write to", dir.display())
+        })?;
         Ok(Self(dir))
     }
 }
@@ -271,9 +277,9 @@ impl<'a> Demo<'a> {
 
     /// Prints commands to try.
     async fn explain(&self, screen: &mut Screen) {
-        let (connect, dir) = (self.at.connects[CLIENTS], self.context.dir.display());
+        let (connect, dir) = (self.at.connects[CLIENTS], shell_word(&self.context.dir.to_string_lossy()));
         // As it was called, so that the lines work where it is not in PATH.
-        let tunnel = std::env::args().next().unwrap_or_else(|| "tunnel".to_owned());
+        let tunnel = shell_word(&std::env::args().next().unwrap_or_else(|| "tunnel".to_owned()));
         screen.line("\nA web page at the edge, through the tunnel:");
         screen.line(&format!("  curl -p -x http://{connect} http://{}/", self.target()));
         for (module, at) in &self.at.modules {
@@ -432,6 +438,12 @@ drain_timeout = "1s"
 
 {tables}"#
     )
+}
+
+/// Returns a text as one word of a shell.
+pub(crate) fn shell_word(text: &str) -> String {
+    let is_plain = |byte: u8| byte.is_ascii_alphanumeric() || b"/-_.+:,@".contains(&byte);
+    if text.bytes().all(is_plain) { text.to_owned() } else { format!("'{}'", text.replace('\'', r"'\''")) }
 }
 
 pub(crate) fn anywhere() -> SocketAddr {

@@ -44,7 +44,9 @@ fn the_demo_makes_one_request_to_each_listener() {
 #[test]
 fn a_download_survives_a_killed_server_and_a_cut_line() {
     let place = TestDir::new();
-    let mut demo = start(&place, &["demo", "--listeners", "all"]);
+    // The printed commands must work with such a path.
+    std::fs::create_dir(place.path().join("a b")).unwrap();
+    let mut demo = start(&place, tunnel().args(["demo", "--listeners", "all"]).env("TMPDIR", "a b"));
     wait_until("the demo prints commands", 3 * TIMEOUT, || {
         demo.lives();
         demo.log().contains("Press Ctrl-C to stop.")
@@ -92,20 +94,50 @@ fn a_download_survives_a_killed_server_and_a_cut_line() {
 #[test]
 fn a_demo_that_is_stopped_or_killed_early_leaves_no_processes() {
     let place = TestDir::new();
-    for killed in [false, true] {
-        let mut demo = start(&place, &["demo"]);
+    for signal in ["TERM", "HUP", "KILL"] {
+        let mut demo = start(&place, tunnel().arg("demo"));
         demo.says("is killed: it held the link");
         let files = dir(&demo.log());
         assert!(!processes(&files).is_empty(), "{}", demo.log());
-        if killed {
+        if signal == "KILL" {
             demo.kill();
             wait_until("no process of the demo runs", TIMEOUT, || processes(&files).is_empty());
             std::fs::remove_dir_all(&files).unwrap();
         } else {
-            demo.terminate();
+            if signal == "HUP" {
+                demo.hang_up()
+            } else {
+                demo.terminate()
+            }
             assert!(demo.ends(TIMEOUT).success());
             assert_nothing_remains(&files);
         }
+    }
+}
+
+#[test]
+fn under_nohup_the_demo_outlives_its_terminal() {
+    if !have(&["nohup"]) {
+        return;
+    }
+    let place = TestDir::new();
+    let mut demo = start(&place, Command::new("nohup").args([PROGRAM, "demo"]));
+    demo.says("node1 is connected");
+    demo.hang_up();
+    demo.says("is killed: it held the link");
+    demo.terminate();
+    assert!(demo.ends(TIMEOUT).success());
+}
+
+#[test]
+fn a_temporary_directory_that_the_demo_cannot_use_is_named() {
+    let place = TestDir::new();
+    for (dir, why) in [("no\"thing", "expected an absolute path without quotes"), ("missing", "set TMPDIR")] {
+        let mut demo = tunnel();
+        demo.args(["demo", "--check"]).env("TMPDIR", place.path().join(dir));
+        let said = run_command("demo", &mut demo, None, TIMEOUT);
+        assert!(!said.status.success(), "{said:?}");
+        assert!(said.stderr.contains(dir) && said.stderr.contains(why), "{said:?}");
     }
 }
 
@@ -127,8 +159,8 @@ fn the_demo_ignores_this_machines_settings() {
     assert!(said.status.success() && said.stderr.contains("CONNECT node1:"), "{said:?}");
 }
 
-fn start(place: &TestDir, args: &[&str]) -> Running {
-    Running::start("demo", place.path(), tunnel().args(args))
+fn start(place: &TestDir, command: &mut Command) -> Running {
+    Running::start("demo", place.path(), command.current_dir(place.path()))
 }
 
 /// Returns the directory that the demo has named.

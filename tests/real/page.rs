@@ -128,12 +128,17 @@ const BUSY: Duration = Duration::from_secs(20);
 
 /// Registers a link of a node without an edge.
 fn link(server: &Server, number: u64) -> Arc<LinkSender> {
+    link_beside(server, number, LinkId(1_000_000 + number), false)
+}
+
+/// The same with a number of the link, which replaces an earlier link of the node or, with `beside`, does not.
+fn link_beside(server: &Server, number: u64, id: LinkId, beside: bool) -> Arc<LinkSender> {
     let peer = Remote::Edge(format!("node{number:04}").parse().unwrap());
     let instance: Option<Instance> = format!("{number:032x}").parse().ok();
-    let sender = LinkSender::new(LinkId(1_000_000 + number), peer, instance, Dialect::NEWEST);
+    let sender = LinkSender::new(id, peer, instance, Dialect::NEWEST);
     server.registry.insert(
         LinkedNode { sender: sender.clone(), instance, from: ([10, 0, 0, 1], 9).into(), ips: Arc::default() },
-        false,
+        beside,
     );
     sender
 }
@@ -173,6 +178,10 @@ fn the_live_page_shows_500_nodes_and_their_changes() {
         "the reason",
         "document.querySelector('#disconnected').textContent.includes('nothing was received for 15s')",
     );
+
+    let _newer = link_beside(&server, 5, LinkId(2_000_000), true);
+    browser.shows("that a node has two links", "document.querySelectorAll('#links tbody tr').length === 501");
+    assert_eq!(browser.says("document.getElementById('count').textContent"), "500");
 
     let session = server
         .table
@@ -252,6 +261,11 @@ fn the_live_page_shows_the_nodes_of_three_servers_and_who_uses_them() {
     browser.says(&click("Server"));
     let second = "[...document.querySelectorAll('#links tbody tr')].map(row => row.cells[1].textContent)";
     assert_eq!(browser.says(&format!("(s => s.join() === s.toSorted().join())({second})")), true);
+    // Only the nodes of this server have a number of sent bytes. They come first in both directions.
+    for direction in ["ascending", "descending"] {
+        browser.says(&click("Sent"));
+        assert_eq!(browser.says(&format!("{second}.lastIndexOf('this one')")), 167, "{direction}");
+    }
 
     // A session with a user, which resumes once; a refused one.
     let target = TcpListener::bind("127.0.0.1:0").unwrap();
@@ -303,11 +317,62 @@ fn the_live_page_shows_the_nodes_of_three_servers_and_who_uses_them() {
         ));
         assert_eq!(status, 200, "{path}");
     }
+    browser.says(&click("Name"));
+    browser.says(&click("Name"));
+    rows_stay_in_place(&mut browser, &servers[0]);
+
+    // More nodes than a browser lays out each second; then no other servers.
+    browser.says(
+        "fetch = async () => ({ json: async () => ({ servers: [{ name: 'own' }], \
+         nodes: [...Array(7000).keys()].map(n => ({ name: `other${n}`, server: 'peer', since: 0 })) }) })",
+    );
+    browser.says("input.value = ''; input.dispatchEvent(new Event('input')); elsewhere()");
+    browser.shows("as many nodes as it can", &format!("{rows}.length === 2000"));
+    browser.shows("the number of all", "document.getElementById('count').textContent === '7168'");
+    let alone = format!("take('peers', [], [...tables.peers.rows.keys()]); elsewhere(); {others}");
+    assert_eq!(browser.says(&alone), 0);
     assert_eq!(browser.errors, Vec::<Value>::new(), "the page reports no errors");
     drop((browser, client));
     for server in servers {
         runtime.block_on(server.shutdown(std::future::ready(())));
     }
+}
+
+/// Checks that order, filter, position and rows remain while a node links, and while the page is hidden. The table of
+/// nodes is sorted by name, in descending order.
+fn rows_stay_in_place(browser: &mut Browser, server: &Server) {
+    browser.says(
+        "globalThis.input = document.querySelector('#links input'); input.value = 'node04'; \
+         input.dispatchEvent(new Event('input'))",
+    );
+    browser.says("globalThis.box = document.querySelector('#links .table'); box.scrollTop = 400");
+    browser.says("globalThis.row = document.querySelector('#links tbody tr:nth-child(20)')");
+    let unchanged = |first: &str| {
+        format!(
+            "box.scrollTop === 400 && row.isConnected && input.value === 'node04' \
+             && document.querySelector('#links th[aria-sort=descending]').textContent === 'Name' \
+             && document.querySelector('#links tbody tr').cells[0].textContent === '{first}'"
+        )
+    };
+    assert_eq!(browser.says(&unchanged("node0498")), true);
+    let joined = link(server, 499);
+    browser.shows("a node that joins, in its place", &unchanged("node0499"));
+
+    let hide = |hidden: bool| {
+        format!(
+            "Object.defineProperty(document, 'hidden', {{ value: {hidden}, configurable: true }}); \
+             document.dispatchEvent(new Event('visibilitychange'))"
+        )
+    };
+    browser.says(&hide(true));
+    browser.says(
+        "globalThis.fetched = 0; const request = fetch; fetch = path => { fetched++; return request(path) }; elsewhere()",
+    );
+    assert_eq!(browser.says("events === null && fetched === 0"), true, "a hidden page requests nothing");
+    server.registry.ended(&joined, "closed");
+    browser.says(&hide(false));
+    browser.shows("the change while it was hidden", &unchanged("node0498"));
+    browser.shows("a request for the nodes of other servers", "fetched > 0");
 }
 
 /// Sends CONNECT to a port of the node `edge`. Returns the connection and the response's head.

@@ -4,6 +4,7 @@
 
 use std::collections::BTreeSet;
 use std::os::unix::fs::PermissionsExt;
+use std::os::unix::process::CommandExt as _;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::OnceLock;
@@ -251,16 +252,25 @@ fn the_list_of_dependencies_is_that_of_cargo() {
     assert_eq!(reached, all().map(|one| field(one, "bom-ref")).collect());
 }
 
-/// Makes a small release, of a script that runs the program.
-fn small(dir: &Path) -> PathBuf {
+/// Makes a small release, of a script that runs the program, where new files have this mask.
+fn small_with(umask: &str, dir: &Path) -> PathBuf {
     let program = dir.join("program");
     if !program.exists() {
         std::fs::write(&program, format!("#!/bin/sh\nexec {PROGRAM} \"$@\"\n")).unwrap();
         std::fs::set_permissions(&program, std::fs::Permissions::from_mode(0o755)).unwrap();
     }
     let files = tempfile::tempdir_in(dir).unwrap().keep();
-    make(program.to_str().unwrap(), &files);
+    let mut command = Command::new("sh");
+    command
+        .args(["-c", &format!("umask {umask} && exec \"$@\""), "sh"])
+        .arg(script("scripts/release.sh").get_program());
+    command.args([env!("CARGO_PKG_VERSION"), "--binary"]).arg(program).arg("--out").arg(&files);
+    ok(&run_command("release.sh", &mut command, None, 6 * TIMEOUT));
     files
+}
+
+fn small(dir: &Path) -> PathBuf {
+    small_with("022", dir)
 }
 
 #[test]
@@ -269,7 +279,10 @@ fn equal_programs_give_equal_releases() {
         return;
     }
     let dir = tempfile::tempdir().unwrap();
-    let [one, two] = [(); 2].map(|()| std::fs::read_to_string(small(dir.path()).join("SHA256SUMS")).unwrap());
+    let [one, two] = ["022", "077"].map(|umask| {
+        let files = small_with(umask, dir.path());
+        std::fs::read_to_string(files.join("SHA256SUMS")).unwrap()
+    });
     assert_eq!(one.lines().count(), 5, "{one}");
     assert_eq!(one, two);
 }
@@ -336,4 +349,70 @@ fn install_sh_installs_over_https_and_refuses_a_changed_byte() {
 fn runs_small(program: &Path) {
     let said = run(program.to_str().unwrap(), &["--version"], None, TIMEOUT);
     assert!(said.stdout.starts_with(VERSION), "{said:?}");
+}
+
+#[test]
+fn install_sh_needs_only_the_tools_of_busybox() {
+    if release().is_none() || !have(&["busybox"]) {
+        return;
+    }
+    let dir = tempfile::tempdir().unwrap();
+    let (files, tools, to) = (small(dir.path()), dir.path().join("tools"), dir.path().join("bin"));
+    std::fs::create_dir(&tools).unwrap();
+    ok(&run("busybox", &["--install", "-s", tools.to_str().unwrap()], None, TIMEOUT));
+    let mut command = Command::new(tools.join("sh"));
+    command.arg(files.join("install.sh")).arg("--dir").arg(&to).env("PATH", &tools);
+    ok(&run_command("install.sh", &mut command, None, TIMEOUT));
+    runs_small(&to.join("tunnel"));
+}
+
+#[test]
+fn install_sh_leaves_nothing_if_a_directory_is_in_the_way_or_a_signal_ends_it() {
+    if !have(&["sha256sum", "tar", "gzip"]) {
+        return;
+    }
+    let dir = tempfile::tempdir().unwrap();
+    let path = |name: &str| dir.path().join(name);
+    let names = |name: &str| -> Vec<_> {
+        std::fs::read_dir(path(name)).unwrap().map(|entry| entry.unwrap().file_name()).collect()
+    };
+    // A release of a program that waits.
+    let wait = format!("#!/bin/sh\nexec sleep {}\n", 10 * TIMEOUT.as_secs());
+    let machine = run("uname", &["-m"], None, TIMEOUT).stdout;
+    let name = format!("tunnel-9-{}-linux", machine.trim());
+    for made in [&name, "tmp", "taken", "taken/tunnel", "bin"] {
+        std::fs::create_dir(path(made)).unwrap();
+    }
+    let program = path(&name).join("tunnel");
+    std::fs::write(&program, wait).unwrap();
+    std::fs::set_permissions(&program, std::fs::Permissions::from_mode(0o755)).unwrap();
+    let pack = format!(
+        "cd {} && tar -czf {name}.tar.gz {name} && sha256sum {name}.tar.gz >SHA256SUMS",
+        dir.path().display()
+    );
+    ok(&run("sh", &["-c", &pack], None, TIMEOUT));
+    let install = |to: &str| {
+        let mut command = script("deploy/install.sh");
+        command.arg("--from").arg(dir.path()).arg("--dir").arg(path(to)).env("TMPDIR", path("tmp"));
+        command
+    };
+
+    let said = run_command("install.sh", &mut install("taken"), None, TIMEOUT);
+    assert!(!said.status.success() && said.stderr.contains("is a directory"), "{said:?}");
+    assert_eq!(
+        (names("taken"), names("taken/tunnel"), names("tmp")),
+        (vec!["tunnel".into()], vec![], vec![])
+    );
+
+    for signal in ["HUP", "INT", "TERM"] {
+        // To its process group, as a terminal sends it.
+        let mut installer = Running::start("install.sh", dir.path(), install("bin").process_group(0));
+        crate::wait::wait_until("the program runs", TIMEOUT, || {
+            installer.lives();
+            !names("bin").is_empty()
+        });
+        ok(&run("kill", &["-s", signal, "--", &format!("-{}", installer.id())], None, TIMEOUT));
+        assert!(!installer.ends(TIMEOUT).success());
+        assert_eq!((names("bin"), names("tmp")), (Vec::new(), Vec::new()), "{signal}");
+    }
 }

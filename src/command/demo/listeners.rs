@@ -15,7 +15,7 @@ use tokio_rustls::TlsConnector;
 use tokio_rustls::client::TlsStream;
 
 use super::page::PAGE;
-use super::{NODE, TIMEOUT};
+use super::{NODE, TIMEOUT, shell_word};
 use tunnel_net::tls::{Identity, TlsClientConfig, Trust, server_name};
 
 /// An additional way to the demo's page, chosen by `--listeners`.
@@ -105,7 +105,7 @@ impl Module {
 
     /// Returns the description of a command to try, and the command.
     pub(crate) fn line(self, at: SocketAddr, context: &DemoContext<'_>) -> (&'static str, String) {
-        let (port, page, dir) = (at.port(), context.page.port(), context.dir.display());
+        let (port, page, dir) = (at.port(), context.page.port(), shell_word(&context.dir.to_string_lossy()));
         match self {
             Self::Tcp => ("A TCP port of the server for the page's port", format!("curl http://{at}/")),
             Self::Http => (
