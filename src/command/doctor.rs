@@ -226,7 +226,7 @@ impl Findings {
 /// Returns the check that a TLS error belongs to.
 fn check_of(fault: &HandshakeError) -> &'static str {
     match fault {
-        HandshakeError::UnknownIssuer => "authority",
+        HandshakeError::UnknownIssuer => "ca",
         HandshakeError::Name(_) => "certificate name",
         HandshakeError::Expired(..) => "certificate dates",
         HandshakeError::NotValidYet(..) => "clock",
