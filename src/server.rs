@@ -165,7 +165,8 @@ impl Server {
         let proxies = settings.links.proxy_protocol;
         links::spawn(ports.grpc, proxies, files.tls, core.dialled_links, core.context);
         let ServerAddresses { grpc, log, .. } = &server.bound;
-        info!(%grpc, connect = server.bound.connect().map(tracing::field::display), %log, "server started");
+        let connect_addr = server.bound.connect().map(tracing::field::display);
+        info!(links_addr = %grpc, connect_addr, admin_addr = %log, "server started");
         Ok(server)
     }
 

@@ -32,6 +32,7 @@ use tunnel_base::drain::Drain;
 use tunnel_base::metrics::Metrics;
 use tunnel_base::names::{Host, Instance, NodeName, Target};
 use tunnel_base::policy::targets::OwnListeners;
+use tunnel_base::policy::tokens::NodeTokens;
 use tunnel_link::grpc::dial::LinkDialError;
 use tunnel_link::grpc::{LinkContext, PLAIN_IDLE_TIMEOUT};
 use tunnel_link::table::{SessionLimits, SessionTable};
@@ -225,7 +226,7 @@ impl Findings {
 /// Returns the check that a TLS error belongs to.
 fn check_of(fault: &HandshakeError) -> &'static str {
     match fault {
-        HandshakeError::UnknownIssuer => "authority",
+        HandshakeError::UnknownIssuer => "ca",
         HandshakeError::Name(_) => "certificate name",
         HandshakeError::Expired(..) => "certificate dates",
         HandshakeError::NotValidYet(..) => "clock",
@@ -344,20 +345,17 @@ async fn tokens(settings: &ServerConfig, resolver: &Resolver, found: &mut Findin
         }
     };
     let Ok(text) = std::fs::read_to_string(&settings.links.token_file) else { return };
-    let names = text.lines().filter_map(|line| line.split_once(':')).map(|(name, _)| name.trim());
-    let (shared, own): (Vec<_>, Vec<_>) = names.partition(|name| *name == "default");
-    if shared.is_empty() {
-        found.good(
-            "token",
-            format!("{} nodes have their own token{joined}, and no other node may connect", own.len()),
-        );
-    } else {
-        let text = format!("{} nodes have their own token{joined}, all others share one", own.len());
+    let tokens = NodeTokens::parse(&text);
+    let own = tokens.entries().iter().filter(|(name, _)| *name != "default").count();
+    let own = format!("nodes with their own token: {own} in the token file{joined}");
+    if tokens.has_default() {
         found.doubt(
             "token",
-            text,
+            format!("{own}; all others share one token"),
             "anyone with the shared token can use any name; give each node its own line",
         );
+    } else {
+        found.good("token", format!("{own}; no other token is valid"));
     }
 }
 

@@ -28,10 +28,10 @@ pub struct PeerConfig {
     #[serde(deserialize_with = "dns_name")]
     pub dns_name: Option<Target>,
     /// Service of Kubernetes of which all endpoints are servers, ready or not: they are peers, on our own gRPC port. The
-    /// lines of a server are removed from the ConfigMap of publish = "configmap" once, for 20s, it has been no endpoint,
-    /// or not ready and without an answer on a link. Requires a program built with Kubernetes (cargo's
-    /// feature "kubernetes"), and either a pod in a cluster or --kubeconfig=FILE. The namespace is POD_NAMESPACE of
-    /// the environment, otherwise that of the service account. The role must be able to list and watch endpointslices.
+    /// lines of a server in the ConfigMap of publish = "configmap" are removed after 20s in which it was no endpoint, or
+    /// was neither ready nor answered on a link. Requires a program built with Kubernetes (cargo's feature
+    /// "kubernetes"), and either a pod in a cluster or --kubeconfig=FILE. The namespace is POD_NAMESPACE of the
+    /// environment, otherwise that of the service account. The role must be able to list and watch endpointslices.
     ///
     /// Example: `"tunnel-cloud-pods"`
     #[serde(deserialize_with = "cluster::optional_name")]

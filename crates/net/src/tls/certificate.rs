@@ -48,16 +48,16 @@ pub fn host_of(der: &[u8]) -> Option<String> {
     })
 }
 
-/// Returns the names of the certificate's owner: the common names of the subject, then the DNS names.
+/// Returns the names of the certificate's owner: the common names of the subject, then the other DNS names.
 pub(crate) fn names(der: &[u8]) -> Vec<String> {
     let Ok((_, cert)) = X509Certificate::from_der(der) else { return Vec::new() };
-    let common = cert.subject().iter_common_name().filter_map(|name| name.as_str().ok());
+    let common: Vec<_> = cert.subject().iter_common_name().filter_map(|name| name.as_str().ok()).collect();
     let others = cert.subject_alternative_name().ok().flatten().map(|names| &names.value.general_names);
     let dns = others.into_iter().flatten().filter_map(|name| match name {
-        GeneralName::DNSName(name) => Some(*name),
+        GeneralName::DNSName(name) if !common.contains(name) => Some(*name),
         _ => None,
     });
-    common.chain(dns).map(str::to_owned).collect()
+    common.iter().copied().chain(dns).map(str::to_owned).collect()
 }
 
 /// Returns the DNS names.
@@ -355,6 +355,8 @@ mod tests {
             p.subject_alt_names.push(rcgen::SanType::IpAddress([10, 0, 0, 1].into()));
         });
         assert_eq!(names(&der), ["system:kube-apiserver", "tunnel.cloud.io"]);
+        let der = made(|p| p.distinguished_name.push(rcgen::DnType::CommonName, "tunnel.cloud.io"));
+        assert_eq!(names(&der), ["tunnel.cloud.io"]);
         assert_eq!(names(b"junk"), [""; 0]);
     }
 
