@@ -237,42 +237,28 @@ impl Body for Events {
 impl SentState {
     /// Returns the next event, or `None` if it cannot be serialized, which does not happen.
     fn event(&mut self, status: Status) -> Option<Bytes> {
-        let Status {
-            role,
-            version,
-            instance,
-            host,
-            node,
-            started_at,
-            now,
-            ready,
-            conditions,
-            totals,
-            links,
-            ..
-        } = status;
-        let links_total = links.len();
+        let links_total = status.links.len();
         let by_link =
             |link: &LinkStatus| link.link.map_or_else(|| link.name.clone(), |number| number.to_string());
         let update = Update {
-            role,
-            version,
-            instance,
-            host,
-            node,
-            started_at,
-            now,
-            ready,
-            conditions,
-            totals,
-            publisher: status.publisher,
-            refusals: status.refusals,
-            certificates: status.certificates,
-            links_total,
-            links: changes(&mut self.links, links.into_iter().take(MAX_LINKS), by_link),
+            links: changes(&mut self.links, status.links.into_iter().take(MAX_LINKS), by_link),
             sessions: changes(&mut self.sessions, status.sessions, |one| format!("{} {}", one.id, one.since)),
             peers: changes(&mut self.peers, status.peers, by_link),
             disconnected: changes(&mut self.disconnected, status.disconnected, |one| one.name.clone()),
+            links_total,
+            role: status.role,
+            version: status.version,
+            instance: status.instance,
+            host: status.host,
+            node: status.node,
+            started_at: status.started_at,
+            now: status.now,
+            ready: status.ready,
+            conditions: status.conditions,
+            totals: status.totals,
+            publisher: status.publisher,
+            refusals: status.refusals,
+            certificates: status.certificates,
         };
         let json = serde_json::to_string(&update).ok()?;
         Some(format!("event: status\ndata: {json}\n\n").into())
