@@ -47,18 +47,15 @@ pub async fn run(check: bool, with: &Modules, stop: impl Future<Output = ()>) ->
         shown = show(check, with, &dir.0, &drain, &mut screen) => shown.map(Some),
     };
     let result = match shown {
-        Ok(Some(mut demo)) if !check => {
-            demo.explain(&mut screen).await;
-            stop.await;
+        Ok(Some(mut demo)) => {
+            if !check {
+                demo.explain(&mut screen).await;
+                stop.await;
+            }
             demo.end().await;
             Ok(())
         }
-        Ok(demo) => {
-            if let Some(mut demo) = demo {
-                demo.end().await;
-            }
-            Ok(())
-        }
+        Ok(None) => Ok(()),
         Err(error) => Err(error),
     };
     drain.finish(Duration::ZERO, std::future::ready(())).await;

@@ -309,8 +309,11 @@ mod refusals_tests {
     async fn refusals_of_the_last_hour_are_counted_by_reason() {
         let refusals = Refusals::default();
         let from = IpAddr::from([192, 0, 2, 1]);
-        let refuse =
-            |reason, times| assert!((0..times).filter(|_| refusals.may_log(reason, from)).count() <= times);
+        let refuse = |reason, times| {
+            for _ in 0..times {
+                refusals.may_log(reason, from);
+            }
+        };
         refuse("token", 100);
         for _ in 0..59 {
             tokio::time::advance(MINUTE).await;
