@@ -16,6 +16,7 @@ use parking_lot::Mutex;
 use tokio::sync::{Notify, mpsc, watch};
 use tokio::time::{Instant, sleep, timeout};
 use tokio_rustls::TlsConnector;
+use tokio_rustls::rustls::AlertDescription;
 use tokio_rustls::rustls::pki_types::ServerName;
 use tokio_util::sync::CancellationToken;
 
@@ -225,6 +226,7 @@ impl Peer {
                     self.news.clear();
                     self.set_process(None, means);
                     self.becomes(PeerState::Stopped(why));
+                    self.note(None, means);
                     return;
                 }
                 Err(why) => {
@@ -603,6 +605,10 @@ impl PeerDialer for TlsPeerDialer {
 /// Returns a hint with the config key that fixes the error.
 fn hint(error: &HandshakeError) -> &'static str {
     match error {
+        HandshakeError::Expired(..) => "; replace the certificate of that server",
+        HandshakeError::AlertReceived(AlertDescription::CertificateExpired) => {
+            "; replace this server's certificate, which server.links.cert names"
+        }
         HandshakeError::UnknownIssuer | HandshakeError::AlertReceived(_) => {
             "; issue all servers' certificates from one CA and set server.links.peer_ca to it"
         }
@@ -621,8 +627,9 @@ const CONNECT: Duration = Duration::from_secs(4);
 pub(crate) const REDIAL_DELAY: Duration = Duration::from_millis(250);
 /// Pause after a failure of a peer that DNS returned.
 const NAMED_RETRY_AFTER: Duration = Duration::from_secs(1);
-/// Pause after a failed check of certificates: a certificate of either side has to change first.
-const NOT_A_PEER_BACKOFF: Duration = Duration::from_secs(60);
+/// Pause after a failed check of certificates: a certificate of either side has to change first. The operator who
+/// replaces it watches `/readyz`.
+const NOT_A_PEER_BACKOFF: Duration = Duration::from_secs(10);
 
 // Announcements to a peer: nodes that were linked here or moved, collected while its link is missing or full.
 

@@ -1,10 +1,14 @@
+use std::future::ready;
+use std::sync::atomic::AtomicUsize;
+
 use futures_util::FutureExt as _;
+use futures_util::future::BoxFuture;
 use tokio::sync::mpsc;
 
 use crate::registry::peers::MAX_KNOWN;
 use crate::registry::peers::node_list::{ListEnd, MAX_LISTED};
 use crate::registry::peers::peer::REDIAL_DELAY;
-use crate::registry::peers::peer::TlsPeerDialer;
+use crate::registry::peers::peer::{PeerDialer, TlsPeerDialer};
 use tunnel_base::metrics::Metrics;
 use tunnel_link::grpc::{LinkContext, PLAIN_IDLE_TIMEOUT};
 use tunnel_link::link::Link;
@@ -102,6 +106,33 @@ async fn those_that_are_listed_are_tried_at_once_and_it_is_told_which_do_not_ans
     while peers.check().is_err() {
         changes.changed().await.unwrap();
     }
+}
+
+/// Dials this server's own address: at first its certificate has expired.
+#[derive(Debug, Default)]
+struct OwnAddress(AtomicUsize);
+
+impl PeerDialer for OwnAddress {
+    fn dial(&self, at: SocketAddr, _: bool) -> BoxFuture<'_, Result<Arc<LinkSender>, PeerError>> {
+        let expired = self.0.fetch_add(1, Relaxed) == 0;
+        let cause = "the certificate expired".to_owned();
+        ready(Err(if expired { PeerError::NotAPeer { at, cause } } else { PeerError::SelfDial(at) })).boxed()
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_error_of_this_servers_own_address_is_gone_once_the_address_is_known_as_its_own() {
+    let (tell, addresses) = watch::channel(vec!["127.0.0.1:1".parse().unwrap()]);
+    let (registry, own) = (Registry::new(Metrics::server("", "")), Instance::from_bits(1));
+    let peers = Peers::new(addresses, registry, Arc::<OwnAddress>::default(), own, Drain::new());
+    let mut changes = peers.changes();
+    changes.changed().await.unwrap();
+    assert!(peers.check().unwrap_err().contains("expired"));
+    let started = tokio::time::Instant::now();
+    tokio::time::timeout(Duration::from_secs(60), changes.changed()).await.unwrap().unwrap();
+    assert_eq!(peers.check(), Ok(()));
+    assert!(started.elapsed() <= Duration::from_secs(20), "{:?}", started.elapsed());
+    drop(tell);
 }
 
 #[tokio::test(start_paused = true)]
