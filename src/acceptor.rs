@@ -28,7 +28,7 @@ use tunnel_net::dial::{ConnectError, Failure, dial};
 use tunnel_net::interfaces::{Addresses, LocalAddresses};
 use tunnel_net::listen::is_private;
 use tunnel_net::pool::Pool;
-use tunnel_net::reload::Reload;
+use tunnel_net::reload::{FileWatcher, Reload};
 use tunnel_net::resolver::{LookupError, Resolver};
 use tunnel_net::socket::{Buffered, Connection, Socket};
 use tunnel_net::tls;
@@ -144,10 +144,10 @@ pub struct TargetTls {
 pub(crate) type TlsTargetStream = TlsStream<Buffered<TcpStream>>;
 
 impl TargetTls {
-    /// Watches the TLS files until draining begins. Established connections are not affected.
-    pub fn watch(&self, drain: &Drain) {
+    /// Reloads the TLS files when they change. Established connections are not affected.
+    pub fn watch(&self, files: &FileWatcher) {
         for config in std::iter::once(&self.loopback).chain(&self.others) {
-            drain.spawn(info_span!("target tls"), config.clone().watch(drain.clone()));
+            files.watch("target tls", config);
         }
     }
 

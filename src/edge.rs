@@ -20,7 +20,7 @@ use tracing::{info, info_span, warn};
 
 use crate::acceptor::{DialerRole, SessionAcceptor, TargetDialer, TargetTls};
 use crate::admin::page::{AdminUsers, EventStreamLimiter};
-use crate::admin::readiness::{CONFIG_CONDITION, DRAINING_CONDITION, Readiness};
+use crate::admin::readiness::{DRAINING_CONDITION, Readiness};
 use crate::admin::status::{Clock, EdgeView};
 use crate::admin::{Admin, Listeners, ProcessView};
 use crate::config::Secret;
@@ -49,7 +49,7 @@ use tunnel_net::http_proxy::{HttpProxyClient, ProxyError};
 use tunnel_net::interfaces::LocalAddresses;
 use tunnel_net::listen::{TcpAccept, UnixAccept};
 use tunnel_net::pool::Pool;
-use tunnel_net::reload::Reload;
+use tunnel_net::reload::{FileWatcher, Reload};
 use tunnel_net::resolver::Resolver;
 use tunnel_net::tls::{Identity, TlsClientConfig, Trust};
 use tunnel_proto::frame::{ErrorCode, SessionError};
@@ -82,6 +82,7 @@ pub struct Edge {
     targets: Arc<ArcSwap<Targets>>,
     listener_policies: ListenerPolicies,
     readiness: Readiness,
+    files: FileWatcher,
     uplinks: Arc<Uplinks>,
     sessions: Drain,
     links: Drain,
@@ -100,11 +101,11 @@ impl Edge {
         let prepared = prepare(&settings, &mut startup);
         let (files, ports, proxy, (viewers, policies)) = startup.finish(prepared)?;
         let mut edge = Self::new(&settings, &ports, proxy.as_ref().map(EdgeProxy::at));
-        policies.watch(&edge.links);
+        policies.watch(&edge.files);
         let level_from_anywhere = !settings.uplink.admin_listen.ip().is_loopback();
         let pool = Pool::new();
         if let Some(proxy) = proxy {
-            edge.listener_policies = proxy.spawn(edge.listener_context(&settings, pool.clone()), &edge.links);
+            edge.listener_policies = proxy.spawn(edge.listener_context(&settings, pool.clone()), &edge.files);
         }
         let (ca, cert) = (settings.uplink.ca.clone(), settings.target_tls.cert.clone());
         let certificate = settings.csr.clone();
@@ -128,7 +129,8 @@ impl Edge {
         let admin = edge.admin(viewers, level, level_from_anywhere);
         admin.spawn(listeners, &edge.admin);
         let shown = cert.into_iter().map(|cert| ("edge.target_tls.cert".to_owned(), cert)).collect();
-        admin.follow_certificates(shown, vec![("edge.uplink.ca".to_owned(), ca)], &edge.admin);
+        let authorities = vec![("edge.uplink.ca".to_owned(), ca)];
+        admin.follow_files(shown, authorities, &edge.files, &edge.admin);
         if let Some(log) = edge.bound.log {
             info!(admin_addr = %log, "edge started");
         }
@@ -161,9 +163,7 @@ impl Edge {
                 listener_policies.apply(&[(http_proxy::EDGE_KEY, &proxy.access)]);
             }
         };
-        let readiness = self.readiness.clone();
-        let report = move |state| readiness.set_degraded(CONFIG_CONDITION, state);
-        config.follow(Settings::examine, &self.links, apply, report);
+        config.follow(Settings::examine, &self.files, &self.links, apply);
     }
 
     /// Collects all errors that would prevent a start, without starting anything.
@@ -188,7 +188,7 @@ impl Edge {
             grace: session.resume_timeout,
         };
         let table = SessionTable::new(Instance::random(), limits, metrics.clone());
-        let uplinks = Uplinks::new(uplink.node.clone());
+        let (uplinks, links) = (Uplinks::new(uplink.node.clone()), Drain::new());
         Self {
             bound: EdgeAddresses {
                 log: ports.log.as_ref().map(TcpAccept::at),
@@ -207,9 +207,10 @@ impl Edge {
             targets: Arc::new(ArcSwap::from_pointee(allow.targets.clone())),
             listener_policies: ListenerPolicies::default(),
             readiness: Readiness::waiting_for(&[LINK_CONDITION]),
+            files: FileWatcher::new(&links),
             uplinks,
             sessions: Drain::new(),
-            links: Drain::new(),
+            links,
             admin: Drain::new(),
             deadline: session.drain_timeout,
         }
@@ -219,7 +220,7 @@ impl Edge {
     fn keeper(&self, settings: Settings, files: EdgeFiles, pool: Pool) -> Arc<Reconnector> {
         let Settings { uplink, session, own, csr, .. } = settings;
         let EdgeFiles { tls, servers, targets: target_tls, tokens, proxy, resolver } = files;
-        target_tls.watch(&self.links);
+        target_tls.watch(&self.files);
         let dialer = TargetDialer {
             place: DialerRole::Node(uplink.node.clone()),
             own: LocalAddresses::of_interfaces(own),
@@ -268,9 +269,9 @@ impl Edge {
     fn spawn_upkeep(&self, keeper: &Reconnector, pool: Pool) {
         let links = &self.links;
         let dialer = &keeper.dialer;
-        links.spawn(info_span!("token"), dialer.tokens.clone().watch(links.clone()));
-        links.spawn(info_span!("tls"), dialer.tls.clone().watch(links.clone()));
-        links.spawn(info_span!("dns"), dialer.known.resolver.clone().watch(links.clone()));
+        self.files.watch("tokens", &dialer.tokens);
+        self.files.watch("tls", &dialer.tls);
+        dialer.known.resolver.watch(&self.files);
         links.spawn(info_span!("refusals"), self.metrics.refusals.clone().sum_up(links.clone().started()));
         links.spawn(info_span!("upkeep"), self.table.clone().upkeep(pool, links.clone()));
         links.spawn(info_span!("resume_cancelled"), self.route.clone().resume_cancelled(links.clone()));
@@ -327,6 +328,8 @@ impl Edge {
 const OPEN_TIMEOUT: Duration = Duration::from_secs(12);
 /// Readiness condition: the edge has a link.
 const LINK_CONDITION: &str = "link";
+/// Readiness condition: a server accepts the tokens of a changed token file.
+const TOKEN_CONDITION: &str = "token";
 /// Note in the readiness report: another machine uses the same node name.
 const NODE_NAME_CONDITION: &str = "node_name";
 /// Receive windows of an edge's sessions. They start large, because targets on loopback or in the same network read

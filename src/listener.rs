@@ -46,6 +46,7 @@ use tunnel_base::drain::Drain;
 use tunnel_base::policy::ports::ProxyPorts;
 use tunnel_base::policy::zone::Zone;
 use tunnel_net::listen::{Accept, TcpAccept};
+use tunnel_net::reload::FileWatcher;
 
 /// The kinds of listeners, in the order in which their tables are read.
 pub const LISTENERS: &[ListenerKind] = &[
@@ -158,6 +159,8 @@ pub(crate) struct ListenerDeps {
     pub(crate) stopping: CancellationToken,
     /// Ends once no session needs a link any more.
     pub(crate) links: Drain,
+    /// Reloads files when they change.
+    pub(crate) files: FileWatcher,
     /// How long a session waits for its edge.
     pub(crate) resume_timeout: Duration,
     /// Whether Kubernetes is asked for addresses.

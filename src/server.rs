@@ -25,7 +25,7 @@ use tracing::{info, info_span, warn};
 
 use crate::acceptor::{DialerRole, DirectDialer, SessionAcceptor, TargetDialer};
 use crate::admin::page::{AdminUsers, EventStreamLimiter};
-use crate::admin::readiness::{CONFIG_CONDITION, DRAINING_CONDITION, Readiness};
+use crate::admin::readiness::{DRAINING_CONDITION, Readiness};
 use crate::admin::status::{Clock, ServerView};
 use crate::admin::{Admin, Listeners, ProcessView};
 use crate::config::live::ConfigFile;
@@ -60,6 +60,7 @@ use tunnel_link::table::{SessionLimits, SessionTable};
 use tunnel_net::interfaces::LocalAddresses;
 use tunnel_net::listen::{TcpAccept, UnixAccept};
 use tunnel_net::pool::Pool;
+use tunnel_net::reload::FileWatcher;
 use tunnel_net::resolver::Resolver;
 use tunnel_proto::frame::{ErrorCode, SessionError};
 use tunnel_proto::halves::WindowLimits;
@@ -94,6 +95,7 @@ pub struct Server {
     pub enrolment: Option<Arc<Enrolment>>,
     finder: Arc<Finder>,
     readiness: Readiness,
+    files: FileWatcher,
     stopping: Shutdown,
     policies: LivePolicies,
     listener_policies: ListenerPolicies,
@@ -127,7 +129,7 @@ impl Server {
             metrics: ports.metrics.as_ref().map(TcpAccept::at),
             channelz: ports.channelz.as_ref().map(TcpAccept::at),
         };
-        let listener_policies = builder.watch(&core.shutdown.links);
+        let listener_policies = builder.watch(&core.files);
         let deps = core.listener_deps(&settings);
         core.shutdown.redirects = client_ports.into_iter().filter_map(|port| (port.spawn)(&deps)).collect();
         registry::spawn_publisher(&settings, files.dns, &core, port);
@@ -139,6 +141,7 @@ impl Server {
             enrolment: core.context.enrolment.clone(),
             finder: core.context.finder.clone(),
             readiness: core.readiness,
+            files: core.files,
             stopping: core.shutdown,
             policies: core.context.policies.clone(),
             listener_policies,
@@ -159,8 +162,9 @@ impl Server {
             channelz: ports.channelz,
             grpc: Some(server.bound.grpc),
         };
-        admin.spawn(listeners, &server.stopping.admin);
-        admin.follow_certificates(settings.certificates(), settings.ca_files(), &server.stopping.admin);
+        let drain = &server.stopping.admin;
+        admin.spawn(listeners, drain);
+        admin.follow_files(settings.certificates(), settings.ca_files(), &server.files, drain);
         registry::spawn_balance(&core.context, &settings);
         let proxies = settings.links.proxy_protocol;
         links::spawn(ports.grpc, proxies, files.tls, core.dialled_links, core.context);
@@ -174,9 +178,7 @@ impl Server {
     pub fn watch_config(&self, config: ConfigFile) {
         let (policies, listener_policies) = (self.policies.clone(), self.listener_policies.clone());
         let apply = move |settings: &ServerConfig| policies.apply(settings, &listener_policies);
-        let readiness = self.readiness.clone();
-        let report = move |state| readiness.set_degraded(CONFIG_CONDITION, state);
-        config.follow(ServerConfig::examine, &self.stopping.links, apply, report);
+        config.follow(ServerConfig::examine, &self.files, &self.stopping.links, apply);
     }
 
     /// Finds all errors that would prevent a start, and starts nothing. A check also finds certificates that clients
@@ -278,6 +280,8 @@ pub(crate) struct ServerCore {
     pub(crate) resolver: Resolver,
     /// Reported at `/readyz`.
     pub(crate) readiness: Readiness,
+    /// Reloads files when they change.
+    pub(crate) files: FileWatcher,
     /// Its tasks, in the order in which they are stopped.
     pub(crate) shutdown: Shutdown,
     /// The servers as reported by Kubernetes.
@@ -342,6 +346,7 @@ impl ServerCore {
             zone,
             resolver: files.resolver.clone(),
             readiness,
+            files: FileWatcher::new(&links),
             shutdown: stopping,
             servers,
             service_addresses: no_servers,
@@ -377,6 +382,7 @@ impl ServerCore {
             readiness: self.readiness.clone(),
             stopping: shared.stopping,
             links: self.shutdown.links.clone(),
+            files: self.files.clone(),
             resume_timeout: session.resume_timeout,
             asks_kubernetes: settings.addresses.cluster.is_some(),
         }
@@ -385,8 +391,7 @@ impl ServerCore {
     /// Spawns the tasks that watch files and remove expired state.
     fn with_upkeep(self, files: &ServerFiles) -> Self {
         let (drain, LinkContext { table, metrics, .. }) = (&self.shutdown.links, &self.context.link_context);
-        drain.spawn(info_span!("dns"), self.resolver.clone().watch(drain.clone()));
-        drain.spawn(info_span!("tls"), files.tls.clone().watch(drain.clone()));
+        files.watch(&self.files);
         drain.spawn(info_span!("refusals"), metrics.refusals.clone().sum_up(drain.clone().started()));
         let upkeep = table.clone().upkeep(self.context.pool.clone(), drain.clone());
         drain.spawn(info_span!("upkeep"), upkeep);

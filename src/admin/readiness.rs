@@ -13,15 +13,13 @@ use tracing::info_span;
 use crate::admin::Admin;
 use tunnel_base::drain::Drain;
 use tunnel_base::metrics::Metrics;
-use tunnel_net::reload;
+use tunnel_net::reload::FileWatcher;
 use tunnel_net::tls::certificate::{NotAfter, date};
 
 /// The conditions of this process's readiness. Cheap to clone; clones share their state.
 #[derive(Debug, Clone)]
 pub struct Readiness(Arc<Mutex<BTreeMap<&'static str, ConditionState>>>);
 
-/// Condition: the config file can be read. An edit with an error is reported until it is fixed.
-pub(crate) const CONFIG_CONDITION: &str = "config";
 /// Condition: records are published for DNS.
 pub(crate) const DNS_CONDITION: &str = "dns";
 /// Condition: the process is not stopping. It is set only when it stops.
@@ -144,26 +142,34 @@ struct CertificateFile {
 }
 
 impl Admin {
-    /// Watches the certificates that a program presents and the CAs that it trusts, each with its config key, until
-    /// `drain` starts.
-    pub fn follow_certificates(
+    /// Reports files that cannot be reloaded, and the expiry of certificates, until `drain` starts. `shown` are the
+    /// certificates that a program presents, and `believed` the CAs that it trusts, each with its config key.
+    pub fn follow_files(
         &self,
         shown: Vec<(String, PathBuf)>,
         believed: Vec<(String, PathBuf)>,
+        watcher: &FileWatcher,
         drain: &Drain,
     ) {
         let file = |authorities| move |(key, path)| CertificateFile { key, path, authorities };
         let files = shown.into_iter().map(file(false)).chain(believed.into_iter().map(file(true))).collect();
-        let followed = follow(files, self.metrics.clone(), self.readiness.clone(), drain.clone());
+        let followed =
+            follow(files, watcher.clone(), self.metrics.clone(), self.readiness.clone(), drain.clone());
         drain.spawn(info_span!("certificates"), followed);
     }
 }
 
-/// Checks the files every minute, and after a request to reload all files, until draining starts. Unreadable files are
-/// reported by their users.
-async fn follow(files: Vec<CertificateFile>, metrics: Metrics, readiness: Readiness, drain: Drain) {
-    let mut asked = reload::asked();
+/// Checks the certificates every minute and after each reload, until draining starts.
+async fn follow(
+    files: Vec<CertificateFile>,
+    watcher: FileWatcher,
+    metrics: Metrics,
+    readiness: Readiness,
+    drain: Drain,
+) {
+    let mut changes = watcher.changes();
     loop {
+        readiness.set_degraded(FILES_CONDITION, watcher.check());
         let mut soon = Vec::new();
         for file in &files {
             let Ok(pem) = tokio::fs::read(&file.path).await else { continue };
@@ -179,8 +185,8 @@ async fn follow(files: Vec<CertificateFile>, metrics: Metrics, readiness: Readin
         tokio::select! {
             biased;
             () = drain.draining() => return,
-            // The sender is never dropped.
-            _ = asked.changed() => sleep(SETTLED).await,
+            // The watcher keeps the sender.
+            _ = changes.changed() => {}
             () = sleep(INTERVAL) => {}
         }
     }
@@ -205,12 +211,12 @@ fn warning(file: &CertificateFile, end: u64, now: SystemTime) -> Option<String> 
     }
 }
 
-/// Name of the condition.
+/// Condition: changed files can be reloaded.
+const FILES_CONDITION: &str = "files";
+/// Condition: no certificate expires soon.
 const CERTIFICATES_CONDITION: &str = "certificates";
 /// Time between two checks of the files: expiry dates are days away.
 const INTERVAL: Duration = Duration::from_secs(60);
-/// Delay after which a file that was being written is complete.
-const SETTLED: Duration = Duration::from_secs(2);
 const DAY: u64 = 24 * 3600;
 /// Time before its expiry from which a certificate is reported, in seconds.
 const WARN_BEFORE_EXPIRY: u64 = 30 * DAY;
@@ -243,7 +249,9 @@ mod tests {
             std::fs::write(&path, text).unwrap();
             let (metrics, drain) = (Metrics::edge(), Drain::new());
             drain.start();
-            follow(vec![file(path.clone(), authorities)], metrics.clone(), readiness.clone(), drain).await;
+            let watcher = FileWatcher::new(&drain);
+            let file = file(path.clone(), authorities);
+            follow(vec![file], watcher, metrics.clone(), readiness.clone(), drain).await;
             let told = readiness.check().unwrap();
             match says {
                 Some(says) => assert!(told.contains(says) && told.contains("a.crt"), "{told}"),

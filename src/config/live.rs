@@ -6,10 +6,12 @@ use std::path::PathBuf;
 use toml::de::{DeTable, DeValue};
 use tracing::{error, info, info_span, warn};
 
-use crate::config::{Diagnostics, Environment, ParsedConfig, Warning, WarningKind, superedge, value};
+use crate::config::{
+    ConfigErrors, Diagnostics, Environment, ParsedConfig, Warning, WarningKind, superedge, value,
+};
 use tunnel_base::drain::Drain;
 use tunnel_base::logging::AUDIT;
-use tunnel_net::reload::Reload;
+use tunnel_net::reload::{FileWatcher, Reload};
 
 /// The keys that differ between two texts of a config, as written there; never their values.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
@@ -125,28 +127,30 @@ struct LoadedConfig<T> {
 
 impl ConfigFile {
     /// Re-reads the file when it changes, until draining starts, and passes the config to `apply`. A file with errors
-    /// changes nothing; its errors are logged, and passed to `report` until they are fixed.
+    /// changes nothing.
     pub fn follow<T: Send + Sync + 'static>(
         self,
         examine: fn(&str, &Environment) -> ParsedConfig<T>,
+        files: &FileWatcher,
         drain: &Drain,
         apply: impl Fn(&T) + Send + 'static,
-        report: impl Fn(Result<(), String>) + Send + 'static,
     ) {
         let Self { path, text, environment } = self;
-        let parsed_with = environment.clone();
+        let (parsed_with, at) = (environment.clone(), path.clone());
         let parse = move |content: &[u8]| {
             let text = String::from_utf8_lossy(content).into_owned();
-            let (settings, warnings) =
-                examine(&text, &parsed_with).whole().map_err(|errors| errors.to_string())?;
+            let in_one_line = |errors: ConfigErrors| errors.to_string().replace('\n', "; ");
+            let (settings, warnings) = examine(&text, &parsed_with)
+                .whole()
+                .map_err(|errors| format!("{}: {}", at.display(), in_one_line(errors)))?;
             Ok(LoadedConfig { text, settings, warnings })
         };
         let config = match Reload::file(path, parse) {
             Ok(config) => config,
             Err(cause) => return error!(error = %cause, "cannot watch the config file"),
         };
-        let (mut changes, mut errors, mut text) = (config.changes(), config.error(), text);
-        drain.spawn(info_span!("config"), config.clone().watch(drain.clone()));
+        let (mut changes, mut text) = (config.changes(), text);
+        files.watch("config", &config);
         let draining = drain.clone();
         drain.spawn(info_span!("config"), async move {
             loop {
@@ -159,13 +163,6 @@ impl ConfigFile {
                 tokio::select! {
                     () = draining.draining() => return,
                     changed = changes.changed() => if changed.is_err() { return },
-                    changed = errors.changed() => {
-                        if changed.is_err() {
-                            return;
-                        }
-                        let error = errors.borrow_and_update().clone();
-                        report(error.map_or(Ok(()), |why| Err(format!("{why}; the previous config stays in use"))));
-                    }
                 }
             }
         });

@@ -13,7 +13,7 @@ use crate::acceptor::SessionAcceptor;
 use crate::admin::readiness::Readiness;
 use crate::config::Secret;
 use crate::edge::link_dialer::{AddressHint, LinkDialer, NewLink, is_name_taken};
-use crate::edge::{LINK_CONDITION, NODE_NAME_CONDITION};
+use crate::edge::{LINK_CONDITION, NODE_NAME_CONDITION, TOKEN_CONDITION};
 use crate::route::{SessionRouter, Uplinks};
 use tunnel_base::backoff::{Backoff, MAX_PAUSE};
 use tunnel_base::drain::Drain;
@@ -139,9 +139,7 @@ impl Reconnector {
         self.dialer.on_linked(server, link.sender.instance);
         let instance = link.sender.instance.map(field::debug);
         info!(link = %link.sender.id, server = self.dialer.display_name(server), instance, dialect = %link.sender.dialect, "linked");
-        self.readiness.set(LINK_CONDITION, Ok(()));
-        self.link_context.metrics.links.opened(link.sender.peer.kind());
-        self.uplinks.add(link.sender.clone());
+        self.began(&link);
         let mut fail_back = Box::pin(self.fail_back(server));
         // Prefer the same server, where sessions resume at once.
         let hint = AddressHint { to: at, exclude: None };
@@ -249,6 +247,13 @@ impl Reconnector {
                     if self.dialer.is_refused(&why) {
                         backoff.refused();
                     }
+                    // The older link hides the error until it ends, and then the node is lost.
+                    self.readiness.set_degraded(
+                        TOKEN_CONDITION,
+                        Err(format!(
+                            "no link with the changed token: {text}; the link with the earlier token stays"
+                        )),
+                    );
                 }
             }
         }
@@ -286,6 +291,13 @@ impl Reconnector {
             | Event::ListNodes(_)
             | Event::NodePage(_) => {}
         }
+    }
+
+    fn began(&self, link: &Link) {
+        self.readiness.set(LINK_CONDITION, Ok(()));
+        self.readiness.set_degraded(TOKEN_CONDITION, Ok(()));
+        self.link_context.metrics.links.opened(link.sender.peer.kind());
+        self.uplinks.add(link.sender.clone());
     }
 
     fn ended(&self, link: &Link, why: &LinkEnd) {

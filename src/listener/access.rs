@@ -7,17 +7,16 @@ use std::sync::Arc;
 use arc_swap::ArcSwap;
 use http::HeaderMap;
 use http::header::{AUTHORIZATION, PROXY_AUTHORIZATION};
-use tracing::{info, info_span};
+use tracing::info;
 
 use crate::admin::page::AdminUsers;
 use crate::config::listen::{AccessConfig, AdminConfig, AuthConfig};
 use crate::listener::admission::AccessPolicy;
 use crate::listener::auth::{PasswordChecker, Users};
 use crate::startup::{Startup, StartupErrorKind};
-use tunnel_base::drain::Drain;
 use tunnel_base::policy::Networks;
 use tunnel_base::policy::zone::Zone;
-use tunnel_net::reload::Reload;
+use tunnel_net::reload::{FileWatcher, Reload};
 
 /// Builds the access policies of listeners. A user file named by several tables is read once, and failed logins at any
 /// of their ports count together.
@@ -84,10 +83,10 @@ impl AccessPolicyBuilder {
         }))
     }
 
-    /// Watches the files.
-    pub fn watch(self, drain: &Drain) -> ListenerPolicies {
-        for file in self.files.into_values().flatten() {
-            drain.spawn(info_span!("users"), file.users.watch(drain.clone()));
+    /// Reloads the users' files when they change.
+    pub fn watch(self, files: &FileWatcher) -> ListenerPolicies {
+        for file in self.files.values().flatten() {
+            files.watch("users", &file.users);
         }
         self.policies
     }

@@ -5,7 +5,6 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
-use tracing::info_span;
 
 use crate::config::listen::{self, AccessConfig, AuthMethods, ListenAddress};
 use crate::config::table::ConfigTable;
@@ -105,7 +104,7 @@ impl ListenerConfig for EgressConfig {
                 let listener = setup.startup.bind("server.egress.listen", *listen);
                 let (access, tls, listener) = (access?, tls?, listener?);
                 BoundListener::tcp(KIND.name, listener, access, move |deps: &ListenerDeps| {
-                    deps.links.spawn(info_span!("tls"), tls.clone().watch(deps.links.clone()));
+                    deps.files.watch("tls", &tls);
                     OverTls::new(Connect(Category::Egress), tls, deps.context.pool.clone())
                 })
             }

@@ -25,10 +25,10 @@ use crate::listener::forward::forward;
 use crate::listener::requests::credentials;
 use crate::listener::{BoundListener, ListenerConfig, ListenerKind, ListenerSetup, connect};
 use crate::startup::Startup;
-use tunnel_base::drain::Drain;
 use tunnel_base::names::{NameError, Target};
 use tunnel_base::policy::Glob;
 use tunnel_net::listen::TcpAccept;
+use tunnel_net::reload::FileWatcher;
 use tunnel_net::socket::{Connection, Hooked, ReadHook};
 use tunnel_proto::frame::Category;
 
@@ -173,13 +173,12 @@ impl EdgeProxy {
         self.listener.at()
     }
 
-    /// Starts serving clients until the drain of `context` begins. Returns the access policy, which can be reloaded
-    /// until `links` end.
-    pub(crate) fn spawn(self, context: ListenerContext, links: &Drain) -> ListenerPolicies {
+    /// Starts serving clients until the drain of `context` begins. Returns the access policy, which can be reloaded.
+    pub(crate) fn spawn(self, context: ListenerContext, files: &FileWatcher) -> ListenerPolicies {
         let Self { listener, access, policies } = self;
         let proxies = access.proxies();
         info!(local_addr = %listener.at(), "HTTP proxy started");
-        let policies = policies.watch(links);
+        let policies = policies.watch(files);
         let context = ListenerContext { listener: KIND.name, policy: access.policy(None), ..context };
         let drain = context.drain.clone();
         drain.spawn(info_span!("clients"), serve(Proxy, listener, proxies, context));

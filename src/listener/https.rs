@@ -296,10 +296,9 @@ impl ListenerConfig for HttpsConfig {
                 let (watched, targets) = (watched.take(), targets.clone());
                 Some(BoundListener::tcp(KIND.name, listener, access.clone(), move |deps| {
                     if let Some((clients, targets)) = watched {
-                        let links = &deps.links;
-                        links.spawn(info_span!("tls"), clients.watch(links.clone()));
+                        deps.files.watch("tls", &clients);
                         if let Some(targets) = targets {
-                            links.spawn(info_span!("target tls"), targets.watch(links.clone()));
+                            deps.files.watch("target tls", &targets);
                         }
                     }
                     let port = NodePort::new(stands_for, category, targets, deps);

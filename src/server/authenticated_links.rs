@@ -66,6 +66,7 @@ pub(crate) fn read(
     startup: &mut Startup,
 ) -> Option<Reload<NodeTokens>> {
     let (path, first) = (file.to_owned(), AtomicBool::new(true));
+    let is_optional = certificates || invitations;
     let tokens = Reload::file(file, move |text| {
         let tokens = NodeTokens::parse(&String::from_utf8_lossy(text));
         for (line, error) in tokens.errors() {
@@ -84,14 +85,16 @@ pub(crate) fn read(
         }
         if !tokens.is_empty() {
             first.store(false, Relaxed);
-        } else if !first.load(Relaxed) && !is_empty_intended(&tokens, certificates) {
-            // An operator who wants to exclude every edge can stop the server; here it is more likely a mistake.
-            return Err("it has no token, which would close every link; leave at least one line".into());
+        } else if !first.load(Relaxed) && !is_empty_intended(&tokens, is_optional) {
+            return Err(format!(
+                "{} has no token, which would close every link; leave at least one line, or block a node with the \
+                 line \"NODE:\"",
+                path.display()
+            ));
         }
         Ok(tokens)
     });
     let tokens = startup.collect(StartupErrorKind::Config, &["server.links.token_file"], tokens)?;
-    // Where edges join by invitation, a file without tokens is usual.
     if !invitations && tokens.load().is_empty() {
         let who = if certificates { "every edge without a certificate" } else { "every edge" };
         warn!(file = %file.display(), refused = %who, "token file has no token");
@@ -99,14 +102,14 @@ pub(crate) fn read(
     Some(tokens)
 }
 
-/// Returns true if a file without any token is intended. Where edges have certificates, it may only contain nodes that
-/// are blocked.
-fn is_empty_intended(tokens: &NodeTokens, certificates: bool) -> bool {
-    certificates && tokens.shut_some_out()
+/// Returns true if a file without any token is intended rather than a mistake: it blocks a node, or tokens are optional
+/// and it has no faulty line.
+fn is_empty_intended(tokens: &NodeTokens, is_optional: bool) -> bool {
+    tokens.shut_some_out() || is_optional && tokens.errors().is_empty()
 }
 
 impl AuthenticatedLinks {
-    /// Starts watching the token file.
+    /// Starts closing the links whose credentials are revoked.
     pub(crate) fn start(
         tokens: Reload<NodeTokens>,
         enrolment: Option<Arc<Enrolment>>,
@@ -114,7 +117,6 @@ impl AuthenticatedLinks {
         table: Arc<SessionTable>,
         drain: &Drain,
     ) -> Arc<Self> {
-        drain.spawn(info_span!("tokens"), tokens.clone().watch(drain.clone()));
         let proven = Arc::new(Self { tokens, enrolment, nodes, certificates, links: Mutex::default() });
         drain.spawn(info_span!("tokens"), proven.clone().watch_revocations(table, drain.clone()));
         proven
@@ -415,9 +417,10 @@ mod tests {
     }
 
     #[test]
-    fn a_file_that_only_shuts_nodes_out_is_meant_so_where_edges_have_certificates() {
-        let meant = |text, certificates| is_empty_intended(&NodeTokens::parse(text), certificates);
-        assert!(meant("node1:\n", true) && !meant("node1:\n", false));
+    fn a_file_without_tokens_is_intended_if_it_blocks_a_node_or_edges_need_no_token() {
+        let meant = |text, is_optional| is_empty_intended(&NodeTokens::parse(text), is_optional);
+        assert!(meant("node1:\n", true) && meant("node1:\n", false));
+        assert!(meant("# node:token\n", true) && !meant("# node:token\n", false));
         assert!(!meant("default:\n", true) && !meant("all gone", true), "that is a mistake");
     }
 }

@@ -17,12 +17,12 @@ use crate::startup::{Startup, StartupErrorKind};
 use tunnel_base::policy::Glob;
 use tunnel_base::policy::targets::Targets;
 use tunnel_base::policy::tokens::NodeTokens;
-use tunnel_net::reload::Reload;
+use tunnel_net::reload::{FileWatcher, Reload};
 use tunnel_net::resolver::Resolver;
 use tunnel_net::tls::verify::EdgeCerts;
 use tunnel_net::tls::{self, ClientAuth, Identity, PeerTls, TlsServerConfig};
 
-/// The contents of the files; a [`Reload`] watches its file.
+/// The contents of the files.
 #[derive(Debug)]
 pub(crate) struct ServerFiles {
     /// TLS of the gRPC port.
@@ -40,6 +40,19 @@ pub(crate) struct ServerFiles {
 }
 
 impl ServerFiles {
+    /// Reloads the files when they change.
+    pub(crate) fn watch(&self, watcher: &FileWatcher) {
+        watcher.watch("tls", &self.tls);
+        if let Some(peers) = &self.peers {
+            watcher.watch("peer tls", peers);
+        }
+        if let Some(authority) = &self.authority {
+            watcher.watch("ca", authority);
+        }
+        watcher.watch("tokens", &self.tokens);
+        self.resolver.watch(watcher);
+    }
+
     /// Reads all files. Returns `None` if there are errors, which `startup` has noted.
     pub(crate) fn read(settings: &ServerConfig, startup: &mut Startup) -> Option<Self> {
         let tls = tls(settings, startup);

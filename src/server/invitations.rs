@@ -41,7 +41,6 @@ pub(crate) fn start(
 ) -> Option<Arc<Enrolment>> {
     let authority = authority?;
     let cell = store(settings, resolver)?;
-    drain.spawn(info_span!("ca"), authority.clone().watch(drain.clone()));
     let enrolment = Enrolment::new(cell, authority);
     let readiness = readiness.clone();
     let report = move |state| readiness.set_degraded(INVITATIONS_CONDITION, state);

@@ -89,7 +89,6 @@ pub(crate) fn finder(
     let Some(tls) = tls else {
         return (Finder::without_peers(registry, own), None);
     };
-    drain.spawn(info_span!("tls"), tls.clone().watch(drain.clone()));
     let service = asked.dns_name.as_ref().and_then(|service| match &service.host {
         Host::Name(name) => Some((name.to_string(), service.port)),
         Host::Ip(_) => None,

@@ -1,6 +1,8 @@
 //! Access rules follow the config while the programs run, and no session is aborted.
 
+use std::net::SocketAddr;
 use std::path::Path;
+use std::time::Duration;
 
 use tokio::time::{Instant, sleep};
 use tunnel::config::Environment;
@@ -9,11 +11,12 @@ use tunnel::edge::Edge;
 use tunnel::edge::config::EdgeConfig;
 use tunnel::server::Server;
 use tunnel::server::config::ServerConfig;
+use tunnel_net::pki::CertificateAuthority;
 use tunnel_net::reload::reload_now;
 
 use crate::support::TIMEOUT;
 use crate::support::clients::{echoed, get};
-use crate::support::programs::{TestDir, TestServer, at};
+use crate::support::programs::{TOKEN, TestDir, TestServer, at, edge, start_edge};
 use crate::support::targets;
 
 fn file(path: &Path, text: &str) -> ConfigFile {
@@ -31,7 +34,7 @@ async fn comes_to(path: &Path, text: &str, server: &TestServer, target: &str, ph
             return;
         }
         assert!(started.elapsed() < TIMEOUT, "expected {phrase:?}, got {said:?}");
-        sleep(std::time::Duration::from_millis(50)).await;
+        sleep(Duration::from_millis(50)).await;
     }
 }
 
@@ -79,26 +82,85 @@ async fn an_edit_with_an_error_is_a_condition_until_it_is_fixed() {
     let edge_file = place.file("edge.toml", &edge_text);
     let edge = Edge::start(EdgeConfig::read(&edge_text, &Environment::default()).unwrap().0, None).unwrap();
     edge.watch_config(file(&edge_file, &edge_text));
-    let comes_to = async |path: &Path, text: &str, at, expected: &str| {
-        std::fs::write(path, text).unwrap();
-        let started = Instant::now();
-        loop {
-            reload_now();
-            let page = get(at, "/readyz").await;
-            if page.status == 200 && page.body.contains(expected) && (expected != "ok" || page.body == "ok\n")
-            {
-                return;
-            }
-            assert!(started.elapsed() < TIMEOUT, "expected {expected:?}, got {page:?}");
-            sleep(std::time::Duration::from_millis(50)).await;
-        }
-    };
     for (path, good, at) in
         [(&cloud, &text, server.bound.log), (&edge_file, &edge_text, edge.bound.log.unwrap())]
     {
-        comes_to(path, &format!("{good}\n[unknown]\n"), at, "config: ").await;
-        comes_to(path, "", at, "is empty").await;
-        comes_to(path, good, at, "ok").await;
+        std::fs::write(path, format!("{good}\n[unknown]\n")).unwrap();
+        is_reported(at, &format!("files: {}: line ", path.display())).await;
+        std::fs::write(path, "").unwrap();
+        is_reported(at, "is empty").await;
+        std::fs::write(path, good).unwrap();
+        is_reported(at, "ok\n").await;
+    }
+}
+
+#[tokio::test]
+async fn a_file_that_cannot_be_reloaded_is_a_condition_until_it_is_fixed() {
+    let place = TestDir::new();
+    let server = TestServer::start(&place);
+    let log = server.server.bound.log;
+    let _edge = edge(&place, &server, "node1").await;
+    let other = CertificateAuthority::new("other", Duration::from_secs(3600)).unwrap();
+    let (key, token) = (place.path().join("cloud.key"), place.path().join("token"));
+    let (good_key, good_token) =
+        (std::fs::read_to_string(&key).unwrap(), std::fs::read_to_string(&token).unwrap());
+
+    is_reported(log, "ok\n").await;
+    std::fs::write(&key, other.key()).unwrap();
+    let told = is_reported(log, "cloud.key").await;
+    assert_eq!(told.matches("cloud.key").count(), 1, "two values use the key, and have one error: {told}");
+    std::fs::write(&token, "# all removed\n").unwrap();
+    let told = is_reported(log, "has no token").await;
+    assert!(told.contains("cloud.key") && told.contains(&token.display().to_string()), "{told}");
+    assert!(server.link("node1").is_some());
+    std::fs::write(&key, good_key).unwrap();
+    std::fs::write(&token, good_token).unwrap();
+    is_reported(log, "ok\n").await;
+}
+
+#[tokio::test]
+async fn the_expiry_of_a_new_certificate_is_reported_as_soon_as_it_is_in_use() {
+    let place = TestDir::new();
+    let server = TestServer::start(&place);
+    let log = server.server.bound.log;
+    is_reported(log, "ok\n").await;
+    let authority = &place.authority.0;
+    let authority = CertificateAuthority::read(authority.cert(), &authority.key()).unwrap();
+    let short =
+        authority.signing_for(Duration::from_secs(10 * 24 * 3600 + 60)).server(&["127.0.0.1"]).unwrap();
+    short.write(&place.path().join("cloud.crt"), &place.path().join("cloud.key")).unwrap();
+    is_reported(log, "certificates: server.links.cert").await;
+}
+
+#[tokio::test]
+async fn a_changed_token_that_no_server_accepts_is_a_condition_until_one_does() {
+    let place = TestDir::new();
+    let token = place.file("mine", TOKEN);
+    let server = TestServer::start(&place);
+    let by_file = format!("token_file = \"{}\"", token.display());
+    let text = place.edge("node1", server.server.bound.grpc, "");
+    let edge = start_edge(&text.replace(&format!("token = \"{TOKEN}\""), &by_file));
+    server.has("node1").await;
+    std::fs::write(&token, "wrong").unwrap();
+    let log = edge.bound.log.unwrap();
+    let told = is_reported(log, "token: ").await;
+    assert!(told.contains("invalid token"), "{told}");
+    assert!(server.link("node1").is_some(), "the earlier link stays");
+    std::fs::write(&token, TOKEN).unwrap();
+    is_reported(log, "ok\n").await;
+}
+
+/// Waits until a program that stays ready reports this, and returns the report.
+async fn is_reported(at: SocketAddr, expected: &str) -> String {
+    let started = Instant::now();
+    loop {
+        reload_now();
+        let page = get(at, "/readyz").await;
+        if page.status == 200 && page.body.contains(expected) && (expected != "ok\n" || page.body == "ok\n") {
+            return page.body;
+        }
+        assert!(started.elapsed() < TIMEOUT, "expected {expected:?}, got {page:?}");
+        sleep(Duration::from_millis(50)).await;
     }
 }
 

@@ -1,5 +1,6 @@
 //! Values reloaded when their files change, secrets among them. Holders of an old value keep it.
 
+use std::collections::BTreeSet;
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
@@ -9,7 +10,7 @@ use std::{fmt, io};
 
 use arc_swap::ArcSwap;
 use tokio::sync::watch;
-use tracing::{error, info, warn};
+use tracing::{error, info, info_span, warn};
 
 use tunnel_base::drain::Drain;
 
@@ -18,7 +19,8 @@ use tunnel_base::drain::Drain;
 ///
 /// It compares content, not times. So it notices a replaced symbolic link (Kubernetes mounts) and an edit, and ignores
 /// a touched file. New content takes effect once it was read twice unchanged, so a file that is still being written
-/// never does. An empty or removed file changes nothing. Until [`Self::watch`] runs, the value remains the first one.
+/// never does. An empty or removed file changes nothing. The value remains the first one unless a [`FileWatcher`] watches
+/// its files.
 pub struct Reload<T>(Arc<Shared<T>>);
 
 /// The reason why a value could not be read from its files.
@@ -56,7 +58,6 @@ impl<T: Send + Sync + 'static> Reload<T> {
             paths,
             parse: Box::new(parse),
             changed: watch::Sender::new(()),
-            error: watch::Sender::new(None),
         })))
     }
 
@@ -72,8 +73,8 @@ impl<T: Send + Sync + 'static> Reload<T> {
     pub fn fixed(value: T) -> Self {
         let value = ArcSwap::from_pointee(value);
         let parse = Box::new(|_: &[Vec<u8>]| Err("is fixed".to_owned()));
-        let (changed, error) = (watch::Sender::new(()), watch::Sender::new(None));
-        Self(Arc::new(Shared { value, first: fingerprint(&[]), paths: Vec::new(), parse, changed, error }))
+        let changed = watch::Sender::new(());
+        Self(Arc::new(Shared { value, first: fingerprint(&[]), paths: Vec::new(), parse, changed }))
     }
 
     /// Returns the current value. Call it for each use, because the result is not updated.
@@ -86,33 +87,24 @@ impl<T: Send + Sync + 'static> Reload<T> {
         self.0.changed.subscribe()
     }
 
-    /// Returns a receiver of the error that keeps the files from being reloaded; `None` while there is none.
-    pub fn error(&self) -> watch::Receiver<Option<String>> {
-        self.0.error.subscribe()
-    }
-
-    /// Polls the files every few seconds and after [`reload_now`], until draining begins. A change takes effect within
-    /// 6 s.
-    ///
-    /// If reading or parsing fails, the old value remains, and each new error is logged once. Cancel safe.
-    pub async fn watch(self, drain: Drain) {
-        if self.0.paths.is_empty() {
-            return;
-        }
-        let mut seen = FileState { content: self.0.first, ..FileState::default() };
-        let mut look_now = asked();
+    async fn follow(self, mut seen: FileState, status: FileStatus) {
+        let mut look_now = LOOK_NOW.subscribe();
         loop {
             let pause = if seen.unsettled.is_some() { DEBOUNCE } else { CHECK_INTERVAL };
             tokio::select! {
                 biased;
-                () = drain.draining() => return,
+                () = status.files.drain.draining() => return,
                 // The sender is never dropped.
                 _ = look_now.changed() => {}
                 () = tokio::time::sleep(pause) => {}
             }
             let next = self.look(&seen).await;
-            seen = self.report(seen, next);
+            seen = self.report(seen, next, &status);
         }
+    }
+
+    fn first_state(&self) -> FileState {
+        FileState { content: self.0.first, ..FileState::default() }
     }
 
     async fn look(&self, seen: &FileState) -> FileCheck<T> {
@@ -139,13 +131,13 @@ impl<T: Send + Sync + 'static> Reload<T> {
         }
     }
 
-    /// Stores the new value, or logs the error.
-    fn report(&self, seen: FileState, found: FileCheck<T>) -> FileState {
+    /// Stores the new value, or reports the error.
+    fn report(&self, seen: FileState, found: FileCheck<T>, status: &FileStatus) -> FileState {
         match found {
-            // Unchanged bad content was logged before.
+            // Unchanged bad content was reported before.
             FileCheck::Unchanged if seen.bad => FileState { unsettled: None, ..seen },
             FileCheck::Unchanged => {
-                self.set_error(None);
+                status.set_readable();
                 FileState { unsettled: None, ..seen }
             }
             FileCheck::Changing(content) => FileState { unsettled: Some(content), ..seen },
@@ -153,25 +145,16 @@ impl<T: Send + Sync + 'static> Reload<T> {
                 self.0.value.store(Arc::new(value));
                 info!(files = %self.0, "files reloaded");
                 self.0.changed.send_replace(());
-                self.set_error(None);
+                status.set_reloaded();
                 FileState { content, ..FileState::default() }
             }
             FileCheck::Failed(content, cause) => {
-                if self.set_error(Some(cause.to_string())) {
+                if status.set_error(cause.to_string()) {
                     error!(files = %self.0, error = %cause, "cannot reload files, keeping previous content");
                 }
                 FileState { content, unsettled: None, bad: matches!(cause, ReloadError::Content(_)) }
             }
         }
-    }
-
-    /// Sets the current error. Returns true if it differs from the last one.
-    fn set_error(&self, error: Option<String>) -> bool {
-        self.0.error.send_if_modified(|current| {
-            let is_new = *current != error;
-            *current = error;
-            is_new
-        })
     }
 }
 
@@ -193,8 +176,6 @@ struct Shared<T> {
     paths: Vec<PathBuf>,
     parse: Box<Parse<T>>,
     changed: watch::Sender<()>,
-    /// The error that was logged last, until the files can be read again.
-    error: watch::Sender<Option<String>>,
     /// Fingerprint of the first value's content.
     first: u64,
 }
@@ -243,14 +224,101 @@ pub fn fingerprint(contents: &[Vec<u8>]) -> u64 {
     hasher.finish()
 }
 
+/// Watches the files of a server or an edge until draining begins, and collects the errors that keep them from being
+/// reloaded. Cheap to clone; clones share the errors.
+#[derive(Debug, Clone)]
+pub struct FileWatcher {
+    drain: Drain,
+    /// The current error of each watched value.
+    errors: watch::Sender<Vec<Option<String>>>,
+}
+
+impl FileWatcher {
+    /// Returns a watcher without files.
+    pub fn new(drain: &Drain) -> Self {
+        Self { drain: drain.clone(), errors: watch::Sender::default() }
+    }
+
+    /// Polls the files of a value every few seconds and after [`reload_now`]. A change takes effect within 6 s.
+    ///
+    /// If reading or parsing fails, the old value remains, and each new error is logged once. `what` names the task.
+    pub fn watch<T: Send + Sync + 'static>(&self, what: &'static str, value: &Reload<T>) {
+        if value.0.paths.is_empty() {
+            return;
+        }
+        let mut index = 0;
+        self.errors.send_modify(|errors| {
+            index = errors.len();
+            errors.push(None);
+        });
+        let status = FileStatus { files: self.clone(), index };
+        self.drain
+            .spawn(info_span!("files", value = what), value.clone().follow(value.first_state(), status));
+    }
+
+    /// Returns the errors that keep files from being reloaded, each once.
+    ///
+    /// # Errors
+    ///
+    /// At least one file cannot be reloaded.
+    pub fn check(&self) -> Result<(), String> {
+        let errors = self.errors.borrow();
+        // Values that share a file have the same error.
+        let distinct: BTreeSet<_> = errors.iter().flatten().map(String::as_str).collect();
+        if distinct.is_empty() {
+            return Ok(());
+        }
+        let all = distinct.into_iter().collect::<Vec<_>>().join("; ");
+        Err(format!("{all}; the previous content stays in use until a restart"))
+    }
+
+    /// Returns a channel that changes when files were reloaded, or when [`Self::check`] may have another result.
+    pub fn changes(&self) -> watch::Receiver<Vec<Option<String>>> {
+        self.errors.subscribe()
+    }
+}
+
+/// One watched value's place among the errors of a [`FileWatcher`].
+struct FileStatus {
+    files: FileWatcher,
+    index: usize,
+}
+
+impl FileStatus {
+    fn set_reloaded(&self) {
+        self.files.errors.send_modify(|errors| self.replace(errors, None));
+    }
+
+    fn set_readable(&self) {
+        self.files.errors.send_if_modified(|errors| {
+            let had_error = errors.get(self.index).is_some_and(Option::is_some);
+            self.replace(errors, None);
+            had_error
+        });
+    }
+
+    /// Sets the error. Returns true if no watched value had the same one.
+    fn set_error(&self, error: String) -> bool {
+        let (error, mut is_new) = (Some(error), false);
+        self.files.errors.send_if_modified(|errors| {
+            is_new = !errors.contains(&error);
+            let changed = errors.get(self.index) != Some(&error);
+            self.replace(errors, error);
+            changed
+        });
+        is_new
+    }
+
+    fn replace(&self, errors: &mut [Option<String>], error: Option<String>) {
+        if let Some(own) = errors.get_mut(self.index) {
+            *own = error;
+        }
+    }
+}
+
 /// Makes all watchers in this process check their files now.
 pub fn reload_now() {
     LOOK_NOW.send_replace(());
-}
-
-/// Returns a receiver that is notified by [`reload_now`].
-pub fn asked() -> watch::Receiver<()> {
-    LOOK_NOW.subscribe()
 }
 
 /// Global, because SIGHUP concerns the whole process.
@@ -299,16 +367,19 @@ mod tests {
     }
 
     /// Checks twice, as [`Reload::watch`] does within a few seconds.
-    async fn look(reload: &Reload<u32>, mut seen: FileState) -> FileState {
+    async fn look(reload: &Reload<u32>, mut seen: FileState, status: &FileStatus) -> FileState {
         for _ in 0..2 {
             let found = reload.look(&seen).await;
-            seen = reload.report(seen, found);
+            seen = reload.report(seen, found, status);
         }
         seen
     }
 
-    fn first(reload: &Reload<u32>) -> FileState {
-        FileState { content: reload.0.first, ..FileState::default() }
+    /// Returns the places of that number of values.
+    fn watched<const N: usize>() -> [FileStatus; N] {
+        let files = FileWatcher::new(&Drain::new());
+        files.errors.send_replace(vec![None; N]);
+        std::array::from_fn(|index| FileStatus { files: files.clone(), index })
     }
 
     #[tokio::test]
@@ -318,28 +389,30 @@ mod tests {
         std::fs::write(&path, "1").unwrap();
         let reload = Reload::file(&path, number).unwrap();
         let old = reload.load();
-        let mut seen = first(&reload);
-        let (changes, error) = (reload.changes(), || reload.error().borrow().clone());
+        let mut seen = reload.first_state();
+        let [status] = watched();
+        let (changes, error) = (reload.changes(), || status.files.check().err());
 
         std::fs::write(&path, "2").unwrap();
-        seen = look(&reload, seen).await;
+        seen = look(&reload, seen, &status).await;
         assert_eq!((*old, *reload.load()), (1, 2));
 
         std::fs::write(&path, "two").unwrap();
-        seen = look(&reload, seen).await;
-        assert_eq!((*reload.load(), error().as_deref()), (2, Some("not a number")));
+        seen = look(&reload, seen, &status).await;
+        assert_eq!(*reload.load(), 2);
+        assert!(error().unwrap().starts_with("not a number; the previous content"), "{:?}", error());
 
         std::fs::remove_file(&path).unwrap();
-        seen = look(&reload, seen).await;
+        seen = look(&reload, seen, &status).await;
         assert!(error().unwrap().contains("cannot read"), "{:?}", error());
 
         assert!(changes.has_changed().unwrap());
         std::fs::write(&path, " \n").unwrap();
-        seen = look(&reload, seen).await;
+        seen = look(&reload, seen, &status).await;
         assert!(error().unwrap().contains("is empty"), "{:?}", error());
 
         std::fs::write(&path, "3").unwrap();
-        look(&reload, seen).await;
+        look(&reload, seen, &status).await;
         assert_eq!((*reload.load(), error()), (3, None));
     }
 
@@ -349,11 +422,11 @@ mod tests {
         let path = dir.path().join("n");
         std::fs::write(&path, "1").unwrap();
         let reload = Reload::file(&path, number).unwrap();
-        let mut seen = first(&reload);
+        let (mut seen, [status]) = (reload.first_state(), watched());
         for (content, counts) in [("", 1), ("2", 1), ("", 1), ("2", 1), ("23", 1), ("234", 1), ("234", 234)] {
             std::fs::write(&path, content).unwrap();
             let found = reload.look(&seen).await;
-            seen = reload.report(seen, found);
+            seen = reload.report(seen, found, &status);
             assert_eq!(*reload.load(), counts, "{content}");
         }
     }
@@ -371,12 +444,12 @@ mod tests {
         })
         .unwrap();
         std::fs::write(&path, "bad").unwrap();
-        let mut seen = first(&reload);
+        let (mut seen, [status]) = (reload.first_state(), watched());
         for _ in 0..3 {
-            seen = look(&reload, seen).await;
+            seen = look(&reload, seen, &status).await;
         }
         assert_eq!(parsed.load(Ordering::Relaxed), 2);
-        assert!(reload.error().borrow().is_some());
+        assert!(status.files.check().is_err());
     }
 
     #[tokio::test(start_paused = true)]
@@ -386,7 +459,7 @@ mod tests {
         std::fs::write(&path, "1").unwrap();
         let reload = Reload::file(&path, number).unwrap();
         let drain = Drain::new();
-        drain.spawn(tracing::Span::none(), reload.clone().watch(drain.clone()));
+        FileWatcher::new(&drain).watch("number", &reload);
         std::fs::write(&path, "2").unwrap();
         while *reload.load() != 2 {
             tokio::time::sleep(CHECK_INTERVAL).await;
@@ -402,7 +475,7 @@ mod tests {
         std::fs::write(&path, "1").unwrap();
         let reload = Reload::file(&path, number).unwrap();
         let (drain, mut changes) = (Drain::new(), reload.changes());
-        drain.spawn(tracing::Span::none(), reload.clone().watch(drain.clone()));
+        FileWatcher::new(&drain).watch("number", &reload);
         tokio::task::yield_now().await;
         let started = tokio::time::Instant::now();
         std::fs::write(&path, "2").unwrap();
@@ -410,6 +483,27 @@ mod tests {
         changes.changed().await.unwrap();
         assert_eq!((*reload.load(), started.elapsed() <= DEBOUNCE), (2, true), "{:?}", started.elapsed());
         drain.finish(Duration::from_secs(1), std::future::pending()).await;
+    }
+
+    #[tokio::test]
+    async fn values_of_one_bad_file_report_it_once_until_each_has_read_it_again() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("n");
+        std::fs::write(&path, "1").unwrap();
+        let [one, other] = [(); 2].map(|()| Reload::file(&path, number).unwrap());
+        let [first, second] = watched();
+        std::fs::write(&path, "two").unwrap();
+        let seen = look(&one, one.first_state(), &first).await;
+        assert!(!second.set_error("not a number".to_owned()), "the same error is no news");
+        look(&other, other.first_state(), &second).await;
+        let mut changes = first.files.changes();
+        changes.mark_unchanged();
+        assert_eq!(first.files.check().unwrap_err().matches("not a number").count(), 1);
+        std::fs::write(&path, "2").unwrap();
+        look(&one, seen, &first).await;
+        assert!(first.files.check().is_err() && changes.has_changed().unwrap());
+        second.set_reloaded();
+        assert_eq!(first.files.check(), Ok(()));
     }
 
     #[test]

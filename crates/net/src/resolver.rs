@@ -26,8 +26,7 @@ use tokio::time::timeout;
 use tracing::warn;
 
 use crate::dial::dial;
-use crate::reload::{Reload, ReloadError};
-use tunnel_base::drain::Drain;
+use crate::reload::{FileWatcher, Reload, ReloadError};
 
 /// A DNS client for addresses: with the system's configuration, or for given servers only. Cheap to clone; clones share
 /// one cache.
@@ -102,10 +101,9 @@ impl Resolver {
             .map_err(|cause| LookupError::Failed { name: "any name".into(), cause: cause.to_string() })
     }
 
-    /// Watches the system's files until draining begins, because an edge that moves to another network gets other
-    /// servers.
-    pub async fn watch(self, drain: Drain) {
-        self.0.watch(drain).await;
+    /// Reloads the system's files when they change, because an edge that moves to another network gets other servers.
+    pub fn watch(&self, files: &FileWatcher) {
+        files.watch("dns", &self.0);
     }
 
     /// Returns the addresses of a name, at least one, IPv4 first. Takes at most 5 s. Cancel safe.
@@ -264,6 +262,8 @@ mod tests {
     use hickory_resolver::proto::rr::rdata::A;
     use hickory_resolver::proto::rr::{RData, Record};
     use tokio::net::UdpSocket;
+
+    use tunnel_base::drain::Drain;
 
     use super::*;
 

@@ -21,6 +21,8 @@ use tokio_rustls::rustls::{
 };
 use tracing::warn;
 
+#[cfg(doc)]
+use crate::reload::FileWatcher;
 use crate::reload::{Reload, ReloadError};
 use crate::tls::certificate::SingleCertResolver;
 use crate::tls::verify::{ClientVerifier, EdgeCertVerifier, EdgeCerts, NoVerifier, PeerCertVerifier};
@@ -104,7 +106,7 @@ pub enum TlsError {
 impl TlsServerConfig {
     /// Reads the files now. Logs warnings about the certificate now and whenever it changes.
     ///
-    /// Call [`Reload::load`] for each handshake, and run [`Reload::watch`]. Established connections are not affected.
+    /// Call [`Reload::load`] for each handshake, and watch it with a [`FileWatcher`]. Established connections are not affected.
     pub fn load(self) -> Result<Reload<ServerConfig>, ReloadError> {
         let mut paths = vec![self.identity.cert.clone(), self.identity.key.clone()];
         paths.extend(self.clients.files());
@@ -143,7 +145,7 @@ impl TlsServerConfig {
 }
 
 impl TlsClientConfig {
-    /// Reads the files now. Call [`Reload::load`] for each handshake, and run [`Reload::watch`].
+    /// Reads the files now. Call [`Reload::load`] for each handshake, and watch it with a [`FileWatcher`].
     pub fn load(self) -> Result<Reload<ClientConfig>, ReloadError> {
         let identity = self.identity.iter().flat_map(|i| [i.cert.clone(), i.key.clone()]);
         let paths = identity.chain(self.trust.ca().cloned()).collect();
@@ -395,7 +397,7 @@ pub struct PeerTls {
 }
 
 impl PeerTlsConfig {
-    /// Reads the files now. Call [`Reload::load`] for each handshake, and run [`Reload::watch`].
+    /// Reads the files now. Call [`Reload::load`] for each handshake, and watch it with a [`FileWatcher`].
     ///
     /// # Errors
     ///

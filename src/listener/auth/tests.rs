@@ -6,6 +6,7 @@ use tokio::task::JoinSet;
 
 use crate::listener::auth::LOGIN_TTL;
 use tunnel_base::drain::Drain;
+use tunnel_net::reload::FileWatcher;
 
 use super::*;
 
@@ -121,7 +122,7 @@ async fn a_changed_file_counts_even_for_those_remembered() {
     let parse = |text: &[u8]| Users::parse(&String::from_utf8_lossy(text)).map_err(|e| e.to_string());
     let users = Reload::file(file.path(), parse).unwrap();
     let drain = Drain::new();
-    drain.spawn(tracing::Span::none(), users.clone().watch(drain.clone()));
+    FileWatcher::new(&drain).watch("users", &users);
     let logins = PasswordChecker::new(users.clone());
     check(&logins, "ops:pw").await.unwrap();
     check(&logins, "root:pw").await.unwrap();

@@ -15,6 +15,7 @@ use crate::tls::testing::{TestCa, client, server};
 use tunnel_base::drain::Drain;
 
 use super::*;
+use crate::reload::FileWatcher;
 
 /// A clock that a test sets, in seconds since 1970.
 #[derive(Debug, Clone)]
@@ -102,8 +103,9 @@ async fn changed_files_are_used_for_the_next_handshake() {
     meet(&served, &trust, "a.b").await.unwrap();
 
     let drain = Drain::new();
-    drain.spawn(tracing::Span::none(), served.clone().watch(drain.clone()));
-    drain.spawn(tracing::Span::none(), trust.clone().watch(drain.clone()));
+    let files = FileWatcher::new(&drain);
+    files.watch("served", &served);
+    files.watch("trust", &trust);
     let fresh = new.issue("s", "a.b");
     for (from, to) in [(new.ca(), old.ca()), (fresh.cert, identity.cert), (fresh.key, identity.key)] {
         std::fs::copy(from, to).unwrap();
