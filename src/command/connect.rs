@@ -38,7 +38,7 @@ use crate::command::{CommandError, exit_code};
 use crate::session_io::copy::close;
 use crate::session_io::copy::{CopyEnd, EndKind, Side, copy_bidirectional};
 use tunnel_base::drain::Drain;
-use tunnel_base::logging::printable;
+use tunnel_base::logging::{one_line, printable};
 use tunnel_base::names::{Host, NameError, Target};
 use tunnel_net::ByteStream;
 use tunnel_net::dial::dial;
@@ -284,7 +284,14 @@ impl ConnectEndpoint {
         request: Request<Empty<Bytes>>,
     ) -> Result<Socket<C>, CommandError> {
         let broken = |cause: hyper::Error| {
-            CommandError::unavailable(format!("server {self} did not respond: {cause}"))
+            CommandError::unavailable(if cause.is_parse() {
+                format!(
+                    "{self} does not speak HTTP; use the port of server.connect.listen, not the one to which nodes \
+                     link (server.links.listen)"
+                )
+            } else {
+                format!("server {self} did not respond: {cause}")
+            })
         };
         let (mut sender, mut connection) = http1::handshake(TokioIo::new(stream)).await.map_err(broken)?;
         let mut answer = std::pin::pin!(async {
@@ -342,7 +349,7 @@ impl fmt::Display for ConnectEndpoint {
     }
 }
 
-/// Converts a refusal: the server's reason phrase, and the hints in its body. If the server requires credentials,
+/// Converts a refusal: the reason and the hints in its body. The reason phrase, which is cut, replaces an empty body. If the server requires credentials,
 /// `login_hint` replaces its hint, which is for other clients.
 async fn refusal(answer: Response<Incoming>, login_hint: &str) -> CommandError {
     let status = answer.status();
@@ -357,12 +364,12 @@ async fn refusal(answer: Response<Incoming>, login_hint: &str) -> CommandError {
         .map(|body| body.to_bytes())
         .unwrap_or_default();
     let body = String::from_utf8_lossy(&body).into_owned();
-    // The first line repeats the phrase.
     let asks_login = status.as_u16() == 407;
-    let lines = body.lines().skip(1).filter(|line| !line.trim().is_empty());
+    let mut lines = body.lines().filter(|line| !line.trim().is_empty());
+    let reason = lines.next().map_or_else(|| printable(&phrase), one_line);
     let lines = lines.filter(|line| !(asks_login && line.starts_with("hint:")));
-    let mut text = format!("{} {}", status.as_u16(), printable(&phrase));
-    text.extend(lines.map(|line| format!("\n  {}", printable(line))));
+    let mut text = format!("{} {reason}", status.as_u16());
+    text.extend(lines.map(|line| format!("\n  {}", one_line(line))));
     if asks_login {
         text += &format!("\n  hint: {login_hint}");
     }

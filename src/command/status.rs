@@ -20,7 +20,7 @@ use crate::admin::status::{LinkStatus, Status};
 use crate::command::{CommandError, Format};
 use crate::config::Environment;
 use crate::startup::admin_socket::SocketDirs;
-use tunnel_base::logging::printable as clean;
+use tunnel_base::logging::one_line as clean;
 
 /// Queries a server or edge on this machine. Returns its status as a table, or as JSON. The table is preceded by the
 /// sockets of other programs that run here.
@@ -157,8 +157,9 @@ fn text(told: &Status) -> String {
         vec![format!("{what} {}, version {}, up {up}, {state}", told.instance, clean(&told.version))];
     let totals = told.totals;
     lines.push(format!(
-        "{} sessions, {} relayed; {} to targets, {} from targets",
+        "{} session{}, {} relayed; {} to targets, {} from targets",
         totals.sessions,
+        if totals.sessions == 1 { "" } else { "s" },
         totals.sessions_relayed,
         bytes(totals.bytes_to_target),
         bytes(totals.bytes_to_client)
@@ -426,12 +427,14 @@ pub(crate) async fn exchange(
         Ok(Ok((status, Ok(body)))) => Ok((status, body)),
         Ok(Ok((_, Err(cause)))) => Err(cause.to_string()),
         Ok(Err(cause)) => Err(cause.to_string()),
-        Err(_) => Err(format!("no response within {TIMEOUT:?}")),
+        Err(_) => Err(format!(
+            "no response within {TIMEOUT:?}; the process is stopped or overloaded: check its state and its log"
+        )),
     }
 }
 
 /// Timeout for a complete response. A server with 20,000 nodes needs some time to list them.
-const TIMEOUT: Duration = Duration::from_secs(20);
+const TIMEOUT: Duration = Duration::from_secs(10);
 /// Maximum size of a response, for some 100,000 nodes.
 const MAX_BYTES: usize = 64 << 20;
 

@@ -72,10 +72,25 @@ async fn a_local_port_reaches_the_target_and_each_half_close_is_forwarded() {
 async fn a_refusal_is_printed_in_the_servers_words() {
     let place = TestDir::new();
     let server = TestServer::start(&place);
-    let mut local = Local::start(&[&format!("--server=http://{}", server.connect), "nobody:22"]).await;
+    // With a name this long the status line is cut.
+    let nobody = "n".repeat(120);
+    let target = format!("{nobody}:22");
+    let mut local = Local::start(&[&format!("--server=http://{}", server.connect), &target]).await;
     is_reset(&mut local.client().await).await;
     let said = assert_eventually("the refusal", local.says.recv()).await.unwrap();
-    assert!(said.starts_with("tunnel: 502 node nobody is not connected"), "{said}");
+    assert!(said.starts_with(&format!("tunnel: 502 node {nobody} is not connected")), "{said}");
+    local.ends().await;
+}
+
+#[tokio::test]
+async fn the_port_to_which_nodes_link_is_not_taken_for_a_server_that_is_broken() {
+    let place = TestDir::new();
+    let server = TestServer::start(&place);
+    let links = server.server.bound.grpc;
+    let mut local = Local::start(&[&format!("--server=http://{links}"), "node1:22"]).await;
+    is_reset(&mut local.client().await).await;
+    let said = assert_eventually("the error", local.says.recv()).await.unwrap();
+    assert!(said.contains("does not speak HTTP; use the port of server.connect.listen"), "{said}");
     local.ends().await;
 }
 

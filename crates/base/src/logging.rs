@@ -330,6 +330,11 @@ pub fn printable(text: &str) -> String {
     printed
 }
 
+/// Like [`printable`], but of any length: for texts that are bounded where they are read, and that a command prints.
+pub fn one_line(text: &str) -> String {
+    text.chars().map(|c| if is_printable(c) { c } else { ' ' }).collect()
+}
+
 /// Returns true if a character has no effect but its own glyph.
 pub(crate) fn is_printable(c: char) -> bool {
     let separates = matches!(c, '\u{2028}' | '\u{2029}');
