@@ -193,6 +193,9 @@ fn failed(name: &str, cause: &NetError) -> LookupError {
     match cause {
         cause if cause.is_no_records_found() => LookupError::NotFound(name),
         NetError::Timeout => LookupError::Timeout { name, timeout: QUERY_TIMEOUT },
+        NetError::NoConnections => {
+            LookupError::Failed { name, cause: "no DNS server can be reached".to_owned() }
+        }
         cause => LookupError::Failed { name, cause: cause.to_string() },
     }
 }

@@ -10,15 +10,19 @@ use tunnel_net::tls::handshake::HandshakeError;
 
 /// Returns the error text if no address of a server accepted the connection.
 pub(crate) fn no_connection(error: &ConnectError) -> String {
-    let hint = match error.first() {
+    format!("{error}{}", hint_of(error.first()))
+}
+
+fn hint_of(failure: Option<&Failure>) -> &'static str {
+    match failure {
         Some(Failure::Refused(_)) => {
             "; nothing listens there: check that the server runs, and that edge.uplink.servers has the port \
              of its server.links.listen (default 9000)"
         }
+        Some(Failure::Unreachable(_, cause)) if cause.kind() != io::ErrorKind::HostUnreachable => NO_ROUTE,
         Some(Failure::Timeout(..) | Failure::Unreachable(..)) => UNREACHED,
         Some(Failure::Local(..)) | None => "",
-    };
-    format!("{error}{hint}")
+    }
 }
 
 /// Returns the error text if a server was not connected to in time, including DNS and proxies.
@@ -26,6 +30,7 @@ pub(crate) fn no_connection_within(patience: Duration) -> String {
     format!("no connection within {patience:?}{UNREACHED}")
 }
 
+const NO_ROUTE: &str = "; this machine has no network, or no route there: check `ip route`";
 const UNREACHED: &str = "; check edge.uplink.servers, and that firewalls allow connections to that port; if a proxy is \
                          required, start the edge with HTTPS_PROXY";
 
@@ -93,6 +98,14 @@ mod tests {
     use tunnel_net::dial::dial;
 
     use super::*;
+
+    #[test]
+    fn a_machine_without_a_route_is_not_told_of_a_proxy() {
+        let unreachable =
+            |kind| Failure::Unreachable("192.0.2.1:9000".parse().unwrap(), io::Error::from(kind));
+        assert_eq!(hint_of(Some(&unreachable(io::ErrorKind::NetworkUnreachable))), NO_ROUTE);
+        assert_eq!(hint_of(Some(&unreachable(io::ErrorKind::HostUnreachable))), UNREACHED);
+    }
 
     #[tokio::test]
     async fn who_refuses_a_connection_may_be_another_port_than_that_for_links() {

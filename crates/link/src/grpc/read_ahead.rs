@@ -190,14 +190,22 @@ pub(crate) fn cause(error: &dyn std::error::Error) -> String {
         text = format!("{text}: {source}");
         at = source.source();
     }
-    // h2 reports the socket's error as text only, not as a source.
-    if text.contains(NO_CLOSE_NOTIFY) { CONNECTION_ABORTED.into() } else { printable(&text) }
+    // h2 reports the socket's error as text only, not as a source, and an ordinary end of the stream as an error.
+    if text.contains(NO_CLOSE_NOTIFY) {
+        CONNECTION_ABORTED.into()
+    } else if text.contains(CANCELLED) {
+        END.into()
+    } else {
+        printable(&text)
+    }
 }
 
 /// Text for a remote process or a line that died.
 const CONNECTION_ABORTED: &str = "connection aborted";
 /// The beginning of rustls' text for it, which continues with a URL.
 const NO_CLOSE_NOTIFY: &str = "without sending TLS close_notify";
+/// h2's text for the ordinary end of a stream that its remote end has dropped (RFC 9113, CANCEL).
+const CANCELLED: &str = "stream no longer needed";
 const END: &str = "end of stream";
 
 #[cfg(test)]
