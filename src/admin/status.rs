@@ -46,7 +46,8 @@ pub struct Status {
     pub totals: Totals,
     /// Links: on a server to nodes, sorted by name; on an edge to servers, newest first.
     pub links: Vec<LinkStatus>,
-    /// Nodes disconnected from this server, the most recent first; at most 100.
+    /// Nodes without a link to this server: disconnected or, if never linked, refused. The most recent first; at most
+    /// 100.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub disconnected: Vec<DisconnectedStatus>,
     /// Peers.
@@ -134,12 +135,12 @@ pub struct ErrorStatus {
     pub text: String,
 }
 
-/// A recently disconnected node in the status of a server.
+/// A recently disconnected or refused node in the status of a server.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct DisconnectedStatus {
     /// Name of the node.
     pub name: String,
-    /// Time of the disconnection.
+    /// Time of the disconnection, or of the last refusal.
     pub time: f64,
     /// Reason.
     #[serde(default, skip_serializing_if = "Option::is_none")]

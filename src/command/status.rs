@@ -184,7 +184,7 @@ fn text(told: &Status) -> String {
         );
     }
     if !told.disconnected.is_empty() {
-        let mut table = Table::new(&["DISCONNECTED", "AGO", "LAST ERROR"]);
+        let mut table = Table::new(&["NOT LINKED", "AGO", "LAST ERROR"]);
         for gone in &told.disconnected {
             let why = gone.error.as_ref().map_or("-".to_owned(), |error| clean(&error.text));
             table.row(vec![clean(&gone.name), duration(now - gone.time), why]);

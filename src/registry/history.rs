@@ -1,7 +1,7 @@
 //! Recently disconnected nodes for operators: when each disconnected, and the last error of each node.
 
 use std::cmp::Reverse;
-use std::collections::HashMap;
+use std::collections::{HashMap, VecDeque};
 use std::hash::{BuildHasher as _, RandomState};
 use std::ops::Range;
 use std::sync::Arc;
@@ -18,7 +18,7 @@ use tunnel_proto::frame::ListedNode;
 pub struct LastError {
     /// Time of the error.
     pub at: Instant,
-    /// The reason, in at most 160 characters.
+    /// The reason, in at most 320 characters.
     pub why: Arc<str>,
 }
 
@@ -33,6 +33,9 @@ pub(crate) struct NodeHistory {
     nodes: HashMap<u64, HistoryEntry>,
     texts: String,
     hashes: RandomState,
+    /// The nodes that were refused and never linked here, the latest last. They are separate, because invented names must
+    /// not displace the others.
+    refused: VecDeque<(NodeName, LastError)>,
 }
 
 /// The entry of one node. The ranges are positions in the text.
@@ -51,6 +54,7 @@ impl NodeHistory {
 
     /// Records that the node is linked.
     pub(crate) fn on_linked(&mut self, node: &NodeName) {
+        self.refused.retain(|(refused, _)| refused != node);
         let hash = self.hashes.hash_one(node);
         let Some(was) = self.nodes.get_mut(&hash).filter(|was| was.is(&self.texts, node)) else { return };
         was.gone = None;
@@ -65,6 +69,18 @@ impl NodeHistory {
         self.enter(node, why.len());
         let why = put(&mut self.texts, why);
         self.enter(node, 0).error = Some((Instant::now(), why));
+    }
+
+    /// Records that a node without a link was refused.
+    pub(crate) fn refused(&mut self, node: &NodeName, why: &str) {
+        if self.gone(node).is_some() {
+            return self.failed(node, why);
+        }
+        self.refused.retain(|(refused, _)| refused != node);
+        self.refused.push_back((node.clone(), LastError { at: Instant::now(), why: why.into() }));
+        if self.refused.len() > MAX_REFUSED {
+            self.refused.pop_front();
+        }
     }
 
     /// Returns when the node lost its link, if it is not linked again.
@@ -83,14 +99,20 @@ impl NodeHistory {
         self.nodes.len()
     }
 
-    /// Returns up to `most` of the disconnected nodes, the latest first.
+    /// Returns up to `most` of the nodes without a link, each with the time when it disconnected or, if it was never
+    /// linked, was last refused; the latest first.
     pub(crate) fn all_gone(&self, most: usize) -> Vec<(NodeName, Instant, Option<LastError>)> {
         let mut gone: Vec<_> = self.nodes.values().filter_map(|was| Some((was.gone?, was))).collect();
         gone.sort_unstable_by_key(|(at, _)| Reverse(*at));
         let told = |(at, was): (Instant, &HistoryEntry)| {
             Some((text(&self.texts, &was.name).parse().ok()?, at, self.last_error(was)))
         };
-        gone.into_iter().take(most).filter_map(told).collect()
+        let gone = gone.into_iter().take(most).filter_map(told);
+        let refused = self.refused.iter().map(|(node, error)| (node.clone(), error.at, Some(error.clone())));
+        let mut all: Vec<_> = gone.chain(refused).collect();
+        all.sort_by_key(|(_, at, _)| Reverse(*at));
+        all.truncate(most);
+        all
     }
 
     fn last_error(&self, was: &HistoryEntry) -> Option<LastError> {
@@ -172,6 +194,8 @@ fn put(texts: &mut String, text: &str) -> Range<usize> {
 
 /// Maximum number of remembered nodes.
 const MAX_NODES: usize = 20_000;
+/// Maximum number of remembered nodes that were refused and never linked.
+const MAX_REFUSED: usize = 50;
 
 // An overview of this server's nodes for operators, including disconnected ones and their errors.
 
@@ -193,7 +217,7 @@ pub enum LinkRole {
 pub struct Overview {
     /// The links by node name, the primary link of a node first.
     pub linked: Vec<(NodeName, LinkRole, LinkedNode, Option<LastError>)>,
-    /// The nodes that are no longer linked here and when each disconnected, the latest first.
+    /// The nodes without a link here, each with the time when it disconnected or was refused, the latest first.
     pub gone: Vec<(NodeName, Instant, Option<LastError>)>,
 }
 
@@ -261,12 +285,13 @@ impl Registry {
         self.remove(sender);
     }
 
-    /// Records that a link of a node was refused. Nodes that were never linked here are ignored: invented names would
-    /// otherwise displace the others.
+    /// Records that a link of a node was refused.
     pub fn refused(&self, node: &NodeName, why: &str) {
         let mut nodes = self.nodes.lock();
-        if nodes.linked.contains_key(node) || nodes.past.gone(node).is_some() {
+        if nodes.linked.contains_key(node) {
             nodes.past.failed(node, &excerpt(why));
+        } else {
+            nodes.past.refused(node, &excerpt(why));
         }
     }
 }
@@ -278,7 +303,7 @@ fn excerpt(why: &str) -> String {
 /// Maximum length of all names in a page, so that its frame takes a short turn on a link.
 const MAX_PAGE_BYTES: usize = 32 * 1024;
 /// Maximum length of a stored error text.
-const MAX_CHARS: usize = 160;
+const MAX_CHARS: usize = 320;
 
 #[cfg(test)]
 mod tests {
@@ -429,9 +454,15 @@ mod overview_tests {
             told,
             [("a", LinkRole::Primary, None), ("b", LinkRole::Primary, Some("the token differs"))]
         );
-        assert_eq!(gone.len(), 1);
-        assert_eq!((gone[0].0.as_str(), gone[0].2.as_ref().unwrap().why.chars().count()), ("c", MAX_CHARS));
+        let names: Vec<_> = gone.iter().map(|(node, ..)| node.as_str()).collect();
+        assert_eq!(names, ["c", "stranger"]);
+        assert_eq!(gone[0].2.as_ref().unwrap().why.chars().count(), MAX_CHARS);
         assert!(registry.overview(0).gone.is_empty());
-        assert_eq!(registry.nodes.lock().past.len(), 2, "unknown nodes are not recorded");
+        assert_eq!(registry.nodes.lock().past.len(), 2, "unknown nodes do not displace the others");
+        for n in 0..1000 {
+            registry.refused(&format!("invented{n}").parse().unwrap(), "the token differs");
+        }
+        let _stranger = link(&registry, 5, "invented999");
+        assert_eq!(registry.overview(1000).gone.len(), 1 + MAX_REFUSED - 1);
     }
 }

@@ -197,7 +197,10 @@ impl AuthenticatedLinks {
         match self.enrolment.as_ref().and_then(|all| all.known().proves(node, &hello.token)) {
             Some(true) => Ok(()),
             Some(false) if !tokens.names(node) => Err(TokenError::Joined),
-            _ => tokens.prove(node, &hello.token),
+            _ => tokens.prove(node, &hello.token).map_err(|why| match why {
+                TokenError::NoLine(node) if self.enrolment.is_some() => TokenError::NotJoined(node),
+                why => why,
+            }),
         }
     }
 

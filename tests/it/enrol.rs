@@ -82,6 +82,21 @@ async fn a_machine_joins_at_a_second_server_and_links_to_a_third() {
 }
 
 #[tokio::test]
+async fn a_server_without_the_shared_store_reports_the_node_that_it_refuses_and_why() {
+    let place = TestDir::new();
+    let servers = cloud(&place, 1);
+    let at = servers[0].server.bound.grpc;
+    let stranger = start_edge(&place.edge("edge7", at, ""));
+    let refused = || servers[0].server.registry.overview(10).gone;
+    wait_within(Duration::from_secs(20), "it is refused", || !refused().is_empty()).await;
+    let (node, _, error) = refused().pop().unwrap();
+    let why = error.unwrap().why;
+    assert_eq!(node.as_str(), "edge7");
+    assert!(why.contains("has not joined here") && why.contains("one store (server.invitations)"), "{why}");
+    drop(stranger);
+}
+
+#[tokio::test]
 async fn an_invitation_is_read_from_a_file_or_from_stdin() {
     let place = TestDir::new();
     let servers = cloud(&place, 1);

@@ -89,7 +89,7 @@ async fn a_server_reports_its_nodes_their_sessions_and_disconnect_reasons() {
     assert_eq!(told.disconnected[0].name, "node1");
     assert!(!told.disconnected[0].error.as_ref().unwrap().text.is_empty());
     let table = status::status(Some(path.clone()), Format::Text, &Environment::default()).await.unwrap();
-    assert!(table.contains("no node is connected") && table.contains("DISCONNECTED"), "{table}");
+    assert!(table.contains("no node is connected") && table.contains("NOT LINKED"), "{table}");
 }
 
 #[tokio::test]

@@ -37,6 +37,12 @@ pub enum TokenError {
          server.links.token_file names"
     )]
     NoLine(NodeName),
+    /// No line applies to the node, and it has not joined with an invitation that this server knows.
+    #[error(
+        "{0} has not joined here, and the token file has no line for it; invite it, or, if it joined at another \
+         server, give all servers one store (server.invitations)"
+    )]
+    NotJoined(NodeName),
     /// The token differs from that of the line that applies.
     #[error(
         "the token differs from that of {0} in the file that server.links.token_file names; set the same \
