@@ -111,7 +111,7 @@ fn parse<T: DeserializeOwned>(socket: &Path, body: &[u8]) -> Result<T, CommandEr
 /// Formats the nodes of all servers, or those of the peers.
 fn nodes_text(all: &CloudNodes, with_own: bool) -> String {
     let own = all.servers.first().map_or("", |own| own.name.as_str());
-    let mut table = Table::new(&["NODE", "SERVER", "LINKED", "FROM"]);
+    let mut table = Table::new(&["NODE", "SERVER", "LINKED", "ADDRESS"]);
     for node in all.nodes.iter().filter(|node| with_own || node.server != own) {
         table.row(vec![
             clean(&node.name),
@@ -208,7 +208,7 @@ fn links(title: &'static str, links: &[LinkStatus], now: f64) -> String {
         "RECEIVED",
         "VERSION",
         "DIALECT",
-        "FROM",
+        "ADDRESS",
         "LAST ERROR",
     ]);
     let or_dash = |text: &Option<String>| text.as_deref().map_or("-".to_owned(), clean);
