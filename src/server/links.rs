@@ -18,6 +18,7 @@ use crate::server::link_events::{
 };
 use crate::server::{ServerContext, invitations};
 use tunnel_base::drain::Drain;
+use tunnel_base::metrics::Metrics;
 use tunnel_base::names::Instance;
 use tunnel_base::policy::{Networks, plain};
 use tunnel_link::grpc::accept::{Call, CallRejection, Certificate, IncomingCall, PendingConnection, serve};
@@ -92,11 +93,11 @@ async fn admit_call(call: Call, shared: ServerContext) {
 }
 
 async fn admit_edge(call: Call, hello: Hello, shared: ServerContext) {
-    let refused = &shared.link_context.metrics.links_rejected;
+    let Metrics { links_rejected: refused, refusals, .. } = &shared.link_context.metrics;
     let evidence = EdgeCredentials { hello: hello.clone(), certificate_node: call.agent.clone() };
     if let Err(why) = shared.proven.authenticate_fresh(&evidence).await {
         refused.count("token");
-        if shared.link_context.metrics.refusals.may_log("token", call.from.ip()) {
+        if refusals.may_log("token", call.from.ip()) {
             warn!(node = %hello.node, remote_addr = %call.from, reason = %why, "edge refused");
         }
         shared.registry.refused(&hello.node, &why.to_string());
@@ -108,7 +109,9 @@ async fn admit_edge(call: Call, hello: Hello, shared: ServerContext) {
     }
     if let Err(taken) = shared.registry.check_name(&hello.node, hello.instance, call.from).await {
         refused.count("name_in_use");
-        debug!(error = %taken, "edge refused");
+        if refusals.may_log("name_in_use", call.from.ip()) {
+            warn!(node = %hello.node, remote_addr = %call.from, reason = %taken, "edge refused");
+        }
         shared
             .registry
             .refused(&hello.node, &format!("another process tried to link as this node from {}", call.from));

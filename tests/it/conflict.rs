@@ -73,6 +73,8 @@ async fn at_one_server_both_edges_report_the_conflict() {
     says(&younger, 503, "by another process that is alive").await;
     says(&older, 200, "node_name: another process tried to link as node node1 from 127.0.0.1:").await;
     assert_eq!(conflicts(&server), 1);
+    let refused = server.server.metrics.refusals.last_hour();
+    assert_eq!(refused.get("name_in_use"), Some(&1), "the live page counts it: {refused:?}");
 }
 
 #[tokio::test]
