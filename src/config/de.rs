@@ -454,6 +454,13 @@ mod tests {
     }
 
     #[test]
+    fn a_key_that_resembles_none_gets_a_list_of_those_that_are_known() {
+        let suggested = |key| crate::config::table::suggestion(key, ["server", "edge"].into_iter());
+        assert_eq!(suggested("servr"), "did you mean server?");
+        assert_eq!(suggested("unknown"), "known here are server, edge");
+    }
+
+    #[test]
     fn the_number_of_passes_is_bounded_and_further_errors_are_announced() {
         let parsed = read(&format!("[t]\nlist = [{}]\n", "1, ".repeat(10_000)));
         let last = parsed.errors.last().unwrap().to_string();

@@ -196,11 +196,21 @@ impl<'t> ConfigTable<'t> {
     }
 }
 
-/// Returns the hint for an unknown key: the most similar known one.
+/// Returns the hint for an unknown key: the most similar known one, unless it differs in more than half of its letters.
 pub(super) fn suggestion<'k>(unknown: &str, known: impl Iterator<Item = &'k str>) -> String {
     let unknown = value::excerpt(unknown);
-    match known.min_by_key(|known| osa_distance(&unknown, known)) {
-        Some(nearest) => format!("did you mean {nearest}?"),
+    let known: Vec<_> = known.map(|known| (osa_distance(&unknown, known), known)).collect();
+    match known.iter().min_by_key(|(distance, _)| *distance) {
+        Some((distance, nearest)) if 2 * distance <= nearest.len() => format!("did you mean {nearest}?"),
+        Some(_) => {
+            let some =
+                known.iter().take(MAX_SUGGESTED).map(|(_, known)| *known).collect::<Vec<_>>().join(", ");
+            let more = if known.len() > MAX_SUGGESTED { ", and others" } else { "" };
+            format!("known here are {some}{more}")
+        }
         None => "no key is known here; remove it".to_owned(),
     }
 }
+
+/// Maximum number of known keys that a hint lists.
+const MAX_SUGGESTED: usize = 8;

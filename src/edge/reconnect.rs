@@ -233,7 +233,13 @@ impl Reconnector {
                 }
             }
             // Also before the first attempt: thousands of edges may share a file.
-            sleep(backoff.pause(rand::random())).await;
+            tokio::select! {
+                () = sleep(backoff.pause(rand::random())) => {}
+                Ok(()) = changes.changed() => {
+                    backoff = Backoff::new();
+                    continue;
+                }
+            }
             match self.dialer.connect_to(server, hint, LinkPurpose::Backup).await {
                 Ok(made) => {
                     info!(link = %older.id, "token changed, link replaced");
@@ -304,6 +310,8 @@ impl Reconnector {
         self.uplinks.remove(&link.sender);
         if !self.uplinks.is_linked() {
             self.readiness.set(LINK_CONDITION, Err(format!("{why}; reconnecting")));
+            // From now on the condition of the link has the reason.
+            self.readiness.set_degraded(TOKEN_CONDITION, Ok(()));
         }
         self.link_context.metrics.links.closed(link.sender.peer.kind());
         self.link_context.metrics.links_closed.count(why.name());

@@ -269,7 +269,7 @@ impl FileWatcher {
             return Ok(());
         }
         let all = distinct.into_iter().collect::<Vec<_>>().join("; ");
-        Err(format!("{all}; the previous content stays in use until a restart"))
+        Err(format!("{all}; the previous content stays in use, but only until a restart"))
     }
 
     /// Returns a channel that changes when files were reloaded, or when [`Self::check`] may have another result.
