@@ -1,5 +1,6 @@
 //! `tunnel status`: the current state of a server or edge on this machine, as a table for people.
 
+use std::cmp::Reverse;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 use std::{fmt, io};
@@ -174,6 +175,12 @@ fn text(told: &Status) -> String {
             publisher.failures,
             error.unwrap_or_default()
         ));
+    }
+    if !told.refusals.is_empty() {
+        let mut counts: Vec<_> = told.refusals.iter().collect();
+        counts.sort_by_key(|(_, count)| Reverse(**count));
+        let counts: Vec<_> = counts.iter().map(|(why, count)| format!("{count} {}", clean(why))).collect();
+        lines.push(format!("refusals in the last hour: {}", counts.join(", ")));
     }
     let (server, now) = (told.role == "server", told.now);
     lines.push(String::new());

@@ -330,7 +330,7 @@ fn failed<E: Into<anyhow::Error>>(reason: &'static str) -> impl FnOnce(E) -> Dia
 /// the server verifies the client's certificate between the two.
 fn is_broken(why: &anyhow::Error) -> bool {
     match why.downcast_ref() {
-        Some(dialled) => matches!(dialled, LinkDialError::Broken(_)),
+        Some(dialled) => matches!(dialled, LinkDialError::Broken(_) | LinkDialError::CertificateRejected(_)),
         None => !why.is::<Elapsed>(),
     }
 }

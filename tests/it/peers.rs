@@ -3,19 +3,21 @@
 use std::time::Duration;
 
 use tokio::io::AsyncReadExt;
-use tokio::net::TcpListener;
+use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::watch;
-use tokio::time::Instant;
+use tokio::time::{Instant, sleep};
+use tokio_rustls::TlsConnector;
 use tunnel::registry::Registry;
 use tunnel::registry::peers::Peers;
 use tunnel::registry::peers::peer::TlsPeerDialer;
 use tunnel_base::drain::{Drain, Drained};
 use tunnel_base::metrics::Metrics;
 use tunnel_base::names::{Instance, SessionId};
+use tunnel_link::grpc::dial::dial_peer;
 use tunnel_link::grpc::{LinkContext, PLAIN_IDLE_TIMEOUT};
 use tunnel_link::table::{SessionLimits, SessionTable};
 use tunnel_net::pool::Pool;
-use tunnel_net::tls::{Identity, PeerTlsConfig};
+use tunnel_net::tls::{Identity, PeerTlsConfig, TlsClientConfig, Trust, server_name};
 use tunnel_proto::codec::proto::StreamMsg;
 use tunnel_proto::codec::{from_message, to_message};
 use tunnel_proto::frame::{ErrorCode, Found, Frame, FrameKind, Remote, SessionError, SessionFrame};
@@ -425,22 +427,47 @@ async fn a_server_that_links_endlessly_keeps_few_links() {
     assert_eq!((ended(), links(&servers[0])), (26, 4));
 }
 
+/// Returns the context of links of a process without sessions.
+fn link_context() -> LinkContext {
+    let metrics = Metrics::server("", "");
+    let windows = WindowLimits { start: 1000, max: 1000 };
+    let limits = SessionLimits { windows, memory: 100_000, sessions: 10, grace: Duration::from_secs(60) };
+    let table = SessionTable::new(Instance::random(), limits, metrics.clone());
+    let (drain, congestion) = (Drain::new(), None);
+    LinkContext { table, metrics, drain, congestion, plain_idle_timeout: PLAIN_IDLE_TIMEOUT }
+}
+
+#[tokio::test]
+async fn a_certificate_that_the_other_server_rejects_is_not_taken_for_a_broken_connection() {
+    // Two CAs of the same name.
+    let (place, other) = (TestDir::new(), TestDir::new());
+    let server = servers::start(&place, 1).remove(0);
+    let identity = Some(Identity { cert: other.files.cert.clone(), key: other.files.key.clone() });
+    let trust = Trust::Ca(place.files.ca.clone());
+    let tls = TlsClientConfig { trust, identity, alpn: vec![b"h2".to_vec()] }.load().unwrap();
+    let name = server_name("127.0.0.1").unwrap();
+    // In the pause the server closes the connection, so that the caller's first write can fail.
+    for pause in [0, 0, 100, 100, 100].map(Duration::from_millis) {
+        let socket = TcpStream::connect(server.server.bound.grpc).await.unwrap();
+        let io = TlsConnector::from(tls.load()).connect(name.clone(), socket).await.unwrap();
+        sleep(pause).await;
+        let error = dial_peer(io, "a.b", false, &link_context()).await.unwrap_err();
+        let text = error.to_string();
+        assert!(
+            text.contains("it rejects the certificate, or requires one (TLS alert DecryptError)"),
+            "{text}"
+        );
+        assert_eq!(error.reason(), "tls");
+    }
+}
+
 #[tokio::test]
 async fn only_a_real_server_answers_probes_and_names_its_process() {
     let place = TestDir::new();
     let server = servers::start(&place, 1).remove(0);
     let (at, port) = (server.server.bound.grpc.ip(), server.server.bound.grpc.port());
-    let metrics = Metrics::server("", "");
-    let windows = WindowLimits { start: 1000, max: 1000 };
-    let limits = SessionLimits { windows, memory: 100_000, sessions: 10, grace: Duration::from_secs(60) };
-    let table = SessionTable::new(Instance::random(), limits, metrics.clone());
-    let link_context = LinkContext {
-        table,
-        metrics: metrics.clone(),
-        drain: Drain::new(),
-        congestion: None,
-        plain_idle_timeout: PLAIN_IDLE_TIMEOUT,
-    };
+    let link_context = link_context();
+    let metrics = link_context.metrics.clone();
     let identity = Identity { cert: place.files.cert.clone(), key: place.files.key.clone() };
     let tls = PeerTlsConfig { identity, ca: place.files.ca.clone(), name: None }.load().unwrap();
     // A proxy that accepts every connection and looks like a server.

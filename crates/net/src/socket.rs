@@ -261,7 +261,7 @@ impl Arrived {
 /// segment on loopback. Splitting the frame would nearly double the number of system calls.
 pub const CHUNK: usize = 65_200;
 
-// A stream that is read through a hook. Writes are passed on unchanged.
+// A stream that is read through a hook. Writes are passed on unchanged, and the hook is polled after a failed one.
 
 /// A stream, and the hook for its reads.
 #[derive(Debug)]
@@ -281,6 +281,20 @@ pub trait ReadHook<T> {
         cx: &mut Context<'_>,
         out: &mut ReadBuf<'_>,
     ) -> Poll<io::Result<()>>;
+
+    /// Polled after a failed write of the stream `io`. Pending delays the report of the failure.
+    fn poll_write_failed(&mut self, _io: Pin<&mut T>, _cx: &mut Context<'_>) -> Poll<()> {
+        Poll::Ready(())
+    }
+}
+
+impl<T: Unpin, H: ReadHook<T>> Hooked<T, H> {
+    fn written<R>(&mut self, written: Poll<io::Result<R>>, cx: &mut Context<'_>) -> Poll<io::Result<R>> {
+        if let Poll::Ready(Err(_)) = written {
+            ready!(self.hook.poll_write_failed(Pin::new(&mut self.io), cx));
+        }
+        written
+    }
 }
 
 impl<T: AsyncRead + Unpin, H: ReadHook<T> + Unpin> AsyncRead for Hooked<T, H> {
@@ -290,9 +304,10 @@ impl<T: AsyncRead + Unpin, H: ReadHook<T> + Unpin> AsyncRead for Hooked<T, H> {
     }
 }
 
-impl<T: AsyncWrite + Unpin, H: Unpin> AsyncWrite for Hooked<T, H> {
+impl<T: AsyncWrite + Unpin, H: ReadHook<T> + Unpin> AsyncWrite for Hooked<T, H> {
     fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
-        Pin::new(&mut self.io).poll_write(cx, bytes)
+        let written = Pin::new(&mut self.io).poll_write(cx, bytes);
+        self.written(written, cx)
     }
 
     fn poll_write_vectored(
@@ -300,7 +315,8 @@ impl<T: AsyncWrite + Unpin, H: Unpin> AsyncWrite for Hooked<T, H> {
         cx: &mut Context<'_>,
         bytes: &[IoSlice<'_>],
     ) -> Poll<io::Result<usize>> {
-        Pin::new(&mut self.io).poll_write_vectored(cx, bytes)
+        let written = Pin::new(&mut self.io).poll_write_vectored(cx, bytes);
+        self.written(written, cx)
     }
 
     fn is_write_vectored(&self) -> bool {
@@ -308,7 +324,8 @@ impl<T: AsyncWrite + Unpin, H: Unpin> AsyncWrite for Hooked<T, H> {
     }
 
     fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.io).poll_flush(cx)
+        let flushed = Pin::new(&mut self.io).poll_flush(cx);
+        self.written(flushed, cx)
     }
 
     fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {

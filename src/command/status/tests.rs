@@ -49,7 +49,7 @@ fn told() -> Status {
             failures: 2,
             error: Some("the disk is full".into()),
         }),
-        refusals: [("token".into(), 3)].into(),
+        refusals: [("tls".into(), 1), ("token".into(), 3)].into(),
         certificates: [("server.links.cert".into(), 2_000_000)].into(),
         sessions: Vec::new(),
     }
@@ -67,6 +67,7 @@ server 3f2a1b9c, version 0.1.0, up 1d6h, ready
 4 sessions, 2 relayed; 5 B to targets, 3.0 GiB from targets
 ! dns: the disk is full
 published: 1 records (hosts), 2 failures; failing: the disk is full
+refusals in the last hour: 3 token, 1 tls
 
 NODE   STATE   LINKED  RTT    SESSIONS  SENT     RECEIVED  VERSION  DIALECT     ADDRESS         LAST ERROR
 edge7  linked  3h12m   12 ms  4         1.2 MiB  7 B       0.1.0    extended/2  10.0.0.5:40312  nothing was [2J received (3h13m ago)

@@ -21,6 +21,7 @@ use tunnel_base::logging::printable;
 use tunnel_base::names::{Instance, NodeName};
 use tunnel_net::socket::Connection;
 use tunnel_net::tcp_info::TcpInfoReader;
+use tunnel_net::tls::handshake::HandshakeError;
 use tunnel_proto::codec::{encode, heartbeat};
 use tunnel_proto::frame::Remote;
 use tunnel_proto::hello::{Caller, Dialect, Hello, user_agent};
@@ -31,6 +32,9 @@ pub enum LinkDialError {
     /// HTTP/2 could not be negotiated, or the connection broke.
     #[error("connection broke before the server answered: {0}")]
     Broken(String),
+    /// The server rejected this end's certificate, or requires one. In TLS 1.3 it does so after the handshake.
+    #[error("the server closed the connection: {0}; its log has the reason")]
+    CertificateRejected(HandshakeError),
     /// The server rejected the call. The usual causes are a wrong token or node name.
     #[error("rejected by the server: {message} ({code:?}){}", hint(*code))]
     Refused {
@@ -61,6 +65,7 @@ impl LinkDialError {
     pub fn reason(&self) -> &'static str {
         match self {
             Self::Broken(_) => "closed_by_remote",
+            Self::CertificateRejected(_) => "tls",
             Self::Refused { code: Code::Unauthenticated, .. } => "token",
             Self::Refused { code: Code::AlreadyExists, .. } => "name_in_use",
             Self::Refused { code: Code::FailedPrecondition, .. } => "no_primary_link",
@@ -174,7 +179,10 @@ where
 {
     let (ahead, tcp_info) = (ReadAhead::default(), io.tcp().and_then(TcpInfoReader::of));
     let ends = ends(&io);
-    let broken = |e: hyper::Error| LinkDialError::Broken(cause(&e));
+    let broken = |e: hyper::Error| match ahead.rejection() {
+        Some(alert) => LinkDialError::CertificateRejected(alert.clone()),
+        None => LinkDialError::Broken(cause(&e)),
+    };
     let (mut sender, driver) = hyper::client::conn::http2::Builder::new(TokioExecutor::new())
         .timer(TokioTimer::new())
         .initial_stream_window_size(WINDOW)

@@ -6,9 +6,9 @@
 use std::future::poll_fn;
 use std::io;
 use std::pin::{Pin, pin};
-use std::sync::Arc;
 use std::sync::atomic::Ordering::SeqCst;
 use std::sync::atomic::{AtomicBool, AtomicUsize};
+use std::sync::{Arc, OnceLock};
 use std::task::{Context, Poll, ready};
 
 use bytes::Bytes;
@@ -21,6 +21,7 @@ use tonic::{Code, Status};
 use tunnel_base::logging::printable;
 use tunnel_net::listen::tune_interactive;
 use tunnel_net::socket::{Connection, Hooked, ReadHook};
+use tunnel_net::tls::handshake::HandshakeError;
 use tunnel_proto::hello::LinkPurpose;
 
 /// Bytes read from one connection and not yet taken by its link; shared by both. Cheap to clone.
@@ -37,6 +38,10 @@ struct Shared {
     stalled: AtomicUsize,
     /// Whether the link is an interactive one and its socket is not configured for that yet.
     interactive: AtomicBool,
+    /// Whether any byte was read from the connection.
+    has_received: AtomicBool,
+    /// The alert by which the remote rejected this end's certificate. In TLS 1.3 it follows the caller's handshake.
+    rejection: OnceLock<HandshakeError>,
     connection: AtomicWaker,
     link: AtomicWaker,
 }
@@ -58,6 +63,11 @@ impl ReadAhead {
     /// Records the link's purpose, known from its hello. The connection's next read configures the socket for it.
     pub(crate) fn stands_beside(&self, older: LinkPurpose) {
         self.0.interactive.store(older == LinkPurpose::Interactive, SeqCst);
+    }
+
+    /// Returns the alert by which the remote rejected this end's certificate, if it has.
+    pub(crate) fn rejection(&self) -> Option<&HandshakeError> {
+        self.0.rejection.get()
     }
 
     /// Returns the next bytes for the link, see [`next_piece`].
@@ -133,8 +143,26 @@ impl<T: Connection> ReadHook<T> for ReadAhead {
         ready!(self.poll_room(cx));
         let before = out.filled().len();
         let read = io.poll_read(cx, out);
-        self.0.unread.fetch_add(out.filled().len().saturating_sub(before), SeqCst);
+        let received = out.filled().len().saturating_sub(before);
+        self.0.unread.fetch_add(received, SeqCst);
+        if received > 0 {
+            self.0.has_received.store(true, SeqCst);
+        }
+        if let Poll::Ready(Err(error)) = &read
+            && let alert @ HandshakeError::AlertReceived(_) = HandshakeError::of(error)
+        {
+            let _ = self.0.rejection.set(alert);
+        }
         read
+    }
+
+    /// Reads the alert of a remote that rejects this end's certificate: it is the first that such a remote sends, and
+    /// HTTP/2 reads nothing after a failed write.
+    fn poll_write_failed(&mut self, io: Pin<&mut T>, cx: &mut Context<'_>) -> Poll<()> {
+        if self.0.has_received.load(SeqCst) {
+            return Poll::Ready(());
+        }
+        self.poll_read(io, cx, &mut ReadBuf::new(&mut [0; 1024])).map(drop)
     }
 }
 

@@ -308,6 +308,8 @@ fn is_of_a_certificate(alert: AlertDescription) -> bool {
             | A::UnknownCA
             | A::AccessDenied
             | A::CertificateRequired
+            // Its signature is wrong: another CA of the same name has issued it.
+            | A::DecryptError
     )
 }
 
