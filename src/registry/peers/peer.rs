@@ -577,8 +577,7 @@ impl TlsPeerDialer {
         };
         dial_peer(io, &authority, beside, &self.link_context).await.map_err(|e| match e {
             LinkDialError::Itself => (e.reason(), PeerError::SelfDial(at)),
-            // With TLS 1.3 a peer rejects a certificate after the handshake, and its alert may be lost.
-            LinkDialError::Broken(_) => (e.reason(), no(format!("{e}{MAYBE_REJECTED}"))),
+            LinkDialError::CertificateRejected(ref alert) => (e.reason(), no(format!("{e}{}", hint(alert)))),
             e => (e.reason(), no(e.to_string())),
         })
     }
@@ -620,9 +619,6 @@ fn hint(error: &HandshakeError) -> &'static str {
     }
 }
 
-/// Hint if a connection broke after the handshake.
-const MAYBE_REJECTED: &str =
-    "; if this goes on, that server may reject this server's certificate: its log has the reason";
 /// Maximum number of links that wait to be driven.
 const MAX_DIALLED: usize = 16;
 /// Timeout of making a link. On a slow or lossy line this may exceed a search's wait; the next search then uses the
