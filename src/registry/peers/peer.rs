@@ -476,7 +476,8 @@ impl PeerError {
     /// that DNS returned.
     pub(crate) fn pause(&self, failures: u32, listed: bool) -> Duration {
         match (self.is_strange(), listed) {
-            (true, _) => NOT_A_PEER_BACKOFF,
+            (true, true) => NOT_A_PEER_BACKOFF,
+            (true, false) => NAMED_NOT_A_PEER_BACKOFF,
             (false, true) => {
                 let again = REDIAL_DELAY.saturating_mul(1 << failures.saturating_sub(1).min(3));
                 again.mul_f64(0.75 + rand::random::<f64>() / 2.0)
@@ -635,6 +636,8 @@ const NAMED_RETRY_AFTER: Duration = Duration::from_secs(1);
 /// Pause after a failed check of certificates: a certificate of either side has to change first. The operator who
 /// replaces it watches `/readyz`.
 const NOT_A_PEER_BACKOFF: Duration = Duration::from_secs(10);
+/// The same for an address that DNS returned, and that may belong to a stranger.
+const NAMED_NOT_A_PEER_BACKOFF: Duration = Duration::from_secs(60);
 
 // Announcements to a peer: nodes that were linked here or moved, collected while its link is missing or full.
 

@@ -56,7 +56,7 @@ fn whatever_is_wrong_with_a_tcp_port_is_told_with_its_key() {
         "line 6: server.tcp.\"127.0.0.1:2\".target: \"a b/127.0.0.1:1\": \"a b\" is not a name",
         "line 7: server.tcp.\"127.0.0.1:3\".target: 7: expected a text",
         "line 8: server.tcp.\"127.0.0.1:4\".target: missing: set the target",
-        "line 8: server.tcp.\"127.0.0.1:4\".node: unknown key: did you mean auth?",
+        "line 8: server.tcp.\"127.0.0.1:4\".node: unknown key: known here are allow_from, auth,",
     ];
     assert_eq!(reported.len(), want.len(), "{reported:#?}");
     for (reported, want) in reported.iter().zip(want) {
