@@ -205,28 +205,33 @@ async fn a_slow_reader_of_a_plain_link_is_reset_and_others_continue() {
     server.assert_idle().await;
 }
 
-/// A stalled session is reset after 2 s. Then a session that is slow, but read, has a pause left.
+/// Stalled sessions are reset after a pause of 2 s and of 1 s. Then a session that is slow, but read, has a pause left.
 #[tokio::test]
-async fn a_stalled_reader_of_a_plain_link_costs_a_slow_one_nothing() {
+async fn two_stalled_readers_of_a_plain_link_cost_a_slow_one_nothing() {
     let place = TestDir::new();
     let server = TestServer::start(&place);
     let mut edge = remote::link(&place, &server, "node1", None).await;
-    let (mut stalled, stalled_topic) = accepted(&server, &mut edge).await;
+    let mut stalled = Vec::new();
+    for _ in 0..2 {
+        stalled.push(accepted(&server, &mut edge).await);
+    }
     let (mut slow, topic) = accepted(&server, &mut edge).await;
     let resets = || server.server.metrics.resets.counted("slow_reader");
     let flood = async {
-        for _ in 0..2000 {
-            edge.plainly("tcp-forward", &stalled_topic, vec![0; 16 * 1024]).await;
+        for (_, topic) in &stalled {
+            for _ in 0..2000 {
+                edge.plainly("tcp-forward", topic, vec![0; 16 * 1024]).await;
+            }
         }
         for _ in 0..2000 {
             edge.plainly("tcp-forward", &topic, vec![1; 16 * 1024]).await;
         }
     };
     let read = async {
-        wait_until("the stalled session is reset", || resets() == 1).await;
+        wait_until("the stalled sessions are reset", || resets() == 2).await;
         let pauses = server.server.metrics.read_pauses.get();
         wait_until("the link pauses for the slow session", || {
-            server.server.metrics.read_pauses.get() > pauses || resets() > 1
+            server.server.metrics.read_pauses.get() > pauses || resets() > 2
         })
         .await;
         let mut all = vec![0; 2000 * 16 * 1024];
@@ -234,11 +239,12 @@ async fn a_stalled_reader_of_a_plain_link_costs_a_slow_one_nothing() {
     };
     let (read, ()) = tokio::join!(read, flood);
     read.unwrap();
-    assert_eq!(resets(), 1);
-    let mut all = Vec::new();
-    assert!(
-        assert_eventually("the end of the stalled session", stalled.read_to_end(&mut all)).await.is_err()
-    );
+    assert_eq!(resets(), 2);
+    for (client, _) in &mut stalled {
+        let mut all = Vec::new();
+        let end = assert_eventually("the end of a stalled session", client.read_to_end(&mut all)).await;
+        assert!(end.is_err());
+    }
     edge.plainly("closed", &topic, "EOF").await;
     drop((stalled, slow));
     server.assert_idle().await;

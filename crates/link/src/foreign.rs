@@ -282,12 +282,12 @@ impl ForeignReader {
         paused
     }
 
-    /// Returns how much longer the link may be left unread for this session. A stalled reader uses up its own share,
-    /// and leaves some for a slow one.
+    /// Returns how much longer the link may be left unread for this session: it may use half of the time that the others
+    /// have not used. So however many readers stall, some is left for a slow one.
     fn remaining_pause(&self, fed: SessionId) -> Duration {
         let own = self.paused.get(&fed).copied().unwrap_or_default();
-        let all = self.paused.values().sum();
-        MAX_SESSION_PAUSE.saturating_sub(own).min(MAX_READ_PAUSE.saturating_sub(all))
+        let all: Duration = self.paused.values().sum();
+        (MAX_READ_PAUSE.saturating_sub(all - own) / 2).saturating_sub(own)
     }
 
     fn over(&self, fed: SessionId) -> Option<OverLimit> {
@@ -347,9 +347,8 @@ const PLAIN_EDGE_IDLE_TIMEOUT: Duration = Duration::from_secs(150);
 const PLAIN_QUEUE: usize = 1024 * 1024;
 /// The same for all sessions of a link together for which a target is still dialled.
 const MAX_EARLY: usize = 4 * PLAIN_QUEUE;
-/// How long a plain link may be left unread for one session in each [`STALL_PERIOD`].
-const MAX_SESSION_PAUSE: Duration = Duration::from_secs(2);
-/// The same for all its sessions together. A server of SuperEdge pings a link on which it has read nothing for 5 s.
+/// How long a plain link may be left unread in each [`STALL_PERIOD`]. A server of SuperEdge pings a link on which it has
+/// read nothing for 5 s.
 const MAX_READ_PAUSE: Duration = Duration::from_secs(4);
 const STALL_PERIOD: Duration = Duration::from_secs(10);
 /// How often to check whether readers on other links have freed memory.
