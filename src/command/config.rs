@@ -156,9 +156,15 @@ fn only_file(dir: &Path) -> Result<PathBuf, CommandError> {
             server.display(),
             edge.display()
         ))),
-        (None, None) => {
-            Err(CommandError::usage(format!("there is no config file in {}; name a file", dir.display())))
-        }
+        (None, None) => Err(match dir.join("server.toml").try_exists() {
+            Ok(_) => {
+                CommandError::usage(format!("there is no config file in {}; name a file", dir.display()))
+            }
+            Err(cause) => CommandError::refused(format!(
+                "cannot look into {}: {cause}; run this as root, or as the user of the program",
+                dir.display()
+            )),
+        }),
     }
 }
 
@@ -198,6 +204,9 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let told = |dir: &Path| only_file(dir).map(|path| path.file_name().unwrap().to_owned());
         assert!(told(dir.path()).unwrap_err().text.contains("no config file"));
+        // A file in place of a directory cannot be searched by any user, not even by root.
+        let file = tempfile::NamedTempFile::new().unwrap();
+        assert!(told(file.path()).unwrap_err().text.contains("cannot look into"));
         for (name, expected) in [("cloud.toml", "cloud.toml"), ("server.toml", "server.toml")] {
             std::fs::write(dir.path().join(name), "").unwrap();
             assert_eq!(told(dir.path()).unwrap(), expected);

@@ -1,5 +1,6 @@
 //! `tunnel server` and `tunnel edge`: their arguments, and the config to serve with.
 
+use std::io;
 use std::path::{Path, PathBuf};
 
 use clap::ArgAction;
@@ -106,7 +107,17 @@ impl Settings {
         startup: &mut Startup,
     ) -> Option<(Self, ConfigFile, Vec<Warning>)> {
         let text = std::fs::read_to_string(path).map_err(|cause| {
-            format!("cannot read the config {}: {cause}; name another with --config=FILE", path.display())
+            let first = match (cause.kind(), role) {
+                (io::ErrorKind::NotFound, Role::Server) => "make one with tunnel init, or ",
+                (io::ErrorKind::NotFound, Role::Edge) => {
+                    "join a cloud with the command that tunnel invite prints on its server, or "
+                }
+                _ => "",
+            };
+            format!(
+                "cannot read the config {}: {cause}; {first}name another with --config=FILE",
+                path.display()
+            )
         });
         let text = startup.collect(StartupErrorKind::Config, &["--config"], text)?;
         let environment =
