@@ -125,12 +125,21 @@ impl TempDir {
         // The configs need an absolute path, and the printed commands one that is valid everywhere.
         let dir = std::path::absolute(&dir).unwrap_or(dir);
         folder_on_machine("TMPDIR", &dir).map_err(|refused| anyhow!(refused.text))?;
+        if dir.as_os_str().len() > MAX_DIR_BYTES {
+            bail!(
+                "TMPDIR: {} is too long for the path of a socket; set TMPDIR to a shorter path",
+                dir.display()
+            );
+        }
         DirBuilder::new().mode(0o700).create(&dir).with_context(|| {
             format!("cannot create {}; set TMPDIR to a directory that this user may write to", dir.display())
         })?;
         Ok(Self(dir))
     }
 }
+
+/// Maximum length of the directory, so that the path of each socket in it has less than 108 bytes.
+const MAX_DIR_BYTES: usize = 90;
 
 impl Drop for TempDir {
     fn drop(&mut self) {
@@ -334,7 +343,9 @@ impl Process {
     fn start(name: &'static str, role: Role, dir: &Path) -> anyhow::Result<Self> {
         let log = dir.join(format!("{name}.log"));
         let to = OpenOptions::new().append(true).create(true).mode(0o600).open(&log)?;
-        let program = std::env::current_exe().context("cannot find this program's file")?;
+        let named = std::env::current_exe().context("cannot find this program's file")?;
+        // Its file may have been replaced meanwhile. The name is better for `ps`.
+        let program = if named.exists() { named } else { "/proc/self/exe".into() };
         let mut command = Command::new(&program);
         command.arg(role.name()).arg("--end-with-parent").arg("-c").arg(dir.join(format!("{name}.toml")));
         // Neither a proxy nor other settings of this shell apply, and Ctrl-C reaches only the demo itself.

@@ -132,7 +132,12 @@ fn under_nohup_the_demo_outlives_its_terminal() {
 #[test]
 fn a_temporary_directory_that_the_demo_cannot_use_is_named() {
     let place = TestDir::new();
-    for (dir, why) in [("no\"thing", "expected an absolute path without quotes"), ("missing", "set TMPDIR")] {
+    let long = "x".repeat(100);
+    for (dir, why) in [
+        ("no\"thing", "expected an absolute path without quotes"),
+        ("missing", "set TMPDIR"),
+        (&long, "set TMPDIR to a shorter path"),
+    ] {
         let mut demo = tunnel();
         demo.args(["demo", "--check"]).env("TMPDIR", place.path().join(dir));
         let said = run_command("demo", &mut demo, None, TIMEOUT);
