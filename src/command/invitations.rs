@@ -3,7 +3,7 @@
 use std::convert::Infallible;
 use std::io::Read;
 use std::net::SocketAddr;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::str::FromStr;
 use std::time::{Duration, SystemTime};
 
@@ -100,7 +100,8 @@ pub async fn invite(asked: InviteArgs, env: &Environment) -> Result<String, Comm
     let Invited { code, cloud, .. } = invited;
     Ok(format!(
         "{choice}on {node}, within {lasting}, as root:\n  echo {code} | tunnel join {cloud} --invitation -\n\
-         It works once. Anyone who has it can become {node}, so send it over a private channel.\n",
+         It works once. If {node} has joined before, its earlier token then ends. Anyone who has it can become {node}, \
+         so send it over a private channel.\n",
         node = asked.node,
         lasting = words(asked.lasting),
     ))
@@ -131,7 +132,7 @@ pub async fn manage(asked: InvitationsArgs, env: &Environment) -> Result<String,
             Ok(format!(
                 "{choice}revoked; the links of {node} close within a few seconds\nto add {node} again, here:\n  \
                  tunnel invite --node {node}\nand there, as root, before the command that invite prints:\n  \
-                 cd /etc/tunnel && mkdir old && mv edge.toml certs token old    # and {UNIT}, if it is there\n"
+                 cd /etc/tunnel && mv -t $(mktemp -d old.XXXX) edge.toml certs token\n"
             ))
         }
     }
@@ -270,19 +271,19 @@ const MAX_INVITATION: u64 = 4096;
 pub async fn run(asked: &JoinArgs, env: &Environment, stdin: impl Read) -> Result<String, CommandError> {
     let code = asked.invitation.read(stdin)?;
     let node = code.node();
+    let to = folder_on_machine("--out-dir", &asked.out_dir)?;
     // The package's unit is used where it is installed; another unit would shadow it.
     let unit = service::packaged(Role::Edge).is_none().then_some(UNIT);
-    let entries = ENTRIES.into_iter().chain(unit).map(str::to_owned);
-    let to = folder_on_machine("--out-dir", &asked.out_dir)?;
+    let new_unit = unit.map(|_| new_unit(&asked.out_dir)).transpose()?.flatten();
+    let entries = ENTRIES.into_iter().chain(new_unit.as_ref().and(unit)).map(str::to_owned);
     // Local steps that can fail come first, because an invitation can be used only once.
     let folder = OutputDir::resume(&asked.out_dir, entries)?;
     let token = folder.write_once(TOKEN, &format!("{}\n", random_token()))?;
     let (server, dns) = (asked.server.to_string(), asked.tls_server_name.as_ref());
     let text = EdgeConfigText { node, server: &server, dns, has_kubelet: false };
     folder.rewrite("edge.toml", &text.at(to))?;
-    if let Some(unit) = unit {
-        let config = asked.out_dir.join("edge.toml");
-        folder.rewrite(unit, &Unit::of_this_machine(Role::Edge).text(&config)?)?;
+    if let Some(text) = new_unit {
+        folder.rewrite(UNIT, &text)?;
     }
     let asking = JoinClient::new(asked, &code, token.trim(), &folder, env)?;
     let authority = match asking.ask().await {
@@ -315,6 +316,21 @@ pub async fn run(asked: &JoinArgs, env: &Environment, stdin: impl Read) -> Resul
          or, to let systemd start it now and at every boot:\n{readable}  systemctl enable --now {start}\n",
         readable = service::make_readable(&asked.out_dir),
     ))
+}
+
+/// Returns the text of the unit, or `None` if it is in the folder since an earlier join. systemd may use that file.
+fn new_unit(dir: &Path) -> Result<Option<String>, CommandError> {
+    let text = Unit::of_this_machine(Role::Edge).text(&dir.join("edge.toml"))?;
+    let path = dir.join(UNIT);
+    match std::fs::read_to_string(&path) {
+        Ok(before) if before == text => Ok(None),
+        Ok(_) => Err(CommandError::cannot_write(format!(
+            "{} is there already and differs from the unit that join would write; move it away and join again",
+            path.display()
+        ))),
+        // The folder reports a file that cannot be read as one that is there already.
+        Err(_) => Ok(Some(text)),
+    }
 }
 
 /// The future contents of the folder.

@@ -2,7 +2,7 @@
 
 use std::net::SocketAddr;
 use std::os::unix::fs::PermissionsExt;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use clap::Parser as _;
@@ -25,6 +25,18 @@ fn cloud(place: &TestDir, count: u8) -> Vec<TestServer> {
         place.path().join("enrolled")
     );
     all.iter().map(|at| TestServer::from_text(&servers::config(place, *at, &lines))).collect()
+}
+
+/// Starts a server with an admin socket. Returns the server, and the path of the socket.
+fn with_socket(place: &TestDir) -> (TestServer, PathBuf) {
+    place.file("token", "other:0123456789\n");
+    let path = place.path().join("server.sock");
+    let tables = format!(
+        "[server.admin]\nlisten = \"unix:{}\"\n[server.invitations]\nstore = \"file\"\nfile = {:?}",
+        path.display(),
+        place.path().join("enrolled")
+    );
+    (TestServer::with(place, &tables), path)
 }
 
 /// Returns the code of an invitation for `edge7`, created at a server.
@@ -120,16 +132,7 @@ async fn an_invitation_is_read_from_a_file_or_from_stdin() {
 #[tokio::test]
 async fn enrolled_nodes_are_listed_and_revoked() {
     let place = TestDir::new();
-    place.file("token", "other:0123456789\n");
-    let path = place.path().join("server.sock");
-    let server = TestServer::with(
-        &place,
-        &format!(
-            "[server.admin]\nlisten = \"unix:{}\"\n[server.invitations]\nstore = \"file\"\nfile = {:?}",
-            path.display(),
-            place.path().join("enrolled")
-        ),
-    );
+    let (server, path) = with_socket(&place);
     let run = |command| {
         let asked = InvitationsArgs { command, socket: Some(path.clone()) };
         async move { invitations::manage(asked, &Environment::default()).await }
@@ -143,10 +146,47 @@ async fn enrolled_nodes_are_listed_and_revoked() {
     assert_eq!(told.trim(), r#"[{"node":"edge7","joined":true}]"#);
     let revoke = || run(InvitationsCommand::Revoke { node: "edge7".parse().unwrap() });
     let told = revoke().await.unwrap();
-    assert!(told.contains("tunnel invite --node edge7") && told.contains("mv edge.toml"), "{told}");
+    assert!(told.contains("tunnel invite --node edge7"), "{told}");
     let none = revoke().await.unwrap_err();
     assert!(none.code == 77 && none.text.contains("has not joined by an invitation"), "{none}");
     assert!(!list().await.unwrap().contains("edge7"));
+}
+
+/// The unit remains, because systemd may use it.
+#[tokio::test]
+async fn a_revoked_node_joins_again_after_the_commands_that_revoke_prints() {
+    let place = TestDir::new();
+    let (server, path) = with_socket(&place);
+    let (at, to) = (server.server.bound.grpc, place.path().join("etc"));
+    for _ in 0..2 {
+        join(at, &invited(&server).await, &to).await.unwrap();
+        let command = InvitationsCommand::Revoke { node: "edge7".parse().unwrap() };
+        let asked = InvitationsArgs { command, socket: Some(path.clone()) };
+        let told = invitations::manage(asked, &Environment::default()).await.unwrap();
+        let clean_up = told.lines().find(|line| line.contains("cd /etc/tunnel")).unwrap();
+        let clean_up = clean_up.replace("/etc/tunnel", to.to_str().unwrap());
+        let ended = std::process::Command::new("sh").args(["-ec", &clean_up]).status().unwrap();
+        assert!(ended.success() && to.join("tunnel-edge.service").exists(), "{clean_up}");
+    }
+    join(at, &invited(&server).await, &to).await.unwrap();
+    let _edge = start_edge(&settings(&to));
+    server.has("edge7").await;
+}
+
+#[tokio::test]
+async fn a_unit_of_other_content_is_kept_and_prevents_a_join() {
+    let place = TestDir::new();
+    let servers = cloud(&place, 1);
+    let code = invited(&servers[0]).await;
+    let to = place.path().join("etc");
+    std::fs::create_dir(&to).unwrap();
+    let unit = to.join("tunnel-edge.service");
+    std::fs::write(&unit, "theirs").unwrap();
+    let over = join(servers[0].server.bound.grpc, &code, &to).await.unwrap_err();
+    assert!(over.code == 73 && over.text.contains("differs from the unit that join would write"), "{over}");
+    assert_eq!(std::fs::read_to_string(&unit).unwrap(), "theirs");
+    std::fs::remove_file(&unit).unwrap();
+    join(servers[0].server.bound.grpc, &code, &to).await.unwrap();
 }
 
 #[tokio::test]
