@@ -45,18 +45,21 @@ pub fn run(asked: &ServiceCommand) -> Result<String, CommandError> {
     let config = config.as_ref().unwrap_or(&default);
     let path = dir.join(unit_name(*role));
     let text = Unit::of_this_machine(*role).text(config)?;
-    match fs::read_to_string(&path) {
-        Ok(before) if before == text => {}
+    let done = match fs::read_to_string(&path) {
+        Ok(before) if before == text => "already there, unchanged:",
         Ok(_) => {
             let hint = "compare it with the new one (--dir /tmp), then remove it and try again";
             return Err(CommandError::cannot_write(format!("{} is there already; {hint}", path.display())));
         }
-        Err(_) => fs::write(&path, &text).map_err(|cause| {
-            let hint = "run this as root, or set another folder with --dir";
-            CommandError::cannot_write(format!("cannot write {}: {cause}; {hint}", path.display()))
-        })?,
-    }
-    Ok(format!("created {}\n{}", path.display(), start(*role, config)))
+        Err(_) => {
+            fs::write(&path, &text).map_err(|cause| {
+                let hint = "run this as root, or set another folder with --dir";
+                CommandError::cannot_write(format!("cannot write {}: {cause}; {hint}", path.display()))
+            })?;
+            "created"
+        }
+    };
+    Ok(format!("{done} {}\n{}", path.display(), start(*role, config)))
 }
 
 /// Returns what to type to start the service.
@@ -180,7 +183,8 @@ mod tests {
         };
         let told = install().unwrap();
         assert!(told.contains("systemctl enable --now tunnel-edge.service"), "{told}");
-        assert_eq!(install().unwrap(), told, "the same unit again");
+        let again = install().unwrap();
+        assert_eq!(again, told.replace("created", "already there, unchanged:"), "the same unit again");
         fs::write(dir.path().join("tunnel-edge.service"), "mine").unwrap();
         let refused = install().unwrap_err();
         assert!(refused.code == 73 && refused.text.contains("is there already"), "{refused}");
