@@ -327,6 +327,7 @@ fn certificates(settings: &ServerConfig, found: &mut Findings) {
 }
 
 async fn tokens(settings: &ServerConfig, resolver: &Resolver, found: &mut Findings) {
+    let certificates = settings.csr.as_ref().is_some_and(|csr| csr.edge_ca.is_some());
     let joined = match timeout(TIMEOUT, invitations::joined(settings, resolver)).await {
         Ok(None) => String::new(),
         Ok(Some(Ok(count))) => format!(", {count} joined by invitation"),
@@ -354,8 +355,14 @@ async fn tokens(settings: &ServerConfig, resolver: &Resolver, found: &mut Findin
             format!("{own}; all others share one token"),
             "anyone with the shared token can use any name; give each node its own line",
         );
+    } else if tokens.is_empty() && joined.is_empty() && !certificates {
+        let hint = "add a line for each node: tunnel token rotate NODE; or set store in [server.invitations]";
+        found.doubt("token", format!("{own}, so every edge is refused"), hint);
     } else {
         found.good("token", format!("{own}; no other token is valid"));
+    }
+    for (line, error) in tokens.errors() {
+        found.doubt("token", format!("{}, line {line}: {error}", settings.links.token_file.display()), "");
     }
 }
 
@@ -448,7 +455,15 @@ async fn peers(settings: &ServerConfig, resolver: &Resolver, found: &mut Finding
             Err(error) => {
                 let fault = HandshakeError::of(&error);
                 let wanted = format!("a certificate of server.links.peer_ca for {:?}", name.to_str());
-                let hint = "give all servers certificates from one CA with one common name (server.peers.certificate_name)";
+                let hint = match fault {
+                    HandshakeError::Expired(..) => {
+                        "renew server.links.cert of that server; it is reloaded without a restart"
+                    }
+                    HandshakeError::NotValidYet(..) => "set this machine's clock if it is wrong, or wait",
+                    _ => {
+                        "give all servers certificates from one CA with one common name (server.peers.certificate_name)"
+                    }
+                };
                 found.bad(check_of(&fault), format!("server {at}: {fault}"), &wanted, hint);
             }
         }
@@ -579,12 +594,13 @@ async fn running_edge(at: SocketAddr, ports: &[(String, SocketAddr)], found: &mu
     };
     let (ready, body) = page(at, "/readyz").await.unwrap_or_default();
     for line in body.lines().filter(|line| *line != "ok") {
-        let name = line.starts_with("node_name:");
-        if ready == 200 && !name {
-            found.doubt("edge", line, "");
+        let why_unready = ["link:", "draining:"].into_iter().any(|condition| line.starts_with(condition));
+        if line.starts_with("node_name:") {
+            found.bad("name", line, "", "give each machine its own name");
+        } else if ready != 200 && why_unready {
+            found.bad("edge", line, "", "see the check that fails below, or the log of the edge");
         } else {
-            let check = if name { "name" } else { "edge" };
-            found.bad(check, line, "", if name { "give each machine its own name" } else { "" });
+            found.doubt("edge", line, "");
         }
     }
     if status == 200 {

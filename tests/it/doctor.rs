@@ -276,6 +276,43 @@ async fn a_server_that_publishes_nothing_has_no_error_in_dns_and_invited_nodes_a
 }
 
 #[tokio::test]
+async fn a_token_file_that_refuses_every_edge_is_reported_with_its_faulty_lines() {
+    let place = TestDir::new();
+    place.file("token", "node1\n");
+    let all = found(&place, Role::Server, &place.cloud(""), |_| ()).await;
+    assert!(has(&all, "token", "warning", "so every edge is refused"), "{all:#?}");
+    assert!(has(&all, "token", "warning", "line 1: it has no ':'"), "{all:#?}");
+    place.file("token", "node1:t\n");
+    let all = found(&place, Role::Server, &place.cloud(""), |_| ()).await;
+    assert!(has(&all, "token", "ok", "1 in the token file"), "{all:#?}");
+}
+
+#[tokio::test]
+async fn a_peer_with_an_expired_certificate_gets_the_hint_to_renew_it() {
+    let place = TestDir::new();
+    certify(&place, |params| {
+        params.not_before = date_time_ymd(2000, 1, 1);
+        params.not_after = date_time_ymd(2001, 1, 1);
+    });
+    let peer = TestServer::start(&place);
+    let config = Some(place.file(
+        "doctor.toml",
+        &place.cloud(&format!("[server.peers]\naddresses = [\"{}\"]\n", peer.server.bound.grpc)),
+    ));
+    let asked = DoctorArgs {
+        role: Role::Server,
+        config,
+        target: Vec::new(),
+        node: None,
+        kubeconfig: None,
+        output: Format::Json,
+    };
+    let told = doctor::run(&asked, |_| None).await.json();
+    assert!(told.contains("renew server.links.cert of that server"), "{told}");
+    assert!(!told.contains("from one CA"), "{told}");
+}
+
+#[tokio::test]
 async fn a_check_of_the_config_fails_with_an_expired_certificate() {
     let place = TestDir::new();
     certify(&place, |params| {
