@@ -44,7 +44,8 @@ pub async fn status(
         String::new()
     } else {
         let all: CloudNodes = parse(&socket.path, &get(&socket.path, "/nodes").await?)?;
-        format!("\n\n{}", nodes_text(&all, false))
+        let nodes = nodes_text(&all, false);
+        if nodes.is_empty() { nodes } else { format!("\n\n{nodes}") }
     };
     Ok(socket.choice() + &text(&told) + &others)
 }
@@ -121,7 +122,10 @@ fn nodes_text(all: &CloudNodes, with_own: bool) -> String {
             node.address.as_deref().map_or("-".to_owned(), clean),
         ]);
     }
-    let mut lines = vec![table.to_string()];
+    let mut lines = Vec::new();
+    if with_own || table.rows.len() > 1 {
+        lines.push(table.to_string());
+    }
     for server in &all.servers {
         let name = clean(&server.name);
         match server.state.as_str() {
