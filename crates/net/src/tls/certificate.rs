@@ -238,10 +238,10 @@ impl NotAfter {
     }
 }
 
-/// Formats a time for people.
+/// Formats the day of a time in seconds since 1970, as `2026-11-22`.
 pub fn date(seconds: u64) -> String {
     let time = i64::try_from(seconds).ok().and_then(|seconds| ASN1Time::from_timestamp(seconds).ok());
-    time.map_or_else(|| seconds.to_string(), |time| time.to_string())
+    time.map_or_else(|| "an invalid date".to_owned(), |time| time.to_datetime().date().to_string())
 }
 
 // The certificate that a server presents, and a warning about clients that expect another name.

@@ -11,13 +11,12 @@ use tokio_rustls::TlsAcceptor;
 use tokio_rustls::rustls::pki_types::UnixTime;
 use tokio_rustls::rustls::{self, AlertDescription, CertificateError, ServerConfig};
 use tokio_rustls::server::TlsStream;
-use x509_parser::prelude::ASN1Time;
 
 use crate::limiter::{ActivityTracked, FairLimiter, Limits, Permit, Source};
 use crate::pool::Pool;
 use crate::reload::Reload;
 use crate::socket::Buffered;
-use crate::tls::certificate;
+use crate::tls::certificate::{self, date};
 use tunnel_base::logging::printable;
 
 /// Performs the handshakes of a port. Cheap to clone; clones share the permits.
@@ -214,8 +213,11 @@ impl HandshakeError {
                 Self::Name(presented.iter().take(MAX_NAMES).map(|name| bare(name)).collect())
             }
             E::NotValidForName => Self::Name(Vec::new()),
-            E::ExpiredContext { time, not_after } => Self::Expired(moment(*not_after), date(*time)),
-            E::NotValidYetContext { time, not_before } => Self::NotValidYet(moment(*not_before), date(*time)),
+            // The current time has no more precision than the day, so that a repeated error stays the same.
+            E::ExpiredContext { time, not_after } => Self::Expired(moment(*not_after), date(time.as_secs())),
+            E::NotValidYetContext { time, not_before } => {
+                Self::NotValidYet(moment(*not_before), date(time.as_secs()))
+            }
             E::InvalidPurpose | E::InvalidPurposeContext { .. } => Self::Purpose,
             // Only the verifier of clients returns this.
             E::ApplicationVerificationFailure => Self::OtherCertificate(
@@ -322,14 +324,7 @@ fn bare(shown: &str) -> String {
 /// Formats a time to the minute, as `2026-11-22 12:00 UTC`.
 fn moment(at: UnixTime) -> String {
     let hours = at.as_secs() % DAY / 3600;
-    format!("{} {hours:02}:{:02} UTC", date(at), at.as_secs() % 3600 / 60)
-}
-
-/// Formats a day, as `2026-11-22`. The current time has no more precision, so that a repeated error is the same all
-/// day.
-fn date(at: UnixTime) -> String {
-    let at = i64::try_from(at.as_secs()).ok().and_then(|secs| ASN1Time::from_timestamp(secs).ok());
-    at.map_or_else(|| "an invalid date".to_owned(), |at| at.to_datetime().date().to_string())
+    format!("{} {hours:02}:{:02} UTC", date(at.as_secs()), at.as_secs() % 3600 / 60)
 }
 
 const DAY: u64 = 24 * 60 * 60;
