@@ -32,7 +32,7 @@ use tunnel_base::drain::Drain;
 use tunnel_base::metrics::Metrics;
 use tunnel_base::names::{Host, Instance, NodeName, Target};
 use tunnel_base::policy::targets::OwnListeners;
-use tunnel_base::policy::tokens::NodeTokens;
+use tunnel_base::policy::tokens::{NodeTokens, TokenEntry};
 use tunnel_link::grpc::dial::LinkDialError;
 use tunnel_link::grpc::{LinkContext, PLAIN_IDLE_TIMEOUT};
 use tunnel_link::table::{SessionLimits, SessionTable};
@@ -347,7 +347,8 @@ async fn tokens(settings: &ServerConfig, resolver: &Resolver, found: &mut Findin
     };
     let Ok(text) = std::fs::read_to_string(&settings.links.token_file) else { return };
     let tokens = NodeTokens::parse(&text);
-    let own = tokens.entries().iter().filter(|(name, _)| *name != "default").count();
+    let own = |(name, entry): &&(&str, TokenEntry)| *name != "default" && *entry != TokenEntry::Blocked;
+    let own = tokens.entries().iter().filter(own).count();
     let own = format!("nodes with their own token: {own} in the token file{joined}");
     if tokens.has_default() {
         found.doubt(
@@ -356,7 +357,8 @@ async fn tokens(settings: &ServerConfig, resolver: &Resolver, found: &mut Findin
             "anyone with the shared token can use any name; give each node its own line",
         );
     } else if tokens.is_empty() && joined.is_empty() && !certificates {
-        let hint = "add a line for each node: tunnel token rotate NODE; or set store in [server.invitations]";
+        let hint =
+            "add a line NODE:TOKEN for each node, or set store in [server.invitations] and invite them";
         found.doubt("token", format!("{own}, so every edge is refused"), hint);
     } else {
         found.good("token", format!("{own}; no other token is valid"));

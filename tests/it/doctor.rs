@@ -282,6 +282,9 @@ async fn a_token_file_that_refuses_every_edge_is_reported_with_its_faulty_lines(
     let all = found(&place, Role::Server, &place.cloud(""), |_| ()).await;
     assert!(has(&all, "token", "warning", "so every edge is refused"), "{all:#?}");
     assert!(has(&all, "token", "warning", "line 1: it has no ':'"), "{all:#?}");
+    place.file("token", "node1:\n");
+    let all = found(&place, Role::Server, &place.cloud(""), |_| ()).await;
+    assert!(has(&all, "token", "warning", "0 in the token file, so every edge is refused"), "{all:#?}");
     place.file("token", "node1:t\n");
     let all = found(&place, Role::Server, &place.cloud(""), |_| ()).await;
     assert!(has(&all, "token", "ok", "1 in the token file"), "{all:#?}");
