@@ -13,7 +13,7 @@ use arc_swap::ArcSwap;
 use serde::Serialize;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::TcpStream;
-use tokio::time::timeout;
+use tokio::time::{sleep, timeout};
 use tokio_rustls::TlsConnector;
 
 use crate::acceptor::{DialerRole, TargetDialer};
@@ -276,6 +276,24 @@ fn certificate(file: &Path, key: &str, found: &mut Findings) {
     }
 }
 
+/// Adds the conditions of a running program, which are the lines of its `/readyz`. Most of them are warnings.
+fn conditions(program: &'static str, body: &str, found: &mut Findings) {
+    for line in body.lines().filter(|line| *line != "ok") {
+        match line.split(':').next() {
+            Some("link") => {
+                found.bad(program, line, "", "see the check that fails below, or the log of the edge")
+            }
+            Some("draining") => found.bad(program, line, "", "start it again once it has ended"),
+            Some("node_name") => found.bad("name", line, "", "give each machine its own name"),
+            Some("token") => found.bad("token", line, ACCEPTED_TOKEN, TOKEN_HINT),
+            Some("certificates") if line.contains(" expired on ") => {
+                found.bad("certificate dates", line, "files that are valid now", "")
+            }
+            _ => found.doubt(program, line, ""),
+        }
+    }
+}
+
 /// Returns status and body of an admin port's page, or `None` if there is no response.
 async fn page(at: SocketAddr, path: &str) -> Option<(u16, String)> {
     let ask = async {
@@ -397,12 +415,7 @@ async fn running_server(settings: &ServerConfig, ports: &[(String, SocketAddr)],
         Some((200, body)) if body.trim() == "ok" => {
             found.good("server", "the server on this machine is ready")
         }
-        Some((200, body)) => {
-            body.lines().filter(|line| *line != "ok").for_each(|line| found.doubt("server", line, ""));
-        }
-        Some((_, body)) => {
-            body.lines().for_each(|line| found.bad("server", line, "a server that is ready", ""))
-        }
+        Some((_, body)) => conditions("server", &body, found),
     }
 }
 
@@ -538,7 +551,7 @@ async fn look_edge(
     found: &mut Findings,
 ) {
     let client = &settings.uplink;
-    let linked = running_edge(client.admin_listen, ports, found).await;
+    let linked = running_edge(client.admin_listen, client.token_file.as_deref(), ports, found).await;
     let resolver = match Resolver::system() {
         Ok(resolver) => resolver,
         Err(why) => return found.bad("dns", why.to_string(), "", "fix /etc/resolv.conf"),
@@ -589,27 +602,36 @@ fn target_remedy(code: ErrorCode) -> (&'static str, &'static str) {
 }
 
 /// Checks that the edge on this machine runs. Returns true if it is connected.
-async fn running_edge(at: SocketAddr, ports: &[(String, SocketAddr)], found: &mut Findings) -> bool {
+async fn running_edge(
+    at: SocketAddr,
+    token_file: Option<&Path>,
+    ports: &[(String, SocketAddr)],
+    found: &mut Findings,
+) -> bool {
     let Some((status, _)) = page(at, "/edge/healthz").await else {
         not_running("edge", at, ports, found);
         return false;
     };
-    let (ready, body) = page(at, "/readyz").await.unwrap_or_default();
-    for line in body.lines().filter(|line| *line != "ok") {
-        let why_unready = ["link:", "draining:"].into_iter().any(|condition| line.starts_with(condition));
-        if line.starts_with("node_name:") {
-            found.bad("name", line, "", "give each machine its own name");
-        } else if ready != 200 && why_unready {
-            found.bad("edge", line, "", "see the check that fails below, or the log of the edge");
-        } else {
-            found.doubt("edge", line, "");
-        }
+    if let (200, Some(file)) = (status, token_file) {
+        wait_until_tried(file).await;
     }
+    conditions("edge", &page(at, "/readyz").await.unwrap_or_default().1, found);
     if status == 200 {
         found.good("link", "the edge on this machine runs and is connected");
     }
     status == 200
 }
+
+/// Waits until a connected edge has tried the tokens of a file that has just changed. Only the edge can try them: for
+/// the servers, this command is another process with the name of its node.
+async fn wait_until_tried(file: &Path) {
+    let changed = std::fs::metadata(file).and_then(|found| found.modified());
+    let age = changed.map_or(TOKEN_TRIED_WITHIN, |at| at.elapsed().unwrap_or_default());
+    sleep(TOKEN_TRIED_WITHIN.saturating_sub(age)).await;
+}
+
+/// Time in which an edge reads a changed token file and dials with it.
+const TOKEN_TRIED_WITHIN: Duration = Duration::from_secs(10);
 
 /// Connects to a server's address.
 async fn reach(
@@ -756,9 +778,7 @@ async fn call(settings: &EdgeConfig, server: &ServerAddress, io: Secured, found:
             link.sender.close();
         }
         Err(why @ LinkDialError::Refused { .. }) if why.is_token_refused() => {
-            let hint = "compare token or token_file here with this node's line in the server's token file, and check that a Node of \
-                          this name has an edge label; see the server's log";
-            found.bad("token", why.to_string(), "a token or certificate that the server accepts", hint);
+            found.bad("token", why.to_string(), ACCEPTED_TOKEN, TOKEN_HINT);
         }
         Err(why) if why.is_name_taken() => {
             let hint = "give each machine its own name (node, or NODE_NAME)";
@@ -768,9 +788,34 @@ async fn call(settings: &EdgeConfig, server: &ServerAddress, io: Secured, found:
     }
 }
 
+const ACCEPTED_TOKEN: &str = "a token or certificate that the server accepts";
+const TOKEN_HINT: &str = "compare token or token_file here with this node's line in the server's token file, and check that a \
+                          Node of this name has an edge label; see the server's log";
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn what_a_program_reports_fails_only_if_an_operator_must_act_now() {
+        let mut found = Findings::default();
+        let key = "edge.uplink.ca (/etc/tunnel/certs/ca.crt)";
+        let body = format!(
+            "ok\ncertificates: {key} expires in 10 days, on 2026-12-06; replace the file\nfiles: token is empty\n"
+        );
+        conditions("edge", &body, &mut found);
+        assert!(found.is_well() && found.0.len() == 2, "{found:?}");
+        for (line, check) in [
+            (format!("certificates: {key} expired on 2026-11-01; replace the file"), "certificate dates"),
+            ("token: no link with the changed token".to_owned(), "token"),
+            ("link: no server answers; reconnecting".to_owned(), "edge"),
+            ("node_name: two machines".to_owned(), "name"),
+        ] {
+            let mut found = Findings::default();
+            conditions("edge", &line, &mut found);
+            assert!(!found.is_well() && found.0[0].check == check, "{found:?}");
+        }
+    }
 
     #[test]
     fn a_target_that_is_not_allowed_has_another_remedy_than_one_that_refuses() {

@@ -9,7 +9,7 @@ use tunnel::command::doctor::{self, DoctorArgs};
 use tunnel::command::{Format, Role};
 
 use crate::certificates::Authority;
-use crate::support::programs::{NAME, TOKEN, TestDir, TestServer, edge};
+use crate::support::programs::{NAME, TOKEN, TestDir, TestServer, edge, start_edge};
 use crate::support::remote::ScriptedServer;
 use crate::support::servers;
 use crate::support::{assert_eventually, targets};
@@ -324,4 +324,31 @@ async fn a_check_of_the_config_fails_with_an_expired_certificate() {
     });
     let all = found(&place, Role::Server, &place.cloud(""), |_| ()).await;
     assert!(has(&all, "config", "error", "server.links.cert"), "{all:#?}");
+}
+
+#[tokio::test]
+async fn a_wrong_token_in_the_changed_file_of_a_linked_edge_is_reported() {
+    let place = TestDir::new();
+    place.file("token", "node1:right\n");
+    let mine = place.file("mine", "right\n");
+    let server = TestServer::start(&place);
+    let text = place.edge("node1", server.server.bound.grpc, "");
+    let text = text.replace(&format!("token = \"{TOKEN}\""), &format!("token_file = {mine:?}"));
+    let edge = start_edge(&text);
+    server.has("node1").await;
+    let admin = edge.bound.log.unwrap().to_string();
+    place.file("mine", "wrong\n");
+    fails(&place, &text.replace("127.0.0.1:0", &admin), "token", "invalid token").await;
+    assert!(server.link("node1").is_some(), "the link with the earlier token stays");
+}
+
+#[tokio::test]
+async fn a_key_of_another_certificate_fails_although_the_server_still_runs_with_the_old_pair() {
+    let place = TestDir::new();
+    let server = TestServer::start(&place);
+    let admin = format!("admin_listen = \"{}\"", server.server.bound.log);
+    std::fs::write(&place.files.key, KeyPair::generate().unwrap().serialize_pem()).unwrap();
+    let text = place.cloud("").replacen("admin_listen = \"127.0.0.1:0\"", &admin, 1);
+    let all = found(&place, Role::Server, &text, |_| ()).await;
+    assert!(has(&all, "config", "error", "does not belong to the certificate"), "{all:#?}");
 }
