@@ -17,6 +17,7 @@ use tokio::time::{sleep, timeout};
 use tokio_rustls::TlsConnector;
 
 use crate::acceptor::{DialerRole, TargetDialer};
+use crate::admin::nodes::CloudNodes;
 use crate::command::doctor::service_user::files;
 use crate::command::serve::Settings;
 use crate::command::{Format, Role};
@@ -310,8 +311,8 @@ async fn page(at: SocketAddr, path: &str) -> Option<(u16, String)> {
 
 /// Timeout for each step of a check.
 const TIMEOUT: Duration = Duration::from_secs(5);
-/// Maximum size of an admin port's page.
-const PAGE_BYTES: u64 = 64 * 1024;
+/// Maximum size of an admin port's page. A list of 100,000 nodes fits in.
+const PAGE_BYTES: u64 = 16 << 20;
 /// A certificate causes a warning in this many days before its expiry.
 const WARN_BEFORE_EXPIRY_DAYS: i64 = 30;
 
@@ -347,8 +348,8 @@ fn certificates(settings: &ServerConfig, found: &mut Findings) {
 async fn tokens(settings: &ServerConfig, resolver: &Resolver, found: &mut Findings) {
     let certificates = settings.csr.as_ref().is_some_and(|csr| csr.edge_ca.is_some());
     let joined = match timeout(TIMEOUT, invitations::joined(settings, resolver)).await {
-        Ok(None) => String::new(),
-        Ok(Some(Ok(count))) => format!(", {count} joined by invitation"),
+        Ok(None) => None,
+        Ok(Some(Ok(nodes))) => Some(nodes),
         Ok(Some(Err(why))) => {
             let hint = "check store and its keys in [server.invitations]";
             return found.bad("token", why, "the store of invitations", hint);
@@ -367,14 +368,16 @@ async fn tokens(settings: &ServerConfig, resolver: &Resolver, found: &mut Findin
     let tokens = NodeTokens::parse(&text);
     let own = |(name, entry): &&(&str, TokenEntry)| *name != "default" && *entry != TokenEntry::Blocked;
     let own = tokens.entries().iter().filter(own).count();
-    let own = format!("nodes with their own token: {own} in the token file{joined}");
+    let by_invitation = joined.as_ref().map(|nodes| format!(", {} joined by invitation", nodes.len()));
+    let own =
+        format!("nodes with their own token: {own} in the token file{}", by_invitation.unwrap_or_default());
     if tokens.has_default() {
         found.doubt(
             "token",
             format!("{own}; all others share one token"),
             "anyone with the shared token can use any name; give each node its own line",
         );
-    } else if tokens.is_empty() && joined.is_empty() && !certificates {
+    } else if tokens.is_empty() && joined.is_none() && !certificates {
         let hint =
             "add a line NODE:TOKEN for each node, or set store in [server.invitations] and invite them";
         found.doubt("token", format!("{own}, so every edge is refused"), hint);
@@ -383,6 +386,33 @@ async fn tokens(settings: &ServerConfig, resolver: &Resolver, found: &mut Findin
     }
     for (line, error) in tokens.errors() {
         found.doubt("token", format!("{}, line {line}: {error}", settings.links.token_file.display()), "");
+    }
+    if !tokens.has_default() && !certificates {
+        let joined = joined.unwrap_or_default();
+        let has_joined = |node: &NodeName| joined.contains(&node.as_str().to_ascii_lowercase());
+        let is_known = |node: &NodeName| !tokens.is_blocked(node) && (tokens.names(node) || has_joined(node));
+        strangers(settings, is_known, found).await;
+    }
+}
+
+/// Reports nodes that are linked to peers, but that this server would refuse: not all servers have the same tokens.
+async fn strangers(settings: &ServerConfig, is_known: impl Fn(&NodeName) -> bool, found: &mut Findings) {
+    // Without a running server there is no list; another check reports that.
+    let Some((200, body)) = page(admin(settings), "/nodes").await else { return };
+    let Ok(CloudNodes { servers, nodes, .. }) = serde_json::from_str(&body) else { return };
+    // The first one is this server.
+    for peer in servers.iter().skip(1) {
+        let at_peer = nodes.iter().filter(|node| node.server == peer.name);
+        let names = at_peer.filter_map(|node| node.name.parse::<NodeName>().ok());
+        let strangers: Vec<_> = names.filter(|node| !is_known(node)).collect();
+        let Some(first) = strangers.first() else { continue };
+        let text = format!(
+            "peer {} has {} nodes that this server would refuse, for example {first}",
+            peer.name,
+            strangers.len()
+        );
+        let hint = "give all servers the same token_file and one store (server.invitations)";
+        found.doubt("token", text, hint);
     }
 }
 
@@ -406,10 +436,15 @@ async fn places(settings: &ServerConfig, found: &mut Findings) {
 /// The label that the manifests require of a server's Node. No kubelet can set it on itself.
 const SERVERS: &str = "node-restriction.kubernetes.io/tunnel-server=true";
 
+/// Returns the address at which the server on this machine can be asked.
+fn admin(settings: &ServerConfig) -> SocketAddr {
+    let at = settings.links.admin_listen;
+    if at.ip().is_unspecified() { SocketAddr::new([127, 0, 0, 1].into(), at.port()) } else { at }
+}
+
 /// Checks the server on this machine by its readiness.
 async fn running_server(settings: &ServerConfig, ports: &[(String, SocketAddr)], found: &mut Findings) {
-    let at = settings.links.admin_listen;
-    let at = if at.ip().is_unspecified() { SocketAddr::new([127, 0, 0, 1].into(), at.port()) } else { at };
+    let at = admin(settings);
     match page(at, "/readyz").await {
         None => not_running("server", at, ports, found),
         Some((200, body)) if body.trim() == "ok" => {

@@ -1,6 +1,6 @@
 //! Nodes that have joined by invitation, as a text shared by all servers: in a file, in etcd, or in a Secret.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::path::PathBuf;
 
@@ -192,9 +192,9 @@ impl EnrolmentState {
         self.tokens.get(&small(node)).map(|known| known.is(&SecretHash::of(token)))
     }
 
-    /// Returns the number of nodes that have joined.
-    pub fn joined(&self) -> usize {
-        self.tokens.len()
+    /// Returns the nodes that have joined, in lower case.
+    pub fn joined(&self) -> BTreeSet<String> {
+        self.tokens.keys().cloned().collect()
     }
 
     /// Returns true if the node has joined.

@@ -1,5 +1,6 @@
 //! Nodes that join by invitation, as configured in `[server.invitations]`.
 
+use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use tracing::{info_span, warn};
@@ -62,9 +63,12 @@ fn store(settings: &ServerConfig, resolver: &Resolver) -> Option<Box<dyn SharedS
     })
 }
 
-/// Returns the number of nodes that have joined by invitation, or why the store cannot be read. Returns `None` if
+/// Returns the nodes that have joined by invitation, in lower case, or why the store cannot be read. Returns `None` if
 /// joining by invitation is not enabled. Cancel safe.
-pub(crate) async fn joined(settings: &ServerConfig, resolver: &Resolver) -> Option<Result<usize, String>> {
+pub(crate) async fn joined(
+    settings: &ServerConfig,
+    resolver: &Resolver,
+) -> Option<Result<BTreeSet<String>, String>> {
     let mut cell = store(settings, resolver)?;
     let read = cell.read().await.map_err(|why| why.to_string());
     Some(read.and_then(|read| Ok(EnrolmentState::parse(&read.text)?.joined())))

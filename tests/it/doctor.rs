@@ -1,6 +1,7 @@
 //! `tunnel doctor`: each error that is made on purpose is reported by the right check.
 
 use std::path::Path;
+use std::time::Duration;
 
 use rcgen::{
     BasicConstraints, CertificateParams, ExtendedKeyUsagePurpose, IsCa, Issuer, KeyPair, date_time_ymd,
@@ -9,7 +10,7 @@ use tunnel::command::doctor::{self, DoctorArgs};
 use tunnel::command::{Format, Role};
 
 use crate::certificates::Authority;
-use crate::support::programs::{NAME, TOKEN, TestDir, TestServer, edge, start_edge};
+use crate::support::programs::{NAME, TOKEN, TestDir, TestServer, at, edge, start_edge};
 use crate::support::remote::ScriptedServer;
 use crate::support::servers;
 use crate::support::{assert_eventually, targets};
@@ -351,4 +352,35 @@ async fn a_key_of_another_certificate_fails_although_the_server_still_runs_with_
     let text = place.cloud("").replacen("admin_listen = \"127.0.0.1:0\"", &admin, 1);
     let all = found(&place, Role::Server, &text, |_| ()).await;
     assert!(has(&all, "config", "error", "does not belong to the certificate"), "{all:#?}");
+}
+
+#[tokio::test]
+async fn a_node_at_a_peer_that_does_not_share_its_store_is_reported() {
+    let (place, echo) = (TestDir::new(), targets::echo().await);
+    place.file("token", "other:0123456789\n");
+    let all = servers::addresses(2);
+    let text = |number: usize| {
+        let file = place.path().join(format!("enrolled{number}"));
+        let store = format!("[server.invitations]\nstore = \"file\"\nfile = {file:?}");
+        servers::config(&place, all[number], &format!("{}\n{store}", servers::peers(&all)))
+    };
+    let servers = [0, 1].map(|number| TestServer::from_text(&text(number)));
+    let (enrolment, node) = (servers[0].server.enrolment.as_ref().unwrap(), "edge7".parse().unwrap());
+    let invited = enrolment.invite(&node, Duration::from_secs(60), "test").await.unwrap();
+    let token = "a".repeat(64);
+    enrolment.join([127, 0, 0, 1].into(), &invited.code.secret(), "edge7", &token).await.unwrap();
+    let _edge = start_edge(&place.edge("edge7", all[0], "").replace(TOKEN, &token));
+    servers[0].has("edge7").await;
+    // A session through the other server needs a link between the two.
+    servers[1].open(&at("edge7", echo)).await;
+    let found_at = async |number: usize| {
+        let admin = format!("admin_listen = \"{}\"", servers[number].server.bound.log);
+        let text = text(number).replacen("admin_listen = \"127.0.0.1:0\"", &admin, 1);
+        found(&place, Role::Server, &text, |_| ()).await
+    };
+    let told = "has 1 nodes that this server would refuse, for example edge7";
+    let all = found_at(1).await;
+    assert!(has(&all, "token", "warning", told), "{all:#?}");
+    let all = found_at(0).await;
+    assert!(!has(&all, "token", "warning", ""), "{all:#?}");
 }

@@ -1,5 +1,6 @@
 //! Stands in for nodes that join by invitation in a build without them. The config has no store of invitations then.
 
+use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use crate::admin::readiness::Readiness;
@@ -27,7 +28,7 @@ pub(crate) fn start(
     None
 }
 
-pub(crate) async fn joined(_: &ServerConfig, _: &Resolver) -> Option<Result<usize, String>> {
+pub(crate) async fn joined(_: &ServerConfig, _: &Resolver) -> Option<Result<BTreeSet<String>, String>> {
     None
 }
 
