@@ -1,6 +1,7 @@
 //! `tunnel doctor`: checks everything that a server or an edge on this machine needs, and reports errors.
 
 mod service_user;
+mod tokens;
 
 use std::fmt::Write as _;
 use std::io::ErrorKind;
@@ -17,7 +18,6 @@ use tokio::time::{sleep, timeout};
 use tokio_rustls::TlsConnector;
 
 use crate::acceptor::{DialerRole, TargetDialer};
-use crate::admin::nodes::CloudNodes;
 use crate::command::doctor::service_user::files;
 use crate::command::serve::Settings;
 use crate::command::{Format, Role};
@@ -27,13 +27,11 @@ use crate::edge::config::EdgeConfig;
 use crate::edge::link_dialer::messages::hint as tls_remedy;
 use crate::kubernetes::cluster;
 use crate::server::config::ServerConfig;
-use crate::server::invitations;
 use crate::startup::Startup;
 use tunnel_base::drain::Drain;
 use tunnel_base::metrics::Metrics;
 use tunnel_base::names::{Host, Instance, NodeName, Target};
 use tunnel_base::policy::targets::OwnListeners;
-use tunnel_base::policy::tokens::{NodeTokens, TokenEntry};
 use tunnel_link::grpc::dial::LinkDialError;
 use tunnel_link::grpc::{LinkContext, PLAIN_IDLE_TIMEOUT};
 use tunnel_link::table::{SessionLimits, SessionTable};
@@ -331,7 +329,7 @@ async fn look_server(
         Ok(resolver) => resolver,
         Err(why) => return found.bad("dns", why.to_string(), "", "fix /etc/resolv.conf"),
     };
-    tokens(settings, &resolver, found).await;
+    tokens::check(settings, &resolver, found).await;
     peers(settings, &resolver, found).await;
     published(settings, found);
     if let Some(node) = &asked.node {
@@ -342,77 +340,6 @@ async fn look_server(
 fn certificates(settings: &ServerConfig, found: &mut Findings) {
     for (key, file) in settings.server_certificates() {
         certificate(&file, &key, found);
-    }
-}
-
-async fn tokens(settings: &ServerConfig, resolver: &Resolver, found: &mut Findings) {
-    let certificates = settings.csr.as_ref().is_some_and(|csr| csr.edge_ca.is_some());
-    let joined = match timeout(TIMEOUT, invitations::joined(settings, resolver)).await {
-        Ok(None) => None,
-        Ok(Some(Ok(nodes))) => Some(nodes),
-        Ok(Some(Err(why))) => {
-            let hint = "check store and its keys in [server.invitations]";
-            return found.bad("token", why, "the store of invitations", hint);
-        }
-        Err(_) => {
-            let text = format!("the store of invitations did not answer within {TIMEOUT:?}");
-            return found.bad(
-                "token",
-                text,
-                "the store of invitations",
-                "check that it runs and is reachable",
-            );
-        }
-    };
-    let Ok(text) = std::fs::read_to_string(&settings.links.token_file) else { return };
-    let tokens = NodeTokens::parse(&text);
-    let own = |(name, entry): &&(&str, TokenEntry)| *name != "default" && *entry != TokenEntry::Blocked;
-    let own = tokens.entries().iter().filter(own).count();
-    let by_invitation = joined.as_ref().map(|nodes| format!(", {} joined by invitation", nodes.len()));
-    let own =
-        format!("nodes with their own token: {own} in the token file{}", by_invitation.unwrap_or_default());
-    if tokens.has_default() {
-        found.doubt(
-            "token",
-            format!("{own}; all others share one token"),
-            "anyone with the shared token can use any name; give each node its own line",
-        );
-    } else if tokens.is_empty() && joined.is_none() && !certificates {
-        let hint =
-            "add a line NODE:TOKEN for each node, or set store in [server.invitations] and invite them";
-        found.doubt("token", format!("{own}, so every edge is refused"), hint);
-    } else {
-        found.good("token", format!("{own}; no other token is valid"));
-    }
-    for (line, error) in tokens.errors() {
-        found.doubt("token", format!("{}, line {line}: {error}", settings.links.token_file.display()), "");
-    }
-    if !tokens.has_default() && !certificates {
-        let joined = joined.unwrap_or_default();
-        let has_joined = |node: &NodeName| joined.contains(&node.as_str().to_ascii_lowercase());
-        let is_known = |node: &NodeName| !tokens.is_blocked(node) && (tokens.names(node) || has_joined(node));
-        strangers(settings, is_known, found).await;
-    }
-}
-
-/// Reports nodes that are linked to peers, but that this server would refuse: not all servers have the same tokens.
-async fn strangers(settings: &ServerConfig, is_known: impl Fn(&NodeName) -> bool, found: &mut Findings) {
-    // Without a running server there is no list; another check reports that.
-    let Some((200, body)) = page(admin(settings), "/nodes").await else { return };
-    let Ok(CloudNodes { servers, nodes, .. }) = serde_json::from_str(&body) else { return };
-    // The first one is this server.
-    for peer in servers.iter().skip(1) {
-        let at_peer = nodes.iter().filter(|node| node.server == peer.name);
-        let names = at_peer.filter_map(|node| node.name.parse::<NodeName>().ok());
-        let strangers: Vec<_> = names.filter(|node| !is_known(node)).collect();
-        let Some(first) = strangers.first() else { continue };
-        let text = format!(
-            "peer {} has {} nodes that this server would refuse, for example {first}",
-            peer.name,
-            strangers.len()
-        );
-        let hint = "give all servers the same token_file and one store (server.invitations)";
-        found.doubt("token", text, hint);
     }
 }
 
@@ -505,18 +432,20 @@ async fn peers(settings: &ServerConfig, resolver: &Resolver, found: &mut Finding
             Err(error) => {
                 let fault = HandshakeError::of(&error);
                 let wanted = format!("a certificate of server.links.peer_ca for {:?}", name.to_str());
-                let hint = match fault {
-                    HandshakeError::Expired(..) => {
-                        "renew server.links.cert of that server; it is reloaded without a restart"
-                    }
-                    HandshakeError::NotValidYet(..) => "set this machine's clock if it is wrong, or wait",
-                    _ => {
-                        "give all servers certificates from one CA with one common name (server.peers.certificate_name)"
-                    }
-                };
-                found.bad(check_of(&fault), format!("server {at}: {fault}"), &wanted, hint);
+                found.bad(check_of(&fault), format!("server {at}: {fault}"), &wanted, peer_remedy(&fault));
             }
         }
+    }
+}
+
+/// Returns the hint for a failed handshake with a peer.
+fn peer_remedy(fault: &HandshakeError) -> &'static str {
+    match fault {
+        HandshakeError::Expired(..) => {
+            "renew server.links.cert of that server; it is reloaded without a restart"
+        }
+        HandshakeError::NotValidYet(..) => "set this machine's clock if it is wrong, or wait",
+        _ => "give all servers certificates from one CA with one common name (server.peers.certificate_name)",
     }
 }
 

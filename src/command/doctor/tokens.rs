@@ -1,0 +1,83 @@
+//! The tokens of a server's nodes: in its file, in its store of invitations, and of nodes that are linked to peers.
+
+use tokio::time::timeout;
+
+use crate::admin::nodes::CloudNodes;
+use crate::command::doctor::{Findings, TIMEOUT, admin, page};
+use crate::server::config::ServerConfig;
+use crate::server::invitations;
+use tunnel_base::names::NodeName;
+use tunnel_base::policy::tokens::{NodeTokens, TokenEntry};
+use tunnel_net::resolver::Resolver;
+
+/// Counts the nodes with a token, and reports tokens that are missing, faulty, shared or unknown to a peer.
+pub(super) async fn check(settings: &ServerConfig, resolver: &Resolver, found: &mut Findings) {
+    let certificates = settings.csr.as_ref().is_some_and(|csr| csr.edge_ca.is_some());
+    let joined = match timeout(TIMEOUT, invitations::joined(settings, resolver)).await {
+        Ok(None) => None,
+        Ok(Some(Ok(nodes))) => Some(nodes),
+        Ok(Some(Err(why))) => {
+            let hint = "check store and its keys in [server.invitations]";
+            return found.bad("token", why, "the store of invitations", hint);
+        }
+        Err(_) => {
+            let text = format!("the store of invitations did not answer within {TIMEOUT:?}");
+            return found.bad(
+                "token",
+                text,
+                "the store of invitations",
+                "check that it runs and is reachable",
+            );
+        }
+    };
+    let Ok(text) = std::fs::read_to_string(&settings.links.token_file) else { return };
+    let tokens = NodeTokens::parse(&text);
+    let own = |(name, entry): &&(&str, TokenEntry)| *name != "default" && *entry != TokenEntry::Blocked;
+    let own = tokens.entries().iter().filter(own).count();
+    let by_invitation = joined.as_ref().map(|nodes| format!(", {} joined by invitation", nodes.len()));
+    let own =
+        format!("nodes with their own token: {own} in the token file{}", by_invitation.unwrap_or_default());
+    if tokens.has_default() {
+        found.doubt(
+            "token",
+            format!("{own}; all others share one token"),
+            "anyone with the shared token can use any name; give each node its own line",
+        );
+    } else if tokens.is_empty() && joined.is_none() && !certificates {
+        let hint =
+            "add a line NODE:TOKEN for each node, or set store in [server.invitations] and invite them";
+        found.doubt("token", format!("{own}, so every edge is refused"), hint);
+    } else {
+        found.good("token", format!("{own}; no other token is valid"));
+    }
+    for (line, error) in tokens.errors() {
+        found.doubt("token", format!("{}, line {line}: {error}", settings.links.token_file.display()), "");
+    }
+    if !tokens.has_default() && !certificates {
+        let joined = joined.unwrap_or_default();
+        let has_joined = |node: &NodeName| joined.contains(&node.as_str().to_ascii_lowercase());
+        let is_known = |node: &NodeName| !tokens.is_blocked(node) && (tokens.names(node) || has_joined(node));
+        strangers(settings, is_known, found).await;
+    }
+}
+
+/// Reports nodes that are linked to peers, but that this server would refuse: not all servers have the same tokens.
+async fn strangers(settings: &ServerConfig, is_known: impl Fn(&NodeName) -> bool, found: &mut Findings) {
+    // Without a running server there is no list; another check reports that.
+    let Some((200, body)) = page(admin(settings), "/nodes").await else { return };
+    let Ok(CloudNodes { servers, nodes, .. }) = serde_json::from_str(&body) else { return };
+    // The first one is this server.
+    for peer in servers.iter().skip(1) {
+        let at_peer = nodes.iter().filter(|node| node.server == peer.name);
+        let names = at_peer.filter_map(|node| node.name.parse::<NodeName>().ok());
+        let strangers: Vec<_> = names.filter(|node| !is_known(node)).collect();
+        let Some(first) = strangers.first() else { continue };
+        let text = format!(
+            "peer {} has {} nodes that this server would refuse, for example {first}",
+            peer.name,
+            strangers.len()
+        );
+        let hint = "give all servers the same token_file and one store (server.invitations)";
+        found.doubt("token", text, hint);
+    }
+}
