@@ -97,9 +97,9 @@ impl Reconnector {
                 }
                 Err(why) => {
                     let text = format!("{why:#}");
-                    if !self.uplinks.is_linked() {
-                        self.readiness.set(LINK_CONDITION, Err(text.clone()));
-                    }
+                    // A link to a server that stops has only its earlier sessions: no new one reaches this node.
+                    let kept = if self.uplinks.is_linked() { "; only earlier sessions continue" } else { "" };
+                    self.readiness.set(LINK_CONDITION, Err(format!("{text}{kept}")));
                     if said.is_new(&text) {
                         warn!(error = %text, max_backoff = ?MAX_PAUSE, "cannot connect to server, retrying");
                     }
@@ -300,10 +300,10 @@ impl Reconnector {
     }
 
     fn began(&self, link: &Link) {
+        self.uplinks.add(link.sender.clone());
         self.readiness.set(LINK_CONDITION, Ok(()));
         self.readiness.set_degraded(TOKEN_CONDITION, Ok(()));
         self.link_context.metrics.links.opened(link.sender.peer.kind());
-        self.uplinks.add(link.sender.clone());
     }
 
     fn ended(&self, link: &Link, why: &LinkEnd) {
@@ -312,6 +312,10 @@ impl Reconnector {
             self.readiness.set(LINK_CONDITION, Err(format!("{why}; reconnecting")));
             // From now on the condition of the link has the reason.
             self.readiness.set_degraded(TOKEN_CONDITION, Ok(()));
+            // Another task may have begun a link between the check and the report.
+            if self.uplinks.is_linked() {
+                self.readiness.set(LINK_CONDITION, Ok(()));
+            }
         }
         self.link_context.metrics.links.closed(link.sender.peer.kind());
         self.link_context.metrics.links_closed.count(why.name());

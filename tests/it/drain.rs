@@ -34,6 +34,16 @@ async fn a_stopping_server_is_not_ready_and_lets_its_sessions_finish() {
     is_closed(connect).await;
     let page = get(log, "/readyz").await;
     assert_eq!((page.status, page.body.as_str()), (503, "draining: stopping\n"));
+    assert_eventually("an edge that no new session reaches", async {
+        loop {
+            let page = get(edge.bound.log.unwrap(), "/readyz").await;
+            if page.status == 503 && page.body.contains("only earlier sessions continue") {
+                break;
+            }
+            tokio::task::yield_now().await;
+        }
+    })
+    .await;
     assert_eq!(get(log, "/livez").await.status, 200);
     assert!(!stopped.is_finished());
     echoed(&mut client, "while it stops").await;
