@@ -46,6 +46,7 @@ use tunnel_net::listen::TcpAccept;
 use tunnel_net::pool::Pool;
 use tunnel_net::resolver::Resolver;
 use tunnel_net::socket::{Connection, Socket};
+use tunnel_net::tls::handshake::HandshakeError;
 use tunnel_net::tls::{self, Identity, TlsClientConfig, Trust};
 
 /// Arguments of `tunnel connect`.
@@ -260,11 +261,12 @@ impl ConnectEndpoint {
                         None => Ok(Carrier::Tcp(self.ask(stream, request).await?)),
                         Some((tls, name)) => {
                             let stream = tls.connect(name.clone(), stream).await;
-                            let stream = stream.map_err(|cause| {
-                                failed(&format_args!(
+                            let stream = stream.map_err(|cause| match HandshakeError::of(&cause) {
+                                HandshakeError::Protocol => self.no_connect_port(),
+                                _ => failed(&format_args!(
                                     "TLS failed: {cause}; check --ca, and that the server's certificate contains {}",
                                     name.to_str()
-                                ))
+                                )),
                             })?;
                             Ok(Carrier::Tls(Box::new(self.ask(stream, request).await?)))
                         }
@@ -284,14 +286,11 @@ impl ConnectEndpoint {
         request: Request<Empty<Bytes>>,
     ) -> Result<Socket<C>, CommandError> {
         let broken = |cause: hyper::Error| {
-            CommandError::unavailable(if cause.is_parse() {
-                format!(
-                    "{self} does not speak HTTP; use the port of server.connect.listen, not the one to which nodes \
-                     link (server.links.listen)"
-                )
+            if cause.is_parse() {
+                self.no_connect_port()
             } else {
-                format!("server {self} did not respond: {cause}")
-            })
+                CommandError::unavailable(format!("server {self} did not respond: {cause}"))
+            }
         };
         let (mut sender, mut connection) = http1::handshake(TokioIo::new(stream)).await.map_err(broken)?;
         let mut answer = std::pin::pin!(async {
@@ -318,6 +317,13 @@ impl ConnectEndpoint {
         Ok(Socket::with_early(parts.io.into_inner(), self.pool.clone(), parts.read_buf))
     }
 
+    fn no_connect_port(&self) -> CommandError {
+        CommandError::unavailable(format!(
+            "{self} does not speak HTTP; use the port of server.connect.listen, not the one to which nodes link \
+             (server.links.listen)"
+        ))
+    }
+
     fn request(&self, target: &Target, trace: &str) -> Result<Request<Empty<Bytes>>, CommandError> {
         let text = target.to_string();
         let wrong = |_| CommandError::usage(format!("{text:?} cannot be requested over HTTP"));
@@ -338,7 +344,7 @@ impl ConnectEndpoint {
 
 /// What to do if no server is reached.
 const NO_SERVER: &str = "check that a server listens there, at listen of its [server.connect] or [server.egress], or name another with \
-     --server";
+     --server. The config that tunnel init writes opens it for its own machine only";
 
 impl fmt::Display for ConnectEndpoint {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

@@ -35,7 +35,7 @@ use tunnel_base::policy::targets::OwnListeners;
 use tunnel_link::grpc::dial::LinkDialError;
 use tunnel_link::grpc::{LinkContext, PLAIN_IDLE_TIMEOUT};
 use tunnel_link::table::{SessionLimits, SessionTable};
-use tunnel_net::dial::dial;
+use tunnel_net::dial::{Failure, dial};
 use tunnel_net::http_proxy::HttpProxyClient;
 use tunnel_net::interfaces::LocalAddresses;
 use tunnel_net::listen::TcpAccept;
@@ -412,8 +412,8 @@ async fn peers(settings: &ServerConfig, resolver: &Resolver, found: &mut Finding
     let config = match client.load() {
         Ok(config) => config.load(),
         Err(why) => {
-            let hint = "set the file to the CA that signed the certificates of all servers";
-            return found.bad("peers", why.to_string(), "the file server.links.peer_ca", hint);
+            let hint = "correct cert, key and peer_ca of [server.links]";
+            return found.bad("peers", why.to_string(), "files that belong together", hint);
         }
     };
     for at in all {
@@ -612,7 +612,12 @@ async fn reach(
                 Some(socket)
             }
             Err(why) => {
-                let hint = "check that a server is running there, and that firewalls allow this port";
+                let hint = match why.first() {
+                    Some(Failure::Unreachable(_, cause)) if cause.kind() == ErrorKind::NetworkUnreachable => {
+                        "this machine has no network, or no route there: check `ip route`"
+                    }
+                    _ => "check that a server is running there, and that firewalls allow this port",
+                };
                 found.bad("port", why.to_string(), "a server that listens there", hint);
                 None
             }

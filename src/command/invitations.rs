@@ -308,6 +308,10 @@ pub async fn run(asked: &JoinArgs, env: &Environment, stdin: impl Read) -> Resul
         }
     }
     let (more, start) = match unit {
+        // systemctl links no file where `tunnel service install` has written one.
+        Some(unit) if Path::new(service::UNIT_DIR).join(unit).exists() => {
+            (format!(", {unit}"), unit.to_owned())
+        }
         Some(unit) => (format!(", {unit}"), format!("{to}/{unit}")),
         None => (String::new(), UNIT.to_owned()),
     };

@@ -146,7 +146,7 @@ const EDGE_UNIT: &str = include_str!("../../deploy/systemd/tunnel-edge.service")
 const USER: &str = "tunnel";
 const PACKAGED_PROGRAM: &str = "/usr/bin/tunnel";
 /// Folder of the operator's units, and those of packages' units.
-const UNIT_DIR: &str = "/etc/systemd/system";
+pub(crate) const UNIT_DIR: &str = "/etc/systemd/system";
 const PACKAGE_DIRS: [&str; 2] = ["/usr/lib/systemd/system", "/lib/systemd/system"];
 
 #[cfg(test)]

@@ -15,7 +15,7 @@ pub struct SshArgs {
     #[command(flatten)]
     pub client: ClientArgs,
     /// Node, and the user there.
-    #[arg(value_name = "[USER@]NODE")]
+    #[arg(value_name = "[USER@]NODE", allow_hyphen_values = true)]
     pub node: String,
     /// Options of ssh, and a command.
     #[arg(value_name = "ARGS", trailing_var_arg = true, allow_hyphen_values = true)]

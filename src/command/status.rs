@@ -17,7 +17,7 @@ use tokio::time::{sleep, timeout};
 
 use crate::admin::nodes::CloudNodes;
 use crate::admin::readiness::ConditionStatus;
-use crate::admin::status::{LinkStatus, Status};
+use crate::admin::status::{DisconnectedStatus, LinkStatus, Status};
 use crate::command::{CommandError, Format};
 use crate::config::Environment;
 use crate::startup::admin_socket::SocketDirs;
@@ -194,9 +194,12 @@ fn text(told: &Status) -> String {
             if server { "no node is connected" } else { "not connected; see the reason above" }.to_owned(),
         );
     }
-    if !told.disconnected.is_empty() {
-        let mut table = Table::new(&["NOT LINKED", "AGO", "LAST ERROR"]);
-        for gone in &told.disconnected {
+    // A node that has moved to a peer may have a link here for its earlier sessions.
+    let is_gone = |gone: &&DisconnectedStatus| told.links.iter().all(|link| link.name != gone.name);
+    let gone: Vec<_> = told.disconnected.iter().filter(is_gone).collect();
+    if !gone.is_empty() {
+        let mut table = Table::new(&["NOT LINKED HERE", "AGO", "LAST ERROR"]);
+        for gone in gone {
             let why = gone.error.as_ref().map_or("-".to_owned(), |error| clean(&error.text));
             table.row(vec![clean(&gone.name), duration(now - gone.time), why]);
         }
@@ -361,8 +364,11 @@ pub(crate) async fn socket(
     let first = running.next().or(found.first()).map(|(_, path)| path.clone());
     let others = running.map(|(_, path)| path.clone()).collect();
     first.map(|path| Socket { path, others }).ok_or_else(|| {
-        let text = "no admin socket of a server or edge of this user found at the default paths; check that one is running. Its log at \
-                    the start contains the socket's path; set it with --socket=PATH, or run this as the user of the program";
+        let text = format!(
+            "no admin socket of {} found at the default paths; check that one of this user is running on this machine. Its log at \
+             the start contains the socket's path; set it with --socket=PATH, or run this as the user of the program",
+            if names.contains(&"edge") { "a server or edge" } else { "a server" },
+        );
         CommandError::unavailable(text)
     })
 }

@@ -137,7 +137,9 @@ impl<T: Send + Sync + 'static> Reload<T> {
             // Unchanged bad content was reported before.
             FileCheck::Unchanged if seen.bad => FileState { unsettled: None, ..seen },
             FileCheck::Unchanged => {
-                status.set_readable();
+                if status.set_readable() {
+                    info!(files = %self.0, "files readable again, unchanged");
+                }
                 FileState { unsettled: None, ..seen }
             }
             FileCheck::Changing(content) => FileState { unsettled: Some(content), ..seen },
@@ -289,12 +291,13 @@ impl FileStatus {
         self.files.errors.send_modify(|errors| self.replace(errors, None));
     }
 
-    fn set_readable(&self) {
+    /// Clears the error. Returns true if there was one.
+    fn set_readable(&self) -> bool {
         self.files.errors.send_if_modified(|errors| {
             let had_error = errors.get(self.index).is_some_and(Option::is_some);
             self.replace(errors, None);
             had_error
-        });
+        })
     }
 
     /// Sets the error. Returns true if no watched value had the same one.

@@ -72,8 +72,8 @@ refusals in the last hour: 3 token, 1 tls
 NODE   STATE   LINKED  RTT    SESSIONS  SENT     RECEIVED  VERSION  DIALECT     ADDRESS         LAST ERROR
 edge7  linked  3h12m   12 ms  4         1.2 MiB  7 B       0.1.0    extended/2  10.0.0.5:40312  nothing was [2J received (3h13m ago)
 
-NOT LINKED  AGO  LAST ERROR
-edge9       20s  nothing was [2J received
+NOT LINKED HERE  AGO  LAST ERROR
+edge9            20s  nothing was [2J received
 
 PEER           STATE       LINKED  RTT    SESSIONS  SENT     RECEIVED  VERSION  DIALECT     ADDRESS         LAST ERROR
 10.0.0.7:9000  not_linked  -       12 ms  4         1.2 MiB  7 B       0.1.0    extended/2  10.0.0.5:40312  nothing was [2J received (3h13m ago)";

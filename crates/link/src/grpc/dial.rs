@@ -236,7 +236,7 @@ fn hint(code: Code) -> &'static str {
     match code {
         Code::Unauthenticated => {
             "; compare token or token_file here with this node's line, or the default line, in the server's token file; \
-             a node that joined by invitation must be invited again"
+             where nodes join by invitation, all servers need one store (server.invitations), or invite the node again"
         }
         _ => "",
     }
