@@ -447,7 +447,10 @@ fn not_dialled(refusal: &SessionError, allow: &'static str) -> (StatusCode, &'st
         ErrorCode::NotAllowed => allow,
         ErrorCode::OwnPort => "use another port: no setting opens this one",
         ErrorCode::Overloaded => BUSY.2,
-        _ => "check that the server can resolve and reach the target",
+        _ => {
+            "no node is known by that name or address, so the server dialled it itself: use the node's name, list its address \
+             in [server.addresses], or check that the server reaches the target"
+        }
     };
     (status, name, next)
 }
