@@ -131,7 +131,7 @@ fn nodes_text(all: &CloudNodes, with_own: bool) -> String {
         match server.state.as_str() {
             "truncated" => lines.push(format!("! {name} has more nodes; query its own socket")),
             "does_not_tell" => lines.push(format!(
-                "! {name} does not tell its nodes; it is busy, or its version does not know the request"
+                "! {name} does not tell its nodes; it is busy, has no [server.peers], or its version does not know the request"
             )),
             "not_linked" => {
                 lines.push(format!("! {name}: {}", clean(server.error.as_deref().unwrap_or("no link"))));

@@ -378,7 +378,7 @@ async fn a_node_at_a_peer_that_does_not_share_its_store_is_reported() {
         let text = text(number).replacen("admin_listen = \"127.0.0.1:0\"", &admin, 1);
         found(&place, Role::Server, &text, |_| ()).await
     };
-    let told = "has 1 nodes that this server would refuse, for example edge7";
+    let told = "this server would refuse node edge7 of peer";
     let all = found_at(1).await;
     assert!(has(&all, "token", "warning", told), "{all:#?}");
     let all = found_at(0).await;

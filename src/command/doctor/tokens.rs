@@ -71,12 +71,15 @@ async fn strangers(settings: &ServerConfig, is_known: impl Fn(&NodeName) -> bool
         let at_peer = nodes.iter().filter(|node| node.server == peer.name);
         let names = at_peer.filter_map(|node| node.name.parse::<NodeName>().ok());
         let strangers: Vec<_> = names.filter(|node| !is_known(node)).collect();
-        let Some(first) = strangers.first() else { continue };
-        let text = format!(
-            "peer {} has {} nodes that this server would refuse, for example {first}",
-            peer.name,
-            strangers.len()
-        );
+        let text = match strangers.as_slice() {
+            [] => continue,
+            [one] => format!("this server would refuse node {one} of peer {}", peer.name),
+            [one, ..] => format!(
+                "this server would refuse {} nodes of peer {}, for example {one}",
+                strangers.len(),
+                peer.name
+            ),
+        };
         let hint = "give all servers the same token_file and one store (server.invitations)";
         found.doubt("token", text, hint);
     }
