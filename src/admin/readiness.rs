@@ -155,7 +155,7 @@ impl Admin {
         let files = shown.into_iter().map(file(false)).chain(believed.into_iter().map(file(true))).collect();
         let followed =
             follow(files, watcher.clone(), self.metrics.clone(), self.readiness.clone(), drain.clone());
-        drain.spawn(info_span!("certificates"), followed);
+        drain.spawn(info_span!("files"), followed);
     }
 }
 

@@ -355,8 +355,8 @@ impl fmt::Display for ConnectEndpoint {
     }
 }
 
-/// Converts a refusal: the reason and the hints in its body. The reason phrase, which is cut, replaces an empty body. If the server requires credentials,
-/// `login_hint` replaces its hint, which is for other clients.
+/// Converts a refusal: the reason and the hints in its body. The reason phrase, which is cut, replaces an empty body. If
+/// the server requires credentials, `login_hint` replaces its hint, which is for other clients.
 async fn refusal(answer: Response<Incoming>, login_hint: &str) -> CommandError {
     let status = answer.status();
     let phrase = answer

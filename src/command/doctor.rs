@@ -24,7 +24,7 @@ use crate::command::{Format, Role};
 use crate::config::edge::ServerAddress;
 use crate::config::server::registry::PublishTo;
 use crate::edge::config::EdgeConfig;
-use crate::edge::link_dialer::messages::hint as tls_remedy;
+use crate::edge::link_dialer::messages::{connection_hint, hint as tls_remedy};
 use crate::kubernetes::cluster;
 use crate::server::config::ServerConfig;
 use crate::startup::Startup;
@@ -35,7 +35,7 @@ use tunnel_base::policy::targets::OwnListeners;
 use tunnel_link::grpc::dial::LinkDialError;
 use tunnel_link::grpc::{LinkContext, PLAIN_IDLE_TIMEOUT};
 use tunnel_link::table::{SessionLimits, SessionTable};
-use tunnel_net::dial::{Failure, dial};
+use tunnel_net::dial::dial;
 use tunnel_net::http_proxy::HttpProxyClient;
 use tunnel_net::interfaces::LocalAddresses;
 use tunnel_net::listen::TcpAccept;
@@ -614,12 +614,7 @@ async fn reach(
                 Some(socket)
             }
             Err(why) => {
-                let hint = match why.first() {
-                    Some(Failure::Unreachable(_, cause)) if cause.kind() == ErrorKind::NetworkUnreachable => {
-                        "this machine has no network, or no route there: check `ip route`"
-                    }
-                    _ => "check that a server is running there, and that firewalls allow this port",
-                };
+                let hint = connection_hint(why.first());
                 found.bad("port", why.to_string(), "a server that listens there", hint);
                 None
             }

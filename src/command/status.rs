@@ -17,7 +17,7 @@ use tokio::time::{sleep, timeout};
 
 use crate::admin::nodes::CloudNodes;
 use crate::admin::readiness::ConditionStatus;
-use crate::admin::status::{DisconnectedStatus, LinkStatus, Status};
+use crate::admin::status::{LinkStatus, Status};
 use crate::command::{CommandError, Format};
 use crate::config::Environment;
 use crate::startup::admin_socket::SocketDirs;
@@ -194,12 +194,9 @@ fn text(told: &Status) -> String {
             if server { "no node is connected" } else { "not connected; see the reason above" }.to_owned(),
         );
     }
-    // A node that has moved to a peer may have a link here for its earlier sessions.
-    let is_gone = |gone: &&DisconnectedStatus| told.links.iter().all(|link| link.name != gone.name);
-    let gone: Vec<_> = told.disconnected.iter().filter(is_gone).collect();
-    if !gone.is_empty() {
+    if !told.disconnected.is_empty() {
         let mut table = Table::new(&["NOT LINKED HERE", "AGO", "LAST ERROR"]);
-        for gone in gone {
+        for gone in &told.disconnected {
             let why = gone.error.as_ref().map_or("-".to_owned(), |error| clean(&error.text));
             table.row(vec![clean(&gone.name), duration(now - gone.time), why]);
         }

@@ -271,7 +271,10 @@ impl Registry {
         linked.extend(links(&nodes.older, LinkRole::Previous));
         linked.extend(links(&nodes.interactive, LinkRole::Interactive));
         linked.extend(links(&nodes.leaving, LinkRole::Retiring));
-        let gone = nodes.past.all_gone(most);
+        let mut gone = nodes.past.all_gone(most);
+        // A node that has moved to a peer may have a link here for its earlier sessions.
+        let others = [&nodes.older, &nodes.interactive, &nodes.leaving];
+        gone.retain(|(node, ..)| !others.iter().any(|links| links.contains_key(node)));
         drop(nodes);
         linked.sort_by(|(one, at, ..), (two, other, ..)| (one.as_str(), at).cmp(&(two.as_str(), other)));
         Overview { linked, gone }

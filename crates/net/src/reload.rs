@@ -138,7 +138,7 @@ impl<T: Send + Sync + 'static> Reload<T> {
             FileCheck::Unchanged if seen.bad => FileState { unsettled: None, ..seen },
             FileCheck::Unchanged => {
                 if status.set_readable() {
-                    info!(files = %self.0, "files readable again, unchanged");
+                    info!(files = %self.0, "files can be read again, unchanged");
                 }
                 FileState { unsettled: None, ..seen }
             }

@@ -10,13 +10,16 @@ use tunnel_net::tls::handshake::HandshakeError;
 
 /// Returns the error text if no address of a server accepted the connection.
 pub(crate) fn no_connection(error: &ConnectError) -> String {
-    format!("{error}{}", hint_of(error.first()))
+    let hint = connection_hint(error.first());
+    let then = if hint.is_empty() { "" } else { "; " };
+    format!("{error}{then}{hint}")
 }
 
-fn hint_of(failure: Option<&Failure>) -> &'static str {
+/// Returns the hint with the config key of the edge or server that fixes the error. May be empty.
+pub fn connection_hint(failure: Option<&Failure>) -> &'static str {
     match failure {
         Some(Failure::Refused(_)) => {
-            "; nothing listens there: check that the server runs, and that edge.uplink.servers has the port \
+            "nothing listens there: check that the server runs, and that edge.uplink.servers has the port \
              of its server.links.listen (default 9000)"
         }
         Some(Failure::Unreachable(_, cause)) if cause.kind() != io::ErrorKind::HostUnreachable => NO_ROUTE,
@@ -27,11 +30,11 @@ fn hint_of(failure: Option<&Failure>) -> &'static str {
 
 /// Returns the error text if a server was not connected to in time, including DNS and proxies.
 pub(crate) fn no_connection_within(patience: Duration) -> String {
-    format!("no connection within {patience:?}{UNREACHED}")
+    format!("no connection within {patience:?}; {UNREACHED}")
 }
 
-const NO_ROUTE: &str = "; this machine has no network, or no route there: check `ip route`";
-const UNREACHED: &str = "; check edge.uplink.servers, and that firewalls allow connections to that port; if a proxy is \
+const NO_ROUTE: &str = "this machine has no network, or no route there: check `ip route`";
+const UNREACHED: &str = "check edge.uplink.servers, and that firewalls allow connections to that port; if a proxy is \
                          required, start the edge with HTTPS_PROXY";
 
 /// Context of an error if a certificate was presented.
@@ -103,8 +106,8 @@ mod tests {
     fn a_machine_without_a_route_is_not_told_of_a_proxy() {
         let unreachable =
             |kind| Failure::Unreachable("192.0.2.1:9000".parse().unwrap(), io::Error::from(kind));
-        assert_eq!(hint_of(Some(&unreachable(io::ErrorKind::NetworkUnreachable))), NO_ROUTE);
-        assert_eq!(hint_of(Some(&unreachable(io::ErrorKind::HostUnreachable))), UNREACHED);
+        assert_eq!(connection_hint(Some(&unreachable(io::ErrorKind::NetworkUnreachable))), NO_ROUTE);
+        assert_eq!(connection_hint(Some(&unreachable(io::ErrorKind::HostUnreachable))), UNREACHED);
     }
 
     #[tokio::test]

@@ -145,7 +145,8 @@ impl<T: Connection> ReadHook<T> for ReadAhead {
         let read = io.poll_read(cx, out);
         let received = out.filled().len().saturating_sub(before);
         self.0.unread.fetch_add(received, SeqCst);
-        if received > 0 {
+        // Stored once only: this runs for each read.
+        if received > 0 && !self.0.has_received.load(SeqCst) {
             self.0.has_received.store(true, SeqCst);
         }
         if let Poll::Ready(Err(error)) = &read
