@@ -131,9 +131,45 @@ pub(crate) struct ForeignReader {
     generation: Option<Generation>,
     /// The session that received data last.
     fed: Option<SessionId>,
-    /// Start of the current [`STALL_PERIOD`], and the time in it for which each session left the link unread.
-    period: Instant,
+    pauses: ReadPauses,
+}
+
+/// How long each session has recently left the link unread. Time in which it is read reduces this again.
+#[derive(Debug, Default)]
+struct ReadPauses {
     paused: HashMap<SessionId, Duration>,
+    /// End of the last pause.
+    last: Option<Instant>,
+}
+
+impl ReadPauses {
+    /// Returns how much longer the link may be left unread for this session: it may use half of the time that the others
+    /// have not used. So however many readers stall, some is left for a slow one.
+    fn remaining(&mut self, session: SessionId, now: Instant) -> Duration {
+        self.reduce(now);
+        let own = self.paused.get(&session).copied().unwrap_or_default();
+        let all: Duration = self.paused.values().sum();
+        (MAX_READ_PAUSE.saturating_sub(all - own) / 2).saturating_sub(own)
+    }
+
+    /// Adds a pause that ends now.
+    fn add(&mut self, session: SessionId, duration: Duration, now: Instant) {
+        *self.paused.entry(session).or_default() += duration;
+        self.last = Some(now);
+    }
+
+    /// Reduces all pauses in proportion, and their total by the part of the time since the last one that it returns.
+    fn reduce(&mut self, now: Instant) {
+        let Some(last) = self.last.replace(now) else { return };
+        let all: Duration = self.paused.values().sum();
+        let left = all.saturating_sub((now - last).mul_f64(PAUSE_RETURNED));
+        let share = if all.is_zero() { 0.0 } else { left.as_secs_f64() / all.as_secs_f64() };
+        // What is too short to matter is dropped, so that sessions that have ended do not stay.
+        self.paused.retain(|_, paused| {
+            *paused = paused.mul_f64(share);
+            *paused >= Duration::from_millis(1)
+        });
+    }
 }
 
 /// What has more unread bytes than allowed.
@@ -148,8 +184,7 @@ enum OverLimit {
 
 impl ForeignReader {
     pub(crate) fn new(dialect: Arc<ForeignDialect>, metrics: Metrics, answers: bool) -> Self {
-        let (period, paused) = (Instant::now(), HashMap::new());
-        Self { dialect, metrics, answers, generation: None, fed: None, period, paused }
+        Self { dialect, metrics, answers, generation: None, fed: None, pauses: ReadPauses::default() }
     }
 
     /// Returns the idle time after which the link is closed.
@@ -258,11 +293,7 @@ impl ForeignReader {
         let mut paused = false;
         while let Some(over) = self.over(fed) {
             let now = Instant::now();
-            if now - self.period >= STALL_PERIOD {
-                self.period = now;
-                self.paused.clear();
-            }
-            let left = self.remaining_pause(fed);
+            let left = self.pauses.remaining(fed, now);
             if left.is_zero() {
                 self.metrics.resets.count("slow_reader");
                 self.give_up(fed, over);
@@ -276,18 +307,10 @@ impl ForeignReader {
             let stalled = ahead.stall();
             let _ = timeout(patience, self.dialect.sender.read.notified()).await;
             drop(stalled);
-            *self.paused.entry(fed).or_default() += now.elapsed();
+            self.pauses.add(fed, now.elapsed(), Instant::now());
             paused = true;
         }
         paused
-    }
-
-    /// Returns how much longer the link may be left unread for this session: it may use half of the time that the others
-    /// have not used. So however many readers stall, some is left for a slow one.
-    fn remaining_pause(&self, fed: SessionId) -> Duration {
-        let own = self.paused.get(&fed).copied().unwrap_or_default();
-        let all: Duration = self.paused.values().sum();
-        (MAX_READ_PAUSE.saturating_sub(all - own) / 2).saturating_sub(own)
     }
 
     fn over(&self, fed: SessionId) -> Option<OverLimit> {
@@ -347,9 +370,59 @@ const PLAIN_EDGE_IDLE_TIMEOUT: Duration = Duration::from_secs(150);
 const PLAIN_QUEUE: usize = 1024 * 1024;
 /// The same for all sessions of a link together for which a target is still dialled.
 const MAX_EARLY: usize = 4 * PLAIN_QUEUE;
-/// How long a plain link may be left unread in each [`STALL_PERIOD`]. A server of SuperEdge pings a link on which it has
-/// read nothing for 5 s.
+/// How long a plain link may be left unread at a stretch. A server of SuperEdge pings a link on which it has read nothing
+/// for 5 s.
 const MAX_READ_PAUSE: Duration = Duration::from_secs(4);
-const STALL_PERIOD: Duration = Duration::from_secs(10);
+/// How much of that each second of reading gives back, in seconds. So a link is unread for at most 2/5 of a long time.
+const PAUSE_RETURNED: f64 = 2.0 / 3.0;
 /// How often to check whether readers on other links have freed memory.
 const LOOK_INTERVAL: Duration = Duration::from_millis(50);
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used, clippy::expect_used, reason = "tests")]
+
+    use super::*;
+
+    use proptest::prelude::*;
+
+    proptest! {
+        /// Whatever the sessions do, the link is read for a second in any 6 s: SuperEdge's server closes one on which it
+        /// has read nothing for that long.
+        #[test]
+        fn a_plain_link_is_never_unread_for_long(
+            steps in prop::collection::vec((1..6_u64, 0..8000_u64, 0..3000_u64), 1..60)
+        ) {
+            let (start, mut now) = (Instant::now(), Instant::now());
+            let (mut pauses, mut spans) = (ReadPauses::default(), Vec::new());
+            for (session, wanted, read) in steps {
+                let session = SessionId::from_bits(u128::from(session));
+                let pause = Duration::from_millis(wanted).min(pauses.remaining(session, now));
+                spans.push((now, now + pause));
+                now += pause;
+                pauses.add(session, pause, now);
+                now += Duration::from_millis(read);
+            }
+            let window = Duration::from_secs(6);
+            for (_, end) in &spans {
+                let from = end.checked_sub(window).map_or(start, |from| from.max(start));
+                let unread: Duration = spans.iter().filter(|(_, till)| till <= end)
+                    .map(|(begin, till)| till.saturating_duration_since((*begin).max(from))).sum();
+                prop_assert!(unread <= Duration::from_secs(5), "unread for {unread:?} of 6 s");
+            }
+        }
+    }
+
+    /// After a long time of reading, everything may be used again, and nothing is kept for sessions of before.
+    #[test]
+    fn reading_gives_the_pauses_back() {
+        let (one, other, now) = (SessionId::from_bits(1), SessionId::from_bits(2), Instant::now());
+        let mut pauses = ReadPauses::default();
+        pauses.add(one, Duration::from_secs(2), now);
+        assert_eq!(pauses.remaining(other, now), Duration::from_secs(1), "half of what is left");
+        assert!(pauses.remaining(one, now).is_zero());
+        let later = now + Duration::from_secs(3);
+        assert_eq!(pauses.remaining(other, later), Duration::from_secs(2));
+        assert!(pauses.paused.is_empty());
+    }
+}
