@@ -36,7 +36,7 @@ use crate::listener::admission::destination::EdgeRouting;
 use crate::listener::admission::{ListenerContext, sessions};
 use crate::listener::http_proxy::{self, EdgeProxy};
 use crate::route::{SessionRouter, Uplinks};
-use crate::startup::{Startup, StartupErrorKind, StartupErrors};
+use crate::startup::{NotPrepared, Startup, StartupErrorKind, StartupErrors};
 use tunnel_base::drain::{Drain, Drained};
 use tunnel_base::logging::LogLevel;
 use tunnel_base::metrics::Metrics;
@@ -168,7 +168,8 @@ impl Edge {
 
     /// Collects all errors that would prevent a start, without starting anything.
     pub fn validate(settings: &Settings, startup: &mut Startup) {
-        prepare(settings, startup);
+        // The errors are in `startup`.
+        let _ = prepare(settings, startup);
         if let Some(cert) = settings.target_tls.cert.as_ref().filter(|_| startup.is_check()) {
             startup.check_dates("edge.target_tls.cert", cert);
         }
@@ -379,23 +380,19 @@ pub(crate) struct AdminListeners {
 /// The files and ports of the config, and the users that may view the admin page from other machines.
 pub(crate) type Prepared = (EdgeFiles, AdminListeners, Option<EdgeProxy>, (AdminUsers, AccessPolicyBuilder));
 
-/// Reads all files and binds all ports of the config. Returns `None` on errors, which `startup` has collected.
-pub(crate) fn prepare(settings: &Settings, startup: &mut Startup) -> Option<Prepared> {
+/// Reads all files and binds all ports of the config.
+pub(crate) fn prepare(settings: &Settings, startup: &mut Startup) -> Result<Prepared, NotPrepared> {
     let files = EdgeFiles::read(settings, startup);
     let ports = AdminListeners::bind(settings, startup);
-    // The outer `None` is an error, the inner one means that no proxy is configured.
-    let proxy = match &settings.http_proxy {
-        None => Some(None),
-        Some(proxy) => EdgeProxy::bind(proxy, startup).map(Some),
-    };
+    let proxy = settings.http_proxy.as_ref().map(|proxy| EdgeProxy::bind(proxy, startup)).transpose();
     let mut policies = AccessPolicyBuilder::default();
     let viewers = policies.viewers("edge.admin.users", &settings.admin, startup);
-    Some((files?, ports?, proxy?, (viewers?, policies)))
+    Ok((files?, ports?, proxy?, (viewers?, policies)))
 }
 
 impl EdgeFiles {
-    /// Reads all files. Returns `None` on errors, which `startup` has collected.
-    pub(crate) fn read(settings: &Settings, startup: &mut Startup) -> Option<Self> {
+    /// Reads all files.
+    pub(crate) fn read(settings: &Settings, startup: &mut Startup) -> Result<Self, NotPrepared> {
         let uplink = &settings.uplink;
         let trust = Trust::Ca(uplink.ca.clone());
         let tls = TlsClientConfig { trust, identity: None, alpn: vec![b"h2".to_vec()] }.load();
@@ -407,7 +404,7 @@ impl EdgeFiles {
         let proxy = startup.collect(StartupErrorKind::Config, &["HTTPS_PROXY"], proxy(uplink));
         let resolver = startup.collect(StartupErrorKind::System, &["DNS"], Resolver::system());
         startup.congestion(&format!("{TABLE}.congestion"), uplink.congestion.as_deref())?;
-        Some(Self {
+        Ok(Self {
             tls: tls?,
             servers: servers?,
             targets: targets?,
@@ -419,35 +416,29 @@ impl EdgeFiles {
 }
 
 impl AdminListeners {
-    /// Binds all ports. Returns `None` on errors, which `startup` has collected.
-    pub(crate) fn bind(settings: &Settings, startup: &mut Startup) -> Option<Self> {
+    /// Binds all ports.
+    pub(crate) fn bind(settings: &Settings, startup: &mut Startup) -> Result<Self, NotPrepared> {
         let log = startup.bind_optional_private(
             "edge.uplink.admin_listen",
             settings.uplink.admin_listen,
             settings.uplink.admin_is_default,
         );
-        // `at` is `None` if the port is not configured; `bound` is `None` if it could not be bound.
-        let at = settings.uplink.metrics_listen;
-        let metrics = match at.map(|at| startup.bind(&format!("{TABLE}.metrics_listen"), at)) {
-            None => None,
-            Some(bound) => Some(bound?),
-        };
-        let at = settings.uplink.channelz_listen;
-        let channelz = match at.map(|at| startup.bind_private(&format!("{TABLE}.channelz_listen"), at)) {
-            None => None,
-            Some(bound) => Some(bound?),
-        };
+        let metrics = settings.uplink.metrics_listen;
+        let metrics = metrics.map(|at| startup.bind(&format!("{TABLE}.metrics_listen"), at)).transpose();
+        let channelz = settings.uplink.channelz_listen;
+        let channelz =
+            channelz.map(|at| startup.bind_private(&format!("{TABLE}.channelz_listen"), at)).transpose();
         let admin = startup.bind_admin("edge.admin.listen", &settings.admin);
-        Some(Self { log: log?, metrics, channelz, admin: admin? })
+        Ok(Self { log: log?, metrics: metrics?, channelz: channelz?, admin: admin? })
     }
 }
 
 /// Reads the tokens from the config, or from a file that contains nothing else and is watched. There are one or two, or
 /// none if a certificate proves the node's name.
-fn tokens(uplink: &UplinkConfig, startup: &mut Startup) -> Option<Reload<Vec<Secret>>> {
+fn tokens(uplink: &UplinkConfig, startup: &mut Startup) -> Result<Reload<Vec<Secret>>, NotPrepared> {
     match (&uplink.token, &uplink.token_file) {
-        (None, None) => Some(Reload::fixed(Vec::new())),
-        (Some(secret), _) => Some(Reload::fixed(vec![secret.clone()])),
+        (None, None) => Ok(Reload::fixed(Vec::new())),
+        (Some(secret), _) => Ok(Reload::fixed(vec![secret.clone()])),
         (None, Some(path)) => {
             let file = path.clone();
             let tokens = Reload::file(path, move |text| parse_tokens(&file, text));
@@ -457,20 +448,17 @@ fn tokens(uplink: &UplinkConfig, startup: &mut Startup) -> Option<Reload<Vec<Sec
 }
 
 /// Loads the TLS configs for targets, which are reloaded when their files change.
-fn targets(tls: &TargetTlsConfig, startup: &mut Startup) -> Option<TargetTls> {
+fn targets(tls: &TargetTlsConfig, startup: &mut Startup) -> Result<TargetTls, NotPrepared> {
     let identity = tls.cert.clone().zip(tls.key.clone()).map(|(cert, key)| Identity { cert, key });
     let client =
         |trust| TlsClientConfig { trust, identity: identity.clone(), alpn: vec![b"http/1.1".to_vec()] };
     let keys = ["edge.target_tls.cert", "edge.target_tls.key"];
     let loopback = startup.collect(StartupErrorKind::Config, &keys, client(Trust::NoVerify).load());
-    let others = match &tls.ca {
-        None => Some(None),
-        Some(ca) => {
-            let others = client(Trust::Ca(ca.clone())).load();
-            startup.collect(StartupErrorKind::Config, &["edge.target_tls.ca"], others).map(Some)
-        }
-    };
-    Some(TargetTls { loopback: loopback?, others: others? })
+    let others = tls.ca.clone().map(|ca| client(Trust::Ca(ca)).load());
+    let others =
+        others.map(|others| startup.collect(StartupErrorKind::Config, &["edge.target_tls.ca"], others));
+    let others = others.transpose();
+    Ok(TargetTls { loopback: loopback?, others: others? })
 }
 
 fn parse_tokens(path: &Path, text: &[u8]) -> Result<Vec<Secret>, String> {

@@ -40,7 +40,7 @@ use crate::listener::admission::{ListenerContext, ListenerProtocol, serve};
 use crate::listener::http::NodePortConfig;
 use crate::registry::peers::Peers;
 use crate::registry::{Finder, Registry};
-use crate::startup::Startup;
+use crate::startup::{NotPrepared, Startup};
 use tunnel_base::addresses::AddressClaim;
 use tunnel_base::drain::Drain;
 use tunnel_base::policy::ports::ProxyPorts;
@@ -102,8 +102,8 @@ pub(crate) trait ListenerConfig: Any + fmt::Debug + Send + Sync {
         &[]
     }
 
-    /// Reads its files and binds its ports. Returns `None` if there are errors, which `setup` has recorded.
-    fn bind(&self, setup: &mut ListenerSetup<'_>) -> Option<Vec<BoundListener>>;
+    /// Reads its files and binds its ports.
+    fn bind(&self, setup: &mut ListenerSetup<'_>) -> Result<Vec<BoundListener>, NotPrepared>;
 }
 
 /// A file that a listener reads.

@@ -17,7 +17,7 @@ use tunnel::config::{ConfigError, Environment};
 use tunnel::edge::Edge;
 use tunnel::kubernetes::csr::IssuedCertificates;
 use tunnel::server::Server;
-use tunnel::startup::{Signals, Startup, StartupErrorKind, StartupErrors, SystemdNotifier};
+use tunnel::startup::{NotPrepared, Signals, Startup, StartupErrorKind, StartupErrors, SystemdNotifier};
 use tunnel_base::drain::Drained;
 use tunnel_base::logging::{LogLevel, LogSettings, Logs};
 use tunnel_net::fd_limit;
@@ -87,7 +87,7 @@ fn run(role: Role, args: &ServeArgs) -> ExitCode {
         let _ = set_parent_process_death_signal(Some(Signal::KILL));
     }
     let mut startup = Startup::default();
-    let Some(logs) = logs(role, args, &mut startup) else { return exit(StartupErrorKind::System) };
+    let Ok(logs) = logs(role, args, &mut startup) else { return exit(StartupErrorKind::System) };
     let config = args.config(role);
     info!(version = env!("CARGO_PKG_VERSION"), role = role.name(), config = %config.display(), "starting");
     args.warn_of_ignored();
@@ -116,7 +116,7 @@ fn run(role: Role, args: &ServeArgs) -> ExitCode {
 }
 
 /// Starts logging. Falls back to stderr if the log directory cannot be used.
-fn logs(role: Role, args: &ServeArgs, startup: &mut Startup) -> Option<Logs> {
+fn logs(role: Role, args: &ServeArgs, startup: &mut Startup) -> Result<Logs, NotPrepared> {
     let dir = args.log_dir.clone().filter(|_| !args.logtostderr);
     let name = if role == Role::Server { "tunnel-cloud" } else { "tunnel-edge" };
     let stderr = LogSettings {
@@ -132,7 +132,7 @@ fn logs(role: Role, args: &ServeArgs, startup: &mut Startup) -> Option<Logs> {
             &["--log-dir"],
             Logs::start(LogSettings { dir, ..stderr.clone() }),
         )
-        .or_else(|| Logs::start(stderr).ok())
+        .or_else(|_| Logs::start(stderr).map_err(|_| NotPrepared))
 }
 
 /// Checks a config file, and logs what a start would log.
@@ -147,7 +147,7 @@ fn check(asked: &ConfigArgs, output: Format) -> ExitCode {
     for role in &file.roles {
         let from = (*role, file.path.as_path());
         let read = on_own_stack(|| Settings::read(from, kubeconfig, variable, &mut startup));
-        if let Some((settings, _)) = read {
+        if let Ok((settings, _)) = read {
             match runtime(*role) {
                 Ok(runtime) => runtime.block_on(async { settings.check(&mut startup) }),
                 Err(cause) => {
@@ -193,15 +193,15 @@ fn code(gravest: StartupErrorKind) -> u8 {
 
 /// Serves until a signal arrives. Collects every startup error instead if there are any.
 async fn serve(
-    settings: Option<(Settings, ConfigFile)>,
+    settings: Result<(Settings, ConfigFile), NotPrepared>,
     mut startup: Startup,
     level: LogLevel,
 ) -> Result<Drained, StartupErrors> {
     let signals = startup.collect(StartupErrorKind::System, &["signals"], Signals::of_a_daemon());
     let ((settings, config), mut signals) = match (settings, signals) {
-        (Some(settings), Some(signals)) if startup.is_clear() => (settings, signals),
+        (Ok(settings), Ok(signals)) if startup.is_clear() => (settings, signals),
         (settings, _) => {
-            if let Some((settings, _)) = settings {
+            if let Ok((settings, _)) = settings {
                 settings.check(&mut startup);
             }
             return Err(startup.into_faults());

@@ -45,7 +45,7 @@ use crate::server::authenticated_links::AuthenticatedLinks;
 use crate::server::config::ServerConfig;
 use crate::server::config_files::{LivePolicies, ServerFiles};
 use crate::server::peers::FinderDeps;
-use crate::startup::{Startup, StartupErrors};
+use crate::startup::{NotPrepared, Startup, StartupErrors};
 use tunnel_base::addresses::AddressBook;
 use tunnel_base::drain::{Drain, Drained};
 use tunnel_base::logging::LogLevel;
@@ -184,7 +184,8 @@ impl Server {
     /// Finds all errors that would prevent a start, and starts nothing. A check also finds certificates that clients
     /// would reject.
     pub fn validate(settings: &ServerConfig, startup: &mut Startup) {
-        PreparedListeners::new(settings, startup);
+        // The errors are in `startup`.
+        let _ = PreparedListeners::new(settings, startup);
         if startup.is_check() {
             for (key, file) in settings.server_certificates() {
                 startup.check_dates(&key, &file);
@@ -220,8 +221,8 @@ impl ServerAddresses {
 }
 
 impl PreparedListeners {
-    /// Prepares everything. Returns `None` if there are errors, which `startup` has noted.
-    fn new(settings: &ServerConfig, startup: &mut Startup) -> Option<Self> {
+    /// Prepares everything.
+    fn new(settings: &ServerConfig, startup: &mut Startup) -> Result<Self, NotPrepared> {
         let files = ServerFiles::read(settings, startup);
         let ports = BaseListeners::bind(settings, startup);
         let mut builder = AccessPolicyBuilder::default();
@@ -229,8 +230,8 @@ impl PreparedListeners {
         let mut setup = ListenerSetup { policies: &mut builder, tls: &settings.tls, startup };
         // All of them, so that each error is noted.
         let bound: Vec<_> = settings.listeners.iter().map(|listener| listener.bind(&mut setup)).collect();
-        let client_ports = bound.into_iter().collect::<Option<Vec<_>>>()?.into_iter().flatten().collect();
-        Some(Self { files: files?, ports: ports?, builder, client_ports, viewers: viewers? })
+        let client_ports = bound.into_iter().collect::<Result<Vec<_>, _>>()?.into_iter().flatten().collect();
+        Ok(Self { files: files?, ports: ports?, builder, client_ports, viewers: viewers? })
     }
 }
 
@@ -514,25 +515,19 @@ pub(crate) struct BaseListeners {
 }
 
 impl BaseListeners {
-    /// Binds all ports. Returns `None` if one is not available, which `startup` has noted.
-    pub(crate) fn bind(settings: &ServerConfig, startup: &mut Startup) -> Option<Self> {
+    /// Binds all ports.
+    pub(crate) fn bind(settings: &ServerConfig, startup: &mut Startup) -> Result<Self, NotPrepared> {
         let links = &settings.links;
         let grpc = startup.bind("server.links.listen", links.listen);
-        let metrics = links.metrics_listen.map(|at| startup.bind("server.links.metrics_listen", at));
         let (admin, is_default) = (links.admin_listen, links.admin_is_default);
         let log = startup.bind_optional_private("server.links.admin_listen", admin, is_default);
-        // Outer: whether it is configured; inner: whether it was bound.
-        let metrics = match metrics {
-            None => None,
-            Some(bound) => Some(bound?),
-        };
+        let metrics =
+            links.metrics_listen.map(|at| startup.bind("server.links.metrics_listen", at)).transpose();
+        let channelz = links.channelz_listen;
         let channelz =
-            match links.channelz_listen.map(|at| startup.bind_private("server.links.channelz_listen", at)) {
-                None => None,
-                Some(bound) => Some(bound?),
-            };
+            channelz.map(|at| startup.bind_private("server.links.channelz_listen", at)).transpose();
         let admin = startup.bind_admin("server.admin.listen", &settings.admin);
-        Some(Self { grpc: grpc?, log: log?, metrics, channelz, admin: admin? })
+        Ok(Self { grpc: grpc?, log: log?, metrics: metrics?, channelz: channelz?, admin: admin? })
     }
 
     /// Returns the addresses at which this server listens, which edges must not reach through it. The read-only metrics

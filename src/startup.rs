@@ -33,6 +33,10 @@ pub struct Startup {
     asked: Vec<(String, SocketAddr)>,
 }
 
+/// What a start needs is missing: an error is recorded, or this is only a check.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct NotPrepared;
+
 /// Function that binds a port.
 type Bind = fn(SocketAddr) -> Result<TcpAccept, BindError>;
 
@@ -98,20 +102,20 @@ impl Startup {
         self.errors.push(StartupError { kind, error });
     }
 
-    /// Returns a result's value, or `None` if it is an error. The error is recorded unless one of its keys is not
-    /// checked.
+    /// Returns a result's value. Records an error unless one of its keys is not checked.
     pub fn collect<T>(
         &mut self,
         kind: StartupErrorKind,
         keys: &[&str],
         result: Result<T, impl fmt::Display>,
-    ) -> Option<T> {
+    ) -> Result<T, NotPrepared> {
         let given = keys.iter().all(|key| self.is_given(key));
-        match result {
-            Err(cause) if given => self.error(kind, keys.join(", "), cause.to_string()),
-            result => return result.ok(),
-        }
-        None
+        result.map_err(|cause| {
+            if given {
+                self.error(kind, keys.join(", "), cause.to_string());
+            }
+            NotPrepared
+        })
     }
 
     /// Returns true if a file can be read and parsed; otherwise records an error. The parse error need not name the
@@ -131,47 +135,48 @@ impl Startup {
                 if cause.contains(&path) { cause } else { format!("{path}: {cause}") }
             })
         });
-        self.collect(StartupErrorKind::Config, &[key], held).is_some()
+        self.collect(StartupErrorKind::Config, &[key], held).is_ok()
     }
 
     /// Checks that the kernel has the congestion control that a key names, if any; otherwise records an error.
-    pub fn congestion(&mut self, key: &str, name: Option<&str>) -> Option<()> {
+    pub fn congestion(&mut self, key: &str, name: Option<&str>) -> Result<(), NotPrepared> {
         self.collect(StartupErrorKind::System, &[key], name.map_or(Ok(()), try_congestion))
     }
 
-    /// Binds a port. Returns `None` if that failed, which is recorded, or if ports are not tried. `key` is the full
-    /// key.
-    pub fn bind(&mut self, key: &str, at: SocketAddr) -> Option<TcpAccept> {
+    /// Binds a port, unless this is a check. `key` is the full key.
+    pub fn bind(&mut self, key: &str, at: SocketAddr) -> Result<TcpAccept, NotPrepared> {
         self.bind_by(key, at, TcpAccept::bind)
     }
 
     /// Like [`Self::bind`], for an operator port, which no edge on this machine dials.
-    pub fn bind_private(&mut self, key: &str, at: SocketAddr) -> Option<TcpAccept> {
+    pub fn bind_private(&mut self, key: &str, at: SocketAddr) -> Result<TcpAccept, NotPrepared> {
         self.bind_by(key, at, TcpAccept::bind_private)
     }
 
-    fn bind_by(&mut self, key: &str, at: SocketAddr, bind: Bind) -> Option<TcpAccept> {
+    fn bind_by(&mut self, key: &str, at: SocketAddr, bind: Bind) -> Result<TcpAccept, NotPrepared> {
         if !self.is_given(key) || !self.is_free(key, at) || self.is_check {
-            return None;
+            return Err(NotPrepared);
         }
-        bind(at).map_err(|error| self.unbound(key, &error)).ok()
+        bind(at).map_err(|error| self.unbound(key, &error))
     }
 
     /// Like [`Self::bind`], for a unix socket.
-    pub fn bind_local(&mut self, key: &str, path: &Path) -> Option<UnixAccept> {
+    pub fn bind_local(&mut self, key: &str, path: &Path) -> Result<UnixAccept, NotPrepared> {
         if self.is_check || !self.is_given(key) {
-            return None;
+            return Err(NotPrepared);
         }
-        let bound = UnixAccept::bind(path);
-        bound.map_err(|error| self.error(StartupErrorKind::Port, key, error.to_string())).ok()
+        UnixAccept::bind(path).map_err(|error| {
+            self.error(StartupErrorKind::Port, key, error.to_string());
+            NotPrepared
+        })
     }
 
-    /// Like [`Self::bind_local`], for the admin socket. Returns `Some(None)` if no key names it and no directory is
+    /// Like [`Self::bind_local`], for the admin socket. Returns `None` if no key names it and no directory is
     /// usable.
-    pub fn bind_admin(&mut self, key: &str, admin: &AdminConfig) -> Option<Option<UnixAccept>> {
+    pub fn bind_admin(&mut self, key: &str, admin: &AdminConfig) -> Result<Option<UnixAccept>, NotPrepared> {
         let bound = match &admin.listen {
             Some(path) => Some(self.bind_local(key, path)?),
-            None if self.is_check || !self.is_given(key) => return None,
+            None if self.is_check || !self.is_given(key) => return Err(NotPrepared),
             None => {
                 let bound = SocketDirs::of_user(admin.runtime_dir.as_deref()).bind(admin.name);
                 let hint = format!("set {key} to a path that this user may write");
@@ -181,17 +186,17 @@ impl Startup {
         if let Some(listener) = &bound {
             info!(path = %listener.at(), "admin socket open");
         }
-        Some(bound)
+        Ok(bound)
     }
 
-    /// Like [`Self::bind_private`], for an address that may be a default. Returns `Some(None)` if it is one and not
+    /// Like [`Self::bind_private`], for an address that may be a default. Returns `None` if it is one and not
     /// available.
     pub fn bind_optional_private(
         &mut self,
         key: &str,
         at: SocketAddr,
         is_default: bool,
-    ) -> Option<Option<TcpAccept>> {
+    ) -> Result<Option<TcpAccept>, NotPrepared> {
         self.bind_optional_by(key, at, is_default, TcpAccept::bind_private)
     }
 
@@ -202,12 +207,11 @@ impl Startup {
         at: SocketAddr,
         is_default: bool,
         bind: Bind,
-    ) -> Option<Option<TcpAccept>> {
+    ) -> Result<Option<TcpAccept>, NotPrepared> {
         if !self.is_given(key) || !is_default && !self.is_free(key, at) || self.is_check {
-            return None;
+            return Err(NotPrepared);
         }
-        let bound = TcpAccept::optional(bind(at), is_default);
-        bound.map_err(|error| self.unbound(key, &error)).ok()
+        TcpAccept::optional(bind(at), is_default).map_err(|error| self.unbound(key, &error))
     }
 
     /// Checks that a file's certificate is valid now; otherwise records an error. A file that cannot be read is
@@ -233,9 +237,9 @@ impl Startup {
     ///
     /// Returns all recorded errors. The list is empty if none was recorded and something is missing nevertheless, as in
     /// a check.
-    pub fn finish<T>(self, prepared: Option<T>) -> Result<T, StartupErrors> {
+    pub fn finish<T>(self, prepared: Result<T, NotPrepared>) -> Result<T, StartupErrors> {
         match prepared {
-            Some(prepared) if self.errors.is_empty() => Ok(prepared),
+            Ok(prepared) if self.errors.is_empty() => Ok(prepared),
             _ => Err(self.into_faults()),
         }
     }
@@ -269,13 +273,14 @@ impl Startup {
             || self.given.as_ref().is_none_or(|given| given.contains(key))
     }
 
-    fn unbound(&mut self, key: &str, error: &BindError) {
+    fn unbound(&mut self, key: &str, error: &BindError) -> NotPrepared {
         let denied = error.cause.kind() == io::ErrorKind::PermissionDenied;
         self.error(
             if denied { StartupErrorKind::Permission } else { StartupErrorKind::Port },
             key,
             error.to_string(),
         );
+        NotPrepared
     }
 }
 
@@ -389,10 +394,13 @@ mod tests {
         let mut startup = Startup::default();
         startup.error(StartupErrorKind::Port, "", "taken");
         for _ in 0..2 {
-            assert_eq!(startup.collect(StartupErrorKind::System, &["a", "b"], Err::<(), _>("no DNS")), None);
+            assert_eq!(
+                startup.collect(StartupErrorKind::System, &["a", "b"], Err::<(), _>("no DNS")),
+                Err(NotPrepared)
+            );
         }
-        assert_eq!(startup.collect(StartupErrorKind::Config, &["c"], Ok::<_, String>(1)), Some(1));
-        let errors = startup.finish(Some(())).unwrap_err();
+        assert_eq!(startup.collect(StartupErrorKind::Config, &["c"], Ok::<_, String>(1)), Ok(1));
+        let errors = startup.finish(Ok(())).unwrap_err();
         assert_eq!(
             (errors.to_string().as_str(), errors.most_severe()),
             ("taken\na, b: no DNS", Some(StartupErrorKind::System))
@@ -403,8 +411,8 @@ mod tests {
     fn a_congestion_control_must_be_one_of_the_kernels() {
         let mut startup = Startup::default();
         let key = "edge.uplink.congestion";
-        assert!(startup.congestion(key, None).is_some() && startup.congestion(key, Some("reno")).is_some());
-        assert!(startup.congestion(key, Some("slowpoke")).is_none());
+        assert!(startup.congestion(key, None).is_ok() && startup.congestion(key, Some("reno")).is_ok());
+        assert!(startup.congestion(key, Some("slowpoke")).is_err());
         let told = startup.into_faults().to_string();
         assert!(told.starts_with(&format!("{key}: ")) && told.contains("modprobe tcp_slowpoke"), "{told}");
     }
@@ -419,7 +427,7 @@ mod tests {
             ("any", ANYWHERE),
             ("any too", ANYWHERE),
         ] {
-            startup.bind(key, at.parse().unwrap());
+            let _ = startup.bind(key, at.parse().unwrap());
         }
         let errors = startup.into_faults();
         let told = "two: 0.0.0.0:7000: one uses the same port; set a different port for each";
@@ -432,8 +440,8 @@ mod tests {
     #[tokio::test]
     async fn a_check_tries_no_port() {
         let at = ANYWHERE.parse().unwrap();
-        assert!(Startup::checking().bind("k", at).is_none());
-        assert!(Startup::default().bind("k", at).is_some());
+        assert!(Startup::checking().bind("k", at).is_err());
+        assert!(Startup::default().bind("k", at).is_ok());
     }
 
     #[test]

@@ -27,7 +27,7 @@ use crate::edge::config::EdgeConfig;
 use crate::edge::link_dialer::messages::{connection_hint, hint as tls_remedy};
 use crate::kubernetes::cluster;
 use crate::server::config::ServerConfig;
-use crate::startup::Startup;
+use crate::startup::{NotPrepared, Startup};
 use tunnel_base::drain::Drain;
 use tunnel_base::metrics::Metrics;
 use tunnel_base::names::{Host, Instance, NodeName, Target};
@@ -107,7 +107,7 @@ pub async fn run(asked: &DoctorArgs, variable: fn(&str) -> Option<String>) -> Fi
     let (mut found, mut startup) = (Findings::default(), Startup::checking());
     let path = asked.config.clone().unwrap_or_else(|| asked.role.config());
     let read = Settings::examine((asked.role, &path), asked.kubeconfig.as_deref(), variable, &mut startup);
-    if let Some((settings, _, warnings)) = &read {
+    if let Ok((settings, _, warnings)) = &read {
         for warning in warnings {
             found.doubt("config", format!("{}: {}", warning.key, warning.text), "");
         }
@@ -122,17 +122,17 @@ pub async fn run(asked: &DoctorArgs, variable: fn(&str) -> Option<String>) -> Fi
         found.good("config", format!("{} and the files that it names are readable", path.display()));
     }
     match read {
-        Some((Settings::Cloud(settings), ..)) => {
+        Ok((Settings::Cloud(settings), ..)) => {
             let public = settings.server_certificates().into_iter().chain(settings.ca_files()).collect();
             files(&path, public, settings.secrets(), &mut found);
             Box::pin(look_server(&settings, asked, &ports, &mut found)).await;
         }
-        Some((Settings::Edge(settings), ..)) => {
+        Ok((Settings::Edge(settings), ..)) => {
             let public = vec![("edge.uplink.ca".to_owned(), settings.uplink.ca.clone())];
             files(&path, public, settings.secrets(&path), &mut found);
             Box::pin(look_edge(&settings, asked, &ports, &mut found)).await;
         }
-        None => {}
+        Err(NotPrepared) => {}
     }
     found
 }

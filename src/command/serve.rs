@@ -14,7 +14,7 @@ use crate::edge::config::EdgeConfig;
 use crate::parts;
 use crate::server::Server;
 use crate::server::config::ServerConfig;
-use crate::startup::{Startup, StartupErrorKind};
+use crate::startup::{NotPrepared, Startup, StartupErrorKind};
 use tunnel_net::reload::warn_of_readers;
 
 /// Arguments of `tunnel server` and `tunnel edge`.
@@ -77,14 +77,13 @@ pub enum Settings {
 }
 
 impl Settings {
-    /// Reads the config, and logs its warnings. Returns `None` if it cannot be read, which is recorded in `startup`.
-    /// `variable` returns environment variables by name.
+    /// Reads the config, and logs its warnings. `variable` returns environment variables by name.
     pub fn read(
         from: (Role, &Path),
         kubeconfig: Option<&Path>,
         variable: fn(&str) -> Option<String>,
         startup: &mut Startup,
-    ) -> Option<(Self, ConfigFile)> {
+    ) -> Result<(Self, ConfigFile), NotPrepared> {
         let (settings, file, warnings) = Self::examine(from, kubeconfig, variable, startup)?;
         tell_warnings(&warnings);
         if kubeconfig.is_some()
@@ -96,7 +95,7 @@ impl Settings {
         for (key, path) in settings.secrets(&file.path) {
             warn_of_readers(&key, &path);
         }
-        Some((settings, file))
+        Ok((settings, file))
     }
 
     /// Like [`Self::read`], but logs nothing.
@@ -105,7 +104,7 @@ impl Settings {
         kubeconfig: Option<&Path>,
         variable: fn(&str) -> Option<String>,
         startup: &mut Startup,
-    ) -> Option<(Self, ConfigFile, Vec<Warning>)> {
+    ) -> Result<(Self, ConfigFile, Vec<Warning>), NotPrepared> {
         let text = std::fs::read_to_string(path).map_err(|cause| {
             let first = match (cause.kind(), role) {
                 (io::ErrorKind::NotFound, Role::Server) => "make one with tunnel init, or ",
@@ -132,7 +131,7 @@ impl Settings {
                 (Self::Edge(Box::new(settings)), warnings)
             }
         };
-        Some((settings, ConfigFile { path: path.to_owned(), text, environment }, warnings))
+        Ok((settings, ConfigFile { path: path.to_owned(), text, environment }, warnings))
     }
 
     /// Checks for everything that would prevent a start, without starting anything.

@@ -13,7 +13,7 @@ use crate::admin::page::AdminUsers;
 use crate::config::listen::{AccessConfig, AdminConfig, AuthConfig};
 use crate::listener::admission::AccessPolicy;
 use crate::listener::auth::{PasswordChecker, Users};
-use crate::startup::{Startup, StartupErrorKind};
+use crate::startup::{NotPrepared, Startup, StartupErrorKind};
 use tunnel_base::policy::Networks;
 use tunnel_base::policy::zone::Zone;
 use tunnel_net::reload::{FileWatcher, Reload};
@@ -22,7 +22,7 @@ use tunnel_net::reload::{FileWatcher, Reload};
 /// of their ports count together.
 #[derive(Debug, Default)]
 pub struct AccessPolicyBuilder {
-    files: BTreeMap<PathBuf, Option<UserFile>>,
+    files: BTreeMap<PathBuf, Result<UserFile, NotPrepared>>,
     policies: ListenerPolicies,
 }
 
@@ -45,36 +45,40 @@ struct UserFile {
 }
 
 impl AccessPolicyBuilder {
-    /// Reads what the port of the table with this key needs. Returns `None` if a file is invalid, which is recorded.
+    /// Reads what the port of the table with this key needs.
     pub fn prepare(
         &mut self,
         table: &str,
         access: &AccessConfig,
         startup: &mut Startup,
-    ) -> Option<ListenerAccess> {
+    ) -> Result<ListenerAccess, NotPrepared> {
         let logins = match &access.auth {
             AuthConfig::None => None,
             AuthConfig::Basic { users, key } => {
                 let read = || UserFile::read(users, key, startup);
                 let file = self.files.entry(users.clone()).or_insert_with(read);
-                Some(file.as_ref()?.logins.clone())
+                Some(file.as_ref().map_err(|missing| *missing)?.logins.clone())
             }
         };
         let AccessConfig { proxy_protocol, allow_from, rules, names, .. } = access.clone();
         let policy =
             Arc::new(ArcSwap::from_pointee(AccessPolicy { allow_from, logins, names, rules, zone: None }));
         self.policies.0.push((table.to_owned(), policy.clone()));
-        Some(ListenerAccess { proxies: proxy_protocol, policy })
+        Ok(ListenerAccess { proxies: proxy_protocol, policy })
     }
 
-    /// Returns the users that may read the admin ports from other machines. `key` sets their file. Returns `None` if the
-    /// file is invalid, which is recorded.
-    pub fn viewers(&mut self, key: &str, admin: &AdminConfig, startup: &mut Startup) -> Option<AdminUsers> {
-        let Some(users) = admin.users.clone() else { return Some(AdminUsers::default()) };
+    /// Returns the users that may read the admin ports from other machines. `key` sets their file.
+    pub fn viewers(
+        &mut self,
+        key: &str,
+        admin: &AdminConfig,
+        startup: &mut Startup,
+    ) -> Result<AdminUsers, NotPrepared> {
+        let Some(users) = admin.users.clone() else { return Ok(AdminUsers::default()) };
         let auth = AuthConfig::Basic { users, key: key.to_owned() };
         let access = AccessConfig { auth, ..AccessConfig::default() };
         let policy = self.prepare("admin", &access, startup)?.policy(None);
-        Some(AdminUsers::new(move |head, from| {
+        Ok(AdminUsers::new(move |head, from| {
             let policy = policy.load_full();
             // The policy reads the credentials for proxies; a browser sends the same ones to a server.
             let said = head.get(AUTHORIZATION).map(|said| (PROXY_AUTHORIZATION, said.clone()));
@@ -129,13 +133,13 @@ impl ListenerAccess {
 }
 
 impl UserFile {
-    fn read(path: &Path, key: &str, startup: &mut Startup) -> Option<Self> {
+    fn read(path: &Path, key: &str, startup: &mut Startup) -> Result<Self, NotPrepared> {
         let shown = path.display().to_string();
         let parse = move |text: &[u8]| {
             Users::parse(&String::from_utf8_lossy(text)).map_err(|cause| format!("{shown}: {cause}"))
         };
         let users = startup.collect(StartupErrorKind::Config, &[key], Reload::file(path, parse))?;
         let logins = Arc::new(PasswordChecker::new(users.clone()));
-        Some(Self { users, logins })
+        Ok(Self { users, logins })
     }
 }

@@ -13,7 +13,7 @@ use crate::listener::admission::{Admission, ClientIdentity, HandshakeOutcome, Li
 use crate::listener::denial::Denial;
 use crate::listener::{FileKind, ListenerFile, ListenerSetup};
 use crate::session_io::copy::close_gracefully;
-use crate::startup::{Startup, StartupErrorKind};
+use crate::startup::{NotPrepared, Startup, StartupErrorKind};
 use tunnel_net::pool::Pool;
 use tunnel_net::reload::Reload;
 use tunnel_net::socket::Socket;
@@ -147,8 +147,8 @@ impl ListenerTlsConfig {
         own.into_iter().chain(ca).collect()
     }
 
-    /// Returns the TLS of a port for HTTP/1. Returns `None` if there are errors, which `setup` has recorded.
-    pub(crate) fn load(&self, setup: &mut ListenerSetup<'_>) -> Option<Reload<ServerConfig>> {
+    /// Returns the TLS of a port for HTTP/1.
+    pub(crate) fn load(&self, setup: &mut ListenerSetup<'_>) -> Result<Reload<ServerConfig>, NotPrepared> {
         let Self { cert, key, client_ca, .. } = self;
         let (offer, startup) = (tls_params(setup.tls, setup.startup), &mut *setup.startup);
         let keys = ["cert", "key", "client_ca"].map(|file| self.key(file));
@@ -157,7 +157,10 @@ impl ListenerTlsConfig {
         let has_key = startup.check_file(&keys[1], key, |text| tls::private_key(key, text));
         let ca = client_ca.as_ref();
         let has_ca = ca.is_none_or(|ca| startup.check_file(&keys[2], ca, |text| tls::certs(ca, text)));
-        let (offer, _) = offer.filter(|_| has_cert && has_key && has_ca)?;
+        if !(has_cert && has_key && has_ca) {
+            return Err(NotPrepared);
+        }
+        let (offer, _) = offer?;
         let identity = Identity { cert: cert.clone(), key: key.clone() };
         let clients = ca.cloned().map_or(ClientAuth::Anonymous, ClientAuth::Required);
         let server = TlsServerConfig { identity, clients, offer, alpn: vec![b"http/1.1".to_vec()] };
@@ -166,7 +169,7 @@ impl ListenerTlsConfig {
 }
 
 /// Returns the TLS versions and cipher suites of a server's ports, with warnings about them.
-pub(crate) fn tls_params(tls: &Tls, startup: &mut Startup) -> Option<(TlsParams, Vec<String>)> {
+pub(crate) fn tls_params(tls: &Tls, startup: &mut Startup) -> Result<(TlsParams, Vec<String>), NotPrepared> {
     let min_version = match tls.min_version {
         TlsVersion::V12 => "VersionTLS12",
         TlsVersion::V13 => "VersionTLS13",

@@ -27,6 +27,7 @@ use crate::listener::denial::{
     Denial, NO_SSH, SSH, header_failure, reject_http2, reject_ssh, trace_of, written,
 };
 use crate::listener::{BoundListener, ListenerConfig, ListenerKind, ListenerSetup, ListenerTables};
+use crate::startup::NotPrepared;
 use tunnel_base::names::{NameError, Target};
 use tunnel_net::listen::TcpAccept;
 use tunnel_net::socket::Connection;
@@ -92,14 +93,14 @@ impl ListenerConfig for ConnectConfig {
         vec![("server.connect", &self.access)]
     }
 
-    fn bind(&self, setup: &mut ListenerSetup<'_>) -> Option<Vec<BoundListener>> {
+    fn bind(&self, setup: &mut ListenerSetup<'_>) -> Result<Vec<BoundListener>, NotPrepared> {
         let access = setup.policies.prepare("server.connect", &self.access, setup.startup);
         let (key, by_default) = ("server.connect.listen", self.is_default);
         let listener = setup.startup.bind_optional_by(key, self.listen, by_default, TcpAccept::bind);
         let (access, listener) = (access?, listener?);
         let port =
             |listener| BoundListener::tcp(KIND.name, listener, access.clone(), |_| Connect(Category::Ssh));
-        Some(listener.into_iter().map(port).collect())
+        Ok(listener.into_iter().map(port).collect())
     }
 }
 

@@ -14,6 +14,7 @@ use crate::listener::connect::Connect;
 use crate::listener::{
     BoundListener, ListenerConfig, ListenerDeps, ListenerFile, ListenerKind, ListenerSetup,
 };
+use crate::startup::NotPrepared;
 use tunnel_base::policy::Networks;
 use tunnel_proto::frame::Category;
 
@@ -96,7 +97,7 @@ impl ListenerConfig for EgressConfig {
         vec![("server.egress", access)]
     }
 
-    fn bind(&self, setup: &mut ListenerSetup<'_>) -> Option<Vec<BoundListener>> {
+    fn bind(&self, setup: &mut ListenerSetup<'_>) -> Result<Vec<BoundListener>, NotPrepared> {
         let port = match self {
             Self::Port { listen, certificates, access } => {
                 let access = setup.policies.prepare("server.egress", access, setup.startup);
@@ -115,7 +116,7 @@ impl ListenerConfig for EgressConfig {
                 BoundListener::new(KIND.name, listener, access, |_| OverUnix(Connect(Category::Egress)))
             }
         };
-        Some(vec![port])
+        Ok(vec![port])
     }
 }
 

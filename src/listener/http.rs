@@ -30,7 +30,7 @@ use crate::listener::{
     BoundListener, ListenerConfig, ListenerDeps, ListenerKind, ListenerSetup, ListenerTables,
 };
 use crate::registry::Finder;
-use crate::startup::Startup;
+use crate::startup::{NotPrepared, Startup};
 use tunnel_base::policy::ports::{PortTarget, ProxyPorts};
 use tunnel_base::serde_forms::Port;
 use tunnel_net::listen::TcpAccept;
@@ -150,7 +150,7 @@ impl ListenerConfig for HttpConfig {
         &self.ports
     }
 
-    fn bind(&self, setup: &mut ListenerSetup<'_>) -> Option<Vec<BoundListener>> {
+    fn bind(&self, setup: &mut ListenerSetup<'_>) -> Result<Vec<BoundListener>, NotPrepared> {
         let access = setup.policies.prepare("server.http", &self.access, setup.startup);
         let ports = bind(&self.ports, setup.startup);
         let (access, ports) = (access?, ports?);
@@ -159,13 +159,16 @@ impl ListenerConfig for HttpConfig {
                 NodePort::new(stands_for, Category::HttpProxy, None, deps)
             })
         };
-        Some(ports.into_iter().map(port).collect())
+        Ok(ports.into_iter().map(port).collect())
     }
 }
 
 /// Binds all ports before returning, so that each error is noted.
-pub(crate) fn bind(ports: &[NodePortConfig], startup: &mut Startup) -> Option<Vec<(TcpAccept, PortTarget)>> {
-    let bound = ports.iter().map(|port| Some((startup.bind(&port.key, port.at)?, port.stands_for.clone())));
+pub(crate) fn bind(
+    ports: &[NodePortConfig],
+    startup: &mut Startup,
+) -> Result<Vec<(TcpAccept, PortTarget)>, NotPrepared> {
+    let bound = ports.iter().map(|port| Ok((startup.bind(&port.key, port.at)?, port.stands_for.clone())));
     bound.collect::<Vec<_>>().into_iter().collect()
 }
 

@@ -24,7 +24,7 @@ use crate::listener::denial::Denial;
 use crate::listener::forward::forward;
 use crate::listener::requests::credentials;
 use crate::listener::{BoundListener, ListenerConfig, ListenerKind, ListenerSetup, connect};
-use crate::startup::Startup;
+use crate::startup::{NotPrepared, Startup};
 use tunnel_base::names::{NameError, Target};
 use tunnel_base::policy::Glob;
 use tunnel_net::listen::TcpAccept;
@@ -105,10 +105,10 @@ impl ListenerConfig for HttpProxyConfig {
         vec![("server.http_proxy", &self.access)]
     }
 
-    fn bind(&self, setup: &mut ListenerSetup<'_>) -> Option<Vec<BoundListener>> {
+    fn bind(&self, setup: &mut ListenerSetup<'_>) -> Result<Vec<BoundListener>, NotPrepared> {
         let access = setup.policies.prepare("server.http_proxy", &self.access, setup.startup);
         let listener = setup.startup.bind("server.http_proxy.listen", self.listen);
-        Some(vec![BoundListener::tcp(KIND.name, listener?, access?, |_| Proxy)])
+        Ok(vec![BoundListener::tcp(KIND.name, listener?, access?, |_| Proxy)])
     }
 }
 
@@ -160,12 +160,12 @@ pub(crate) struct EdgeProxy {
 }
 
 impl EdgeProxy {
-    /// Reads the proxy's files and binds its port. Returns `None` if there are errors, which `startup` has recorded.
-    pub(crate) fn bind(settings: &EdgeProxyConfig, startup: &mut Startup) -> Option<Self> {
+    /// Reads the proxy's files and binds its port.
+    pub(crate) fn bind(settings: &EdgeProxyConfig, startup: &mut Startup) -> Result<Self, NotPrepared> {
         let mut policies = AccessPolicyBuilder::default();
         let access = policies.prepare(EDGE_KEY, &settings.access, startup);
         let listener = startup.bind("edge.http_proxy.listen", settings.listen);
-        Some(Self { listener: listener?, access: access?, policies })
+        Ok(Self { listener: listener?, access: access?, policies })
     }
 
     /// Returns the listening address.

@@ -23,7 +23,7 @@ use crate::listener::http::{NodePort, NodePortConfig, NodePorts, bind, by_text, 
 use crate::listener::{
     BoundListener, FileKind, ListenerConfig, ListenerFile, ListenerKind, ListenerSetup, ListenerTables,
 };
-use crate::startup::{Startup, StartupErrorKind};
+use crate::startup::{NotPrepared, Startup, StartupErrorKind};
 use tunnel_base::names::{NodeName, Target};
 use tunnel_base::policy::CertificateGlob;
 use tunnel_base::policy::ports::PortTarget;
@@ -276,14 +276,13 @@ impl ListenerConfig for HttpsConfig {
         &self.ports
     }
 
-    fn bind(&self, setup: &mut ListenerSetup<'_>) -> Option<Vec<BoundListener>> {
+    fn bind(&self, setup: &mut ListenerSetup<'_>) -> Result<Vec<BoundListener>, NotPrepared> {
         let access = setup.policies.prepare("server.https", &self.access, setup.startup);
-        // Outer: whether the files are valid; inner: whether there are any.
         let (tls, targets) = match &self.mode {
-            HttpsMode::Passthrough => (Some(None), Some(None)),
+            HttpsMode::Passthrough => (Ok(None), Ok(None)),
             HttpsMode::Terminate(files, shown) => {
-                let targets = shown.as_ref().map(|shown| for_targets(shown, setup.startup));
-                (files.load(setup).map(Some), targets.map_or(Some(None), |targets| targets.map(Some)))
+                let targets = shown.as_ref().map(|shown| for_targets(shown, setup.startup)).transpose();
+                (files.load(setup).map(Some), targets)
             }
         };
         let ports = bind(&self.ports, setup.startup);
@@ -311,12 +310,12 @@ impl ListenerConfig for HttpsConfig {
             // The config does not allow it: no Host header is read there.
             (None, PortTarget::Host) => None,
         };
-        Some(ports.into_iter().filter_map(port).collect())
+        Ok(ports.into_iter().filter_map(port).collect())
     }
 }
 
-/// Returns the TLS from a port for HTTP/1 to targets. Returns `None` if there are errors, which `startup` has noted.
-fn for_targets(shown: &TargetIdentity, startup: &mut Startup) -> Option<Reload<ClientConfig>> {
+/// Returns the TLS from a port for HTTP/1 to targets.
+fn for_targets(shown: &TargetIdentity, startup: &mut Startup) -> Result<Reload<ClientConfig>, NotPrepared> {
     let TargetIdentity { cert, key, ca } = shown.clone();
     let keys = ["cert", "key", "ca"].map(|file| format!("server.https.target_{file}"));
     let [has_cert, has_key] = [
@@ -325,7 +324,7 @@ fn for_targets(shown: &TargetIdentity, startup: &mut Startup) -> Option<Reload<C
     ];
     let has_ca = ca.as_ref().is_none_or(|ca| startup.check_file(&keys[2], ca, |text| tls::certs(ca, text)));
     if !(has_cert && has_key && has_ca) {
-        return None;
+        return Err(NotPrepared);
     }
     let identity = Some(Identity { cert, key });
     let trust = ca.map_or(Trust::NoVerify, Trust::Ca);

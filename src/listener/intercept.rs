@@ -27,7 +27,7 @@ use crate::listener::intercept::reconciler::PreparedIntercept;
 use crate::listener::{BoundListener, ListenerConfig, ListenerKind, ListenerSetup};
 use crate::registry::NodeNotFound;
 use crate::route::RouteError;
-use crate::startup::{Startup, StartupErrorKind};
+use crate::startup::{NotPrepared, Startup, StartupErrorKind};
 use tunnel_base::names::{Host, NodeName, Target};
 use tunnel_base::policy::ports::{KUBELET, ProxyPorts};
 use tunnel_base::policy::{Networks, plain};
@@ -213,16 +213,17 @@ impl ListenerConfig for InterceptConfig {
     }
 
     /// Also claims the table, and marks all sockets of this process from now on.
-    fn bind(&self, setup: &mut ListenerSetup<'_>) -> Option<Vec<BoundListener>> {
+    fn bind(&self, setup: &mut ListenerSetup<'_>) -> Result<Vec<BoundListener>, NotPrepared> {
         let access = setup.policies.prepare(KEY, &self.access, setup.startup);
         let is_on_host = check_host_network(self.host_ip, setup.startup);
         let listeners = InterceptListeners::bind(self, setup.startup);
-        let (listeners, access) = listeners.zip(access).filter(|_| is_on_host)?;
+        let (listeners, access) = (listeners?, access?);
+        is_on_host?;
         let table = match NftTable::claim(listeners.rules(self)) {
             Ok(table) => table,
             Err(why) => {
                 setup.startup.error(kind(&why), KEY, why.to_string());
-                return None;
+                return Err(NotPrepared);
             }
         };
         dial::set(self.mark.mark);
@@ -242,7 +243,7 @@ impl ListenerConfig for InterceptConfig {
                 None => port,
             }
         });
-        Some(ports.collect())
+        Ok(ports.collect())
     }
 }
 
@@ -256,17 +257,17 @@ struct InterceptListeners {
 }
 
 impl InterceptListeners {
-    fn bind(settings: &InterceptConfig, startup: &mut Startup) -> Option<Self> {
+    fn bind(settings: &InterceptConfig, startup: &mut Startup) -> Result<Self, NotPrepared> {
         let key = format!("{KEY}.networks");
         let Port(port) = settings.port;
         let mut bind = |ip: IpAddr| startup.bind(&key, SocketAddr::new(ip, port));
         let v4 = bind(Ipv4Addr::LOCALHOST.into());
-        let v6 = has_v6().then(|| bind(Ipv6Addr::LOCALHOST.into()));
+        let v6 = has_v6().then(|| bind(Ipv6Addr::LOCALHOST.into())).transpose();
         // On a separate port: where one is configured, it is already in use on loopback.
         let any: IpAddr = if has_v6() { Ipv6Addr::UNSPECIFIED.into() } else { Ipv4Addr::UNSPECIFIED.into() };
-        let at = SocketAddr::new(any, port.checked_add(u16::from(port > 0))?);
+        let at = SocketAddr::new(any, port.checked_add(u16::from(port > 0)).ok_or(NotPrepared)?);
         let forwarded = (!settings.forwarded_networks.is_empty()).then(|| startup.bind(&key, at));
-        Some(Self { v4: v4?, v6: require_if_wanted(v6)?, forwarded: require_if_wanted(forwarded)? })
+        Ok(Self { v4: v4?, v6: v6?, forwarded: forwarded.transpose()? })
     }
 
     fn rules(&self, settings: &InterceptConfig) -> InterceptRules {
@@ -285,31 +286,23 @@ impl InterceptListeners {
     }
 }
 
-/// Returns the outer `None` if it was required and is not available.
-fn require_if_wanted<T>(wanted: Option<Option<T>>) -> Option<Option<T>> {
-    match wanted {
-        None => Some(None),
-        Some(had) => had.map(Some),
-    }
-}
-
 fn has_v6() -> bool {
     UdpSocket::bind((Ipv6Addr::LOCALHOST, 0)).is_ok()
 }
 
-/// Returns true if this pod is on its host's network, or its host is unknown; notes an error otherwise.
-fn check_host_network(host: Option<IpAddr>, startup: &mut Startup) -> bool {
-    let Some(host) = host else { return true };
+/// Fails if this pod is not on its host's network, which is recorded. Accepts an unknown host.
+fn check_host_network(host: Option<IpAddr>, startup: &mut Startup) -> Result<(), NotPrepared> {
+    let Some(host) = host else { return Ok(()) };
     let own = LocalAddresses::of_interfaces(Vec::new()).now().all;
     if own.contains(&host) {
-        return true;
+        return Ok(());
     }
     let why = format!(
         "this pod is not on its host's network: HOST_IP is {host}, which is not a local address; set hostNetwork: \
          true in its manifest"
     );
     startup.error(StartupErrorKind::Permission, KEY, why);
-    false
+    Err(NotPrepared)
 }
 
 fn kind(why: &InterceptError) -> StartupErrorKind {

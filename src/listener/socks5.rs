@@ -20,6 +20,7 @@ use crate::listener::admission::{
 };
 use crate::listener::denial::{Denial, new_trace};
 use crate::listener::{BoundListener, ListenerConfig, ListenerKind, ListenerSetup, ListenerTables};
+use crate::startup::NotPrepared;
 use tunnel_base::names::Target;
 use tunnel_net::socket::Connection;
 use tunnel_proto::frame::Category;
@@ -78,10 +79,10 @@ impl ListenerConfig for Socks5Config {
         vec![("server.socks5", &self.access)]
     }
 
-    fn bind(&self, setup: &mut ListenerSetup<'_>) -> Option<Vec<BoundListener>> {
+    fn bind(&self, setup: &mut ListenerSetup<'_>) -> Result<Vec<BoundListener>, NotPrepared> {
         let access = setup.policies.prepare("server.socks5", &self.access, setup.startup);
         let listener = setup.startup.bind("server.socks5.listen", self.listen);
-        Some(vec![BoundListener::tcp(KIND.name, listener?, access?, |_| Socks5)])
+        Ok(vec![BoundListener::tcp(KIND.name, listener?, access?, |_| Socks5)])
     }
 }
 

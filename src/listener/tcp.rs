@@ -19,6 +19,7 @@ use crate::listener::admission::{Admission, HandshakeOutcome, ListenerProtocol};
 use crate::listener::denial::Denial;
 use crate::listener::{BoundListener, ListenerConfig, ListenerKind, ListenerSetup, ListenerTables};
 use crate::registry::Finder;
+use crate::startup::NotPrepared;
 use tunnel_base::names::{NameError, NodeName, Target};
 use tunnel_base::policy::plain;
 use tunnel_net::accept_loop;
@@ -178,12 +179,12 @@ impl ListenerConfig for TcpConfig {
         self.0.iter().map(|port| (port.key.as_str(), &port.access)).collect()
     }
 
-    fn bind(&self, setup: &mut ListenerSetup<'_>) -> Option<Vec<BoundListener>> {
+    fn bind(&self, setup: &mut ListenerSetup<'_>) -> Result<Vec<BoundListener>, NotPrepared> {
         let ports = self.0.iter().map(|port| {
             let access = setup.policies.prepare(&port.key, &port.access, setup.startup);
             let listener = setup.startup.bind(&port.key, port.at);
             let TcpListenerConfig { to: Forward { node, target }, send_proxy, .. } = port.clone();
-            Some(BoundListener::tcp(KIND.name, listener?, access?, move |deps| {
+            Ok(BoundListener::tcp(KIND.name, listener?, access?, move |deps| {
                 let finder = deps.finder.clone();
                 Tcp { node, target, send_proxy, finder, warned: AtomicBool::new(false) }
             }))

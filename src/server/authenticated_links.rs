@@ -16,12 +16,13 @@ use tracing::{info, info_span, warn};
 
 use crate::invitations::Enrolment;
 use crate::kubernetes::ClusterNodes;
-use crate::startup::{Startup, StartupErrorKind};
+use crate::startup::{NotPrepared, Startup, StartupErrorKind};
 use tunnel_base::addresses::{AddressClaim, ClaimSource};
 use tunnel_base::drain::Drain;
 use tunnel_base::logging::AUDIT;
 use tunnel_base::names::NodeName;
 use tunnel_base::policy::tokens::{NodeTokens, TokenError};
+use tunnel_link::grpc::accept::Certificate;
 use tunnel_link::sender::LinkSender;
 use tunnel_link::table::SessionTable;
 use tunnel_net::reload::Reload;
@@ -57,14 +58,14 @@ struct AuthenticatedLink {
     evidence: EdgeCredentials,
 }
 
-/// Reads the token file. Returns `None` if it cannot be read, which `startup` has noted. `certificates` allows edges to
-/// use certificates as well, `invitations` to join; `egress` means that kube-apiserver's traffic arrives here.
+/// Reads the token file. `certificates` allows edges to use certificates as well, `invitations` to join; `egress` means
+/// that kube-apiserver's traffic arrives here.
 pub(crate) fn read(
     file: &Path,
     (certificates, invitations): (bool, bool),
     egress: bool,
     startup: &mut Startup,
-) -> Option<Reload<NodeTokens>> {
+) -> Result<Reload<NodeTokens>, NotPrepared> {
     let (path, first) = (file.to_owned(), AtomicBool::new(true));
     let is_optional = certificates || invitations;
     let tokens = Reload::file(file, move |text| {
@@ -99,7 +100,7 @@ pub(crate) fn read(
         let who = if certificates { "every edge without a certificate" } else { "every edge" };
         warn!(file = %file.display(), refused = %who, "token file has no token");
     }
-    Some(tokens)
+    Ok(tokens)
 }
 
 /// Returns true if a file without any token is intended rather than a mistake: it blocks a node, or tokens are optional
@@ -127,10 +128,15 @@ impl AuthenticatedLinks {
         self.tokens.load().names(node) || self.enrolment.as_ref().is_some_and(|all| all.known().names(node))
     }
 
-    /// Returns the node of an edge's certificate that a handshake has accepted. The outer `None` means that it is not
-    /// an edge's certificate, the inner one that it names no single node.
-    pub(crate) fn node_of_certificate(&self, leaf: &[u8]) -> Option<Option<NodeName>> {
-        self.certificates.then(|| EdgeCerts::node(leaf))?.map(|node| node?.parse().ok())
+    /// Returns whose certificate a handshake has accepted, if the client presented one.
+    pub(crate) fn certificate(&self, leaf: Option<&[u8]>) -> Certificate {
+        let Some(leaf) = leaf else { return Certificate::None };
+        // Besides edges only servers have accepted certificates, so any other caller with one may claim to be a server.
+        match self.certificates.then(|| EdgeCerts::names(leaf)).flatten().as_deref() {
+            None => Certificate::Peer,
+            Some([node]) => Certificate::Edge(node.parse().ok()),
+            Some(_) => Certificate::Edge(None),
+        }
     }
 
     /// Returns the address claims of the token file and of the edges that are linked here.

@@ -13,7 +13,7 @@ use crate::listener::authenticated::tls_params;
 use crate::listener::egress;
 use crate::server::config::ServerConfig;
 use crate::server::{authenticated_links, invitations, peers};
-use crate::startup::{Startup, StartupErrorKind};
+use crate::startup::{NotPrepared, Startup, StartupErrorKind};
 use tunnel_base::policy::Glob;
 use tunnel_base::policy::targets::Targets;
 use tunnel_base::policy::tokens::NodeTokens;
@@ -53,12 +53,12 @@ impl ServerFiles {
         self.resolver.watch(watcher);
     }
 
-    /// Reads all files. Returns `None` if there are errors, which `startup` has noted.
-    pub(crate) fn read(settings: &ServerConfig, startup: &mut Startup) -> Option<Self> {
+    /// Reads all files.
+    pub(crate) fn read(settings: &ServerConfig, startup: &mut Startup) -> Result<Self, NotPrepared> {
         let tls = tls(settings, startup);
         // The errors of the certificate are already noted.
-        let peers = tls.as_ref().and_then(|_| peers::dialer(settings, startup));
-        let authority = tls.as_ref().and_then(|_| invitations::read_ca(settings, startup));
+        let peers = tls.as_ref().ok().and_then(|_| peers::dialer(settings, startup));
+        let authority = tls.as_ref().map_or(Ok(None), |_| invitations::read_ca(settings, startup));
         let (certificates, egress) = (edge_cas(settings).is_some(), settings.has_listener(&egress::KIND));
         let others = (certificates, settings.invitations.store != InvitationStore::None);
         let tokens = authenticated_links::read(&settings.links.token_file, others, egress, startup);
@@ -74,18 +74,11 @@ impl ServerFiles {
         publisher(settings, startup);
         let congestion = settings.links.congestion.as_deref();
         startup.congestion("server.links.congestion", congestion)?;
-        Some(Self {
-            tls: tls?,
-            peers,
-            authority: authority?,
-            tokens: tokens?,
-            resolver: resolver?,
-            dns: dns?,
-        })
+        Ok(Self { tls: tls?, peers, authority: authority?, tokens: tokens?, resolver: resolver?, dns: dns? })
     }
 }
 
-fn tls(settings: &ServerConfig, startup: &mut Startup) -> Option<Reload<rustls::ServerConfig>> {
+fn tls(settings: &ServerConfig, startup: &mut Startup) -> Result<Reload<rustls::ServerConfig>, NotPrepared> {
     let links = &settings.links;
     let offer = tls_params(&settings.tls, startup);
     // Each file separately, so that all errors are noted.
@@ -105,10 +98,13 @@ fn tls(settings: &ServerConfig, startup: &mut Startup) -> Option<Reload<rustls::
         Some(agents) if startup.check_file(AGENT_CA, &agents.ca, |text| tls::certs(&agents.ca, text)) => {
             ClientAuth::Edges(agents, Box::new(clients))
         }
-        Some(_) => return None,
+        Some(_) => return Err(NotPrepared),
         None => clients,
     };
-    let (offer, warnings) = offer.filter(|_| cert && key && ca)?;
+    if !(cert && key && ca) {
+        return Err(NotPrepared);
+    }
+    let (offer, warnings) = offer?;
     for warning in warnings {
         warn!("{warning}");
     }

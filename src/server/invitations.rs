@@ -13,7 +13,7 @@ use crate::kubernetes::secret;
 use crate::server::ServerContext;
 use crate::server::config::ServerConfig;
 use crate::server::registry::etcd_access;
-use crate::startup::{Startup, StartupErrorKind};
+use crate::startup::{NotPrepared, Startup, StartupErrorKind};
 use tunnel_base::drain::Drain;
 use tunnel_base::logging;
 use tunnel_link::grpc::enrol::{EnrolMethod, EnrolRequest, JoinParams};
@@ -21,11 +21,13 @@ use tunnel_net::reload::Reload;
 use tunnel_net::resolver::Resolver;
 use tunnel_proto::frame::{ErrorCode, SessionError};
 
-/// Reads the CA and certificate for joining nodes, if joining is enabled. The outer `None` means errors, which
-/// `startup` has noted.
-pub(crate) fn read_ca(settings: &ServerConfig, startup: &mut Startup) -> Option<Option<Reload<ServerCa>>> {
+/// Reads the CA and certificate for joining nodes, if joining is enabled.
+pub(crate) fn read_ca(
+    settings: &ServerConfig,
+    startup: &mut Startup,
+) -> Result<Option<Reload<ServerCa>>, NotPrepared> {
     if settings.invitations.store == InvitationStore::None {
-        return Some(None);
+        return Ok(None);
     }
     let links = &settings.links;
     let authority = ServerCa::load(links.peer_ca.clone(), links.cert.clone());

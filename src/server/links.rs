@@ -21,7 +21,7 @@ use tunnel_base::drain::Drain;
 use tunnel_base::metrics::Metrics;
 use tunnel_base::names::Instance;
 use tunnel_base::policy::{Networks, plain};
-use tunnel_link::grpc::accept::{Call, CallRejection, Certificate, IncomingCall, PendingConnection, serve};
+use tunnel_link::grpc::accept::{Call, CallRejection, IncomingCall, PendingConnection, serve};
 use tunnel_link::link::{Link, LinkEnd};
 use tunnel_link::sender::LinkSender;
 use tunnel_link::table::Event;
@@ -223,12 +223,7 @@ impl ConnectionHandler for LinkConnectionHandler {
         };
         let TlsAccepted { stream: io, permit: turn, until } = accepted;
         let shown = io.get_ref().1.peer_certificates().and_then(|shown| shown.first());
-        // Besides edges only servers have accepted certificates, so any other caller with one may claim to be a server.
-        let certificate = match shown.map(|leaf| self.shared.proven.node_of_certificate(leaf)) {
-            None => Certificate::None,
-            Some(None) => Certificate::Peer,
-            Some(Some(node)) => Certificate::Edge(node),
-        };
+        let certificate = self.shared.proven.certificate(shown.map(AsRef::as_ref));
         let waiting = PendingConnection { certificate, until, waiting_permit: permit, permit: turn };
         let (arrivals, link_context) = (self.arrivals.clone(), self.shared.link_context.clone());
         drop(self);

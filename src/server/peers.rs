@@ -63,7 +63,7 @@ pub(crate) fn dialer(settings: &ServerConfig, startup: &mut Startup) -> Option<R
     match asked.named {
         Some(named) if named.must_link => {
             let error = format!("it names peers, but none can be linked to: {why}; {REMEDY}");
-            startup.collect(StartupErrorKind::Config, &[named.key], Err::<(), _>(error));
+            let _ = startup.collect(StartupErrorKind::Config, &[named.key], Err::<(), _>(error));
         }
         Some(named) => error!(
             key = %named.key,

@@ -111,17 +111,28 @@ async fn an_edge_dials_through_the_proxy_of_its_environment() {
 }
 
 #[tokio::test]
-async fn a_port_in_use_or_a_missing_key_prevents_the_start() {
+async fn all_ports_in_use_or_a_missing_key_prevent_the_start() {
     let place = TestDir::new();
-    let taken = TcpListener::bind("127.0.0.1:0").await.unwrap();
-    let at = taken.local_addr().unwrap();
-    let text = place.cloud("").replace(
-        "[server.connect]\nlisten = \"127.0.0.1:0\"",
-        &format!("[server.connect]\nlisten = \"{at}\""),
-    );
+    let taken = async || TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let taken = [taken().await, taken().await, taken().await];
+    let [connect, metrics, channelz] = taken.each_ref().map(|taken| taken.local_addr().unwrap());
+    let text = place
+        .cloud("")
+        .replace(
+            "metrics_listen = \"127.0.0.1:0\"",
+            &format!("metrics_listen = \"{metrics}\"\nchannelz_listen = \"{channelz}\""),
+        )
+        .replace(
+            "[server.connect]\nlisten = \"127.0.0.1:0\"",
+            &format!("[server.connect]\nlisten = \"{connect}\""),
+        );
     let (settings, _) = ServerConfig::read(&text, &Environment::default()).unwrap();
     let failed = format!("{:#}", Server::start(settings, None).unwrap_err());
-    assert!(failed.contains("server.connect.listen") && failed.contains(&at.to_string()), "{failed}");
+    let ports =
+        [("connect.listen", connect), ("links.metrics_listen", metrics), ("links.channelz_listen", channelz)];
+    for (key, at) in ports {
+        assert!(failed.contains(&format!("server.{key}")) && failed.contains(&at.to_string()), "{failed}");
+    }
     drop(taken);
 
     std::fs::remove_file(place.path().join("cloud.key")).unwrap();

@@ -262,7 +262,10 @@ pub(crate) fn node_ports(
 ) -> Option<NodePortsConfig> {
     let mut table = cloud.table("node_ports", report);
     let ports: NodePortsConfig = table.fields(report);
-    let cluster = keeping_cluster(&table, env, report)?;
+    if !table.is_present() {
+        return None;
+    }
+    let cluster = keeping_cluster(&table, env, report);
     if ports.service.is_some() && http.is_none() && https.is_none() {
         let found = Some("set, but it has no port to route to".to_owned());
         let wanted = "route a port of [server.http] or [server.https] by Host: ports = { \
@@ -273,16 +276,15 @@ pub(crate) fn node_ports(
     Some(NodePortsConfig { cluster: cluster?, http, https, ..ports })
 }
 
-/// Returns the cluster of the objects that this table describes. The outer `None` means that the table is absent, the
-/// inner one that there is no cluster, which is recorded.
+/// Returns the cluster of the objects that this table describes, or `None` if there is none, which is recorded.
 fn keeping_cluster(
     table: &ConfigTable<'_>,
     env: &Environment,
     report: &mut Diagnostics,
-) -> Option<Option<ClusterSettings>> {
-    let reached = table.is_present().then(|| reached(parts::KEEP, env))?;
+) -> Option<ClusterSettings> {
+    let reached = reached(parts::KEEP, env);
     let error = |why| table.error("configmap", Some("requires Kubernetes".to_owned()), why, report);
-    Some(reached.map_err(error).ok())
+    reached.map_err(error).ok()
 }
 
 /// The namespace that YurtTunnel uses.
@@ -375,7 +377,10 @@ pub(crate) fn node_names(
 ) -> Option<NodeNameSettings> {
     let mut table = cloud.table("node_names", report);
     let names: NodeNameSettings = table.fields(report);
-    let cluster = keeping_cluster(&table, env, report)?;
+    if !table.is_present() {
+        return None;
+    }
+    let cluster = keeping_cluster(&table, env, report);
     if published == Some(&names.configmap) {
         let found = Some(format!("{:?}, which publish of [server.dns] writes", names.configmap));
         table.error("configmap", found, "use a separate ConfigMap", report);

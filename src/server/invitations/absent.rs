@@ -7,15 +7,15 @@ use crate::admin::readiness::Readiness;
 use crate::invitations::{Enrolment, ServerCa};
 use crate::server::ServerContext;
 use crate::server::config::ServerConfig;
-use crate::startup::Startup;
+use crate::startup::{NotPrepared, Startup};
 use tunnel_base::drain::Drain;
 use tunnel_link::grpc::enrol::EnrolRequest;
 use tunnel_net::reload::Reload;
 use tunnel_net::resolver::Resolver;
 
 #[expect(clippy::unnecessary_wraps, reason = "with invitations, the files may have errors")]
-pub(crate) fn read_ca(_: &ServerConfig, _: &mut Startup) -> Option<Option<Reload<ServerCa>>> {
-    Some(None)
+pub(crate) fn read_ca(_: &ServerConfig, _: &mut Startup) -> Result<Option<Reload<ServerCa>>, NotPrepared> {
+    Ok(None)
 }
 
 pub(crate) fn start(

@@ -209,14 +209,10 @@ pub struct EdgeCerts {
 }
 
 impl EdgeCerts {
-    /// Returns the node of an edge's certificate: its only DNS name. The handshake has verified the certificate.
-    ///
-    /// Returns `None` if it is not an edge's certificate, and `Some(None)` if it has no DNS name or several.
-    pub fn node(der: &[u8]) -> Option<Option<String>> {
-        certificate::is_edges(der).then(|| match certificate::dns_names(der).as_slice() {
-            [node] => Some(node.clone()),
-            _ => None,
-        })
+    /// Returns the DNS names of an edge's certificate, or `None` if it is another one. The handshake has verified the
+    /// certificate.
+    pub fn names(der: &[u8]) -> Option<Vec<String>> {
+        certificate::is_edges(der).then(|| certificate::dns_names(der))
     }
 
     /// Fails if a CA for edges' certificates is also in the other file, even with another certificate.
@@ -454,17 +450,17 @@ mod tests {
                 let mut stream = TlsAcceptor::from(tls.load()).accept(far).await?;
                 stream.write_all(b"x").await?;
                 let leaf = stream.get_ref().1.peer_certificates().map(|shown| shown[0].clone());
-                Ok::<_, std::io::Error>(leaf.map(|leaf| EdgeCerts::node(&leaf)))
+                Ok::<_, std::io::Error>(leaf.and_then(|leaf| EdgeCerts::names(&leaf)))
             };
             let (accepted, _) = tokio::join!(accept, connect);
             accepted.map_err(|cause| cause.to_string())
         };
         assert_eq!(shows(None).await, Ok(None));
-        assert_eq!(shows(Some(peer_server)).await, Ok(Some(None)), "not an edge's certificate");
-        let node = Some(Some(Some("node1".to_owned())));
-        assert_eq!(shows(Some(cluster.issue(EDGE.0, &["node1"]))).await, Ok(node));
-        let several = shows(Some(cluster.issue(EDGE.0, &["node1", "node2"]))).await;
-        assert_eq!(several, Ok(Some(Some(None))), "not the certificate of a single node");
+        assert_eq!(shows(Some(peer_server)).await, Ok(None), "not an edge's certificate");
+        for names in [["node1"].as_slice(), &["node1", "node2"]] {
+            let owned = names.iter().map(|name| (*name).to_owned()).collect();
+            assert_eq!(shows(Some(cluster.issue(EDGE.0, names))).await, Ok(Some(owned)));
+        }
         for foreign in [other.issue(EDGE.0, &["node1"]), cluster.issue("system:node:node1", &["node1"])] {
             assert!(shows(Some(foreign)).await.is_err());
         }
