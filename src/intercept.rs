@@ -193,13 +193,7 @@ const TIMEOUT: Duration = Duration::from_secs(5);
 
 /// Builds a request: `struct nlmsghdr` with its `number`, `struct nfgenmsg` with the family and resource ID, then
 /// attributes.
-pub(crate) fn message(
-    kind: u16,
-    flags: u16,
-    number: u32,
-    (family, of): (u8, u16),
-    attributes: &[u8],
-) -> Vec<u8> {
+pub(crate) fn message(kind: u16, flags: u16, number: u32, family: u8, of: u16, attributes: &[u8]) -> Vec<u8> {
     let mut message = u32::try_from(HEADS + attributes.len()).unwrap_or_default().to_ne_bytes().to_vec();
     message.extend(kind.to_ne_bytes());
     message.extend((NLM_F_REQUEST | flags).to_ne_bytes());
@@ -333,9 +327,9 @@ fn batch(table: &str) -> Vec<u8> {
     let attributes = [attribute(NFTA_TABLE_NAME, &name), attribute(NFTA_TABLE_FLAGS, &OWNER.to_be_bytes())];
     let table = NLM_F_ACK | NLM_F_EXCL | NLM_F_CREATE;
     [
-        message(NFNL_MSG_BATCH_BEGIN, 0, BEGIN, (0, NFTABLES), &[]),
-        message(NFTABLES << 8, table, MAKE, (NFPROTO_INET, 0), &attributes.concat()),
-        message(NFNL_MSG_BATCH_END, 0, END, (0, NFTABLES), &[]),
+        message(NFNL_MSG_BATCH_BEGIN, 0, BEGIN, 0, NFTABLES, &[]),
+        message(NFTABLES << 8, table, MAKE, NFPROTO_INET, 0, &attributes.concat()),
+        message(NFNL_MSG_BATCH_END, 0, END, 0, NFTABLES, &[]),
     ]
     .concat()
 }
@@ -566,7 +560,7 @@ pub(crate) async fn forget(of: &Sets) -> io::Result<usize> {
         }
         let pending = pending(&mut asked, family, of).await?;
         for entry in &pending {
-            told.send(&message(CT_DELETE, 0, 0, (family, 0), entry))?;
+            told.send(&message(CT_DELETE, 0, 0, family, 0, entry))?;
         }
         forgotten += pending.len();
     }
@@ -578,7 +572,7 @@ async fn pending(kernel: &mut Socket, family: u8, of: &Sets) -> io::Result<Vec<V
     // Requests only connections neither answered nor redirected; older kernels return all.
     let wanted =
         [attribute(CTA_STATUS, &[0; 4]), attribute(CTA_STATUS_MASK, &REPLIED_OR_DNAT.to_be_bytes())].concat();
-    kernel.send(&message(CT_GET, NLM_F_DUMP, 0, (family, 0), &wanted))?;
+    kernel.send(&message(CT_GET, NLM_F_DUMP, 0, family, 0, &wanted))?;
     let (mut room, mut found) = (vec![0; ROOM], Vec::new());
     loop {
         let len = kernel.read(&mut room)?;

@@ -48,7 +48,8 @@ pub(crate) mod cluster {
         pub(crate) fn records(
             &self,
             _: &ClusterSettings,
-            _: (String, IpAddr),
+            _: String,
+            _: IpAddr,
             _: impl Fn(IpAddr) -> BoxFuture<'static, bool>,
         ) -> Option<Box<dyn RecordStore>> {
             None

@@ -92,7 +92,7 @@ fn run(role: Role, args: &ServeArgs) -> ExitCode {
     info!(version = env!("CARGO_PKG_VERSION"), role = role.name(), config = %config.display(), "starting");
     args.warn_of_ignored();
     let kubeconfig = args.kubeconfig.as_deref();
-    let settings = on_own_stack(|| Settings::read((role, &config), kubeconfig, variable, &mut startup));
+    let settings = on_own_stack(|| Settings::read(role, &config, kubeconfig, variable, &mut startup));
     let refused = match runtime(role) {
         Ok(runtime) => match runtime.block_on(serve(settings, startup, logs.level())) {
             Ok(drained) => {
@@ -145,8 +145,7 @@ fn check(asked: &ConfigArgs, output: Format) -> ExitCode {
     let logs = Logs::start(logs);
     let (mut startup, kubeconfig) = (Startup::checking(), asked.kubeconfig.as_deref());
     for role in &file.roles {
-        let from = (*role, file.path.as_path());
-        let read = on_own_stack(|| Settings::read(from, kubeconfig, variable, &mut startup));
+        let read = on_own_stack(|| Settings::read(*role, &file.path, kubeconfig, variable, &mut startup));
         if let Ok((settings, _)) = read {
             match runtime(*role) {
                 Ok(runtime) => runtime.block_on(async { settings.check(&mut startup) }),

@@ -432,8 +432,9 @@ fn authenticated_links(
     table: Arc<SessionTable>,
     links: &Drain,
 ) -> Arc<AuthenticatedLinks> {
-    let nodes = (follow_nodes(settings, links), config_files::edge_cas(settings).is_some());
-    AuthenticatedLinks::start(files.tokens.clone(), enrolment, nodes, table, links)
+    let nodes = follow_nodes(settings, links);
+    let certificates = config_files::edge_cas(settings).is_some();
+    AuthenticatedLinks::start(files.tokens.clone(), enrolment, nodes, certificates, table, links)
 }
 
 fn new_shutdown(settings: &ServerConfig) -> Shutdown {

@@ -274,7 +274,7 @@ impl<'a> Demo<'a> {
             killed.child.kill().await?;
             Ok(format!("{} (process {})", killed.name, killed.id))
         };
-        download((self.at.connects[CLIENTS], self.context.page), kill, &self.line, screen).await?;
+        download(self.at.connects[CLIENTS], self.context.page, kill, &self.line, screen).await?;
         self.servers[HOLDER] = Process::start(SERVERS[HOLDER], Role::Server, self.context.dir)?;
         self.servers[HOLDER].is_ready(self.at.admins[HOLDER]).await?;
         screen.step(&format!("{} runs again", SERVERS[HOLDER]));

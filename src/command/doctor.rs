@@ -106,7 +106,7 @@ enum CheckStatus {
 pub async fn run(asked: &DoctorArgs, variable: fn(&str) -> Option<String>) -> Findings {
     let (mut found, mut startup) = (Findings::default(), Startup::checking());
     let path = asked.config.clone().unwrap_or_else(|| asked.role.config());
-    let read = Settings::examine((asked.role, &path), asked.kubeconfig.as_deref(), variable, &mut startup);
+    let read = Settings::examine(asked.role, &path, asked.kubeconfig.as_deref(), variable, &mut startup);
     if let Ok((settings, _, warnings)) = &read {
         for warning in warnings {
             found.doubt("config", format!("{}: {}", warning.key, warning.text), "");

@@ -73,7 +73,7 @@ pub fn run(asked: &InitArgs) -> Result<String, CommandError> {
     let unfinished = absolute(&folder.unfinished())?;
     write_cloud(asked, &signs, &folder, &unfinished, to)?;
     for (node, token) in asked.nodes.iter().zip(&signs.tokens) {
-        write_edge(asked, (node, token), &signs, &folder, &unfinished, to)?;
+        write_edge(asked, node, token, &signs, &folder, &unfinished, to)?;
     }
     for (client, dir) in asked.clients.iter().zip(&clients) {
         write_client(client, &format!("{dir}/"), asked.names.first(), &signs.ours, &folder)?;
@@ -215,7 +215,8 @@ fn write_cloud(
 
 fn write_edge(
     asked: &InitArgs,
-    (node, token): (&NodeName, &str),
+    node: &NodeName,
+    token: &str,
     signs: &Signers,
     folder: &OutputDir,
     now_at: &Path,

@@ -94,7 +94,7 @@ pub enum InvitationsCommand {
 /// Returns an error if no server responds here, or it refuses.
 pub async fn invite(asked: InviteArgs, env: &Environment) -> Result<String, CommandError> {
     let body = json!({ "node": asked.node.as_str(), "seconds": asked.lasting.as_secs() });
-    let (answer, choice) = told(asked.socket, (Method::POST, "/invitations"), body.to_string(), env).await?;
+    let (answer, choice) = told(asked.socket, Method::POST, "/invitations", body.to_string(), env).await?;
     let invited: Invited = serde_json::from_slice(&answer)
         .map_err(|cause| CommandError::unavailable(format!("incompatible server version: {cause}")))?;
     let Invited { code, cloud, .. } = invited;
@@ -116,7 +116,7 @@ pub async fn manage(asked: InvitationsArgs, env: &Environment) -> Result<String,
     match asked.command {
         InvitationsCommand::List { output } => {
             let (answer, choice) =
-                told(asked.socket, (Method::GET, "/invitations"), String::new(), env).await?;
+                told(asked.socket, Method::GET, "/invitations", String::new(), env).await?;
             if output == Format::Json {
                 return Ok(String::from_utf8_lossy(&answer).into_owned());
             }
@@ -127,8 +127,7 @@ pub async fn manage(asked: InvitationsArgs, env: &Environment) -> Result<String,
         }
         InvitationsCommand::Revoke { node } => {
             let body = json!({ "node": node.as_str() });
-            let (_, choice) =
-                told(asked.socket, (Method::POST, "/revocations"), body.to_string(), env).await?;
+            let (_, choice) = told(asked.socket, Method::POST, "/revocations", body.to_string(), env).await?;
             Ok(format!(
                 "{choice}revoked; the links of {node} close within a few seconds\nto add {node} again, here:\n  \
                  tunnel invite --node {node}\nand there, as root, before the command that invite prints:\n  \
@@ -153,7 +152,8 @@ fn table(nodes: &[EnrolledNode]) -> String {
 /// machine.
 async fn told(
     named: Option<PathBuf>,
-    (method, path): (Method, &str),
+    method: Method,
+    path: &str,
     body: String,
     env: &Environment,
 ) -> Result<(Vec<u8>, String), CommandError> {

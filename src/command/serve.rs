@@ -79,12 +79,13 @@ pub enum Settings {
 impl Settings {
     /// Reads the config, and logs its warnings. `variable` returns environment variables by name.
     pub fn read(
-        from: (Role, &Path),
+        role: Role,
+        path: &Path,
         kubeconfig: Option<&Path>,
         variable: fn(&str) -> Option<String>,
         startup: &mut Startup,
     ) -> Result<(Self, ConfigFile), NotPrepared> {
-        let (settings, file, warnings) = Self::examine(from, kubeconfig, variable, startup)?;
+        let (settings, file, warnings) = Self::examine(role, path, kubeconfig, variable, startup)?;
         tell_warnings(&warnings);
         if kubeconfig.is_some()
             && startup.is_clear()
@@ -100,7 +101,8 @@ impl Settings {
 
     /// Like [`Self::read`], but logs nothing.
     pub fn examine(
-        (role, path): (Role, &Path),
+        role: Role,
+        path: &Path,
         kubeconfig: Option<&Path>,
         variable: fn(&str) -> Option<String>,
         startup: &mut Startup,

@@ -181,7 +181,8 @@ pub const MEMORY: usize = 12 << 20;
 pub(crate) fn uplink(
     edge: &mut ConfigTable<'_>,
     env: &Environment,
-    (node_ip, certified): (Option<IpAddr>, bool),
+    node_ip: Option<IpAddr>,
+    certified: bool,
     report: &mut Diagnostics,
 ) -> UplinkConfig {
     let mut table = edge.table("uplink", report);

@@ -286,7 +286,7 @@ impl AccessConfig {
         report: &mut Diagnostics,
     ) -> Self {
         let AccessKeys { proxy_protocol, auth: kind, users, allow_from, rules } = table.fields(report);
-        let auth = auth(table, (kind, users), proofs, &default.auth, report);
+        let auth = auth(table, kind, users, proofs, &default.auth, report);
         for (i, j, user) in rules.iter().flat_map(Rules::users) {
             // The user name of a password cannot contain ':', but the name in a certificate can.
             if user.trim().is_empty() || user.contains('*') || user.contains(':') && !proofs.certified() {
@@ -359,7 +359,8 @@ impl AccessConfig {
 /// Checks the keys for authentication. Returns `None` if they have an error, which is recorded.
 fn auth(
     table: &ConfigTable<'_>,
-    (kind, users): (Option<AuthKind>, Option<PathBuf>),
+    kind: Option<AuthKind>,
+    users: Option<PathBuf>,
     proofs: AuthMethods,
     default: &AuthConfig,
     report: &mut Diagnostics,

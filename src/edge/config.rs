@@ -72,7 +72,7 @@ impl EdgeConfig {
         config::other_role(&mut file, &table, "server", report);
         let node_ip = config::address("NODE_IP", env.node_ip.as_deref(), report);
         let csr = kubernetes::edge_csr(&mut table, node_ip, env, report);
-        let uplink = edge::uplink(&mut table, env, (node_ip, csr.is_some()), report);
+        let uplink = edge::uplink(&mut table, env, node_ip, csr.is_some(), report);
         let admin = listen::admin(&mut table, "edge", env, report);
         let session = edge::session(&mut table, report);
         let allow = edge::allow(&mut table, report);

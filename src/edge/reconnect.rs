@@ -147,7 +147,7 @@ impl Reconnector {
         let mut outrun =
             Box::pin(second.race(&sender, || self.dialer.connect_to(server, hint, LinkPurpose::Backup)));
         let mut interactive = Box::pin(self.run_interactive(&sender, server, at));
-        let mut reauthenticate = Box::pin(self.reauthenticate(&sender, &tokens, (server, hint)));
+        let mut reauthenticate = Box::pin(self.reauthenticate(&sender, &tokens, server, hint));
         let why = loop {
             let outcome = tokio::select! {
                 biased;
@@ -219,7 +219,8 @@ impl Reconnector {
         &self,
         older: &LinkSender,
         tokens: &Arc<Vec<Secret>>,
-        (server, hint): (usize, AddressHint),
+        server: usize,
+        hint: AddressHint,
     ) -> NewLink {
         if !older.dialect.supports(Dialect::BACKUP_LINKS) {
             std::future::pending::<()>().await;

@@ -59,7 +59,8 @@ impl ServerPods {
     pub(crate) fn records(
         &self,
         cluster: &ClusterSettings,
-        (name, server): (String, IpAddr),
+        name: String,
+        server: IpAddr,
         lives: impl Fn(IpAddr) -> BoxFuture<'static, bool> + Send + Sync + 'static,
     ) -> Option<Box<dyn RecordStore>> {
         let (cluster, endpoints) = (access(cluster), self.endpoints.clone());

@@ -62,7 +62,8 @@ struct AuthenticatedLink {
 /// that kube-apiserver's traffic arrives here.
 pub(crate) fn read(
     file: &Path,
-    (certificates, invitations): (bool, bool),
+    certificates: bool,
+    invitations: bool,
     egress: bool,
     startup: &mut Startup,
 ) -> Result<Reload<NodeTokens>, NotPrepared> {
@@ -114,7 +115,8 @@ impl AuthenticatedLinks {
     pub(crate) fn start(
         tokens: Reload<NodeTokens>,
         enrolment: Option<Arc<Enrolment>>,
-        (nodes, certificates): (Option<ClusterNodes>, bool),
+        nodes: Option<ClusterNodes>,
+        certificates: bool,
         table: Arc<SessionTable>,
         drain: &Drain,
     ) -> Arc<Self> {

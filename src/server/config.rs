@@ -87,21 +87,16 @@ impl ServerConfig {
             let port = listener.node_ports().iter().find(|port| port.stands_for == PortTarget::Host);
             port.map(|port| port.at.port())
         };
-        let ports = (by_host(http::KIND.name), by_host(https::KIND.name));
+        let (http, https) = (by_host(http::KIND.name), by_host(https::KIND.name));
         let by_address = LISTENERS.iter().any(|kind| kind.by_address && table.has(kind.name));
         let settings = Self {
             links,
             tls: server::tls(&mut table, report),
-            ports: kubernetes::node_ports(&mut table, ports, env, report),
+            ports: kubernetes::node_ports(&mut table, http, https, env, report),
             listeners,
             admin: listen::admin(&mut table, "server", env, report),
             session: server::session(&mut table, report),
-            node_names: kubernetes::node_names(
-                &mut table,
-                (dns.published_configmap(), &dns.zone),
-                env,
-                report,
-            ),
+            node_names: kubernetes::node_names(&mut table, dns.published_configmap(), &dns.zone, env, report),
             dns,
             peers,
             invitations: invitations::read(&mut table, env, report),

@@ -60,8 +60,9 @@ impl ServerFiles {
         let peers = tls.as_ref().ok().and_then(|_| peers::dialer(settings, startup));
         let authority = tls.as_ref().map_or(Ok(None), |_| invitations::read_ca(settings, startup));
         let (certificates, egress) = (edge_cas(settings).is_some(), settings.has_listener(&egress::KIND));
-        let others = (certificates, settings.invitations.store != InvitationStore::None);
-        let tokens = authenticated_links::read(&settings.links.token_file, others, egress, startup);
+        let invitations = settings.invitations.store != InvitationStore::None;
+        let file = &settings.links.token_file;
+        let tokens = authenticated_links::read(file, certificates, invitations, egress, startup);
         let resolver = startup.collect(StartupErrorKind::System, &["DNS"], Resolver::system());
         let dns = match settings.dns.resolvers.as_slice() {
             [] => resolver.clone(),

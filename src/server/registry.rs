@@ -86,7 +86,7 @@ fn store(settings: &ServerConfig, core: &ServerCore, servers: &PeerLiveness) -> 
             let servers = servers.clone();
             let lives =
                 move |server| -> BoxFuture<'static, bool> { Box::pin(servers.clone().answers(server)) };
-            core.servers.records(settings.peers.cluster.as_ref()?, (name, server), lives)
+            core.servers.records(settings.peers.cluster.as_ref()?, name, server, lives)
         }
     }
 }

@@ -48,7 +48,7 @@ impl ObjectWatcher<'_> {
     {
         let (what, mut backoff, mut warned) = (self.what, Backoff::new(), false);
         loop {
-            let cause = match self.list_and_watch(&api, &mut taker, (&mut backoff, &mut warned)).await {
+            let cause = match self.list_and_watch(&api, &mut taker, &mut backoff, &mut warned).await {
                 Ok(never) => match never {},
                 Err(cause) => cause,
             };
@@ -69,7 +69,8 @@ impl ObjectWatcher<'_> {
         &self,
         api: impl Fn(Client, &str) -> Api<K>,
         taker: &mut impl WatchHandler<K>,
-        (backoff, warned): (&mut Backoff, &mut bool),
+        backoff: &mut Backoff,
+        warned: &mut bool,
     ) -> Result<Infallible, ClusterError>
     where
         K: Resource + Clone + DeserializeOwned + Debug + Send + 'static,

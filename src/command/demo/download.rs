@@ -106,7 +106,8 @@ impl Line {
 ///
 /// Returns an error if the download fails, or its bytes differ from those that were sent.
 pub(crate) async fn download<K>(
-    (proxy, page): (SocketAddr, SocketAddr),
+    proxy: SocketAddr,
+    page: SocketAddr,
     kill: K,
     line: &Line,
     screen: &mut Screen,

@@ -256,7 +256,8 @@ impl Default for NodePortsConfig {
 /// absent, or unusable, which is recorded.
 pub(crate) fn node_ports(
     cloud: &mut ConfigTable<'_>,
-    (http, https): (Option<u16>, Option<u16>),
+    http: Option<u16>,
+    https: Option<u16>,
     env: &Environment,
     report: &mut Diagnostics,
 ) -> Option<NodePortsConfig> {
@@ -371,7 +372,8 @@ impl Default for NodeNameSettings {
 /// `None` if the table is absent, or unusable, which is recorded.
 pub(crate) fn node_names(
     cloud: &mut ConfigTable<'_>,
-    (published, zone): (Option<&String>, &str),
+    published: Option<&String>,
+    zone: &str,
     env: &Environment,
     report: &mut Diagnostics,
 ) -> Option<NodeNameSettings> {

@@ -105,7 +105,7 @@ impl PortWatch {
             wrong.iter().map(|wrong| format!("ConfigMap {namespace}/{configmap}: {wrong}")).collect();
         self.publish(&ports);
         if let Some(service) = service {
-            wrong.extend(self.write(client, (&home, service), &ports).await?);
+            wrong.extend(self.write(client, &home, service, &ports).await?);
         }
         Ok(wrong)
     }
@@ -126,7 +126,8 @@ impl PortWatch {
     async fn write(
         &self,
         client: Client,
-        (namespace, name): (&str, &str),
+        namespace: &str,
+        name: &str,
         ports: &ProxyPorts,
     ) -> Result<Vec<String>, ClusterError> {
         let api = Api::<Service>::namespaced(client, namespace);
