@@ -104,7 +104,7 @@ impl<T: Send + Sync + 'static> Reload<T> {
     }
 
     fn first_state(&self) -> FileState {
-        FileState { content: self.0.first, ..FileState::default() }
+        FileState { content: Some(self.0.first), ..FileState::default() }
     }
 
     async fn look(&self, seen: &FileState) -> FileCheck<T> {
@@ -112,14 +112,14 @@ impl<T: Send + Sync + 'static> Reload<T> {
         for path in &self.0.paths {
             match tokio::fs::read(path).await {
                 Ok(content) if content.trim_ascii().is_empty() => {
-                    return FileCheck::Failed(seen.content, ReloadError::Empty(path.clone()));
+                    return FileCheck::Unreadable(ReloadError::Empty(path.clone()));
                 }
                 Ok(content) => contents.push(content),
-                Err(cause) => return FileCheck::Failed(seen.content, unreadable(path, cause)),
+                Err(cause) => return FileCheck::Unreadable(unreadable(path, cause)),
             }
         }
         let content = fingerprint(&contents);
-        if content == seen.content {
+        if seen.content == Some(content) {
             return FileCheck::Unchanged;
         }
         if seen.unsettled != Some(content) {
@@ -127,7 +127,7 @@ impl<T: Send + Sync + 'static> Reload<T> {
         }
         match (self.0.parse)(&contents) {
             Ok(value) => FileCheck::New(content, value),
-            Err(cause) => FileCheck::Failed(content, ReloadError::Content(cause)),
+            Err(cause) => FileCheck::Bad(content, ReloadError::Content(cause)),
         }
     }
 
@@ -148,14 +148,23 @@ impl<T: Send + Sync + 'static> Reload<T> {
                 info!(files = %self.0, "files reloaded");
                 self.0.changed.send_replace(());
                 status.set_reloaded();
-                FileState { content, ..FileState::default() }
+                FileState { content: Some(content), ..FileState::default() }
             }
-            FileCheck::Failed(content, cause) => {
-                if status.set_error(cause.to_string()) {
-                    error!(files = %self.0, error = %cause, "cannot reload files, keeping previous content");
-                }
-                FileState { content, unsettled: None, bad: matches!(cause, ReloadError::Content(_)) }
+            FileCheck::Bad(content, cause) => {
+                self.report_error(&cause, status);
+                FileState { content: Some(content), unsettled: None, bad: true }
             }
+            FileCheck::Unreadable(cause) => {
+                self.report_error(&cause, status);
+                // If bad content returns, it must be reported again.
+                FileState { content: seen.content.filter(|_| !seen.bad), ..FileState::default() }
+            }
+        }
+    }
+
+    fn report_error(&self, cause: &ReloadError, status: &FileStatus) {
+        if status.set_error(cause.to_string()) {
+            error!(files = %self.0, error = %cause, "cannot reload files, keeping previous content");
         }
     }
 }
@@ -187,8 +196,8 @@ type Parse<T> = dyn Fn(&[Vec<u8>]) -> Result<T, String> + Send + Sync;
 /// The progress of a watch on files: what was read last.
 #[derive(Default, Clone, Copy)]
 struct FileState {
-    /// Fingerprint of the content that was parsed last.
-    content: u64,
+    /// Fingerprint of the content that was parsed last; `None` if that was bad and has gone since.
+    content: Option<u64>,
     /// Fingerprint of newer content that was read only once.
     unsettled: Option<u64>,
     /// Whether the parsed content was bad.
@@ -202,8 +211,10 @@ enum FileCheck<T> {
     Changing(u64),
     /// Changed content that was parsed: its fingerprint and value.
     New(u64, T),
-    /// Files that cannot be read or parsed; with the content's fingerprint.
-    Failed(u64, ReloadError),
+    /// Changed content that cannot be parsed, with its fingerprint.
+    Bad(u64, ReloadError),
+    /// Files that cannot be read, or are empty.
+    Unreadable(ReloadError),
 }
 
 impl<T> fmt::Display for Shared<T> {
@@ -408,6 +419,10 @@ mod tests {
         std::fs::remove_file(&path).unwrap();
         seen = look(&reload, seen, &status).await;
         assert!(error().unwrap().contains("cannot read"), "{:?}", error());
+
+        std::fs::write(&path, "two").unwrap();
+        seen = look(&reload, seen, &status).await;
+        assert!(error().unwrap().starts_with("not a number"), "{:?}", error());
 
         assert!(changes.has_changed().unwrap());
         std::fs::write(&path, " \n").unwrap();
