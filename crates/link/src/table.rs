@@ -6,6 +6,7 @@ pub mod session;
 pub mod stream;
 pub mod traffic_class;
 
+use std::collections::hash_map::Entry;
 use std::collections::{HashMap, VecDeque};
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -174,7 +175,8 @@ impl SessionTable {
         let end = SessionState::opener(target, client, send, recv);
         let key = SessionKey { id: SessionId::random(), category, node };
         let shared = SessionCore::new(key, self, end, None, Some(listener));
-        self.insert(&shared);
+        // Its id is new.
+        let _ = self.insert(&shared);
         Ok(PendingOpen::new(shared))
     }
 
@@ -213,10 +215,14 @@ impl SessionTable {
         Some((SendHalf::new(self.unacked.reservation()), RecvHalf::new(windows, promised)))
     }
 
-    pub(crate) fn insert(&self, shared: &Arc<SessionCore>) {
+    /// Adds a session. Fails with the session that has its id already.
+    pub(crate) fn insert(&self, shared: &Arc<SessionCore>) -> Result<(), Arc<SessionCore>> {
+        match self.shard(shared.key.id).entry(shared.key.id) {
+            Entry::Occupied(known) => return Err(known.get().clone()),
+            Entry::Vacant(place) => place.insert(shared.clone()),
+        };
         self.count.fetch_add(1, Relaxed);
-        let id = shared.key.id;
-        self.shard(id).insert(id, shared.clone());
+        Ok(())
     }
 
     /// Returns the session if it has an end here.
@@ -387,11 +393,19 @@ impl SessionTable {
         }
         let end = SessionState::acceptor(sender.id, epoch, limit, send, recv);
         let shared = SessionCore::new(key, self, end, Some(sender.clone()), None);
-        if let Some(opener) = opener {
+        if let Some(opener) = opener.clone() {
             shared.opened_by(opener);
         }
+        // Before it is inserted, so that its end finds it there.
         self.clients.lock().add(shared.key.id, &source);
-        self.insert(&shared);
+        if let Err(first) = self.insert(&shared) {
+            // The same Open has just arrived on another link, which another task reads.
+            if first.is_of(opener.as_ref()) {
+                let open = SessionFrame::Open { target, limit, epoch, client, opener };
+                first.on_frame(sender, open, Instant::now());
+            }
+            return None;
+        }
         // Inserted here before it joins the link: a link that ends looks up its sessions in the table.
         if !sender.attach(shared.key.id) {
             shared.link_ended(sender.id, None, Instant::now());

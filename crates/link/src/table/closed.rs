@@ -27,7 +27,11 @@ pub(crate) struct Clients {
 }
 
 impl Clients {
+    /// Adds a session. Does nothing if it is known, as when its Open arrives on two links at once.
     pub(crate) fn add(&mut self, id: SessionId, client: &str) {
+        if self.of.contains_key(&id) {
+            return;
+        }
         let (client, count) = match self.counts.get_key_value(client) {
             Some((known, count)) => (known.clone(), count + 1),
             None => (client.into(), 1),

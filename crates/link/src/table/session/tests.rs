@@ -40,7 +40,7 @@ fn opener(table: &Arc<SessionTable>) -> Arc<SessionCore> {
         (SendHalf::new(budget.reservation()), RecvHalf::new(WINDOWS, budget.try_reserve(1000).unwrap()));
     let end = SessionState::opener("node1:22".parse().unwrap(), "me".into(), halves.0, halves.1);
     let session = SessionCore::new(key(SessionId::random()), table, end, None, Some("test"));
-    table.insert(&session);
+    table.insert(&session).unwrap();
     session
 }
 
@@ -51,6 +51,29 @@ fn key(id: SessionId) -> SessionKey {
 fn ask(session: &Arc<SessionCore>, link: &Arc<LinkSender>) {
     let again = session.lock().state.needs_path();
     session.ask(link, None, again);
+}
+
+/// Two tasks read the links of one node. Both may find no session of that id before either has added one.
+#[test]
+fn one_session_requested_on_two_links_at_once_is_one_session() {
+    let table = table();
+    let id = SessionId::random();
+    let open = |epoch| SessionFrame::Open {
+        target: "node1:22".parse().unwrap(),
+        limit: 1000,
+        epoch,
+        client: "me".into(),
+        opener: None,
+    };
+    let (first, second) = (link(1), link(2));
+    let offer = table.on_open(&first, key(id), open(1));
+    assert!(table.on_open(&second, key(id), open(2)).is_none());
+    assert_eq!(table.len(), 1);
+    drop(offer);
+    assert!(said(&first).is_empty(), "the newer request moves the session to its link");
+    assert!(matches!(said(&second)[..], [SessionFrame::Refused { epoch: 2, .. }]));
+    assert_eq!(table.len(), 0);
+    assert!(table.clients.lock().remove(id).is_none(), "its client is forgotten with it");
 }
 
 #[tokio::test]
