@@ -78,7 +78,10 @@ impl Reconnector {
             }
             let next = match made.take() {
                 Some(made) => Ok(made),
-                None => self.dialer.connect(server, hint).await,
+                None => tokio::select! {
+                    () = links.draining() => return,
+                    next = self.dialer.connect(server, hint) => next,
+                },
             };
             match next {
                 Ok(next) => {
@@ -201,7 +204,8 @@ impl Reconnector {
         loop {
             sleep(FAIL_BACK_INTERVAL.mul_f64(0.5 + rand::random::<f64>())).await;
             for wanted in (0..server).filter(|wanted| !self.dialer.is_avoided(*wanted)) {
-                match self.dialer.connect_to(wanted, AddressHint::default(), LinkPurpose::Primary).await {
+                // Both entries may lead to one server, which must not close the earlier link before it is handed over.
+                match self.dialer.connect_to(wanted, AddressHint::default(), LinkPurpose::Backup).await {
                     Ok(made) => return made,
                     Err(why) => {
                         debug!(server = self.dialer.display_name(wanted), error = %format_args!("{why:#}"), "preferred server not reachable")

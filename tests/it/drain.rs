@@ -2,9 +2,10 @@
 
 use std::future::pending;
 use std::net::SocketAddr;
+use std::time::Duration;
 
 use tokio::io::AsyncWriteExt;
-use tokio::net::TcpStream;
+use tokio::net::{TcpListener, TcpStream};
 use tokio::time::Instant;
 use tunnel_base::drain::Drained;
 use tunnel_base::names::{Instance, SessionId};
@@ -111,6 +112,17 @@ async fn a_stopping_server_accepts_no_new_links() {
     assert_eq!((refused.code(), refused.message()), (tonic::Code::Unavailable, "server is shutting down"));
     drop(client);
     assert_eventually("the end of the server", stopped).await.unwrap();
+}
+
+/// Its dials do not hold up the stop.
+#[tokio::test]
+async fn an_edge_stops_at_once_while_its_server_does_not_answer() {
+    let place = TestDir::new();
+    let silent = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let edge = start_edge(&place.edge("node1", silent.local_addr().unwrap(), ""));
+    let _socket = assert_eventually("a dial", silent.accept()).await.unwrap();
+    let stopped = tokio::time::timeout(Duration::from_secs(2), edge.shutdown(pending())).await;
+    assert_eq!(stopped.unwrap(), Drained::Finished);
 }
 
 #[tokio::test]

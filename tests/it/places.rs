@@ -1,13 +1,17 @@
 //! An edge that has several addresses of its cloud.
 
+use std::sync::Arc;
+use std::sync::atomic::AtomicU32;
+use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
 
-use tokio::io::AsyncWriteExt;
+use tokio::io::{AsyncWriteExt, copy_bidirectional};
+use tokio::net::{TcpListener, TcpStream};
 
 use crate::support::clients::{echoed, get, rest};
 use crate::support::programs::{TestDir, TestServer, at, start_edge};
 use crate::support::servers::{self, SeparateServers};
-use crate::support::{hurry, targets, wait_until, wait_within};
+use crate::support::{beside, hurry, targets, wait_until, wait_within};
 
 #[tokio::test]
 async fn an_edge_uses_the_next_address_and_returns_without_aborting_sessions() {
@@ -33,6 +37,39 @@ async fn an_edge_uses_the_next_address_and_returns_without_aborting_sessions() {
     assert_eq!(rest(&mut client).await, b"");
     drop(client);
     wait_within(Duration::from_secs(60), "the old link is closed", || edge.metrics.links.all() == 1).await;
+}
+
+/// A balancer in front of a server is the first address, and the server itself the second.
+#[tokio::test]
+async fn an_edge_whose_addresses_lead_to_one_server_returns_to_the_first_once() {
+    let (place, echo) = (TestDir::new(), targets::echo().await);
+    let all = servers::addresses(2);
+    let server = TestServer::from_text(&servers::config(&place, all[1], ""));
+    let list = format!("servers = [\"{}\", \"{}\"]", all[0], all[1]);
+    let edge =
+        start_edge(&place.edge("node1", all[0], "").replace(&format!("servers = [\"{}\"]", all[0]), &list));
+    server.has("node1").await;
+    let mut client = server.open(&at("node1", echo)).await;
+    echoed(&mut client, "at the second address").await;
+    let balancer = TcpListener::bind(all[0]).await.unwrap();
+    let accepted = Arc::new(AtomicU32::new(0));
+    let (count, to) = (accepted.clone(), all[1]);
+    beside(async move {
+        loop {
+            let (mut near, _) = balancer.accept().await.unwrap();
+            count.fetch_add(1, Relaxed);
+            beside(async move {
+                let mut far = TcpStream::connect(to).await.unwrap();
+                let _ = copy_bidirectional(&mut near, &mut far).await;
+            });
+        }
+    });
+    hurry();
+    wait_within(Duration::from_secs(600), "the edge is back", || accepted.load(Relaxed) > 0).await;
+    tokio::time::sleep(Duration::from_secs(600)).await;
+    assert_eq!(accepted.load(Relaxed), 1, "it stays there");
+    assert_eq!(edge.metrics.link_reconnects.get(), 1, "one return");
+    echoed(&mut client, "over the first address").await;
 }
 
 #[tokio::test]

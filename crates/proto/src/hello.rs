@@ -40,7 +40,7 @@ pub struct Hello {
 pub enum LinkPurpose {
     /// The new link replaces the older one, which is closed.
     Primary,
-    /// The older link is unresponsive. It stays until the edge closes one of the two.
+    /// The older link is unresponsive, or is handed over to the new one. It stays until the edge closes one of the two.
     Backup,
     /// The older link is busy with bulk data and remains the node's primary link. The new link carries sessions with
     /// little data.
