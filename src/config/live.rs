@@ -26,7 +26,9 @@ impl ConfigDiff {
     /// Compares two texts, both free of errors.
     pub fn between(old: &str, new: &str, environment: &Environment) -> Self {
         let (old, new) = (leaves(old, environment), leaves(new, environment));
-        let differs = |key: &&Vec<String>| old.get(*key).map(Leaf::value) != new.get(*key).map(Leaf::value);
+        let differs = |key: &&Vec<String>| {
+            old.get(*key).map(|leaf| &leaf.value) != new.get(*key).map(|leaf| &leaf.value)
+        };
         let all = old.keys().chain(new.keys().filter(|key| !old.contains_key(*key)));
         let mut changed = Self::default();
         for key in all.filter(differs) {
@@ -42,12 +44,6 @@ impl ConfigDiff {
 struct Leaf {
     shown: String,
     value: String,
-}
-
-impl Leaf {
-    fn value(&self) -> &str {
-        &self.value
-    }
 }
 
 /// Returns every value that is not a table, by its key.
@@ -98,6 +94,8 @@ fn is_live(key: &[String]) -> bool {
         | ["server", "direct", "targets"]
         | ["edge", "allow", "targets"]
         | ["edge", "http_proxy", "allow_from" | "rules"] => true,
+        // Not the rules of a listener, but names in certificates and of Nodes.
+        ["server", "csr" | "node_names", "names"] => false,
         ["server", "tcp", _, last] | ["server", _, last] => matches!(*last, "allow_from" | "names" | "rules"),
         _ => false,
     }
@@ -240,6 +238,15 @@ mod tests {
         let (old, new) = ("[mode.cloud.ssh]\nport = 22\n", "[Mode.Cloud.SSH]\nPort = \"22\"\n");
         assert_eq!(between(old, new), ConfigDiff::default());
         assert_eq!(between(old, "[mode.cloud.ssh]\nport = 23\n").at_start, ["mode.cloud.ssh.port"]);
+    }
+
+    /// Tables that are no listeners have keys of the same names.
+    #[test]
+    fn only_rules_of_listeners_count_at_once() {
+        for key in ["server.csr.names", "server.node_names.names"] {
+            let text = |name: &str| format!("{key} = [\"{name}\"]\n");
+            assert_eq!(between(&text("a"), &text("b")).at_start, [key]);
+        }
     }
 
     #[test]
