@@ -89,8 +89,8 @@ impl Startup {
         let ParsedConfig { settings, mut warnings, errors, given, .. } = read;
         if !errors.is_empty() {
             warnings.clear();
-            self.given = Some(given);
         }
+        self.given = (!errors.is_empty()).then_some(given);
         let of_config = |error| StartupError { kind: StartupErrorKind::Config, error };
         self.errors.extend(errors.into_iter().map(of_config));
         (settings, warnings)

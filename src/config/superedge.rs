@@ -308,17 +308,19 @@ fn translate_for<'t>(purpose: Purpose<'_>, mut file: DeTable<'t>, report: &mut D
             "cloud" => ("server", rows(SERVER, SERVER_OURS, &LISTENERS)),
             "edge" => ("edge", rows(EDGE, EDGE_OURS, &[("http_proxy", "http_proxy")])),
             unknown => {
-                let nearest = if osa_distance(unknown, "cloud") < osa_distance(unknown, "edge") {
-                    "cloud"
-                } else {
-                    "edge"
-                };
+                let is_cloud = osa_distance(unknown, "cloud") < osa_distance(unknown, "edge");
+                let nearest = if is_cloud { "cloud" } else { "edge" };
                 let key = format!("mode.{}", value::excerpt(role.get_ref()));
                 report.unknown(role.span().start, &key, &format!("did you mean {nearest}?"));
                 continue;
             }
         };
         let shown = format!("mode.{}", role.get_ref());
+        if file.contains_key(new) {
+            let (at, found) = (Some(role.span().start), Some("a second table of that name".to_owned()));
+            report.place_fault(at, &shown, found, "upper and lower case are alike; keep one");
+            continue;
+        }
         report.spelled.insert(new.to_owned(), shown.clone());
         for row in rows.iter().filter(|row| !row.is_ours && !row.old.contains(&"*".to_owned())) {
             spell(row, new, &shown, report);

@@ -549,4 +549,20 @@ async fn of_a_config_with_faults_only_what_it_says_is_looked_into() {
     let told = startup.into_faults().to_string();
     assert!(told.contains("ca: cannot read /nowhere/c") && told.contains("uplink.port"), "{told}");
     assert_eq!(told.lines().count(), 2, "{told}");
+
+    // The errors of one role say nothing about the other one.
+    let text = text.replace("port = 1\n", "[server.links]\nport = 1\n");
+    let mut startup = Startup::checking();
+    let _ = startup.settings(ServerConfig::examine(&text, &Environment::default()));
+    let (settings, _) = startup.settings(EdgeConfig::examine(&text, &Environment::default()));
+    assert!(!startup.check_file("edge.target_tls.ca", &settings.uplink.ca, |_| Ok::<_, String>(())));
+    let told = startup.into_faults().to_string();
+    assert!(told.contains("target_tls.ca: cannot read /nowhere/c"), "{told}");
+}
+
+#[test]
+fn a_role_that_is_given_twice_is_an_error() {
+    let text = "[mode.cloud.stream]\n[mode.Cloud.ssh]\nport = 22\n";
+    let errors = ServerConfig::read(text, &Environment::default()).unwrap_err().to_string();
+    assert!(errors.contains("a second table of that name"), "{errors}");
 }
