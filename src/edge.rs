@@ -131,9 +131,7 @@ impl Edge {
         let shown = cert.into_iter().map(|cert| ("edge.target_tls.cert".to_owned(), cert)).collect();
         let authorities = vec![("edge.uplink.ca".to_owned(), ca)];
         admin.follow_files(shown, authorities, &edge.files, &edge.admin);
-        if let Some(log) = edge.bound.log {
-            info!(admin_addr = %log, "edge started");
-        }
+        info!(admin_addr = edge.bound.log.map(tracing::field::display), "edge started");
         Ok(edge)
     }
 

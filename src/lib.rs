@@ -33,7 +33,7 @@
 //!                   session_io                                           session_io
 //! ```
 //!
-//! Frames are pulled, not pushed. `copy_bidirectional` writes bytes into the session's send buffer while it has room
+//! Frames are pulled, not pushed. The copy of `session_io` writes bytes into the session's send buffer while it has room
 //! and wakes the link's [`tunnel_link::sender::LinkSender`], which marks the session as ready. When HTTP/2 can take more, the
 //! link sender asks its schedule for the next session and takes one frame from it. Bytes wait in their own session, so
 //! order and fairness are decided at the last moment, and resuming a session only moves its send position back. A slow

@@ -154,6 +154,7 @@ impl Server {
             enrolment: core.context.enrolment.clone(),
             port,
         };
+        let admin_addr = ports.log.as_ref().map(|port| tracing::field::display(port.at()));
         let admin = server.admin(view, viewers, level, !settings.links.admin_listen.ip().is_loopback());
         let listeners = Listeners {
             log: ports.log,
@@ -168,9 +169,8 @@ impl Server {
         registry::spawn_balance(&core.context, &settings);
         let proxies = settings.links.proxy_protocol;
         links::spawn(ports.grpc, proxies, files.tls, core.dialled_links, core.context);
-        let ServerAddresses { grpc, log, .. } = &server.bound;
         let connect_addr = server.bound.connect().map(tracing::field::display);
-        info!(links_addr = %grpc, connect_addr, admin_addr = %log, "server started");
+        info!(links_addr = %server.bound.grpc, connect_addr, admin_addr, "server started");
         Ok(server)
     }
 
@@ -214,7 +214,7 @@ impl Server {
 }
 
 impl ServerAddresses {
-    /// Returns the address of the CONNECT listener; `None` if the default port was not available.
+    /// Returns the address of the CONNECT listener; `None` if there is none.
     pub fn connect(&self) -> Option<SocketAddr> {
         self.clients.iter().find(|(name, _)| *name == connect::KIND.name).map(|(_, at)| *at)
     }

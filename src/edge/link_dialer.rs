@@ -182,9 +182,9 @@ impl LinkDialer {
         &self,
         server: usize,
         hint: AddressHint,
-        older: LinkPurpose,
+        purpose: LinkPurpose,
     ) -> anyhow::Result<NewLink> {
-        self.try_connect(server, hint, older).await.map_err(|DialFailure { reason, error }| {
+        self.try_connect(server, hint, purpose).await.map_err(|DialFailure { reason, error }| {
             self.link_context.metrics.link_dial_failures.count(reason);
             error
         })
@@ -194,7 +194,7 @@ impl LinkDialer {
         &self,
         server: usize,
         hint: AddressHint,
-        older: LinkPurpose,
+        purpose: LinkPurpose,
     ) -> Result<NewLink, DialFailure> {
         let tokens = self.tokens.load();
         let to = self.servers.get(server).context("unknown server").map_err(failed("internal"))?;
@@ -205,11 +205,11 @@ impl LinkDialer {
         let (socket, at) = dialled.map_err(late).map_err(failed("timeout"))??;
         let tuned = tune_link(&socket, self.link_context.congestion.as_deref());
         tuned.context("connection closed immediately").map_err(failed("closed_by_remote"))?;
-        if older == LinkPurpose::Interactive {
+        if purpose == LinkPurpose::Interactive {
             tune_interactive(&socket);
         }
         let shows = shown.is_some();
-        let made = self.link(to, older, socket, shown).await.map_err(|DialFailure { reason, error }| {
+        let made = self.link(to, purpose, socket, shown).await.map_err(|DialFailure { reason, error }| {
             // A server that accepts no client certificates, or not this one, closes the connection.
             to.declined.store(shows && is_broken(&error), Relaxed);
             DialFailure { reason, error: if shows { error.context(messages::SHOWN) } else { error } }
@@ -237,7 +237,7 @@ impl LinkDialer {
     async fn link(
         &self,
         to: &ServerEndpoint,
-        older: LinkPurpose,
+        purpose: LinkPurpose,
         socket: TcpStream,
         shown: Option<Arc<ClientConfig>>,
     ) -> Result<Link, DialFailure> {
@@ -251,7 +251,7 @@ impl LinkDialer {
         let token = tokens.get(turn % tokens.len().max(1)).map_or("", Secret::reveal);
         let (node, own) = (&self.node, self.link_context.table.instance());
         let mut said = Hello::edge_request(node, token, own);
-        Hello::with_purpose(&mut said, older);
+        Hello::with_purpose(&mut said, purpose);
         Hello::with_node_ips(&mut said, &self.ips);
         let dialled = tunnel_link::grpc::dial::dial(io, &to.authority, node, said, &self.link_context).await;
         if dialled.as_ref().is_err_and(LinkDialError::is_token_refused) {

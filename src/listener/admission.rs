@@ -17,6 +17,7 @@ use tokio::time::{Instant, timeout};
 use tracing::{Span, debug, field};
 
 use crate::acceptor::DirectDialer;
+use crate::config::{edge, server};
 use crate::listener::admission::destination::EdgeRouting;
 use crate::listener::auth::PasswordChecker;
 use crate::listener::denial::{Denial, new_trace};
@@ -365,16 +366,14 @@ pub(crate) const HEAD_BYTES: usize = 64 * 1024;
 
 /// Returns the maximum number of pending connections of a listener: without a head, or not yet past the checks.
 ///
-/// Their heads of maximum size must fit into a quarter of the memory for sessions. An edge is a small machine.
+/// Their heads of maximum size must fit into a quarter of the default memory for sessions.
 fn max_pending(at_edge: bool) -> usize {
-    let memory = third_of_memory(if at_edge { EDGE_MEMORY } else { SERVER_MEMORY }) / 4;
+    let memory = third_of_memory(if at_edge { edge::MEMORY } else { server::MEMORY }) / 4;
     fd_limit::at_most(WAITING.min(memory / HEAD_BYTES), 8)
 }
 
 /// Upper bound for pending connections of a listener on any machine: without a head, or not yet past the checks.
 pub(crate) const WAITING: usize = 4096;
-const SERVER_MEMORY: usize = 256 << 20;
-const EDGE_MEMORY: usize = 32 << 20;
 
 // Admission of one client at a listener: checks its request and opens the session.
 

@@ -251,7 +251,10 @@ async fn bridge_to_node(offer: IncomingSession, node: NodeName, target: Target, 
         Err(why @ RouteError::Timeout { .. }) => {
             offer.refuse(SessionError::new(ErrorCode::TargetTimeout, why))
         }
-        Err(why) => offer.refuse(SessionError::new(ErrorCode::TargetUnreachable, why)),
+        Err(why @ RouteError::Busy(_)) => offer.refuse(SessionError::new(ErrorCode::Overloaded, why)),
+        Err(why @ RouteError::Offline { .. }) => {
+            offer.refuse(SessionError::new(ErrorCode::TargetUnreachable, why))
+        }
     }
 }
 
@@ -279,7 +282,7 @@ impl SessionRouter {
     /// the answer is *not here*.
     ///
     /// Only the opener of a session moves it to another path. Once a request may have reached its acceptor, this server
-    /// does not try a second path on its own. It sends Lost to the opener, and what it has learned serves the opener's
+    /// does not try a second path on its own. It sends PathLost to the opener, and what it has learned serves the opener's
     /// next attempt.
     ///
     /// Returns the request with the node's link if that is plain: this server must then be the end of the session.

@@ -171,7 +171,7 @@ impl Link {
         let now = Instant::now();
         self.alive.looked = now;
         if now - self.alive.last_received >= self.alive.silence_limit {
-            return Err(LinkEnd::TimedOut);
+            return Err(LinkEnd::TimedOut(self.alive.silence_limit));
         }
         self.check_remote_reads(now)?;
         if let Some(foreign) = &mut self.foreign {
@@ -292,9 +292,9 @@ pub enum LinkEnd {
     /// The server ended the link because another process has our name.
     #[error("{0}")]
     NameTaken(String),
-    /// Nothing was received for 15 s.
-    #[error("nothing was received for 15s")]
-    TimedOut,
+    /// Nothing was received for that time.
+    #[error("nothing was received for {0:?}")]
+    TimedOut(Duration),
     /// The remote sends but does not read.
     #[error("the remote end has read nothing for {WRITE_STALL_TIMEOUT:?}")]
     WriteStalled,
@@ -315,7 +315,7 @@ impl LinkEnd {
         match self {
             Self::Closed(_) => "closed_by_remote",
             Self::NameTaken(_) => "name_in_use",
-            Self::TimedOut => "timed_out",
+            Self::TimedOut(_) => "timed_out",
             Self::WriteStalled => "write_stalled",
             Self::ClosedLocally => "closed_locally",
             Self::ReplacedByBackup => "replaced_by_backup",

@@ -284,8 +284,6 @@ impl RelayTable {
     }
 }
 
-// Sessions that have both ends at other processes.
-
 // An Open or Resume to be relayed, and the search for its path.
 
 /// One Open or Resume to be relayed, with the link it came from. Its epoch tells answers to older ones apart.

@@ -135,7 +135,7 @@ impl Caller {
         }
         match agreed(headers) {
             (dialect, Some(instance)) => {
-                Ok(Self::Peer { instance, dialect, backup: older(headers, dialect) == LinkPurpose::Backup })
+                Ok(Self::Peer { instance, dialect, backup: purpose(headers, dialect) == LinkPurpose::Backup })
             }
             (_, None) => Err(HelloError::PlainPeer),
         }
@@ -181,14 +181,14 @@ impl Hello {
         let claim = Credentials::read(json)?;
         let node = claim.nodename.parse().map_err(|e| HelloError::BadName(format!("{e}")))?;
         let (dialect, instance) = agreed(headers);
-        let older = match headers.get(&ROLE).map(HeaderValue::as_bytes) {
-            None | Some(EDGE) => older(headers, dialect),
+        let purpose = match headers.get(&ROLE).map(HeaderValue::as_bytes) {
+            None | Some(EDGE) => purpose(headers, dialect),
             Some(INTERACTIVE) if dialect.supports(Dialect::INTERACTIVE) => LinkPurpose::Interactive,
             Some(role) => {
                 return Err(HelloError::BadRole(String::from_utf8_lossy(role).chars().take(20).collect()));
             }
         };
-        Ok(Self { node, token: claim.token, instance, dialect, purpose: older, ips: ips(headers) })
+        Ok(Self { node, token: claim.token, instance, dialect, purpose, ips: ips(headers) })
     }
 
     /// Returns the metadata of an edge's request.
@@ -208,8 +208,8 @@ impl Hello {
     ///
     /// A server keeps the older link only if it has [`Dialect::BACKUP_LINKS`], or [`Dialect::INTERACTIVE`] for an
     /// interactive link. Any other server closes it.
-    pub fn with_purpose(headers: &mut HeaderMap, older: LinkPurpose) {
-        match older {
+    pub fn with_purpose(headers: &mut HeaderMap, purpose: LinkPurpose) {
+        match purpose {
             LinkPurpose::Primary => None,
             LinkPurpose::Backup => headers.insert(LINK, BACKUP),
             LinkPurpose::Interactive => headers.insert(ROLE, HeaderValue::from_static("interactive")),
@@ -239,7 +239,7 @@ fn ips(headers: &HeaderMap) -> Box<[IpAddr]> {
     text.split(',').take(MAX_NODE_IPS).filter_map(|ip| ip.parse().ok()).collect()
 }
 
-fn older(headers: &HeaderMap, dialect: Dialect) -> LinkPurpose {
+fn purpose(headers: &HeaderMap, dialect: Dialect) -> LinkPurpose {
     let silent = dialect.supports(Dialect::BACKUP_LINKS) && headers.get(&LINK) == Some(&BACKUP);
     if silent { LinkPurpose::Backup } else { LinkPurpose::Primary }
 }
@@ -369,23 +369,23 @@ mod tests {
     fn a_link_beside_another_is_marked_and_the_mark_counts_only_where_both_know_it() {
         let node = "edge-1".parse().unwrap();
         let mut headers = Hello::edge_request(&node, "t", Instance::from_bits(3));
-        let older = |headers: &HeaderMap| Hello::from_request(headers).unwrap().purpose;
-        assert_eq!(older(&headers), LinkPurpose::Primary);
+        let purpose_of = |headers: &HeaderMap| Hello::from_request(headers).unwrap().purpose;
+        assert_eq!(purpose_of(&headers), LinkPurpose::Primary);
         Hello::with_purpose(&mut headers, LinkPurpose::Backup);
         for version in 1..=4_u8 {
             headers.insert("tunnel-dialect", HeaderValue::from(u16::from(version)));
             let known =
                 if version >= Dialect::BACKUP_LINKS { LinkPurpose::Backup } else { LinkPurpose::Primary };
-            assert_eq!(older(&headers), known, "version {version}");
+            assert_eq!(purpose_of(&headers), known, "version {version}");
         }
         for other in ["0", "2"] {
             headers.insert("tunnel-link", HeaderValue::from_static(other));
-            assert_eq!(older(&headers), LinkPurpose::Primary);
+            assert_eq!(purpose_of(&headers), LinkPurpose::Primary);
         }
         Hello::with_purpose(&mut headers, LinkPurpose::Backup);
         headers.remove("tunnel-instance");
         assert_eq!(
-            older(&headers),
+            purpose_of(&headers),
             LinkPurpose::Primary,
             "a plain edge has no process that could have two links"
         );

@@ -8,6 +8,7 @@ use tokio::net::{UnixListener, UnixStream};
 use tokio::sync::mpsc;
 
 use crate::acceptor::{DialerRole, TargetDialer};
+use crate::config::{edge, server};
 use crate::listener::admission;
 use crate::listener::admission::tests::line::{Line, Lines, Switch};
 use crate::listener::auth::{PasswordChecker, Users};
@@ -441,9 +442,9 @@ const STRANGER: SocketAddr = SocketAddr::new(std::net::IpAddr::V4(std::net::Ipv4
 
 #[test]
 fn heads_of_all_who_wait_at_a_front_end_have_room_in_its_memory() {
-    for (at_edge, memory) in [(true, EDGE_MEMORY), (false, SERVER_MEMORY)] {
+    for (at_edge, memory) in [(true, edge::MEMORY), (false, server::MEMORY)] {
         assert!(
-            max_pending(at_edge) > 64 && max_pending(at_edge) * HEAD_BYTES <= memory / 4,
+            max_pending(at_edge) > 32 && max_pending(at_edge) * HEAD_BYTES <= memory / 4,
             "{}",
             max_pending(at_edge)
         );

@@ -61,8 +61,8 @@ impl ReadAhead {
     }
 
     /// Records the link's purpose, known from its hello. The connection's next read configures the socket for it.
-    pub(crate) fn stands_beside(&self, older: LinkPurpose) {
-        self.0.interactive.store(older == LinkPurpose::Interactive, SeqCst);
+    pub(crate) fn stands_beside(&self, purpose: LinkPurpose) {
+        self.0.interactive.store(purpose == LinkPurpose::Interactive, SeqCst);
     }
 
     /// Returns the alert by which the remote rejected this end's certificate, if it has.
