@@ -452,11 +452,11 @@ fn targets(tls: &TargetTlsConfig, startup: &mut Startup) -> Result<TargetTls, No
         |trust| TlsClientConfig { trust, identity: identity.clone(), alpn: vec![b"http/1.1".to_vec()] };
     let keys = ["edge.target_tls.cert", "edge.target_tls.key"];
     let loopback = startup.collect(StartupErrorKind::Config, &keys, client(Trust::NoVerify).load());
-    let others = tls.ca.clone().map(|ca| client(Trust::Ca(ca)).load());
-    let others =
-        others.map(|others| startup.collect(StartupErrorKind::Config, &["edge.target_tls.ca"], others));
-    let others = others.transpose();
-    Ok(TargetTls { loopback: loopback?, others: others? })
+    let others = tls.ca.clone().map(|ca| {
+        let others = client(Trust::Ca(ca)).load();
+        startup.collect(StartupErrorKind::Config, &["edge.target_tls.ca"], others)
+    });
+    Ok(TargetTls { loopback: loopback?, others: others.transpose()? })
 }
 
 fn parse_tokens(path: &Path, text: &[u8]) -> Result<Vec<Secret>, String> {
