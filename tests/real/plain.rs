@@ -35,6 +35,15 @@ fn a_plain_edge_reports_to_the_client_why_it_could_not_dial() {
 }
 
 #[test]
+fn a_plain_edge_learns_why_it_is_refused() {
+    let Some(program) = ready() else { return };
+    let place = TestDir::new();
+    let cloud = Cloud::start(&place);
+    let mut edge = plain_edge_with(program, &place, cloud.grpc, "wrong");
+    edge.says("call ended: rpc error: code = Unauthenticated desc = invalid token");
+}
+
+#[test]
 fn a_plain_server_works_with_this_edge() {
     let Some(program) = ready() else { return };
     let (sshd, place) = (Sshd::start(), TestDir::new());
@@ -138,8 +147,12 @@ impl PlainCloud {
 }
 
 fn plain_edge(program: &Path, place: &TestDir, cloud: u16) -> Running {
+    plain_edge_with(program, place, cloud, TOKEN)
+}
+
+fn plain_edge_with(program: &Path, place: &TestDir, cloud: u16, token: &str) -> Running {
     let mut command = Command::new(program);
-    command.args(["edge", "--node", "node1", "--token", TOKEN, "--name", SERVER_NAME]);
+    command.args(["edge", "--node", "node1", "--token", token, "--name", SERVER_NAME]);
     command.arg("--cloud").arg(format!("127.0.0.1:{cloud}")).arg("--ca").arg(&place.files.ca);
     Running::start("plain-edge", place.path(), &mut command)
 }

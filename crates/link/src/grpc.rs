@@ -164,6 +164,16 @@ impl http_body::Body for CallBody {
             }
         }
     }
+
+    /// Returns true if the body is empty: a rejection's status is then the response's only HEADERS frame. grpc-go
+    /// does not read the status of a response that continues after that frame.
+    fn is_end_stream(&self) -> bool {
+        match self {
+            Self::Refused => true,
+            Self::Full(answer) => answer.is_end_stream(),
+            Self::Greeting { .. } | Self::Stream { .. } => false,
+        }
+    }
 }
 
 /// Returns the status with which a server ends a link: OK, unless another process has the edge's name.

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 
 use http::{HeaderMap, HeaderValue, Request};
+use http_body::Body as _;
 use hyper::body::Incoming;
 use hyper_util::rt::{TokioExecutor, TokioIo};
 use tokio::net::{TcpListener, TcpStream};
@@ -120,7 +121,10 @@ async fn call(io: TlsStream<TcpStream>, headers: HeaderMap, node: &str) -> Resul
     let response = assert_eventually("an answer to the call", sender.send_request(request)).await;
     let response = response.map_err(|e| Status::unavailable(e.to_string()))?;
     match Status::from_header_map(response.headers()) {
-        Some(status) => Err(status),
+        Some(status) => {
+            assert!(response.body().is_end_stream(), "a status in the head ends the stream: {status}");
+            Err(status)
+        }
         None => {
             let (parts, hear) = response.into_parts();
             Ok(Call::made(node.parse().unwrap(), parts.headers, say, hear))
