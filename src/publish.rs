@@ -1,6 +1,7 @@
-//! Publishes in DNS which nodes are connected to this server; the hosts file that several servers share.
+//! Publishes in DNS which nodes are connected to this server; files that several processes share.
 
 pub mod etcd;
+pub mod hosts;
 pub mod record_policy;
 
 use std::collections::{BTreeSet, HashMap};
@@ -23,7 +24,7 @@ use crate::registry::Registry;
 use tunnel_base::backoff::Backoff;
 use tunnel_base::drain::Drain;
 use tunnel_base::metrics::Metrics;
-use tunnel_base::policy::zone::{Zone, merged, servers};
+use tunnel_base::policy::zone::Zone;
 
 /// The task that publishes which nodes are connected here. It never affects a link or a session.
 pub struct Publisher {
@@ -178,66 +179,6 @@ const WITHDRAW_DELAY: Duration = Duration::from_secs(2);
 /// Timeout for withdrawing the records; the process must end well before it is killed.
 const WITHDRAW_TIMEOUT: Duration = Duration::from_secs(2);
 
-// Records in a hosts file that several servers and people share.
-
-/// Our lines in a hosts file: `<address>    <name>`. All other bytes are left unchanged.
-#[derive(Debug, Clone)]
-pub struct Hosts {
-    file: PathBuf,
-    server: IpAddr,
-}
-
-impl Hosts {
-    /// Creates the lines of the server at this address.
-    pub fn new(file: PathBuf, server: IpAddr) -> Self {
-        Self { file, server }
-    }
-
-    /// Replaces our lines with these. Not cancel safe: the write continues without its caller.
-    pub async fn write(&self, records: BTreeSet<String>) -> Result<(), SharedFileError> {
-        let Self { file, server } = self.clone();
-        in_background(move || write(&file, server, &records)).await
-    }
-}
-
-impl RecordStore for Hosts {
-    fn write<'a>(&'a mut self, records: &'a BTreeSet<String>) -> BoxFuture<'a, Result<(), PublishError>> {
-        Box::pin(async { Ok(Self::write(self, records.clone()).await?) })
-    }
-
-    fn withdraw(&mut self) -> BoxFuture<'_, Result<(), PublishError>> {
-        Box::pin(async { Ok(Self::write(self, BTreeSet::new()).await?) })
-    }
-
-    /// Returns the addresses that have lines in the form that servers write. Empty if the file cannot be read.
-    fn servers(&self) -> BoxFuture<'_, BTreeSet<IpAddr>> {
-        let text = tokio::fs::read(self.file.clone());
-        Box::pin(async { text.await.map_or_else(|_| BTreeSet::new(), |text| servers(&text)) })
-    }
-
-    fn due(&self) -> Instant {
-        Instant::now() + REWRITE_INTERVAL
-    }
-}
-
-fn write(file: &Path, server: IpAddr, records: &BTreeSet<String>) -> Result<(), SharedFileError> {
-    // The target of a symbolic link is replaced, not the link.
-    let file = &fs::canonicalize(file).unwrap_or_else(|_| file.to_owned());
-    let _held = lock(file)?;
-    let old = content(file)?;
-    let new = merged(old.as_deref().unwrap_or_default(), server, records);
-    if old.as_ref() == Some(&new) {
-        return Ok(());
-    }
-    replace(file, MODE, &new)
-}
-
-/// Mode of a new file: readable for all users, because DNS servers run as other users.
-const MODE: u32 = 0o666;
-
-/// Time between two checks of our lines: another program may have rewritten the file.
-pub(crate) const REWRITE_INTERVAL: Duration = Duration::from_secs(10);
-
 // A file that several processes change one at a time, and that readers always see complete.
 
 /// An error of reading or writing a file that processes share: a hosts file, or the store of invitations.
@@ -279,7 +220,7 @@ pub(crate) fn make_directory(file: &Path) {
 pub(crate) fn lock(file: &Path) -> Result<File, SharedFileError> {
     let path = &beside(file, "lock");
     let mut open = OpenOptions::new();
-    let lock = open.create(true).truncate(false).write(true).open(path).map_err(failed(path))?;
+    let lock = open.create(true).truncate(false).read(true).write(true).open(path).map_err(failed(path))?;
     for _ in 0..LOCK_TIMEOUT.as_millis() / LOCK_PAUSE.as_millis() {
         match lock.try_lock() {
             Ok(()) => return Ok(lock),
@@ -342,68 +283,3 @@ const LOCK_PAUSE: Duration = Duration::from_millis(5);
 
 #[cfg(test)]
 mod tests;
-
-#[cfg(test)]
-mod hosts_tests {
-    use super::*;
-
-    fn ip(last: u8) -> IpAddr {
-        IpAddr::from([10, 0, 0, last])
-    }
-
-    fn names(names: &[&str]) -> BTreeSet<String> {
-        names.iter().map(|name| (*name).to_owned()).collect()
-    }
-
-    #[tokio::test]
-    async fn the_file_keeps_its_mode_and_its_link_and_needs_not_exist() {
-        use std::os::unix::fs::PermissionsExt as _;
-        let dir = tempfile::tempdir().unwrap();
-        let (file, link) = (dir.path().join("hosts"), dir.path().join("link"));
-        std::os::unix::fs::symlink(&file, &link).unwrap();
-        Hosts::new(file.clone(), ip(1)).write(names(&[])).await.unwrap();
-        assert_eq!(fs::read(&file).unwrap(), b"");
-        fs::set_permissions(&file, fs::Permissions::from_mode(0o640)).unwrap();
-        Hosts::new(link.clone(), ip(1)).write(names(&["a"])).await.unwrap();
-        assert_eq!(fs::read_to_string(&file).unwrap(), "10.0.0.1    a\n");
-        assert_eq!(fs::metadata(&file).unwrap().permissions().mode() & 0o777, 0o640);
-        assert!(fs::symlink_metadata(&link).unwrap().is_symlink());
-    }
-
-    #[tokio::test]
-    async fn a_directory_that_is_not_there_is_told() {
-        let dir = tempfile::tempdir().unwrap();
-        let told = Hosts::new(dir.path().join("no/hosts"), ip(1)).write(names(&[])).await.unwrap_err();
-        assert!(told.to_string().contains("check that its directory exists"), "{told}");
-    }
-
-    #[test]
-    fn eight_writers_at_once_lose_nothing_of_one_another() {
-        let dir = tempfile::tempdir().unwrap();
-        let file = dir.path().join("hosts");
-        let foreign = "127.0.0.1 localhost\n#CustomStart\n10.0.0.3    x\n#CustomEnd";
-        fs::write(&file, foreign).unwrap();
-        std::thread::scope(|scope| {
-            for server in 1..=8_u8 {
-                let file = &file;
-                scope.spawn(move || {
-                    for turn in 0..25 {
-                        let mine = names(&[&format!("n{server}"), &format!("turn{turn}-{server}")]);
-                        write(file, ip(server), &mine).unwrap();
-                        let now = fs::read_to_string(file).unwrap();
-                        assert!(now.contains(&format!("10.0.0.{server}    turn{turn}-{server}\n")), "{now}");
-                        assert!(now.ends_with(foreign), "{now}");
-                    }
-                });
-            }
-        });
-        let mut left: Vec<String> = fs::read_to_string(&file).unwrap().lines().map(str::to_owned).collect();
-        left.sort();
-        let mut expected: Vec<String> = foreign.lines().map(str::to_owned).collect();
-        expected.extend(
-            (1..=8).flat_map(|p| [format!("10.0.0.{p}    n{p}"), format!("10.0.0.{p}    turn24-{p}")]),
-        );
-        expected.sort();
-        assert_eq!(left, expected);
-    }
-}

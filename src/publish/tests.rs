@@ -1,5 +1,7 @@
 use tunnel_net::resolver::Resolver;
 
+use crate::publish::hosts::Hosts;
+
 use super::*;
 
 fn follow(wanted: &mut DesiredRecords, here: &[&str], now: Instant) -> Vec<String> {

@@ -34,8 +34,9 @@ pub struct DnsConfig {
     ///
     /// Example: `["*.edge.example.org"]`
     pub publish_names: Vec<Glob>,
-    /// File for publish = "hosts". Only our own lines are changed, so several servers may share it. A lock file and a
-    /// temporary file are created next to it, so this user must be allowed to write to its directory. No default.
+    /// File for publish = "hosts". Several servers may share it: each changes its own lines, and removes those of a
+    /// server that was killed and has not checked the file for 30 s. A lock file and a temporary file are created next
+    /// to it, so this user must be allowed to write to its directory. No default.
     ///
     /// Example: `"/var/lib/tunnel/hosts"`
     #[serde(deserialize_with = "value::file")]

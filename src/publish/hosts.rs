@@ -1,0 +1,254 @@
+//! Records in a hosts file that several servers and people share.
+
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::fs::{self, File};
+use std::io::{self, Read as _, Seek as _, Write as _};
+use std::net::IpAddr;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use futures_util::future::BoxFuture;
+use tokio::time::Instant;
+use tracing::info;
+
+use crate::publish::{PublishError, RecordStore, SharedFileError, content, in_background, lock, replace};
+use tunnel_base::policy::zone::{merged, servers, without};
+
+/// Our lines in a hosts file: `<address>    <name>`. Of other lines, only those of dead servers are removed.
+///
+/// Each server with lines also has a sign of life in the lock file, a number that it changes with every check. So a
+/// server is known to be dead without a link to it, and lines of people are never taken for those of a server.
+#[derive(Debug)]
+pub struct Hosts {
+    file: PathBuf,
+    server: IpAddr,
+    seen: SeenSigns,
+}
+
+/// The sign of life of each server, by its address.
+type Signs = BTreeMap<IpAddr, String>;
+
+/// The last sign of life of each server, and when it was first seen.
+type SeenSigns = HashMap<IpAddr, (String, Instant)>;
+
+impl Hosts {
+    /// Creates the lines of the server at this address.
+    pub fn new(file: PathBuf, server: IpAddr) -> Self {
+        Self { file, server, seen: SeenSigns::new() }
+    }
+
+    /// Replaces our lines with these, and removes lines of servers without a sign of life for a while. Not cancel safe:
+    /// the write continues without its caller.
+    pub async fn write(&mut self, records: BTreeSet<String>) -> Result<(), SharedFileError> {
+        let Self { file, server, seen } = self;
+        let (file, server, seen, now) = (file.clone(), *server, std::mem::take(seen), Instant::now());
+        self.seen = in_background(move || write(&file, server, &records, seen, now)).await?;
+        Ok(())
+    }
+}
+
+impl RecordStore for Hosts {
+    fn write<'a>(&'a mut self, records: &'a BTreeSet<String>) -> BoxFuture<'a, Result<(), PublishError>> {
+        Box::pin(async { Ok(Self::write(self, records.clone()).await?) })
+    }
+
+    fn withdraw(&mut self) -> BoxFuture<'_, Result<(), PublishError>> {
+        Box::pin(async { Ok(Self::write(self, BTreeSet::new()).await?) })
+    }
+
+    /// Returns the addresses that have lines in the form that servers write. Empty if the file cannot be read.
+    fn servers(&self) -> BoxFuture<'_, BTreeSet<IpAddr>> {
+        let text = tokio::fs::read(self.file.clone());
+        Box::pin(async { text.await.map_or_else(|_| BTreeSet::new(), |text| servers(&text)) })
+    }
+
+    fn due(&self) -> Instant {
+        Instant::now() + REWRITE_INTERVAL
+    }
+}
+
+/// Updates the file. Takes and returns the signs of life of other servers.
+fn write(
+    file: &Path,
+    server: IpAddr,
+    records: &BTreeSet<String>,
+    seen: SeenSigns,
+    now: Instant,
+) -> Result<SeenSigns, SharedFileError> {
+    // The target of a symbolic link is replaced, not the link.
+    let file = &fs::canonicalize(file).unwrap_or_else(|_| file.to_owned());
+    let mut held = lock(file)?;
+    let failed = |cause| SharedFileError::Io { path: file.clone(), cause };
+    let mut signs = read_signs(&mut held).map_err(failed)?;
+    signs.remove(&server);
+    let seen = follow(seen, &signs, now);
+    let dead: BTreeSet<_> =
+        seen.iter().filter(|(_, (_, since))| *since + STALE_AFTER <= now).map(|(ip, _)| *ip).collect();
+    let old = content(file)?;
+    let mut new = merged(old.as_deref().unwrap_or_default(), server, records);
+    if !dead.is_empty() {
+        new = without(&new, &dead);
+        info!(servers = ?dead, "removed lines of stopped servers");
+    }
+    if old.as_ref() != Some(&new) {
+        replace(file, MODE, &new)?;
+    }
+    signs.retain(|ip, _| !dead.contains(ip));
+    if !records.is_empty() {
+        signs.insert(server, rand::random::<u64>().to_string());
+    }
+    write_signs(&mut held, &signs).map_err(failed)?;
+    Ok(seen)
+}
+
+/// Returns the signs of life with the time at which each was first seen.
+fn follow(mut seen: SeenSigns, signs: &Signs, now: Instant) -> SeenSigns {
+    let since = |(ip, sign): (&IpAddr, &String)| match seen.remove(ip) {
+        Some((old, since)) if old == *sign => (*ip, (old, since)),
+        _ => (*ip, (sign.clone(), now)),
+    };
+    signs.iter().map(since).collect()
+}
+
+/// Reads the lines `<address> <sign>` of a lock file. Other lines are ignored.
+fn read_signs(held: &mut File) -> io::Result<Signs> {
+    let mut text = Vec::new();
+    held.read_to_end(&mut text)?;
+    let text = String::from_utf8_lossy(&text);
+    let sign = |line: &str| {
+        let (ip, sign) = line.split_once(' ')?;
+        Some((ip.parse().ok()?, sign.to_owned()))
+    };
+    Ok(text.lines().filter_map(sign).collect())
+}
+
+/// Replaces the signs of life in a lock file. It is not emptied first: a crash must not lose the sign of a dead server.
+fn write_signs(held: &mut File, signs: &Signs) -> io::Result<()> {
+    let text: String = signs.iter().map(|(ip, sign)| format!("{ip} {sign}\n")).collect();
+    held.rewind()?;
+    held.write_all(text.as_bytes())?;
+    held.set_len(text.len() as u64)
+}
+
+/// Mode of a new file: readable for all users, because DNS servers run as other users.
+const MODE: u32 = 0o666;
+
+/// Time between two checks of our lines: another program may have rewritten the file.
+const REWRITE_INTERVAL: Duration = Duration::from_secs(10);
+
+/// Time without a change after which a sign of life is a dead server's: three checks.
+const STALE_AFTER: Duration = Duration::from_secs(30);
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn ip(last: u8) -> IpAddr {
+        IpAddr::from([10, 0, 0, last])
+    }
+
+    fn names(names: &[&str]) -> BTreeSet<String> {
+        names.iter().map(|name| (*name).to_owned()).collect()
+    }
+
+    #[tokio::test]
+    async fn the_file_keeps_its_mode_and_its_link_and_needs_not_exist() {
+        use std::os::unix::fs::PermissionsExt as _;
+        let dir = tempfile::tempdir().unwrap();
+        let (file, link) = (dir.path().join("hosts"), dir.path().join("link"));
+        std::os::unix::fs::symlink(&file, &link).unwrap();
+        Hosts::new(file.clone(), ip(1)).write(names(&[])).await.unwrap();
+        assert_eq!(fs::read(&file).unwrap(), b"");
+        fs::set_permissions(&file, fs::Permissions::from_mode(0o640)).unwrap();
+        Hosts::new(link.clone(), ip(1)).write(names(&["a"])).await.unwrap();
+        assert_eq!(fs::read_to_string(&file).unwrap(), "10.0.0.1    a\n");
+        assert_eq!(fs::metadata(&file).unwrap().permissions().mode() & 0o777, 0o640);
+        assert!(fs::symlink_metadata(&link).unwrap().is_symlink());
+    }
+
+    #[tokio::test]
+    async fn a_directory_that_is_not_there_is_told() {
+        let dir = tempfile::tempdir().unwrap();
+        let told = Hosts::new(dir.path().join("no/hosts"), ip(1)).write(names(&[])).await.unwrap_err();
+        assert!(told.to_string().contains("check that its directory exists"), "{told}");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn lines_of_a_killed_server_go_and_all_other_lines_stay() {
+        let dir = tempfile::tempdir().unwrap();
+        let file = dir.path().join("hosts");
+        let people = "10.0.0.9    printer\n";
+        fs::write(&file, people).unwrap();
+        let pod = |last| Hosts::new(file.clone(), ip(last));
+        let (mut killed, mut here, mut there) = (pod(1), pod(2), pod(3));
+        let node = names(&["node"]);
+        killed.write(node.clone()).await.unwrap();
+        let lives = async |pods: &mut [&mut Hosts], time: Duration| {
+            for _ in 0..time.as_secs() / REWRITE_INTERVAL.as_secs() {
+                tokio::time::advance(REWRITE_INTERVAL).await;
+                for pod in &mut *pods {
+                    pod.write(node.clone()).await.unwrap();
+                }
+            }
+        };
+        let lines = || fs::read_to_string(&file).unwrap();
+        lives(&mut [&mut here, &mut there, &mut killed], STALE_AFTER * 2).await;
+        let all = lines();
+        // Its last sign is first seen after one interval.
+        lives(&mut [&mut here, &mut there], STALE_AFTER).await;
+        assert_eq!(lines(), all, "a server may be late");
+        lives(&mut [&mut here], REWRITE_INTERVAL).await;
+        assert_eq!(lines(), format!("10.0.0.3    node\n10.0.0.2    node\n{people}"));
+        killed.write(node.clone()).await.unwrap();
+        assert!(lines().contains("10.0.0.1    node\n"), "a server that was only stopped writes them again");
+        lives(&mut [&mut there], STALE_AFTER * 2).await;
+        assert_eq!(lines(), format!("10.0.0.3    node\n{people}"));
+        for mut pod in [here, there] {
+            pod.write(names(&[])).await.unwrap();
+        }
+        assert_eq!(lines(), people);
+        assert_eq!(fs::read(dir.path().join("hosts.lock")).unwrap(), b"", "no sign remains");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_server_that_starts_later_removes_the_lines_of_one_that_was_killed_before() {
+        let dir = tempfile::tempdir().unwrap();
+        let file = dir.path().join("hosts");
+        Hosts::new(file.clone(), ip(1)).write(names(&["a"])).await.unwrap();
+        let mut later = Hosts::new(file.clone(), ip(2));
+        later.write(names(&["a"])).await.unwrap();
+        tokio::time::advance(STALE_AFTER).await;
+        later.write(names(&["a"])).await.unwrap();
+        assert_eq!(fs::read_to_string(&file).unwrap(), "10.0.0.2    a\n");
+    }
+
+    #[test]
+    fn eight_writers_at_once_lose_nothing_of_one_another() {
+        let dir = tempfile::tempdir().unwrap();
+        let file = dir.path().join("hosts");
+        let foreign = "127.0.0.1 localhost\n#CustomStart\n10.0.0.3    x\n#CustomEnd";
+        fs::write(&file, foreign).unwrap();
+        std::thread::scope(|scope| {
+            for server in 1..=8_u8 {
+                let file = &file;
+                scope.spawn(move || {
+                    for turn in 0..25 {
+                        let mine = names(&[&format!("n{server}"), &format!("turn{turn}-{server}")]);
+                        write(file, ip(server), &mine, SeenSigns::new(), Instant::now()).unwrap();
+                        let now = fs::read_to_string(file).unwrap();
+                        assert!(now.contains(&format!("10.0.0.{server}    turn{turn}-{server}\n")), "{now}");
+                        assert!(now.ends_with(foreign), "{now}");
+                    }
+                });
+            }
+        });
+        let mut left: Vec<String> = fs::read_to_string(&file).unwrap().lines().map(str::to_owned).collect();
+        left.sort();
+        let mut expected: Vec<String> = foreign.lines().map(str::to_owned).collect();
+        expected.extend(
+            (1..=8).flat_map(|p| [format!("10.0.0.{p}    n{p}"), format!("10.0.0.{p}    turn24-{p}")]),
+        );
+        expected.sort();
+        assert_eq!(left, expected);
+    }
+}
