@@ -77,7 +77,13 @@ pub struct ParsedConfig<T> {
     pub given: BTreeSet<String>,
     /// The tables by their full keys, with the values in effect. Secrets are masked.
     pub effective: BTreeMap<String, toml::Table>,
+    /// The file's spelling of keys, if it is one of SuperEdge's.
+    pub spelling: Spelling,
 }
+
+/// Keys and tables of the schema that a translated file spells otherwise, with the spelling there.
+#[derive(Debug, Clone, Default)]
+pub struct Spelling(pub(crate) BTreeMap<String, String>);
 
 /// One error in the config: the key, its line and what is wrong.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -147,6 +153,19 @@ impl Secret {
     /// Returns the text itself, for the one place that must send or compare it.
     pub fn reveal(&self) -> &str {
         &self.0
+    }
+}
+
+impl Spelling {
+    /// Returns a key as the file spells it.
+    pub fn of(&self, key: &str) -> String {
+        let ends =
+            (0..=key.len()).rev().filter(|end| matches!(key.as_bytes().get(*end), None | Some(b'.' | b'[')));
+        let known = |end: usize| {
+            let (table, rest) = key.split_at_checked(end)?;
+            Some(format!("{}{rest}", self.0.get(table)?))
+        };
+        ends.into_iter().find_map(known).unwrap_or_else(|| key.to_owned())
     }
 }
 
@@ -287,8 +306,8 @@ pub(crate) struct Diagnostics {
     pub(crate) known: BTreeSet<String>,
     /// The known keys that were present in the file and valid.
     pub(crate) given: BTreeSet<String>,
-    /// Keys and tables of the schema that a translated file spells otherwise, with the spelling there.
-    pub(crate) spelled: BTreeMap<String, String>,
+    /// The file's spelling of keys.
+    pub(crate) spelling: Spelling,
     /// Keys that a translation sets although the file does not have them. What they ask for is not required.
     pub(crate) implied: BTreeSet<String>,
     /// Keys that a translated file has, with a value that is wrong.
@@ -342,8 +361,14 @@ impl Diagnostics {
 
     /// Records a warning.
     pub(crate) fn warn(&mut self, key: impl Into<String>, kind: WarningKind, text: impl Into<String>) {
-        let key = self.spelling(&key.into());
-        self.warnings.push(Warning { key, kind, text: text.into() });
+        let (ours, mut text) = (key.into(), text.into());
+        let key = self.spelling.of(&ours);
+        if key != ours && kind == WarningKind::Insecure {
+            text.push_str(
+                "; for a key that SuperEdge lacks, convert this file with `tunnel migrate superedge`",
+            );
+        }
+        self.warnings.push(Warning { key, kind, text });
     }
 
     /// Parses TOML as far as possible, and records its syntax errors.
@@ -355,17 +380,6 @@ impl Diagnostics {
             self.place_fault(place, "", Some("not TOML".to_owned()), error.message());
         }
         table.into_inner()
-    }
-
-    /// Returns a key as the file spells it.
-    pub(crate) fn spelling(&self, key: &str) -> String {
-        let ends =
-            (0..=key.len()).rev().filter(|end| matches!(key.as_bytes().get(*end), None | Some(b'.' | b'[')));
-        let known = |end: usize| {
-            let (table, rest) = key.split_at_checked(end)?;
-            Some(format!("{}{rest}", self.spelled.get(table)?))
-        };
-        ends.into_iter().find_map(known).unwrap_or_else(|| key.to_owned())
     }
 
     /// Returns everything that was found, with the line of each error.
@@ -400,7 +414,8 @@ impl Diagnostics {
         }
         errors.sort_by_key(|error| error.line.unwrap_or(NOWHERE));
         let given = if broken.is_empty() { self.given } else { BTreeSet::new() };
-        ParsedConfig { settings, warnings: self.warnings, errors, given, effective: self.effective }
+        let Self { warnings, effective, spelling, .. } = self;
+        ParsedConfig { settings, warnings, errors, given, effective, spelling }
     }
 
     /// Records an error at a byte offset from the start of the file; `None` if it is not in the file.
@@ -413,7 +428,7 @@ impl Diagnostics {
     ) {
         let doubt = if found.is_none() { Certainty::Missing } else { Certainty::None };
         let text = format!("{}: {}", found.unwrap_or_else(|| "missing".to_owned()), wanted.into());
-        let error = ConfigError { key: self.spelling(key), line: None, text };
+        let error = ConfigError { key: self.spelling.of(key), line: None, text };
         self.errors.push(PlacedFault { place: place.unwrap_or(NOWHERE), doubt, error });
     }
 }

@@ -14,7 +14,7 @@ use tokio::signal::unix::{Signal, SignalKind, signal};
 use tracing::{info, warn};
 
 use crate::config::listen::AdminConfig;
-use crate::config::{ConfigError, ConfigErrors, ParsedConfig, Warning};
+use crate::config::{ConfigError, ConfigErrors, ParsedConfig, Spelling, Warning};
 use crate::startup::admin_socket::SocketDirs;
 use tunnel_net::listen::{Accept as _, BindError, TcpAccept, UnixAccept, try_congestion};
 use tunnel_net::reload;
@@ -29,6 +29,8 @@ pub struct Startup {
     /// Valid keys that the config sets, if it has errors: only these are checked further. `None` checks all keys.
     given: Option<BTreeSet<String>>,
     is_check: bool,
+    /// The config's spelling of keys.
+    spelling: Spelling,
     /// Requested ports, each with its key.
     asked: Vec<(String, SocketAddr)>,
 }
@@ -86,11 +88,12 @@ impl Startup {
     /// Returns the settings and warnings of a parsed config, and records its errors. If there are errors, warnings are
     /// dropped and only the valid keys that it sets are checked further.
     pub fn settings<T>(&mut self, read: ParsedConfig<T>) -> (T, Vec<Warning>) {
-        let ParsedConfig { settings, mut warnings, errors, given, .. } = read;
+        let ParsedConfig { settings, mut warnings, errors, given, spelling, .. } = read;
         if !errors.is_empty() {
             warnings.clear();
         }
         self.given = (!errors.is_empty()).then_some(given);
+        self.spelling = spelling;
         let of_config = |error| StartupError { kind: StartupErrorKind::Config, error };
         self.errors.extend(errors.into_iter().map(of_config));
         (settings, warnings)
@@ -244,10 +247,12 @@ impl Startup {
         }
     }
 
-    /// Returns all recorded errors without duplicates.
+    /// Returns all recorded errors without duplicates, with keys as the config spells them.
     pub fn into_faults(self) -> StartupErrors {
         let mut errors: Vec<StartupError> = Vec::new();
-        for error in self.errors {
+        for StartupError { kind, mut error } in self.errors {
+            error.key = error.key.split(", ").map(|key| self.spelling.of(key)).collect::<Vec<_>>().join(", ");
+            let error = StartupError { kind, error };
             if !errors.contains(&error) {
                 errors.push(error);
             }

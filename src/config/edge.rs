@@ -212,12 +212,13 @@ pub(crate) fn uplink(
 
 fn env_node(table: &ConfigTable<'_>, env: &Environment, report: &mut Diagnostics) -> Option<NodeName> {
     let Some(name) = env.node_name.as_deref().filter(|name| !name.is_empty()) else {
-        table.error(
-            "node",
-            None,
-            "set this node's name here or in the environment variable NODE_NAME",
-            report,
-        );
+        let here = table.key("node");
+        if report.spelling.of(&here) == here {
+            let wanted = "set this node's name here or in the environment variable NODE_NAME";
+            table.error("node", None, wanted, report);
+        } else {
+            report.error("NODE_NAME", None, "set this environment variable to the node's name");
+        }
         return None;
     };
     name.parse()

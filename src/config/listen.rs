@@ -121,18 +121,12 @@ pub(crate) fn warn_reachable(
     report: &mut Diagnostics,
 ) {
     if !admin.ip().is_loopback() {
-        let (key, local) = (table.key("admin_listen"), format!("\"127.0.0.1:{}\"", admin.port()));
-        let hint = if report.spelled.contains_key(&key) {
-            format!(
-                "restrict it with a firewall, or set admin_listen = {local} in the file that `tunnel migrate superedge` prints"
-            )
-        } else {
-            format!("set admin_listen = {local}")
-        };
         let text = format!(
-            "anyone who reaches {admin} can read health and metrics and change the log level; {hint}"
+            "anyone who reaches {admin} can read health and metrics and change the log level; restrict it with a \
+             firewall, or set admin_listen = \"127.0.0.1:{}\"",
+            admin.port()
         );
-        report.warn(key, WarningKind::Insecure, text);
+        report.warn(table.key("admin_listen"), WarningKind::Insecure, text);
     }
     let Some(channelz) = channelz else { return };
     if let Err(why) = parts::CHANNELZ {

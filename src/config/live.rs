@@ -61,7 +61,7 @@ fn gather(table: &DeTable<'_>, path: &[String], report: &Diagnostics, all: &mut 
         match value.get_ref() {
             DeValue::Table(table) => gather(table, &path, report, all),
             value => {
-                let shown = report.spelling(&value::path(&path));
+                let shown = report.spelling.of(&value::path(&path));
                 all.insert(path, Leaf { shown, value: plain(value) });
             }
         }

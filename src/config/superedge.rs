@@ -1,8 +1,10 @@
 //! Translates SuperEdge's files, whose tables are `[mode.cloud]` and `[mode.edge]`, into the program's schema.
 //!
-//! Only this file knows SuperEdge's spellings and its defaults. All of its parsers ignore case and `_`, so both are
-//! ignored here too. Keys that this program had below those tables before it had a schema are errors;
+//! Only this file and its `rows` know SuperEdge's spellings and its defaults. All of SuperEdge's parsers ignore case and
+//! `_`, so both are ignored here too. Keys that this program had below those tables before it had a schema are errors;
 //! `tunnel migrate superedge` converts them.
+
+pub(crate) mod rows;
 
 use std::borrow::Cow;
 use std::collections::{BTreeMap, BTreeSet};
@@ -14,218 +16,12 @@ use toml::Spanned;
 use toml::de::{DeTable, DeValue};
 
 use crate::config::cluster;
+use crate::config::superedge::rows::{ACCESS, Change, EDGE, EDGE_OURS, LISTENERS, Row, SERVER, SERVER_OURS};
 use crate::config::value::ValueError;
 use crate::config::{Diagnostics, Environment, ParsedConfig, WarningKind, value};
 use crate::parts;
 
-/// A key of a file, the key of the schema that it sets, and how its value changes. A `*` is a name that the user chose.
-type Row = (&'static str, &'static str, Change);
-
-/// How a value becomes the value of a key of the schema.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Change {
-    /// The value stays as it is.
-    Same,
-    /// A port becomes an address: on the IP of `ip` or `proxyip` in the same table, by default on this one.
-    Port(&'static str),
-    /// An empty text means that the key is absent.
-    Filled,
-    /// A text with commas becomes a list.
-    Split,
-    /// A single text becomes a list.
-    List,
-    /// A version of TLS loses Go's prefix.
-    TlsVersion,
-    /// Keys of nested tables lose case and `_`.
-    Rules,
-    /// The value is used elsewhere in this file, or not at all.
-    Dropped,
-    /// A text of the first spelling becomes one of the second.
-    Text(&'static str, &'static str),
-}
-
 use Change::{Dropped, Filled, List, Port, Rules, Same, Split, Text, TlsVersion};
-
-/// All addresses of a machine.
-const ANY: &str = "0.0.0.0";
-
-/// SuperEdge's keys of `[mode.cloud]`.
-const SERVER: &[Row] = &[
-    ("stream.server.grpc_port", "links.listen", Port(ANY)),
-    ("stream.server.log_port", "links.admin_listen", Port(ANY)),
-    ("stream.server.metrics_port", "links.metrics_listen", Port(ANY)),
-    ("stream.server.channelz_addr", "links.channelz_listen", Filled),
-    ("stream.server.key", "links.key", Same),
-    ("stream.server.cert", "links.cert", Same),
-    ("stream.server.tokenfile", "links.token_file", Same),
-    ("stream.dns.configmap", "", Dropped),
-    ("stream.dns.hosts", "", Dropped),
-    ("stream.dns.service", "", Dropped),
-    ("stream.dns.debug", "", Dropped),
-    ("stream.register.service", "", Dropped),
-    ("ssh.port", "connect.listen", Port(ANY)),
-    ("egress.port", "egress.listen", Port(ANY)),
-    ("egress.egressport", "egress.listen", Port(ANY)),
-    ("egress.servercert", "egress.cert", Same),
-    ("egress.serverkey", "egress.key", Same),
-    ("egress.cert", "egress.cert", Same),
-    ("egress.key", "egress.key", Same),
-    ("egress.kubeconfig", "", Dropped),
-    ("http_proxy.port", "http_proxy.listen", Port(ANY)),
-    ("http_proxy.proxyport", "http_proxy.listen", Port(ANY)),
-    ("http_proxy.ip", "", Dropped),
-    ("http_proxy.proxyip", "", Dropped),
-    ("https.addr.*", "https.ports.*", Same),
-    ("https.cert", "https.cert", Same),
-    ("https.key", "https.key", Same),
-    ("tcp.*", "tcp.*", Same),
-    ("tls.tls_min_version", "tls.min_version", TlsVersion),
-    ("tls.tls_cipher_suites", "tls.cipher_suites", Split),
-];
-
-/// SuperEdge's keys of `[mode.edge]`.
-const EDGE: &[Row] = &[
-    ("stream.client.token", "uplink.token", Same),
-    ("stream.client.cert", "uplink.ca", Same),
-    ("stream.client.dns", "uplink.tls_server_name", Filled),
-    ("stream.client.server_name", "uplink.servers", List),
-    ("stream.client.log_port", "uplink.admin_listen", Port(ANY)),
-    ("stream.client.channelz_addr", "uplink.channelz_listen", Filled),
-    ("https.cert", "target_tls.cert", Same),
-    ("https.key", "target_tls.key", Same),
-    ("http_proxy.port", "http_proxy.listen", Port("127.0.0.1")),
-    ("http_proxy.proxyport", "http_proxy.listen", Port("127.0.0.1")),
-    ("http_proxy.ip", "", Dropped),
-    ("http_proxy.proxyip", "", Dropped),
-];
-
-/// Keys that this program had below `[mode.cloud]` before its own schema.
-const SERVER_OURS: &[Row] = &[
-    ("stream.server.listen", "links.listen", Same),
-    ("stream.server.proxy_protocol", "links.proxy_protocol", Same),
-    ("stream.server.log_listen", "links.admin_listen", Same),
-    ("stream.server.metrics_listen", "links.metrics_listen", Same),
-    ("stream.server.congestion", "links.congestion", Same),
-    ("stream.server.ca", "links.peer_ca", Same),
-    ("admin.listen", "admin.listen", Same),
-    ("admin.users", "admin.users", Same),
-    ("ssh.listen", "connect.listen", Same),
-    ("egress.listen", "egress.listen", Same),
-    ("egress.client_ca", "egress.client_ca", Same),
-    ("http_proxy.listen", "http_proxy.listen", Same),
-    ("https.mode", "https.mode", Same),
-    ("https.listen_ip", "https.listen_ip", Same),
-    ("https.addr.*.to", "https.ports.*.target", Same),
-    ("https.client_ca", "https.client_ca", Same),
-    ("https.target_cert", "https.target_cert", Same),
-    ("https.target_key", "https.target_key", Same),
-    ("https.target_ca", "https.target_ca", Same),
-    ("https.target_insecure", "https.target_insecure_skip_verify", Same),
-    ("http.listen_ip", "http.listen_ip", Same),
-    ("http.addr.*", "http.ports.*", Same),
-    ("http.addr.*.to", "http.ports.*.target", Same),
-    ("tcp.*.to", "tcp.*.target", Same),
-    ("tcp.*.send_proxy", "tcp.*.send_proxy", Same),
-    ("intercept.networks", "intercept.networks", Same),
-    ("intercept.ports", "intercept.ports", Same),
-    ("intercept.trust_edges", "intercept.trust_edge_addresses", Same),
-    ("intercept.forwarded", "intercept.forwarded_networks", Same),
-    ("intercept.port", "intercept.port", Same),
-    ("intercept.table", "intercept.table", Same),
-    ("intercept.mark", "intercept.mark", Same),
-    ("ports.configmap", "node_ports.configmap", Same),
-    ("ports.namespace", "node_ports.namespace", Same),
-    ("ports.service", "node_ports.service", Same),
-    ("node_names.configmap", "node_names.configmap", Same),
-    ("node_names.key", "node_names.key", Same),
-    ("node_names.lease", "node_names.lease", Same),
-    ("node_names.namespace", "node_names.namespace", Same),
-    ("node_names.edges", "node_names.edges", Same),
-    ("node_names.names", "node_names.names", Same),
-    ("node_names.service", "node_names.service", Same),
-    ("node_names.lead_to", "node_names.resolve_to", Text("pod", "server")),
-    ("session.grace", "session.resume_timeout", Same),
-    ("session.open_timeout", "session.open_timeout", Same),
-    ("session.max", "session.max_sessions", Same),
-    ("session.max_for_client", "session.max_per_client", Same),
-    ("session.drain", "session.drain_timeout", Same),
-    ("session.memory", "session.buffer_memory", Same),
-    ("registry.publish", "dns.publish", Same),
-    ("registry.zone", "dns.zone", Same),
-    ("registry.publish_names", "dns.publish_names", Same),
-    ("registry.hosts", "dns.hosts_file", Same),
-    ("registry.configmap", "dns.configmap", Same),
-    ("registry.dns", "dns.resolvers", Same),
-    ("registry.etcd", "dns.etcd.endpoints", Same),
-    ("registry.etcd_prefix", "dns.etcd.prefix", Same),
-    ("registry.etcd_ca", "dns.etcd.ca", Same),
-    ("registry.etcd_cert", "dns.etcd.cert", Same),
-    ("registry.etcd_key", "dns.etcd.key", Same),
-    ("registry.etcd_user", "dns.etcd.user", Same),
-    ("registry.etcd_password_file", "dns.etcd.password_file", Same),
-    ("registry.siblings", "peers.addresses", Same),
-    ("registry.siblings_service", "peers.dns_name", Same),
-    ("registry.service", "peers.kubernetes_service", Same),
-    ("registry.name", "peers.certificate_name", Same),
-    ("registry.rebalance", "peers.rebalance", Same),
-    ("allow.targets", "edge_access.targets", Text("own:", "self:")),
-    ("allow.nodes", "edge_access.nodes", Same),
-    ("addresses.kubernetes", "addresses.kubernetes", Same),
-    ("addresses.*", "addresses.nodes.*", Same),
-    ("direct.targets", "direct.targets", Same),
-    ("invitations.store", "invitations.store", Same),
-    ("invitations.file", "invitations.file", Same),
-    ("invitations.secret", "invitations.secret", Same),
-    ("invitations.etcd", "invitations.etcd.endpoints", Same),
-    ("invitations.etcd_prefix", "invitations.etcd.prefix", Same),
-    ("invitations.etcd_ca", "invitations.etcd.ca", Same),
-    ("invitations.etcd_cert", "invitations.etcd.cert", Same),
-    ("invitations.etcd_key", "invitations.etcd.key", Same),
-    ("invitations.etcd_user", "invitations.etcd.user", Same),
-    ("invitations.etcd_password_file", "invitations.etcd.password_file", Same),
-    ("csr.profiles", "csr.profiles", Same),
-    ("csr.dir", "csr.dir", Same),
-    ("csr.services", "csr.services", Same),
-    ("csr.names", "csr.names", Same),
-    ("csr.lifetime", "csr.lifetime", Same),
-    ("csr.agent_ca", "csr.edge_ca", Same),
-];
-
-/// Keys that this program had below `[mode.edge]` before its own schema.
-const EDGE_OURS: &[Row] = &[
-    ("stream.client.node", "uplink.node", Same),
-    ("stream.client.node_ips", "uplink.node_ips", Same),
-    ("stream.client.token_file", "uplink.token_file", Same),
-    ("stream.client.log_listen", "uplink.admin_listen", Same),
-    ("stream.client.metrics_listen", "uplink.metrics_listen", Same),
-    ("stream.client.congestion", "uplink.congestion", Same),
-    ("admin.listen", "admin.listen", Same),
-    ("admin.users", "admin.users", Same),
-    ("session.grace", "session.resume_timeout", Same),
-    ("session.drain", "session.drain_timeout", Same),
-    ("session.memory", "session.buffer_memory", Same),
-    ("allow.targets", "allow.targets", Text("own:", "self:")),
-    ("https.ca", "target_tls.ca", Same),
-    ("http_proxy.listen", "http_proxy.listen", Same),
-    ("http_proxy.nodes", "http_proxy.nodes", Same),
-    ("csr.agent", "csr.enabled", Same),
-    ("csr.file", "csr.file", Same),
-    ("csr.lifetime", "csr.lifetime", Same),
-];
-
-/// The tables of listeners, old and new. Each had the keys of [`ACCESS`], which are this program's.
-const LISTENERS: [(&str, &str); 7] = [
-    ("ssh", "connect"),
-    ("egress", "egress"),
-    ("http_proxy", "http_proxy"),
-    ("https", "https"),
-    ("http", "http"),
-    ("intercept", "intercept"),
-    ("tcp.*", "tcp.*"),
-];
-
-/// The keys of every listener, which are the same in the schema.
-const ACCESS: [&str; 6] = ["proxy_protocol", "allow_from", "auth", "users", "rules", "names"];
 
 /// Returns the file in the program's schema. A file without the table `mode` is in it already.
 pub(crate) fn translate<'t>(file: DeTable<'t>, env: &Environment, report: &mut Diagnostics) -> DeTable<'t> {
@@ -321,7 +117,7 @@ fn translate_for<'t>(purpose: Purpose<'_>, mut file: DeTable<'t>, report: &mut D
             report.place_fault(at, &shown, found, "upper and lower case are alike; keep one");
             continue;
         }
-        report.spelled.insert(new.to_owned(), shown.clone());
+        report.spelling.0.insert(new.to_owned(), shown.clone());
         for row in rows.iter().filter(|row| !row.is_ours && !row.old.contains(&"*".to_owned())) {
             spell(row, new, &shown, report);
         }
@@ -349,8 +145,8 @@ fn spell(row: &SplitRow, role: &str, shown: &str, report: &mut Diagnostics) {
         return;
     };
     let full = |path: &[String]| format!("{role}.{}", value::path(path));
-    report.spelled.entry(full(&row.new)).or_insert_with(|| format!("{shown}.{}", row.written));
-    report.spelled.entry(full(table)).or_insert_with(|| format!("{shown}.{old_table}"));
+    report.spelling.0.entry(full(&row.new)).or_insert_with(|| format!("{shown}.{}", row.written));
+    report.spelling.0.entry(full(table)).or_insert_with(|| format!("{shown}.{old_table}"));
 }
 
 /// A row with its patterns split, and the old one folded.
@@ -471,7 +267,7 @@ impl<'t> Translation<'_, 't> {
             return;
         };
         let new = row.renamed(path, length);
-        self.report.spelled.insert(self.full(&new), shown.to_owned());
+        self.report.spelling.0.insert(self.full(&new), shown.to_owned());
         let mut table = Some(&mut self.table);
         for part in new {
             table = table.and_then(|table| child(table, &part, place));
@@ -494,10 +290,15 @@ impl<'t> Translation<'_, 't> {
             if row.is_ours && matches!(purpose, Purpose::Run(_)) {
                 self.refuse(&leaf, &new);
             }
+            if let Some(difference) = difference(row, &leaf.value) {
+                self.report.warn(leaf.shown.clone(), WarningKind::Unexpected, difference);
+            }
             self.set(leaf, row, &new, ip, &mut set);
         }
-        if self.role == "server" {
-            self.default_port();
+        if self.role == "server" && self.default_port() {
+            let text =
+                "SuperEdge opens port 22 to any client without this table, and so does [server.connect]";
+            self.remark(purpose, "mode.cloud.ssh", text);
         }
         self.table
     }
@@ -552,7 +353,7 @@ impl<'t> Translation<'_, 't> {
             }
             None => {}
         }
-        self.report.spelled.insert(self.full(new), shown.clone());
+        self.report.spelling.0.insert(self.full(new), shown.clone());
         set.insert(new.to_vec(), (shown, value.clone()));
         self.put(new, place, value);
     }
@@ -562,17 +363,29 @@ impl<'t> Translation<'_, 't> {
         self.report.place_fault(Some(place.start), shown, Some(wrong.found), wrong.wanted);
     }
 
-    /// Opens SuperEdge's port 22 if no table `ssh` sets another one.
-    fn default_port(&mut self) {
+    /// Records a warning about a conversion. A start logs what it needs to.
+    fn remark(&mut self, purpose: Purpose<'_>, shown: &str, text: &str) {
+        if let Purpose::Convert = purpose {
+            self.report.warn(shown, WarningKind::Unexpected, text);
+        }
+    }
+
+    /// Opens SuperEdge's port 22 if no table `ssh` sets another one. Returns true if it did.
+    fn default_port(&mut self) -> bool {
         let connect = self.table.get("connect").map(Spanned::get_ref);
         let is_set = matches!(connect, Some(DeValue::Table(table)) if table.contains_key("listen"));
         if is_set || self.report.refused.contains("server.connect.listen") {
-            return;
+            return false;
         }
         let listen = ["connect".to_owned(), "listen".to_owned()];
         self.report.implied.insert(self.full(&listen));
-        self.report.spelled.entry("server.connect".to_owned()).or_insert_with(|| "mode.cloud.ssh".to_owned());
+        self.report
+            .spelling
+            .0
+            .entry("server.connect".to_owned())
+            .or_insert_with(|| "mode.cloud.ssh".to_owned());
         self.put(&listen, 0..0, DeValue::String(SSH.into()));
+        true
     }
 
     /// Returns the addresses that `ip` or `proxyip` sets, by table.
@@ -612,7 +425,10 @@ impl<'t> Translation<'_, 't> {
         if let Some(leaf) = find(["stream", "dns", "debug"]) {
             match value::flag(&leaf.value) {
                 Ok(false) => {}
-                Ok(true) => return,
+                Ok(true) => {
+                    let text = "true: no names are published and no peers searched, so [server.dns] and [server.peers] are absent";
+                    return self.remark(purpose, &leaf.shown, text);
+                }
                 Err(wrong) => self.wrong(&leaf.place, &leaf.shown, wrong),
             }
         }
@@ -641,13 +457,15 @@ impl<'t> Translation<'_, 't> {
             && !given("service")
         {
             self.imply(&["peers", "kubernetes_service"], leaf, &name);
+            let text = "several servers also need peer_ca of [server.links], and the right to list and watch endpointslices";
+            self.remark(purpose, &leaf.shown, text);
         }
     }
 
     /// Sets a key that the file does not have.
     fn imply(&mut self, path: &[&str], leaf: &Leaf<'t>, text: &str) {
         let path: Vec<_> = path.iter().map(|part| (*part).to_owned()).collect();
-        self.report.spelled.insert(self.full(&path), leaf.shown.clone());
+        self.report.spelling.0.insert(self.full(&path), leaf.shown.clone());
         self.report.implied.insert(self.full(&path));
         self.put(&path, leaf.place.clone(), DeValue::String(text.to_owned().into()));
     }
@@ -701,6 +519,22 @@ fn child<'a, 't>(
         .or_insert_with(|| Spanned::new(place.clone(), DeValue::Table(DeTable::new())));
     match entry.get_mut() {
         DeValue::Table(table) => Some(table),
+        _ => None,
+    }
+}
+
+/// Returns the difference from SuperEdge if a value has another effect here, or none.
+fn difference(row: &SplitRow, value: &DeValue<'_>) -> Option<&'static str> {
+    let beyond = |target: &str| target.parse::<SocketAddr>().is_ok_and(|target| !target.ip().is_loopback());
+    match (row.written.as_str(), value) {
+        ("stream.dns.hosts", _) => {
+            Some("no effect: no mounted copy is read, as servers ask each other for nodes")
+        }
+        ("egress.kubeconfig", _) => Some("no effect: the flag --kubeconfig names that file"),
+        ("https.addr.*", DeValue::String(target)) if beyond(target) => Some(
+            "SuperEdge did not verify this target's certificate, but edges do unless it is on loopback: set ca in \
+             [edge.target_tls] of every edge, in the file that `tunnel migrate superedge` prints",
+        ),
         _ => None,
     }
 }

@@ -6,7 +6,8 @@ use std::fmt::Write as _;
 use toml::{Table, Value};
 
 use crate::command::CommandError;
-use crate::config;
+use crate::config::{self, Warning};
+use tunnel_base::logging::printable;
 
 /// Every key with its description.
 const REFERENCE: &str = concat!(
@@ -27,16 +28,20 @@ pub(crate) fn migrate(texts: &[(String, String)]) -> Result<String, CommandError
     let [(text, _)] = texts else {
         return Err(CommandError::usage("superedge has one config file; give one"));
     };
-    let (settings, _) = config::superedge::convert(text)
+    let (settings, remarks) = config::superedge::convert(text)
         .whole()
         .map_err(|errors| CommandError::unusable(errors.to_string()))?;
-    Ok(print(&settings))
+    Ok(print(&settings, &remarks))
 }
 
-/// Returns the file with a comment above each key.
-fn print(settings: &Table) -> String {
+/// Returns the file with a comment above each key, after the remarks on keys with another effect.
+fn print(settings: &Table, remarks: &[Warning]) -> String {
     let mut text =
         "# Printed by `tunnel migrate superedge`; docs/reference/ describes all keys.\n".to_owned();
+    for remark in remarks {
+        // The key is untrusted, and must not end the comment.
+        _ = writeln!(text, "#   {}", printable(&remark.to_string()));
+    }
     let reference = Reference::read(REFERENCE);
     for (name, value) in settings {
         if let Value::Table(table) = value {

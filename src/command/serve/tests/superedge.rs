@@ -3,6 +3,7 @@
 use crate::listener::egress::EgressConfig;
 use crate::listener::https::HttpsConfig;
 use crate::listener::tcp::TcpConfig;
+use crate::server::Server;
 
 use super::*;
 
@@ -159,6 +160,36 @@ fn the_oldest_cloud_file_loads() {
         "mode.cloud.tcp.\"0.0.0.0:6443\"",
     ];
     assert_eq!(warned(&warnings, WarningKind::Insecure), limiters);
+    for warning in warnings.iter().filter(|warning| warning.kind == WarningKind::Insecure) {
+        assert!(
+            warning.text.contains("tunnel migrate superedge"),
+            "it names a key that the file cannot have: {warning}"
+        );
+    }
+    let differences = ["mode.cloud.https.addr.\"10250\"", "mode.cloud.stream.dns.hosts"];
+    assert_eq!(warned(&warnings, WarningKind::Unexpected), differences);
+    let target = warnings.iter().find(|warning| warning.key == differences[0]).unwrap();
+    assert!(target.text.contains("[edge.target_tls] of every edge"), "{target}");
+}
+
+#[test]
+fn errors_about_files_and_ports_name_keys_as_the_file_has_them() {
+    let mut startup = Startup::checking();
+    let (settings, _) = startup
+        .settings(ServerConfig::examine(&CLOUD_OLD.replace("../../conf", "/none"), &Environment::default()));
+    Server::validate(&settings, &mut startup);
+    let errors = startup.into_faults();
+    let keys: Vec<_> = errors.iter().map(|found| found.error.key.as_str()).collect();
+    for key in ["stream.server.cert", "stream.server.key", "stream.server.tokenfile", "https.cert"] {
+        assert!(keys.contains(&format!("mode.cloud.{key}").as_str()), "{key}: {keys:?}");
+    }
+    assert!(keys.iter().all(|key| key.starts_with("mode.cloud.")), "{keys:?}");
+}
+
+#[test]
+fn a_missing_name_of_the_node_is_an_error_about_the_environment() {
+    let errors = EdgeConfig::read(EDGE_OLD, &Environment::default()).unwrap_err().to_string();
+    assert_eq!(errors, "NODE_NAME: missing: set this environment variable to the node's name");
 }
 
 #[test]
