@@ -88,8 +88,8 @@ pub(crate) fn server(flags: &[(String, String)]) -> (YurtServerFlags, Vec<Remark
     let mut server = YurtServerFlags::default();
     let remarks = flags.iter().map(|(name, value)| {
         let (verdict, why) = match name.as_str() {
-            "bind-address" => set(&mut server.bind, value, "listen of [server.links], listen_ip of [server.https]"),
-            "insecure-bind-address" => set(&mut server.insecure_bind, value, "listen_ip of [server.http]"),
+            "bind-address" => bind(&mut server.bind, value, "listen of [server.links], listen_ip of [server.https]"),
+            "insecure-bind-address" => bind(&mut server.insecure_bind, value, "listen_ip of [server.http]"),
             "tunnel-agent-connect-port" => set(&mut server.agents, value, "the port in listen of [server.links]"),
             "secure-port" => set(&mut server.secure, value, "the port in ports of [server.https]"),
             "insecure-port" => set(&mut server.insecure, value, "the port in ports of [server.http]"),
@@ -102,7 +102,7 @@ pub(crate) fn server(flags: &[(String, String)]) -> (YurtServerFlags, Vec<Remark
                 (Kept, if server.names { "[server.node_names]" } else { "without [server.node_names]" })
             }
             "kube-config" => (Changed, "the flag --kubeconfig of this program"),
-            "cert-dns-names" | "cert-ips" => (Changed, "the certificate in cert must contain it; tunnel init --name makes one, or [server.csr] requests one with names, which the approver accepts by --name"),
+            "cert-dns-names" | "cert-ips" => (Changed, "the certificate in cert must contain it; tunnel init --name makes one, or [server.csr] requests one with names, which `tunnel approve` accepts by --san"),
             "cert-dir" => (Changed, "each file has its own key: cert, key, client_ca"),
             IPTABLES if value == "false" => (Kept, "nothing is intercepted unless the config enables it"),
             IPTABLES => (Changed, INTERCEPT),
@@ -194,6 +194,15 @@ fn set<T: std::str::FromStr>(to: &mut T, value: &str, why: &'static str) -> (Map
         }
         Err(_) => (Gone, "invalid value; the default is used"),
     }
+}
+
+/// Takes over an address to listen on. A variable such as `$(NODE_IP)` has another value on each machine.
+fn bind(to: &mut IpAddr, value: &str, why: &'static str) -> (Mapping, &'static str) {
+    if value.starts_with("$(") && value.ends_with(')') {
+        *to = IpAddr::from([0, 0, 0, 0]);
+        return (Changed, "all addresses of the server, as the variable differs from machine to machine");
+    }
+    set(to, value, why)
 }
 
 const IPTABLES: &str = "enable-iptables";

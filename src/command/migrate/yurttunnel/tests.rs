@@ -97,13 +97,13 @@ fn the_servers_settings_that_are_printed_load_and_each_old_setting_has_its_line(
     assert_eq!(settings.node_names.unwrap().key, "tunnel-nodes");
     let said = remarks(&text);
     for (at, begin) in [
-        "removed  --bind-address=$(NODE_IP): invalid value",
+        "changed  --bind-address=$(NODE_IP): all addresses of the server",
         "kept     --insecure-bind-address=10.0.0.5: listen_ip of [server.http]",
         "removed  --server-count=1: servers find each other",
         "changed  --enable-iptables=true: ",
         "kept     --enable-dns-controller=true: [server.node_names]",
         "kept     --secure-port=20263: ",
-        "changed  --cert-dns-names=tunnel.example.org: ",
+        "changed  --cert-dns-names=tunnel.example.org: the certificate in cert must contain it",
         "unknown  --odd=1: not a flag of any known YurtTunnel",
         "changed  --v=2: ",
         "kept     dnat-ports-pair: \"9052=10264\": ",
@@ -119,6 +119,44 @@ fn the_servers_settings_that_are_printed_load_and_each_old_setting_has_its_line(
         assert!(said[at].starts_with(begin), "{begin}: {said:#?}");
     }
     assert_eq!(said.len(), 15, "{said:#?}");
+}
+
+#[test]
+fn the_port_without_tls_stays_reachable_where_the_old_one_was() {
+    let old = OLD.replace("--insecure-bind-address=10.0.0.5", "--insecure-bind-address=$(NODE_IP)");
+    for (old, at) in [
+        (old.as_str(), "0.0.0.0:10264"),
+        (
+            &OLD.replace("--insecure-bind-address=10.0.0.5", "--insecure-bind-address=10.0.0"),
+            "127.0.0.1:10264",
+        ),
+    ] {
+        let text = migrated(old, Role::Server).unwrap();
+        let (settings, _) = ServerConfig::read(&text, &in_a_cluster()).unwrap();
+        assert_eq!(settings.listener::<HttpConfig>().unwrap().ports[0].at, at.parse().unwrap());
+    }
+}
+
+/// The remarks name flags of this program as "the flag --x" and "by --x", and commands in backticks.
+#[test]
+fn remarks_name_only_flags_and_commands_that_exist() {
+    let all = OLD.replace("--odd=1", "--kube-config=/k\n        - --log-dir=/l\n        - --cert-dir=/c");
+    let text = migrated(&all, Role::Server).unwrap() + &migrated(&all, Role::Edge).unwrap();
+    let commands = <crate::command::Args as clap::CommandFactory>::command();
+    let (mut flags, mut open) = (std::collections::BTreeSet::new(), vec![&commands]);
+    while let Some(command) = open.pop() {
+        flags.extend(command.get_arguments().filter_map(|arg| arg.get_long()));
+        open.extend(command.get_subcommands());
+    }
+    let named: Vec<_> = ["flag --", "by --", "init --", "with --"]
+        .iter()
+        .flat_map(|before| text.split(before).skip(1))
+        .map(|after| after.split(|c: char| !c.is_ascii_lowercase() && c != '-').next().unwrap())
+        .collect();
+    assert!(named.contains(&"san") && named.contains(&"kubeconfig"), "{named:?}");
+    for flag in named {
+        assert!(flags.contains(flag), "{flag}");
+    }
 }
 
 #[test]
@@ -239,8 +277,17 @@ fn a_file_of_superedge_is_printed_in_our_schema_with_the_same_meaning() {
         ),
         (1, 1, false)
     );
+    let remarks: Vec<_> = remarks(&text).iter().map(|line| line.split(": ").next().unwrap()).collect();
+    assert_eq!(remarks, ["mode.cloud.stream.register.service"]);
     let bare = run(&asked, "[mode.cloud]".as_bytes()).unwrap();
     assert!(bare.contains("[server.connect]") && bare.contains("listen = \"0.0.0.0:22\""), "{bare}");
+    assert!(bare.contains("#   mode.cloud.ssh: SuperEdge opens port 22 to any client"), "{bare}");
+    let off =
+        run(&asked, "[mode.cloud.stream.dns]\ndebug = true\nhosts = \"/h\"\nservice = \"s\"".as_bytes())
+            .unwrap();
+    for key in ["mode.cloud.stream.dns.debug: true", "mode.cloud.stream.dns.hosts: no effect"] {
+        assert!(off.contains(&format!("#   {key}")), "{off}");
+    }
     let wrong = run(&asked, "[mode.cloud.ssh]\nprot = 1".as_bytes()).unwrap_err();
     assert!(wrong.text.contains("mode.cloud.ssh.prot: unknown key: did you mean port?"), "{}", wrong.text);
 }
