@@ -45,6 +45,10 @@ pub(crate) mod cluster {
             None
         }
 
+        pub(crate) fn unlisted(&self) -> Option<watch::Receiver<Option<String>>> {
+            None
+        }
+
         pub(crate) fn records(
             &self,
             _: &ClusterSettings,

@@ -375,6 +375,19 @@ pub struct Finder {
     /// This process.
     own: Instance,
     others: Option<FindPeers>,
+    /// Why servers that should be peers cannot be asked.
+    unasked: Mutex<Option<Unasked>>,
+}
+
+/// Why this server cannot ask servers that should be its peers. Displayed after the word "because".
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+pub enum Unasked {
+    /// This server's certificate, or its CA file, does not allow links to peers.
+    #[error("it cannot link to them (peer_ca)")]
+    Unlinked,
+    /// Kubernetes has not yet listed the servers.
+    #[error("Kubernetes does not list them")]
+    Unlisted,
 }
 
 /// The state that a server with peers needs to find nodes elsewhere.
@@ -398,7 +411,7 @@ pub struct Path {
 impl Finder {
     /// Returns a finder for a server without peers.
     pub fn without_peers(registry: Arc<Registry>, own: Instance) -> Arc<Self> {
-        Arc::new(Self { registry, own, others: None })
+        Arc::new(Self { registry, own, others: None, unasked: Mutex::default() })
     }
 
     /// Returns a finder for a server with peers; `own` is this process. A peer that DNS names is asked at `port`,
@@ -410,7 +423,13 @@ impl Finder {
             registry,
             own,
             others: Some(FindPeers { peers, known, searches, interest: Subscribers::default() }),
+            unasked: Mutex::default(),
         })
+    }
+
+    /// Sets why servers that should be peers cannot be asked, for the error of a node that is not found.
+    pub fn set_unasked(&self, why: Option<Unasked>) {
+        *self.unasked.lock() = why;
     }
 
     /// Returns true if peers are never asked.
@@ -466,7 +485,8 @@ impl Finder {
             let another = missing.another || not_found.another;
             let moving = missing.moving || not_found.moving;
             let seen = missing.seen.into_iter().chain(not_found.seen).min();
-            return Err(NodeNotFound { seen, another, moving, ..not_found });
+            let unasked = *self.unasked.lock();
+            return Err(NodeNotFound { seen, another, moving, unasked, ..not_found });
         }
     }
 
@@ -633,6 +653,8 @@ pub struct NodeNotFound {
     pub another: bool,
     /// Whether it was linked a moment ago and may be linking to another server.
     pub moving: bool,
+    /// Why servers that may have it were not asked.
+    pub unasked: Option<Unasked>,
 }
 
 impl NodeNotFound {
@@ -661,6 +683,9 @@ impl fmt::Display for NodeNotFound {
         }
         for trouble in &self.trouble {
             write!(f, "; {trouble}")?;
+        }
+        if let Some(why) = self.unasked {
+            write!(f, "; this server did not ask the others, because {why}")?;
         }
         if self.another { f.write_str("; it is linked by another process") } else { Ok(()) }
     }

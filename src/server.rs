@@ -319,7 +319,7 @@ impl ServerCore {
             registry: registry.clone(),
             port,
         };
-        let (finder, several) = peers::finder(&settings.peers, joined, servers.peers(), &readiness);
+        let (finder, several) = peers::finder(&settings.peers, joined, &servers, &readiness);
         stopping.has_peers = several.is_some();
         let (peers, made) = several.unzip();
         let dialer = dialer(settings, &policies, files, own.to_vec());

@@ -29,6 +29,8 @@ pub(crate) struct ServerPods {
     endpoints: Option<watch::Receiver<KnownEndpoints>>,
     /// The gRPC addresses of the peers.
     peers: Option<watch::Receiver<Vec<SocketAddr>>>,
+    /// The reason why the pods are not known.
+    unlisted: Option<watch::Receiver<Option<String>>>,
 }
 
 impl ServerPods {
@@ -44,7 +46,8 @@ impl ServerPods {
         let (Some(cluster), Some(pod)) = (cluster, pod) else { return Self::default() };
         let Some(service) = cluster.service.clone() else { return Self::default() };
         let watch = EndpointWatch::new(access(cluster), service, SocketAddr::new(pod, port));
-        let pods = Self { endpoints: Some(watch.endpoints()), peers: Some(watch.peers()) };
+        let (endpoints, peers) = (Some(watch.endpoints()), Some(watch.peers()));
+        let pods = Self { endpoints, peers, unlisted: Some(watch.unlisted()) };
         drain.spawn(info_span!("server_pods"), watch.follow(drain.clone()));
         pods
     }
@@ -52,6 +55,11 @@ impl ServerPods {
     /// Returns the gRPC addresses of the peers.
     pub(crate) fn peers(&self) -> Option<watch::Receiver<Vec<SocketAddr>>> {
         self.peers.clone()
+    }
+
+    /// Returns the reason why the pods are not known; `None` while they are.
+    pub(crate) fn unlisted(&self) -> Option<watch::Receiver<Option<String>>> {
+        self.unlisted.clone()
     }
 
     /// Returns a store for the records of the server at an address, in the ConfigMap of a name. `lives` checks which

@@ -268,8 +268,9 @@ impl Denial {
     /// Returns the error text. It contains addresses and times of last contact only for `trusted` clients.
     pub fn sentence(&self, trusted: bool) -> String {
         match self {
-            Self::Route(RouteError::Offline { node, .. }) if !trusted => {
-                RouteError::Offline { node: node.clone(), missing: NodeNotFound::default() }.to_string()
+            Self::Route(RouteError::Offline { node, missing }) if !trusted => {
+                let missing = NodeNotFound { unasked: missing.unasked, ..NodeNotFound::default() };
+                RouteError::Offline { node: node.clone(), missing }.to_string()
             }
             Self::Route(RouteError::Refused { node, refusal }) if !trusted => {
                 format!("node {node}: {}", in_general(refusal.code))
@@ -364,6 +365,9 @@ fn target_tls(fault: &HandshakeError) -> &'static str {
 fn not_routed(why: &RouteError) -> (StatusCode, &'static str, &'static str) {
     match why {
         RouteError::Busy(_) => BUSY,
+        RouteError::Offline { missing: NodeNotFound { unasked: Some(_), .. }, .. } => {
+            node_not_connected("check /readyz of the server, which says why it cannot ask the other servers")
+        }
         RouteError::Offline { .. } => {
             node_not_connected("check that `tunnel edge` runs on that node and what it logs about its link")
         }

@@ -1,7 +1,7 @@
 //! Sets up links to peers, and the search for nodes there.
 
 use std::collections::BTreeSet;
-use std::net::{IpAddr, SocketAddr};
+use std::net::IpAddr;
 use std::sync::Arc;
 
 use tokio::sync::{mpsc, watch};
@@ -10,10 +10,11 @@ use tracing::{error, info_span, warn};
 use crate::admin::readiness::Readiness;
 use crate::config::server::LinkListenerConfig;
 use crate::config::server::peers::PeerConfig;
+use crate::kubernetes::cluster::ServerPods;
 use crate::registry::peers::peer::TlsPeerDialer;
 use crate::registry::peers::{PeerAddressSource, Peers};
 use crate::registry::search::Dns;
-use crate::registry::{Finder, Registry};
+use crate::registry::{Finder, Registry, Unasked};
 use crate::server::config::ServerConfig;
 use crate::startup::{Startup, StartupErrorKind};
 use tunnel_base::drain::Drain;
@@ -76,30 +77,33 @@ pub(crate) fn dialer(settings: &ServerConfig, startup: &mut Startup) -> Option<R
     None
 }
 
-/// Sets up the finder as configured, and the report of peers that do not answer. Without TLS for peers, it only searches
-/// the nodes linked here. `cluster` has peers in addition to the configured ones.
+/// Sets up the finder as configured, and the report of peers that do not answer or cannot be asked. Without TLS for
+/// peers, it only searches the nodes linked here. `pods` has peers in addition to the configured ones.
 pub(crate) fn finder(
     asked: &PeerConfig,
     joined: FinderDeps<'_>,
-    cluster: Option<watch::Receiver<Vec<SocketAddr>>>,
+    pods: &ServerPods,
     readiness: &Readiness,
 ) -> (Arc<Finder>, Option<PeerParts>) {
     let FinderDeps { link_context, pool, zone, tls, resolver, dns, no_servers, registry, port } = joined;
     let (own, drain) = (link_context.table.instance(), &link_context.drain);
     let Some(tls) = tls else {
-        return (Finder::without_peers(registry, own), None);
+        let finder = Finder::without_peers(registry, own);
+        report_unasked(finder.clone(), pods, true, readiness.clone(), drain);
+        return (finder, None);
     };
     let service = asked.dns_name.as_ref().and_then(|service| match &service.host {
         Host::Name(name) => Some((name.to_string(), service.port)),
         Host::Ip(_) => None,
     });
-    let named = PeerAddressSource { list: asked.addresses.clone(), service, cluster };
+    let named = PeerAddressSource { list: asked.addresses.clone(), service, cluster: pods.peers() };
     let addresses = named.follow(Arc::new(resolver.clone()), drain);
     let (dialer, made) = TlsPeerDialer::new(tls, pool.clone(), link_context.clone());
     let peers = Peers::new(addresses, registry.clone(), dialer, own, drain.clone());
     let dns = Dns::new(Arc::new(dns.clone()), zone.clone()).excluding(no_servers.clone());
     let finder = Finder::new(registry, own, peers.clone(), dns, port);
     report(peers.clone(), readiness.clone(), drain);
+    report_unasked(finder.clone(), pods, false, readiness.clone(), drain);
     (finder, Some((peers, made)))
 }
 
@@ -119,6 +123,40 @@ fn report(peers: Arc<Peers>, readiness: Readiness, drain: &Drain) {
     });
 }
 
+/// Reports servers in the cluster that cannot be asked for a node: in `/readyz`, and in the error of a node that is not
+/// found. `unlinked` is true if this server cannot link to peers.
+fn report_unasked(
+    finder: Arc<Finder>,
+    pods: &ServerPods,
+    unlinked: bool,
+    readiness: Readiness,
+    drain: &Drain,
+) {
+    let (Some(mut listed), Some(mut unlisted)) = (pods.peers(), pods.unlisted()) else { return };
+    let draining = drain.clone();
+    drain.spawn(info_span!("report"), async move {
+        loop {
+            let (why, text) = match &*unlisted.borrow_and_update() {
+                Some(cause) => (Some(Unasked::Unlisted), Err(cause.clone())),
+                None if unlinked && !listed.borrow_and_update().is_empty() => {
+                    (Some(Unasked::Unlinked), Err(format!("cannot link to the other servers; {REMEDY}")))
+                }
+                None => (None, Ok(())),
+            };
+            finder.set_unasked(why);
+            readiness.set_degraded("peer_discovery", text);
+            let changed = tokio::select! {
+                () = draining.draining() => return,
+                changed = listed.changed() => changed,
+                changed = unlisted.changed() => changed,
+            };
+            if changed.is_err() {
+                return;
+            }
+        }
+    });
+}
+
 fn peer_tls(links: &LinkListenerConfig, name: Option<&str>) -> Result<Reload<PeerTls>, String> {
     let name = name.map(tls::server_name).transpose().map_err(|cause| cause.to_string())?;
     let identity = Identity { cert: links.cert.clone(), key: links.key.clone() };
@@ -126,4 +164,5 @@ fn peer_tls(links: &LinkListenerConfig, name: Option<&str>) -> Result<Reload<Pee
 }
 
 /// The hint for servers that cannot link to each other.
-const REMEDY: &str = "in [server.links], give all servers a cert from one CA, and set peer_ca to that CA";
+const REMEDY: &str = "give all servers a cert from one CA, and put that CA into the file of peer_ca in [server.links], by \
+                      default /etc/tunnel/certs/ca.crt";

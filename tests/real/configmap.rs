@@ -2,6 +2,7 @@
 
 use std::collections::BTreeSet;
 use std::net::{IpAddr, SocketAddr};
+use std::path::Path;
 use std::time::Duration;
 
 use k8s_openapi::api::core::v1::ConfigMap as Object;
@@ -13,7 +14,8 @@ use tunnel_kube::configmap::{ConfigMap, ConfigMapParams, LivenessProbe};
 use tunnel_kube::members::EndpointWatch;
 
 use crate::kubernetes::{Kubernetes, NAMESPACE, SERVICE};
-use crate::process::{TIMEOUT, ask};
+use crate::parts::free_port;
+use crate::process::{TIMEOUT, ask, run};
 use crate::tunnel::{Cloud, Edge, TestDir};
 use crate::wait::wait_until;
 
@@ -112,6 +114,46 @@ fn lines_of_a_killed_server_are_removed_with_its_endpoint() {
     second.process.terminate();
     assert!(second.process.ends(TIMEOUT).success());
     assert_eq!(lines(&kubernetes), set(&[]), "lines are withdrawn before the exit");
+}
+
+/// SuperEdge's servers need neither a CA for each other, nor the right to list endpoints.
+#[test]
+fn a_server_with_superedges_file_reports_what_it_lacks_to_ask_the_others() {
+    let Some(kubernetes) = Kubernetes::start() else { return };
+    let place = TestDir::new();
+    let start = |name: &str, kubeconfig: &Path| {
+        let [grpc, connect, log_port] = [(); 3].map(|()| free_port());
+        let files = &place.files;
+        let config = format!(
+            "[mode.cloud.stream.server]\ngrpcport = {grpc}\nlogport = {log_port}\ncert = \"{}\"\nkey = \"{}\"\n\
+             tokenfile = \"{}\"\n[mode.cloud.stream.dns]\nservice = \"{SERVICE}\"\n[mode.cloud.ssh]\nport = {connect}\n",
+            files.cert.display(),
+            files.key.display(),
+            place.path().join("token").display(),
+        );
+        let k = format!("--kubeconfig={}", kubeconfig.display());
+        let env = [("POD_IP", "10.0.0.1"), ("POD_NAMESPACE", NAMESPACE)];
+        let process = place.tunnel(("server", name), &config, &env, &[&k]);
+        Cloud { process, grpc, connect, metrics: 0, log_port }
+    };
+    let refused = |cloud: &Cloud| {
+        let args = format!("-X connect -x 127.0.0.1:{} node1 22", cloud.connect);
+        run("nc.openbsd", &args.split(' ').collect::<Vec<_>>(), None, TIMEOUT).stderr
+    };
+    let mut server = start("cloud", &kubernetes.kubeconfig());
+    server.is_well();
+    kubernetes.endpoints("tunnel-cloud-x", &[("10.0.0.1", true), ("10.0.0.2", true)]);
+    server
+        .is_troubled("peer_discovery: cannot link to the other servers; give all servers a cert from one CA");
+    let told = refused(&server);
+    assert!(told.contains("node node1 is not connected; this server did not ask the others, because it cannot link to them (peer_ca)"), "{told}");
+    kubernetes.endpoints("tunnel-cloud-x", &[("10.0.0.1", true)]);
+    server.is_well();
+
+    let mut stranger = start("stranger", &kubernetes.kubeconfig_as("stranger"));
+    stranger.is_troubled("peer_discovery: the endpoints of Service tunnel-cloud are not known: ");
+    let told = refused(&stranger);
+    assert!(told.contains("because Kubernetes does not list them"), "{told}");
 }
 
 #[test]

@@ -11,7 +11,7 @@ use kube::{Api, ResourceExt as _};
 use tokio::sync::watch;
 use tracing::debug;
 
-use crate::cluster::Cluster;
+use crate::cluster::{Cluster, ClusterError};
 use crate::watcher::{ObjectWatcher, WatchHandler};
 use tunnel_base::drain::Drain;
 
@@ -36,6 +36,7 @@ pub struct EndpointWatch {
     own: SocketAddr,
     endpoints: watch::Sender<KnownEndpoints>,
     peers: watch::Sender<Vec<SocketAddr>>,
+    unlisted: watch::Sender<Option<String>>,
 }
 
 /// The EndpointSlices of a Service; each holds some of its endpoints.
@@ -51,7 +52,7 @@ impl EndpointWatch {
     /// links.
     pub fn new(cluster: Cluster, service: String, own: SocketAddr) -> Self {
         let (endpoints, peers) = (watch::Sender::new(None), watch::Sender::new(Vec::new()));
-        Self { cluster, service, own, endpoints, peers }
+        Self { cluster, service, own, endpoints, peers, unlisted: watch::Sender::new(None) }
     }
 
     /// Returns a receiver of the endpoints of all servers, including this one.
@@ -63,6 +64,12 @@ impl EndpointWatch {
     /// peers are included, because they may have nodes and sessions.
     pub fn peers(&self) -> watch::Receiver<Vec<SocketAddr>> {
         self.peers.subscribe()
+    }
+
+    /// Returns a receiver of the reason why the endpoints are not known; `None` once they are, and before the first
+    /// answer.
+    pub fn unlisted(&self) -> watch::Receiver<Option<String>> {
+        self.unlisted.subscribe()
     }
 
     /// Runs the watch until draining starts.
@@ -98,6 +105,7 @@ impl EndpointWatch {
             *old = Some(endpoints);
             news
         });
+        self.unlisted.send_if_modified(|why| why.take().is_some());
     }
 }
 
@@ -106,6 +114,14 @@ impl WatchHandler<EndpointSlice> for (&EndpointWatch, Slices) {
         let (watch, slices) = self;
         let endpoints = slices.take(event);
         endpoints.map(|endpoints| watch.set(endpoints)).is_some()
+    }
+
+    fn on_watch_failed(&mut self, cause: &ClusterError) {
+        let (watch, _) = self;
+        if watch.endpoints.borrow().is_none() {
+            let why = format!("the endpoints of Service {} are not known: {cause}", watch.service);
+            watch.unlisted.send_replace(Some(why));
+        }
     }
 }
 
