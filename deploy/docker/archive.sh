@@ -34,7 +34,9 @@ blob() {
 }
 
 install -D -m 755 "$program" "$tree/root/usr/local/bin/tunnel"
+mkdir -p "$tree/root/var/log/tunnel"
 chmod -R u=rwX,go=rX "$tree/root"
+chmod 1777 "$tree/root/var/log/tunnel"
 layout=$tree/layout
 mkdir -p "$layout/blobs/sha256"
 

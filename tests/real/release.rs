@@ -206,7 +206,7 @@ fn the_image_is_an_oci_layout_and_serves() {
     let script = format!(
         "set -e; cd {}; mkdir -p {} dev; mount --rbind /dev dev; cp -r {}/. {1}; chown -R {user} {1}
         if {libraries}; then for dir in lib lib64 usr/lib; do mkdir -p $dir; mount --rbind /$dir $dir; done; fi
-        exec chroot --userspec={user} . {} server -c /etc/tunnel/server.toml",
+        exec chroot --userspec={user} . {} server -c /etc/tunnel/server.toml --log-dir=/var/log/tunnel --alsologtostderr",
         image.path().display(),
         etc.display(),
         place.path().display(),
