@@ -24,6 +24,23 @@ fn deploy(path: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("deploy").join(path)
 }
 
+/// Writes the overlay in a component's comment next to a copy of the base, with the base's config of servers. Returns its
+/// folder.
+fn overlay(place: &Path, component: &str) -> PathBuf {
+    let mut copy = Command::new("cp");
+    copy.arg("-r").arg(deploy("kustomize")).arg(place);
+    assert!(run_command("cp", &mut copy, None, TIMEOUT).status.success());
+    let (folders, site) = (place.join("kustomize"), place.join("kustomize/site"));
+    let file = folders.join("components").join(component).join("kustomization.yaml");
+    let text = std::fs::read_to_string(file).unwrap();
+    let overlay: Vec<_> = text.lines().filter_map(|line| line.strip_prefix("#   ")).collect();
+    std::fs::create_dir(&site).unwrap();
+    let head = "apiVersion: kustomize.config.k8s.io/v1beta1\nkind: Kustomization\nnamespace: edge-system\n";
+    std::fs::write(site.join("kustomization.yaml"), format!("{head}{}\n", overlay.join("\n"))).unwrap();
+    std::fs::copy(folders.join("base/files/cloud.toml"), site.join("cloud.toml")).unwrap();
+    site
+}
+
 /// A kube-apiserver, and kubectl.
 struct Cluster {
     kubernetes: Kubernetes,
@@ -39,11 +56,15 @@ impl Cluster {
 
     /// Starts a cluster and applies the whole kustomize base.
     fn with_base() -> Option<Self> {
+        Self::with(&deploy("kustomize/base"))
+    }
+
+    /// Starts a cluster and applies a folder that has the base.
+    fn with(folder: &Path) -> Option<Self> {
         let cluster = Self::new()?;
-        let base = deploy("kustomize/base");
         let mut said = String::new();
         wait_until("all objects are accepted", 3 * TIMEOUT, || {
-            let (is_well, text) = cluster.asks(&["apply", "-k", base.to_str().unwrap()]);
+            let (is_well, text) = cluster.asks(&["apply", "-k", folder.to_str().unwrap()]);
             said = text;
             is_well
         });
@@ -78,6 +99,33 @@ impl Cluster {
         let mut pod = Running::start("cloud", place.path(), &mut command);
         pod.answers_only(log_port, "/readyz", "ok\n");
         (pod, grpc)
+    }
+
+    /// Runs the command in the document that prints the NodePort for ssh.
+    fn port_for_ssh(&self) -> String {
+        let page = Path::new(env!("CARGO_MANIFEST_DIR")).join("docs/how-to/helm.md");
+        let page = std::fs::read_to_string(page).unwrap();
+        let command = page.split("kubectl -n edge-system get svc").nth(1).unwrap();
+        let command = command.split_once("print $2}'").unwrap().0;
+        let line = format!(
+            "{} --kubeconfig {} -n edge-system get svc{command}print $2}}'",
+            self.kubectl.display(),
+            self.kubernetes.admin().display()
+        );
+        run("sh", &["-c", &line], None, TIMEOUT).stdout.trim().to_owned()
+    }
+
+    /// Checks that the Service and the NetworkPolicy open the ports for clients in 203.0.113.0/24.
+    fn is_open_to_clients(&self) {
+        let service = self.object("service", "tunnel-cloud");
+        let ports = service["spec"]["ports"].as_array().unwrap();
+        let names: Vec<_> = ports.iter().map(|port| &port["name"]).collect();
+        assert_eq!(names, ["grpc", "ssh", "egress", "http-proxy"], "metrics stay inside");
+        assert_eq!(service["spec"]["externalTrafficPolicy"], "Local");
+        let policy = self.object("networkpolicy", "tunnel-cloud");
+        let rule = &policy["spec"]["ingress"][1];
+        assert_eq!(rule["from"][1]["ipBlock"]["cidr"], "203.0.113.0/24");
+        assert_eq!(rule["ports"][0]["port"], "ssh");
     }
 
     /// Runs kubectl. Returns whether it succeeded, and its output.

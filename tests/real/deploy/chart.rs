@@ -99,6 +99,12 @@ fn the_chart_renders_the_objects_of_the_base_and_applies_its_values() {
     helm(&program, Some(&cluster), &place, "upgrade", &["--reuse-values", "--set", "cloud.replicas=3"]);
     assert_eq!(cluster.object("deployment", "tunnel-cloud")["spec"]["replicas"], 3);
     assert_eq!(cluster.object("hpa", "tunnel-cloud")["spec"]["minReplicas"], 3);
+    assert_eq!(cluster.port_for_ssh(), "", "closed by default");
+    let networks = ["cloud.clientsService=NodePort", "cloud.clientNetworks={203.0.113.0/24}"];
+    let networks = networks.map(|set| ["--set", set]).concat();
+    helm(&program, Some(&cluster), &place, "upgrade", &[&["--reuse-values"], networks.as_slice()].concat());
+    assert_ne!(cluster.port_for_ssh(), "");
+    cluster.is_open_to_clients();
 
     let values = json!({
         "name": "site", "image": {"repository": "registry.example.org/tunnel", "tag": "9"},

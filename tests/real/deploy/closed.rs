@@ -6,7 +6,7 @@ use k8s_openapi::api::core::v1::Node;
 use serde_json::{Value, json};
 
 use super::chart::objects_of;
-use super::{Cluster, container, deploy};
+use super::{Cluster, container, deploy, overlay};
 use crate::kubernetes::NAMESPACE;
 use crate::parts::{free_port, loopback};
 use crate::process::{TIMEOUT, run};
@@ -62,6 +62,33 @@ fn doctor_names_the_node_label_that_servers_need() {
         &json!({"apiVersion": "v1", "kind": "Node", "metadata": {"name": "cloud1", "labels": labels}}),
     );
     assert_eq!(told()["status"], "ok");
+}
+
+#[test]
+fn clients_outside_reach_ssh_only_with_the_component_and_only_from_named_networks() {
+    let place = tempfile::tempdir().unwrap();
+    let site = overlay(place.path(), "clients");
+    let Some(cluster) = Cluster::with_base() else { return };
+    assert_eq!(cluster.port_for_ssh(), "", "closed by default");
+    assert!(cluster.asks(&["apply", "-k", site.to_str().unwrap()]).0);
+    let port = cluster.port_for_ssh();
+    assert!(port.parse::<u16>().is_ok_and(|port| port >= 30000), "{port}");
+    cluster.is_open_to_clients();
+}
+
+/// The component's config replaces that of the base, and must not lose what the base has.
+#[test]
+fn the_config_of_the_component_for_names_is_that_of_the_base_and_more() {
+    let read = |file: &str| -> toml::Table {
+        toml::from_str(&std::fs::read_to_string(deploy("kustomize").join(file)).unwrap()).unwrap()
+    };
+    let (base, mut more) = (read("base/files/cloud.toml"), read("components/node-names/cloud.toml"));
+    let servers = more["server"].as_table_mut().unwrap();
+    let https = servers.remove("https").unwrap();
+    assert_eq!(https["ports"]["10250"].as_str(), Some("127.0.0.1:10250"));
+    let profiles = servers["csr"].as_table_mut().unwrap().remove("profiles").unwrap();
+    assert_eq!(profiles.as_array().unwrap().len(), 1);
+    assert_eq!(more, base);
 }
 
 #[test]

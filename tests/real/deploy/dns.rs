@@ -2,15 +2,20 @@
 
 use std::os::unix::fs::{PermissionsExt, symlink};
 use std::path::Path;
+use std::process::Command;
 
 use serde_json::Value;
 
-use super::{Cluster, args, container};
+use super::{CLUSTER_CA, Cluster, args, container, mounted, overlay};
+use crate::kubernetes::{NAMESPACE, PODS};
 use crate::network::Machine;
-use crate::parts::{have, kept, root};
-use crate::process::{Running, TIMEOUT, run_command};
-use crate::tunnel::{Edge, TestDir};
+use crate::parts::{free_port, have, kept, root};
+use crate::process::{Running, TIMEOUT, run, run_command};
+use crate::tunnel::{Edge, TOKEN, TestDir, tunnel};
 use crate::wait::wait_until;
+
+/// The server's own address, which is published for its nodes.
+const HERE: &str = "127.0.0.77";
 
 /// Updates a ConfigMap volume like kubelet: creates a new folder each time, and swaps the link to it atomically.
 fn project(volume: &Path, turn: u32, hosts: &str) {
@@ -47,13 +52,67 @@ fn etc(place: &TestDir, corefile: &str) -> std::path::PathBuf {
     etc
 }
 
+/// Starts a server with the config of the component `node-names`, for kubelets at that port of their nodes. Only addresses
+/// and paths differ, and the certificate for kubelets is there already.
+fn server(cluster: &Cluster, place: &TestDir, kubelets: u16) -> Running {
+    let dir = place.path().join("server");
+    let (shown, shown_key) = (dir.join("certs/proxy-client.crt"), dir.join("certs/proxy-client.key"));
+    let log_port = free_port();
+    let config =
+        cluster.object("configmap", "tunnel-cloud-conf")["data"]["mode.toml"].as_str().unwrap().to_owned();
+    let config = config
+        .replace("\"0.0.0.0:22\"", &format!("\"{HERE}:2222\""))
+        .replace("\"0.0.0.0:", &format!("\"{HERE}:"))
+        .replace("allow_from = [", "allow_from = [\"127.0.0.0/8\", ")
+        .replace("[server.links]", &format!("[server.links]\nadmin_listen = \"127.0.0.1:{log_port}\""))
+        .replace("[server.https]", &format!("[server.https]\nlisten_ip = \"{HERE}\""))
+        .replace("127.0.0.1:10250", &format!("127.0.0.1:{kubelets}"))
+        .replace(CLUSTER_CA, cluster.kubernetes.place().files.ca.to_str().unwrap())
+        .replace("profiles = [\"proxy-client\"]", "")
+        .replace("target_cert = ", &format!("target_key = {shown_key:?}\ntarget_cert = "))
+        .replace("/var/lib/tunnel/pki/proxy-client.pem", shown.to_str().unwrap())
+        .replace("/etc/tunnel", dir.to_str().unwrap());
+    mounted(&dir, place, &config);
+    std::fs::copy(&place.files.ca, dir.join("certs/client-ca.crt")).unwrap();
+    place.authority.0.client("tunnel-proxy-client").unwrap().write(&shown, &shown_key).unwrap();
+    std::fs::write(dir.join("token/token"), format!("node1:{TOKEN}\n")).unwrap();
+    let mut command = tunnel();
+    command.args(["server", "--config"]).arg(dir.join("conf/mode.toml"));
+    command.arg("--kubeconfig").arg(cluster.kubernetes.kubeconfig_as(PODS));
+    command.envs([("POD_IP", HERE), ("POD_NAMESPACE", NAMESPACE), ("POD_NAME", "tunnel-cloud-0")]);
+    let mut server = Running::start("server", place.path(), &mut command);
+    server.answers_only(log_port, "/readyz", "ok\n");
+    server
+}
+
+/// Checks that port 10250 at that address leads to the kubelet of node1, for kube-apiserver's certificate only.
+fn leads_to_the_kubelet(place: &TestDir, address: &str, kubelets: u16) {
+    let files = &place.files;
+    let mut kubelet = Command::new("openssl");
+    kubelet.args(["s_server", "-www", "-Verify", "1", "-accept", &format!("127.0.0.1:{kubelets}")]);
+    kubelet.arg("-cert").arg(&files.cert).arg("-key").arg(&files.key).arg("-CAfile").arg(&files.ca);
+    let mut kubelet = Running::start("kubelet", place.path(), &mut kubelet);
+    kubelet.says("ACCEPT");
+    let (cert, key) = (place.path().join("kubelet-client.crt"), place.path().join("kubelet-client.key"));
+    place.authority.0.client("kube-apiserver-kubelet-client").unwrap().write(&cert, &key).unwrap();
+    let (cert, key) = (cert.display().to_string(), key.display().to_string());
+    let to = format!("node1:10250:{address}");
+    let asked = ["-sSk", "-m", "20", "--resolve", &to, "https://node1:10250/"];
+    let said = run("curl", &[&asked[..], &["--cert", &cert, "--key", &key]].concat(), None, TIMEOUT);
+    assert!(said.stdout.contains("tunnel-proxy-client"), "{said:?}\n{}", kubelet.log());
+    let said = run("curl", &asked, None, TIMEOUT);
+    assert!(!said.stdout.contains("tunnel-proxy-client"), "{said:?}");
+}
+
+/// kube-apiserver's way by DNS, with the component `node-names`: from a node's name to its kubelet.
 #[test]
-fn the_shipped_coredns_answers_with_the_nodes_that_a_server_publishes() {
-    if !root() || !have(&["unshare", "nsenter", "setpriv", "setcap", "curl", "dig"]) {
+fn the_shipped_coredns_leads_to_the_kubelets_of_the_nodes_that_a_server_publishes() {
+    if !root() || !have(&["unshare", "nsenter", "setpriv", "setcap", "curl", "dig", "openssl"]) {
         return;
     }
     let Some(program) = kept("coredns-1.15.0/coredns") else { return };
-    let Some(cluster) = Cluster::with_base() else { return };
+    let site = tempfile::tempdir().unwrap();
+    let Some(cluster) = Cluster::with(&overlay(site.path(), "node-names")) else { return };
     let deployment = cluster.object("deployment", "tunnel-coredns");
     let (shipped, place) = (container(&deployment), TestDir::new());
     assert_eq!(shipped["image"], "coredns/coredns:1.15.0", "the version that this test uses");
@@ -103,8 +162,9 @@ fn the_shipped_coredns_answers_with_the_nodes_that_a_server_publishes() {
     };
     leads("elsewhere.test", "192.0.2.5");
 
-    let (_pod, grpc) = cluster.publisher(&place);
-    let mut edge = Edge::start(&place, &grpc.to_string());
+    let kubelets = free_port();
+    let _server = server(&cluster, &place, kubelets);
+    let mut edge = Edge::start(&place, &format!("{HERE}:9000"));
     let published = |turn: u32, is_there: bool| {
         wait_until("the ConfigMap is up to date", 3 * TIMEOUT, || {
             cluster.kubernetes.hosts("tunnel-nodes").is_some_and(|hosts| hosts.contains("node1") == is_there)
@@ -112,7 +172,8 @@ fn the_shipped_coredns_answers_with_the_nodes_that_a_server_publishes() {
         project(&etc.join("edge"), turn, &cluster.kubernetes.hosts("tunnel-nodes").unwrap());
     };
     published(1, true);
-    leads("node1", "127.0.0.1");
+    leads("node1", HERE);
+    leads_to_the_kubelet(&place, &dig("node1", "+notcp"), kubelets);
     leads("elsewhere.test", "192.0.2.5");
     edge.process.terminate();
     edge.process.ends(TIMEOUT);

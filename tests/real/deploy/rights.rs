@@ -1,11 +1,9 @@
 //! The permissions of the accounts that request and approve certificates, and a server that intercepts by address.
 
-use std::process::Command;
-
 use serde_json::{Deserializer, Value};
 
-use super::{Cluster, container, deploy};
-use crate::process::{TIMEOUT, run_command};
+use super::{Cluster, container, deploy, overlay};
+use crate::process::TIMEOUT;
 use crate::wait::wait_until;
 
 /// Applies a folder of `deploy` with objects in that namespace.
@@ -81,16 +79,7 @@ fn requesters_and_approvers_of_certificates_may_do_nothing_else() {
 fn the_documented_overlay_for_intercepting_servers_is_accepted() {
     let Some(cluster) = Cluster::with_base() else { return };
     let place = tempfile::tempdir().unwrap();
-    let mut copy = Command::new("cp");
-    copy.arg("-r").arg(deploy("kustomize")).arg(place.path());
-    assert!(run_command("cp", &mut copy, None, TIMEOUT).status.success());
-    let (folders, site) = (place.path().join("kustomize"), place.path().join("kustomize/site"));
-    let component = std::fs::read_to_string(folders.join("components/intercept/kustomization.yaml")).unwrap();
-    let overlay: Vec<_> = component.lines().filter_map(|line| line.strip_prefix("#   ")).collect();
-    std::fs::create_dir(&site).unwrap();
-    let head = "apiVersion: kustomize.config.k8s.io/v1beta1\nkind: Kustomization\nnamespace: edge-system\n";
-    std::fs::write(site.join("kustomization.yaml"), format!("{head}{}\n", overlay.join("\n"))).unwrap();
-    std::fs::copy(folders.join("base/files/cloud.toml"), site.join("cloud.toml")).unwrap();
+    let site = overlay(place.path(), "intercept");
     let dry = ["apply", "--dry-run=server", "-k", site.to_str().unwrap()];
     let (is_well, said) = cluster.asks(&dry);
     assert!(is_well && said.contains("deployment.apps/tunnel-cloud configured"), "{said}");
