@@ -99,6 +99,11 @@ impl Startup {
         (settings, warnings)
     }
 
+    /// Returns a key as the config spells it.
+    pub fn spelled(&self, key: &str) -> String {
+        self.spelling.of(key)
+    }
+
     /// Records an error.
     pub fn error(&mut self, kind: StartupErrorKind, key: impl Into<String>, text: impl Into<String>) {
         let error = ConfigError { key: key.into(), line: None, text: text.into() };

@@ -94,7 +94,7 @@ impl Settings {
             warn!(key = "--kubeconfig", reason = %why, "kubeconfig ignored");
         }
         for (key, path) in settings.secrets(&file.path) {
-            warn_of_readers(&key, &path);
+            warn_of_readers(&startup.spelled(&key), &path);
         }
         Ok((settings, file))
     }

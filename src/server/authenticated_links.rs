@@ -67,7 +67,7 @@ pub(crate) fn read(
     egress: bool,
     startup: &mut Startup,
 ) -> Result<Reload<NodeTokens>, NotPrepared> {
-    let (path, first) = (file.to_owned(), AtomicBool::new(true));
+    let (path, first, key) = (file.to_owned(), AtomicBool::new(true), startup.spelled(TOKEN_FILE));
     let is_optional = certificates || invitations;
     let tokens = Reload::file(file, move |text| {
         let tokens = NodeTokens::parse(&String::from_utf8_lossy(text));
@@ -78,7 +78,7 @@ pub(crate) fn read(
             let risk = "the token file has a default line: any edge can take any name that kube-apiserver requests \
                         (server.egress)";
             warn!(
-                key = "server.links.token_file",
+                key,
                 risk,
                 file = %path.display(),
                 hint = "give each node its own line",
@@ -96,7 +96,7 @@ pub(crate) fn read(
         }
         Ok(tokens)
     });
-    let tokens = startup.collect(StartupErrorKind::Config, &["server.links.token_file"], tokens)?;
+    let tokens = startup.collect(StartupErrorKind::Config, &[TOKEN_FILE], tokens)?;
     if !invitations && tokens.load().is_empty() {
         let who = if certificates { "every edge without a certificate" } else { "every edge" };
         warn!(file = %file.display(), refused = %who, "token file has no token");
@@ -307,7 +307,7 @@ fn log_token_changes(read: &NodeTokens, before: &NodeTokens) {
         info!(
             target: AUDIT,
             actor = "the token file",
-            key = "server.links.token_file",
+            key = TOKEN_FILE,
             count = nodes.len(),
             nodes = nodes[..nodes.len().min(MAX_NODES_LOGGED)].join(" "),
             "node tokens changed"
@@ -315,6 +315,8 @@ fn log_token_changes(read: &NodeTokens, before: &NodeTokens) {
     }
 }
 
+/// Key of the token file.
+const TOKEN_FILE: &str = "server.links.token_file";
 /// Maximum number of nodes in a log line about tokens.
 const MAX_NODES_LOGGED: usize = 20;
 /// Maximum time for resets to be sent, and the interval between checks.

@@ -67,7 +67,7 @@ pub(crate) fn dialer(settings: &ServerConfig, startup: &mut Startup) -> Option<R
             let _ = startup.collect(StartupErrorKind::Config, &[named.key], Err::<(), _>(error));
         }
         Some(named) => error!(
-            key = %named.key,
+            key = startup.spelled(named.key),
             error = %why,
             hint = REMEDY,
             "cannot link to peers, only nodes linked here are reachable"
