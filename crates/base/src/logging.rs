@@ -15,6 +15,7 @@ use tracing::{Event, Subscriber};
 use tracing_appender::non_blocking::{ErrorCounter, NonBlocking, NonBlockingBuilder, WorkerGuard};
 use tracing_subscriber::filter::Targets;
 use tracing_subscriber::fmt::format::Writer;
+use tracing_subscriber::fmt::writer::{BoxMakeWriter, MakeWriterExt as _};
 use tracing_subscriber::fmt::{FmtContext, FormatEvent, FormatFields, MakeWriter};
 use tracing_subscriber::layer::SubscriberExt;
 use tracing_subscriber::registry::LookupSpan;
@@ -83,22 +84,23 @@ impl Logs {
     /// Fails if the directory cannot be used, or if logging was already started.
     pub fn start(settings: LogSettings) -> Result<Self, LogError> {
         let mut writers = Vec::new();
-        let mut outputs = Vec::new();
         let in_files_only = settings.dir.is_some() && !settings.also_stderr;
+        // One layer for both outputs: with two, both would append a span's later fields to the text that they share.
+        let mut to = BoxMakeWriter::new(io::sink);
         if !in_files_only {
             let (writer, guard) = in_background(io::stderr());
             writers.push(guard);
-            outputs.push(output(writer, settings.json));
+            to = BoxMakeWriter::new(writer);
         }
         if let Some(dir) = settings.dir {
             let files = LogFiles::open(&dir, settings.name, files::RETENTION, OF_PROCESS.clone())
                 .map_err(|cause| LogError::Dir { dir, cause })?;
             let (writer, guard) = in_background(files);
             writers.push(guard);
-            outputs.push(output(writer, settings.json));
+            to = BoxMakeWriter::new(to.and(writer));
         }
         let (filter, level) = LogLevel::new(settings.verbosity);
-        let all = tracing_subscriber::registry().with(filter).with(outputs);
+        let all = tracing_subscriber::registry().with(filter).with(output(to, settings.json));
         all.try_init().map_err(|_| LogError::Twice)?;
         Ok(Self { level, in_files_only, _writers: writers })
     }
