@@ -32,7 +32,8 @@ pub struct ServeArgs {
     /// Format of log lines.
     #[arg(long, value_name = "FORMAT", default_value = "text")]
     pub log_format: Format,
-    /// Directory for daily log files. The last 7 are kept, at most 100 MiB in total.
+    /// Directory for daily log files. The last 7 are kept, at most 100 MiB in total. Moved and deleted files are opened
+    /// again.
     #[arg(long, value_name = "DIR")]
     pub log_dir: Option<PathBuf>,
     /// Log to stderr in addition to --log-dir.

@@ -1,8 +1,8 @@
 //! Daily log files, limited in days and bytes.
 
-use std::fs::{self, File, OpenOptions};
+use std::fs::{self, File, Metadata, OpenOptions};
 use std::io::{self, Write};
-use std::os::unix::fs::OpenOptionsExt as _;
+use std::os::unix::fs::{MetadataExt as _, OpenOptionsExt as _};
 use std::path::{Path, PathBuf};
 
 use time::{Date, OffsetDateTime};
@@ -26,10 +26,8 @@ pub(crate) struct LogFiles {
     name: &'static str,
     kept: LogRetention,
     current: File,
-    /// Bytes in the current file.
-    written: u64,
-    /// Day of the current file, UTC.
-    day: Date,
+    /// Device and inode of the current file.
+    id: (u64, u64),
     /// Whether the current file ends in the middle of a line.
     torn: bool,
     lost: DroppedLines,
@@ -43,26 +41,25 @@ impl LogFiles {
         kept: LogRetention,
         lost: DroppedLines,
     ) -> io::Result<Self> {
-        fs::create_dir_all(dir)?;
-        let day = today();
-        let current = open(&file_of(dir, name, day))?;
-        let written = current.metadata()?.len();
-        let files = Self { dir: dir.to_owned(), name, kept, current, written, day, torn: false, lost };
+        let (current, id) = open(&file_of(dir, name, today()))?;
+        let files = Self { dir: dir.to_owned(), name, kept, current, id, torn: false, lost };
         files.forget()?;
         Ok(files)
     }
 
-    /// Starts a new file if the current one is full or of an earlier day, and removes files beyond the limits.
+    /// Starts a new file if the current one is full, of an earlier day, moved or deleted. Removes files beyond the
+    /// limits.
     fn turn(&mut self) -> io::Result<()> {
         let day = today();
-        if day == self.day {
-            if self.written < self.kept.bytes / PARTS {
-                return Ok(());
-            }
-            self.set_aside()?;
+        let path = file_of(&self.dir, self.name, day);
+        // The name decides, not the open file: log rotation and people move and delete files at any time.
+        match fs::metadata(&path) {
+            Ok(found) if found.len() >= self.kept.bytes / PARTS => self.set_aside(&path, day)?,
+            Ok(found) if id_of(&found) == self.id => return Ok(()),
+            _ => {}
         }
-        self.current = open(&file_of(&self.dir, self.name, day))?;
-        (self.day, self.written) = (day, 0);
+        (self.current, self.id) = open(&path)?;
+        self.torn = false;
         self.forget()
     }
 
@@ -75,7 +72,6 @@ impl LogFiles {
                 match self.current.write(rest) {
                     Ok(0) => return Err(io::ErrorKind::WriteZero.into()),
                     Ok(taken) => {
-                        self.written = self.written.saturating_add(taken as u64);
                         rest = rest.get(taken..).unwrap_or_default();
                         self.torn = !rest.is_empty();
                     }
@@ -87,13 +83,12 @@ impl LogFiles {
         Ok(())
     }
 
-    fn set_aside(&self) -> io::Result<()> {
-        let date = self.day.to_string();
+    fn set_aside(&self, current: &Path, day: Date) -> io::Result<()> {
+        let date = day.to_string();
         let used = self.list()?.iter().filter(|f| f.date == date).map(|f| f.part).max().unwrap_or(0);
-        let current = file_of(&self.dir, self.name, self.day);
-        let mut part = current.clone().into_os_string();
+        let mut part = current.as_os_str().to_owned();
         part.push(format!(".{}", used.saturating_add(1)));
-        fs::rename(&current, part)
+        fs::rename(current, part)
     }
 
     /// Removes the oldest files until the rest, counting the current file at its full length, is within the limits.
@@ -133,10 +128,17 @@ impl LogFiles {
 
 impl Write for LogFiles {
     fn write(&mut self, line: &[u8]) -> io::Result<usize> {
-        // A file that cannot be removed must not cost log lines.
-        let tidied = self.turn();
+        let written = match self.turn() {
+            Ok(()) => self.put(line),
+            // Lines in a deleted file are lost.
+            Err(cause) if self.current.metadata().is_ok_and(|found| found.nlink() == 0) => Err(cause),
+            // A file that cannot be rotated or removed must not cost log lines.
+            Err(cause) => self
+                .put(line)
+                .and_then(|()| self.put(format!("cannot rotate log files: {cause}\n").as_bytes())),
+        };
         // Returning an error here would have no effect: nothing reads it.
-        match self.put(line) {
+        match written {
             Err(cause) => self.lost.lose(&self.dir, &cause),
             Ok(()) => {
                 if let Some(why) = self.lost.written() {
@@ -147,10 +149,6 @@ impl Write for LogFiles {
                     );
                 }
             }
-        }
-        if let Err(cause) = tidied {
-            // As above: an error has no reader.
-            let _ = self.put(format!("cannot rotate log files: {cause}\n").as_bytes());
         }
         Ok(line.len())
     }
@@ -184,9 +182,17 @@ fn file_of(dir: &Path, name: &str, day: Date) -> PathBuf {
     dir.join(format!("{name}.{day}.log"))
 }
 
-/// Opens a log file for appending. Only its owner may read it: log lines name clients, nodes and targets.
-fn open(path: &Path) -> io::Result<File> {
-    OpenOptions::new().append(true).create(true).mode(0o600).open(path)
+/// Opens a log file for appending, and returns its id. Only its owner may read it: log lines name clients, nodes and
+/// targets.
+fn open(path: &Path) -> io::Result<(File, (u64, u64))> {
+    path.parent().map_or(Ok(()), fs::create_dir_all)?;
+    let file = OpenOptions::new().append(true).create(true).mode(0o600).open(path)?;
+    let id = id_of(&file.metadata()?);
+    Ok((file, id))
+}
+
+fn id_of(found: &Metadata) -> (u64, u64) {
+    (found.dev(), found.ino())
 }
 
 fn today() -> Date {
@@ -267,11 +273,38 @@ mod tests {
         );
         assert_eq!(lost.count(), 2);
         fs::remove_file(&path).unwrap();
-        files.current = open(&path).unwrap();
-        files.torn = true;
         files.write_all(b"three\n").unwrap();
         assert_eq!((lost.trouble(), lost.count()), (None, 2));
-        assert_eq!(fs::read_to_string(&path).unwrap(), "\nthree\n", "a partial line is ended first");
+        files.torn = true;
+        files.write_all(b"four\n").unwrap();
+        assert_eq!(fs::read_to_string(&path).unwrap(), "three\n\nfour\n", "a partial line is ended first");
+    }
+
+    #[test]
+    fn a_moved_or_deleted_file_is_opened_again() {
+        let dir = tempfile::tempdir().unwrap();
+        let (logs, moved) = (dir.path().join("logs"), dir.path().join("moved"));
+        let lost = DroppedLines::default();
+        let mut files = LogFiles::open(&logs, "t", RETENTION, lost.clone()).unwrap();
+        let [name] = names(&logs).try_into().unwrap();
+        let path = logs.join(name);
+        let mut written = |line: &str| {
+            files.write_all(line.as_bytes()).unwrap();
+            fs::read_to_string(&path).unwrap_or_default()
+        };
+        assert_eq!(written("one\n"), "one\n");
+        fs::rename(&path, &moved).unwrap();
+        assert_eq!((written("two\n"), fs::read_to_string(&moved).unwrap()), ("two\n".into(), "one\n".into()));
+        fs::remove_file(&path).unwrap();
+        assert_eq!(written("three\n"), "three\n");
+        fs::remove_dir_all(&logs).unwrap();
+        assert_eq!(written("four\n"), "four\n");
+        // Where no directory can be made, the lines are counted as dropped.
+        fs::remove_dir_all(&logs).unwrap();
+        fs::write(&logs, "").unwrap();
+        assert_eq!((written("five\n"), lost.count()), (String::new(), 1));
+        fs::remove_file(&logs).unwrap();
+        assert_eq!((written("six\n"), lost.trouble()), ("six\n".into(), None));
     }
 
     #[test]
