@@ -313,7 +313,14 @@ impl Args {
     ///
     /// Returns an error if it is wrong, or requests help or the version. Print the error, and see [`is_wrong`].
     pub fn read(args: impl Iterator<Item = OsString>) -> Result<Self, clap::Error> {
-        Self::try_parse_from(translate_superedge(args.collect())?)
+        let given: Vec<_> = args.collect();
+        let translated = translate_superedge(given.clone())?;
+        let is_superedge = translated != given;
+        let mut args = Self::try_parse_from(translated)?;
+        if let Command::Server(serve) | Command::Edge(serve) = &mut args.command {
+            serve.is_superedge = is_superedge;
+        }
+        Ok(args)
     }
 }
 

@@ -28,7 +28,7 @@ use std::process::ExitCode;
 
 use tokio::runtime::Handle;
 use tokio::signal::unix::{SignalKind, signal};
-use tracing::{error, field, info};
+use tracing::{error, field, info, warn};
 
 fn main() -> ExitCode {
     let args = match on_own_stack(|| Args::read(std::env::args_os())) {
@@ -115,7 +115,8 @@ fn run(role: Role, args: &ServeArgs) -> ExitCode {
     refused.most_severe().map_or(ExitCode::FAILURE, exit)
 }
 
-/// Starts logging. Falls back to stderr if the log directory cannot be used.
+/// Starts logging. Falls back to stderr if the log directory cannot be used: with a warning for SuperEdge's command line,
+/// whose manifests mount a directory of root, otherwise to report the error.
 fn logs(role: Role, args: &ServeArgs, startup: &mut Startup) -> Result<Logs, NotPrepared> {
     let dir = args.log_dir.clone().filter(|_| !args.logtostderr);
     let name = if role == Role::Server { "tunnel-cloud" } else { "tunnel-edge" };
@@ -126,13 +127,17 @@ fn logs(role: Role, args: &ServeArgs, startup: &mut Startup) -> Result<Logs, Not
         also_stderr: args.alsologtostderr,
         verbosity: args.verbosity,
     };
-    startup
-        .collect(
-            StartupErrorKind::LogFiles,
-            &["--log-dir"],
-            Logs::start(LogSettings { dir, ..stderr.clone() }),
-        )
-        .or_else(|_| Logs::start(stderr).map_err(|_| NotPrepared))
+    let cause = match Logs::start(LogSettings { dir, ..stderr.clone() }) {
+        Ok(logs) => return Ok(logs),
+        Err(cause) => cause,
+    };
+    let logs = Logs::start(stderr).map_err(|_| NotPrepared)?;
+    if args.is_superedge {
+        warn!(key = "--log-dir", error = %cause, hint = "make it writable for this user", "logging to stderr only");
+    } else {
+        startup.error(StartupErrorKind::LogFiles, "--log-dir", cause.to_string());
+    }
+    Ok(logs)
 }
 
 /// Checks a config file, and logs what a start would log.

@@ -51,6 +51,9 @@ pub struct ServeArgs {
     /// SuperEdge's limit of a burst of requests to kube-apiserver. Has no effect.
     #[arg(long, hide = true)]
     pub kube_burst: Option<u32>,
+    /// Whether the command line was SuperEdge's.
+    #[arg(skip)]
+    pub is_superedge: bool,
 }
 
 impl ServeArgs {

@@ -108,16 +108,41 @@ fn flags_in_go_spelling_are_understood_and_logs_go_to_files() {
 fn logs_go_to_files_and_to_stderr_if_both_are_requested() {
     let place = TestDir::new();
     let dir = place.path().join("logs");
-    let log_port = free_port();
-    let file = place.config("cloud", &place.cloud_config(loopback(free_port()), log_port));
+    let (log_port, connect) = (free_port(), free_port());
+    let config = place.cloud_config(loopback(free_port()), log_port);
+    let connects = format!("[server.connect]\nlisten = \"127.0.0.1:{connect}\"\nauth = \"none\"\n");
+    let file = place.config("cloud", &(config + &connects));
     let mut command = tunnel();
     command.arg(format!("--log-dir={}", dir.display())).arg("-alsologtostderr");
     command.arg(format!("-c={}", file.display()));
     let mut cloud = Running::start("cloud", place.path(), &mut command);
     cloud.says("server started");
-    wait_until("the log file reports that the server has started", TIMEOUT, || {
-        logged(&dir, "tunnel-cloud").contains("server started")
-    });
+    assert!(ask(connect, "CONNECT", "node1:22", "").unwrap().contains("502 "));
+    let line = cloud.says("node1:22");
+    let spans = line.split("tunnel::access").next().unwrap();
+    assert_eq!(spans.matches("trace_id=").count(), 1, "{line}");
+    wait_until("the log file has the same line", TIMEOUT, || logged(&dir, "tunnel-cloud").contains(&line));
+
+    // Log rotation moves the file, and sends SIGHUP.
+    let old = std::fs::read_dir(&dir).unwrap().next().unwrap().unwrap().path();
+    std::fs::rename(&old, place.path().join("moved.log")).unwrap();
+    cloud.hang_up();
+    wait_until("a new log file begins", TIMEOUT, || logged(&dir, "tunnel-cloud").contains("SIGHUP"));
+    assert!(!logged(&dir, "tunnel-cloud").contains("server started"));
+}
+
+/// SuperEdge's manifests mount a directory of root, which its image could write.
+#[test]
+fn superedges_command_line_starts_without_its_log_directory() {
+    let place = TestDir::new();
+    let log_port = free_port();
+    let file = place.config("cloud", &place.cloud_config(loopback(free_port()), log_port));
+    let mut command = tunnel();
+    command.args(["--m=cloud", "--c"]).arg(&file).arg(format!("--log-dir={}/logs", file.display()));
+    let mut cloud = Running::start("cloud", place.path(), &mut command);
+    cloud.answers(log_port, "/readyz", "");
+    let line = cloud.says("logging to stderr only");
+    assert!(line.contains("WARN") && line.contains("key=\"--log-dir\"") && line.contains("/logs"), "{line}");
 }
 
 #[test]
