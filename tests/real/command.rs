@@ -314,7 +314,7 @@ fn level_8_logs_each_frame_but_not_its_contents() {
     let proxy = format!("http://127.0.0.1:{}", pair.cloud.connect);
     let got = run("curl", &["-sS", "-p", "-x", &proxy, "-H", "note: WHAT-IS-ASKED", &page], None, TIMEOUT);
     assert_eq!(got.stdout, "WHAT-IT-SAYS", "{got:?}");
-    for (what, kind) in [("sent", "Open"), ("received", "Opened"), ("sent", "Data"), ("received", "Finish")] {
+    for (what, kind) in [("sent", "Open"), ("received", "Opened"), ("sent", "Data"), ("received", "Fin")] {
         let line = pair.cloud.process.says_of(&format!("frame {what}"), &format!("kind=\"{kind}\""));
         assert!(
             line.contains(" tunnel::frames: ") && line.contains(" link=") && line.contains(" session="),

@@ -47,13 +47,13 @@ pub(crate) fn log_session_frame(what: &str, link: LinkId, session: SessionId, wo
         SessionFrame::Opened { .. } => ("Opened", None),
         SessionFrame::Refused { .. } => ("Refused", None),
         SessionFrame::Data(bytes) => ("Data", Some(bytes.len())),
-        SessionFrame::Fin { .. } => ("Finish", None),
-        SessionFrame::ResetAt { .. } => ("Broken", None),
+        SessionFrame::Fin { .. } => ("Fin", None),
+        SessionFrame::ResetAt { .. } => ("ResetAt", None),
         SessionFrame::Reset { .. } => ("Reset", None),
         SessionFrame::Credit { .. } => ("Credit", None),
         SessionFrame::Resume { .. } => ("Resume", None),
         SessionFrame::Resumed { .. } => ("Resumed", None),
-        SessionFrame::PathLost { .. } => ("Lost", None),
+        SessionFrame::PathLost { .. } => ("PathLost", None),
     };
     let (received, limit) = match word {
         SessionFrame::Open { limit, .. } | SessionFrame::Opened { limit, .. } => (None, Some(*limit)),
@@ -121,6 +121,39 @@ mod tests {
     }
 
     #[test]
+    fn a_frame_has_its_name_of_the_protocol() {
+        let refusal = || SessionError::new(ErrorCode::TargetRefused, "x");
+        let frames = [
+            SessionFrame::Open {
+                target: "node1:22".parse().unwrap(),
+                limit: 1,
+                epoch: 1,
+                client: String::new(),
+                opener: None,
+            },
+            SessionFrame::Opened { limit: 1, epoch: 1, instance: None },
+            SessionFrame::Refused { epoch: 1, refusal: refusal() },
+            SessionFrame::Data(Bytes::from_static(b"x")),
+            SessionFrame::Fin { total: 1 },
+            SessionFrame::ResetAt { total: 1, refusal: refusal() },
+            SessionFrame::Reset { epoch: 1, refusal: refusal() },
+            SessionFrame::Credit { received: 1, limit: 1 },
+            SessionFrame::Resume { received: 1, limit: 1, epoch: 1, instance: None, opener: None },
+            SessionFrame::Resumed { received: 1, limit: 1, epoch: 1 },
+            SessionFrame::PathLost { epoch: 1 },
+        ];
+        let root = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).ancestors().nth(2).unwrap();
+        let protocol = std::fs::read_to_string(root.join("docs/protocol.md")).unwrap();
+        for frame in frames {
+            let name = format!("{frame:?}");
+            let name = name.split([' ', '(']).next().unwrap();
+            assert!(protocol.contains(&format!("| {name} |")), "{name} is not in the protocol");
+            let line = sent(8, &[word(frame.clone())]);
+            assert!(line.contains(&format!(" kind=\"{name}\" ")), "{name}: {line}");
+        }
+    }
+
+    #[test]
     fn each_frame_leaves_a_line_with_its_numbers_and_nothing_of_what_it_carries() {
         let refusal = SessionError::new(ErrorCode::TargetRefused, "SECRET");
         let bodies = [
@@ -135,7 +168,7 @@ mod tests {
         let wanted = [
             "kind=\"Data\" bytes=6",
             "kind=\"Credit\" received=10 limit=20",
-            "kind=\"Finish\" total=7",
+            "kind=\"Fin\" total=7",
             "kind=\"Refused\" epoch=3 code=\"target_refused\"",
             "kind=\"Ping\" number=5",
             "kind=\"Pong\"",
