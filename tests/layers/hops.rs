@@ -1,4 +1,4 @@
-//! The hops of a CONNECT: each function that the architecture lists is in the file of its row.
+//! What the architecture lists exists: each file, and each hop of a CONNECT in the file of its row.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
@@ -11,6 +11,40 @@ fn each_hop_of_a_connect_is_a_function_of_its_file() {
     let document = std::fs::read_to_string(path).expect("the document is readable");
     let errors = hop_errors(&document, &sources().into_iter().collect());
     assert!(errors.is_empty(), "docs/architecture.md: {} broken:\n{}", errors.len(), errors.join("\n"));
+}
+
+#[test]
+fn each_file_of_the_architecture_exists() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let document =
+        std::fs::read_to_string(root.join("docs/architecture.md")).expect("the document is readable");
+    let missing =
+        |path: &&str| ![(*path).to_owned(), on_disk(path)].iter().any(|path| root.join(path).exists());
+    let lost: Vec<_> = files(&document).into_iter().filter(missing).collect();
+    assert!(lost.is_empty(), "docs/architecture.md names files that do not exist: {lost:?}");
+}
+
+/// Returns the files and folders in a document's code spans. Placeholders (`x.rs`), and names that several files have, are
+/// left out.
+fn files(document: &str) -> BTreeSet<&str> {
+    let spans = document.lines().flat_map(|line| line.split('`').skip(1).step_by(2));
+    let is_part = |c: char| c.is_ascii_alphanumeric() || "/._-".contains(c);
+    let is_file = |span: &&str| {
+        let name = span.rsplit('/').next().unwrap_or(span);
+        let ending = name.split_once('.').map_or("", |(_, ending)| ending);
+        let is_path =
+            ["crates/", "docs/", "scripts/", "src/", "tests/"].iter().any(|top| span.starts_with(top));
+        span.chars().all(is_part)
+            && (is_path || ["md", "proto", "rs", "sh", "toml", "txt"].contains(&ending))
+            && !["x.rs", "absent.rs"].contains(&name)
+    };
+    spans.filter(is_file).collect()
+}
+
+/// Returns where a file of the documents is: they leave out `src`, and `crates/proto/src` is `proto`.
+fn on_disk(path: &str) -> String {
+    let place = place_on_disk(path);
+    if path.ends_with(".rs") { place } else { place.replace("/src/", "/") }
 }
 
 /// Returns the errors in the table of hops: missing files and functions, and a wrong number of either.
@@ -84,6 +118,22 @@ fn type_of_impl<'a>(at: impl Fn(usize) -> &'a str, i: usize) -> Option<&'a str> 
         }
     }
     last
+}
+
+#[test]
+fn only_names_of_files_are_compared_with_the_disk() {
+    let text = "`net/dial.rs` and `golden.rs`, below `crates/pages`:\n`src/x.rs`, `route`, `a/b`, `grep x.rs`, `proto/e.proto`";
+    let found: Vec<_> = files(text).into_iter().map(|file| (file, on_disk(file))).collect();
+    let places = found.iter().map(|(file, place)| (*file, place.as_str())).collect::<Vec<_>>();
+    assert_eq!(
+        places,
+        [
+            ("crates/pages", "src/crates/pages"),
+            ("golden.rs", "src/golden.rs"),
+            ("net/dial.rs", "crates/net/src/dial.rs"),
+            ("proto/e.proto", "crates/proto/e.proto"),
+        ]
+    );
 }
 
 #[test]
