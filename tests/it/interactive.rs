@@ -168,11 +168,11 @@ async fn an_echo_next_to_bulk_gets_its_own_link_until_the_bulk_ends() {
 #[tokio::test]
 async fn sessions_move_between_links_as_they_become_bulk_or_interactive() {
     let (world, bulk, typed) = World::shared().await;
-    typed.assert_continues(ExchangeStep::Bulk);
+    typed.switch_to(ExchangeStep::Bulk);
     has_moved(&world.server, 2, 0).await;
-    bulk.assert_continues(ExchangeStep::Types);
+    bulk.switch_to(ExchangeStep::Types);
     has_moved(&world.server, 1, 1).await;
-    bulk.assert_continues(ExchangeStep::Bulk);
+    bulk.switch_to(ExchangeStep::Bulk);
     has_moved(&world.server, 2, 0).await;
     are_over([bulk, typed]).await;
 }

@@ -14,9 +14,9 @@ async fn the_edges_server_assigns_relayed_sessions_to_links() {
     has_moved(&servers[0], 1, 1).await;
     assert_eq!(servers[0].server.table.len(), 0, "both sessions are relayed only");
     typed.is_alive().await;
-    typed.assert_continues(ExchangeStep::Bulk);
+    typed.switch_to(ExchangeStep::Bulk);
     has_moved(&servers[0], 2, 0).await;
-    bulk.assert_continues(ExchangeStep::Types);
+    bulk.switch_to(ExchangeStep::Types);
     has_moved(&servers[0], 1, 1).await;
     are_over([bulk, typed]).await;
     wait_until("no session is relayed", || servers[0].server.table.relayed() == (0, 0)).await;
@@ -36,11 +36,11 @@ async fn the_edge_assigns_the_sessions_that_it_opened_to_links() {
     has_moved(&world.server, 2, 2).await;
     for typed in &typed {
         typed.is_alive().await;
-        typed.assert_continues(ExchangeStep::Bulk);
+        typed.switch_to(ExchangeStep::Bulk);
     }
     has_moved(&world.server, 4, 0).await;
-    bulk.assert_continues(ExchangeStep::Types);
-    more.assert_continues(ExchangeStep::Types);
+    bulk.switch_to(ExchangeStep::Types);
+    more.switch_to(ExchangeStep::Types);
     has_moved(&world.server, 2, 2).await;
     are_over(typed.into_iter().chain([bulk, more])).await;
     world.server.assert_idle().await;

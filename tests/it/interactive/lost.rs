@@ -96,7 +96,7 @@ async fn without_a_primary_link_sessions_stay_on_the_interactive_one() {
     world.line.route_to(targets::nothing().await);
     world.line.reset_one(0);
     wait_until("the primary link has ended", || first(&world.server).is_none()).await;
-    typed.assert_continues(ExchangeStep::Bulk);
+    typed.switch_to(ExchangeStep::Bulk);
     moves_for(&typed, Duration::from_secs(3)).await;
     assert_eq!(link.sessions(), 1);
     world.line.route_to(world.server.server.bound.grpc);

@@ -43,7 +43,7 @@ impl ScriptedExchange {
     }
 
     /// Switches to another step.
-    pub(crate) fn assert_continues(&self, does: ExchangeStep) {
+    pub(crate) fn switch_to(&self, does: ExchangeStep) {
         self.does.send_replace(does);
     }
 
@@ -65,13 +65,13 @@ impl ScriptedExchange {
     }
 
     /// Drops the client, whatever the state of the session.
-    pub(crate) fn assert_fails(self) {
+    pub(crate) fn abort(self) {
         self.task.abort();
     }
 
     /// Ends the session in order, and checks that all bytes have come back.
     pub(crate) async fn over(self) {
-        self.assert_continues(ExchangeStep::Ends);
+        self.switch_to(ExchangeStep::Ends);
         let (said, heard) = assert_eventually("the end of a session", self.task).await.unwrap();
         assert!(said == heard && said > 0, "{said} bytes were sent, and {heard} have come back");
     }
