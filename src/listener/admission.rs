@@ -27,7 +27,7 @@ use crate::session_io::{LocalPeer, OpenSession, run_session};
 use tunnel_base::access_log::AccessLogEntry;
 use tunnel_base::addresses::{AddressBook, Location};
 use tunnel_base::drain::Drain;
-use tunnel_base::metrics::Metrics;
+use tunnel_base::metrics::{DENIALS, Metrics};
 use tunnel_base::names::{Host, NodeName, Target};
 use tunnel_base::policy::targets::is_off_limits;
 use tunnel_base::policy::zone::Zone;
@@ -269,6 +269,7 @@ where
 {
     let (refused, refusals) =
         (context.metrics.connections_rejected.clone(), context.metrics.refusals.clone());
+    context.metrics.sessions.expose(context.listener, &DENIALS);
     let permits = max_pending(context.edge_routing.is_some());
     let limits = AcceptLimits { permits, proxies, refused, refusals };
     let (drain, context) = (context.drain.clone(), Arc::new(context));

@@ -681,6 +681,8 @@ mod tests {
 
 #[cfg(test)]
 mod statuses_tests {
+    use tunnel_base::metrics::{CODES, DENIALS};
+
     use super::*;
 
     #[test]
@@ -733,6 +735,10 @@ mod statuses_tests {
         ]);
         for denial in denials {
             let (status, label, _) = denial.response_row();
+            assert!(
+                CODES.contains(&label) || DENIALS.contains(&label),
+                "{label} is not exposed from the start"
+            );
             let has_row = |line: &str| {
                 let mut cells = line.split(" | ");
                 cells.next() == Some(&format!("| {}", status.as_u16()))

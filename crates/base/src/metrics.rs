@@ -7,8 +7,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use parking_lot::Mutex;
-use prometheus_client::encoding::EncodeLabelSet;
 use prometheus_client::encoding::text::encode;
+use prometheus_client::encoding::{EncodeLabelSet, EncodeMetric as _};
 use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::Gauge;
@@ -147,7 +147,10 @@ impl Metrics {
             nodes.get_or_create_owned(&labels)
         };
         registry.register("tunnel_nodes_connected", "Number of nodes linked to this server", nodes.clone());
-        Self::with(registry, nodes, &["edge", "peer"])
+        let metrics = Self::with(registry, nodes, &["edge", "peer"]);
+        metrics.links_rejected.expose(&LINKS_REJECTED);
+        metrics.sessions.expose("bridge", &[]);
+        metrics
     }
 
     /// Returns the metrics of an edge; [`Self::nodes`] exists but is not exposed.
@@ -166,6 +169,22 @@ impl Metrics {
             ExpositionFormat::Open => text,
             ExpositionFormat::Plain => plain(&text),
         }
+    }
+
+    /// Exposes the counters with fixed labels before their first event: an alert on an increase does not see the event
+    /// with which a series begins.
+    fn expose_reasons(&self) {
+        self.links_closed.expose(&LINKS_CLOSED);
+        self.link_dial_failures.expose(&DIAL_FAILURES);
+        self.resets.expose(&CODES);
+        self.resets.expose(&["slow_reader"]);
+        self.truncated.expose(&["memory", "sessions", "delivery_timeout"]);
+        self.frames_dropped.expose(&FRAMES_DROPPED);
+        self.connections_rejected.expose(&CONNECTIONS_REJECTED);
+        for outcome in ["used", "unneeded", "failed"] {
+            self.backup_links.counted(outcome);
+        }
+        self.sessions.expose("acceptor", &[]);
     }
 
     /// Registers all metrics in `all`. Open links to each of the kinds `remotes` are exposed even before the first one.
@@ -205,6 +224,7 @@ impl Metrics {
         for remote in remotes {
             metrics.links.of(remote);
         }
+        metrics.expose_reasons();
         metrics.register_links(&mut all);
         metrics.register_sessions(&mut all);
         metrics.register_refused(&mut all);
@@ -227,8 +247,20 @@ fn session_bytes(to: &mut Registry) -> [Counter; 2] {
 }
 
 impl ReasonCounter {
+    /// Exposes the counts for these reasons.
+    fn expose(&self, reasons: &[&'static str]) {
+        for reason in reasons {
+            self.counted(reason);
+        }
+    }
+
     /// Increments the count for `reason`.
     pub fn count(&self, reason: &'static str) {
+        // An edge has no reasons to reject links.
+        debug_assert!(
+            self.0.is_empty() || self.0.get(&ReasonLabels { reason }).is_some(),
+            "{reason} is in no list of reasons, so it is not exposed from the start"
+        );
         self.0.get_or_create(&ReasonLabels { reason }).inc();
         self.1.inc();
     }
@@ -301,6 +333,14 @@ impl Buffers {
 }
 
 impl Sessions {
+    /// Exposes the counts of `listener`, which denies requests for these reasons.
+    pub fn expose(&self, listener: &'static str, denials: &[&'static str]) {
+        self.now(listener);
+        for result in CODES.iter().chain(&ENDS).chain(denials) {
+            self.closed(listener, result);
+        }
+    }
+
     /// Counts a session of `listener` as open until the result is dropped.
     pub fn start(&self, listener: &'static str) -> ActiveSession {
         self.now.get_or_create(&ListenerLabels { listener }).inc();
@@ -352,6 +392,140 @@ impl LatencyHistogram {
         Self(Histogram::new(buckets.iter().copied()))
     }
 }
+
+// The fixed values of labels. Each is exposed from the start.
+
+/// The names of the protocol's error codes: results of sessions, and reasons of resets.
+pub const CODES: [&str; 13] = [
+    "cancelled",
+    "internal",
+    "node_not_allowed",
+    "node_not_connected",
+    "not_allowed",
+    "ok",
+    "overloaded",
+    "own_port",
+    "protocol_error",
+    "target_refused",
+    "target_timeout",
+    "target_unreachable",
+    "unknown_session",
+];
+
+/// The other results of sessions with an end here.
+const ENDS: [&str; 3] = ["aborted", "client_io_error", "target_io_error"];
+
+/// The results of requests that a listener denies itself, in addition to [`CODES`].
+pub const DENIALS: [&str; 18] = [
+    "address_ambiguous",
+    "address_unknown",
+    "bad_request",
+    "bad_target",
+    "body",
+    "credentials_invalid",
+    "credentials_missing",
+    "forbidden",
+    "method",
+    "no_ready_endpoint",
+    "node_not_named",
+    "service_unknown",
+    "target_forbidden",
+    "target_is_local_node",
+    "target_tls",
+    "timeout",
+    "upstream_no_response",
+    "upstream_timeout",
+];
+
+const LINKS_CLOSED: [&str; 7] = [
+    "closed_by_remote",
+    "closed_locally",
+    "name_in_use",
+    "protocol_error",
+    "replaced_by_backup",
+    "timed_out",
+    "write_stalled",
+];
+
+const LINKS_REJECTED: [&str; 21] = [
+    "bad_metadata",
+    "bad_role",
+    "call_timeout",
+    "evicted",
+    "file_limit",
+    "forbidden",
+    "gone",
+    "invitation",
+    "limit_reached",
+    "name_in_use",
+    "no_invitations",
+    "no_primary_link",
+    "overloaded",
+    "plain_dialect",
+    "proxy_header",
+    "stopping",
+    "timed_out",
+    "tls",
+    "tls_timeout",
+    "token",
+    "unknown_method",
+];
+
+const DIAL_FAILURES: [&str; 18] = [
+    "address_unknown",
+    "call_timeout",
+    "closed_by_remote",
+    "credentials_missing",
+    "dns",
+    "internal",
+    "local_error",
+    "name_in_use",
+    "no_primary_link",
+    "plain_dialect",
+    "proxy",
+    "refused",
+    "rejected",
+    "timeout",
+    "tls",
+    "tls_timeout",
+    "token",
+    "unreachable",
+];
+
+const FRAMES_DROPPED: [&str; 8] = [
+    "bad_field",
+    "bad_session_id",
+    "bad_target",
+    "unexpected",
+    "unknown_session",
+    "unknown_type",
+    "wrong_node",
+    "wrong_opener",
+];
+
+const CONNECTIONS_REJECTED: [&str; 21] = [
+    "client_hello_missing",
+    "client_hello_too_large",
+    "evicted",
+    "file_limit",
+    "forbidden",
+    "gone",
+    "header_invalid",
+    "header_missing",
+    "header_timeout",
+    "header_too_large",
+    "limit_reached",
+    "not_redirected",
+    "not_socks5",
+    "not_tls",
+    "proxy_header",
+    "reset",
+    "reset_while_opening",
+    "ssh_without_proxy_command",
+    "timed_out",
+    "tls",
+    "tls_timeout",
+];
 
 /// Initial capacity of the text in bytes, to avoid reallocations.
 const TEXT_BYTES: usize = 8 * 1024;
@@ -633,19 +807,19 @@ mod tests {
         let metrics = Metrics::server("ns", "pod");
         // A new field does not compile here until it is listed, and given a value if it is exposed only with one.
         let Metrics {
-            links_closed,
-            links_rejected,
-            link_dial_failures,
-            sessions,
-            resets,
-            truncated,
             buffers,
-            frames_dropped,
-            connections_rejected,
-            backup_links,
             certificates,
             requests,
             plain_links,
+            links_closed: _,
+            links_rejected: _,
+            link_dial_failures: _,
+            sessions: _,
+            resets: _,
+            truncated: _,
+            frames_dropped: _,
+            connections_rejected: _,
+            backup_links: _,
             nodes: _,
             links: _,
             node_name_conflicts: _,
@@ -663,24 +837,33 @@ mod tests {
             refusals: _,
             registry: _,
         } = &metrics;
-        for reasons in [
-            links_closed,
-            links_rejected,
-            link_dial_failures,
-            resets,
-            truncated,
-            frames_dropped,
-            connections_rejected,
-        ] {
-            reasons.count("a");
-        }
-        backup_links.count("a");
         plain_links.opened("a");
         buffers.set("a", 1, 1);
         certificates.set("a", 1);
-        sessions.start("a").end("b");
         drop(requests.start("GET", "/"));
         metrics
+    }
+
+    #[test]
+    fn each_fixed_label_is_exposed_before_its_first_event() {
+        let metrics = Metrics::server("", "");
+        metrics.sessions.expose("connect", &DENIALS);
+        let text = metrics.encode(ExpositionFormat::Plain);
+        for series in [
+            "tunnel_links_closed_total{reason=\"timed_out\"}",
+            "tunnel_links_rejected_total{reason=\"token\"}",
+            "tunnel_link_dial_failures_total{reason=\"dns\"}",
+            "tunnel_backup_links_total{outcome=\"used\"}",
+            "tunnel_sessions_truncated_total{reason=\"memory\"}",
+            "tunnel_sessions_reset_total{reason=\"slow_reader\"}",
+            "tunnel_frames_dropped_total{reason=\"wrong_node\"}",
+            "tunnel_connections_rejected_total{reason=\"header_timeout\"}",
+            "tunnel_sessions_closed_total{listener=\"acceptor\",result=\"target_refused\"}",
+            "tunnel_sessions_closed_total{listener=\"connect\",result=\"forbidden\"}",
+            "tunnel_sessions_open{listener=\"connect\"}",
+        ] {
+            assert!(text.contains(&format!("\n{series} 0\n")), "{series} is not in\n{text}");
+        }
     }
 
     #[tokio::test]

@@ -441,6 +441,13 @@ mod tests {
     use super::*;
 
     #[test]
+    fn each_code_is_exposed_in_metrics_before_its_first_event() {
+        let mut names: Vec<_> = (0..13).map(|code| ErrorCode::from_wire(code).name()).collect();
+        names.sort_unstable();
+        assert_eq!(names, tunnel_base::metrics::CODES);
+    }
+
+    #[test]
     fn an_edge_is_its_proven_name_and_a_server_vouches_for_others() {
         let (node, server) = ("node/edge-1", "server/0000000000000000000000000000000a");
         let edge = Remote::Edge("edge-1".parse().unwrap());
