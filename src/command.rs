@@ -209,11 +209,11 @@ pub enum Command {
     Connect(ConnectArgs),
     /// Log in to a node with ssh through a server.
     ///
-    /// The server and the login there are found as by `tunnel connect`, which ssh runs as its ProxyCommand. Options of
-    /// ssh come after the node.
+    /// The server and the login there are found as by `tunnel connect`, which ssh runs as its ProxyCommand. The flags
+    /// below come first; everything after them is for ssh.
     #[command(after_help = examples([
         "tunnel ssh root@node1",
-        "tunnel ssh --server tunnel.example.org:2222 root@node1 -p 2200 uptime",
+        "tunnel ssh --server tunnel.example.org:2222 -p 2200 root@node1 uptime",
     ]))]
     Ssh(SshArgs),
     /// Print a block for ~/.ssh/config, so that ssh, scp and rsync reach nodes by name.
@@ -317,8 +317,14 @@ impl Args {
         let translated = translate_superedge(given.clone())?;
         let is_superedge = translated != given;
         let mut args = Self::try_parse_from(translated)?;
-        if let Command::Server(serve) | Command::Edge(serve) = &mut args.command {
-            serve.is_superedge = is_superedge;
+        match &mut args.command {
+            Command::Server(serve) | Command::Edge(serve) => serve.is_superedge = is_superedge,
+            Command::Ssh(ssh) => {
+                // The parser drops a "--" before them, which tells ssh that no option follows.
+                let before = given.len().saturating_sub(ssh.args.len() + 1);
+                ssh.args.splice(0..0, given.get(before).filter(|last| *last == "--").cloned());
+            }
+            _ => {}
         }
         Ok(args)
     }

@@ -3,7 +3,7 @@
 use std::ffi::OsString;
 use std::os::unix::process::CommandExt as _;
 use std::path::Path;
-use std::process::Command;
+use std::process;
 
 use crate::command::client::ClientArgs;
 use crate::command::{CommandError, shell_word};
@@ -14,11 +14,8 @@ pub struct SshArgs {
     /// Flags for `tunnel connect`.
     #[command(flatten)]
     pub client: ClientArgs,
-    /// Node, and the user there.
-    #[arg(value_name = "[USER@]NODE", allow_hyphen_values = true)]
-    pub node: String,
-    /// Options of ssh, and a command.
-    #[arg(value_name = "ARGS", trailing_var_arg = true, allow_hyphen_values = true)]
+    /// Arguments for ssh, as ssh takes them: options, [USER@]NODE, and a command.
+    #[arg(value_name = "ARGS", required = true, trailing_var_arg = true, allow_hyphen_values = true)]
     pub args: Vec<OsString>,
 }
 
@@ -39,7 +36,7 @@ pub fn run(asked: &SshArgs) -> CommandError {
         Ok(args) => args,
         Err(error) => return error,
     };
-    let cause = Command::new("ssh").args(args).exec();
+    let cause = process::Command::new("ssh").args(args).exec();
     CommandError::unavailable(format!("cannot run ssh: {cause}; install OpenSSH's client"))
 }
 
@@ -64,13 +61,15 @@ pub fn config(asked: &SshConfigArgs) -> Result<String, CommandError> {
 
 /// Returns the arguments for ssh.
 fn ssh_args(asked: &SshArgs) -> Result<Vec<OsString>, CommandError> {
-    if asked.node.is_empty() || asked.node.starts_with('-') {
-        let text = format!("{:?}: expected NODE or USER@NODE; options of ssh come after it", asked.node);
-        return Err(CommandError::usage(text));
+    let first = asked.args.first().and_then(|first| first.to_str()).unwrap_or_default();
+    // ssh has no such options, and would print only its own usage.
+    if first.starts_with("--") && first != "--" {
+        let expected = "a flag of tunnel ssh (see tunnel help ssh), then options of ssh, and [USER@]NODE";
+        return Err(CommandError::usage(format!("{first:?}: expected {expected}")));
     }
     let option = format!("ProxyCommand={}", proxy_command(&asked.client)?);
-    let first = ["-o".into(), option.into(), asked.node.clone().into()];
-    Ok(first.into_iter().chain(asked.args.iter().cloned()).collect())
+    let own = ["-o".into(), option.into()];
+    Ok(own.into_iter().chain(asked.args.iter().cloned()).collect())
 }
 
 /// Returns the ProxyCommand, with the given flags. `tunnel connect` finds other values as this command would.
@@ -114,6 +113,8 @@ fn quoted(word: &str) -> String {
 mod tests {
     use clap::Parser as _;
 
+    use crate::command::{Args, Command};
+
     use super::*;
 
     #[derive(Debug, clap::Parser)]
@@ -143,10 +144,31 @@ mod tests {
     }
 
     #[test]
-    fn an_option_is_not_taken_for_a_node() {
-        let asked = SshLine::try_parse_from(["ssh", "--", "-oProxyCommand=evil"]).unwrap().ssh;
-        let told = ssh_args(&asked).unwrap_err();
-        assert!(told.code == 64 && told.text.contains("options of ssh come after it"), "{told}");
+    fn options_of_ssh_may_come_before_the_node() {
+        let after = |line: &[&str]| {
+            let line = [&["tunnel", "ssh"], line].concat();
+            let Command::Ssh(asked) = Args::read(line.into_iter().map(OsString::from)).unwrap().command
+            else {
+                panic!()
+            };
+            let args = ssh_args(&asked)?.into_iter().map(|arg| arg.into_string().unwrap());
+            Ok::<_, CommandError>(args.skip(2).collect::<Vec<_>>().join(" "))
+        };
+        for line in
+            ["-F cfg node1", "-o X=y -p 2200 root@node1 uptime", "-vN node1", "-V", "node1 -- ls --ca=x"]
+        {
+            let line: Vec<_> = line.split(' ').collect();
+            assert_eq!(after(&line).unwrap(), line.join(" "));
+            assert_eq!(after(&[&["--server=a:1"], &*line].concat()).unwrap(), line.join(" "));
+        }
+        // As with ssh, nothing after -- is an option.
+        assert_eq!(after(&["--", "-oProxyCommand=evil"]).unwrap(), "-- -oProxyCommand=evil");
+        assert_eq!(after(&["--server=a:1", "--", "node1", "--", "ls"]).unwrap(), "-- node1 -- ls");
+        let told = after(&["--sever=a:1", "node1"]).unwrap_err();
+        assert!(
+            told.code == 64 && told.text.contains("\"--sever=a:1\": expected a flag of tunnel ssh"),
+            "{told}"
+        );
     }
 
     #[test]
