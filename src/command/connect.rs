@@ -3,13 +3,13 @@
 use std::fmt;
 use std::fs::File;
 use std::future::poll_fn;
-use std::io::{self, ErrorKind};
+use std::io::{self, ErrorKind, IsTerminal as _};
 use std::net::SocketAddr;
 use std::os::fd::AsFd;
 use std::path::PathBuf;
 use std::pin::Pin;
 use std::sync::Arc;
-use std::task::{Context, Poll, ready};
+use std::task::{Context, Poll, Waker, ready};
 use std::time::Duration;
 
 use base64::Engine as _;
@@ -458,7 +458,8 @@ const MAX_BODY: usize = 16 * 1024;
 // A session's bytes over stdin and stdout.
 
 /// Copies stdin to the session and the session to stdout until both have ended. Each end is passed on at once: the
-/// session is notified when stdin ends, and stdout is closed when the session ends its direction.
+/// session is notified when stdin ends, and stdout is closed when the session ends its direction. A terminal ends then,
+/// too: its user cannot know that the target has closed.
 ///
 /// # Errors
 ///
@@ -467,9 +468,11 @@ pub(crate) async fn carry(session: ConnectStream) -> Result<(), CommandError> {
     let failed = |cause: io::Error| broken_off(&cause.to_string());
     let stdin = io::stdin().as_fd().try_clone_to_owned().map_err(failed)?;
     let stdio = Stdio {
+        is_terminal: stdin.is_terminal(),
         input: tokio::fs::File::from_std(stdin.into()),
         output: Some(stdout().map_err(failed)?),
         failed: None,
+        reader: None,
     };
     tokio::select! {
         copied = copy(stdio, session) => copied,
@@ -525,6 +528,10 @@ struct Stdio {
     output: Option<tokio::fs::File>,
     /// The error of a failed write. Nothing is read after it, because the caller has disconnected.
     failed: Option<io::ErrorKind>,
+    /// Whether stdin is a terminal, which ends with `output`.
+    is_terminal: bool,
+    /// Wakes the reader of a terminal when `output` ends.
+    reader: Option<Waker>,
 }
 
 impl Stdio {
@@ -549,10 +556,16 @@ impl AsyncRead for Stdio {
         cx: &mut Context<'_>,
         out: &mut ReadBuf<'_>,
     ) -> Poll<io::Result<()>> {
-        match self.failed {
-            Some(kind) => Poll::Ready(Err(kind.into())),
-            None => Pin::new(&mut self.input).poll_read(cx, out),
+        if let Some(kind) = self.failed {
+            return Poll::Ready(Err(kind.into()));
         }
+        if self.is_terminal {
+            if self.output.is_none() {
+                return Poll::Ready(Ok(()));
+            }
+            self.reader = Some(cx.waker().clone());
+        }
+        Pin::new(&mut self.input).poll_read(cx, out)
     }
 }
 
@@ -571,6 +584,7 @@ impl AsyncWrite for Stdio {
     fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         let flushed = ready!(self.as_mut().poll_flush(cx));
         self.output = None;
+        self.reader.take().into_iter().for_each(Waker::wake);
         Poll::Ready(flushed)
     }
 }

@@ -1,14 +1,14 @@
 //! Half-close from end to end: the client ends its sending side, and still receives the response.
 
 use std::fs::File;
-use std::io::Read;
+use std::io::{Read, Write as _};
 use std::net::TcpListener;
 use std::os::fd::OwnedFd;
 use std::process::Command;
 use std::time::Duration;
 
 use crate::parts::have;
-use crate::process::run;
+use crate::process::{Running, run};
 use crate::ssh::sha256;
 use crate::tunnel::{PROGRAM, Pair};
 
@@ -38,6 +38,23 @@ fn tunnel_connect_sends_its_end_and_reads_the_answer() {
     answer_comes_after_the_end(PROGRAM, |proxy, port| {
         format!("connect --server=http://127.0.0.1:{proxy} node1:{port}")
     });
+}
+
+#[test]
+fn tunnel_connect_at_a_terminal_ends_with_its_target() {
+    if !have(&["script"]) {
+        return;
+    }
+    let pair = Pair::start();
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let target = format!("node1:{}", listener.local_addr().unwrap().port());
+    std::thread::spawn(move || listener.accept().unwrap().0.write_all(b"until then\n").unwrap());
+    let line = format!("{PROGRAM} connect --server=http://127.0.0.1:{} {target}", pair.cloud.connect);
+    let mut script = Command::new("script");
+    script.args(["-qec", &line, "/dev/null"]);
+    let (mut terminal, _typed) = Running::start_fed("terminal", pair.place.path(), &mut script);
+    assert!(terminal.ends(ANSWER).success());
+    terminal.said("until then");
 }
 
 /// Sends three million bytes to a server that responds with their hash after the end of its input.
