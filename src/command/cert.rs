@@ -8,7 +8,8 @@ use clap::{Subcommand, value_parser};
 
 use crate::command::file_edit::{self, FileEdit};
 use crate::command::init::{
-    APISERVER, DAY, certified, client_folders, read_authority, refused, write_client, write_issued,
+    APISERVER, DAY, certified, client_folders, host_of_server, read_authority, refused, write_client,
+    write_issued,
 };
 use crate::command::output_dir::OutputDir;
 use crate::command::{CommandError, examples};
@@ -56,7 +57,7 @@ pub enum IssueKind {
     ]))]
     Server {
         /// Name or address at which edges reach the server; may be repeated.
-        #[arg(long = "name", value_name = "HOST", required = true)]
+        #[arg(long = "name", value_name = "HOST", required = true, value_parser = host_of_server)]
         names: Vec<Host>,
     },
     /// A client's certificate.
@@ -79,7 +80,12 @@ pub enum IssueKind {
         #[arg(value_name = "NAME")]
         name: String,
         /// Host of the egress port in kube-apiserver's selector.
-        #[arg(long, value_name = "HOST", required_if_eq("name", "system:kube-apiserver"))]
+        #[arg(
+            long,
+            value_name = "HOST",
+            required_if_eq("name", "system:kube-apiserver"),
+            value_parser = host_of_server
+        )]
         server: Option<Host>,
     },
 }

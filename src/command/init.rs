@@ -9,16 +9,17 @@ use clap::value_parser;
 
 use crate::command::output_dir::OutputDir;
 use crate::command::{CommandError, shell_word};
-use crate::config::{ConfigErrors, Environment, Warning};
+use crate::config::{ConfigError, ConfigErrors, Environment, Warning};
 use crate::edge::Edge;
 use crate::edge::config::EdgeConfig;
 use crate::parts;
 use crate::server::Server;
 use crate::server::config::ServerConfig;
 use crate::startup::Startup;
-use tunnel_base::names::{Host, NodeName};
+use tunnel_base::names::{Host, NameError, NodeName};
 use tunnel_net::pki::{CertificateAuthority, IssuedCert, PkiError};
 use tunnel_net::tls::certificate::KUBELET_CLIENT;
+use tunnel_net::tls::server_name;
 
 /// Arguments of `tunnel init`.
 #[derive(Debug, Clone, clap::Args)]
@@ -27,7 +28,7 @@ pub struct InitArgs {
     #[arg(value_name = "DIR", default_value = "tunnel-files")]
     pub dir: PathBuf,
     /// Name or address at which edges reach the servers; may be repeated. Edges dial the first.
-    #[arg(long = "name", value_name = "HOST", required = true)]
+    #[arg(long = "name", value_name = "HOST", required = true, value_parser = host_of_server)]
     pub names: Vec<Host>,
     /// Node that gets its own token and config; may be repeated. Nodes that join by invitation need none.
     #[arg(long = "node", value_name = "NODE")]
@@ -207,6 +208,7 @@ fn write_cloud(
     let text = ServerConfigText { clients: &asked.clients };
     let here = now_at.join("server");
     checked(
+        "server.toml",
         ServerConfig::read(&text.at(&here.to_string_lossy()), &Environment::default()),
         Server::validate,
     )?;
@@ -237,7 +239,8 @@ fn write_edge(
         has_kubelet: signs.kubelets.is_some(),
     };
     let here = now_at.join(&dir);
-    checked(EdgeConfig::read(&text.at(&here.to_string_lossy()), &Environment::default()), Edge::validate)?;
+    let read = EdgeConfig::read(&text.at(&here.to_string_lossy()), &Environment::default());
+    checked("edge.toml", read, Edge::validate)?;
     folder.write(&format!("{dir}/edge.toml"), &text.at(to))
 }
 
@@ -265,16 +268,32 @@ pub(crate) fn write_issued(folder: &OutputDir, path: &str, issued: &IssuedCert) 
     folder.write(&format!("{path}.key"), issued.key())
 }
 
-/// Checks that the program would start with the written config and its files.
+/// Checks that the program would start with a config and its files, before `file` is written with it.
 pub(crate) fn checked<T>(
+    file: &str,
     read: Result<(T, Vec<Warning>), ConfigErrors>,
     check: impl FnOnce(&T, &mut Startup),
 ) -> Result<(), CommandError> {
-    let (settings, _) = read.map_err(|errors| CommandError::unusable(errors.to_string()))?;
-    let mut startup = Startup::checking();
-    check(&settings, &mut startup);
-    let errors = startup.into_faults();
-    if errors.iter().next().is_none() { Ok(()) } else { Err(CommandError::unusable(errors.to_string())) }
+    let found: Vec<_> = match read {
+        Ok((settings, _)) => {
+            let mut startup = Startup::checking();
+            check(&settings, &mut startup);
+            startup.into_faults().iter().map(|found| found.error.clone()).collect()
+        }
+        Err(errors) => errors.iter().cloned().collect(),
+    };
+    let Some(first) = found.first() else { return Ok(()) };
+    // Without the line: the file does not exist.
+    let why = ConfigError { line: None, ..first.clone() };
+    Err(CommandError::unusable(format!("cannot make {file} of these arguments: {why}")))
+}
+
+/// Parses the host of a server, which its certificate must be able to contain.
+pub(crate) fn host_of_server(text: &str) -> Result<Host, String> {
+    let host: Host = text.parse().map_err(|cause: NameError| cause.to_string())?;
+    server_name(&certified(&host))
+        .map_err(|_| "expected a DNS name, or an IP address without leading zeros".to_owned())?;
+    Ok(host)
 }
 
 /// Returns a name in the form of a certificate.

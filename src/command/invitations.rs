@@ -18,7 +18,7 @@ use tokio_rustls::client::TlsStream;
 use tokio_rustls::rustls::pki_types::ServerName;
 
 use crate::admin::Invited;
-use crate::command::init::{EdgeConfigText, checked, folder_on_machine, random_token};
+use crate::command::init::{EdgeConfigText, checked, folder_on_machine, host_of_server, random_token};
 use crate::command::output_dir::OutputDir;
 use crate::command::service::{self, Unit};
 use crate::command::status::{Table, ask, duration, socket};
@@ -205,7 +205,7 @@ pub struct JoinArgs {
     #[arg(long, value_name = "FILE")]
     pub invitation: InvitationSource,
     /// Name in the server's certificate, if it differs from the dialled name.
-    #[arg(long, value_name = "NAME")]
+    #[arg(long, value_name = "NAME", value_parser = host_of_server)]
     pub tls_server_name: Option<Host>,
     /// Folder for config, CA and token; its existing contents are kept.
     #[arg(long, value_name = "DIR", default_value = "/etc/tunnel")]
@@ -298,7 +298,7 @@ pub async fn run(asked: &JoinArgs, env: &Environment, stdin: impl Read) -> Resul
     };
     let written = folder.rewrite(AUTHORITY, &authority).and_then(|()| {
         let here = folder.unfinished().to_string_lossy().into_owned();
-        checked(EdgeConfig::read(&text.at(&here), &Environment::default()), Edge::validate)
+        checked("edge.toml", EdgeConfig::read(&text.at(&here), &Environment::default()), Edge::validate)
     });
     match written {
         Ok(()) => folder.finish()?,

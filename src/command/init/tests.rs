@@ -124,6 +124,33 @@ fn printed_commands_are_quoted_for_a_shell() {
 }
 
 #[test]
+fn a_name_that_no_certificate_can_contain_is_refused_with_its_flag() {
+    for line in [
+        "init --name 192.168.001.1",
+        "cert issue server --name 1.2.3",
+        "cert issue egress-client system:kube-apiserver --server 0x7f.1",
+        "join cloud.test:9000 --invitation - --tls-server-name 10.0.0.01",
+    ] {
+        let args = format!("tunnel {line}");
+        let told = Args::read(args.split(' ').map(Into::into)).unwrap_err().to_string();
+        let (flag, name) = line.rsplit_once(' ').unwrap();
+        let flag = flag.rsplit(' ').next().unwrap();
+        assert!(told.contains(&format!("invalid value '{name}' for '{flag} <")), "{line}: {told}");
+        assert!(told.contains("expected a DNS name, or an IP address"), "{line}: {told}");
+    }
+}
+
+#[test]
+fn an_error_of_a_file_that_is_not_written_names_no_line_of_it() {
+    let read = ServerConfig::read("[server.links]\nlisten = \"nowhere\"\n", &Environment::default());
+    let told = checked("server.toml", read, Server::validate).unwrap_err();
+    assert!(
+        told.code == 78 && told.text.starts_with("cannot make server.toml of these arguments: server."),
+        "{told}"
+    );
+}
+
+#[test]
 fn what_cannot_be_made_is_told_and_leaves_nothing() {
     let place = tempfile::tempdir().unwrap();
     let dir = place.path().join("files");
