@@ -209,7 +209,7 @@ pub struct JoinArgs {
     pub tls_server_name: Option<Host>,
     /// Folder for config, CA and token; its existing contents are kept.
     #[arg(long, value_name = "DIR", default_value = "/etc/tunnel")]
-    pub out_dir: PathBuf,
+    pub install_dir: PathBuf,
 }
 
 /// Where `tunnel join` finds the invitation.
@@ -271,13 +271,13 @@ const MAX_INVITATION: u64 = 4096;
 pub async fn run(asked: &JoinArgs, env: &Environment, stdin: impl Read) -> Result<String, CommandError> {
     let code = asked.invitation.read(stdin)?;
     let node = code.node();
-    let to = folder_on_machine("--out-dir", &asked.out_dir)?;
+    let to = folder_on_machine("--install-dir", &asked.install_dir)?;
     // The package's unit is used where it is installed; another unit would shadow it.
     let unit = service::packaged(Role::Edge).is_none().then_some(UNIT);
-    let new_unit = unit.map(|_| new_unit(&asked.out_dir)).transpose()?.flatten();
+    let new_unit = unit.map(|_| new_unit(&asked.install_dir)).transpose()?.flatten();
     let entries = ENTRIES.into_iter().chain(new_unit.as_ref().and(unit)).map(str::to_owned);
     // Local steps that can fail come first, because an invitation can be used only once.
-    let folder = OutputDir::resume(&asked.out_dir, entries)?;
+    let folder = OutputDir::resume(&asked.install_dir, entries)?;
     let token = folder.write_once(TOKEN, &format!("{}\n", random_token()))?;
     let (server, dns) = (asked.server.to_string(), asked.tls_server_name.as_ref());
     let text = EdgeConfigText { node, server: &server, dns, has_kubelet: false };
@@ -318,7 +318,7 @@ pub async fn run(asked: &JoinArgs, env: &Environment, stdin: impl Read) -> Resul
     Ok(format!(
         "{node} has joined; in {to}, for this user only: edge.toml, certs/ca.crt, token/token{more}\nnext, here:\n  tunnel edge -c {to}/edge.toml\n\
          or, to let systemd start it now and at every boot:\n{readable}  systemctl enable --now {start}\n",
-        readable = service::make_readable(&asked.out_dir),
+        readable = service::make_readable(&asked.install_dir),
     ))
 }
 

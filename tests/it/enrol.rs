@@ -49,7 +49,8 @@ async fn invited(server: &TestServer) -> String {
 /// Returns the arguments of a command line.
 fn line(server: impl std::fmt::Display, code: &str, to: &Path) -> JoinArgs {
     let (server, to) = (server.to_string(), to.to_str().unwrap());
-    let line = ["tunnel", "join", &server, "--invitation", code, "--tls-server-name", NAME, "--out-dir", to];
+    let line =
+        ["tunnel", "join", &server, "--invitation", code, "--tls-server-name", NAME, "--install-dir", to];
     match Args::parse_from(line).command {
         Command::Join(join) => join,
         other => panic!("{other:?}"),

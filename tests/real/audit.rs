@@ -58,7 +58,7 @@ fn each_privileged_action_at_a_server_logs_one_line_with_user_and_address() {
     one_more(&cloud.process, &mut seen, "invitation created", &made);
 
     let to = place.path().join("etc").display().to_string();
-    let join = |code: &str| says(&["join", &at, "--invitation", code, "--out-dir", &to]);
+    let join = |code: &str| says(&["join", &at, "--invitation", code, "--install-dir", &to]);
     assert_eq!(join(&code.replace(".edge7", ".edge8")).status.code(), Some(77));
     assert!(join(code).status.success());
     let used = [("actor", "edge7"), ("remote_addr", "127.0.0.1")];

@@ -32,7 +32,7 @@ fn wrong_arguments_are_reported_with_what_is_expected() {
         ("join", 64, "<SERVER:PORT>"),
         ("join nowhere --invitation CODE", 64, "has no port; expected host:port"),
         ("join localhost:1 --invitation short", 64, "cannot read short"),
-        ("join localhost:1 --invitation CODE --out-dir relative", 64, "--out-dir"),
+        ("join localhost:1 --invitation CODE --install-dir relative", 64, "--install-dir"),
     ] {
         let line = line.replace("CODE", &code);
         let said = says(&line.split(' ').collect::<Vec<_>>());
@@ -162,7 +162,7 @@ fn failures_of_disks_and_permissions_are_reported_and_leave_no_damage() {
     let (to, config) =
         (stage.path("joining/etc").display().to_string(), stage.path("pod.toml").display().to_string());
     let through = format!("http://127.0.0.1:{connect}");
-    let join = "join CLOUD --invitation CODE --out-dir FOLDER";
+    let join = "join CLOUD --invitation CODE --install-dir FOLDER";
     let words = [
         ("CLOUD", at.as_str()),
         ("CODE", code),

@@ -44,7 +44,7 @@ fn a_node_is_invited_joins_links_and_is_revoked_by_one_command_each() {
     let to = place.path().join("etc");
     let dir = to.display().to_string();
     let server = format!("localhost:{}", cloud.grpc);
-    let join = ["join", &server, "--invitation", &code, "--out-dir", &dir];
+    let join = ["join", &server, "--invitation", &code, "--install-dir", &dir];
     let joined = says(&join);
     assert!(joined.status.success() && joined.stdout.starts_with("edge7 has joined"), "{joined:?}");
     let again = says(&join);
@@ -53,7 +53,7 @@ fn a_node_is_invited_joins_links_and_is_revoked_by_one_command_each() {
     let used = says(&[&join[..5], &[second.as_str()][..]].concat());
     assert_eq!(used.status.code(), Some(77), "{used:?}");
     assert!(used.stderr.contains("has been used already"), "{used:?}");
-    let guess = says(&["join", &server, "--invitation", "guess", "--out-dir", &second]);
+    let guess = says(&["join", &server, "--invitation", "guess", "--install-dir", &second]);
     assert_eq!(guess.status.code(), Some(64), "{guess:?}");
 
     let log = free_port();

@@ -44,7 +44,7 @@ steps() { # user, directory of the sockets
     grep -q "admin socket open path=$2/server.sock" cloud.log
     ! grep -q ' WARN ' cloud.log || { cat cloud.log; exit 9; }
     tunnel invite --node node2 > invited.out
-    grep -o 'i[^ ]*[.]node2' invited.out | $AS $PLACE/$(grep -o 'tunnel join .*' invited.out) --out-dir $PWD/joined > join.out
+    grep -o 'i[^ ]*[.]node2' invited.out | $AS $PLACE/$(grep -o 'tunnel join .*' invited.out) --install-dir $PWD/joined > join.out
     $AS sed -i s/51010/51011/ joined/edge.toml
     serves edge joined edge; edge=$!
     waits "tunnel status | grep -q '^node2 '"

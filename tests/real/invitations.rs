@@ -46,7 +46,7 @@ fn invited(place: &TestDir, server: usize, node: &str) -> String {
 }
 
 fn join(cloud: &str, code: &str, to: &Path) -> ProcessOutput {
-    says(&["join", cloud, "--invitation", code, "--out-dir", to.to_str().unwrap()])
+    says(&["join", cloud, "--invitation", code, "--install-dir", to.to_str().unwrap()])
 }
 
 /// Starts the edge that has joined, with the known port or another one.
@@ -284,7 +284,10 @@ fn a_machine_behind_a_proxy_joins_and_links_only_through_it() {
     let at = format!("tunnel.test:{}", cloud.grpc);
     let joins = |env: &[(&str, &str)]| {
         let mut command = tunnel();
-        command.args(["join", &at, "--invitation", &code, "--out-dir"]).arg(&to).envs(env.iter().copied());
+        command
+            .args(["join", &at, "--invitation", &code, "--install-dir"])
+            .arg(&to)
+            .envs(env.iter().copied());
         run_command("join", &mut command, None, 2 * TIMEOUT)
     };
     let gone = format!("http://127.0.0.1:{}", free_port());
