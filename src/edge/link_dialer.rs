@@ -28,7 +28,7 @@ use crate::edge::link_dialer::avoidance::Avoidance;
 use crate::edge::link_dialer::known_addresses::{KnownAddresses, ResolvedServer};
 use tunnel_base::names::{Host, Instance, NodeName, Target};
 use tunnel_link::grpc::LinkContext;
-use tunnel_link::grpc::dial::LinkDialError;
+use tunnel_link::grpc::dial::{ANSWER_TIMEOUT, LinkDialError};
 use tunnel_link::link::Link;
 use tunnel_net::dial::dial;
 use tunnel_net::http_proxy::HttpProxyClient;
@@ -244,7 +244,8 @@ impl LinkDialer {
         let shows = shown.is_some();
         let tls = TlsConnector::from(shown.unwrap_or_else(|| self.tls.load()));
         let io = timeout(CONNECT, tls.connect(to.name.clone(), Buffered::new(socket, self.pool.clone())));
-        let io = io.await.context("TLS handshake timed out").map_err(failed("tls_timeout"))?;
+        let silent = |patience| anyhow!(messages::no_answer_within(&to.at, patience));
+        let io = io.await.map_err(|_| silent(CONNECT)).map_err(failed("tls_timeout"))?;
         let io = io.map_err(|e| anyhow::anyhow!(messages::no_tls(&e, &to.at, &to.name.to_str(), shows)));
         let io = io.map_err(failed("tls"))?;
         let (tokens, turn) = (self.tokens.load(), self.turn.load(Relaxed));
@@ -257,7 +258,10 @@ impl LinkDialer {
         if dialled.as_ref().is_err_and(LinkDialError::is_token_refused) {
             self.turn.store(turn.wrapping_add(1), Relaxed);
         }
-        dialled.map_err(|error| failed(error.reason())(error))
+        dialled.map_err(|error| match error {
+            LinkDialError::Timeout => failed(error.reason())(silent(ANSWER_TIMEOUT)),
+            error => failed(error.reason())(error),
+        })
     }
 
     /// Returns true if a server was reached and accepted none of the tokens.

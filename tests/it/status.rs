@@ -4,6 +4,7 @@ use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use tokio::net::TcpListener;
 use tunnel::admin::nodes::CloudNodes;
 use tunnel::admin::status::Status;
 use tunnel::command::{Format, status};
@@ -109,6 +110,21 @@ async fn an_edge_without_a_link_reports_the_reason() {
     );
     let text = status::status(Some(path), Format::Text, &Environment::default()).await.unwrap();
     assert!(text.contains("not ready") && text.contains("\n! link: "), "{text}");
+}
+
+#[tokio::test]
+async fn an_edge_names_a_server_that_accepts_connections_and_sends_nothing() {
+    let place = TestDir::new();
+    let (path, table) = socket(&place, "edge");
+    let silent = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let at = silent.local_addr().unwrap();
+    let _edge = start_edge(&place.edge("node1", at, &table));
+    hurry();
+    let wanted = format!("{at} did not answer within 10s, but accepted the connection; check ");
+    let says = |told: &Status| {
+        told.conditions.iter().any(|one| one.message.as_deref().is_some_and(|text| text.starts_with(&wanted)))
+    };
+    status_with(&path, "the server's address and what it did", says).await;
 }
 
 #[tokio::test]

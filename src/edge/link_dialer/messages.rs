@@ -33,6 +33,14 @@ pub(crate) fn no_connection_within(patience: Duration) -> String {
     format!("no connection within {patience:?}; {UNREACHED}")
 }
 
+/// Returns the error text of a server that accepted the connection, and then sent nothing for `patience`.
+pub(crate) fn no_answer_within(at: &Target, patience: Duration) -> String {
+    format!(
+        "{at} did not answer within {patience:?}, but accepted the connection; check that its process is not \
+             stopped or overloaded, and that a proxy or load balancer in between reaches it"
+    )
+}
+
 const NO_ROUTE: &str = "this machine has no network, or no route there: check `ip route`";
 const UNREACHED: &str = "check edge.uplink.servers, and that firewalls allow connections to that port; if a proxy is \
                          required, start the edge with HTTPS_PROXY";

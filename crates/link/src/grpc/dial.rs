@@ -245,4 +245,4 @@ fn hint(code: Code) -> &'static str {
 /// Interval of HTTP/2's pings. A Go server treats pings more often than every 15 s as an attack.
 const PING_PEER_AFTER: Duration = Duration::from_secs(20);
 /// Timeout for the server's response to the call.
-const ANSWER_TIMEOUT: Duration = Duration::from_secs(10);
+pub const ANSWER_TIMEOUT: Duration = Duration::from_secs(10);
