@@ -84,7 +84,7 @@ pub struct LinkListenerConfig {
 }
 
 impl Default for LinkListenerConfig {
-    /// SuperEdge's port and paths.
+    /// SuperEdge's port, and the paths of `tunnel init`.
     fn default() -> Self {
         Self {
             listen: (Ipv4Addr::UNSPECIFIED, 9000).into(),
@@ -94,8 +94,8 @@ impl Default for LinkListenerConfig {
             metrics_listen: None,
             channelz_listen: None,
             congestion: None,
-            key: "/etc/tunnel/certs/cloud.key".into(),
-            cert: "/etc/tunnel/certs/cloud.crt".into(),
+            key: "/etc/tunnel/certs/server.key".into(),
+            cert: "/etc/tunnel/certs/server.crt".into(),
             token_file: "/etc/tunnel/token/token".into(),
             peer_ca: config::CA.into(),
         }

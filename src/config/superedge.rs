@@ -295,10 +295,8 @@ impl<'t> Translation<'_, 't> {
             }
             self.set(leaf, row, &new, ip, &mut set);
         }
-        if self.role == "server" && self.default_port() {
-            let text =
-                "SuperEdge opens port 22 to any client without this table, and so does [server.connect]";
-            self.remark(purpose, "mode.cloud.ssh", text);
+        if self.role == "server" {
+            self.defaults(purpose);
         }
         self.table
     }
@@ -370,22 +368,26 @@ impl<'t> Translation<'_, 't> {
         }
     }
 
-    /// Opens SuperEdge's port 22 if no table `ssh` sets another one. Returns true if it did.
-    fn default_port(&mut self) -> bool {
-        let connect = self.table.get("connect").map(Spanned::get_ref);
-        let is_set = matches!(connect, Some(DeValue::Table(table)) if table.contains_key("listen"));
-        if is_set || self.report.refused.contains("server.connect.listen") {
-            return false;
+    /// Sets the keys whose defaults were others in SuperEdge.
+    fn defaults(&mut self, purpose: Purpose<'_>) {
+        for (table, key, theirs, value) in DEFAULTS {
+            let found = self.table.get(table).map(Spanned::get_ref);
+            let is_set = matches!(found, Some(DeValue::Table(found)) if found.contains_key(key));
+            let path = [table.to_owned(), key.to_owned()];
+            let full = self.full(&path);
+            if is_set || self.report.refused.contains(&full) {
+                continue;
+            }
+            let theirs = format!("mode.cloud.{theirs}");
+            if table == "connect" {
+                let text =
+                    "SuperEdge opens port 22 to any client without this table, and so does [server.connect]";
+                self.remark(purpose, &theirs, text);
+            }
+            self.report.implied.insert(full);
+            self.report.spelling.0.entry(format!("server.{table}")).or_insert(theirs);
+            self.put(&path, 0..0, DeValue::String(value.into()));
         }
-        let listen = ["connect".to_owned(), "listen".to_owned()];
-        self.report.implied.insert(self.full(&listen));
-        self.report
-            .spelling
-            .0
-            .entry("server.connect".to_owned())
-            .or_insert_with(|| "mode.cloud.ssh".to_owned());
-        self.put(&listen, 0..0, DeValue::String(SSH.into()));
-        true
     }
 
     /// Returns the addresses that `ip` or `proxyip` sets, by table.
@@ -619,5 +621,10 @@ fn fold(key: &str) -> String {
 /// quadratic.
 const MAX_KEY_LEN: usize = 64;
 
-/// The port that SuperEdge opens for SSH, even if its file does not set it.
-const SSH: &str = "0.0.0.0:22";
+/// SuperEdge's defaults for servers that differ from this program's: table and key, SuperEdge's table, and value. It
+/// opens port 22 even if its file does not set it.
+const DEFAULTS: [(&str, &str, &str, &str); 3] = [
+    ("connect", "listen", "ssh", "0.0.0.0:22"),
+    ("links", "cert", "stream.server", "/etc/tunnel/certs/cloud.crt"),
+    ("links", "key", "stream.server", "/etc/tunnel/certs/cloud.key"),
+];

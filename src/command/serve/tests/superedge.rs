@@ -193,6 +193,16 @@ fn a_missing_name_of_the_node_is_an_error_about_the_environment() {
 }
 
 #[test]
+fn only_a_superedge_file_looks_for_superedges_certificate() {
+    for (text, name) in
+        [("[mode.cloud]\n", "cloud"), ("[server.connect]\nlisten = \"127.0.0.1:22\"\n", "server")]
+    {
+        let (links, at) = (cloud(text).0.links, format!("/etc/tunnel/certs/{name}"));
+        assert_eq!((links.cert, links.key), (format!("{at}.crt").into(), format!("{at}.key").into()));
+    }
+}
+
+#[test]
 fn a_cloud_file_with_an_empty_https_table_loads() {
     let (cloud, warnings) = cloud(CLOUD_TCP);
     assert_eq!(cloud.links.admin_listen.port(), 51000);
