@@ -2,9 +2,11 @@
 
 use std::convert::Infallible;
 use std::future::{Pending, pending, poll_fn};
+use std::io;
 use std::net::SocketAddr;
+use std::pin::Pin;
 use std::sync::Arc;
-use std::task::Poll;
+use std::task::{Context, Poll, ready};
 
 use bytes::Bytes;
 use http::header::{CONTENT_LENGTH, HeaderValue, TRANSFER_ENCODING};
@@ -17,20 +19,20 @@ use hyper::service::service_fn;
 use hyper_util::rt::TokioIo;
 use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
-use tokio::io::AsyncWriteExt;
+use tokio::io::{AsyncRead, AsyncWriteExt, ReadBuf};
 use tracing::{Span, field, info_span, warn};
 
 use crate::config::listen::{self, AccessConfig, AuthMethods};
 use crate::config::value;
 use crate::listener::admission::{Admission, HandshakeOutcome, ListenerProtocol, OpenRequest};
 use crate::listener::denial::{
-    Denial, NO_SSH, SSH, header_failure, reject_http2, reject_ssh, trace_of, written,
+    Denial, NO_SSH, SSH, header_failure, new_trace, reject_http2, reject_ssh, trace_of, written,
 };
 use crate::listener::{BoundListener, ListenerConfig, ListenerKind, ListenerSetup, ListenerTables};
 use crate::startup::NotPrepared;
 use tunnel_base::names::{NameError, Target};
 use tunnel_net::listen::TcpAccept;
-use tunnel_net::socket::Connection;
+use tunnel_net::socket::{Connection, Hooked, ReadHook};
 use tunnel_proto::frame::Category;
 
 /// `[server.connect]`: the CONNECT listener for users and their tools, such as ssh. Its access rules are the defaults of
@@ -135,7 +137,7 @@ impl<C: Connection + 'static> ListenerProtocol<C> for Connect {
 /// closes its write half early, as `nc` does, is still served. The opening is dropped when [`Connection::gone`] reports
 /// that the client disconnected. Not cancel safe.
 pub(crate) async fn serve<C: Connection>(socket: C, admission: &mut Admission) -> HandshakeOutcome<C> {
-    let ConnectHead { request, mut socket, buffered } = match read_head(socket).await {
+    let ConnectHead { version, trace, request, mut socket, buffered } = match read_head(socket).await {
         Ok(head) => head,
         Err((reason, socket)) => {
             let refusals = &admission.context().metrics.refusals;
@@ -145,10 +147,9 @@ pub(crate) async fn serve<C: Connection>(socket: C, admission: &mut Admission) -
             return HandshakeOutcome::Failed { reason, socket: Some(socket) };
         }
     };
-    let (version, trace) = (request.version, trace_of(&request.headers));
     let opened = tokio::select! {
         biased;
-        opened = admission.open(parse(request), trace) => opened,
+        opened = admission.open(request, trace) => opened,
         () = socket.gone() => return HandshakeOutcome::Failed { reason: "reset_while_opening", socket: Some(socket) },
     };
     let answer = match &opened {
@@ -166,21 +167,24 @@ pub(crate) async fn serve<C: Connection>(socket: C, admission: &mut Admission) -
 
 /// A request head and the stream that it was read from.
 struct ConnectHead<C> {
-    request: Parts,
+    version: Version,
+    trace: String,
+    request: Result<OpenRequest, Denial>,
     socket: C,
     /// Bytes read after the head.
     buffered: Bytes,
 }
 
 /// Reads a head with hyper, then takes the stream back before hyper does anything else. hyper responds to a malformed
-/// head with 400 or 431.
+/// head with 400 or 431. That response is held back, because hyper gives no reason for a malformed target.
 async fn read_head<C: Connection>(socket: C) -> Result<ConnectHead<C>, (&'static str, C)> {
     let taken = Mutex::new(None);
     let take = |request: Request<Incoming>| -> Pending<Result<Response<Empty<Bytes>>, Infallible>> {
         *taken.lock() = Some(request);
         pending()
     };
-    let mut connection = server().serve_connection(TokioIo::new(socket), service_fn(take));
+    let io = tokio::io::join(Hooked { io: socket, hook: ReadBytes::default() }, Vec::new());
+    let mut connection = server().serve_connection(TokioIo::new(io), service_fn(take));
     let (ended, request) = poll_fn(|cx| {
         let polled = connection.poll_without_shutdown(cx);
         let request = taken.lock().take();
@@ -192,16 +196,60 @@ async fn read_head<C: Connection>(socket: C) -> Result<ConnectHead<C>, (&'static
     })
     .await;
     let parts = connection.into_parts();
-    let (mut socket, buffered) = (parts.io.into_inner(), parts.read_buf);
+    let ((Hooked { io: mut socket, hook: ReadBytes(read) }, response), buffered) =
+        (parts.io.into_inner().into_inner(), parts.read_buf);
     match (ended, request) {
-        (_, Some(request)) => Ok(ConnectHead { request: request.into_parts().0, socket, buffered }),
+        (_, Some(request)) => {
+            let head = request.into_parts().0;
+            let (version, trace) = (head.version, trace_of(&head.headers));
+            Ok(ConnectHead { version, trace, request: parse(head), socket, buffered })
+        }
         (Ok(()), None) => Err(("header_missing", socket)),
-        (Err(_), None) if reject_ssh(&mut socket, &buffered).await => Err((SSH, socket)),
+        (Err(_), None) if reject_ssh(&mut socket, &read).await => Err((SSH, socket)),
         (Err(error), None) => {
-            reject_http2(&mut socket, &buffered).await;
+            if let Some((version, wrong)) = malformed_target(&read) {
+                let (trace, request) = (new_trace(), Err(wrong.into()));
+                return Ok(ConnectHead { version, trace, request, socket, buffered: Bytes::new() });
+            }
+            reject_http2(&mut socket, &read).await;
+            // If the client has disconnected, nobody reads it.
+            let _ = socket.write_all(&response).await;
+            let _ = socket.flush().await;
             Err((header_failure(&error), socket))
         }
     }
+}
+
+/// The bytes of a head that hyper has read. hyper keeps none if the target is malformed.
+#[derive(Debug, Default)]
+struct ReadBytes(Vec<u8>);
+
+impl<T: AsyncRead + Unpin> ReadHook<T> for ReadBytes {
+    fn poll_read(
+        &mut self,
+        io: Pin<&mut T>,
+        cx: &mut Context<'_>,
+        out: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
+        let before = out.filled().len();
+        ready!(io.poll_read(cx, out))?;
+        self.0.extend_from_slice(out.filled().get(before..).unwrap_or_default());
+        Poll::Ready(Ok(()))
+    }
+}
+
+/// Returns the error of a CONNECT request whose target hyper rejects as an invalid URI.
+fn malformed_target(head: &[u8]) -> Option<(Version, NameError)> {
+    let line = str::from_utf8(head.split(|byte| *byte == b'\n').next()?).ok()?;
+    let target = line.strip_prefix("CONNECT ")?.trim_end_matches('\r');
+    let (target, version) = match target.strip_suffix(" HTTP/1.1") {
+        Some(target) => (target, Version::HTTP_11),
+        None => (target.strip_suffix(" HTTP/1.0")?, Version::HTTP_10),
+    };
+    if target.contains(' ') {
+        return None;
+    }
+    Some((version, target.parse::<Target>().err()?))
 }
 
 /// Returns hyper's server config. Connections are not reused.

@@ -1,11 +1,8 @@
-use std::io;
-use std::pin::Pin;
 use std::sync::Arc;
-use std::task::Context;
 use std::time::Duration;
 
 use socket2::SockRef;
-use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, DuplexStream, ReadBuf, duplex};
+use tokio::io::{AsyncReadExt, AsyncWrite, DuplexStream, duplex};
 use tokio::net::{TcpListener, TcpStream, UnixStream};
 use tokio::sync::oneshot;
 
@@ -114,6 +111,26 @@ async fn an_error_reaches_the_client_whole_and_the_connection_ends() {
 }
 
 #[tokio::test]
+async fn a_target_that_is_no_uri_is_denied_with_the_reason() {
+    for (target, reason) in [
+        ("fd00:1::7:22", "bad target: \"fd00:1::7:22\" has no port; expected host:port"),
+        ("[fd00:1::7:22", "bad target: \"[fd00:1::7\" is not a name"),
+        ("node\u{e9}:22", "bad target: \"node\u{e9}\" is not a name"),
+    ] {
+        let (done, client, _) =
+            serve_head(format!("CONNECT {target} HTTP/1.0\r\nHost: a\r\n\r\n").as_bytes()).await;
+        assert!(matches!(done, HandshakeOutcome::Closed(Some(_))), "{target}: {done:?}");
+        drop(done);
+        let text = all(client).await;
+        assert!(
+            text.starts_with("HTTP/1.0 400 bad target: ") && text.contains(&format!("\r\n\r\n{reason}")),
+            "{text}"
+        );
+        assert_eq!(text.matches("HTTP/").count(), 1, "{text}");
+    }
+}
+
+#[tokio::test]
 async fn another_method_is_denied_even_with_a_body_on_its_way() {
     let head = b"POST http://a/ HTTP/1.1\r\nHost: a\r\nContent-Length: 100000\r\n\r\nsome";
     let (done, _client, _) = serve_head(head).await;
@@ -123,11 +140,11 @@ async fn another_method_is_denied_even_with_a_body_on_its_way() {
 #[tokio::test]
 async fn no_session_is_made_of_what_is_not_http() {
     let long = format!("CONNECT node1:22 HTTP/1.1\r\nX: {}\r\n\r\n", "y".repeat(20_000));
-    for (head, word, status) in [
-        ("SSH-2.0-OpenSSH_9.2\r\n\r\n", "ssh_without_proxy_command", "400"),
-        ("EHLO a.b\r\n\r\n", "header_invalid", "400"),
-        ("CONNECT a b c HTTP/1.1\r\n\r\n", "header_invalid", "400"),
-        (long.as_str(), "header_too_large", "431"),
+    for (head, word, answer) in [
+        ("SSH-2.0-OpenSSH_9.2\r\n\r\n", "ssh_without_proxy_command", "SSH-2.0-tunn"),
+        ("EHLO a.b\r\n\r\n", "header_invalid", "HTTP/1.1 400"),
+        ("CONNECT a b c HTTP/1.1\r\n\r\n", "header_invalid", "HTTP/1.1 400"),
+        (long.as_str(), "header_too_large", "HTTP/1.1 431"),
     ] {
         let (done, mut client, _) = serve_head(head.as_bytes()).await;
         let HandshakeOutcome::Failed { reason, socket: Some(_socket) } = done else {
@@ -136,7 +153,7 @@ async fn no_session_is_made_of_what_is_not_http() {
         assert_eq!(reason, word);
         let mut text = [0; 12];
         client.read_exact(&mut text).await.unwrap();
-        assert_eq!(std::str::from_utf8(&text[9..]).unwrap(), status);
+        assert_eq!(std::str::from_utf8(&text).unwrap(), answer);
     }
 }
 
