@@ -175,7 +175,9 @@ fn report(faults: &StartupErrors, config: &Path, outcome: &str) {
     for found in faults {
         let ConfigError { key, line, text } = &found.error;
         let key = Some(key).filter(|key| !key.is_empty()).map(field::display);
-        error!(key, line, "{text}");
+        // A line without a key is not TOML, and may be the only one that is read.
+        let file = (key.is_none() && line.is_some()).then(|| field::display(config.display()));
+        error!(key, config = file, line, "{text}");
     }
     error!(config = %config.display(), errors = faults.iter().count(), "{outcome}");
 }

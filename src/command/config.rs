@@ -68,10 +68,11 @@ impl ConfigArgs {
             .map_err(|cause| CommandError::unusable(format!("cannot read {}: {cause}", path.display())))?;
         let roles = roles(&text);
         if roles.is_empty() {
-            let why = DeTable::parse(&text).err().map_or_else(
+            let errors = ServerConfig::examine(&text, &Environment::default()).errors;
+            // Only an error about text that is not TOML has no key.
+            let why = errors.into_iter().find(|error| error.key.is_empty()).map_or_else(
                 || "no table of a role; expected [server] or [edge], or a table below, such as [server.links]".to_owned(),
-                // The error's other text quotes the file, which may contain a secret.
-                |error| format!("not TOML: {}", error.message()),
+                |error| error.to_string(),
             );
             return Err(CommandError::unusable(format!("{}: {why}", path.display())));
         }
