@@ -71,8 +71,7 @@ impl Admin {
                 return None;
             }
             let mut answer = plain_text(StatusCode::UNAUTHORIZED, "name and password required\n");
-            let asks = HeaderValue::from_static("Basic realm=\"tunnel\"");
-            answer.headers_mut().insert(WWW_AUTHENTICATE, asks);
+            answer.headers_mut().insert(WWW_AUTHENTICATE, HeaderValue::from_static(BASIC));
             return Some(answer);
         }
         let hint = if why == AdminAccessError::Elsewhere {
@@ -136,6 +135,8 @@ fn guard(headers: &mut HeaderMap, kind: &'static str) {
     }
 }
 
+/// The challenge for a name and password (RFC 7617).
+pub(crate) const BASIC: &str = "Basic realm=\"tunnel\", charset=\"UTF-8\"";
 const PAGE: &str = include_str!("page.html");
 /// Maximum number of concurrent streams.
 const STREAMS: usize = 16;

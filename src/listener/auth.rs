@@ -6,8 +6,8 @@ use std::fmt;
 use std::hash::BuildHasher;
 use std::time::Duration;
 
-use base64::Engine;
-use base64::engine::general_purpose::STANDARD;
+use base64::engine::{DecodePaddingMode, GeneralPurpose, GeneralPurposeConfig};
+use base64::{Engine, alphabet};
 use http::HeaderMap;
 use http::header::PROXY_AUTHORIZATION;
 use parking_lot::Mutex;
@@ -112,8 +112,8 @@ impl PasswordChecker {
 
     /// Returns the user whose password is in these headers. Cancel safe.
     pub(crate) async fn check(&self, head: &HeaderMap, from: Source) -> Result<String, Denial> {
-        let given = head.get(PROXY_AUTHORIZATION).and_then(|v| basic(v.to_str().ok()?));
-        let (name, password) = given.ok_or(Denial::Credentials)?;
+        let given = head.get(PROXY_AUTHORIZATION).ok_or(Denial::Credentials)?;
+        let (name, password) = basic(given.as_bytes()).ok_or(Denial::NotBasic)?;
         let (hash, known) = {
             let users = self.users.load();
             let hash = users.hashes.get(&name);
@@ -170,16 +170,25 @@ impl fmt::Debug for PasswordChecker {
     }
 }
 
-/// Parses name and password from the value of a `Basic` header.
-fn basic(value: &str) -> Option<(String, String)> {
-    let (scheme, code) = value.trim().split_once(' ')?;
+/// Parses name and password from the value of a `Basic` header. Some clients leave out base64's padding, and some encode
+/// in Latin-1, although the challenge requests UTF-8.
+fn basic(value: &[u8]) -> Option<(String, String)> {
+    let (scheme, code) = str::from_utf8(value).ok()?.trim().split_once(' ')?;
     if !scheme.eq_ignore_ascii_case("basic") {
         return None;
     }
-    let text = String::from_utf8(STANDARD.decode(code.trim()).ok()?).ok()?;
+    let bytes = BASE64.decode(code.trim()).ok()?;
+    let text = String::from_utf8(bytes)
+        .unwrap_or_else(|latin_1| latin_1.as_bytes().iter().map(|byte| char::from(*byte)).collect());
     let (name, password) = text.split_once(':')?;
     Some((name.to_owned(), password.to_owned()))
 }
+
+/// Base64 with or without padding.
+const BASE64: GeneralPurpose = GeneralPurpose::new(
+    &alphabet::STANDARD,
+    GeneralPurposeConfig::new().with_decode_padding_mode(DecodePaddingMode::Indifferent),
+);
 
 /// Returns the cost of a bcrypt hash, or `None` if the hash is invalid or too expensive to check.
 fn bcrypt_cost(hash: &str) -> Option<u32> {

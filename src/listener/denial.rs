@@ -7,6 +7,7 @@ use hyper::ext::ReasonPhrase;
 use tokio::io::{AsyncWrite, AsyncWriteExt as _};
 use tracing::debug;
 
+use crate::admin::page::BASIC;
 use crate::registry::NodeNotFound;
 use crate::route::RouteError;
 use tunnel_base::addresses::LocateError;
@@ -50,6 +51,9 @@ pub enum Denial {
     /// The user name and password are missing.
     #[error("this proxy requires a user name and a password")]
     Credentials,
+    /// `Proxy-Authorization` has another form.
+    #[error("Proxy-Authorization is not Basic with the base64 of user:password")]
+    NotBasic,
     /// The user does not exist, or the password is wrong.
     #[error("unknown user {0:?} or wrong password")]
     Password(String),
@@ -136,8 +140,8 @@ impl Denial {
         }
         match self {
             Self::Method => headers.insert(ALLOW, HeaderValue::from_static("CONNECT")),
-            Self::Credentials | Self::Password(_) => {
-                headers.insert(PROXY_AUTHENTICATE, HeaderValue::from_static(CHALLENGE))
+            Self::Credentials | Self::NotBasic | Self::Password(_) => {
+                headers.insert(PROXY_AUTHENTICATE, HeaderValue::from_static(BASIC))
             }
             _ => None,
         };
@@ -248,9 +252,6 @@ const SSH_BY_APPLICATION: u32 = 11;
 const NO_HTTP_2: &str =
     "HTTP/1.1 400 only HTTP/1.1 is served here\r\nconnection: close\r\ncontent-length: 0\r\n\r\n";
 
-/// Value of `Proxy-Authenticate` in a 407 response.
-const CHALLENGE: &str = "Basic realm=\"tunnel\"";
-
 // The single table that maps each denial to its response: HTTP status, label for metrics and logs, and hint; for TLS an
 // alert.
 
@@ -317,6 +318,7 @@ impl Denial {
             Self::UpstreamTimeout(_) => (S::GATEWAY_TIMEOUT, "upstream_timeout", NO_ANSWER),
             Self::TargetTls(fault) => (S::BAD_GATEWAY, "target_tls", target_tls(fault)),
             Self::Credentials => (S::PROXY_AUTHENTICATION_REQUIRED, "credentials_missing", GIVE_PASSWORD),
+            Self::NotBasic => (S::PROXY_AUTHENTICATION_REQUIRED, "credentials_invalid", GIVE_PASSWORD),
             Self::Password(_) => (S::PROXY_AUTHENTICATION_REQUIRED, "credentials_invalid", CHECK_PASSWORD),
             Self::NoNode(_) => node_not_named(
                 "use the node's name, or list the address in [server.addresses] of every server",
@@ -675,7 +677,7 @@ mod tests {
     fn an_answer_says_what_it_wants() {
         assert_eq!(Denial::Method.answer(false, "t").headers()["allow"], "CONNECT");
         let answer = Denial::Credentials.answer(false, "t");
-        assert_eq!(answer.headers()["proxy-authenticate"], "Basic realm=\"tunnel\"");
+        assert_eq!(answer.headers()["proxy-authenticate"], "Basic realm=\"tunnel\", charset=\"UTF-8\"");
     }
 }
 
@@ -723,6 +725,7 @@ mod statuses_tests {
             Denial::UpstreamTimeout(String::new()),
             Denial::TargetTls(HandshakeError::UnknownIssuer),
             Denial::Credentials,
+            Denial::NotBasic,
             Denial::Password(String::new()),
             LocateError::NoAddress(node()).into(),
             LocateError::NoService(String::new()).into(),

@@ -10,9 +10,12 @@ use tunnel_net::reload::FileWatcher;
 
 use super::*;
 
-fn head(credentials: &str) -> HeaderMap {
-    let value = format!("Basic {}", STANDARD.encode(credentials));
+fn header(value: &str) -> HeaderMap {
     HeaderMap::from_iter([(PROXY_AUTHORIZATION, value.parse().unwrap())])
+}
+
+fn head(credentials: &str) -> HeaderMap {
+    header(&format!("Basic {}", BASE64.encode(credentials)))
 }
 
 fn here() -> Source {
@@ -39,15 +42,24 @@ async fn only_the_right_password_of_a_known_user_is_let_in() {
         let denied = check(&logins, wrong).await.unwrap_err();
         let user = wrong.split_once(':').map(|(user, _)| user);
         let told = matches!((&denied, user), (Denial::Password(told), Some(user)) if told == user);
-        assert!(told || user.is_none() && matches!(denied, Denial::Credentials), "{wrong}: {denied}");
+        assert!(told || user.is_none() && matches!(denied, Denial::NotBasic), "{wrong}: {denied}");
     }
-    for value in ["Basic", "Basic !!!", "Bearer b3BzOnNlOmNyZXQ=", ""] {
-        let head = HeaderMap::from_iter([(PROXY_AUTHORIZATION, value.parse().unwrap())]);
-        assert!(matches!(logins.check(&head, here()).await, Err(Denial::Credentials)), "{value}");
+    for value in ["Basic", "Basic !!!", "Bearer b3BzOnNlOmNyZXQ=", "", "Basic \u{e9}"] {
+        let denied = logins.check(&header(value), here()).await;
+        assert!(matches!(denied, Err(Denial::NotBasic)), "{value}");
     }
     assert!(matches!(logins.check(&HeaderMap::new(), here()).await, Err(Denial::Credentials)));
-    let lower = HeaderMap::from_iter([(PROXY_AUTHORIZATION, "basic  b3BzOnNlOmNyZXQ=".parse().unwrap())]);
-    assert_eq!(logins.check(&lower, here()).await.unwrap(), "ops");
+    for value in ["basic  b3BzOnNlOmNyZXQ=", "Basic b3BzOnNlOmNyZXQ"] {
+        assert_eq!(logins.check(&header(value), here()).await.unwrap(), "ops", "{value}");
+    }
+}
+
+#[tokio::test]
+async fn a_login_in_latin_1_is_that_in_utf_8() {
+    let logins = logins(&format!("j\u{f6}rg:{}", hashed("na\u{ef}f")));
+    assert_eq!(check(&logins, "j\u{f6}rg:na\u{ef}f").await.unwrap(), "j\u{f6}rg");
+    let latin_1 = format!("Basic {}", BASE64.encode(b"j\xf6rg:na\xeff"));
+    assert_eq!(logins.check(&header(&latin_1), here()).await.unwrap(), "j\u{f6}rg");
 }
 
 #[tokio::test(start_paused = true)]
