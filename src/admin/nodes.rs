@@ -15,7 +15,7 @@ pub struct CloudNodes {
     pub now: f64,
     /// This server, then its peers.
     pub servers: Vec<ServerNodes>,
-    /// The nodes, sorted by name. A node that has just moved may be listed at two servers.
+    /// The nodes, sorted by name. A node with links to several servers is listed once, with its newest link.
     pub nodes: Vec<NodeStatus>,
 }
 
@@ -72,7 +72,7 @@ impl Admin {
                 address: Some(linked.from.to_string()),
             })
             .collect();
-        let local = ServerNodes { name: own, nodes: nodes.len(), state: "complete".into(), error: None };
+        let local = ServerNodes { name: own, nodes: 0, state: "complete".into(), error: None };
         let now = self.clock.time(Instant::now());
         let mut servers = vec![local];
         for PeerNodes { server, nodes: listed, end } in peers {
@@ -83,7 +83,7 @@ impl Admin {
                 ListEnd::Silent => ("does_not_tell", None),
                 ListEnd::NotLinked(why) => ("not_linked", Some(why)),
             };
-            servers.push(ServerNodes { name: name.clone(), nodes: listed.len(), state: state.into(), error });
+            servers.push(ServerNodes { name: name.clone(), nodes: 0, state: state.into(), error });
             nodes.extend(listed.into_iter().map(|listed| NodeStatus {
                 name: listed.node.to_string(),
                 server: name.clone(),
@@ -91,7 +91,37 @@ impl Admin {
                 address: listed.address.map(|address| address.to_string()),
             }));
         }
-        nodes.sort_by(|one, two| (&one.name, &one.server).cmp(&(&two.name, &two.server)));
+        let nodes = newest(nodes);
+        for server in &mut servers {
+            server.nodes = nodes.iter().filter(|node| node.server == server.name).count();
+        }
         CloudNodes { now, servers, nodes }
+    }
+}
+
+/// Returns the newest link of each node, sorted by name. A node that moves has links to two servers for a while, and a
+/// server notices late that a link is dead.
+fn newest(mut nodes: Vec<NodeStatus>) -> Vec<NodeStatus> {
+    let name = |node: &NodeStatus| node.name.to_ascii_lowercase();
+    nodes.sort_by(|one, two| name(one).cmp(&name(two)).then(two.since.total_cmp(&one.since)));
+    nodes.dedup_by(|later, first| later.name.eq_ignore_ascii_case(&first.name));
+    nodes
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_node_with_links_to_two_servers_is_listed_once_with_the_newer_one() {
+        let node = |name: &str, server: &str, since| NodeStatus {
+            name: name.into(),
+            server: server.into(),
+            since,
+            address: None,
+        };
+        let all =
+            vec![node("b", "s1", 1.0), node("a", "s1", 2.0), node("A", "s2", 3.0), node("b", "s2", 0.5)];
+        assert_eq!(newest(all), [node("A", "s2", 3.0), node("b", "s1", 1.0)]);
     }
 }

@@ -39,11 +39,14 @@ pub async fn status(
     if output == Format::Json {
         return Ok(String::from_utf8_lossy(&body).into_owned());
     }
-    let told: Status = parse(&socket.path, &body)?;
+    let mut told: Status = parse(&socket.path, &body)?;
     let others = if told.peers.is_empty() {
         String::new()
     } else {
         let all: CloudNodes = parse(&socket.path, &get(&socket.path, "/nodes").await?)?;
+        // A node that has moved to a peer is not missing.
+        let is_linked = |name: &str| all.nodes.iter().any(|node| node.name.eq_ignore_ascii_case(name));
+        told.disconnected.retain(|gone| !is_linked(&gone.name));
         let nodes = nodes_text(&all, false);
         if nodes.is_empty() { nodes } else { format!("\n\n{nodes}") }
     };

@@ -245,6 +245,21 @@ fn the_live_page_shows_the_nodes_of_three_servers_and_who_uses_them() {
     browser.shows("their number", "document.getElementById('count').textContent === '500'");
     let others = format!("[...{rows}].filter(row => row.cells[1].textContent !== 'this one').length");
     assert_eq!(browser.says(&others), 332);
+    // A node that moves has a link to two servers until the older one is closed. It is neither listed twice, nor missing.
+    let moved = link(&servers[1], 0);
+    let here = format!(
+        "[...{rows}].filter(row => row.textContent.startsWith('node0000')).map(row => row.cells[1].textContent)"
+    );
+    browser.shows("the moved node once", &format!("elsewhere(), {here}.join() === '127.0.0.1:{}'", links[1]));
+    assert_eq!(browser.says("document.getElementById('count').textContent"), "500");
+    let left = servers[0].registry.link_of(&"node0000".parse().unwrap()).unwrap();
+    servers[0].registry.ended(&left.sender, "closed");
+    browser.shows("its one link", "tables.disconnected.rows.has('node0000')");
+    assert_eq!(browser.says("document.getElementById('disconnected').hidden"), true);
+    assert_eq!(browser.says("document.getElementById('count').textContent"), "500");
+    servers[1].registry.ended(&moved, "closed");
+    browser.shows("that it is missing", "elsewhere(), !document.getElementById('disconnected').hidden");
+    let _back = link(&servers[0], 0);
     let host = std::fs::read_to_string("/proc/sys/kernel/hostname").unwrap();
     assert_eq!(browser.says("document.title"), format!("{}: server", host.trim()));
 
