@@ -13,6 +13,7 @@ use std::time::Duration;
 
 use arc_swap::ArcSwap;
 use futures_util::FutureExt as _;
+use parking_lot::Mutex;
 use tokio::sync::Notify;
 use tokio::time::{Instant, sleep, sleep_until};
 use tokio_rustls::rustls::ClientConfig;
@@ -261,6 +262,7 @@ impl Edge {
             uplinks: self.uplinks.clone(),
             route: self.route.clone(),
             redial: Notify::new(),
+            sent_until_closed: Mutex::default(),
         })
     }
 

@@ -5,6 +5,7 @@ use std::pin::pin;
 use std::sync::Arc;
 use std::time::Duration;
 
+use parking_lot::Mutex;
 use tokio::sync::{Notify, oneshot, watch};
 use tokio::time::{Instant, sleep};
 use tracing::{debug, field, info, info_span, warn};
@@ -40,6 +41,8 @@ pub(crate) struct Reconnector {
     /// Notified when the edge should dial at once: a replaced link was closed, the network changed, or a certificate
     /// was issued.
     pub(crate) redial: Notify,
+    /// Detects a proxy that closes links after a number of bytes.
+    pub(crate) sent_until_closed: Mutex<SentUntilClosed>,
 }
 
 /// The reason why a link is no longer the edge's newest.
@@ -328,8 +331,43 @@ impl Reconnector {
             self.route.spawn_resume(parked, &self.link_context.drain);
         }
         info!(link = %link.sender.id, reason = %why, "link has ended");
+        let sent_bytes = link.sender.traffic().sent_bytes;
+        if matches!(why, LinkEnd::Closed(_)) && self.sent_until_closed.lock().is_limit(sent_bytes) {
+            warn!(sent_bytes, hint = BODY_LIMIT, "links are closed after similar numbers of bytes");
+        }
     }
 }
+
+/// The number of bytes that were sent over each of the last links, until the remote or a proxy closed it.
+///
+/// A link is one request. A proxy that limits the size of a request closes each link after as many bytes.
+#[derive(Debug, Default)]
+pub(crate) struct SentUntilClosed {
+    bytes: u64,
+    links: u32,
+}
+
+impl SentUntilClosed {
+    /// Records a closed link over which `sent` bytes were sent. Returns true once several links in a row are alike.
+    /// Links with few bytes are ignored.
+    fn is_limit(&mut self, sent: u64) -> bool {
+        if sent < MIN_BODY_LIMIT {
+            return false;
+        }
+        // What is still on the way to the proxy when it closes the link differs.
+        let is_alike = sent.abs_diff(self.bytes) <= self.bytes / 2;
+        *self =
+            if is_alike { Self { links: self.links + 1, ..*self } } else { Self { bytes: sent, links: 1 } };
+        self.links == ALIKE_LINKS
+    }
+}
+
+/// Less than the default limits of proxies.
+const MIN_BODY_LIMIT: u64 = 256 * 1024;
+/// Number of links in a row that are closed after similar numbers of bytes, before this is reported.
+const ALIKE_LINKS: u32 = 3;
+const BODY_LIMIT: &str = "a proxy between this edge and the server seems to limit the size of a request; remove the limit, in nginx \
+                          with client_max_body_size 0";
 
 /// The last two logged errors, without durations, which depend on the addresses tried before.
 ///
@@ -611,6 +649,21 @@ const UNUSED_TIMEOUT: Duration = Duration::from_secs(60);
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_proxy_with_a_limit_is_named_once_for_each_number_of_bytes() {
+        let mut sent = SentUntilClosed::default();
+        let mebibyte = |number: u64| number * 1024 * 1024 / 10;
+        let mut told =
+            |tenths: &[u64]| tenths.iter().map(|n| sent.is_limit(mebibyte(*n))).collect::<Vec<_>>();
+        assert_eq!(told(&[10, 14, 11, 10, 12]), [false, false, true, false, false]);
+        assert_eq!(
+            told(&[100, 0, 90, 1, 110]),
+            [false, false, false, false, true],
+            "short links do not count"
+        );
+        assert_eq!(told(&[10, 90, 10, 90, 10, 90]), [false; 6]);
+    }
 
     #[test]
     fn the_same_trouble_is_logged_once_however_long_each_address_was_waited_for() {

@@ -1,5 +1,7 @@
 //! nginx on a node, which clients reach by the node's name: with TLS, without TLS, and through the proxies.
 
+use std::io::{Read as _, Write as _};
+use std::net::{TcpListener, TcpStream};
 use std::process::Command;
 use std::time::Duration;
 
@@ -106,6 +108,38 @@ fn http_2_clients_are_refused_by_http_1_listeners() {
     }
 }
 
+#[test]
+fn an_edge_behind_a_proxy_that_limits_a_request_names_that_as_the_cause() {
+    if !have(&["nginx"]) {
+        return;
+    }
+    let place = TestDir::new();
+    let (cloud, front) = (Cloud::start(&place), free_port());
+    // Its default limit is 1 MiB.
+    let servers = format!(
+        "server {{ listen 127.0.0.1:{front} ssl http2; location / {{ grpc_pass grpcs://127.0.0.1:{}; }} }}",
+        cloud.grpc
+    );
+    let _nginx = nginx_with(&place, &servers, front);
+    let mut edge = Edge::start(&place, &format!("127.0.0.1:{front}"));
+    let target = TcpListener::bind("127.0.0.1:0").unwrap();
+    let at = format!("node1:{}", target.local_addr().unwrap().port());
+    std::thread::spawn(move || target.accept().unwrap().0.write_all(&vec![b'x'; BYTES]).unwrap());
+    let mut client = TcpStream::connect(loopback(cloud.connect)).unwrap();
+    write!(client, "CONNECT {at} HTTP/1.1\r\n\r\n").unwrap();
+    let mut received = Vec::new();
+    client.read_to_end(&mut received).unwrap();
+    assert!(
+        received.starts_with(b"HTTP/1.1 200 ") && received.len() > BYTES,
+        "all bytes arrive nevertheless"
+    );
+    let line = edge.process.says("links are closed after similar numbers of bytes");
+    assert!(line.contains("WARN") && line.contains("client_max_body_size 0"), "{line}");
+}
+
+/// More than goes over three links.
+const BYTES: usize = 6_000_000;
+
 /// A node with nginx, and a server with each kind of port that reaches it.
 struct Site {
     // Fields drop in order: processes before the files they use.
@@ -191,6 +225,26 @@ fn nginx(place: &TestDir, plain: u16, tls: u16) -> Running {
     let lines: String = (0..20_000).map(|number| format!("line {number}\n")).collect();
     std::fs::write(dir.join("talk"), lines).unwrap();
     std::fs::create_dir(dir.join("files")).unwrap();
+    let servers = format!(
+        r#"
+    server {{
+        listen 127.0.0.1:{plain};
+        listen 127.0.0.1:{tls} ssl;
+        root {at};
+        client_max_body_size 0;
+        location = /who {{ return 200 "$connection $connection_requests\n"; }}
+        location = /talk {{ ssi on; ssi_types *; add_header Trailer X-Sum; add_trailer X-Sum 42; }}
+        location /files/ {{ dav_methods PUT; }}
+        location /small/ {{ dav_methods PUT; client_max_body_size 9; }}
+    }}"#,
+        at = dir.display()
+    );
+    nginx_with(place, &servers, tls)
+}
+
+/// Starts nginx with these servers, and waits until it listens at a port.
+fn nginx_with(place: &TestDir, servers: &str, port: u16) -> Running {
+    let dir = place.path();
     let (at, Files { cert, key, .. }) = (dir.display(), &place.files);
     let temporary: String = ["client_body", "proxy", "fastcgi", "uwsgi", "scgi"]
         .map(|what| format!("{what}_temp_path {at}/temp-{what};\n"))
@@ -205,18 +259,9 @@ http {{
     {temporary}
     access_log off;
     default_type text/plain;
-    server {{
-        listen 127.0.0.1:{plain};
-        listen 127.0.0.1:{tls} ssl;
-        ssl_certificate {cert};
-        ssl_certificate_key {key};
-        root {at};
-        client_max_body_size 0;
-        location = /who {{ return 200 "$connection $connection_requests\n"; }}
-        location = /talk {{ ssi on; ssi_types *; add_header Trailer X-Sum; add_trailer X-Sum 42; }}
-        location /files/ {{ dav_methods PUT; }}
-        location /small/ {{ dav_methods PUT; client_max_body_size 9; }}
-    }}
+    ssl_certificate {cert};
+    ssl_certificate_key {key};
+    {servers}
 }}
 "#,
         cert = cert.display(),
@@ -229,7 +274,7 @@ http {{
     let mut running = Running::start("nginx", dir, &mut command);
     wait_until("nginx listens", TIMEOUT, || {
         running.lives();
-        std::net::TcpStream::connect(loopback(tls)).is_ok()
+        TcpStream::connect(loopback(port)).is_ok()
     });
     running
 }
