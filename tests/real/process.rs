@@ -6,7 +6,10 @@ use std::io::{Read, Write};
 use std::net::TcpStream;
 use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdin, Command, ExitStatus, Stdio};
+use std::sync::Once;
 use std::time::Duration;
+
+use tokio::signal::unix::{SignalKind, signal};
 
 use crate::wait::{wait_for, wait_until};
 
@@ -29,6 +32,7 @@ pub(crate) struct ProcessOutput {
 impl Running {
     /// Starts a process. Its log is `name.log` in the directory of the test.
     pub(crate) fn start(name: &str, dir: &Path, command: &mut Command) -> Self {
+        handle_ignored_signals();
         let log = dir.join(format!("{name}.log"));
         let file = File::create(&log).unwrap();
         command.stdin(Stdio::null()).stdout(file.try_clone().unwrap()).stderr(file);
@@ -38,6 +42,7 @@ impl Running {
 
     /// Like [`Self::start`], but with a pipe as its input.
     pub(crate) fn start_fed(name: &str, dir: &Path, command: &mut Command) -> (Self, ChildStdin) {
+        handle_ignored_signals();
         let log = dir.join(format!("{name}.log"));
         let file = File::create(&log).unwrap();
         command.stdin(Stdio::piped()).stdout(file.try_clone().unwrap()).stderr(file);
@@ -187,6 +192,7 @@ pub(crate) fn run_command(
     stdin: Option<&Path>,
     patience: Duration,
 ) -> ProcessOutput {
+    handle_ignored_signals();
     let dir = tempfile::tempdir().unwrap();
     let (out, err) = (dir.path().join("out"), dir.path().join("err"));
     command.stdout(File::create(&out).unwrap()).stderr(File::create(&err).unwrap());
@@ -199,6 +205,25 @@ pub(crate) fn run_command(
     let status = wait_for(&format!("{name} ends"), patience, || running.child.try_wait().unwrap());
     let text = |file| String::from_utf8_lossy(&std::fs::read(file).unwrap()).into_owned();
     ProcessOutput { status, stdout: text(&out), stderr: text(&err) }
+}
+
+/// Handles the signals that this process ignores, as under nohup or in the background of a shell. Programs that it starts
+/// would inherit that, but they do not inherit handlers.
+fn handle_ignored_signals() {
+    static DONE: Once = Once::new();
+    DONE.call_once(|| {
+        let status = std::fs::read_to_string("/proc/self/status").unwrap();
+        let ignored = status.lines().find_map(|line| line.strip_prefix("SigIgn:")).unwrap();
+        let ignored = u64::from_str_radix(ignored.trim(), 16).unwrap();
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_io().build().unwrap();
+        let _inside = runtime.enter();
+        for kind in [SignalKind::hangup(), SignalKind::interrupt(), SignalKind::quit()] {
+            if ignored & 1 << (kind.as_raw_value() - 1) != 0 {
+                // The handler stays for the life of this process.
+                drop(signal(kind).unwrap());
+            }
+        }
+    });
 }
 
 /// Sends one HTTP request, and returns head and body of the response. Returns `None` if there is no response.
