@@ -43,6 +43,7 @@ use tunnel_base::logging::LogLevel;
 use tunnel_base::metrics::Metrics;
 use tunnel_base::names::Instance;
 use tunnel_base::policy::targets::Targets;
+use tunnel_base::policy::tokens::MIN_TOKEN_BYTES;
 use tunnel_base::process::third_of_memory;
 use tunnel_link::grpc::{LinkContext, PLAIN_IDLE_TIMEOUT};
 use tunnel_link::table::{SessionLimits, SessionTable};
@@ -438,12 +439,26 @@ impl AdminListeners {
 fn tokens(uplink: &UplinkConfig, startup: &mut Startup) -> Result<Reload<Vec<Secret>>, NotPrepared> {
     match (&uplink.token, &uplink.token_file) {
         (None, None) => Ok(Reload::fixed(Vec::new())),
-        (Some(secret), _) => Ok(Reload::fixed(vec![secret.clone()])),
+        (Some(secret), _) => {
+            warn_short("edge.uplink.token", std::slice::from_ref(secret));
+            Ok(Reload::fixed(vec![secret.clone()]))
+        }
         (None, Some(path)) => {
             let file = path.clone();
-            let tokens = Reload::file(path, move |text| parse_tokens(&file, text));
-            startup.collect(StartupErrorKind::Config, &["edge.uplink.token_file"], tokens)
+            let parse = move |text: &[u8]| {
+                parse_tokens(&file, text).inspect(|tokens| warn_short("edge.uplink.token_file", tokens))
+            };
+            startup.collect(StartupErrorKind::Config, &["edge.uplink.token_file"], Reload::file(path, parse))
         }
+    }
+}
+
+/// Warns of tokens with which a stranger could be this node.
+fn warn_short(key: &str, tokens: &[Secret]) {
+    if tokens.iter().any(|token| (1..MIN_TOKEN_BYTES).contains(&token.reveal().len())) {
+        let risk = format!("a token of less than {MIN_TOKEN_BYTES} characters can be guessed");
+        let hint = "run `tunnel token rotate` at the server, and write the new token here";
+        warn!(key, risk, hint, "insecure configuration");
     }
 }
 

@@ -21,7 +21,7 @@ use tunnel_base::addresses::{AddressClaim, ClaimSource};
 use tunnel_base::drain::Drain;
 use tunnel_base::logging::AUDIT;
 use tunnel_base::names::NodeName;
-use tunnel_base::policy::tokens::{NodeTokens, TokenError};
+use tunnel_base::policy::tokens::{MIN_TOKEN_BYTES, NodeTokens, TokenError};
 use tunnel_link::grpc::accept::Certificate;
 use tunnel_link::sender::LinkSender;
 use tunnel_link::table::SessionTable;
@@ -74,17 +74,7 @@ pub(crate) fn read(
         for (line, error) in tokens.errors() {
             warn!(file = %path.display(), line, error = %error, "invalid line in token file");
         }
-        if egress && tokens.has_default() {
-            let risk = "the token file has a default line: any edge can take any name that kube-apiserver requests \
-                        (server.egress)";
-            warn!(
-                key,
-                risk,
-                file = %path.display(),
-                hint = "give each node its own line",
-                "insecure configuration"
-            );
-        }
+        warn_insecure(&tokens, &path, key, egress);
         if !tokens.is_empty() {
             first.store(false, Relaxed);
         } else if !first.load(Relaxed) && !is_empty_intended(&tokens, is_optional) {
@@ -102,6 +92,26 @@ pub(crate) fn read(
         warn!(file = %file.display(), refused = %who, "token file has no token");
     }
     Ok(tokens)
+}
+
+/// Warns of tokens with which a stranger could be a node, or a node another one.
+fn warn_insecure(tokens: &NodeTokens, file: &Path, key: &str, egress: bool) {
+    let warn = |risk: &str, hint| {
+        warn!(key, risk, file = %file.display(), hint, "insecure configuration");
+    };
+    let weak = tokens.weak();
+    if !weak.is_empty() {
+        let (count, nodes) = (weak.len(), weak[..weak.len().min(MAX_NODES_LOGGED)].join(" "));
+        let risk =
+            format!("tokens of less than {MIN_TOKEN_BYTES} characters can be guessed ({count}): {nodes}");
+        warn(&risk, "run `tunnel token rotate` for each of these nodes");
+    }
+    if tokens.has_default() {
+        let names =
+            if egress { "that kube-apiserver requests (server.egress)" } else { "without its own line" };
+        let risk = format!("the token file has a default line: any edge can take any name {names}");
+        warn(&risk, "give each node its own line");
+    }
 }
 
 /// Returns true if a file without any token is intended rather than a mistake: it blocks a node, or tokens are optional

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use crate::parts::{free_port, have, loopback};
 use crate::process::{ProcessOutput, Running, TIMEOUT, ask, run};
-use crate::tunnel::{Edge, Pair, TestDir, tunnel};
+use crate::tunnel::{Edge, Pair, TOKEN, TestDir, tunnel};
 use crate::wait::wait_until;
 
 #[test]
@@ -371,20 +371,40 @@ fn systemd_is_notified_of_readiness_liveness_and_stopping() {
 }
 
 #[test]
-fn a_default_token_next_to_egress_is_logged_as_insecure() {
+fn tokens_that_can_be_guessed_or_shared_are_logged_as_insecure() {
     let place = TestDir::new();
-    let config = place.cloud_config(loopback(free_port()), free_port());
+    let server = place.cloud_config(loopback(free_port()), free_port());
     let egress = format!("[server.egress]\nlisten = \"unix:{}\"\n", place.path().join("egress").display());
-    let told = |tables: &str| {
-        let text = format!("{config}[server.connect]\nlisten = \"127.0.0.1:0\"\n{tables}");
-        let file = place.config("cloud", &text).display().to_string();
+    let server = [format!("{server}[server.connect]\nlisten = \"127.0.0.1:0\"\n"), server + &egress];
+    let own_token = place.path().join("mine");
+    let edge = place.edge_config("node1", "127.0.0.1:1", free_port());
+    let from_file = edge.replace(&format!("token = \"{TOKEN}\""), &format!("token_file = {own_token:?}"));
+    let token = |text: &str| {
+        let lines = if text.contains(':') { text.to_owned() } else { format!("node1:{text}\n") };
+        std::fs::write(place.path().join("token"), lines).unwrap();
+        std::fs::write(&own_token, text).unwrap();
+    };
+    let risks = |config: &str| {
+        let file = place.config("checked", config).display().to_string();
         let said = started(&["config", "check", &file]);
         assert!(said.status.success(), "{said:?}");
-        said.stderr.contains("the token file has a default line")
+        assert!(!said.stderr.contains("short-one"), "{said:?}");
+        let lines = said.stderr.lines().filter(|line| line.contains("insecure configuration"));
+        lines.map(|line| line.split_once("risk=").unwrap().1.to_owned()).collect::<Vec<_>>().join("\n")
     };
-    assert!(told(&egress) && !told(""));
-    std::fs::write(place.path().join("token"), "node1:token-of-a-test\n").unwrap();
-    assert!(!told(&egress));
+    let long = "0123456789abcdef0123456789abcdef";
+    token(&format!("default:{long}\nnode2:{long}\n"));
+    assert!(risks(&server[0]).contains("default line: any edge can take any name without its own line"));
+    assert!(risks(&server[1]).contains("any name that kube-apiserver requests"));
+    token("short-one");
+    assert!(risks(&server[0]).contains("tokens of less than 32 characters can be guessed (1): node1"));
+    for edge in [&edge, &from_file] {
+        assert!(risks(edge).contains("a token of less than 32 characters can be guessed"), "{edge}");
+    }
+    token(long);
+    for config in [&server[0], &from_file] {
+        assert_eq!(risks(config), "", "{config}");
+    }
 }
 
 #[test]

@@ -163,6 +163,17 @@ impl NodeTokens {
         self.lines.get(DEFAULT).is_some_and(|line| !line.token.is_empty())
     }
 
+    /// Returns the nodes with a token or a previous token that can be guessed, sorted, including `default`.
+    pub fn weak(&self) -> Vec<&str> {
+        let is_short = |token: &str| !token.is_empty() && token.len() < MIN_TOKEN_BYTES;
+        let weak = self.lines.iter().filter(|(node, line)| {
+            node.parse::<NodeName>().is_ok()
+                && (is_short(&line.token) || line.previous.as_deref().is_some_and(is_short))
+        });
+        let names: BTreeSet<_> = weak.map(|(node, _)| node.as_str()).collect();
+        names.into_iter().collect()
+    }
+
     /// Returns true if any node is blocked.
     pub fn shut_some_out(&self) -> bool {
         self.lines.iter().any(|(node, line)| line.token.is_empty() && node != DEFAULT)
@@ -345,6 +356,9 @@ impl std::fmt::Debug for NodeTokens {
     }
 }
 
+/// Length in bytes from which a token cannot be guessed.
+pub const MIN_TOKEN_BYTES: usize = 32;
+
 /// Maximum number of faulty lines that are reported.
 const MAX_FAULTS: usize = 20;
 
@@ -387,6 +401,15 @@ mod tests {
     fn a_shared_token_is_a_default_line_with_a_token() {
         assert!(NodeTokens::parse("node1:a\ndefault:b\n").has_default());
         assert!(!NodeTokens::parse("node1:a\ndefault:\n").has_default());
+    }
+
+    #[test]
+    fn short_tokens_are_listed_by_node() {
+        let long = "0123456789abcdef0123456789abcdef";
+        let text = format!(
+            "node1:{long}\nnode2:{long} previous=old\nnode3:new previous={long}\nnode4:\ndefault:1\n"
+        );
+        assert_eq!(NodeTokens::parse(&text).weak(), ["default", "node2", "node3"]);
     }
 
     #[test]
