@@ -17,7 +17,7 @@ use base64::Engine as _;
 use base64::engine::general_purpose::URL_SAFE_NO_PAD;
 use parking_lot::Mutex;
 use tokio::sync::watch;
-use tokio::time::{Instant, sleep};
+use tokio::time::{Instant, sleep, sleep_until, timeout};
 use tracing::{info, warn};
 
 use crate::invitations::store::{
@@ -27,7 +27,7 @@ use crate::invitations::store::{
 use tunnel_base::drain::Drain;
 use tunnel_base::logging::AUDIT;
 use tunnel_base::names::NodeName;
-use tunnel_net::limiter::{LoginThrottle, Source};
+use tunnel_base::policy::tokens::MIN_TOKEN_BYTES;
 use tunnel_net::reload::{Reload, ReloadError};
 use tunnel_net::tls;
 use tunnel_net::tls::certificate::host_of;
@@ -39,10 +39,17 @@ pub struct Enrolment {
     cell: tokio::sync::Mutex<Box<dyn SharedState>>,
     known: ArcSwap<EnrolmentState>,
     changed: watch::Sender<()>,
-    /// Time of the last read of the store, successful or not.
-    looked: Mutex<Option<Instant>>,
+    looked: Mutex<Option<LastRead>>,
+    /// Held by the caller that reads the store on behalf of all that wait for a read.
+    reader: tokio::sync::Mutex<()>,
     authority: Reload<ServerCa>,
-    wrong: Mutex<LoginThrottle>,
+}
+
+/// The last read of the store.
+#[derive(Debug, Clone, Copy)]
+struct LastRead {
+    began: Instant,
+    is_ok: bool,
 }
 
 /// A new invitation of a node, returned to the operator who asked a server for it.
@@ -82,12 +89,15 @@ pub enum JoinRefusal {
     /// The invitation is not valid.
     #[error(transparent)]
     Uninvited(InvitationError),
-    /// Too many wrong invitations came from this address.
-    #[error("too many wrong invitations from your address; wait a minute")]
-    TooOften,
     /// A temporary failure: the machine may retry.
     #[error("{0}")]
     Later(String),
+}
+
+impl JoinRefusal {
+    fn unavailable() -> Self {
+        Self::Later("this server cannot check invitations now; see its log".into())
+    }
 }
 
 impl Enrolment {
@@ -98,8 +108,8 @@ impl Enrolment {
             known: ArcSwap::default(),
             changed: watch::Sender::new(()),
             looked: Mutex::default(),
+            reader: tokio::sync::Mutex::default(),
             authority,
-            wrong: Mutex::new(LoginThrottle::new()),
         })
     }
 
@@ -138,14 +148,22 @@ impl Enrolment {
         }
     }
 
-    /// Reads the store now unless that was done within the last second: a machine may have just joined at another
-    /// server.
-    pub async fn refresh_soon(&self) {
-        let due = |looked: Option<Instant>| looked.is_none_or(|looked| looked.elapsed() >= LOOK_PAUSE);
-        if due(*self.looked.lock()) {
+    /// Waits for a read of the store that began after this call: a machine may have just joined at another server.
+    /// Callers may be strangers, so they share one read a second. Returns false if the read failed. Cancel safe.
+    pub async fn refresh(&self) -> bool {
+        let called = Instant::now();
+        let refreshed = async {
+            let _reader = self.reader.lock().await;
+            let last = *self.looked.lock();
+            match last {
+                Some(last) if last.began > called => return last.is_ok,
+                Some(last) => sleep_until(last.began + LOOK_PAUSE).await,
+                None => {}
+            }
             // `follow` reports failures.
-            let _ = tokio::time::timeout(LOOK_TIMEOUT, self.look()).await;
-        }
+            self.look().await.is_ok()
+        };
+        timeout(LOOK_TIMEOUT, refreshed).await.unwrap_or_default()
     }
 
     /// Creates an invitation that is valid for `lasting`. `who` is the actor in the log.
@@ -203,29 +221,28 @@ impl Enrolment {
     ///
     /// Fails if the machine has not joined. After a store error it may have joined nevertheless.
     pub async fn join(&self, from: IpAddr, secret: &str, node: &str, token: &str) -> Result<(), JoinRefusal> {
-        let who = (Source::of(from), 0);
-        if self.wrong.lock().check(&who, Instant::now()) {
-            return Err(JoinRefusal::TooOften);
-        }
         let name = node.parse::<NodeName>().map_err(|_| JoinRefusal::Malformed("not a node name"))?;
-        let strong = (MIN_TOKEN..=MAX_TOKEN).contains(&token.len());
+        let strong = (MIN_TOKEN_BYTES..=MAX_TOKEN_BYTES).contains(&token.len());
         if !strong || !token.bytes().all(|b| b.is_ascii_alphanumeric()) {
             return Err(JoinRefusal::Malformed("the token must have 32 to 128 letters and digits"));
         }
         let (hash, token, now) = (SecretHash::of(secret), SecretHash::of(token), now());
-        let joined = self.change(|enrolled| enrolled.join(&hash, &name, token.clone(), now)).await;
+        let check = || self.known().check(&hash, &name, &token, now);
+        // Only a valid code may occupy the store. Otherwise guesses would delay or exclude the machines that have one.
+        if check() == Err(InvitationError::Unknown) && !self.refresh().await {
+            return Err(JoinRefusal::unavailable());
+        }
+        let joined = match check() {
+            Ok(true) => self.change(|enrolled| enrolled.join(&hash, &name, token.clone(), now)).await,
+            known => known.map_err(EnrolError::Refused),
+        };
         match joined {
             Ok(true) => info!(target: AUDIT, actor = %name, remote_addr = %from, "node joined by invitation"),
             Ok(false) => info!(target: AUDIT, actor = %name, remote_addr = %from, "join request repeated"),
-            Err(EnrolError::Refused(why)) => {
-                self.wrong.lock().add(who, Instant::now());
-                return Err(JoinRefusal::Uninvited(why));
-            }
+            Err(EnrolError::Refused(why)) => return Err(JoinRefusal::Uninvited(why)),
             Err(why) => {
                 warn!(remote_addr = %from, node = %name, error = %why, "join failed");
-                return Err(JoinRefusal::Later(
-                    "this server cannot check invitations now; see its log".into(),
-                ));
+                return Err(JoinRefusal::unavailable());
             }
         }
         Ok(())
@@ -233,10 +250,13 @@ impl Enrolment {
 
     async fn look(&self) -> Result<(), EnrolError<Infallible>> {
         let mut cell = self.cell.lock().await;
+        let began = Instant::now();
         let seen = cell.read().await;
-        *self.looked.lock() = Some(Instant::now());
-        let read = self.parse(&seen?.text).map_err(EnrolError::Foreign)?;
-        self.know(read);
+        let read = seen
+            .map_err(EnrolError::from)
+            .and_then(|seen| self.parse(&seen.text).map_err(EnrolError::Foreign));
+        *self.looked.lock() = Some(LastRead { began, is_ok: read.is_ok() });
+        self.know(read?);
         Ok(())
     }
 
@@ -301,16 +321,15 @@ const LOOK_INTERVAL: Duration = Duration::from_secs(5);
 /// Minimum interval between reads on behalf of unauthenticated callers.
 const LOOK_PAUSE: Duration = Duration::from_secs(1);
 
-/// Timeout of such a read, for which the caller's request waits.
+/// Timeout of a caller that waits for such a read.
 const LOOK_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// Maximum number of attempts to change the shared state, and the longest delay between them.
 const MAX_TRIES: usize = 30;
 const TRY_PAUSE: Duration = Duration::from_millis(50);
 
-/// Bounds of a token's length: too long to guess, and short enough for every place that stores it.
-const MIN_TOKEN: usize = 32;
-const MAX_TOKEN: usize = 128;
+/// Maximum length of a token in bytes, short enough for every place that stores it.
+const MAX_TOKEN_BYTES: usize = 128;
 
 // CA certificates that machines use to verify the servers.
 

@@ -44,7 +44,7 @@ impl Enrolment {
         match *self {}
     }
 
-    pub(crate) async fn refresh_soon(&self) {
+    pub(crate) async fn refresh(&self) -> bool {
         match *self {}
     }
 

@@ -138,12 +138,35 @@ impl EnrolmentState {
         Ok(())
     }
 
+    /// Returns true if this token may use the invitation, and false if it has used it already.
+    ///
+    /// # Errors
+    ///
+    /// Fails if the invitation is not valid.
+    pub fn check(
+        &self,
+        secret: &SecretHash,
+        node: &NodeName,
+        token: &SecretHash,
+        now: u64,
+    ) -> Result<bool, InvitationError> {
+        let node = small(node);
+        let invitation = self.invitations.get(secret).ok_or(InvitationError::Unknown)?;
+        match &invitation.used_for {
+            _ if invitation.node != node => Err(InvitationError::OtherNode),
+            Some(used) if used.is(token) && self.tokens.get(&node) == Some(used) => Ok(false),
+            Some(_) => Err(InvitationError::Used),
+            None if now >= invitation.until => Err(InvitationError::Expired),
+            None => Ok(true),
+        }
+    }
+
     /// Uses an invitation: from now on only this token authenticates the node. Repeating the request with the same
     /// token has no effect. Returns true on the first use.
     ///
     /// # Errors
     ///
-    /// Fails if the invitation is not valid.
+    /// Fails like [`Self::check`].
     pub fn join(
         &mut self,
         secret: &SecretHash,
@@ -151,20 +174,12 @@ impl EnrolmentState {
         token: SecretHash,
         now: u64,
     ) -> Result<bool, InvitationError> {
-        let node = small(node);
-        let invitation = self.invitations.get_mut(secret).ok_or(InvitationError::Unknown)?;
-        if invitation.node != node {
-            return Err(InvitationError::OtherNode);
+        let is_first = self.check(secret, node, &token, now)?;
+        if let Some(invitation) = self.invitations.get_mut(secret).filter(|_| is_first) {
+            invitation.used_for = Some(token.clone());
+            self.tokens.insert(small(node), token);
         }
-        match &invitation.used_for {
-            Some(used) if used.is(&token) && self.tokens.get(&node) == Some(used) => return Ok(false),
-            Some(_) => return Err(InvitationError::Used),
-            None if now >= invitation.until => return Err(InvitationError::Expired),
-            None => {}
-        }
-        invitation.used_for = Some(token.clone());
-        self.tokens.insert(node, token);
-        Ok(true)
+        Ok(is_first)
     }
 
     /// Revokes a node's token and its open invitations. Returns true if there were any.

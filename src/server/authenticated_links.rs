@@ -175,7 +175,7 @@ impl AuthenticatedLinks {
     pub(crate) async fn authenticate_fresh(&self, evidence: &EdgeCredentials) -> Result<(), TokenError> {
         match (self.authenticate(evidence), &self.enrolment) {
             (Err(_), Some(enrolment)) => {
-                enrolment.refresh_soon().await;
+                enrolment.refresh().await;
                 self.authenticate(evidence)
             }
             (judged, _) => judged,

@@ -576,7 +576,7 @@ impl<S: Clone + Ord + Hash, K: Clone + Eq + Hash, V> FairMap<S, K, V> {
     }
 }
 
-// Counts wrong passwords and invitations, and delays sources with too many.
+// Counts wrong passwords, and delays sources with too many.
 
 /// Wrong passwords of the last minute, by source and user.
 ///
