@@ -25,7 +25,9 @@ use tunnel_base::policy::tokens::{MIN_TOKEN_BYTES, NodeTokens, TokenError};
 use tunnel_link::grpc::accept::Certificate;
 use tunnel_link::sender::LinkSender;
 use tunnel_link::table::SessionTable;
+use tunnel_net::limiter::{FairLimiter, Limits};
 use tunnel_net::reload::Reload;
+use tunnel_net::tls::handshake::HANDSHAKES;
 use tunnel_net::tls::verify::EdgeCerts;
 use tunnel_proto::frame::{ErrorCode, SessionError};
 use tunnel_proto::hello::Hello;
@@ -42,6 +44,8 @@ pub(crate) struct AuthenticatedLinks {
     /// Whether certificates prove the edges of Nodes.
     certificates: bool,
     links: Mutex<HashMap<LinkId, AuthenticatedLink>>,
+    /// Permits for waiting for the answer to a wrong token.
+    pub(crate) refusal_permits: FairLimiter,
 }
 
 /// The hello of an edge, and the node of the certificate that it presented, if any.
@@ -74,7 +78,7 @@ pub(crate) fn read(
         for (line, error) in tokens.errors() {
             warn!(file = %path.display(), line, error = %error, "invalid line in token file");
         }
-        warn_insecure(&tokens, &path, key, egress);
+        warn_insecure(&tokens, &path, &key, egress);
         if !tokens.is_empty() {
             first.store(false, Relaxed);
         } else if !first.load(Relaxed) && !is_empty_intended(&tokens, is_optional) {
@@ -130,7 +134,8 @@ impl AuthenticatedLinks {
         table: Arc<SessionTable>,
         drain: &Drain,
     ) -> Arc<Self> {
-        let proven = Arc::new(Self { tokens, enrolment, nodes, certificates, links: Mutex::default() });
+        let (links, refusal_permits) = (Mutex::default(), FairLimiter::new(REFUSAL_LIMITS));
+        let proven = Arc::new(Self { tokens, enrolment, nodes, certificates, links, refusal_permits });
         drain.spawn(info_span!("tokens"), proven.clone().watch_revocations(table, drain.clone()));
         proven
     }
@@ -327,6 +332,8 @@ fn log_token_changes(read: &NodeTokens, before: &NodeTokens) {
 
 /// Key of the token file.
 const TOKEN_FILE: &str = "server.links.token_file";
+/// Limits of callers that wait for the answer to a wrong token. Others get none.
+const REFUSAL_LIMITS: Limits = Limits { permits: HANDSHAKES, per_source: 4, waiting: 0, idle_timeout: None };
 /// Maximum number of nodes in a log line about tokens.
 const MAX_NODES_LOGGED: usize = 20;
 /// Maximum time for resets to be sent, and the interval between checks.
@@ -360,7 +367,8 @@ mod tests {
 
     fn proven(nodes: Option<ClusterNodes>) -> AuthenticatedLinks {
         let tokens = Reload::fixed(NodeTokens::parse("node1:right\n"));
-        AuthenticatedLinks { tokens, enrolment: None, nodes, certificates: true, links: Mutex::default() }
+        let (links, refusal_permits) = (Mutex::default(), FairLimiter::new(REFUSAL_LIMITS));
+        AuthenticatedLinks { tokens, enrolment: None, nodes, certificates: true, links, refusal_permits }
     }
 
     /// Returns these Nodes, each with whether it has the edge label.

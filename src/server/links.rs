@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use parking_lot::Mutex;
 use tokio::sync::mpsc;
-use tokio::time::{MissedTickBehavior, interval};
+use tokio::time::{MissedTickBehavior, interval, timeout};
 use tokio_rustls::rustls::ServerConfig;
 use tracing::{Instrument as _, Span, debug, debug_span, field, info, info_span, warn};
 
@@ -27,6 +27,7 @@ use tunnel_link::sender::LinkSender;
 use tunnel_link::table::Event;
 use tunnel_link::table::traffic_class::TrafficClassifier;
 use tunnel_net::accept_loop::{self, AcceptLimits, Accepted, ConnectionHandler};
+use tunnel_net::limiter::Source;
 use tunnel_net::listen::{TcpAccept, tune_link};
 use tunnel_net::reload::Reload;
 use tunnel_net::tls::handshake::{HANDSHAKES, HandshakeError, TlsAccepted, TlsHandshaker};
@@ -101,7 +102,7 @@ async fn admit_edge(call: Call, hello: Hello, shared: ServerContext) {
             warn!(node = %hello.node, remote_addr = %call.from, reason = %why, "edge refused");
         }
         shared.registry.refused(&hello.node, &why.to_string());
-        return call.refuse(CallRejection::Token);
+        return refuse_token(call, &shared).await;
     }
     if shared.stopping.is_cancelled() {
         refused.count("stopping");
@@ -150,6 +151,21 @@ async fn admit_edge(call: Call, hello: Hello, shared: ServerContext) {
     shared.finder.on_unlinked(&hello.node);
     shared.proven.untrack(&sender);
 }
+
+/// Answers a wrong token late, and few of a source at once, so that guesses take long. A right token never waits here.
+async fn refuse_token(call: Call, shared: &ServerContext) {
+    match shared.proven.refusal_permits.try_acquire(&Source::of(call.from.ip())) {
+        Ok(_permit) => {
+            // Ends early if the server stops.
+            let _ = timeout(REFUSAL_DELAY, shared.stopping.cancelled()).await;
+            call.refuse(CallRejection::Token);
+        }
+        Err(_) => call.close(),
+    }
+}
+
+/// Delay before a wrong token is answered. A permit is held as long, even if the caller has closed its connection.
+const REFUSAL_DELAY: Duration = Duration::from_secs(1);
 
 async fn admit_peer(call: Call, instance: Instance, beside: bool, shared: ServerContext) {
     if instance == shared.link_context.table.instance() {

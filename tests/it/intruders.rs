@@ -1,26 +1,32 @@
-//! Clients that must be refused: expired and foreign certificates, pages of strangers at the admin port, and clients
-//! that look for admin ports behind an edge.
+//! Strangers that must be refused: expired and foreign certificates, guessed tokens and invitations, pages of strangers
+//! at the admin port, and clients that look for admin ports behind an edge.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
+use futures_util::future::join_all;
 use rcgen::{CertificateParams, DistinguishedName, DnType, ExtendedKeyUsagePurpose, Issuer, KeyPair};
 use tokio::io::AsyncReadExt as _;
 use tokio::net::TcpStream;
+use tokio::time::Instant;
 use tokio_rustls::TlsConnector;
+use tokio_rustls::client::TlsStream;
 use tokio_rustls::rustls::client::{Resumption, Tls12Resumption};
 use tokio_rustls::rustls::crypto::aws_lc_rs;
 use tokio_rustls::rustls::pki_types::pem::PemObject as _;
 use tokio_rustls::rustls::pki_types::{CertificateDer, PrivateKeyDer};
 use tokio_rustls::rustls::{ClientConfig, HandshakeKind, RootCertStore, version};
+use tonic::Code;
+use tunnel_base::names::Instance;
 use tunnel_net::pki::CertificateAuthority;
 use tunnel_net::tls::certificate::EDGE;
 use tunnel_net::tls::{Identity, server_name};
+use tunnel_proto::hello::Hello;
 
 use crate::support::clients::{ask, get};
-use crate::support::programs::{NAME, TestDir, TestServer, at, edge, edge_with};
-use crate::support::{assert_eventually, wait_until};
+use crate::support::programs::{NAME, TOKEN, TestDir, TestServer, at, edge, edge_with};
+use crate::support::{assert_eventually, remote, wait_until};
 
 /// Starts a server with egress and HTTPS ports that accept certificates of its CA with these names.
 fn server(place: &TestDir, names: &str) -> TestServer {
@@ -145,6 +151,40 @@ async fn an_edges_certificate_is_refused_even_if_every_name_is_allowed() {
             }
         }
     }
+}
+
+/// Links as node1 with this token over a connection. Returns whether the token was accepted; `None` without an answer.
+async fn answered(io: TlsStream<TcpStream>, token: &str) -> Option<bool> {
+    let headers = Hello::edge_request(&"node1".parse().unwrap(), token, Instance::random());
+    match remote::call(io, headers, "node1").await {
+        Ok(_) => Some(true),
+        Err(status) => (status.code() == Code::Unauthenticated).then_some(false),
+    }
+}
+
+#[tokio::test]
+async fn a_wrong_token_is_answered_late_and_a_right_one_at_once() {
+    let place = TestDir::new();
+    let server = TestServer::start(&place);
+    let port = server.server.bound.grpc;
+    let connections = join_all((0..13).map(|_| remote::encrypted(&place, port))).await;
+    let mut connections = connections.into_iter();
+    let right = connections.next().unwrap();
+    let guesses = connections.map(|io| answered(io, "guess"));
+    let (started, mut guesses) = (Instant::now(), Box::pin(join_all(guesses)));
+    let rejected = || server.server.metrics.links_rejected.counted("token");
+    let all_judged = async {
+        wait_until("all guesses are judged", || rejected() == 12).await;
+        answered(right, TOKEN).await
+    };
+    tokio::select! {
+        answers = &mut guesses => panic!("{answers:?}"),
+        accepted = all_judged => assert_eq!(accepted, Some(true)),
+    }
+    let answers = guesses.await;
+    assert!(started.elapsed() >= Duration::from_secs(1));
+    let answered = answers.iter().filter(|answer| **answer == Some(false)).count();
+    assert_eq!(answered, 4, "the others of this source get no answer: {answers:?}");
 }
 
 #[tokio::test]

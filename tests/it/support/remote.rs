@@ -108,7 +108,8 @@ pub(crate) async fn dial(
     Box::pin(call(encrypted(place, server).await, headers, node)).await
 }
 
-async fn call(io: TlsStream<TcpStream>, headers: HeaderMap, node: &str) -> Result<Call, Status> {
+/// Links over this connection with this metadata. Its messages are about `node`.
+pub(crate) async fn call(io: TlsStream<TcpStream>, headers: HeaderMap, node: &str) -> Result<Call, Status> {
     let io = TokioIo::new(io);
     let shaken = hyper::client::conn::http2::handshake(TokioExecutor::new(), io).await;
     let (mut sender, driver) = shaken.map_err(|e| Status::unavailable(e.to_string()))?;

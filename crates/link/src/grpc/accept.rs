@@ -1,10 +1,9 @@
 //! The server's end of links: serves connections and accepts calls as links.
 
-use std::convert::Infallible;
+use std::io;
 use std::net::SocketAddr;
 use std::time::Duration;
 
-use futures_util::FutureExt as _;
 use http::{Request, Response};
 use hyper::body::Incoming;
 use hyper::server::conn::http2;
@@ -49,7 +48,8 @@ pub struct Call {
     /// The node in the edge's client certificate, if the connection presented one.
     pub agent: Option<NodeName>,
     incoming: Incoming,
-    answer: oneshot::Sender<Response<CallBody>>,
+    /// `None` closes the connection without a response.
+    answer: oneshot::Sender<Option<Response<CallBody>>>,
     ends: LinkEndpoints,
     shared: ConnectionState,
 }
@@ -126,7 +126,7 @@ where
     };
     let service = hyper::service::service_fn(move |request: Request<Incoming>| {
         // Boxed, because hyper keeps its memory for the duration of the call.
-        Box::pin(handler.clone().answer(request)).map(Ok::<_, Infallible>)
+        Box::pin(handler.clone().answer(request))
     });
     // Boxed outside of any async block: an async block would store it twice for the lifetime of the link.
     let io = TokioIo::new(Bounded { io, hook: ahead });
@@ -193,7 +193,7 @@ impl Call {
         response.headers_mut().insert(http::header::CONTENT_TYPE, GRPC);
         accepted.cancel();
         // Fails only if the connection is closed; then the link's first read fails too.
-        let _ = self.answer.send(response);
+        let _ = self.answer.send(Some(response));
         Link::new(
             outbound,
             RemoteInfo { answers: true, incoming: self.incoming, ahead, connection },
@@ -207,8 +207,14 @@ impl Call {
         let mut response = Status::from(why).into_http();
         // Lets a peer see that one of our servers has rejected it.
         response.headers_mut().extend(Hello::response(self.shared.link_context.table.instance()));
-        let _ = self.answer.send(response);
+        let _ = self.answer.send(Some(response));
         // The graceful shutdown sends the response before it closes the connection.
+        self.shared.connection.cancel();
+    }
+
+    /// Closes the connection without a response.
+    pub fn close(self) {
+        let _ = self.answer.send(None);
         self.shared.connection.cancel();
     }
 }
@@ -249,11 +255,12 @@ struct ConnectionState {
 }
 
 impl CallHandler {
-    async fn answer(self, request: Request<Incoming>) -> Response<CallBody> {
+    /// Returns the response, or an error to reset the call without one.
+    async fn answer(self, request: Request<Incoming>) -> io::Result<Response<CallBody>> {
         if enrol::is_petition(&request) {
             let arrivals = self.arrivals;
             let hand_on = move |enrol_request| arrivals.try_send(IncomingCall::Enrol(enrol_request)).is_ok();
-            return enrol::answer(request, self.from, hand_on).await;
+            return Ok(enrol::answer(request, self.from, hand_on).await);
         }
         if request.uri().path() != PATH {
             let status = Status::unimplemented("this port serves only tunnel links");
@@ -288,17 +295,17 @@ impl CallHandler {
             );
         }
         match answered.await {
-            Ok(response) => response,
+            Ok(response) => response.ok_or_else(|| io::ErrorKind::ConnectionAborted.into()),
             Err(_) => self.refuse(Status::unavailable("server is shutting down"), "stopping"),
         }
     }
 
-    fn refuse(&self, status: Status, reason: &'static str) -> Response<CallBody> {
+    fn refuse(&self, status: Status, reason: &'static str) -> io::Result<Response<CallBody>> {
         self.shared.link_context.metrics.links_rejected.count(reason);
         self.shared.connection.cancel();
         let mut response = status.into_http();
         response.headers_mut().extend(Hello::response(self.shared.link_context.table.instance()));
-        response
+        Ok(response)
     }
 }
 
