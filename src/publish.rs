@@ -6,7 +6,7 @@ pub mod record_policy;
 
 use std::collections::{BTreeSet, HashMap};
 use std::fmt;
-use std::fs::{self, DirBuilder, File, OpenOptions, TryLockError};
+use std::fs::{self, DirBuilder, File, OpenOptions};
 use std::io::{self, Write as _};
 use std::net::IpAddr;
 use std::os::unix::fs::{DirBuilderExt as _, OpenOptionsExt as _};
@@ -23,6 +23,7 @@ use crate::publish::record_policy::RecordPolicy;
 use crate::registry::Registry;
 use tunnel_base::backoff::Backoff;
 use tunnel_base::drain::Drain;
+use tunnel_base::files::{FileLock, beside};
 use tunnel_base::metrics::Metrics;
 use tunnel_base::policy::zone::Zone;
 
@@ -217,18 +218,12 @@ pub(crate) fn make_directory(file: &Path) {
 }
 
 /// Locks the file until the result is dropped. For a symbolic link, the lock file is next to the target.
-pub(crate) fn lock(file: &Path) -> Result<File, SharedFileError> {
-    let path = &beside(file, "lock");
-    let mut open = OpenOptions::new();
-    let lock = open.create(true).truncate(false).read(true).write(true).open(path).map_err(failed(path))?;
-    for _ in 0..LOCK_TIMEOUT.as_millis() / LOCK_PAUSE.as_millis() {
-        match lock.try_lock() {
-            Ok(()) => return Ok(lock),
-            Err(TryLockError::WouldBlock) => std::thread::sleep(LOCK_PAUSE),
-            Err(TryLockError::Error(cause)) => return Err(failed(path)(cause)),
-        }
-    }
-    Err(SharedFileError::Locked(path.clone()))
+pub(crate) fn lock(file: &Path) -> Result<FileLock, SharedFileError> {
+    let path = beside(file, ".lock");
+    FileLock::acquire(&path, LOCK_TIMEOUT).map_err(|cause| match cause.kind() {
+        io::ErrorKind::WouldBlock => SharedFileError::Locked(path),
+        _ => failed(&path)(cause),
+    })
 }
 
 /// Returns the content of the file, or `None` if it does not exist.
@@ -245,7 +240,7 @@ pub(crate) fn content(file: &Path) -> Result<Option<Vec<u8>>, SharedFileError> {
 pub(crate) fn replace(file: &Path, mode: u32, text: &[u8]) -> Result<(), SharedFileError> {
     // A fixed name suffices: only the holder of the lock writes this file, and the remains of a dead process are
     // deleted.
-    let fresh = &beside(file, "new");
+    let fresh = &beside(file, ".new");
     let write = || {
         match fs::remove_file(fresh) {
             Err(cause) if cause.kind() != io::ErrorKind::NotFound => return Err(cause),
@@ -264,22 +259,12 @@ pub(crate) fn replace(file: &Path, mode: u32, text: &[u8]) -> Result<(), SharedF
     write().map_err(failed(fresh))
 }
 
-fn beside(file: &Path, ending: &str) -> PathBuf {
-    let mut name = file.as_os_str().to_owned();
-    name.push(".");
-    name.push(ending);
-    name.into()
-}
-
 fn failed(path: &Path) -> impl Fn(io::Error) -> SharedFileError {
     move |cause| SharedFileError::Io { path: path.to_owned(), cause }
 }
 
 /// Timeout for the lock. Other writers take a few milliseconds each.
 const LOCK_TIMEOUT: Duration = Duration::from_secs(5);
-
-/// Time between two attempts to lock.
-const LOCK_PAUSE: Duration = Duration::from_millis(5);
 
 #[cfg(test)]
 mod tests;

@@ -1,23 +1,24 @@
 //! Edits files that a running program reads.
 
-use std::fs::{self, File};
+use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use crate::command::CommandError;
-use tunnel_base::files;
+use tunnel_base::files::{self, FileLock, beside};
 
-/// A text file that is being edited. A second edit of a file in the same directory is refused until this one is dropped.
+/// A text file that is being edited. A second edit of it is refused until this one is dropped.
 #[derive(Debug)]
 pub(crate) struct FileEdit {
     /// The path without symbolic links, so that a link stays.
     path: PathBuf,
     text: String,
-    _lock: File,
+    _lock: FileLock,
 }
 
 impl FileEdit {
-    /// Locks a file's directory, and reads the file. Blocks on the disk.
+    /// Locks a file, and reads it. Blocks on the disk.
     ///
     /// # Errors
     ///
@@ -27,12 +28,14 @@ impl FileEdit {
             CommandError::unusable(format!("cannot read {}: {cause}; check the path", path.display()))
         };
         let real = fs::canonicalize(path).map_err(unreadable)?;
-        let dir = real.parent().unwrap_or(Path::new("/"));
-        let lock = File::open(dir).map_err(unreadable)?;
-        if lock.try_lock().is_err() {
-            let text = format!("another command is changing files in {}; wait for it", dir.display());
-            return Err(CommandError::cannot_write(text));
-        }
+        let lock = FileLock::acquire(&beside(&real, ".lock"), Duration::ZERO).map_err(|cause| {
+            CommandError::cannot_write(match cause.kind() {
+                io::ErrorKind::WouldBlock => {
+                    format!("another command is changing {}; wait for it", real.display())
+                }
+                _ => cannot_replace(&real, &cause),
+            })
+        })?;
         let text = fs::read_to_string(&real).map_err(unreadable)?;
         Ok(Self { path: real, text, _lock: lock })
     }
@@ -54,10 +57,12 @@ impl FileEdit {
 ///
 /// Returns the system's error. The file is then unchanged.
 pub(crate) fn replace(path: &Path, text: &str) -> Result<(), CommandError> {
-    files::replace(path, None, text).map_err(|cause| {
-        let hint = "run this as root or as the file's owner, and check that the disk is not full";
-        CommandError::cannot_write(format!("cannot replace {}: {cause}; {hint}", path.display()))
-    })
+    files::replace(path, None, text).map_err(|cause| CommandError::cannot_write(cannot_replace(path, &cause)))
+}
+
+fn cannot_replace(path: &Path, cause: &io::Error) -> String {
+    let hint = "run this as root or as the file's owner, and check that the disk is not full";
+    format!("cannot replace {}: {cause}; {hint}", path.display())
 }
 
 #[cfg(test)]
@@ -75,7 +80,7 @@ mod tests {
         symlink(&file, &link).unwrap();
         let edit = FileEdit::start(&link).unwrap();
         assert_eq!(edit.text(), "old");
-        assert!(FileEdit::start(&file).unwrap_err().text.contains("another command is changing files in"));
+        assert!(FileEdit::start(&file).unwrap_err().text.contains("another command is changing"));
         edit.replace("new").unwrap();
         drop(edit);
         assert_eq!(fs::read_to_string(&link).unwrap(), "new");

@@ -5,8 +5,10 @@ use std::fs::{self, DirBuilder, File, OpenOptions};
 use std::io::{self, Write as _};
 use std::os::unix::fs::{DirBuilderExt as _, OpenOptionsExt as _};
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use crate::command::CommandError;
+use tunnel_base::files::FileLock;
 
 /// A folder that is about to receive files. They are written to a subfolder first and moved at the end, with access for
 /// this user only. If it is dropped before [`Self::finish`], nothing remains.
@@ -18,7 +20,7 @@ pub(crate) struct OutputDir {
     /// Whether the folder was created now.
     is_new: bool,
     /// A lock that excludes other runs.
-    lock: File,
+    lock: Option<FileLock>,
     /// Whether the written files remain on drop.
     is_kept: bool,
 }
@@ -52,14 +54,15 @@ impl OutputDir {
             )));
         }
         let is_new = made_now(dir).map_err(|cause| failed(dir, &cause))?;
-        let lock = File::open(dir).map_err(|cause| failed(dir, &cause))?;
-        if lock.try_lock().is_err() {
-            return Err(CommandError::cannot_write(format!(
-                "another run is active in {}; wait for it",
-                dir.display()
-            )));
-        }
-        let folder = Self { dir: dir.to_owned(), entries, is_new, lock, is_kept: false };
+        let lock =
+            FileLock::acquire(&dir.join(LOCK), Duration::ZERO).map_err(|cause| match cause.kind() {
+                io::ErrorKind::WouldBlock => CommandError::cannot_write(format!(
+                    "another run is active in {}; wait for it",
+                    dir.display()
+                )),
+                _ => failed(dir, &cause),
+            })?;
+        let folder = Self { dir: dir.to_owned(), entries, is_new, lock: Some(lock), is_kept: false };
         made_now(&folder.unfinished()).map_err(|cause| failed(&folder.unfinished(), &cause))?;
         Ok(folder)
     }
@@ -143,7 +146,7 @@ impl OutputDir {
             }
         }
         // Makes the moves durable.
-        let synced = fs::remove_dir(&unfinished).and_then(|()| self.lock.sync_all());
+        let synced = fs::remove_dir(&unfinished).and_then(|()| File::open(&self.dir)?.sync_all());
         let synced = synced.map_err(|cause| failed(&unfinished, &cause));
         self.keep();
         synced
@@ -157,6 +160,7 @@ impl Drop for OutputDir {
         }
         // The next run reports what cannot be removed.
         let _ = fs::remove_dir_all(self.unfinished());
+        self.lock = None;
         if self.is_new {
             let _ = fs::remove_dir(&self.dir);
         }
@@ -185,6 +189,7 @@ fn failed(path: &Path, cause: &io::Error) -> CommandError {
 
 /// The subfolder for unfinished files.
 const UNFINISHED: &str = ".unfinished";
+const LOCK: &str = ".unfinished.lock";
 const DIR_MODE: u32 = 0o700;
 const FILE_MODE: u32 = 0o600;
 
@@ -210,7 +215,7 @@ mod tests {
         let folder = started(&dir).unwrap();
         folder.write("a", "1").unwrap();
         folder.write("b/c/d", "2").unwrap();
-        assert_eq!(names(&dir), [UNFINISHED.to_owned()].into());
+        assert_eq!(names(&dir), [UNFINISHED.to_owned(), LOCK.to_owned()].into());
         let second = started(&dir).unwrap_err().text;
         assert!(second.contains("another run is active in"), "{second}");
         folder.finish().unwrap();

@@ -1,8 +1,8 @@
 //! Records in a hosts file that several servers and people share.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
-use std::fs::{self, File};
-use std::io::{self, Read as _, Seek as _, Write as _};
+use std::fs;
+use std::io;
 use std::net::IpAddr;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -12,11 +12,12 @@ use tokio::time::Instant;
 use tracing::info;
 
 use crate::publish::{PublishError, RecordStore, SharedFileError, content, in_background, lock, replace};
+use tunnel_base::files::beside;
 use tunnel_base::policy::zone::{merged, servers, without};
 
 /// Our lines in a hosts file: `<address>    <name>`. Of other lines, only those of dead servers are removed.
 ///
-/// Each server with lines also has a sign of life in the lock file, a number that it changes with every check. So a
+/// Each server with lines also has a sign of life in a file beside it, a number that it changes with every check. So a
 /// server is known to be dead without a link to it, and lines of people are never taken for those of a server.
 #[derive(Debug)]
 pub struct Hosts {
@@ -77,9 +78,9 @@ fn write(
 ) -> Result<SeenSigns, SharedFileError> {
     // The target of a symbolic link is replaced, not the link.
     let file = &fs::canonicalize(file).unwrap_or_else(|_| file.to_owned());
-    let mut held = lock(file)?;
-    let failed = |cause| SharedFileError::Io { path: file.clone(), cause };
-    let mut signs = read_signs(&mut held).map_err(failed)?;
+    let _held = lock(file)?;
+    let signs_file = &beside(file, ".signs");
+    let mut signs = read_signs(signs_file)?;
     signs.remove(&server);
     let seen = follow(seen, &signs, now);
     let dead: BTreeSet<_> =
@@ -97,7 +98,7 @@ fn write(
     if !records.is_empty() {
         signs.insert(server, rand::random::<u64>().to_string());
     }
-    write_signs(&mut held, &signs).map_err(failed)?;
+    write_signs(signs_file, &signs)?;
     Ok(seen)
 }
 
@@ -110,10 +111,9 @@ fn follow(mut seen: SeenSigns, signs: &Signs, now: Instant) -> SeenSigns {
     signs.iter().map(since).collect()
 }
 
-/// Reads the lines `<address> <sign>` of a lock file. Other lines are ignored.
-fn read_signs(held: &mut File) -> io::Result<Signs> {
-    let mut text = Vec::new();
-    held.read_to_end(&mut text)?;
+/// Reads the lines `<address> <sign>` of the file with the signs of life. Other lines are ignored.
+fn read_signs(file: &Path) -> Result<Signs, SharedFileError> {
+    let text = content(file)?.unwrap_or_default();
     let text = String::from_utf8_lossy(&text);
     let sign = |line: &str| {
         let (ip, sign) = line.split_once(' ')?;
@@ -122,13 +122,22 @@ fn read_signs(held: &mut File) -> io::Result<Signs> {
     Ok(text.lines().filter_map(sign).collect())
 }
 
-/// Replaces the signs of life in a lock file. It is not emptied first: a crash must not lose the sign of a dead server.
-fn write_signs(held: &mut File, signs: &Signs) -> io::Result<()> {
+/// Replaces the file with the signs of life, or removes it if nobody lives.
+fn write_signs(file: &Path, signs: &Signs) -> Result<(), SharedFileError> {
+    if signs.is_empty() {
+        return match fs::remove_file(file) {
+            Err(cause) if cause.kind() != io::ErrorKind::NotFound => {
+                Err(SharedFileError::Io { path: file.to_owned(), cause })
+            }
+            _ => Ok(()),
+        };
+    }
     let text: String = signs.iter().map(|(ip, sign)| format!("{ip} {sign}\n")).collect();
-    held.rewind()?;
-    held.write_all(text.as_bytes())?;
-    held.set_len(text.len() as u64)
+    replace(file, SIGNS_MODE, text.as_bytes())
 }
+
+/// Mode of the file with the signs of life. Only servers read it.
+const SIGNS_MODE: u32 = 0o600;
 
 /// Mode of a new file: readable for all users, because DNS servers run as other users.
 const MODE: u32 = 0o666;
@@ -207,7 +216,7 @@ mod tests {
             pod.write(names(&[])).await.unwrap();
         }
         assert_eq!(lines(), people);
-        assert_eq!(fs::read(dir.path().join("hosts.lock")).unwrap(), b"", "no sign remains");
+        assert!(!dir.path().join("hosts.signs").exists(), "no sign remains");
     }
 
     #[tokio::test(start_paused = true)]

@@ -32,7 +32,7 @@ fn script(programs: &[&str], text: &str) {
 /// /run/tunnel does not exist: root creates it, and other users have a directory of their own.
 #[test]
 fn a_server_set_up_by_init_invites_a_node_and_lists_it() {
-    if !root() || !have(&["unshare", "setpriv", "ip"]) {
+    if !root() || !have(&["unshare", "setpriv", "ip", "flock"]) {
         return;
     }
     script(
@@ -61,8 +61,12 @@ mkdir -p -m 755 /run/user; mkdir -m 700 /run/user/65534; chown 65534:65534 /run/
 XDG_RUNTIME_DIR=/run/user/65534 steps "$nobody" /run/user/65534/tunnel session
 steps "" /run/tunnel root
 AS="$nobody"; cd $PLACE; ! tunnel status 2> refused.log; grep -q 'no admin socket of a server or edge' refused.log
+mkdir -m 755 tokens; printf 'node3:%032d\n' 1 > tokens/token
+for dir in /run/tunnel tokens; do $nobody flock $dir sleep 100 & done
+waits '! flock -n /run/tunnel true && ! flock -n tokens true'
 AS=; serves server root/etc cloud; waits "tunnel status > /dev/null 2>&1"
-AS="$nobody"; ! tunnel status 2> refused.log; grep -q 'permission denied for /run/tunnel/server.sock' refused.log"#,
+AS="$nobody"; ! tunnel status 2> refused.log; grep -q 'permission denied for /run/tunnel/server.sock' refused.log
+AS=; tunnel token rotate node3 --file tokens/token > rotated.out"#,
     );
 }
 

@@ -1,9 +1,72 @@
-//! Files that running programs read while they are replaced.
+//! Files that running programs read while they are replaced, and locks among the programs that replace them.
 
-use std::fs::{self, OpenOptions};
+use std::fs::{self, File, OpenOptions, TryLockError};
 use std::io::{self, Write as _};
 use std::os::unix::fs::{MetadataExt as _, OpenOptionsExt as _, fchown};
-use std::path::Path;
+use std::path::{Path, PathBuf};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use rustix::fs::OFlags;
+
+/// An exclusive lock, held until it is dropped. It is a file that only its owner may open, because anyone who may open a
+/// file or a directory may lock it.
+#[derive(Debug)]
+#[must_use = "dropping a lock releases it"]
+pub struct FileLock {
+    path: PathBuf,
+    _file: File,
+}
+
+impl FileLock {
+    /// Creates and locks the file at a path. While another process holds the lock, waits until `timeout`. Blocks the
+    /// thread.
+    ///
+    /// # Errors
+    ///
+    /// [`io::ErrorKind::WouldBlock`] if another process still holds the lock, otherwise the system's error.
+    pub fn acquire(path: &Path, timeout: Duration) -> io::Result<Self> {
+        // A link or a pipe at this path is never opened.
+        let flags = (OFlags::NOFOLLOW | OFlags::NONBLOCK).bits().cast_signed();
+        let until = Instant::now() + timeout;
+        loop {
+            let mut open = OpenOptions::new();
+            let file =
+                open.write(true).create(true).truncate(false).mode(0o600).custom_flags(flags).open(path)?;
+            match file.try_lock() {
+                Ok(()) if is_at(&file, path)? => return Ok(Self { path: path.to_owned(), _file: file }),
+                // The last holder has removed this file.
+                Ok(()) => {}
+                Err(TryLockError::WouldBlock) if Instant::now() < until => thread::sleep(LOCK_PAUSE),
+                Err(cause) => return Err(cause.into()),
+            }
+        }
+    }
+}
+
+impl Drop for FileLock {
+    fn drop(&mut self) {
+        // Best effort: the next holder uses the file otherwise.
+        let _ = fs::remove_file(&self.path);
+    }
+}
+
+/// Returns true if a path has this open file.
+fn is_at(file: &File, path: &Path) -> io::Result<bool> {
+    let opened = file.metadata()?;
+    Ok(fs::symlink_metadata(path)
+        .is_ok_and(|found| (found.dev(), found.ino()) == (opened.dev(), opened.ino())))
+}
+
+/// Time between two attempts to lock.
+const LOCK_PAUSE: Duration = Duration::from_millis(5);
+
+/// Returns the path with an ending after its name, in the same directory.
+pub fn beside(path: &Path, ending: &str) -> PathBuf {
+    let mut name = path.as_os_str().to_owned();
+    name.push(ending);
+    name.into()
+}
 
 /// Replaces a file by renaming, so that no reader sees a part of it, and a reader of the old file never sees the new
 /// text. With `mode` the new file gets that mode; without it the file must exist, and its owner and mode stay. Blocks on
@@ -13,8 +76,7 @@ use std::path::Path;
 ///
 /// Returns the system's error. The file is then unchanged.
 pub fn replace(path: &Path, mode: Option<u32>, text: &str) -> io::Result<()> {
-    let mut fresh = path.as_os_str().to_owned();
-    fresh.push(".new");
+    let fresh = beside(path, ".new");
     let write = || {
         match fs::remove_file(&fresh) {
             Err(cause) if cause.kind() != io::ErrorKind::NotFound => return Err(cause),
@@ -41,4 +103,49 @@ pub fn replace(path: &Path, mode: Option<u32>, text: &str) -> io::Result<()> {
         // Best effort: the next call removes it otherwise.
         let _ = fs::remove_file(&fresh);
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::{PermissionsExt as _, symlink};
+    use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
+
+    use super::*;
+
+    #[test]
+    fn a_lock_excludes_others_and_leaves_no_file() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("x.lock");
+        let held = FileLock::acquire(&path, Duration::ZERO).unwrap();
+        assert_eq!(fs::metadata(&path).unwrap().permissions().mode() & 0o777, 0o600);
+        let other = FileLock::acquire(&path, Duration::ZERO).unwrap_err();
+        assert_eq!(other.kind(), io::ErrorKind::WouldBlock);
+        drop(held);
+        assert!(!path.exists());
+        // The file of a killed process is no lock.
+        fs::write(&path, "").unwrap();
+        drop(FileLock::acquire(&path, Duration::ZERO).unwrap());
+        let target = dir.path().join("target");
+        symlink(&target, &path).unwrap();
+        FileLock::acquire(&path, Duration::ZERO).unwrap_err();
+        assert!(!target.exists(), "a link is not followed");
+    }
+
+    #[test]
+    fn among_many_one_holds_the_lock_at_a_time() {
+        let dir = tempfile::tempdir().unwrap();
+        let (path, is_held) = (dir.path().join("x.lock"), AtomicBool::new(false));
+        thread::scope(|scope| {
+            for _ in 0..4 {
+                scope.spawn(|| {
+                    for _ in 0..50 {
+                        let _lock = FileLock::acquire(&path, Duration::from_secs(60)).unwrap();
+                        assert!(!is_held.swap(true, SeqCst));
+                        thread::yield_now();
+                        is_held.store(false, SeqCst);
+                    }
+                });
+            }
+        });
+    }
 }

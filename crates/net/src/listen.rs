@@ -1,20 +1,21 @@
 //! Listening sockets, and the options of sockets that carry traffic of clients, targets and links.
 
 use std::convert::Infallible;
-use std::fs::{self, File, TryLockError};
+use std::fmt;
+use std::fs::{self, File};
 use std::io::{self, BufRead as _, BufReader};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::fs::{FileTypeExt, MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
-use std::{fmt, thread};
 
 use socket2::{Domain, SockAddr, SockRef, Socket, TcpKeepalive, Type};
 use tokio::net::{TcpListener, TcpSocket, TcpStream, UnixListener, UnixStream};
 use tracing::{error, info, warn};
 
 use crate::socket::Connection;
+use tunnel_base::files::{FileLock, beside};
 
 /// A listening socket of any kind. Accepting never fails.
 pub trait Accept: Send + Sync {
@@ -323,7 +324,7 @@ pub enum LocalBindError {
 impl UnixAccept {
     /// Listens on a path with a file that only its owner may open. Replaces the file of a terminated process.
     ///
-    /// Waits briefly while another program starts listening in the same directory. Only for startup, as it blocks.
+    /// Waits briefly while another program starts listening there. Only for startup, as it blocks.
     ///
     /// # Errors
     ///
@@ -332,7 +333,7 @@ impl UnixAccept {
         let failed = |cause| LocalBindError::System { path: path.into(), cause };
         // Otherwise, if two start at once, the second could remove the socket that the first has just put in place of
         // an old one.
-        let _alone = lock_directory(path).map_err(failed)?;
+        let _alone = FileLock::acquire(&beside(path, ".lock"), LOCK_TIMEOUT).map_err(failed)?;
         match fs::symlink_metadata(path) {
             Ok(found) if !found.file_type().is_socket() => return Err(LocalBindError::NoSocket(path.into())),
             Ok(_) if answers(path).map_err(failed)? => return Err(LocalBindError::Taken(path.into())),
@@ -386,20 +387,6 @@ fn private_socket() -> io::Result<Socket> {
     Ok(OwnedFd::from(file).into())
 }
 
-/// Waits until no other program starts listening in the directory of a path. None does until the result is dropped.
-fn lock_directory(path: &Path) -> io::Result<File> {
-    let dir = path.parent().filter(|dir| !dir.as_os_str().is_empty()).unwrap_or(Path::new("."));
-    let dir = File::open(dir)?;
-    for _ in 0..LOCK_TRIES {
-        match dir.try_lock() {
-            Ok(()) => return Ok(dir),
-            Err(TryLockError::WouldBlock) => thread::sleep(LOCK_PAUSE),
-            Err(TryLockError::Error(cause)) => return Err(cause),
-        }
-    }
-    Err(io::Error::other("another program has locked its directory"))
-}
-
 /// Returns true if a process listens on a socket's file.
 fn answers(path: &Path) -> io::Result<bool> {
     let socket = Socket::new(Domain::UNIX, Type::STREAM, None)?;
@@ -417,9 +404,8 @@ fn identity(path: &Path) -> io::Result<(u64, u64)> {
     fs::symlink_metadata(path).map(|file| (file.dev(), file.ino()))
 }
 
-/// Number of attempts to lock, two seconds in total. Starting to listen takes much less.
-const LOCK_TRIES: u32 = 200;
-const LOCK_PAUSE: Duration = Duration::from_millis(10);
+/// Timeout for the lock. Starting to listen takes much less.
+const LOCK_TIMEOUT: Duration = Duration::from_secs(2);
 
 // Operators' ports are announced to edges on this machine, which refuse them as targets: connections of an edge come
 // from loopback, which such a port trusts.
@@ -583,6 +569,8 @@ mod tests {
 
 #[cfg(test)]
 mod unix_tests {
+    use std::thread;
+
     use super::*;
 
     #[tokio::test]
@@ -612,6 +600,15 @@ mod unix_tests {
         let _second = UnixAccept::bind(&path).unwrap();
         drop(first);
         assert!(path.exists());
+    }
+
+    #[tokio::test]
+    async fn another_users_lock_of_the_directory_is_ignored() {
+        let dir = tempfile::tempdir().unwrap();
+        let held = File::open(dir.path()).unwrap();
+        held.lock().unwrap();
+        let _listener = UnixAccept::bind(&dir.path().join("egress.sock")).unwrap();
+        assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 1, "no lock is left");
     }
 
     #[test]

@@ -35,7 +35,7 @@ pub struct DnsConfig {
     /// Example: `["*.edge.example.org"]`
     pub publish_names: Vec<Glob>,
     /// File for publish = "hosts". Several servers may share it: each changes its own lines, and removes those of a
-    /// server that was killed and has not checked the file for 30 s. A lock file and a temporary file are created next
+    /// server that was killed and has not checked the file for 30 s. Files that end in .lock, .signs and .new are created next
     /// to it, so this user must be allowed to write to its directory. No default.
     ///
     /// Example: `"/var/lib/tunnel/hosts"`
