@@ -108,7 +108,7 @@ async fn check(at: SocketAddr, what: HealthCheck) -> Result<String, CommandError
         HealthCheck::Ready => "/readyz",
     };
     let (status, body) = exchange(stream, Method::GET, path, Bytes::new()).await.map_err(failed)?;
-    let said = String::from_utf8_lossy(&body).trim_end().to_owned();
+    let said = body.trim_end().to_owned();
     if status == 200 {
         Ok(said)
     } else {

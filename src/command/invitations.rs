@@ -21,7 +21,7 @@ use crate::admin::Invited;
 use crate::command::init::{EdgeConfigText, checked, folder_on_machine, host_of_server, random_token};
 use crate::command::output_dir::OutputDir;
 use crate::command::service::{self, Unit};
-use crate::command::status::{Table, ask, duration, socket};
+use crate::command::status::{Socket, Table, ask, duration, incompatible, parse, socket};
 use crate::command::{CommandError, Format, Role, examples};
 use crate::config::Environment;
 use crate::edge::Edge;
@@ -94,10 +94,15 @@ pub enum InvitationsCommand {
 /// Returns an error if no server responds here, or it refuses.
 pub async fn invite(asked: InviteArgs, env: &Environment) -> Result<String, CommandError> {
     let body = json!({ "node": asked.node.as_str(), "seconds": asked.lasting.as_secs() });
-    let (answer, choice) = told(asked.socket, Method::POST, "/invitations", body.to_string(), env).await?;
-    let invited: Invited = serde_json::from_slice(&answer)
-        .map_err(|cause| CommandError::unavailable(format!("incompatible server version: {cause}")))?;
-    let Invited { code, cloud, .. } = invited;
+    let (answer, socket) = told(asked.socket, Method::POST, "/invitations", body.to_string(), env).await?;
+    let Invited { code, cloud, .. } = parse(&socket.path, &answer)?;
+    // They become a part of a command for root, so nothing else passes.
+    let code = code.parse::<InvitationCode>().map_err(|cause| incompatible(&socket.path, &cause))?;
+    cloud.parse::<Target>().map_err(|cause| incompatible(&socket.path, &cause))?;
+    if *code.node() != asked.node {
+        return Err(incompatible(&socket.path, &"its invitation is for another node"));
+    }
+    let choice = socket.choice();
     Ok(format!(
         "{choice}on {node}, within {lasting}, as root:\n  echo {code} | tunnel join {cloud} --invitation -\n\
          It works once. If {node} has joined before, its earlier token then ends. Anyone who has it can become {node}, \
@@ -115,19 +120,15 @@ pub async fn invite(asked: InviteArgs, env: &Environment) -> Result<String, Comm
 pub async fn manage(asked: InvitationsArgs, env: &Environment) -> Result<String, CommandError> {
     match asked.command {
         InvitationsCommand::List { output } => {
-            let (answer, choice) =
+            let (answer, socket) =
                 told(asked.socket, Method::GET, "/invitations", String::new(), env).await?;
-            if output == Format::Json {
-                return Ok(String::from_utf8_lossy(&answer).into_owned());
-            }
-            let nodes: Vec<EnrolledNode> = serde_json::from_slice(&answer).map_err(|cause| {
-                CommandError::unavailable(format!("incompatible server version: {cause}"))
-            })?;
-            Ok(choice + &table(&nodes))
+            let nodes: Vec<EnrolledNode> = parse(&socket.path, &answer)?;
+            Ok(if output == Format::Json { answer } else { socket.choice() + &table(&nodes) })
         }
         InvitationsCommand::Revoke { node } => {
             let body = json!({ "node": node.as_str() });
-            let (_, choice) = told(asked.socket, Method::POST, "/revocations", body.to_string(), env).await?;
+            let (_, socket) = told(asked.socket, Method::POST, "/revocations", body.to_string(), env).await?;
+            let choice = socket.choice();
             Ok(format!(
                 "{choice}revoked; the links of {node} close within a few seconds\nto add {node} again, here:\n  \
                  tunnel invite --node {node}\nand there, as root, before the command that invite prints:\n  \
@@ -148,21 +149,20 @@ fn table(nodes: &[EnrolledNode]) -> String {
     format!("{table}\n")
 }
 
-/// Sends a request to a server. Returns its response, and the name of the chosen server if there are several on this
-/// machine.
+/// Sends a request to a server. Returns its response, and the socket that was chosen.
 async fn told(
     named: Option<PathBuf>,
     method: Method,
     path: &str,
     body: String,
     env: &Environment,
-) -> Result<(Vec<u8>, String), CommandError> {
+) -> Result<(String, Socket), CommandError> {
     let socket = socket(named, &["server"], env).await?;
     let (code, answer) = ask(&socket.path, method, path, body).await?;
     if code == 200 {
-        return Ok((answer.to_vec(), socket.choice()));
+        return Ok((answer, socket));
     }
-    let text = logging::printable(String::from_utf8_lossy(&answer).trim_end());
+    let text = logging::printable(answer.trim_end());
     // Below 500 the server has refused the request; a retry would get the same response.
     Err(if code < 500 { CommandError::refused(text) } else { CommandError::unavailable(text) })
 }

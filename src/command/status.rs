@@ -10,7 +10,7 @@ use http::{Method, Request};
 use http_body_util::{BodyExt, Full, Limited};
 use hyper::client::conn::http1;
 use hyper_util::rt::TokioIo;
-use serde::de::DeserializeOwned;
+use serde::de::{DeserializeOwned, IgnoredAny};
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::UnixStream;
 use tokio::time::{sleep, timeout};
@@ -21,7 +21,7 @@ use crate::admin::status::{LinkStatus, Status};
 use crate::command::{CommandError, Format};
 use crate::config::Environment;
 use crate::startup::admin_socket::SocketDirs;
-use tunnel_base::logging::one_line as clean;
+use tunnel_base::logging::{one_line as clean, plain_text};
 
 /// Queries a server or edge on this machine. Returns its status as a table, or as JSON. The table is preceded by the
 /// sockets of other programs that run here.
@@ -37,7 +37,7 @@ pub async fn status(
     let socket = socket(named, &["server", "edge"], env).await?;
     let body = get(&socket.path, "/status").await?;
     if output == Format::Json {
-        return Ok(String::from_utf8_lossy(&body).into_owned());
+        return parse(&socket.path, &body).map(|_: IgnoredAny| body);
     }
     let mut told: Status = parse(&socket.path, &body)?;
     let others = if told.peers.is_empty() {
@@ -92,25 +92,29 @@ pub async fn nodes(
     let socket = socket(named, &["server"], env).await?;
     let body = get(&socket.path, "/nodes").await?;
     if output == Format::Json {
-        return Ok(String::from_utf8_lossy(&body).into_owned());
+        return parse(&socket.path, &body).map(|_: IgnoredAny| body);
     }
     Ok(socket.choice() + &nodes_text(&parse(&socket.path, &body)?, true))
 }
 
 /// Requests a path. Returns the body of the response.
-async fn get(socket: &Path, path: &str) -> Result<Bytes, CommandError> {
+async fn get(socket: &Path, path: &str) -> Result<String, CommandError> {
     let (code, body) = ask(socket, Method::GET, path, "").await?;
     if code == 200 {
         return Ok(body);
     }
-    let text = clean(&String::from_utf8_lossy(&body));
-    Err(CommandError::unavailable(format!("{} responded with {code}: {text}", socket.display())))
+    Err(CommandError::unavailable(format!("{} responded with {code}: {}", socket.display(), clean(&body))))
 }
 
-fn parse<T: DeserializeOwned>(socket: &Path, body: &[u8]) -> Result<T, CommandError> {
-    serde_json::from_slice(body).map_err(|cause| {
-        CommandError::unavailable(format!("incompatible version at {}: {cause}", socket.display()))
-    })
+/// Parses a response. Its texts are cleaned where they are printed, as JSON can escape any character.
+pub(crate) fn parse<T: DeserializeOwned>(socket: &Path, body: &str) -> Result<T, CommandError> {
+    serde_json::from_str(body).map_err(|cause| incompatible(socket, &cause))
+}
+
+/// Returns the error of a response that this version does not understand.
+pub(crate) fn incompatible(socket: &Path, cause: &dyn fmt::Display) -> CommandError {
+    let cause = clean(&cause.to_string());
+    CommandError::unavailable(format!("incompatible version at {}: {cause}", socket.display()))
 }
 
 /// Formats the nodes of all servers, or those of the peers.
@@ -162,7 +166,7 @@ fn text(told: &Status) -> String {
     let state = if told.ready { "ready" } else { "not ready" };
     let up = duration(told.now - told.started_at);
     let mut lines =
-        vec![format!("{what} {}, version {}, up {up}, {state}", told.instance, clean(&told.version))];
+        vec![format!("{what} {}, version {}, up {up}, {state}", clean(&told.instance), clean(&told.version))];
     let totals = told.totals;
     lines.push(format!(
         "{} session{}, {} relayed; {} to targets, {} from targets",
@@ -398,7 +402,7 @@ pub(crate) async fn ask(
     method: Method,
     path: &str,
     body: impl Into<Bytes>,
-) -> Result<(u16, Bytes), CommandError> {
+) -> Result<(u16, String), CommandError> {
     let failed = |cause: &dyn std::fmt::Display| {
         CommandError::unavailable(format!("{} does not respond: {cause}", socket.display()))
     };
@@ -416,13 +420,14 @@ pub(crate) async fn ask(
     exchange(stream, method, path, body.into()).await.map_err(|cause| failed(&cause))
 }
 
-/// Sends one request over a stream, like [`ask`]. Returns the response, or the reason why there is none.
+/// Sends one request over a stream, like [`ask`]. Returns the response, or the reason why there is none. The other end
+/// may be any program, so its text cannot control a terminal.
 pub(crate) async fn exchange(
     stream: impl AsyncRead + AsyncWrite + Unpin + Send,
     method: Method,
     path: &str,
     body: Bytes,
-) -> Result<(u16, Bytes), String> {
+) -> Result<(u16, String), String> {
     let exchange = async {
         let (mut sender, connection) = http1::handshake(TokioIo::new(stream)).await?;
         let mut request = Request::new(Full::new(body));
@@ -441,7 +446,7 @@ pub(crate) async fn exchange(
         answer
     };
     match timeout(TIMEOUT, exchange).await {
-        Ok(Ok((status, Ok(body)))) => Ok((status, body)),
+        Ok(Ok((status, Ok(body)))) => Ok((status, plain_text(&String::from_utf8_lossy(&body)))),
         Ok(Ok((_, Err(cause)))) => Err(cause.to_string()),
         Ok(Err(cause)) => Err(cause.to_string()),
         Err(_) => Err(format!(

