@@ -1,7 +1,7 @@
 //! The command line, as service managers and users see it, apart from what the program carries.
 
 use std::io::{Read as _, Write as _};
-use std::net::TcpListener;
+use std::net::{TcpListener, TcpStream};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -437,6 +437,39 @@ const PROGRAM: &str = env!("CARGO_BIN_EXE_tunnel");
 
 /// Timeout for a demo of several steps, each of which may take 10 s.
 const LONG: Duration = Duration::from_secs(40);
+
+#[test]
+fn strangers_cannot_make_a_library_fill_the_log() {
+    let place = TestDir::new();
+    let (links, log_port) = (free_port(), free_port());
+    let file = place.config("cloud", &place.cloud_config(loopback(links), log_port));
+    let config = format!("--config={}", file.display());
+    let mut cloud = Running::start("cloud", place.path(), tunnel().args(["server", &config]));
+    cloud.answers(log_port, "/readyz", "");
+    let hello = hello_with_server_name(b"127.0.0.1");
+    for _ in 0..400 {
+        let mut stranger = TcpStream::connect(loopback(links)).unwrap();
+        stranger.write_all(&hello).unwrap();
+        // Until the server has refused it.
+        let _ = stranger.read_to_end(&mut Vec::new());
+    }
+    cloud.says("further warnings of a library suppressed");
+    let log = cloud.log();
+    assert_eq!(log.matches("Illegal SNI").count(), 10, "{log}");
+    assert!(log.lines().count() < 50, "{log}");
+}
+
+/// Returns the start of a TLS handshake in which a client requests this server.
+fn hello_with_server_name(name: &[u8]) -> Vec<u8> {
+    let with_length = |bytes: &[u8]| [&u16::try_from(bytes.len()).unwrap().to_be_bytes(), bytes].concat();
+    let names = with_length(&[&[0], &with_length(name)[..]].concat());
+    let extensions = with_length(&[&[0, 0], &with_length(&names)[..]].concat());
+    let version_and_random = [&[3, 3], &[7; 32][..]].concat();
+    let session_suites_compression = [0, 0, 2, 0x13, 1, 1, 0];
+    let body = [&version_and_random[..], &session_suites_compression, &extensions].concat();
+    let handshake = [&[1, 0], &with_length(&body)[..]].concat();
+    [&[0x16, 3, 1], &with_length(&handshake)[..]].concat()
+}
 
 #[test]
 fn bash_completes_commands_and_flags() {

@@ -1,6 +1,7 @@
 //! Log output: destination, format and level, and escaping of untrusted text.
 
 pub mod files;
+mod libraries;
 
 use std::fmt;
 use std::io::{self, Write as _};
@@ -17,12 +18,13 @@ use tracing_subscriber::filter::Targets;
 use tracing_subscriber::fmt::format::Writer;
 use tracing_subscriber::fmt::writer::{BoxMakeWriter, MakeWriterExt as _};
 use tracing_subscriber::fmt::{FmtContext, FormatEvent, FormatFields, MakeWriter};
-use tracing_subscriber::layer::SubscriberExt;
+use tracing_subscriber::layer::{Layered, SubscriberExt};
 use tracing_subscriber::registry::LookupSpan;
 use tracing_subscriber::util::SubscriberInitExt;
 use tracing_subscriber::{Layer, Registry, fmt as lines, reload};
 
 use crate::logging::files::LogFiles;
+use crate::logging::libraries::LibraryLimit;
 
 // Log lines: destination, format and level.
 
@@ -100,7 +102,7 @@ impl Logs {
             to = BoxMakeWriter::new(to.and(writer));
         }
         let (filter, level) = LogLevel::new(settings.verbosity);
-        let all = tracing_subscriber::registry().with(filter).with(output(to, settings.json));
+        let all = tracing_subscriber::registry().with(filter).with(LibraryLimit::default()).with(output(to, settings.json));
         all.try_init().map_err(|_| LogError::Twice)?;
         Ok(Self { level, in_files_only, _writers: writers })
     }
@@ -118,7 +120,10 @@ impl Logs {
     /// Runs `work` and writes its log lines directly to stderr, and nowhere else.
     pub fn on_stderr(json: bool, work: impl FnOnce()) {
         let (filter, _level) = LogLevel::new(0);
-        let lines = tracing_subscriber::registry().with(filter).with(output(io::stderr, json));
+        let lines = tracing_subscriber::registry()
+            .with(filter)
+            .with(LibraryLimit::default())
+            .with(output(io::stderr, json));
         tracing::subscriber::with_default(lines, work);
     }
 }
@@ -140,7 +145,7 @@ impl LogLevel {
     /// | 4, 5 | debug | debug |
     /// | from 6 | trace | trace |
     ///
-    /// From 8, every frame of a link is logged too ([`FRAMES`]).
+    /// From 8, every frame of a link is logged too ([`FRAMES`]). A library's module has at most 10 warnings a minute.
     ///
     /// # Errors
     ///
@@ -187,7 +192,8 @@ fn in_background(to: impl io::Write + Send + 'static) -> (NonBlocking, WorkerGua
     (writer, guard)
 }
 
-type Output = Box<dyn Layer<tracing_subscriber::layer::Layered<Filter, Registry>> + Send + Sync>;
+type Output = Box<dyn Layer<Limited> + Send + Sync>;
+type Limited = Layered<LibraryLimit, Layered<Filter, Registry>>;
 type Filter = reload::Layer<Targets, Registry>;
 
 fn output<W>(to: W, json: bool) -> Output
@@ -380,7 +386,10 @@ pub(crate) mod tests {
         let lines = Lines::default();
         let to = lines.clone();
         let (filter, _level) = LogLevel::new(0);
-        let log = tracing_subscriber::registry().with(filter).with(output(move || to.clone(), json));
+        let log = tracing_subscriber::registry()
+            .with(filter)
+            .with(LibraryLimit::default())
+            .with(output(move || to.clone(), json));
         tracing::subscriber::with_default(log, work);
         String::from_utf8(lines.0.lock().unwrap().clone()).unwrap()
     }
