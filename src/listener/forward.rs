@@ -36,7 +36,7 @@ use crate::listener::admission::{
 };
 use crate::listener::denial::{Denial, header_failure, reject_http2};
 use crate::listener::forward::message::{ContinueGate, RequestBody, ResponseBody, ResponseSource};
-use crate::listener::forward::upstream::{Upstream, UpstreamError};
+use crate::listener::forward::upstream::{InformationalLimit, Upstream, UpstreamError};
 use crate::listener::requests::{ParseRequest, RequestRoute, RequestRouter};
 use crate::session_io::copy::wait_acknowledged;
 use tunnel_base::drain::Drain;
@@ -250,14 +250,15 @@ impl<'a> Exchange<'a> {
         let wanted = (waits && !body.is_end_stream()).then(Arc::<ContinueGate>::default);
         let mut request =
             Request::from_parts(head, RequestBody::new(body, Arc::clone(&self.clock), wanted.clone()));
-        if let Some(wanted) = wanted.clone() {
-            hyper::ext::on_informational(&mut request, move |informational| {
-                if informational.status() == StatusCode::CONTINUE {
-                    wanted.go_on();
-                }
-            });
-        }
-        let (sender, answer) = self.send(&mut router, &route, request).await?;
+        let informational = Arc::new(InformationalLimit::default());
+        let (counted, awaited) = (Arc::clone(&informational), wanted.clone());
+        hyper::ext::on_informational(&mut request, move |answer| {
+            counted.count();
+            if let Some(wanted) = awaited.as_ref().filter(|_| answer.status() == StatusCode::CONTINUE) {
+                wanted.go_on();
+            }
+        });
+        let (sender, answer) = self.send(&mut router, &route, request, &informational).await?;
         if answer.status() == StatusCode::SWITCHING_PROTOCOLS {
             let switched = self.switch(answer, upgrades, under_way).await;
             return switched.map_err(|denial| router.failed(denial));
@@ -287,6 +288,7 @@ impl<'a> Exchange<'a> {
         router: &mut RequestRouter<'a>,
         route: &RequestRoute,
         mut request: Request<RequestBody>,
+        informational: &InformationalLimit,
     ) -> Result<(SendRequest<RequestBody>, Response<Incoming>), DeniedRequest> {
         let mut kept = self.upstream.reuse(route).await;
         loop {
@@ -300,7 +302,7 @@ impl<'a> Exchange<'a> {
                     started.map_err(|error| router.failed(Denial::UpstreamFailed(error.to_string())))?
                 }
             };
-            let denial = match self.upstream.send(&mut sender, request).await {
+            let denial = match self.upstream.send(&mut sender, request, informational).await {
                 Ok(answer) => return Ok((sender, answer)),
                 Err(UpstreamError::Unsent(unsent)) if !fresh => {
                     request = *unsent;

@@ -11,7 +11,7 @@ use http::header::{
     CONNECTION, CONTENT_LENGTH, EXPECT, Entry, HOST, HeaderMap, HeaderName, HeaderValue, PROXY_AUTHORIZATION,
     TE, TRANSFER_ENCODING, UPGRADE,
 };
-use http::uri::{Authority, PathAndQuery};
+use http::uri::{Authority, PathAndQuery, Scheme};
 use http::{Method, StatusCode, Uri, Version, request, response};
 use http_body::{Body, Frame, SizeHint};
 use http_body_util::Full;
@@ -127,7 +127,14 @@ impl Body for RequestBody {
             Some(body) => {
                 let frame = Pin::new(body).poll_frame(cx);
                 self.clock.on_body_polled(frame.is_pending());
-                frame.map_err(Into::into)
+                let passed = |mut frame: Frame<Bytes>| {
+                    if let Some(trailers) = frame.trailers_mut() {
+                        PreservedHeaders { upgrade: false, trailers: false }.leave(trailers);
+                        remove_own(trailers);
+                    }
+                    frame
+                };
+                frame.map_ok(passed).map_err(Into::into)
             }
             None => Poll::Ready(None),
         }
@@ -260,6 +267,9 @@ pub(crate) fn check(head: &mut request::Parts) -> Result<(), Denial> {
     if head.method == Method::CONNECT {
         return Err(Denial::Request("this port does not serve CONNECT"));
     }
+    if head.uri.scheme().is_some_and(|scheme| *scheme != Scheme::HTTP && *scheme != Scheme::HTTPS) {
+        return Err(Denial::Request("only http:// and https:// URLs are accepted"));
+    }
     one_coding(&head.headers).map_err(Denial::Request)?;
     let mut hosts = head.headers.get_all(HOST).iter();
     let host = match (hosts.next(), hosts.next()) {
@@ -297,9 +307,7 @@ pub(crate) fn pass_request(head: &mut request::Parts, body: &impl Body) -> bool 
     head.version = Version::HTTP_11;
     let kept = PreservedHeaders { upgrade: upgrades, trailers };
     kept.leave(&mut head.headers);
-    for name in [PROXY_AUTHORIZATION, TUNNEL_HOST, TUNNEL_DEST] {
-        head.headers.remove(name);
-    }
+    remove_own(&mut head.headers);
     if let Entry::Vacant(vacant) = head.headers.entry(HOST) {
         vacant.insert(host);
     }
@@ -312,6 +320,13 @@ pub(crate) fn pass_request(head: &mut request::Parts, body: &impl Body) -> bool 
         }
     }
     upgrades
+}
+
+/// Removes the headers that are for this process.
+fn remove_own(headers: &mut HeaderMap) {
+    for name in [PROXY_AUTHORIZATION, TUNNEL_HOST, TUNNEL_DEST] {
+        headers.remove(name);
+    }
 }
 
 /// Converts the head of a target's response for the client; `method` is that of its request.

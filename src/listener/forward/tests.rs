@@ -523,12 +523,62 @@ async fn a_target_that_answers_with_1xx_forever_does_not_keep_a_client_that_went
     let says = async {
         loop {
             target.say("HTTP/1.1 102 Processing\r\n\r\n").await;
-            sleep(Duration::from_millis(100)).await;
+            sleep(Duration::from_millis(500)).await;
         }
     };
     tokio::select! {
         over = over => assert_eq!(over, ("reset", 30)),
         () = says => {}
+    }
+}
+
+#[tokio::test]
+async fn a_target_may_send_a_hundred_informational_answers_and_no_more() {
+    let progress = "HTTP/1.1 103 Early Hints\r\nLink: </a>\r\n\r\n";
+    let (mut site, mut target, _) = asked(GET).await;
+    for _ in 0..2 {
+        target.say(&progress.repeat(100)).await;
+        target.say(EMPTY).await;
+        site.hears(EMPTY).await;
+        site.say(GET).await;
+        target.head().await;
+    }
+    target.say(&progress.repeat(101)).await;
+    let told = site.head().await;
+    assert!(told.starts_with("HTTP/1.1 502 ") && told.contains("more than 100 informational"), "{told}");
+    // The next request has a new session.
+    site.say(GET).await;
+    let mut fresh = site.target().await;
+    fresh.head().await;
+    fresh.say(EMPTY).await;
+    let (word, context) = site.leave().await;
+    assert_eq!((word, Site::ended(&context, "upstream_invalid").await), ("ok", 1));
+}
+
+#[tokio::test]
+async fn trailers_carry_nothing_that_is_for_this_process() {
+    let names = ["X-Tunnel-Proxy-Host", "x-tunnel-proxy-dest", "Proxy-Authorization", "Keep-Alive", "X-Sum"];
+    let trailers: String = names.iter().map(|name| format!("{name}: 1\r\n")).collect();
+    let (_site, mut target, _) = asked(&format!(
+        "POST / HTTP/1.1\r\nHost: node1\r\nTrailer: {}\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n{trailers}\r\n",
+        names.join(", ")
+    ))
+    .await;
+    target.hears("0\r\nx-sum: 1\r\n\r\n").await;
+}
+
+#[tokio::test]
+async fn only_urls_of_http_are_served() {
+    for url in ["http://node1/", "HTTPS://node1/"] {
+        let (mut site, mut target, _) = asked(&format!("GET {url} HTTP/1.1\r\nHost: node1\r\n\r\n")).await;
+        target.say(EMPTY).await;
+        site.hears(EMPTY).await;
+    }
+    for url in ["ftp://node1/", "ws://node1/"] {
+        let mut site = Site::new();
+        site.say(&format!("GET {url} HTTP/1.1\r\nHost: node1\r\n\r\n")).await;
+        let told = site.head().await;
+        assert!(told.starts_with("HTTP/1.1 400 bad request: only http:// and https:// URLs"), "{told}");
     }
 }
 

@@ -4,6 +4,7 @@ use std::error::Error;
 use std::future::poll_fn;
 use std::io::{self, IoSlice};
 use std::pin::Pin;
+use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use std::task::{Context, Poll, ready};
 
 use bytes::{Bytes, BytesMut};
@@ -13,6 +14,7 @@ use hyper::client::conn::http1::{Builder, Connection, SendRequest};
 use hyper::rt::{Read, ReadBufCursor, Write};
 use parking_lot::Mutex;
 use prometheus_client::metrics::counter::Counter;
+use tokio_util::sync::CancellationToken;
 use tracing::Span;
 
 use crate::listener::admission::{GrantedSession, HEAD_BYTES};
@@ -91,6 +93,25 @@ pub(crate) enum UpstreamError {
     Target(String),
 }
 
+/// Counts the informational responses (1xx) to one request, which hyper reads endlessly.
+#[derive(Debug, Default)]
+pub(crate) struct InformationalLimit {
+    count: AtomicUsize,
+    /// Cancelled once there are too many.
+    reached: CancellationToken,
+}
+
+impl InformationalLimit {
+    pub(crate) fn count(&self) {
+        if self.count.fetch_add(1, Relaxed) == MAX_INFORMATIONAL {
+            self.reached.cancel();
+        }
+    }
+}
+
+/// Maximum number of informational responses to one request. A target may send one now and then to report progress.
+const MAX_INFORMATIONAL: usize = 100;
+
 impl Upstream {
     pub(crate) fn new(metrics: &Metrics, drain: &Drain) -> Self {
         let inner = Inner { state: State::None, idle: None, in_flight: false, answered: false };
@@ -138,16 +159,22 @@ impl Upstream {
         &self,
         sender: &mut SendRequest<RequestBody>,
         request: Request<RequestBody>,
+        informational: &InformationalLimit,
     ) -> Result<Response<Incoming>, UpstreamError> {
         self.inner.lock().in_flight = true;
-        let answer = sender.try_send_request(request).await;
+        let answer = tokio::select! {
+            biased;
+            () = informational.reached.cancelled() => None,
+            answer = sender.try_send_request(request) => Some(answer),
+        };
         let answered = {
             let mut inner = self.inner.lock();
             inner.in_flight = false;
             let before = inner.answered;
-            inner.answered |= answer.is_ok();
+            inner.answered |= answer.as_ref().is_some_and(Result::is_ok);
             before
         };
+        let Some(answer) = answer else { return Err(self.flooded(answered)) };
         let mut failed = match answer {
             Ok(answer) => return Ok(answer),
             Err(failed) => failed,
@@ -170,6 +197,19 @@ impl Upstream {
             None if silence => UpstreamError::Silence(why),
             None => UpstreamError::Target(why),
         })
+    }
+
+    /// Ends the session of a request with too many informational responses.
+    fn flooded(&self, answered: bool) -> UpstreamError {
+        let why = format!("more than {MAX_INFORMATIONAL} informational responses");
+        if let (Some(mut over), _) = self.take() {
+            if !answered {
+                over.pipe.set_status(StatusCode::BAD_GATEWAY);
+            }
+            let reason = format!("invalid response from the target: {why}");
+            over.pipe.into_opened(over.unused).break_off("upstream_invalid", &reason);
+        }
+        UpstreamError::Target(why)
     }
 
     /// Keeps the session for requests with this route, once its response is complete. With `None` it is not reused.
