@@ -94,7 +94,8 @@ fn proxy_command(client: &ClientArgs) -> Result<String, CommandError> {
         )));
     }
     let words: Vec<_> = words.iter().map(|word| quoted(word)).collect();
-    Ok(format!("{} %h %p", words.join(" ")))
+    // A host's name may come from a URL, and older versions of ssh pass any character to the shell.
+    Ok(format!("{} '%h' %p", words.join(" ")))
 }
 
 /// Returns a path that does not depend on the working directory.
@@ -138,7 +139,7 @@ mod tests {
             ssh_args(&asked).unwrap().into_iter().map(|arg| arg.into_string().unwrap()).collect();
         let here = std::env::current_dir().unwrap();
         assert!(args[1].starts_with("ProxyCommand=/"), "{args:?}");
-        let rest = format!(" connect --server=https://a:1 '--ca={}/c d' %h %p", here.display());
+        let rest = format!(" connect --server=https://a:1 '--ca={}/c d' '%h' %p", here.display());
         assert!(args[1].ends_with(&rest), "{args:?}");
         assert_eq!(args[2..], ["root@node1", "-l", "x", "--", "ls -l", "--ca=y"]);
     }
@@ -179,7 +180,7 @@ mod tests {
         };
         let text = block(&["edge-*", "node1"]).unwrap();
         assert!(text.starts_with("Host edge-* node1\n  ProxyCommand /"), "{text}");
-        assert!(text.ends_with(" connect --user=100%% %h %p\n"), "{text}");
+        assert!(text.ends_with(" connect --user=100%% '%h' %p\n"), "{text}");
         for wrong in ["a b", "a\nHost *", "#", "é"] {
             assert!(block(&[wrong]).unwrap_err().text.contains("expected a node's name"), "{wrong}");
         }
