@@ -100,10 +100,10 @@ await etcd curl -sf -m 2 "$clients/health"
 start coredns "$coredns" -conf "$dir/Corefile"
 start service socat "TCP-LISTEN:9000,bind=$service,reuseaddr,fork" "EXEC:$dir/balancer"
 for i in "${!pods[@]}"; do
-  { pod_config "${pods[i]}" 9000 51010 "$connect" 3s && registry_config; } >"$dir/pod$((i + 1)).toml"
+  { pod_config "${pods[i]}" 9000 9010 "$connect" 3s && registry_config; } >"$dir/pod$((i + 1)).toml"
   POD_IP=${pods[i]} start "pod$((i + 1))" "$TUNNEL" server -c "$dir/pod$((i + 1)).toml"
 done
-for i in "${!pods[@]}"; do await "pod$((i + 1))" ready "${pods[i]}:51010"; done
+for i in "${!pods[@]}"; do await "pod$((i + 1))" ready "${pods[i]}:9010"; done
 for i in "${edges[@]}"; do
   { edge_config "node$i" "$service:9000" "127.0.0.1:5102$i" && more_of_edge "$i"; } >"$dir/edge$i.toml"
   start "edge$i" "$TUNNEL" edge -c "$dir/edge$i.toml"
@@ -137,7 +137,7 @@ Logs, configs and process ids are in $dir. Try:
   curl -p -x http://${pods[0]}:$connect http://node1:12021/metrics            # any node through any server
   ssh -o ProxyCommand="nc -X connect -x ${pods[1]}:$connect %h %p" node2     # if an sshd listens here
   dig +short -p $dns_port @$service node1.$zone                           # the server it is connected to
-  curl http://${pods[0]}:51010/metrics                                  # the metrics of a server
+  curl http://${pods[0]}:9010/metrics                                  # the metrics of a server
   kill -9 \$(cat $dir/pod1.pid)                            # its nodes move to its peers
   POD_IP=${pods[0]} $TUNNEL server -c $dir/pod1.toml      # and it restarts
 

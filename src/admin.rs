@@ -53,8 +53,8 @@ pub struct Admin {
     pub readiness: Readiness,
     /// Log level, set by `PUT /debug/flags/v`; `None` if logs have no level.
     pub level: Option<LogLevel>,
-    /// Whether other machines may set the log level, as in SuperEdge. Otherwise only loopback may.
-    pub level_from_anywhere: bool,
+    /// Whether ports also set the log level, as in SuperEdge. Otherwise only the socket does.
+    pub level_at_ports: bool,
     /// The time, set at the start.
     pub clock: Clock,
     /// Users who may view pages from other machines.
@@ -307,8 +307,8 @@ impl Admin {
         if *request.method() != Method::PUT {
             return plain_text(StatusCode::NOT_ACCEPTABLE, "unsupported http method\n");
         }
-        if !self.level_from_anywhere && !requester.is_local() {
-            return plain_text(StatusCode::FORBIDDEN, "the log level can only be set from this machine\n");
+        if !self.level_at_ports && matches!(requester, Requester::Address(_)) {
+            return plain_text(StatusCode::FORBIDDEN, LEVEL_AT_SOCKET);
         }
         let body = tokio::time::timeout(BODY_TIME, Limited::new(request.into_body(), BODY_BYTES).collect());
         let Ok(Ok(body)) = body.await else {
@@ -368,6 +368,11 @@ const READS: [Method; 2] = [Method::GET, Method::HEAD];
 const PUBLIC: [&str; 3] = ["/metrics", "/livez", "/readyz"];
 
 pub(crate) const NOT_FOUND: &str = "not found\n";
+
+/// The response at a port, which any user of the machine may reach. A high level fills the disk.
+const LEVEL_AT_SOCKET: &str = "the log level can only be set at the admin socket: \
+                               curl --unix-socket /run/tunnel/server.sock -X PUT --data 2 \
+                               http://localhost/debug/flags/v\n";
 
 /// The hint after a failed change of the log level.
 pub(crate) const LEVEL_BODY: &str = "hint: send only the level as the body, for example with curl -X PUT --data 2: \
@@ -613,7 +618,7 @@ mod asker_tests {
             Requester::Address("10.0.0.1".parse().unwrap()),
         );
         for host in
-            ["127.0.0.1", "127.0.0.1:51010", "[::1]:51010", "localhost", "LocalHost:8080", "10.0.0.7:51010"]
+            ["127.0.0.1", "127.0.0.1:9010", "[::1]:9010", "localhost", "LocalHost:8080", "10.0.0.7:9010"]
         {
             assert_eq!(near.may_ask(&head(&[host]), true), Ok(()), "{host}");
             assert_eq!(far.may_ask(&head(&[host]), true), Err(AdminAccessError::Elsewhere), "{host}");
@@ -621,7 +626,7 @@ mod asker_tests {
         }
         for host in [
             "evil.example",
-            "127.0.0.1.evil.example:51010",
+            "127.0.0.1.evil.example:9010",
             "localhost.evil.example",
             "a@127.0.0.1",
             "",

@@ -104,7 +104,7 @@ impl Edge {
         let (files, ports, proxy, (viewers, policies)) = startup.finish(prepared)?;
         let mut edge = Self::new(&settings, &ports, proxy.as_ref().map(EdgeProxy::at));
         policies.watch(&edge.files);
-        let level_from_anywhere = !settings.uplink.admin_listen.ip().is_loopback();
+        let level_at_ports = settings.uplink.admin_port.sets_level;
         let pool = Pool::new();
         if let Some(proxy) = proxy {
             edge.listener_policies = proxy.spawn(edge.listener_context(&settings, pool.clone()), &edge.files);
@@ -128,7 +128,7 @@ impl Edge {
             channelz: ports.channelz,
             grpc: None,
         };
-        let admin = edge.admin(viewers, level, level_from_anywhere);
+        let admin = edge.admin(viewers, level, level_at_ports);
         admin.spawn(listeners, &edge.admin);
         let shown = cert.into_iter().map(|cert| ("edge.target_tls.cert".to_owned(), cert)).collect();
         let authorities = vec![("edge.uplink.ca".to_owned(), ca)];
@@ -279,7 +279,7 @@ impl Edge {
         links.spawn(info_span!("resume_cancelled"), self.route.clone().resume_cancelled(links.clone()));
     }
 
-    fn admin(&self, viewers: AdminUsers, level: Option<LogLevel>, level_from_anywhere: bool) -> Admin {
+    fn admin(&self, viewers: AdminUsers, level: Option<LogLevel>, level_at_ports: bool) -> Admin {
         let view = EdgeView { uplinks: self.uplinks.clone(), table: self.table.clone() };
         Admin {
             side: ProcessView::Edge(view),
@@ -289,7 +289,7 @@ impl Edge {
             metrics: self.metrics.clone(),
             readiness: self.readiness.clone(),
             level,
-            level_from_anywhere,
+            level_at_ports,
         }
     }
 
@@ -422,7 +422,7 @@ impl AdminListeners {
         let log = startup.bind_optional_private(
             "edge.uplink.admin_listen",
             settings.uplink.admin_listen,
-            settings.uplink.admin_is_default,
+            settings.uplink.admin_port.is_default,
         );
         let metrics = settings.uplink.metrics_listen;
         let metrics = metrics.map(|at| startup.bind(&format!("{TABLE}.metrics_listen"), at)).transpose();

@@ -155,7 +155,7 @@ impl Server {
             port,
         };
         let admin_addr = ports.log.as_ref().map(|port| tracing::field::display(port.at()));
-        let admin = server.admin(view, viewers, level, !settings.links.admin_listen.ip().is_loopback());
+        let admin = server.admin(view, viewers, level, settings.links.admin_port.sets_level);
         let listeners = Listeners {
             log: ports.log,
             metrics: ports.metrics,
@@ -198,7 +198,7 @@ impl Server {
         view: ServerView,
         viewers: AdminUsers,
         level: Option<LogLevel>,
-        level_from_anywhere: bool,
+        level_at_ports: bool,
     ) -> Admin {
         Admin {
             side: ProcessView::Cloud(view),
@@ -208,7 +208,7 @@ impl Server {
             metrics: self.metrics.clone(),
             readiness: self.readiness.clone(),
             level,
-            level_from_anywhere,
+            level_at_ports,
         }
     }
 }
@@ -520,7 +520,7 @@ impl BaseListeners {
     pub(crate) fn bind(settings: &ServerConfig, startup: &mut Startup) -> Result<Self, NotPrepared> {
         let links = &settings.links;
         let grpc = startup.bind("server.links.listen", links.listen);
-        let (admin, is_default) = (links.admin_listen, links.admin_is_default);
+        let (admin, is_default) = (links.admin_listen, links.admin_port.is_default);
         let log = startup.bind_optional_private("server.links.admin_listen", admin, is_default);
         let metrics =
             links.metrics_listen.map(|at| startup.bind("server.links.metrics_listen", at)).transpose();

@@ -216,15 +216,15 @@ async fn a_server_dials_for_edges_what_is_off_limits_only_where_that_alone_is_al
 
 #[tokio::test]
 async fn no_name_and_no_address_leads_to_a_port_of_this_process() {
-    let listening = || ["127.0.0.1:51010", "0.0.0.0:7"].iter().map(|at| at.parse().unwrap()).collect();
+    let listening = || ["127.0.0.1:9010", "0.0.0.0:7"].iter().map(|at| at.parse().unwrap()).collect();
     let edge = TargetDialer { listening: listening(), ..place(&["0.0.0.0/0:*", "[::/0]:*"]) };
     let own = ["192.0.2.7"];
     for (target, names) in [
-        ("edge-1:51010", &[][..]),
-        ("localhost:51010", &[]),
-        ("[::ffff:127.0.0.1]:51010", &[]),
-        ("0.0.0.0:51010", &[]),
-        ("web.local:51010", &["10.0.0.1", "127.0.0.1"]),
+        ("edge-1:9010", &[][..]),
+        ("localhost:9010", &[]),
+        ("[::ffff:127.0.0.1]:9010", &[]),
+        ("0.0.0.0:9010", &[]),
+        ("web.local:9010", &["10.0.0.1", "127.0.0.1"]),
         ("web.local:7", &["192.0.2.7"]),
         ("192.0.2.7:7", &[]),
     ] {
@@ -232,7 +232,7 @@ async fn no_name_and_no_address_leads_to_a_port_of_this_process() {
         assert!(refused.reason.starts_with(&format!("{target} is a tunnel process's own port")), "{refused}");
         assert_eq!(refused.code, ErrorCode::OwnPort);
     }
-    assert_eq!(found(&edge, "192.0.2.7:51010", &own, &[]).await.unwrap(), ["192.0.2.7:51010"]);
+    assert_eq!(found(&edge, "192.0.2.7:9010", &own, &[]).await.unwrap(), ["192.0.2.7:9010"]);
     let server = TargetDialer { place: DialerRole::ForEdges, ..edge };
     let refused = found(&server, "192.0.2.7:7", &own, &[]).await.unwrap_err();
     assert_eq!(refused.reason, "192.0.2.7:7 is a port of the server itself");

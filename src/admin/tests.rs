@@ -71,7 +71,7 @@ fn admin(side: ProcessView) -> Admin {
         metrics: Metrics::server("ns", "pod"),
         readiness: Readiness::waiting_for(&["link"]),
         level: None,
-        level_from_anywhere: false,
+        level_at_ports: true,
     }
 }
 
@@ -206,15 +206,15 @@ async fn a_drain_ends_the_port_and_idle_connections() {
 }
 
 #[tokio::test]
-async fn the_level_is_set_from_this_machine_unless_opened() {
+async fn the_level_is_set_at_a_port_only_with_superedges_config() {
     let (filter, level) = LogLevel::new(0);
     let _subscriber = tracing_subscriber::registry().with(filter);
-    let near = Admin { level: Some(level), ..cloud(&[]) };
-    let far = Admin { level_from_anywhere: true, ..near.clone() };
+    let superedge = Admin { level: Some(level), level_at_ports: true, ..cloud(&[]) };
+    let ours = Admin { level_at_ports: false, ..superedge.clone() };
     for (admin, peer, line) in [
-        (&near, "192.0.2.1", "HTTP/1.1 403"),
-        (&near, "::ffff:127.0.0.1", "HTTP/1.1 200"),
-        (&far, "192.0.2.1", "HTTP/1.1 200"),
+        (&ours, "192.0.2.1", "HTTP/1.1 403"),
+        (&ours, "::ffff:127.0.0.1", "HTTP/1.1 403"),
+        (&superedge, "192.0.2.1", "HTTP/1.1 200"),
     ] {
         let listener = TcpAccept::bind("127.0.0.1:0".parse().unwrap()).unwrap();
         let mut client = TcpStream::connect(listener.at()).await.unwrap();

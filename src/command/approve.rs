@@ -36,7 +36,7 @@ pub struct ApproveArgs {
     #[arg(long = "san", value_name = "HOST,...", value_delimiter = ',')]
     pub names: Vec<String>,
     /// Loopback address that serves /livez and /readyz.
-    #[arg(long, value_name = "ADDRESS", default_value = "127.0.0.1:51012", value_parser = loopback)]
+    #[arg(long, value_name = "ADDRESS", default_value = "127.0.0.1:9012", value_parser = loopback)]
     pub health_listen: SocketAddr,
     /// Approve nothing, but query the approver at --health-listen: whether it is alive, or ready too. For container probes,
     /// because only this machine can reach that address.
@@ -128,7 +128,7 @@ fn account(text: &str) -> Result<String, &'static str> {
 fn loopback(text: &str) -> Result<SocketAddr, &'static str> {
     let at = text.parse::<SocketAddr>().ok().filter(|at| at.ip().is_loopback());
     at.ok_or(
-        "expected a loopback address with a port, such as 127.0.0.1:51012; remote clients are not answered",
+        "expected a loopback address with a port, such as 127.0.0.1:9012; remote clients are not answered",
     )
 }
 

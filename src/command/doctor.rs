@@ -11,8 +11,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use arc_swap::ArcSwap;
+use bytes::Bytes;
+use http::Method;
 use serde::Serialize;
-use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::TcpStream;
 use tokio::time::{sleep, timeout};
 use tokio_rustls::TlsConnector;
@@ -20,8 +21,10 @@ use tokio_rustls::TlsConnector;
 use crate::acceptor::{DialerRole, TargetDialer};
 use crate::command::doctor::service_user::files;
 use crate::command::serve::Settings;
-use crate::command::{Format, Role};
+use crate::command::{Format, Role, status};
+use crate::config::Environment;
 use crate::config::edge::ServerAddress;
+use crate::config::listen::{AdminConfig, AdminPort, ListenAddress};
 use crate::config::server::registry::PublishTo;
 use crate::edge::config::EdgeConfig;
 use crate::edge::link_dialer::messages::{connection_hint, hint as tls_remedy};
@@ -138,12 +141,18 @@ pub async fn run(asked: &DoctorArgs, variable: fn(&str) -> Option<String>) -> Fi
 }
 
 /// Records that nothing runs on this machine, and tries its `ports`, each with its key.
-fn not_running(program: &'static str, at: SocketAddr, ports: &[(String, SocketAddr)], found: &mut Findings) {
-    if at.port() == 0 {
+fn not_running(
+    program: &'static str,
+    at: &AdminAddress,
+    why: &str,
+    ports: &[(String, SocketAddr)],
+    found: &mut Findings,
+) {
+    if matches!(at, Ok(ListenAddress::Port(at)) if at.port() == 0) {
         found.doubt(program, "its admin_listen has port 0, so it cannot be asked whether it runs", "");
     } else {
         let unit = if program == "edge" { "tunnel-edge" } else { "tunnel-server" };
-        let text = format!("no {program} on this machine responds at {at}");
+        let text = format!("no {program} on this machine responds: {why}");
         let hint = format!("start it with systemctl start {unit}; if it ends, see journalctl -u {unit}");
         found.bad(program, text, &format!("a running {program}"), &hint);
     }
@@ -293,24 +302,36 @@ fn conditions(program: &'static str, body: &str, found: &mut Findings) {
     }
 }
 
-/// Returns status and body of an admin port's page, or `None` if there is no response.
-async fn page(at: SocketAddr, path: &str) -> Option<(u16, String)> {
-    let ask = async {
-        let mut socket = TcpStream::connect(at).await.ok()?;
-        let request = format!("GET {path} HTTP/1.0\r\nHost: localhost\r\n\r\n");
-        socket.write_all(request.as_bytes()).await.ok()?;
-        let mut answer = String::new();
-        socket.take(PAGE_BYTES).read_to_string(&mut answer).await.ok()?;
-        let (head, body) = answer.split_once("\r\n\r\n")?;
-        Some((head.split(' ').nth(1)?.parse().ok()?, body.to_owned()))
-    };
-    timeout(TIMEOUT, ask).await.ok().flatten()
+/// Where the program with a config responds: at the port that a key sets, otherwise at its socket, as another program
+/// may have the default port. An error says why there is no socket.
+type AdminAddress = Result<ListenAddress, String>;
+
+async fn admin_address(at: SocketAddr, port: AdminPort, admin: &AdminConfig) -> AdminAddress {
+    if !port.is_default {
+        let local = SocketAddr::new([127, 0, 0, 1].into(), at.port());
+        return Ok(ListenAddress::Port(if at.ip().is_unspecified() { local } else { at }));
+    }
+    let env = Environment { runtime_dir: admin.runtime_dir.clone(), ..Environment::default() };
+    let socket = status::socket(admin.listen.clone(), &[admin.name], &env).await;
+    socket.map(|socket| ListenAddress::Unix(socket.path)).map_err(|error| error.text)
+}
+
+/// Returns status and body of a page of the admin listener, or why there is no response.
+async fn page(at: &AdminAddress, path: &str) -> Result<(u16, String), String> {
+    match at.as_ref()? {
+        ListenAddress::Port(at) => {
+            let failed = |cause: String| format!("{at}: {cause}");
+            let socket = dial(&[*at], TIMEOUT).await.map_err(|cause| failed(cause.to_string()))?;
+            status::exchange(socket, Method::GET, path, Bytes::new()).await.map_err(failed)
+        }
+        ListenAddress::Unix(socket) => {
+            status::ask(socket, Method::GET, path, "").await.map_err(|error| error.text)
+        }
+    }
 }
 
 /// Timeout for each step of a check.
 const TIMEOUT: Duration = Duration::from_secs(5);
-/// Maximum size of an admin port's page. A list of 100,000 nodes fits in.
-const PAGE_BYTES: u64 = 16 << 20;
 /// A certificate causes a warning in this many days before its expiry.
 const WARN_BEFORE_EXPIRY_DAYS: i64 = 30;
 
@@ -323,13 +344,15 @@ async fn look_server(
     found: &mut Findings,
 ) {
     certificates(settings, found);
-    running_server(settings, ports, found).await;
+    let links = &settings.links;
+    let admin = admin_address(links.admin_listen, links.admin_port, &settings.admin).await;
+    running_server(&admin, ports, found).await;
     places(settings, found).await;
     let resolver = match Resolver::system() {
         Ok(resolver) => resolver,
         Err(why) => return found.bad("dns", why.to_string(), "", "fix /etc/resolv.conf"),
     };
-    tokens::check(settings, &resolver, found).await;
+    tokens::check(settings, &admin, &resolver, found).await;
     peers(settings, &resolver, found).await;
     published(settings, found);
     if let Some(node) = &asked.node {
@@ -363,21 +386,12 @@ async fn places(settings: &ServerConfig, found: &mut Findings) {
 /// The label that the manifests require of a server's Node. No kubelet can set it on itself.
 const SERVERS: &str = "node-restriction.kubernetes.io/tunnel-server=true";
 
-/// Returns the address at which the server on this machine can be asked.
-fn admin(settings: &ServerConfig) -> SocketAddr {
-    let at = settings.links.admin_listen;
-    if at.ip().is_unspecified() { SocketAddr::new([127, 0, 0, 1].into(), at.port()) } else { at }
-}
-
 /// Checks the server on this machine by its readiness.
-async fn running_server(settings: &ServerConfig, ports: &[(String, SocketAddr)], found: &mut Findings) {
-    let at = admin(settings);
+async fn running_server(at: &AdminAddress, ports: &[(String, SocketAddr)], found: &mut Findings) {
     match page(at, "/readyz").await {
-        None => not_running("server", at, ports, found),
-        Some((200, body)) if body.trim() == "ok" => {
-            found.good("server", "the server on this machine is ready")
-        }
-        Some((_, body)) => conditions("server", &body, found),
+        Err(why) => not_running("server", at, &why, ports, found),
+        Ok((200, body)) if body.trim() == "ok" => found.good("server", "the server on this machine is ready"),
+        Ok((_, body)) => conditions("server", &body, found),
     }
 }
 
@@ -515,7 +529,8 @@ async fn look_edge(
     found: &mut Findings,
 ) {
     let client = &settings.uplink;
-    let linked = running_edge(client.admin_listen, client.token_file.as_deref(), ports, found).await;
+    let admin = admin_address(client.admin_listen, client.admin_port, &settings.admin).await;
+    let linked = running_edge(&admin, client.token_file.as_deref(), ports, found).await;
     let resolver = match Resolver::system() {
         Ok(resolver) => resolver,
         Err(why) => return found.bad("dns", why.to_string(), "", "fix /etc/resolv.conf"),
@@ -567,14 +582,17 @@ fn target_remedy(code: ErrorCode) -> (&'static str, &'static str) {
 
 /// Checks that the edge on this machine runs. Returns true if it is connected.
 async fn running_edge(
-    at: SocketAddr,
+    at: &AdminAddress,
     token_file: Option<&Path>,
     ports: &[(String, SocketAddr)],
     found: &mut Findings,
 ) -> bool {
-    let Some((status, _)) = page(at, "/edge/healthz").await else {
-        not_running("edge", at, ports, found);
-        return false;
+    let status = match page(at, "/edge/healthz").await {
+        Ok((status, _)) => status,
+        Err(why) => {
+            not_running("edge", at, &why, ports, found);
+            return false;
+        }
     };
     if let (200, Some(file)) = (status, token_file) {
         wait_until_tried(file).await;

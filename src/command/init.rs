@@ -354,7 +354,6 @@ impl ServerConfigText<'_> {
 
 [server.links]
 listen = "0.0.0.0:9000"
-admin_listen = "127.0.0.1:51010"
 cert = "{dir}/certs/server.crt"
 key = "{dir}/certs/server.key"
 peer_ca = "{dir}/certs/ca.crt"
@@ -412,8 +411,7 @@ node = "{node}"
 token_file = "{dir}/token/token"
 ca = "{dir}/certs/ca.crt"
 servers = ["{server}"]
-{dns}admin_listen = "127.0.0.1:51010"
-
+{dns}
 # Clients can reach services of this machine only.
 [edge.allow]
 targets = ["127.0.0.0/8:*", "[::1]:*", "self:*"]

@@ -8,7 +8,7 @@ use std::time::Duration;
 use serde::de::{Deserializer, Error};
 use serde::{Deserialize, Serialize};
 
-use crate::config::listen;
+use crate::config::listen::{self, AdminPort};
 use crate::config::table::ConfigTable;
 use crate::config::value::{Bytes, Millis};
 use crate::config::{self, DAY, Diagnostics, Environment, MIN_MEMORY, Secret, WarningKind, value};
@@ -56,19 +56,19 @@ pub struct UplinkConfig {
     /// Required: `["tunnel.example.org:9000"]`
     #[serde(deserialize_with = "servers")]
     pub servers: Vec<Target>,
-    /// Address (ip:port) of the admin listener: health, log level, metrics and status page. Anyone who can reach it can
-    /// change the log level. Requests must use an address or localhost as Host; with any other Host only /livez, /readyz
-    /// and /metrics are served. No edge dials it.
+    /// Address (ip:port) of the admin listener: health, metrics and status page. Requests must use an address or
+    /// localhost as Host; with any other Host only /livez, /readyz and /metrics are served. No edge dials it. If no key
+    /// sets it and another program has the port, the process runs without it.
     #[serde(deserialize_with = "value::listen_address")]
     pub admin_listen: SocketAddr,
-    /// Whether no key sets `admin_listen`. The edge then starts without it if it is not available.
+    /// How the admin listener differs from one that a key of this schema sets.
     #[serde(skip)]
-    pub admin_is_default: bool,
+    pub admin_port: AdminPort,
     /// Address (ip:port) of metrics, /livez and /readyz only, read-only, for a Prometheus that connects through the
     /// tunnel. It is the only port of the edge itself that clients may reach. Default: none; the admin listener serves
     /// metrics too.
     ///
-    /// Example: `"127.0.0.1:51011"`
+    /// Example: `"127.0.0.1:9011"`
     #[serde(deserialize_with = "value::listen_address")]
     pub metrics_listen: Option<SocketAddr>,
     /// Address (ip:port) of gRPC's debugging services for gRPC's own clients, channelz and reflection. They list links
@@ -104,7 +104,7 @@ impl Default for UplinkConfig {
             tls_server_name: None,
             servers: Vec::new(),
             admin_listen: listen::ADMIN_LISTEN,
-            admin_is_default: true,
+            admin_port: AdminPort { is_default: true, sets_level: false },
             metrics_listen: None,
             channelz_listen: None,
             congestion: None,
@@ -188,7 +188,7 @@ pub(crate) fn uplink(
     let mut table = edge.table("uplink", report);
     let keys: UplinkConfig = table.fields(report);
     let mut uplink = UplinkConfig {
-        admin_is_default: !table.has("admin_listen"),
+        admin_port: AdminPort::of(&table, report),
         https_proxy: env.https_proxy.clone().filter(|url| !url.reveal().is_empty()),
         no_proxy: env.no_proxy.clone().filter(|hosts| !hosts.is_empty()),
         ..keys
@@ -205,7 +205,7 @@ pub(crate) fn uplink(
     check_token(&table, uplink.token.as_ref(), certified, report);
     warn_template(&table, "servers", uplink.servers.iter().map(|server| &server.host), report);
     warn_template(&table, "tls_server_name", uplink.tls_server_name.iter(), report);
-    listen::warn_reachable(&table, uplink.admin_listen, uplink.channelz_listen, report);
+    listen::warn_reachable(&table, uplink.admin_listen, uplink.admin_port, uplink.channelz_listen, report);
     table.close(&uplink, report);
     uplink
 }

@@ -113,20 +113,45 @@ fn unix_path(text: &str) -> Option<PathBuf> {
     (path.starts_with('/') && !path.contains('\0')).then(|| path.into())
 }
 
+/// What the admin listener of a process does, besides its address.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct AdminPort {
+    /// Whether no key sets its address. The process then starts without it if the port is not available.
+    pub is_default: bool,
+    /// Whether it sets the log level, as SuperEdge's does.
+    pub sets_level: bool,
+}
+
+impl AdminPort {
+    /// Reads it from the table of `admin_listen`.
+    pub(crate) fn of(table: &ConfigTable<'_>, report: &Diagnostics) -> Self {
+        let key = table.key("admin_listen");
+        Self {
+            is_default: !table.has("admin_listen") || report.implied.contains(&key),
+            sets_level: report.spelling.0.contains_key(&key),
+        }
+    }
+}
+
 /// Warns if other machines can reach the admin listener, or gRPC's debugging port.
 pub(crate) fn warn_reachable(
     table: &ConfigTable<'_>,
     admin: SocketAddr,
+    port: AdminPort,
     channelz: Option<SocketAddr>,
     report: &mut Diagnostics,
 ) {
     if !admin.ip().is_loopback() {
-        let text = format!(
-            "anyone who reaches {admin} can read health and metrics and change the log level; restrict it with a \
-             firewall, or set admin_listen = \"127.0.0.1:{}\"",
-            admin.port()
-        );
-        report.warn(table.key("admin_listen"), WarningKind::Insecure, text);
+        let (key, local) = (table.key("admin_listen"), format!("\"127.0.0.1:{}\"", admin.port()));
+        let text = if port.sets_level {
+            format!(
+                "anyone who reaches {admin} can read health and metrics and change the log level; restrict it with a \
+                 firewall, or set admin_listen = {local} in the file that `tunnel migrate superedge` prints"
+            )
+        } else {
+            format!("anyone who reaches {admin} can read health and metrics; set admin_listen = {local}")
+        };
+        report.warn(key, WarningKind::Insecure, text);
     }
     let Some(channelz) = channelz else { return };
     if let Err(why) = parts::CHANNELZ {
@@ -140,9 +165,9 @@ pub(crate) fn warn_reachable(
     }
 }
 
-/// The default address of the admin listener: on loopback, where other machines cannot change the log level, with the
-/// port that SuperEdge's manifests probe.
-pub(crate) const ADMIN_LISTEN: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), 51010);
+/// The default address of the admin listener. The kernel gives clients ports from 32768 to 60999, so another program
+/// takes this one only on purpose.
+pub(crate) const ADMIN_LISTEN: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), 9010);
 
 /// Warns if every client may send a PROXY header.
 pub(crate) fn warn_trusted(table: &ConfigTable<'_>, proxies: &Networks, report: &mut Diagnostics) {

@@ -12,7 +12,7 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
-use crate::config::listen;
+use crate::config::listen::{self, AdminPort};
 use crate::config::table::ConfigTable;
 use crate::config::value::{self, Bytes, Count, Millis};
 use crate::config::{self, DAY, Diagnostics, Environment, MIN_MEMORY, WarningKind};
@@ -33,14 +33,14 @@ pub struct LinkListenerConfig {
     ///
     /// Example: `["10.0.0.5", "10.0.0.6"]`
     pub proxy_protocol: Networks,
-    /// Address (ip:port) of the admin listener: health, log level, metrics and status page. Anyone who can reach it can
-    /// change the log level. Requests must use an address or localhost as Host; with any other Host only /livez, /readyz
-    /// and /metrics are served. No edge dials it.
+    /// Address (ip:port) of the admin listener: health, metrics and status page. Requests must use an address or
+    /// localhost as Host; with any other Host only /livez, /readyz and /metrics are served. No edge dials it. If no key
+    /// sets it and another program has the port, the process runs without it.
     #[serde(deserialize_with = "value::listen_address")]
     pub admin_listen: SocketAddr,
-    /// Whether no key sets `admin_listen`. The server then starts without it if it is not available.
+    /// How the admin listener differs from one that a key of this schema sets.
     #[serde(skip)]
-    pub admin_is_default: bool,
+    pub admin_port: AdminPort,
     /// Address (ip:port) of metrics, /livez and /readyz only, for Prometheus and probes. Default: none; the admin
     /// listener serves them too.
     ///
@@ -68,9 +68,9 @@ pub struct LinkListenerConfig {
     #[serde(deserialize_with = "value::file")]
     pub cert: PathBuf,
     /// File of lines "node:token" that edges must match; "default:token" applies to all other nodes. A line without a
-    /// token ("node:") rejects its node, even with a certificate. With "default" any edge can take any other name, which
-    /// causes a warning if `[server.egress]` is set. If this server queries Kubernetes, a Node without an edge label is
-    /// rejected, even with a valid token or certificate (see edges of `[server.node_names]`). Re-read when it changes.
+    /// token ("node:") rejects its node, even with a certificate. With "default" any edge can take any other name. That
+    /// causes a warning, and so do tokens of less than 32 characters. If this server queries Kubernetes, a Node without an
+    /// edge label is rejected, even with a valid token or certificate (see edges of `[server.node_names]`). Re-read when it changes.
     /// Within 10 s of a change, links with tokens that were removed are closed, and their sessions with them. A file
     /// that is missing, empty, or has no token at all changes nothing. To change a token without cutting sessions, run
     /// `tunnel token rotate`: "node:NEW previous=OLD" accepts both tokens until the edge has the new one.
@@ -90,7 +90,7 @@ impl Default for LinkListenerConfig {
             listen: (Ipv4Addr::UNSPECIFIED, 9000).into(),
             proxy_protocol: Networks::default(),
             admin_listen: listen::ADMIN_LISTEN,
-            admin_is_default: true,
+            admin_port: AdminPort { is_default: true, sets_level: false },
             metrics_listen: None,
             channelz_listen: None,
             congestion: None,
@@ -200,9 +200,9 @@ pub const MEMORY: usize = 256 << 20;
 pub(crate) fn links(cloud: &mut ConfigTable<'_>, report: &mut Diagnostics) -> LinkListenerConfig {
     let mut table = cloud.table("links", report);
     let mut links: LinkListenerConfig = table.fields(report);
-    links.admin_is_default = !table.has("admin_listen");
+    links.admin_port = AdminPort::of(&table, report);
     listen::warn_trusted(&table, &links.proxy_protocol, report);
-    listen::warn_reachable(&table, links.admin_listen, links.channelz_listen, report);
+    listen::warn_reachable(&table, links.admin_listen, links.admin_port, links.channelz_listen, report);
     table.close(&links, report);
     links
 }

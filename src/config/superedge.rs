@@ -295,9 +295,7 @@ impl<'t> Translation<'_, 't> {
             }
             self.set(leaf, row, &new, ip, &mut set);
         }
-        if self.role == "server" {
-            self.defaults(purpose);
-        }
+        self.defaults(purpose);
         self.table
     }
 
@@ -370,7 +368,10 @@ impl<'t> Translation<'_, 't> {
 
     /// Sets the keys whose defaults were others in SuperEdge.
     fn defaults(&mut self, purpose: Purpose<'_>) {
-        for (table, key, theirs, value) in DEFAULTS {
+        for (table, key, value) in DEFAULTS {
+            let Some(table) = table.strip_prefix(self.role).and_then(|table| table.strip_prefix('.')) else {
+                continue;
+            };
             let found = self.table.get(table).map(Spanned::get_ref);
             let is_set = matches!(found, Some(DeValue::Table(found)) if found.contains_key(key));
             let path = [table.to_owned(), key.to_owned()];
@@ -378,14 +379,12 @@ impl<'t> Translation<'_, 't> {
             if is_set || self.report.refused.contains(&full) {
                 continue;
             }
-            let theirs = format!("mode.cloud.{theirs}");
             if table == "connect" {
                 let text =
                     "SuperEdge opens port 22 to any client without this table, and so does [server.connect]";
-                self.remark(purpose, &theirs, text);
+                self.remark(purpose, "mode.cloud.ssh", text);
             }
             self.report.implied.insert(full);
-            self.report.spelling.0.entry(format!("server.{table}")).or_insert(theirs);
             self.put(&path, 0..0, DeValue::String(value.into()));
         }
     }
@@ -621,10 +620,15 @@ fn fold(key: &str) -> String {
 /// quadratic.
 const MAX_KEY_LEN: usize = 64;
 
-/// SuperEdge's defaults for servers that differ from this program's: table and key, SuperEdge's table, and value. It
-/// opens port 22 even if its file does not set it.
-const DEFAULTS: [(&str, &str, &str, &str); 3] = [
-    ("connect", "listen", "ssh", "0.0.0.0:22"),
-    ("links", "cert", "stream.server", "/etc/tunnel/certs/cloud.crt"),
-    ("links", "key", "stream.server", "/etc/tunnel/certs/cloud.key"),
+/// SuperEdge's defaults that differ from this program's: table, key and value. It opens port 22 even if its file does not
+/// set it, and its manifests probe port 51010.
+const DEFAULTS: [(&str, &str, &str); 5] = [
+    ("server.connect", "listen", "0.0.0.0:22"),
+    ("server.links", "cert", "/etc/tunnel/certs/cloud.crt"),
+    ("server.links", "key", "/etc/tunnel/certs/cloud.key"),
+    ("server.links", "admin_listen", ADMIN),
+    ("edge.uplink", "admin_listen", ADMIN),
 ];
+
+/// The address of SuperEdge's admin listener.
+const ADMIN: &str = "127.0.0.1:51010";

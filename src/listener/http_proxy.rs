@@ -120,7 +120,7 @@ impl ListenerConfig for HttpProxyConfig {
 pub struct EdgeProxyConfig {
     /// Address (ip:port) of the proxy. Required.
     ///
-    /// Required: `"127.0.0.1:51009"`
+    /// Required: `"127.0.0.1:3128"`
     #[serde(deserialize_with = "value::listen_address")]
     pub listen: SocketAddr,
     /// The hosts that are nodes.
@@ -328,18 +328,18 @@ mod tests {
 
     #[test]
     fn an_edges_proxy_listens_where_it_is_told_to() {
-        let (proxy, told) = read_edge_text("[http_proxy]\nlisten = \"[::1]:51009\"");
-        assert_eq!((proxy.unwrap().listen.to_string().as_str(), told), ("[::1]:51009", vec![]));
+        let (proxy, told) = read_edge_text("[http_proxy]\nlisten = \"[::1]:3128\"");
+        assert_eq!((proxy.unwrap().listen.to_string().as_str(), told), ("[::1]:3128", vec![]));
         assert_eq!(read_edge_text(""), (None, vec![]), "no table, no port");
         assert!(read_edge_text("[http_proxy]").1[0].contains("set the address to listen on"));
     }
 
     #[test]
     fn who_opens_it_to_others_is_warned_unless_those_are_named() {
-        let open = "[http_proxy]\nlisten = \"0.0.0.0:51009\"\n";
+        let open = "[http_proxy]\nlisten = \"0.0.0.0:3128\"\n";
         let (_, told) = read_edge_text(open);
         let [told] = told.try_into().unwrap();
-        let says = "http_proxy.listen: anyone who reaches 0.0.0.0:51009 can reach everything that [server.edge_access] allows";
+        let says = "http_proxy.listen: anyone who reaches 0.0.0.0:3128 can reach everything that [server.edge_access] allows";
         assert!(told.starts_with(says) && told.contains("set auth = \"basic\" or allow_from"), "{told}");
         for closed in ["auth = \"basic\"\nusers = \"/users\"", "allow_from = [\"10.244.1.0/24\"]"] {
             assert_eq!(read_edge_text(&format!("{open}{closed}")).1, [""; 0], "{closed}");

@@ -233,7 +233,7 @@ async fn a_machine_on_which_nothing_runs_fails_and_its_ports_are_tried() {
     );
     let all = found(&place, Role::Server, &text, |_| ()).await;
     assert!(
-        has(&all, "server", "error", &format!("no server on this machine responds at {nothing}")),
+        has(&all, "server", "error", &format!("no server on this machine responds: {nothing}")),
         "{all:#?}"
     );
     assert!(has(&all, "port", "error", &format!("server.connect.listen: cannot listen on {at}")), "{all:#?}");

@@ -64,7 +64,7 @@ async fn join(server: SocketAddr, code: &str, to: &Path) -> Result<String, Comma
 /// Returns the config that was written, with a free log port.
 fn settings(to: &Path) -> String {
     let text = std::fs::read_to_string(to.join("edge.toml")).unwrap();
-    text.replace("127.0.0.1:51010", "127.0.0.1:0")
+    text.replace("[edge.uplink]\n", "[edge.uplink]\nadmin_listen = \"127.0.0.1:0\"\n")
 }
 
 #[tokio::test]

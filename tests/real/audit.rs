@@ -2,9 +2,9 @@
 
 use serde_json::Value;
 
-use crate::enrol::says;
+use crate::enrol::{says, with_admin};
 use crate::parts::free_port;
-use crate::process::{Running, TIMEOUT, ask};
+use crate::process::{Running, TIMEOUT, set_level};
 use crate::tunnel::{Cloud, Edge, TOKEN, TestDir};
 use crate::wait::wait_until;
 
@@ -40,17 +40,18 @@ fn each_privileged_action_at_a_server_logs_one_line_with_user_and_address() {
         place.path().join("enrolled")
     );
     let mut cloud = Cloud::start_as(&place, &more, &[], &["--log-format=json"]);
-    let (log, at) = (cloud.log_port, format!("localhost:{}", cloud.grpc));
+    let at = format!("localhost:{}", cloud.grpc);
     let tokens = place.path().join("token");
-    let (socket, mut seen) = (format!("--socket={}", socket.display()), 0);
+    let mut seen = 0;
     assert_eq!(audited(&cloud.process), Vec::<Value>::new(), "a start leaves no audit line");
     let id = crate::process::run("id", &["-u"], None, TIMEOUT).stdout;
     let user = format!("uid={}", id.trim());
 
-    assert!(ask(log, "PUT", "/debug/flags/v", "much").unwrap().contains("400 "));
-    assert!(ask(log, "PUT", "/debug/flags/v", "1").unwrap().contains("200 OK"));
-    one_more(&cloud.process, &mut seen, "log level set", &[("actor", "127.0.0.1")]);
+    assert!(set_level(&socket, "much").contains("400 "));
+    assert!(set_level(&socket, "1").contains("200 OK"));
+    one_more(&cloud.process, &mut seen, "log level set", &[("actor", &user)]);
 
+    let socket = format!("--socket={}", socket.display());
     let invited = says(&["invite", "--node", "edge7", "--ttl", "90s", &socket]);
     let line = invited.stdout.lines().map(str::trim).find(|line| line.starts_with("echo ")).unwrap();
     let code = line.split_whitespace().nth(1).unwrap();
@@ -66,7 +67,7 @@ fn each_privileged_action_at_a_server_logs_one_line_with_user_and_address() {
 
     // The revocation also closes a link, which is not a second action.
     let text = std::fs::read_to_string(place.path().join("etc/edge.toml")).unwrap();
-    let text = text.replace(":51010", &format!(":{}", free_port()));
+    let text = with_admin(&text, free_port());
     let mut joined = place.tunnel(("edge", "joined"), &text, &[], &[]);
     cloud.has("edge7");
     assert!(says(&["invitations", "revoke", "edge7", &socket]).status.success());
@@ -96,13 +97,14 @@ fn each_privileged_action_at_a_server_logs_one_line_with_user_and_address() {
 #[test]
 fn each_privileged_action_at_an_edge_logs_one_line() {
     let (place, log) = (TestDir::new(), free_port());
-    let config =
-        place.edge_config("node1", "127.0.0.1:1", log) + "[edge.allow]\ntargets = [\"127.0.0.0/8:22\"]\n";
+    let (socket, admin) = place.admin_socket("edge");
+    let allow = "[edge.allow]\ntargets = [\"127.0.0.0/8:22\"]\n";
+    let config = place.edge_config("node1", "127.0.0.1:1", log) + allow + &admin;
     let mut edge = place.tunnel(("edge", "edge"), &config, &[], &["--log-format=json"]);
     edge.answers(log, "/livez", "");
     let mut seen = 0;
-    assert!(ask(log, "PUT", "/debug/flags/v", "2").unwrap().contains("200 OK"));
-    one_more(&edge, &mut seen, "log level set", &[("actor", "127.0.0.1")]);
+    assert!(set_level(&socket, "2").contains("200 OK"));
+    one_more(&edge, &mut seen, "log level set", &[]);
     std::fs::write(place.path().join("edge.toml"), config.replace(":22\"", ":23\"")).unwrap();
     edge.hang_up();
     let by_config = [("actor", "the config"), ("keys", "edge.allow.targets")];

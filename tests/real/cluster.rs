@@ -227,5 +227,5 @@ fn kubelet_clients() -> Value {
 }
 
 /// Port where `tunnel approve` serves its health.
-const APPROVER: u16 = 51012;
+const APPROVER: u16 = 9012;
 const ETCD: &str = "http://127.0.0.1:2379";

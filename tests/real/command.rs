@@ -6,8 +6,8 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use crate::parts::{free_port, have, loopback};
-use crate::process::{ProcessOutput, Running, TIMEOUT, ask, run};
-use crate::tunnel::{Edge, Pair, TOKEN, TestDir, tunnel};
+use crate::process::{ProcessOutput, Running, TIMEOUT, ask, run, set_level};
+use crate::tunnel::{Cloud, Edge, Pair, TOKEN, TestDir, tunnel};
 use crate::wait::wait_until;
 
 #[test]
@@ -52,6 +52,32 @@ fn a_port_in_use_is_reported_with_its_key_and_exit_code_69() {
     assert_eq!(said.status.code(), Some(69), "{said:?}");
     assert!(said.stderr.contains("server.connect.listen"), "{said:?}");
     assert!(said.stderr.contains(&at.to_string()), "{said:?}");
+}
+
+/// Another user's program may have the port, on purpose or by chance.
+#[test]
+fn a_default_admin_port_that_is_taken_prevents_no_start() {
+    let place = TestDir::new();
+    // If this fails, another program has the port already.
+    let _taken = TcpListener::bind("127.0.0.1:9010");
+    let (set, (path, admin)) =
+        (place.cloud_config(loopback(free_port()), 9010), place.admin_socket("server"));
+    let by_default = set.replace("admin_listen = \"127.0.0.1:9010\"\n", "") + &admin;
+    let file = place.config("default", &by_default);
+    let config = format!("--config={}", file.display());
+    let mut server = Running::start("cloud", place.path(), tunnel().args(["server", &config]));
+    server.says("continuing without it");
+    let socket = format!("--socket={}", path.display());
+    wait_until("the server answers at its socket", TIMEOUT, || {
+        server.lives();
+        started(&["status", &socket]).status.success()
+    });
+    let found = started(&["doctor", "server", &config]);
+    assert!(found.stdout.contains("the server on this machine is ready"), "{found:?}");
+    server.terminate();
+    let said = started(&["server", &format!("--config={}", place.config("set", &set).display())]);
+    assert_eq!(said.status.code(), Some(69), "{said:?}");
+    assert!(said.stderr.contains("key=server.links.admin_listen"), "{said:?}");
 }
 
 /// SuperEdge's config files may not mention ssh at all, and the machine's own sshd often uses port 22.
@@ -273,21 +299,24 @@ fn errors(log: &str) -> Vec<(String, String)> {
 #[test]
 fn the_log_level_can_be_set_at_run_time() {
     let place = TestDir::new();
-    let (log_port, links) = (free_port(), free_port());
-    let file = place.config("cloud", &place.cloud_config(loopback(links), log_port));
+    let (log_port, links, (socket, admin)) = (free_port(), free_port(), place.admin_socket("server"));
+    let file = place.config("cloud", &(place.cloud_config(loopback(links), log_port) + &admin));
     let config = format!("--config={}", file.display());
     let mut cloud = Running::start("cloud", place.path(), tunnel().args(["server", &config]));
     cloud.answers(log_port, "/readyz", "");
+    // Any user of the machine may reach the port, and level 8 would fill the disk.
+    let answer = ask(log_port, "PUT", "/debug/flags/v", "8").unwrap();
+    assert!(answer.contains("403 ") && answer.contains("curl --unix-socket"), "{answer}");
     assert!(!cloud.log().contains("DEBUG") && !cloud.log().contains("TRACE"), "{}", cloud.log());
 
-    let answer = ask(log_port, "PUT", "/debug/flags/v", "6").unwrap();
+    let answer = set_level(&socket, "6");
     assert!(answer.contains("200 OK"), "{answer}");
     assert!(answer.ends_with("successfully set klog.logging.verbosity to 6\n"), "{answer}");
     // A connection without TLS, which logs a line at debug level.
     let _ = ask(links, "GET", "/", "");
     cloud.says("DEBUG");
 
-    let answer = ask(log_port, "PUT", "/debug/flags/v", "much").unwrap();
+    let answer = set_level(&socket, "much");
     assert!(answer.contains("400 "), "{answer}");
     cloud.lives();
 }
@@ -297,7 +326,11 @@ fn level_8_logs_each_frame_but_not_its_contents() {
     if !have(&["curl"]) {
         return;
     }
-    let mut pair = Pair::start();
+    let place = TestDir::new();
+    let (socket, admin) = place.admin_socket("server");
+    let mut cloud = Cloud::start_with(&place, &admin, &[]);
+    let _edge = Edge::start(&place, &format!("127.0.0.1:{}", cloud.grpc));
+    cloud.has("node1");
     let target = TcpListener::bind("127.0.0.1:0").unwrap();
     let page = format!("http://node1:{}/", target.local_addr().unwrap().port());
     std::thread::spawn(move || {
@@ -310,12 +343,12 @@ fn level_8_logs_each_frame_but_not_its_contents() {
         }
         client.write_all(b"HTTP/1.0 200 OK\r\n\r\nWHAT-IT-SAYS").unwrap();
     });
-    assert!(ask(pair.cloud.log_port, "PUT", "/debug/flags/v", "8").unwrap().contains("200 OK"));
-    let proxy = format!("http://127.0.0.1:{}", pair.cloud.connect);
+    assert!(set_level(&socket, "8").contains("200 OK"));
+    let proxy = format!("http://127.0.0.1:{}", cloud.connect);
     let got = run("curl", &["-sS", "-p", "-x", &proxy, "-H", "note: WHAT-IS-ASKED", &page], None, TIMEOUT);
     assert_eq!(got.stdout, "WHAT-IT-SAYS", "{got:?}");
     for (what, kind) in [("sent", "Open"), ("received", "Opened"), ("sent", "Data"), ("received", "Fin")] {
-        let line = pair.cloud.process.says_of(&format!("frame {what}"), &format!("kind=\"{kind}\""));
+        let line = cloud.process.says_of(&format!("frame {what}"), &format!("kind=\"{kind}\""));
         assert!(
             line.contains(" tunnel::frames: ") && line.contains(" link=") && line.contains(" session="),
             "{line}"
@@ -323,7 +356,7 @@ fn level_8_logs_each_frame_but_not_its_contents() {
         assert_eq!(line.contains(" bytes="), kind == "Data", "{line}");
     }
     for carried in ["WHAT-IT-SAYS", "WHAT-IS-ASKED"] {
-        assert!(!pair.cloud.process.log().contains(carried), "{carried} is in the log");
+        assert!(!cloud.process.log().contains(carried), "{carried} is in the log");
     }
 }
 
@@ -408,37 +441,6 @@ fn tokens_that_can_be_guessed_or_shared_are_logged_as_insecure() {
 }
 
 #[test]
-fn doctor_ends_with_an_exit_code_that_scripts_can_check() {
-    let place = TestDir::new();
-    let config = place.edge_config("node1", "127.0.0.1:1", free_port());
-    let file = format!("--config={}", place.config("edge", &config).display());
-    let said = started(&["doctor", "edge", &file]);
-    assert_eq!(said.status.code(), Some(1), "{said:?}");
-    assert!(said.stdout.contains("FAIL port") && said.stdout.contains("failed\n"), "{said:?}");
-    let said = started(&["doctor", "edge", &file, "-o=json"]);
-    let found: serde_json::Value = serde_json::from_str(&said.stdout).unwrap();
-    assert!(found.as_array().unwrap().iter().any(|one| one["check"] == "port"), "{found}");
-}
-
-/// Runs the program until it ends on its own, for example because it cannot start.
-fn started(args: &[&str]) -> ProcessOutput {
-    run(PROGRAM, args, None, TIMEOUT)
-}
-
-/// Returns the contents of a program's log files.
-fn logged(dir: &Path, name: &str) -> String {
-    let Ok(entries) = std::fs::read_dir(dir) else { return String::new() };
-    let files = entries.map(|entry| entry.unwrap().path());
-    let ours = files.filter(|file| file.file_name().unwrap().to_string_lossy().starts_with(name));
-    ours.map(|file| std::fs::read_to_string(file).unwrap()).collect()
-}
-
-const PROGRAM: &str = env!("CARGO_BIN_EXE_tunnel");
-
-/// Timeout for a demo of several steps, each of which may take 10 s.
-const LONG: Duration = Duration::from_secs(40);
-
-#[test]
 fn strangers_cannot_make_a_library_fill_the_log() {
     let place = TestDir::new();
     let (links, log_port) = (free_port(), free_port());
@@ -470,6 +472,37 @@ fn hello_with_server_name(name: &[u8]) -> Vec<u8> {
     let handshake = [&[1, 0], &with_length(&body)[..]].concat();
     [&[0x16, 3, 1], &with_length(&handshake)[..]].concat()
 }
+
+#[test]
+fn doctor_ends_with_an_exit_code_that_scripts_can_check() {
+    let place = TestDir::new();
+    let config = place.edge_config("node1", "127.0.0.1:1", free_port());
+    let file = format!("--config={}", place.config("edge", &config).display());
+    let said = started(&["doctor", "edge", &file]);
+    assert_eq!(said.status.code(), Some(1), "{said:?}");
+    assert!(said.stdout.contains("FAIL port") && said.stdout.contains("failed\n"), "{said:?}");
+    let said = started(&["doctor", "edge", &file, "-o=json"]);
+    let found: serde_json::Value = serde_json::from_str(&said.stdout).unwrap();
+    assert!(found.as_array().unwrap().iter().any(|one| one["check"] == "port"), "{found}");
+}
+
+/// Runs the program until it ends on its own, for example because it cannot start.
+fn started(args: &[&str]) -> ProcessOutput {
+    run(PROGRAM, args, None, TIMEOUT)
+}
+
+/// Returns the contents of a program's log files.
+fn logged(dir: &Path, name: &str) -> String {
+    let Ok(entries) = std::fs::read_dir(dir) else { return String::new() };
+    let files = entries.map(|entry| entry.unwrap().path());
+    let ours = files.filter(|file| file.file_name().unwrap().to_string_lossy().starts_with(name));
+    ours.map(|file| std::fs::read_to_string(file).unwrap()).collect()
+}
+
+const PROGRAM: &str = env!("CARGO_BIN_EXE_tunnel");
+
+/// Timeout for a demo of several steps, each of which may take 10 s.
+const LONG: Duration = Duration::from_secs(40);
 
 #[test]
 fn bash_completes_commands_and_flags() {

@@ -244,14 +244,19 @@ fn a_full_disk_for_logs_is_reported_outside_of_the_log() {
     let Some(stage) = Stage::new().filter(|_| have(&["curl"])) else { return };
     let log = free_port();
     let logs = format!("--log-dir={}", stage.path("disk").display());
-    let mut server = stage.server(free_port(), log, "[server.connect]\nlisten = \"127.0.0.1:0\"\n", &[&logs]);
+    let tables = format!(
+        "[server.connect]\nlisten = \"127.0.0.1:0\"\n[server.admin]\nlisten = \"unix:{}\"\n",
+        stage.path("sock").display()
+    );
+    let mut server = stage.server(free_port(), log, &tables, &[&logs]);
     let lost = |page: &str| {
         let line = page.lines().find(|line| line.starts_with("tunnel_log_lines_dropped_total "));
         line.map_or(0, |line| line.rsplit(' ').next().unwrap().parse::<u64>().unwrap())
     };
     let level = |number: &str| {
         let mut curl = stage.machine.command("curl");
-        curl.args(["-s", "-X", "PUT", "--data", number, &format!("http://127.0.0.1:{log}/debug/flags/v")]);
+        curl.arg("--unix-socket").arg(stage.path("sock"));
+        curl.args(["-s", "-X", "PUT", "--data", number, "http://localhost/debug/flags/v"]);
         run_command("curl", &mut curl, None, TIMEOUT).stdout
     };
     wait_until("the server is ready", TIMEOUT, || {

@@ -235,7 +235,7 @@ fn kube_apiserver_accepts_the_manifests_and_their_workloads_serve() {
         format!("curl -sf http://10.9.9.9:6000{}", probe(&cloud, "livenessProbe")),
         "export NODE_NAME=node1 NODE_IP=10.9.9.9".to_owned(),
         start(&for_edge, &edge),
-        until("curl -sf http://127.0.0.1:51010/cloud/healthz | grep -q node1"),
+        until("curl -sf http://127.0.0.1:9010/cloud/healthz | grep -q node1"),
         format!("curl -sf --interface 10.9.9.9 -U {login} -p -x http://10.9.9.9:22 http://node1:9100/page"),
         format!("curl -sf --interface 10.9.9.9 -U {login} -x http://10.9.9.9:8080 http://node1:9100/page"),
         "! curl -sf --interface 10.9.9.9 -p -x http://10.9.9.9:22 http://node1:9100/page".to_owned(),

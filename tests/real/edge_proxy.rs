@@ -52,11 +52,11 @@ fn by_default_curl_on_a_node_reaches_nothing_and_reads_the_config_key() {
 /// Runs curl on the first node through the proxy there, and returns its output.
 fn curl(network: &Network, args: &str) -> String {
     let mut command = network.edges[0].command("sh");
-    let line = format!("curl -s -m 20 -x http://127.0.0.1:51009 {args}");
+    let line = format!("curl -s -m 20 -x http://127.0.0.1:3128 {args}");
     command.args(["-c", &line]);
     let said = run_command(&line, &mut command, None, 2 * TIMEOUT);
     assert!(said.status.success(), "{line}: {said:?}");
     said.stdout
 }
 
-const PROXY: &str = "[edge.http_proxy]\nlisten = \"127.0.0.1:51009\"\n";
+const PROXY: &str = "[edge.http_proxy]\nlisten = \"127.0.0.1:3128\"\n";

@@ -57,7 +57,7 @@ fn a_node_is_invited_joins_links_and_is_revoked_by_one_command_each() {
     assert_eq!(guess.status.code(), Some(64), "{guess:?}");
 
     let log = free_port();
-    change(&to.join("edge.toml"), &[(":51010", format!(":{log}"))]);
+    set_admin(&to.join("edge.toml"), log);
     let config = format!("--config={}", to.join("edge.toml").display());
     let mut edge = Running::start("edge", place.path(), tunnel().args(["edge", &config]));
     edge.answers(log, "/readyz", "");
@@ -90,6 +90,18 @@ fn change(config: &Path, changes: &[(&str, String)]) {
     std::fs::write(config, changed).unwrap();
 }
 
+fn set_admin(config: &Path, port: u16) {
+    let text = with_admin(&std::fs::read_to_string(config).unwrap(), port);
+    std::fs::write(config, text).unwrap();
+}
+
+/// Returns the config of an init or a join with this admin port.
+pub(crate) fn with_admin(config: &str, port: u16) -> String {
+    let table = ["[server.links]\n", "[edge.uplink]\n"].into_iter().find(|table| config.contains(table));
+    let table = table.unwrap();
+    config.replace(table, &format!("{table}admin_listen = \"127.0.0.1:{port}\"\n"))
+}
+
 #[test]
 fn files_of_init_are_copied_by_its_commands_and_carry_a_request() {
     if !have(&["curl", "sh"]) {
@@ -105,14 +117,10 @@ fn files_of_init_are_copied_by_its_commands_and_carry_a_request() {
     std::fs::rename(dir.join("edge-node1"), &node).unwrap();
     let [grpc, connect, log, edge_log] = [(); 4].map(|()| free_port());
     let folder = (to.display().to_string(), node.display().to_string());
-    change(
-        &to.join("server.toml"),
-        &[(":9000", format!(":{grpc}")), (":2222", format!(":{connect}")), (":51010", format!(":{log}"))],
-    );
-    change(
-        &node.join("edge.toml"),
-        &[(&folder.0, folder.1.clone()), (":9000", format!(":{grpc}")), (":51010", format!(":{edge_log}"))],
-    );
+    change(&to.join("server.toml"), &[(":9000", format!(":{grpc}")), (":2222", format!(":{connect}"))]);
+    change(&node.join("edge.toml"), &[(&folder.0, folder.1.clone()), (":9000", format!(":{grpc}"))]);
+    set_admin(&to.join("server.toml"), log);
+    set_admin(&node.join("edge.toml"), edge_log);
     let config = |file: &Path| format!("--config={}", file.display());
     for file in [to.join("server.toml"), node.join("edge.toml")] {
         let said = run(PROGRAM, &["config", "check", file.to_str().unwrap()], None, TIMEOUT);

@@ -48,7 +48,6 @@ steps() { # user, directory of the sockets
     ! grep -q ' WARN ' cloud.log || { cat cloud.log; exit 9; }
     tunnel invite --node node2 > invited.out
     grep -o 'i[^ ]*[.]node2' invited.out | $AS $PLACE/$(grep -o 'tunnel join .*' invited.out) --install-dir $PWD/joined > join.out
-    $AS sed -i s/51010/51011/ joined/edge.toml
     serves edge joined edge; edge=$!
     waits "tunnel status | grep -q '^node2 '"
     tunnel status | grep -qx "queried $2/server.sock; others on this machine: --socket=$2/edge.sock"
@@ -85,12 +84,12 @@ printf '.:53 {\n bind 127.0.0.1\n hosts zone {\n ttl 1\n }\n}\n' > Corefile
 ./coredns -conf Corefile > dns.log 2>&1 & dns=$!
 tunnel init files --name cloud.test --node node1 --install-dir $PLACE/etc > init.out
 cp -rpT files/server etc; cp -rpT files/edge-node1 node
-sed -i 's#/etc/\(certs\|token\)#/node/\1#; s/51010/51011/' node/edge.toml
+sed -i 's#/etc/\(certs\|token\)#/node/\1#; s/^.edge.uplink.$/&\nadmin_listen = "127.0.0.1:9011"/' node/edge.toml
 serves server etc cloud; pod=$!; serves edge node edge
-waits 'curl -s http://127.0.0.1:51010/cloud/healthz | grep -q node1'
+waits 'curl -s http://127.0.0.1:9010/cloud/healthz | grep -q node1'
 kill -STOP $dns; kill -9 $pod; wait $pod || true
 waits 'grep -q "DNS gave no address" edge.log'
 serves server etc cloud-again
-waits 'curl -s http://127.0.0.1:51010/cloud/healthz | grep -q node1'"#,
+waits 'curl -s http://127.0.0.1:9010/cloud/healthz | grep -q node1'"#,
     );
 }

@@ -540,4 +540,4 @@ const SHORT: &str = "[server.session]\nresume_timeout = \"1s\"\n";
 /// A machine that is not a node.
 const OTHER: &str = "10.79.200.2";
 /// The admin port of each process.
-const ADMIN: u16 = 51010;
+const ADMIN: u16 = 9010;

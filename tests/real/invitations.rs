@@ -10,7 +10,7 @@ use std::thread;
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 
-use crate::enrol::says;
+use crate::enrol::{says, with_admin};
 use crate::fleet::Line;
 use crate::parts::{free_port, have, kept, loopback};
 use crate::process::{ProcessOutput, Running, TIMEOUT, run, run_command};
@@ -53,7 +53,7 @@ fn join(cloud: &str, code: &str, to: &Path) -> ProcessOutput {
 fn start(place: &TestDir, to: &Path, (known, port): (u16, u16), env: &[(&str, &str)]) -> Running {
     let log = free_port();
     let text = std::fs::read_to_string(to.join("edge.toml")).unwrap();
-    let text = text.replace(":51010", &format!(":{log}")).replace(&format!(":{known}"), &format!(":{port}"));
+    let text = with_admin(&text, log).replace(&format!(":{known}"), &format!(":{port}"));
     let config = format!("--config={}", place.config("joined", &text).display());
     let mut command = tunnel();
     command.args(["edge", &config]).envs(env.iter().copied());

@@ -4,6 +4,7 @@ use std::ffi::OsStr;
 use std::fs::File;
 use std::io::{Read, Write};
 use std::net::TcpStream;
+use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdin, Command, ExitStatus, Stdio};
 use std::sync::Once;
@@ -228,12 +229,23 @@ fn handle_ignored_signals() {
 
 /// Sends one HTTP request, and returns head and body of the response. Returns `None` if there is no response.
 pub(crate) fn ask(port: u16, method: &str, path: &str, body: &str) -> Option<String> {
-    let mut conn = TcpStream::connect(("127.0.0.1", port)).ok()?;
+    let conn = TcpStream::connect(("127.0.0.1", port)).ok()?;
     conn.set_read_timeout(Some(TIMEOUT)).ok()?;
-    write!(conn, "{method} {path} HTTP/1.0\r\nContent-Length: {}\r\n\r\n{body}", body.len()).ok()?;
+    ask_over(conn, method, path, body).ok()
+}
+
+/// Sets the log level at an admin socket. Returns head and body of the response.
+pub(crate) fn set_level(socket: &Path, level: &str) -> String {
+    let conn = UnixStream::connect(socket).unwrap();
+    conn.set_read_timeout(Some(TIMEOUT)).unwrap();
+    ask_over(conn, "PUT", "/debug/flags/v", level).unwrap()
+}
+
+fn ask_over(mut conn: impl Read + Write, method: &str, path: &str, body: &str) -> std::io::Result<String> {
+    write!(conn, "{method} {path} HTTP/1.0\r\nContent-Length: {}\r\n\r\n{body}", body.len())?;
     let mut answer = String::new();
-    conn.read_to_string(&mut answer).ok()?;
-    Some(answer)
+    conn.read_to_string(&mut answer)?;
+    Ok(answer)
 }
 
 fn is_ok(answer: &str) -> bool {

@@ -197,8 +197,8 @@ const DOWN: &[&str] = &["input tcp dport PORT drop"];
 const CLOUD: &str = "10.78.0.1";
 const NODE: &str = "10.78.0.2";
 /// Ports of each machine.
-const ADMIN: u16 = 51010;
-const EDGE_ADMIN: u16 = 51011;
+const ADMIN: u16 = 9010;
+const EDGE_ADMIN: u16 = 9011;
 const CONNECT: u16 = 2222;
 /// Duration of normal traffic before each cut.
 const CALM: Duration = Duration::from_secs(3);

@@ -73,6 +73,13 @@ impl TestDir {
         self.dir.path()
     }
 
+    /// Returns the path of an admin socket, and the tables that open it.
+    pub(crate) fn admin_socket(&self, role: &str) -> (PathBuf, String) {
+        let path = self.path().join(format!("{role}.sock"));
+        let table = format!("[{role}.admin]\nlisten = \"unix:{}\"\n", path.display());
+        (path, table)
+    }
+
     /// Writes a config file, and returns its path.
     pub(crate) fn config(&self, name: &str, text: &str) -> PathBuf {
         let file = self.path().join(format!("{name}.toml"));

@@ -5,7 +5,7 @@ use std::io::{self, Write as _};
 use std::os::unix::fs::{MetadataExt as _, OpenOptionsExt as _, fchown};
 use std::path::{Path, PathBuf};
 use std::thread;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use rustix::fs::OFlags;
 
@@ -28,7 +28,7 @@ impl FileLock {
     pub fn acquire(path: &Path, timeout: Duration) -> io::Result<Self> {
         // A link or a pipe at this path is never opened.
         let flags = (OFlags::NOFOLLOW | OFlags::NONBLOCK).bits().cast_signed();
-        let until = Instant::now() + timeout;
+        let mut pauses = timeout.as_millis() / LOCK_PAUSE.as_millis();
         loop {
             let mut open = OpenOptions::new();
             let file =
@@ -37,7 +37,10 @@ impl FileLock {
                 Ok(()) if is_at(&file, path)? => return Ok(Self { path: path.to_owned(), _file: file }),
                 // The last holder has removed this file.
                 Ok(()) => {}
-                Err(TryLockError::WouldBlock) if Instant::now() < until => thread::sleep(LOCK_PAUSE),
+                Err(TryLockError::WouldBlock) if pauses > 0 => {
+                    pauses -= 1;
+                    thread::sleep(LOCK_PAUSE);
+                }
                 Err(cause) => return Err(cause.into()),
             }
         }

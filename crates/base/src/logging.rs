@@ -102,7 +102,10 @@ impl Logs {
             to = BoxMakeWriter::new(to.and(writer));
         }
         let (filter, level) = LogLevel::new(settings.verbosity);
-        let all = tracing_subscriber::registry().with(filter).with(LibraryLimit::default()).with(output(to, settings.json));
+        let all = tracing_subscriber::registry()
+            .with(filter)
+            .with(LibraryLimit::default())
+            .with(output(to, settings.json));
         all.try_init().map_err(|_| LogError::Twice)?;
         Ok(Self { level, in_files_only, _writers: writers })
     }

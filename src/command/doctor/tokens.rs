@@ -3,15 +3,21 @@
 use tokio::time::timeout;
 
 use crate::admin::nodes::CloudNodes;
-use crate::command::doctor::{Findings, TIMEOUT, admin, page};
+use crate::command::doctor::{AdminAddress, Findings, TIMEOUT, page};
 use crate::server::config::ServerConfig;
 use crate::server::invitations;
+use tunnel_base::logging::one_line;
 use tunnel_base::names::NodeName;
 use tunnel_base::policy::tokens::{NodeTokens, TokenEntry};
 use tunnel_net::resolver::Resolver;
 
 /// Counts the nodes with a token, and reports tokens that are missing, faulty, shared or unknown to a peer.
-pub(super) async fn check(settings: &ServerConfig, resolver: &Resolver, found: &mut Findings) {
+pub(super) async fn check(
+    settings: &ServerConfig,
+    admin: &AdminAddress,
+    resolver: &Resolver,
+    found: &mut Findings,
+) {
     let certificates = settings.csr.as_ref().is_some_and(|csr| csr.edge_ca.is_some());
     let joined = match timeout(TIMEOUT, invitations::joined(settings, resolver)).await {
         Ok(None) => None,
@@ -57,14 +63,14 @@ pub(super) async fn check(settings: &ServerConfig, resolver: &Resolver, found: &
         let joined = joined.unwrap_or_default();
         let has_joined = |node: &NodeName| joined.contains(&node.as_str().to_ascii_lowercase());
         let is_known = |node: &NodeName| !tokens.is_blocked(node) && (tokens.names(node) || has_joined(node));
-        strangers(settings, is_known, found).await;
+        strangers(admin, is_known, found).await;
     }
 }
 
 /// Reports nodes that are linked to peers, but that this server would refuse: not all servers have the same tokens.
-async fn strangers(settings: &ServerConfig, is_known: impl Fn(&NodeName) -> bool, found: &mut Findings) {
+async fn strangers(admin: &AdminAddress, is_known: impl Fn(&NodeName) -> bool, found: &mut Findings) {
     // Without a running server there is no list; another check reports that.
-    let Some((200, body)) = page(admin(settings), "/nodes").await else { return };
+    let Ok((200, body)) = page(admin, "/nodes").await else { return };
     let Ok(CloudNodes { servers, nodes, .. }) = serde_json::from_str(&body) else { return };
     // The first one is this server.
     for peer in servers.iter().skip(1) {
@@ -73,11 +79,11 @@ async fn strangers(settings: &ServerConfig, is_known: impl Fn(&NodeName) -> bool
         let strangers: Vec<_> = names.filter(|node| !is_known(node)).collect();
         let text = match strangers.as_slice() {
             [] => continue,
-            [one] => format!("this server would refuse node {one} of peer {}", peer.name),
+            [one] => format!("this server would refuse node {one} of peer {}", one_line(&peer.name)),
             [one, ..] => format!(
                 "this server would refuse {} nodes of peer {}, for example {one}",
                 strangers.len(),
-                peer.name
+                one_line(&peer.name)
             ),
         };
         let hint = "give all servers the same token_file and one store (server.invitations)";

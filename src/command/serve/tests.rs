@@ -15,7 +15,7 @@ use std::net::IpAddr;
 
 use proptest::prelude::*;
 
-use crate::config::listen::{AccessConfig, AuthConfig};
+use crate::config::listen::{AccessConfig, AdminPort, AuthConfig};
 use crate::config::server::{LinkListenerConfig, TlsVersion};
 use crate::edge::config::EdgeConfig;
 use crate::server::config::ServerConfig;
@@ -76,8 +76,8 @@ fn an_empty_file_is_a_server_without_ports_for_clients() {
     let (cloud, warnings) = cloud("");
     assert_eq!(cloud.links, LinkListenerConfig::default());
     assert_eq!(cloud.links.listen, "0.0.0.0:9000".parse().unwrap());
-    assert_eq!(cloud.links.admin_listen, "127.0.0.1:51010".parse().unwrap());
-    assert!(cloud.links.admin_is_default);
+    assert_eq!(cloud.links.admin_listen, "127.0.0.1:9010".parse().unwrap());
+    assert_eq!(cloud.links.admin_port, AdminPort { is_default: true, sets_level: false });
     assert_eq!(cloud.links.token_file.to_str(), Some("/etc/tunnel/token/token"));
     assert!(cloud.listener::<ConnectConfig>().is_none());
     assert_eq!(cloud.session.resume_timeout, Duration::from_secs(60));
@@ -92,6 +92,8 @@ fn an_empty_table_of_superedge_is_a_server_as_superedge_has_it() {
     let (cloud, warnings) = cloud("[mode.cloud]\n");
     assert_eq!(connect(&cloud).listen, "0.0.0.0:22".parse().unwrap());
     assert!(connect(&cloud).is_default);
+    assert_eq!(cloud.links.admin_listen, "127.0.0.1:51010".parse().unwrap());
+    assert_eq!(cloud.links.admin_port, AdminPort { is_default: true, sets_level: true });
     assert_eq!(warned(&warnings, WarningKind::Insecure), ["mode.cloud.ssh.auth"]);
     assert_eq!(warnings.len(), 1);
 }
@@ -104,7 +106,7 @@ fn the_documented_server_is_closed_and_says_the_defaults() {
     let (absent, _) = cloud("");
     assert_eq!(documented.session, absent.session);
     assert_eq!(documented.tls, absent.tls);
-    assert_eq!(documented.links, LinkListenerConfig { admin_is_default: false, ..absent.links });
+    assert_eq!(documented.links, LinkListenerConfig { admin_port: AdminPort::default(), ..absent.links });
     assert_eq!(connect(&documented).access, AccessConfig::default());
 }
 
@@ -220,7 +222,7 @@ fn an_open_door_is_named_and_a_closed_one_is_not() {
     ] {
         assert_eq!(warned(&cloud(&ssh(open)).1, WarningKind::Insecure), ["server.connect.auth"], "{open}");
     }
-    let (_, warnings) = edge(&format!("{LEAST}admin_listen = \"0.0.0.0:51010\""));
+    let (_, warnings) = edge(&format!("{LEAST}admin_listen = \"0.0.0.0:9010\""));
     assert_eq!(warned(&warnings, WarningKind::Insecure), ["edge.uplink.admin_listen"]);
 }
 

@@ -551,8 +551,9 @@ async fn a_target_may_send_a_hundred_informational_answers_and_no_more() {
     let mut fresh = site.target().await;
     fresh.head().await;
     fresh.say(EMPTY).await;
-    let (word, context) = site.leave().await;
-    assert_eq!((word, Site::ended(&context, "upstream_invalid").await), ("ok", 1));
+    site.finish().await;
+    let word = site.over().await;
+    assert_eq!((word, Site::ended(&site.context, "upstream_invalid").await), ("ok", 1));
 }
 
 #[tokio::test]

@@ -112,7 +112,7 @@ fn the_chart_renders_the_objects_of_the_base_and_applies_its_values() {
         "cloud": {"hostNetwork": true, "sshPort": 2222, "maxReplicas": 0, "certSecret": "a", "tokenSecret": "b", "usersSecret": "d",
             "resources": {"limits": {"memory": "1Gi"}}, "moreConfig": "[server.session]\nresume_timeout = \"50s\"\n"},
         "edge": {"hostNetwork": false, "certSecret": "c", "kubeconfig": "/k3s/kubelet.kubeconfig", "kubeletPki": "/k3s", "targets": ["10.244.0.0/16:*"],
-            "moreConfig": "[edge.http_proxy]\nlisten = \"127.0.0.1:51009\"\n"},
+            "moreConfig": "[edge.http_proxy]\nlisten = \"127.0.0.1:3128\"\n"},
         "coredns": {"enabled": false},
     });
     let file = place.path().join("values.json");

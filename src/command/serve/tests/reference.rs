@@ -360,7 +360,7 @@ fn the_tables_in_effect_have_defaults_values_and_no_secrets() {
     assert_eq!((value("node"), value("token")), ("\"node1\"".to_owned(), "\"***\"".to_owned()));
     assert_eq!(
         (value("servers"), value("admin_listen")),
-        ("[\"cloud:9000\"]".to_owned(), "\"127.0.0.1:51010\"".to_owned())
+        ("[\"cloud:9000\"]".to_owned(), "\"127.0.0.1:9010\"".to_owned())
     );
     let effective = ServerConfig::examine("[server.session]\nmax_sessions = 7\n", &node1()).effective;
     assert_eq!(effective["server.session"]["max_per_client"].as_integer(), Some(2));
