@@ -22,11 +22,11 @@ use tunnel_base::drain::Drain;
 use tunnel_base::metrics::Metrics;
 use tunnel_base::names::{Host, NodeName, Target};
 use tunnel_base::policy::plain;
-use tunnel_base::policy::targets::{OwnListeners, Targets, is_number, is_off_limits};
+use tunnel_base::policy::targets::{Targets, is_number, is_off_limits};
 use tunnel_link::table::stream::IncomingSession;
 use tunnel_net::dial::{ConnectError, Failure, dial};
 use tunnel_net::interfaces::{Addresses, LocalAddresses};
-use tunnel_net::listen::is_private;
+use tunnel_net::listen::is_announced;
 use tunnel_net::pool::Pool;
 use tunnel_net::reload::{FileWatcher, Reload};
 use tunnel_net::resolver::{LookupError, Resolver};
@@ -210,8 +210,6 @@ pub struct TargetDialer {
     pub own: LocalAddresses,
     /// The allowed targets. Replaced when the config changes; this affects only later sessions.
     pub targets: Arc<ArcSwap<Targets>>,
-    /// The addresses on which this process listens. They are never dialled.
-    pub listening: OwnListeners,
     /// The resolver of names.
     pub resolver: Resolver,
 }
@@ -254,9 +252,8 @@ impl TargetDialer {
         let found = self.addresses(target, &here, ask, deadline).await?;
         let dialled = dial(&found, deadline.saturating_duration_since(Instant::now())).await;
         let socket = dialled.map_err(|why| refusal(&why))?;
-        // Checked only now, because an operator's port is announced before it accepts connections.
-        let is_private = socket.peer_addr().is_ok_and(|at| is_private(at, &here.all));
-        if is_private { Err(self.own_address_error(target).into()) } else { Ok(socket) }
+        // Checked only now, because a port is announced before it accepts connections.
+        if is_announced(&socket, &here.all) { Err(self.own_port_error(target).into()) } else { Ok(socket) }
     }
 
     /// Returns true if an address is off limits for this dialler, whatever name leads to it.
@@ -302,15 +299,10 @@ impl TargetDialer {
             if self.never_dials(at, &targets) {
                 continue;
             }
-            if targets.allows(at, &here.own) && !found.contains(&at) {
-                // Even if the target has other addresses: their errors would only hide the reason.
-                if self.listening.holds(at, &here.all) {
-                    return Err(self.own_address_error(target).into());
-                }
-                // At a node the unspecified address is loopback, from which access rules may exclude the client.
-                if !(at_node && ip.is_unspecified()) {
-                    found.push(at);
-                }
+            // At a node the unspecified address is loopback, from which access rules may exclude the client.
+            let is_barred = at_node && ip.is_unspecified();
+            if targets.allows(at, &here.own) && !found.contains(&at) && !is_barred {
+                found.push(at);
             }
         }
         if !found.is_empty() {
@@ -337,13 +329,13 @@ impl TargetDialer {
         }
     }
 
-    fn own_address_error(&self, target: &Target) -> SessionError {
+    fn own_port_error(&self, target: &Target) -> SessionError {
         let why = match self.place {
             DialerRole::Node(_) => {
-                format!("{target} is a tunnel process's own port; use its metrics_listen instead")
+                format!("{target} is a tunnel process's own port; for metrics use its metrics_listen")
             }
             DialerRole::ForEdges | DialerRole::ForClients => {
-                format!("{target} is a port of the server itself")
+                format!("{target} is a port of a tunnel process on the server's machine")
             }
         };
         SessionError::new(ErrorCode::OwnPort, why)

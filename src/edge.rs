@@ -226,11 +226,6 @@ impl Edge {
             place: DialerRole::Node(uplink.node.clone()),
             own: LocalAddresses::of_interfaces(own),
             targets: self.targets.clone(),
-            // The port for metrics may be a target: it is read-only and meant to be reached by others.
-            listening: [self.bound.log, self.bound.channelz, self.bound.proxy]
-                .into_iter()
-                .flatten()
-                .collect(),
             resolver: resolver.clone(),
         };
         let link_context = LinkContext {
@@ -419,16 +414,16 @@ impl EdgeFiles {
 impl AdminListeners {
     /// Binds all ports.
     pub(crate) fn bind(settings: &Settings, startup: &mut Startup) -> Result<Self, NotPrepared> {
-        let log = startup.bind_optional_private(
+        let log = startup.bind_optional(
             "edge.uplink.admin_listen",
             settings.uplink.admin_listen,
             settings.uplink.admin_port.is_default,
         );
         let metrics = settings.uplink.metrics_listen;
-        let metrics = metrics.map(|at| startup.bind(&format!("{TABLE}.metrics_listen"), at)).transpose();
+        let metrics =
+            metrics.map(|at| startup.bind_public(&format!("{TABLE}.metrics_listen"), at)).transpose();
         let channelz = settings.uplink.channelz_listen;
-        let channelz =
-            channelz.map(|at| startup.bind_private(&format!("{TABLE}.channelz_listen"), at)).transpose();
+        let channelz = channelz.map(|at| startup.bind(&format!("{TABLE}.channelz_listen"), at)).transpose();
         let admin = startup.bind_admin("edge.admin.listen", &settings.admin);
         Ok(Self { log: log?, metrics: metrics?, channelz: channelz?, admin: admin? })
     }

@@ -322,7 +322,7 @@ impl ServerCore {
         let (finder, several) = peers::finder(&settings.peers, joined, &servers, &readiness);
         stopping.has_peers = several.is_some();
         let (peers, made) = several.unzip();
-        let dialer = dialer(settings, &policies, files, own.to_vec());
+        let dialer = dialer(settings, &policies, files);
         let session = &settings.session;
         let context = ServerContext {
             proven,
@@ -474,18 +474,12 @@ fn zone(settings: &ServerConfig, proven: Arc<AuthenticatedLinks>) -> Arc<Zone> {
     Arc::new(Zone::new(settings.dns.zone.clone(), patterns, move |node: &_| proven.has_node(node)))
 }
 
-/// Returns the dialer for edges, which never dials an address in `listening`.
-fn dialer(
-    settings: &ServerConfig,
-    policies: &LivePolicies,
-    files: &ServerFiles,
-    listening: Vec<SocketAddr>,
-) -> TargetDialer {
+/// Returns the dialer for edges.
+fn dialer(settings: &ServerConfig, policies: &LivePolicies, files: &ServerFiles) -> TargetDialer {
     TargetDialer {
         place: DialerRole::ForEdges,
         own: LocalAddresses::of_interfaces(settings.pod_ip.into_iter().collect()),
         targets: policies.for_edges.clone(),
-        listening: listening.into_iter().collect(),
         resolver: files.resolver.clone(),
     }
 }
@@ -521,18 +515,16 @@ impl BaseListeners {
         let links = &settings.links;
         let grpc = startup.bind("server.links.listen", links.listen);
         let (admin, is_default) = (links.admin_listen, links.admin_port.is_default);
-        let log = startup.bind_optional_private("server.links.admin_listen", admin, is_default);
+        let log = startup.bind_optional("server.links.admin_listen", admin, is_default);
         let metrics =
-            links.metrics_listen.map(|at| startup.bind("server.links.metrics_listen", at)).transpose();
+            links.metrics_listen.map(|at| startup.bind_public("server.links.metrics_listen", at)).transpose();
         let channelz = links.channelz_listen;
-        let channelz =
-            channelz.map(|at| startup.bind_private("server.links.channelz_listen", at)).transpose();
+        let channelz = channelz.map(|at| startup.bind("server.links.channelz_listen", at)).transpose();
         let admin = startup.bind_admin("server.admin.listen", &settings.admin);
         Ok(Self { grpc: grpc?, log: log?, metrics: metrics?, channelz: channelz?, admin: admin? })
     }
 
-    /// Returns the addresses at which this server listens, which edges must not reach through it. The read-only metrics
-    /// port is not included.
+    /// Returns the addresses at which this server listens, except the port for metrics.
     pub(crate) fn local_addresses(&self, listeners: &[BoundListener]) -> Vec<SocketAddr> {
         let more = self.log.iter().chain(&self.channelz).map(TcpAccept::at);
         [self.grpc.at()].into_iter().chain(more).chain(listeners.iter().filter_map(|port| port.at)).collect()

@@ -39,9 +39,6 @@ pub struct Startup {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct NotPrepared;
 
-/// Function that binds a port.
-type Bind = fn(SocketAddr) -> Result<TcpAccept, BindError>;
-
 /// One error found at startup, with its kind. All are reported together before the process exits.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct StartupError {
@@ -156,12 +153,17 @@ impl Startup {
         self.bind_by(key, at, TcpAccept::bind)
     }
 
-    /// Like [`Self::bind`], for an operator port, which no edge on this machine dials.
-    pub fn bind_private(&mut self, key: &str, at: SocketAddr) -> Result<TcpAccept, NotPrepared> {
-        self.bind_by(key, at, TcpAccept::bind_private)
+    /// Like [`Self::bind`], for a port that edges on this machine may dial for their clients.
+    pub fn bind_public(&mut self, key: &str, at: SocketAddr) -> Result<TcpAccept, NotPrepared> {
+        self.bind_by(key, at, TcpAccept::bind_public)
     }
 
-    fn bind_by(&mut self, key: &str, at: SocketAddr, bind: Bind) -> Result<TcpAccept, NotPrepared> {
+    fn bind_by(
+        &mut self,
+        key: &str,
+        at: SocketAddr,
+        bind: fn(SocketAddr) -> Result<TcpAccept, BindError>,
+    ) -> Result<TcpAccept, NotPrepared> {
         if !self.is_given(key) || !self.is_free(key, at) || self.is_check {
             return Err(NotPrepared);
         }
@@ -197,29 +199,17 @@ impl Startup {
         Ok(bound)
     }
 
-    /// Like [`Self::bind_private`], for an address that may be a default. Returns `None` if it is one and not
-    /// available.
-    pub fn bind_optional_private(
+    /// Like [`Self::bind`], for an address that may be a default. Returns `None` if it is one and not available.
+    pub fn bind_optional(
         &mut self,
         key: &str,
         at: SocketAddr,
         is_default: bool,
-    ) -> Result<Option<TcpAccept>, NotPrepared> {
-        self.bind_optional_by(key, at, is_default, TcpAccept::bind_private)
-    }
-
-    /// Like [`Self::bind_optional_private`], with another way to bind.
-    pub fn bind_optional_by(
-        &mut self,
-        key: &str,
-        at: SocketAddr,
-        is_default: bool,
-        bind: Bind,
     ) -> Result<Option<TcpAccept>, NotPrepared> {
         if !self.is_given(key) || !is_default && !self.is_free(key, at) || self.is_check {
             return Err(NotPrepared);
         }
-        TcpAccept::optional(bind(at), is_default).map_err(|error| self.unbound(key, &error))
+        TcpAccept::optional(TcpAccept::bind(at), is_default).map_err(|error| self.unbound(key, &error))
     }
 
     /// Checks that a file's certificate is valid now; otherwise records an error. A file that cannot be read is

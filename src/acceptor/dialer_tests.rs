@@ -1,6 +1,6 @@
 use tokio::net::TcpListener;
 
-use tunnel_base::policy::targets::OwnListeners;
+use tunnel_net::listen::TcpAccept;
 
 use super::*;
 
@@ -12,7 +12,6 @@ fn at(node: &str, own: &'static [&'static str], targets: Targets) -> TargetDiale
         place: DialerRole::Node(node.parse().unwrap()),
         own,
         targets: Arc::new(ArcSwap::from_pointee(targets)),
-        listening: OwnListeners::default(),
         resolver,
     }
 }
@@ -73,11 +72,8 @@ async fn an_edge_does_not_dial_addresses_that_its_machine_keeps_for_itself_unles
         let refused = among(&by_default, target, &here, &["169.254.2.1"]).await.unwrap_err();
         assert_eq!(refused.refusal.code, ErrorCode::NotAllowed, "{target}");
     }
-    let listening = ["0.0.0.0:7".parse().unwrap()].into_iter().collect();
-    let listed = TargetDialer { listening, ..place(&["169.254.2.1:*"]) };
+    let listed = place(&["169.254.2.1:*"]);
     assert_eq!(among(&listed, "169.254.2.1:22", &here, &[]).await.unwrap(), ["169.254.2.1:22"]);
-    let own_port = among(&listed, "169.254.2.1:7", &here, &[]).await.unwrap_err();
-    assert_eq!(own_port.refusal.code, ErrorCode::OwnPort);
 }
 
 #[tokio::test]
@@ -177,15 +173,6 @@ async fn a_server_dials_for_its_clients_nothing_that_is_off_limits_however_it_is
         let refused = sought(server, "web.local:80", &[], &[name]).await.unwrap_err();
         assert_eq!((refused.refusal.code, refused.off_limits), (ErrorCode::NotAllowed, off_limits), "{name}");
     }
-    let listening = ["192.0.2.7:22".parse().unwrap()].into_iter().collect();
-    let server = TargetDialer { listening, ..server };
-    assert!(
-        found(&server, "192.0.2.7:22", &[], &[])
-            .await
-            .unwrap_err()
-            .reason
-            .contains("a port of the server itself")
-    );
 }
 
 #[tokio::test]
@@ -215,27 +202,26 @@ async fn a_server_dials_for_edges_what_is_off_limits_only_where_that_alone_is_al
 }
 
 #[tokio::test]
-async fn no_name_and_no_address_leads_to_a_port_of_this_process() {
-    let listening = || ["127.0.0.1:9010", "0.0.0.0:7"].iter().map(|at| at.parse().unwrap()).collect();
-    let edge = TargetDialer { listening: listening(), ..place(&["0.0.0.0/0:*", "[::/0]:*"]) };
-    let own = ["192.0.2.7"];
-    for (target, names) in [
-        ("edge-1:9010", &[][..]),
-        ("localhost:9010", &[]),
-        ("[::ffff:127.0.0.1]:9010", &[]),
-        ("0.0.0.0:9010", &[]),
-        ("web.local:9010", &["10.0.0.1", "127.0.0.1"]),
-        ("web.local:7", &["192.0.2.7"]),
-        ("192.0.2.7:7", &[]),
-    ] {
-        let refused = found(&edge, target, &own, names).await.unwrap_err();
-        assert!(refused.reason.starts_with(&format!("{target} is a tunnel process's own port")), "{refused}");
-        assert_eq!(refused.code, ErrorCode::OwnPort);
+async fn no_name_and_no_address_leads_to_a_port_of_a_tunnel_process() {
+    let edge = place(&["127.0.0.0/8:*", "[::1]:*"]);
+    let server = TargetDialer { place: DialerRole::ForEdges, ..edge.clone() };
+    let patience = Duration::from_secs(5);
+    for at in ["127.0.0.1:0", "0.0.0.0:0", "[::]:0"] {
+        let listener = TcpAccept::bind(at.parse().unwrap()).unwrap();
+        let target = |host: &str| format!("{host}:{}", listener.at().port()).parse::<Target>().unwrap();
+        for host in ["edge-1", "localhost", "127.0.0.1", "[::ffff:127.0.0.1]", "[::127.0.0.1]"] {
+            let refused = edge.dial(&target(host), patience).await.unwrap_err().refusal;
+            let text = format!("{} is a tunnel process's own port; for metrics use", target(host));
+            assert!(refused.reason.starts_with(&text), "{at}: {refused}");
+            assert_eq!(refused.code, ErrorCode::OwnPort);
+        }
+        let target = target("localhost");
+        let refused = server.dial(&target, patience).await.unwrap_err().refusal;
+        let text = format!("{target} is a port of a tunnel process on the server's machine");
+        assert_eq!((refused.code, refused.reason), (ErrorCode::OwnPort, text));
     }
-    assert_eq!(found(&edge, "192.0.2.7:9010", &own, &[]).await.unwrap(), ["192.0.2.7:9010"]);
-    let server = TargetDialer { place: DialerRole::ForEdges, ..edge };
-    let refused = found(&server, "192.0.2.7:7", &own, &[]).await.unwrap_err();
-    assert_eq!(refused.reason, "192.0.2.7:7 is a port of the server itself");
+    let public = TcpAccept::bind_public("127.0.0.1:0".parse().unwrap()).unwrap();
+    edge.dial(&format!("edge-1:{}", public.at().port()).parse().unwrap(), patience).await.unwrap();
 }
 
 #[tokio::test]

@@ -10,7 +10,7 @@ use tokio::net::TcpListener;
 
 use crate::acceptor::DialerRole;
 use tunnel_base::names::{Instance, Target};
-use tunnel_base::policy::targets::{OwnListeners, Targets};
+use tunnel_base::policy::targets::Targets;
 use tunnel_link::sender::LinkSender;
 use tunnel_link::table::stream::{OpenOutcome, PendingOpen, Session};
 use tunnel_link::table::{Event, SessionLimits, SessionTable};
@@ -49,7 +49,6 @@ impl Pair {
             place: DialerRole::Node(node),
             own: LocalAddresses::new(Addresses::default),
             targets: Arc::new(ArcSwap::from_pointee(Targets::default())),
-            listening: OwnListeners::default(),
             resolver: Resolver::system().unwrap(),
         };
         let backend = SessionAcceptor::new(place, Pool::new(), metrics.clone(), drain.clone());

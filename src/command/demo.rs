@@ -88,7 +88,7 @@ fn serve_pages<'a>(dir: &'a Path, drain: &Drain) -> anyhow::Result<DemoContext<'
     let identity = Identity { cert: dir.join(format!("{NODE}.crt")), key: dir.join(format!("{NODE}.key")) };
     let (clients, offer) = (ClientAuth::Anonymous, TlsParams::default());
     let tls = TlsServerConfig { identity, clients, offer, alpn: vec![b"http/1.1".to_vec()] }.load()?;
-    let (plain, encrypted) = (TcpAccept::bind(anywhere())?, TcpAccept::bind(anywhere())?);
+    let (plain, encrypted) = (TcpAccept::bind_public(anywhere())?, TcpAccept::bind_public(anywhere())?);
     let context = DemoContext { dir, page: plain.at(), tls_page: encrypted.at() };
     drain.spawn(info_span!("page"), serve(plain, None, drain.clone()));
     let acceptor = TlsAcceptor::from(tls.load());

@@ -34,7 +34,6 @@ use crate::startup::{NotPrepared, Startup};
 use tunnel_base::drain::Drain;
 use tunnel_base::metrics::Metrics;
 use tunnel_base::names::{Host, Instance, NodeName, Target};
-use tunnel_base::policy::targets::OwnListeners;
 use tunnel_link::grpc::dial::LinkDialError;
 use tunnel_link::grpc::{LinkContext, PLAIN_IDLE_TIMEOUT};
 use tunnel_link::table::{SessionLimits, SessionTable};
@@ -552,7 +551,6 @@ async fn look_edge(
         place: DialerRole::Node(client.node.clone()),
         own: LocalAddresses::of_interfaces(settings.own.clone()),
         targets: Arc::new(ArcSwap::from_pointee(settings.allow.targets.clone())),
-        listening: OwnListeners::default(),
         resolver,
     };
     for target in &asked.target {

@@ -31,7 +31,6 @@ use crate::listener::denial::{
 use crate::listener::{BoundListener, ListenerConfig, ListenerKind, ListenerSetup, ListenerTables};
 use crate::startup::NotPrepared;
 use tunnel_base::names::{NameError, Target};
-use tunnel_net::listen::TcpAccept;
 use tunnel_net::socket::{Connection, Hooked, ReadHook};
 use tunnel_proto::frame::Category;
 
@@ -98,7 +97,7 @@ impl ListenerConfig for ConnectConfig {
     fn bind(&self, setup: &mut ListenerSetup<'_>) -> Result<Vec<BoundListener>, NotPrepared> {
         let access = setup.policies.prepare("server.connect", &self.access, setup.startup);
         let (key, by_default) = ("server.connect.listen", self.is_default);
-        let listener = setup.startup.bind_optional_by(key, self.listen, by_default, TcpAccept::bind);
+        let listener = setup.startup.bind_optional(key, self.listen, by_default);
         let (access, listener) = (access?, listener?);
         let port =
             |listener| BoundListener::tcp(KIND.name, listener, access.clone(), |_| Connect(Category::Ssh));

@@ -68,7 +68,7 @@ async fn an_edges_admin_port_is_no_target_but_its_metrics_port_may_be() {
     let edge = edge_with(&place, &server, "node1", "metrics_listen = \"127.0.0.1:0\"").await;
     let refused = server.ask(&at("node1", edge.bound.log.unwrap())).await;
     assert_eq!(refused.status, 403, "{refused:?}");
-    assert!(refused.phrase.ends_with("use its metrics_listen instead"), "{refused:?}");
+    assert!(refused.phrase.ends_with("for metrics use its metrics_listen"), "{refused:?}");
     for (path, status) in [("/metrics", 200), ("/edge/healthz", 404), ("/debug/flags/v", 404)] {
         let mut metrics = server.open(&at("node1", edge.bound.metrics.unwrap())).await;
         let request = format!("GET {path} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n");

@@ -1,5 +1,5 @@
 //! Strangers that must be refused: expired and foreign certificates, guessed tokens, pages of strangers at the admin
-//! port, clients that look for admin ports behind an edge, and impostors at the admin socket.
+//! port, clients that look for ports of tunnel processes behind an edge, and impostors at the admin socket.
 
 use std::net::SocketAddr;
 use std::path::PathBuf;
@@ -31,7 +31,7 @@ use tunnel_net::tls::certificate::EDGE;
 use tunnel_net::tls::{Identity, server_name};
 use tunnel_proto::hello::Hello;
 
-use crate::support::clients::{ask, get};
+use crate::support::clients::{ask, get, is_reset};
 use crate::support::programs::{NAME, TOKEN, TestDir, TestServer, at, edge, edge_with};
 use crate::support::{assert_eventually, beside, remote, wait_until};
 
@@ -241,19 +241,20 @@ async fn a_page_that_uses_dns_rebinding_reads_and_changes_nothing() {
 }
 
 #[tokio::test]
-async fn no_edge_dials_an_admin_port_of_another_process_on_its_machine() {
+async fn no_edge_dials_a_port_of_another_process_on_its_machine() {
     let place = TestDir::new();
     let server = "channelz_listen = \"127.0.0.1:0\"\n[server.connect]";
-    let server = TestServer::from_text(&place.cloud("").replace("[server.connect]", server));
-    let more = "channelz_listen = \"127.0.0.1:0\"";
+    let more = "[server.http_proxy]\nlisten = \"0.0.0.0:0\"\n[server.socks5]\nlisten = \"127.0.0.1:0\"\n\
+                [server.tcp.\"[::]:0\"]\ntarget = \"node1/127.0.0.1:1\"\n";
+    let server = TestServer::from_text(&(place.cloud("").replace("[server.connect]", server) + more));
+    let more = "channelz_listen = \"127.0.0.1:0\"\n[edge.http_proxy]\nlisten = \"127.0.0.1:0\"\n";
     let neighbour = edge_with(&place, &server, "neighbour", more).await;
     let _edge = edge(&place, &server, "node1").await;
-    for port in [
-        server.server.bound.log,
-        server.server.bound.channelz.unwrap(),
-        neighbour.bound.log.unwrap(),
-        neighbour.bound.channelz.unwrap(),
-    ] {
+    let (of_server, of_edge) = (&server.server.bound, &neighbour.bound);
+    let clients = of_server.clients.iter().map(|(_, at)| *at);
+    let own = [Some(of_server.grpc), Some(of_server.log), of_server.channelz];
+    let own = own.into_iter().chain([of_edge.log, of_edge.channelz, of_edge.proxy]).map(Option::unwrap);
+    for port in own.chain(clients).map(|at| SocketAddr::from(([127, 0, 0, 1], at.port()))) {
         let answer = server.ask(&at("node1", port)).await;
         assert_eq!(answer.status, 403, "{port}: {answer:?}");
         assert!(answer.phrase.contains("a tunnel process's own port"), "{answer:?}");
@@ -268,6 +269,21 @@ async fn no_edge_dials_an_admin_port_of_another_process_on_its_machine() {
     let listener = tokio::net::TcpListener::bind(port).await.unwrap();
     server.open(&at("node1", port)).await;
     drop(listener);
+}
+
+/// The edge and the server would pass the connection to each other endlessly.
+#[tokio::test]
+async fn a_port_that_stands_for_itself_at_a_node_of_its_machine_is_refused() {
+    let place = TestDir::new();
+    let free = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let at = free.local_addr().unwrap();
+    let tcp = format!("[server.tcp.\"0.0.0.0:{0}\"]\ntarget = \"node1/127.0.0.1:{0}\"\n", at.port());
+    drop(free);
+    let server = TestServer::from_text(&(place.cloud("") + &tcp));
+    let _edge = edge(&place, &server, "node1").await;
+    let mut client = TcpStream::connect(at).await.unwrap();
+    is_reset(&mut client).await;
+    assert_eq!(server.server.metrics.sessions.closed("tcp", "own_port"), 1);
 }
 
 /// Validity of a certificate that must expire within a test: long enough for six handshakes on a busy machine.

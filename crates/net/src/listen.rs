@@ -34,7 +34,7 @@ pub trait Accept: Send + Sync {
 pub struct TcpAccept {
     socket: TcpListener,
     at: SocketAddr,
-    /// Announces the port to edges on this machine, so that they do not dial it.
+    /// Announces the port to the tunnel processes on this machine, so that none dials it for a client.
     announced: Option<Announcement>,
 }
 
@@ -50,25 +50,26 @@ pub struct BindError {
 }
 
 impl TcpAccept {
-    /// Listens on an address; port 0 selects a free one. `[::]` includes IPv4.
+    /// Listens on an address; port 0 selects a free one. `[::]` includes IPv4. No tunnel process on this machine dials
+    /// the port for its clients.
     ///
     /// Accepted sockets inherit the listener's options (Linux copies them), so no connection needs system calls for
     /// them.
     pub fn bind(at: SocketAddr) -> Result<Self, BindError> {
-        Self::bind_announced(at, |_| None)
-    }
-
-    /// Like [`Self::bind`], but for an operator's port, which no edge on this machine dials for its clients.
-    pub fn bind_private(at: SocketAddr) -> Result<Self, BindError> {
         let warn = |at: SocketAddr, cause: &io::Error| {
             warn!(
                 local_addr = %at,
                 error = %cause,
-                hint = "clients of edges on this machine may reach this port",
-                "cannot announce operator port to local edges"
+                hint = "clients of edges on this machine may reach this port with the rights of this machine",
+                "cannot announce port to local edges"
             );
         };
         Self::bind_announced(at, |at| Announcement::new(at).inspect_err(|cause| warn(at, cause)).ok())
+    }
+
+    /// Like [`Self::bind`], but for a port that may be a target: it gives a client of this machine no more than others.
+    pub fn bind_public(at: SocketAddr) -> Result<Self, BindError> {
+        Self::bind_announced(at, |_| None)
     }
 
     fn bind_announced(
@@ -407,8 +408,9 @@ fn identity(path: &Path) -> io::Result<(u64, u64)> {
 /// Timeout for the lock. Starting to listen takes much less.
 const LOCK_TIMEOUT: Duration = Duration::from_secs(2);
 
-// Operators' ports are announced to edges on this machine, which refuse them as targets: connections of an edge come
-// from loopback, which such a port trusts.
+// All ports but those for metrics are announced to the tunnel processes on this machine, which refuse them as targets.
+// Otherwise a client of an edge would reach a server's port from this machine's addresses, without its own name and
+// rules, and an edge and a server could pass a connection to each other endlessly.
 //
 // An announcement is an abstract Unix socket named after the port's address. Such names belong to a network namespace,
 // like loopback. So they work across users and containers, need no privileges or directory, and end with their process.
@@ -423,11 +425,11 @@ impl Announcement {
     pub(crate) fn new(at: SocketAddr) -> io::Result<Self> {
         let socket = socket()?;
         socket.bind(&name(at)?)?;
-        socket.listen(WAITING)?;
+        socket.listen(i32::try_from(BACKLOG).unwrap_or(i32::MAX))?;
         Ok(Self(UnixListener::from_std(socket.into())?))
     }
 
-    /// Accepts the connections of edges, which only check which user listens. Cancel safe.
+    /// Accepts the connections of processes that only check which user listens. Cancel safe.
     pub(crate) async fn answer(&self) -> Infallible {
         loop {
             accept_next("an announcement", || self.0.accept()).await;
@@ -435,17 +437,19 @@ impl Announcement {
     }
 }
 
-/// Returns true if a process of this program serves operators at that address.
+/// Returns true if this connection leads to an announced port of a process of this program. `own` are this machine's
+/// addresses.
 ///
-/// The address must be loopback or one of this machine's `own`. Any user can take the name of an announcement, so it is
-/// only trusted from the user who also listens on the port.
-pub fn is_private(at: SocketAddr, own: &[IpAddr]) -> bool {
+/// Any user can take the name of an announcement, so it is only trusted from the user who also listens on the port.
+pub fn is_announced(socket: &TcpStream, own: &[IpAddr]) -> bool {
+    let (Ok(at), Ok(from)) = (socket.peer_addr(), socket.local_addr()) else { return false };
     let ip = at.ip().to_canonical();
-    let is_here = ip.is_loopback() || own.iter().any(|own| own.to_canonical() == ip);
-    is_here && is_announced(SocketAddr::new(ip, at.port()))
+    // A connection to an address of this machine comes from that address, even if it was added a moment ago.
+    let is_here = ip.is_loopback() || from.ip() == at.ip() || own.iter().any(|own| own.to_canonical() == ip);
+    is_here && is_announced_here(SocketAddr::new(ip, at.port()))
 }
 
-fn is_announced(at: SocketAddr) -> bool {
+fn is_announced_here(at: SocketAddr) -> bool {
     // An IPv6 socket may also accept IPv4 connections, and then has the mapped address.
     let of_ipv4: &[IpAddr] = match at.ip() {
         IpAddr::V4(ip) => &[Ipv4Addr::UNSPECIFIED.into(), ip.to_ipv6_mapped().into()],
@@ -454,16 +458,24 @@ fn is_announced(at: SocketAddr) -> bool {
     let mut listening = [at.ip(), Ipv6Addr::UNSPECIFIED.into()].into_iter().chain(of_ipv4.iter().copied());
     listening.any(|ip| {
         let at = SocketAddr::new(ip, at.port());
-        // If the kernel's list cannot be read, every announcement is trusted.
-        announcer(at).is_some_and(|user| !listener(at).is_ok_and(|listener| listener != Some(user)))
+        match announcer(at) {
+            Ok(None) => false,
+            // If the kernel's list cannot be read, every announcement is trusted.
+            Ok(Some(user)) => !listener(at).is_ok_and(|listener| listener != Some(user)),
+            // The queue of the announcement is full: many clients request the port at the same time.
+            Err(_) => true,
+        }
     })
 }
 
-/// Returns the user who announced a port.
-fn announcer(at: SocketAddr) -> Option<u32> {
-    let socket = socket().ok()?;
-    socket.connect(&name(at).ok()?).ok()?;
-    rustix::net::sockopt::socket_peercred(&socket).ok().map(|user| user.uid.as_raw())
+/// Returns the user who announced a port, or `None` if no process did. Fails if the announcement does not respond.
+fn announcer(at: SocketAddr) -> io::Result<Option<u32>> {
+    let socket = socket()?;
+    match socket.connect(&name(at)?) {
+        Ok(()) => Ok(Some(rustix::net::sockopt::socket_peercred(&socket)?.uid.as_raw())),
+        Err(cause) if cause.kind() == io::ErrorKind::ConnectionRefused => Ok(None),
+        Err(cause) => Err(cause),
+    }
 }
 
 /// Returns the user who listens on a port, from the kernel's list.
@@ -504,8 +516,6 @@ fn name(at: SocketAddr) -> io::Result<SockAddr> {
     SockAddr::unix(format!("\0tunnel/private/{}", SocketAddr::new(at.ip(), at.port())))
 }
 
-/// Maximum number of edges that may check at once.
-const WAITING: i32 = 128;
 /// The state of a listening socket in the kernel's list.
 const LISTENS: &str = "0A";
 
@@ -671,7 +681,7 @@ mod unix_tests {
 }
 
 #[cfg(test)]
-mod private_tests {
+mod announced_tests {
     use tokio::net::TcpListener;
 
     use crate::listen::TcpAccept;
@@ -679,7 +689,7 @@ mod private_tests {
     use super::*;
 
     #[tokio::test]
-    async fn a_port_of_operators_is_known_by_each_address_that_leads_to_it() {
+    async fn an_announced_port_is_known_by_each_address_that_leads_to_it() {
         for (at, known, unknown) in [
             ("127.0.0.1:0", &["127.0.0.1"][..], &["127.0.0.2", "192.0.2.7", "::1"][..]),
             ("0.0.0.0:0", &["127.0.0.1", "127.9.9.9", "192.0.2.7"], &["::1"]),
@@ -687,37 +697,57 @@ mod private_tests {
             ("[::1]:0", &["::1"], &["127.0.0.1"]),
             ("[::ffff:127.0.0.1]:0", &["127.0.0.1"], &["::1"]),
         ] {
-            let listener = TcpAccept::bind_private(at.parse().unwrap()).unwrap();
-            let (port, own) =
-                (listener.at().port(), ["192.0.2.7", "2001:db8::7"].map(|ip| ip.parse().unwrap()));
-            let leads = |ip: &str| is_private(SocketAddr::new(ip.parse().unwrap(), port), &own);
+            let listener = TcpAccept::bind(at.parse().unwrap()).unwrap();
+            let port = listener.at().port();
+            let leads = |ip: &str| is_announced_here(SocketAddr::new(ip.parse().unwrap(), port));
             assert!(known.iter().all(|ip| leads(ip)) && !unknown.iter().any(|ip| leads(ip)), "{at}");
-            assert!(!leads("192.0.2.8"), "{at}: the address of another machine");
             drop(listener);
             assert!(!leads(known[0]), "{at}: the announcement ends with its port");
         }
     }
 
     #[tokio::test]
+    async fn only_a_connection_to_this_machine_leads_to_its_ports() {
+        let announced = TcpAccept::bind("127.0.0.1:0".parse().unwrap()).unwrap();
+        let public = TcpAccept::bind_public("127.0.0.1:0".parse().unwrap()).unwrap();
+        let connect = async |at: SocketAddr| TcpStream::connect(at).await.unwrap();
+        assert!(is_announced(&connect(announced.at()).await, &[]));
+        assert!(!is_announced(&connect(public.at()).await, &[]));
+    }
+
+    #[tokio::test]
     async fn other_ports_are_not_private_whatever_others_announce() {
         let free = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let at = free.local_addr().unwrap();
-        assert!(!is_private(at, &[]));
+        assert!(!is_announced_here(at));
         assert_eq!(listener(at).unwrap(), Some(rustix::process::getuid().as_raw()));
         // No process listens there, so no announcement is trusted.
         let everywhere = SocketAddr::new(Ipv4Addr::UNSPECIFIED.into(), at.port());
         let _announced = Announcement::new(everywhere).unwrap();
-        assert_eq!(announcer(everywhere), Some(rustix::process::getuid().as_raw()));
+        assert_eq!(announcer(everywhere).unwrap(), Some(rustix::process::getuid().as_raw()));
         assert_eq!(listener(everywhere).unwrap(), None);
-        assert!(!is_private(at, &[]));
+        assert!(!is_announced_here(at));
+    }
+
+    /// Otherwise a crowd of clients would pass while the process is busy.
+    #[tokio::test]
+    async fn an_announcement_that_does_not_respond_counts() {
+        let free = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let at = free.local_addr().unwrap();
+        let busy = socket().unwrap();
+        busy.bind(&name(at).unwrap()).unwrap();
+        busy.listen(0).unwrap();
+        let waits = socket().unwrap();
+        waits.connect(&name(at).unwrap()).unwrap();
+        assert!(announcer(at).is_err() && is_announced_here(at));
     }
 
     #[tokio::test]
     async fn one_that_is_announced_goes_on_accepting_and_can_be_looked_for_without_end() {
-        let port = TcpAccept::bind_private("127.0.0.1:0".parse().unwrap()).unwrap();
+        let port = TcpAccept::bind("127.0.0.1:0".parse().unwrap()).unwrap();
         let looks = async {
-            for _ in 0..4 * WAITING {
-                assert!(is_private(port.at(), &[]));
+            for _ in 0..2 * BACKLOG {
+                assert_eq!(announcer(port.at()).unwrap(), Some(rustix::process::getuid().as_raw()));
                 tokio::task::yield_now().await;
             }
             let _client = tokio::net::TcpStream::connect(port.at()).await.unwrap();

@@ -17,7 +17,6 @@ use crate::listener::requests::RequestRouter;
 use crate::route::{RouteError, SessionRequest, Uplinks};
 use crate::session_io::tests::{linked, take};
 use tunnel_base::names::{NameError, NodeName, Target};
-use tunnel_base::policy::targets::OwnListeners;
 use tunnel_base::policy::zone::Zone;
 use tunnel_base::policy::{Rule, network};
 use tunnel_link::sender::LinkSender;
@@ -335,7 +334,6 @@ fn knowing(policy: AccessPolicy, direct: &[&str]) -> Arc<ListenerContext> {
         place: DialerRole::ForClients,
         own: LocalAddresses::new(Addresses::default),
         targets: Arc::new(ArcSwap::from_pointee(direct.iter().map(|t| t.parse().unwrap()).collect())),
-        listening: OwnListeners::default(),
         resolver: Resolver::of_servers(&["127.0.0.1:1".parse().unwrap()]).unwrap(),
     };
     let mut context = Arc::unwrap_or_clone(unlinked(policy));

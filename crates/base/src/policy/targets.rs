@@ -31,30 +31,6 @@ enum AllowedNet {
     Net(IpNet),
 }
 
-/// Addresses on which this process listens. They are never targets, even if a list contains them: such connections
-/// would appear to come from this machine.
-#[derive(Debug, Clone, PartialEq, Eq, Default)]
-pub struct OwnListeners(Vec<SocketAddr>);
-
-impl OwnListeners {
-    /// Returns true if dialling this address would reach this process. `own` are the current addresses of this machine.
-    pub fn holds(&self, at: SocketAddr, own: &[IpAddr]) -> bool {
-        let ip = plain(at.ip());
-        let here = |at: IpAddr| at.is_loopback() || own.iter().any(|o| plain(*o) == at);
-        self.0.iter().filter(|listener| listener.port() == at.port()).any(|listener| {
-            let listener = plain(listener.ip());
-            // Dialling the unspecified address reaches loopback.
-            listener == ip || ip.is_unspecified() || listener.is_unspecified() && here(ip)
-        })
-    }
-}
-
-impl FromIterator<SocketAddr> for OwnListeners {
-    fn from_iter<I: IntoIterator<Item = SocketAddr>>(listeners: I) -> Self {
-        Self(listeners.into_iter().collect())
-    }
-}
-
 impl Targets {
     /// Returns a list of all addresses with any port.
     pub fn everything() -> Self {
@@ -301,25 +277,6 @@ mod tests {
             assert!(!allows(&targets, at, &own), "{at}");
         }
         assert!(!allows(&[].into_iter().collect(), "127.0.0.1:22", &own), "an empty list forbids all");
-    }
-
-    #[test]
-    fn what_reaches_this_process_is_told_in_every_dress() {
-        let own = ["192.0.2.7".parse().unwrap(), "2001:db8::7".parse().unwrap()];
-        let listening = |at: &str| OwnListeners::from_iter([at.parse().unwrap()]);
-        let holds = |listener: &str, at: &str| listening(listener).holds(at.parse().unwrap(), &own);
-        for at in ["127.0.0.1:7", "[::ffff:127.0.0.1]:7", "[::127.0.0.1]:7", "0.0.0.0:7", "[::]:7"] {
-            assert!(holds("127.0.0.1:7", at), "{at}");
-        }
-        for listener in ["0.0.0.0:7", "[::]:7"] {
-            for at in ["127.9.9.9:7", "[::1]:7", "192.0.2.7:7", "[::ffff:192.0.2.7]:7", "[2001:db8::7]:7"] {
-                assert!(holds(listener, at), "{listener} {at}");
-            }
-            for at in ["192.0.2.8:7", "192.0.2.7:8", "127.0.0.1:8"] {
-                assert!(!holds(listener, at), "{listener} {at}");
-            }
-        }
-        assert!(!holds("127.0.0.1:7", "192.0.2.7:7") && !holds("192.0.2.7:7", "127.0.0.1:7"));
     }
 
     #[test]
