@@ -37,7 +37,17 @@ fn open(target: SocketAddr, opener: Option<Opener>) -> SessionFrame {
 }
 
 fn resume(epoch: u64, instance: Option<Instance>, opener: Option<Opener>) -> SessionFrame {
-    SessionFrame::Resume { received: 0, limit: 1000, epoch, instance, opener }
+    resume_to(None, epoch, instance, opener)
+}
+
+fn resume_to(
+    target: Option<SocketAddr>,
+    epoch: u64,
+    instance: Option<Instance>,
+    opener: Option<Opener>,
+) -> SessionFrame {
+    let target = target.map(Into::into);
+    SessionFrame::Resume { received: 0, limit: 1000, epoch, instance, opener, target }
 }
 
 fn server(number: u128) -> Option<Opener> {
@@ -94,7 +104,14 @@ async fn a_session_of_two_edges_cannot_be_taken_over_by_a_third() {
     for (server, epoch) in [(&servers[2], 2), (&servers[1], 3)] {
         opener = link(&place, server, "opener", 1).await;
         let received = u64::try_from("before".len() + 3 * "undisturbed".len()).unwrap();
-        let resume = SessionFrame::Resume { received, limit: 1000, epoch, instance: acceptor, opener: None };
+        let resume = SessionFrame::Resume {
+            received,
+            limit: 1000,
+            epoch,
+            instance: acceptor,
+            opener: None,
+            target: Some(echo.into()),
+        };
         say_to(&opener, "acceptor", id, resume).await;
         is_resumed(&mut opener, epoch).await;
     }
@@ -139,11 +156,12 @@ async fn a_session_to_the_cloud_cannot_be_taken_over_by_another_edge() {
     assert_eq!(holder, Some(servers[0].server.table.instance()));
     for (n, server) in servers.iter().enumerate() {
         let mut stranger = link(&place, server, &format!("stranger{n}"), 9).await;
-        stranger.say(id, resume(50, holder, None)).await;
+        stranger.say(id, resume_to(Some(echo), 50, holder, None)).await;
         is_unknown(&mut stranger, 50).await;
     }
     let mut stranger = link(&place, &servers[0], "stranger", 9).await;
-    for another in [resume(51, Some(Instance::from_bits(9)), None), open(echo, None)] {
+    let nowhere = Some(Instance::from_bits(9));
+    for another in [resume_to(Some(echo), 51, nowhere, None), open(echo, None)] {
         stranger.say(id, another.clone()).await;
         is_unknown(&mut stranger, another.epoch().unwrap()).await;
     }

@@ -316,6 +316,10 @@ fn own(place: &TestDir) -> Option<Identity> {
     Some(Identity { cert: place.files.cert.clone(), key: place.files.key.clone() })
 }
 
+fn resume(instance: Option<Instance>) -> SessionFrame {
+    SessionFrame::Resume { received: 0, limit: 1000, epoch: 2, instance, opener: None, target: None }
+}
+
 #[tokio::test]
 async fn a_session_from_a_peer_is_never_relayed_to_another_peer() {
     let place = TestDir::new();
@@ -341,7 +345,7 @@ async fn a_session_from_a_peer_is_never_relayed_to_another_peer() {
     let SessionFrame::Refused { epoch: 1, refusal } = word else { panic!("{word:?}") };
     assert_eq!(refusal.code, ErrorCode::NodeNotConnected);
     let instance = Some(Instance::from_bits(78));
-    link.say(id, SessionFrame::Resume { received: 0, limit: 1000, epoch: 2, instance, opener: None }).await;
+    link.say(id, resume(instance)).await;
     let (_, word) = link.word().await;
     let SessionFrame::Reset { epoch: 2, refusal } = word else { panic!("{word:?}") };
     assert_eq!(refusal.code, ErrorCode::NodeNotConnected);
@@ -357,11 +361,7 @@ async fn a_session_is_resumed_only_with_the_process_that_holds_it() {
         .await
         .unwrap();
     let instance = Some(Instance::from_bits(78));
-    link.say(
-        SessionId::random(),
-        SessionFrame::Resume { received: 0, limit: 1000, epoch: 2, instance, opener: None },
-    )
-    .await;
+    link.say(SessionId::random(), resume(instance)).await;
     let (_, word) = link.word().await;
     let SessionFrame::Reset { epoch: 2, refusal } = word else { panic!("{word:?}") };
     assert_eq!(refusal.code, ErrorCode::UnknownSession);

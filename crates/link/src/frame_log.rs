@@ -138,7 +138,14 @@ mod tests {
             SessionFrame::ResetAt { total: 1, refusal: refusal() },
             SessionFrame::Reset { epoch: 1, refusal: refusal() },
             SessionFrame::Credit { received: 1, limit: 1 },
-            SessionFrame::Resume { received: 1, limit: 1, epoch: 1, instance: None, opener: None },
+            SessionFrame::Resume {
+                received: 1,
+                limit: 1,
+                epoch: 1,
+                instance: None,
+                opener: None,
+                target: None,
+            },
             SessionFrame::Resumed { received: 1, limit: 1, epoch: 1 },
             SessionFrame::PathLost { epoch: 1 },
         ];

@@ -20,7 +20,7 @@ use crate::lock::Mutex;
 use crate::relay::queue::{QueueFull, RelayQueue};
 use crate::schedule::FrameSource as _;
 use crate::sender::LinkSender;
-use tunnel_base::names::SessionId;
+use tunnel_base::names::{SessionId, Target};
 use tunnel_proto::budget::{Budget, LinkReservation};
 use tunnel_proto::frame::{ErrorCode, Opener, Remote, SessionError, SessionFrame, SessionKey};
 use tunnel_proto::hello::Dialect;
@@ -78,6 +78,18 @@ impl RelayTable {
         &self.queued
     }
 
+    /// Returns the sessions that edges with a link here have opened.
+    pub(crate) fn of_edges(&self) -> Vec<RelayedSession> {
+        let bindings = self.bindings.lock();
+        let of_edge = |binding: &&Binding| matches!(binding.opener.link.peer, Remote::Edge(_));
+        let view = |binding: &Binding| RelayedSession {
+            key: binding.opener.queue.key().clone(),
+            from: binding.opener.link.clone(),
+            target: binding.target.clone(),
+        };
+        bindings.values().filter(of_edge).map(view).collect()
+    }
+
     /// Registers an Open or Resume: it gets the binding if its epoch is the newest and it comes from the session's
     /// opener.
     pub(crate) fn on_request(&self, attempt: &Attempt) -> BindOutcome {
@@ -91,8 +103,9 @@ impl RelayTable {
             return BindOutcome::Stale;
         }
         let by = attempt.opener.clone().or_else(|| known.and_then(|known| known.by.clone()));
+        let (epoch, target) = (attempt.epoch, attempt.target.clone());
         let seeker = Some(SearchGuard(attempt.changed.clone()));
-        let binding = Binding { epoch: attempt.epoch, by, opener: opener.clone(), acceptor: None, seeker };
+        let binding = Binding { epoch, by, target, opener: opener.clone(), acceptor: None, seeker };
         let bound = binding.bound();
         let before = bindings.insert(attempt.key.id, binding);
         drop(bindings);
@@ -284,6 +297,17 @@ impl RelayTable {
     }
 }
 
+/// A session that this process relays for an edge.
+#[derive(Debug, Clone)]
+pub struct RelayedSession {
+    /// Its id, category and node.
+    pub key: SessionKey,
+    /// The link of the edge that has opened it.
+    pub from: Arc<LinkSender>,
+    /// The target, if its last request named one.
+    pub target: Option<Target>,
+}
+
 // An Open or Resume to be relayed, and the search for its path.
 
 /// One Open or Resume to be relayed, with the link it came from. Its epoch tells answers to older ones apart.
@@ -294,6 +318,8 @@ pub(crate) struct Attempt {
     pub(crate) from: Arc<LinkSender>,
     /// The opener of the session, if it is known.
     pub(crate) opener: Option<Opener>,
+    /// The target, if the request names it.
+    pub(crate) target: Option<Target>,
     /// Notified whenever its binding has changed, for the search for its path.
     pub(crate) changed: Arc<Notify>,
 }
@@ -325,8 +351,11 @@ pub(crate) enum AttemptState {
 pub(crate) struct SearchGuard(pub(crate) Arc<Notify>);
 
 impl Attempt {
-    pub(crate) fn new(from: &Arc<LinkSender>, key: SessionKey, epoch: u64, opener: Option<Opener>) -> Self {
-        Self { key, epoch, from: from.clone(), opener, changed: Arc::default() }
+    /// Creates an attempt for an Open or Resume.
+    pub(crate) fn new(from: &Arc<LinkSender>, key: SessionKey, frame: &mut SessionFrame) -> Self {
+        let opener = frame.opener().and_then(|opener| opener.clone());
+        let (epoch, target) = (frame.epoch().unwrap_or(0), frame.target().cloned());
+        Self { key, epoch, from: from.clone(), opener, target, changed: Arc::default() }
     }
 }
 
@@ -354,6 +383,8 @@ pub(crate) struct Binding {
     pub(crate) epoch: u64,
     /// The opener of the session, once it is known.
     pub(crate) by: Option<Opener>,
+    /// The target, if the newest request names it.
+    pub(crate) target: Option<Target>,
     pub(crate) opener: RelayLeg,
     /// `None` while a path to the acceptor is searched.
     pub(crate) acceptor: Option<RelayLeg>,

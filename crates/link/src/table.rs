@@ -18,7 +18,7 @@ use tokio::sync::Notify;
 use tokio::time::Instant;
 
 use crate::lock::{Mutex, MutexGuard};
-use crate::relay::{Attempt, AttemptState, BindOutcome, RelayTable};
+use crate::relay::{Attempt, AttemptState, BindOutcome, RelayTable, RelayedSession};
 use crate::sender::signals::{UNKNOWN, unknown};
 use crate::sender::{DetachedSessions, LinkSender};
 use crate::table::closed::{Clients, Tombstones, source};
@@ -174,7 +174,7 @@ impl SessionTable {
         let (send, recv) = halves.ok_or(TableFull)?;
         let end = SessionState::opener(target, client, send, recv);
         let key = SessionKey { id: SessionId::random(), category, node };
-        let shared = SessionCore::new(key, self, end, None, Some(listener));
+        let shared = SessionCore::new(key, self, end, None, Some(listener), None);
         // Its id is new.
         let _ = self.insert(&shared);
         Ok(PendingOpen::new(shared))
@@ -259,7 +259,9 @@ impl SessionTable {
             said.clone()
         });
         let mut known = self.session(key.id);
-        if known.as_ref().is_some_and(|shared| !shared.is_of(opener.as_ref())) {
+        let may_join =
+            |shared: &Arc<SessionCore>| shared.is_of(opener.as_ref()) && shared.is_to(frame.target());
+        if known.as_ref().is_some_and(|shared| !may_join(shared)) {
             self.reject_opener(sender, &key, &frame);
             return None;
         }
@@ -299,20 +301,16 @@ impl SessionTable {
         // A server's requests to an edge are meant for that edge; a link to it carries nothing else.
         let elsewhere = !matches!(sender.peer, Remote::Server(_));
         match &mut frame {
-            SessionFrame::Open { epoch, client, opener, .. } if elsewhere => {
+            SessionFrame::Open { client, .. } if elsewhere => {
                 // An edge must never get the rights of another listener, nor another edge's name.
                 if let Some(edge) = edge {
                     (key.category, *client) = (Category::HttpProxy, format!("node {edge}"));
                 }
-                let attempt = Attempt::new(sender, key, *epoch, opener.clone());
-                self.on_request(attempt, frame)
+                self.on_request(Attempt::new(sender, key, &mut frame), frame)
             }
             // Only an edge that gives up a pending open does not know the process.
-            SessionFrame::Resume { epoch, instance, opener, .. }
-                if elsewhere && *instance != Some(self.instance) =>
-            {
-                let attempt = Attempt::new(sender, key, *epoch, opener.clone());
-                self.on_request(attempt, frame)
+            SessionFrame::Resume { instance, .. } if elsewhere && *instance != Some(self.instance) => {
+                self.on_request(Attempt::new(sender, key, &mut frame), frame)
             }
             SessionFrame::Open { .. } => self.on_open(sender, key, frame).map(Event::Incoming),
             SessionFrame::Resume { epoch, opener, .. } => {
@@ -353,7 +351,8 @@ impl SessionTable {
         None
     }
 
-    /// Rejects a remote that tries to resume another opener's session, with the same answer as for an unknown session.
+    /// Rejects a remote that tries to resume another opener's session, or as one to another target, with the same answer
+    /// as for an unknown session.
     fn reject_opener(&self, from: &LinkSender, session: &SessionKey, frame: &SessionFrame) {
         self.metrics.frames_dropped.count("wrong_opener");
         from.reply(session, refused(frame, SessionError::new(ErrorCode::UnknownSession, UNKNOWN)));
@@ -392,7 +391,7 @@ impl SessionTable {
             recv.lift_limit(self.room_unread(sender));
         }
         let end = SessionState::acceptor(sender.id, epoch, limit, send, recv);
-        let shared = SessionCore::new(key, self, end, Some(sender.clone()), None);
+        let shared = SessionCore::new(key, self, end, Some(sender.clone()), None, Some(target.clone()));
         if let Some(opener) = opener.clone() {
             shared.opened_by(opener);
         }
@@ -537,6 +536,16 @@ impl SessionTable {
         }
     }
 
+    /// Returns the sessions that are relayed for edges with a link here.
+    pub fn relayed_for_edges(&self) -> Vec<RelayedSession> {
+        self.relays.of_edges()
+    }
+
+    /// Resets a relayed session, and sends the reason to both ends.
+    pub fn reset_relayed(&self, id: SessionId, why: &SessionError) {
+        self.relays.reset(id, why);
+    }
+
     /// Resets every session that runs on that link or is relayed over it, and sends the reason to all their ends.
     pub fn reset_on(&self, sender: &LinkSender, why: &SessionError) {
         for session in self.on_link(sender) {
@@ -592,6 +601,11 @@ impl RelayRequest {
         Self { table, attempt, frame: Some(frame) }
     }
 
+    /// Returns the id of the session.
+    pub fn id(&self) -> SessionId {
+        self.attempt.key.id
+    }
+
     /// Returns the node.
     pub fn node(&self) -> &NodeName {
         &self.attempt.key.node
@@ -610,12 +624,14 @@ impl RelayRequest {
         }
     }
 
-    /// Returns the target to dial there, if this is an Open.
+    /// Returns true if this is a Resume.
+    pub fn resumes(&self) -> bool {
+        matches!(self.frame, Some(SessionFrame::Resume { .. }))
+    }
+
+    /// Returns the target to dial there, which a Resume repeats.
     pub fn target(&self) -> Option<&Target> {
-        match &self.frame {
-            Some(SessionFrame::Open { target, .. }) => Some(target),
-            _ => None,
-        }
+        self.attempt.target.as_ref()
     }
 
     /// Waits until its opener no longer waits for this attempt.

@@ -168,8 +168,15 @@ pub enum SessionFrame {
     Reset { epoch: u64, refusal: SessionError },
     /// Acknowledges bytes and raises the limit.
     Credit { received: u64, limit: u64 },
-    /// From the opener: the first frame on a new path.
-    Resume { received: u64, limit: u64, epoch: u64, instance: Option<Instance>, opener: Option<Opener> },
+    /// From the opener: the first frame on a new path. It repeats the target, because another server may authorize it.
+    Resume {
+        received: u64,
+        limit: u64,
+        epoch: u64,
+        instance: Option<Instance>,
+        opener: Option<Opener>,
+        target: Option<Target>,
+    },
     /// The acceptor's reply to Resume. Precedes data of that direction.
     Resumed { received: u64, limit: u64, epoch: u64 },
     /// The path beyond the sender is broken.
@@ -212,6 +219,15 @@ impl SessionFrame {
     pub fn opener(&mut self) -> Option<&mut Option<Opener>> {
         match self {
             Self::Open { opener, .. } | Self::Resume { opener, .. } => Some(opener),
+            _ => None,
+        }
+    }
+
+    /// Returns the target of an Open, or of a Resume that names one.
+    pub fn target(&self) -> Option<&Target> {
+        match self {
+            Self::Open { target, .. } => Some(target),
+            Self::Resume { target, .. } => target.as_ref(),
             _ => None,
         }
     }

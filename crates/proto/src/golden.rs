@@ -49,7 +49,15 @@ fn open(opener: Option<&str>) -> SessionFrame {
 
 fn resume(opener: Option<&str>) -> SessionFrame {
     let opener = opener.map(|text| text.parse().unwrap());
-    SessionFrame::Resume { received: 300, limit: 70_000, epoch: 2, instance: Some(instance()), opener }
+    let instance = Some(instance());
+    SessionFrame::Resume { received: 300, limit: 70_000, epoch: 2, instance, opener, target: None }
+}
+
+/// Returns a Resume that names its target.
+fn resume_to() -> SessionFrame {
+    let (opener, target) = ("node/Edge-2".parse().ok(), "[fd00::1]:22".parse().ok());
+    let instance = Some(instance());
+    SessionFrame::Resume { received: 300, limit: 70_000, epoch: 2, instance, opener, target }
 }
 
 const SERVER: &str = "server/0102030405060708090a0b0c0d0e0f10";
@@ -72,6 +80,7 @@ fn session_frames() -> Vec<(&'static str, SessionFrame)> {
         ("resume, version 1", resume(None)),
         ("resume, of an edge", resume(Some("node/Edge-2"))),
         ("resume, of a server", resume(Some(SERVER))),
+        ("resume, to a target", resume_to()),
         ("resumed", SessionFrame::Resumed { received: 300, limit: 70_000, epoch: 2 }),
         ("path-lost", SessionFrame::PathLost { epoch: 2 }),
     ]

@@ -279,9 +279,13 @@ impl SessionState {
             (PendingFrame::Opened, _) => {
                 SessionFrame::Opened { limit: self.recv.limit(), epoch, instance: None }
             }
-            (PendingFrame::Resume, _) => {
+            (PendingFrame::Resume, role) => {
                 let (received, limit) = self.recv.credit();
-                SessionFrame::Resume { received, limit, epoch, instance: self.instance, opener: None }
+                let target = match role {
+                    Role::Opener { target, .. } => Some(target.clone()),
+                    Role::Acceptor => None,
+                };
+                SessionFrame::Resume { received, limit, epoch, instance: self.instance, opener: None, target }
             }
             (PendingFrame::Resumed, _) => {
                 let (received, limit) = self.recv.credit();

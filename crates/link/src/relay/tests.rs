@@ -120,6 +120,7 @@ fn resume(epoch: u64) -> SessionFrame {
         epoch,
         instance: Some(Instance::from_bits(2)),
         opener: None,
+        target: None,
     }
 }
 

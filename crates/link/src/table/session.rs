@@ -32,6 +32,8 @@ pub(crate) struct SessionCore {
     listener: Option<&'static str>,
     /// At the acceptor: the opener, once it is known.
     opener: OnceLock<Opener>,
+    /// At the acceptor: the target of the Open.
+    target: Option<Target>,
     inner: Mutex<Inner>,
 }
 
@@ -87,6 +89,7 @@ impl SessionCore {
         state: SessionState,
         sender: Option<Arc<LinkSender>>,
         listener: Option<&'static str>,
+        target: Option<Target>,
     ) -> Arc<Self> {
         let logged = LoggedState::of(&state);
         logged.log_begin(&key);
@@ -96,6 +99,7 @@ impl SessionCore {
             started: Instant::now(),
             listener,
             opener: OnceLock::new(),
+            target,
             inner: Mutex::new(Inner {
                 state,
                 sender,
@@ -155,6 +159,12 @@ impl SessionCore {
     /// Returns true if that opener may resume the session, or if one of the two is unknown.
     pub(crate) fn is_of(&self, opener: Option<&Opener>) -> bool {
         Opener::is_compatible(self.opener.get(), opener)
+    }
+
+    /// Returns true if the session was opened to that target, or if one of the two is unknown. A server authorizes a
+    /// Resume by its target, so the opener must not name another one than in its Open.
+    pub(crate) fn is_to(&self, target: Option<&Target>) -> bool {
+        self.target.as_ref().is_none_or(|own| target.is_none_or(|target| own == target))
     }
 
     /// Returns the process of the remote end, once that is known.

@@ -52,6 +52,12 @@ impl Session {
         self.shared.lock().state.ended().cloned()
     }
 
+    /// Ends the session at once, with the reason. Bytes that were not delivered are dropped, in both directions.
+    pub fn reset(mut self, why: SessionError) {
+        self.left = true;
+        self.shared.reset(why);
+    }
+
     /// Ends the session like an aborted connection: delivers everything written, then the reason. Received bytes are
     /// dropped.
     pub fn break_off(mut self, why: SessionError) {
@@ -271,9 +277,8 @@ impl IncomingSession {
     }
 
     /// Sends Refused.
-    pub fn refuse(mut self, why: SessionError) {
-        self.session.left = true;
-        self.session.shared.reset(why);
+    pub fn refuse(self, why: SessionError) {
+        self.session.reset(why);
     }
 }
 

@@ -51,7 +51,9 @@ fn opener(phase: Phase) -> SessionState {
     }
     if phase == Phase::Resuming {
         let _ = end.ask(B);
-        assert!(matches!(end.next_frame(B, 0).0, Some(SessionFrame::Resume { epoch: 2, received: 0, .. })));
+        let resume = end.next_frame(B, 0).0.unwrap();
+        assert!(matches!(resume, SessionFrame::Resume { epoch: 2, received: 0, .. }), "{resume:?}");
+        assert_eq!(resume.target(), Some(&"node1:22".parse().unwrap()));
     }
     assert_eq!(end.phase(), phase);
     end
@@ -103,7 +105,7 @@ fn open(epoch: u64) -> SessionFrame {
 }
 
 fn resume(epoch: u64) -> SessionFrame {
-    SessionFrame::Resume { received: 0, limit: 700, epoch, instance: instance(), opener: None }
+    SessionFrame::Resume { received: 0, limit: 700, epoch, instance: instance(), opener: None, target: None }
 }
 
 fn reset(epoch: u64, code: ErrorCode) -> SessionFrame {
@@ -318,7 +320,14 @@ async fn acceptor_open() {
     let _ = end.on_frame(A, data(5), now());
     let _ = end.on_frame(
         B,
-        SessionFrame::Resume { received: 2, limit: 700, epoch: 2, instance: None, opener: None },
+        SessionFrame::Resume {
+            received: 2,
+            limit: 700,
+            epoch: 2,
+            instance: None,
+            opener: None,
+            target: None,
+        },
         now(),
     );
     assert!(matches!(end.next_frame(B, 99).0, Some(SessionFrame::Resumed { received: 5, epoch: 2, .. })));
@@ -378,7 +387,7 @@ async fn acceptor_that_has_said_and_heard_all() {
     let mut end = acceptor(Phase::LastAck);
     let _ = end.on_frame(
         B,
-        SessionFrame::Resume { received: 1, limit: 9, epoch: 2, instance: None, opener: None },
+        SessionFrame::Resume { received: 1, limit: 9, epoch: 2, instance: None, opener: None, target: None },
         now(),
     );
     assert!(matches!(end.next_frame(B, 9).0, Some(SessionFrame::Resumed { received: 1, epoch: 2, .. })));

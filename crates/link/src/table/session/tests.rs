@@ -39,7 +39,7 @@ fn opener(table: &Arc<SessionTable>) -> Arc<SessionCore> {
     let halves =
         (SendHalf::new(budget.reservation()), RecvHalf::new(WINDOWS, budget.try_reserve(1000).unwrap()));
     let end = SessionState::opener("node1:22".parse().unwrap(), "me".into(), halves.0, halves.1);
-    let session = SessionCore::new(key(SessionId::random()), table, end, None, Some("test"));
+    let session = SessionCore::new(key(SessionId::random()), table, end, None, Some("test"), None);
     table.insert(&session).unwrap();
     session
 }
