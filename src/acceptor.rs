@@ -16,6 +16,7 @@ use tokio_rustls::client::TlsStream;
 use tokio_rustls::rustls::ClientConfig;
 use tracing::{debug, info_span};
 
+use crate::session_io::grants::{Grant, Grants, UNTIL_CHANGED};
 use crate::session_io::{LocalPeer, OpenSession, run_session};
 use tunnel_base::access_log::AccessLogEntry;
 use tunnel_base::drain::Drain;
@@ -42,14 +43,20 @@ pub struct SessionAcceptor {
     /// `None` if this acceptor has no TLS for targets.
     tls: Option<TargetTls>,
     pool: Pool,
+    grants: Grants,
     metrics: Metrics,
     drain: Drain,
 }
 
 impl SessionAcceptor {
     /// Creates an acceptor that dials with `dialer`. `drain` waits for its sessions.
-    pub fn new(dialer: TargetDialer, pool: Pool, metrics: Metrics, drain: Drain) -> Self {
-        Self { dialer: Arc::new(dialer), tls: None, pool, metrics, drain }
+    pub fn new(dialer: TargetDialer, pool: Pool, grants: Grants, metrics: Metrics, drain: Drain) -> Self {
+        Self { dialer: Arc::new(dialer), tls: None, pool, grants, metrics, drain }
+    }
+
+    /// Returns the dialer of its targets.
+    pub fn dialer(&self) -> &TargetDialer {
+        &self.dialer
     }
 
     /// Uses TLS to the targets of HTTPS listeners.
@@ -77,9 +84,15 @@ impl SessionAcceptor {
             () = offer.withdrawn() => Err(SessionError::new(ErrorCode::Cancelled, "the opener gave up before the target answered")),
         };
         self.metrics.open_duration.observe(started.elapsed());
-        match dialled {
-            Ok(TargetConnection::Tcp(socket)) => self.carry(offer, access, socket).await,
-            Ok(TargetConnection::Tls(stream)) => self.carry(offer, access, *stream).await,
+        let granted = dialled.and_then(|(connection, right)| {
+            let judge = move || right.judge().map(|()| UNTIL_CHANGED).map_err(|why| why.reason);
+            let grant =
+                self.grants.add(judge).map_err(|why| SessionError::new(ErrorCode::NotAllowed, why))?;
+            Ok((connection, grant))
+        });
+        match granted {
+            Ok((TargetConnection::Tcp(socket), grant)) => self.carry(offer, access, grant, socket).await,
+            Ok((TargetConnection::Tls(stream), grant)) => self.carry(offer, access, grant, *stream).await,
             Err(refusal) => {
                 self.metrics.sessions.refused(LISTENER, refusal.code.name());
                 let from = address(offer.client());
@@ -89,14 +102,19 @@ impl SessionAcceptor {
         }
     }
 
-    async fn carry<C: Connection>(&self, offer: IncomingSession, access: AccessLogEntry, target: C) {
-        let alive = self.metrics.sessions.start(LISTENER);
-        let opened =
-            OpenSession { session: offer.accept().into(), buffered: Bytes::new(), access, alive, permit: () };
+    async fn carry<C: Connection>(
+        &self,
+        offer: IncomingSession,
+        access: AccessLogEntry,
+        grant: Grant,
+        target: C,
+    ) {
+        let (session, alive) = (offer.accept().into(), self.metrics.sessions.start(LISTENER));
+        let opened = OpenSession { session, buffered: Bytes::new(), access, grant, alive, permit: () };
         run_session(opened, LocalPeer::Target, Socket::new(target, self.pool.clone()), &self.metrics).await;
     }
 
-    async fn dial(&self, offer: &IncomingSession) -> Result<TargetConnection, SessionError> {
+    async fn dial(&self, offer: &IncomingSession) -> Result<(TargetConnection, DialRight), SessionError> {
         let (target, until) = (offer.target(), Instant::now() + offer.patience());
         let tls = match (&self.tls, offer.category()) {
             (_, category) if category != Category::Https => None,
@@ -106,11 +124,11 @@ impl SessionAcceptor {
                 return Err(SessionError::new(ErrorCode::NotAllowed, reason));
             }
         };
-        let socket = self.dialer.dial(target, offer.patience()).await?;
-        let Some(tls) = tls else { return Ok(TargetConnection::Tcp(socket)) };
+        let DialledTarget { socket, right } = self.dialer.dial(target, offer.patience()).await?;
+        let Some(tls) = tls else { return Ok((TargetConnection::Tcp(socket), right)) };
         let left = until.saturating_duration_since(Instant::now());
         let stream = tls.connect(socket, target, left, &self.pool).await?;
-        Ok(TargetConnection::Tls(Box::new(stream)))
+        Ok((TargetConnection::Tls(Box::new(stream)), right))
     }
 }
 
@@ -208,7 +226,7 @@ pub struct TargetDialer {
     /// The machine's own addresses. For a target with the node's name, the addresses that other machines use are tried after
     /// loopback.
     pub own: LocalAddresses,
-    /// The allowed targets. Replaced when the config changes; this affects only later sessions.
+    /// The allowed targets. Replaced when the config changes.
     pub targets: Arc<ArcSwap<Targets>>,
     /// The resolver of names.
     pub resolver: Resolver,
@@ -234,14 +252,120 @@ pub struct TargetDialError {
     pub off_limits: bool,
 }
 
+/// A connection to a target.
+#[derive(Debug)]
+pub struct DialledTarget {
+    /// The connection.
+    pub socket: TcpStream,
+    /// The right to it.
+    pub right: DialRight,
+}
+
+/// The right to a dialled target, which ends when the allowed targets change.
+#[derive(Debug, Clone)]
+pub struct DialRight {
+    place: DialerRole,
+    targets: Arc<ArcSwap<Targets>>,
+    target: Target,
+    at: SocketAddr,
+    /// Whether the address was one of this machine's own. Its networks may change, and that takes no right away.
+    is_own: bool,
+}
+
+impl DialRight {
+    /// Returns the port of the target.
+    pub fn port(&self) -> u16 {
+        self.at.port()
+    }
+
+    /// Returns an error if the target may no longer be dialled at its address.
+    ///
+    /// # Errors
+    ///
+    /// Returns the same as a dial.
+    pub fn judge(&self) -> Result<(), SessionError> {
+        let own = [self.at.ip()];
+        let own = if self.is_own { &own[..] } else { &[] };
+        if self.place.may_dial(self.at, &self.targets.load(), own) {
+            return Ok(());
+        }
+        Err(self.place.forbidden(&self.target, Some(self.at.ip())))
+    }
+}
+
+impl DialerRole {
+    /// Returns true if this address may be dialled, whatever name leads to it.
+    fn may_dial(&self, at: SocketAddr, targets: &Targets, own: &[IpAddr]) -> bool {
+        let barred = match self {
+            // At a node the unspecified address is loopback, from which access rules may exclude the client.
+            Self::Node(_) => at.ip().is_unspecified(),
+            Self::ForEdges => is_off_limits(at.ip()) && !targets.name_off_limits(at),
+            Self::ForClients => is_off_limits(at.ip()),
+        };
+        !barred && targets.allows(at, own)
+    }
+
+    /// Returns the error of a forbidden target. `found` is the address that the target resolves to, if it is a name.
+    fn forbidden(&self, target: &Target, found: Option<IpAddr>) -> SessionError {
+        let found = found.filter(|ip| target.host != Host::Ip(*ip));
+        let why = match (self, found) {
+            (Self::Node(_), Some(ip)) => format!("{target} is {ip}, which this edge may not dial"),
+            (Self::Node(_), None) => format!("this edge may not dial {target}"),
+            // Neither edges nor clients learn the addresses of names inside the cloud.
+            (Self::ForEdges, found) => {
+                debug!(%target, found = found.map(display), "target not in server.edge_access.targets");
+                format!(
+                    "edges may not have the server dial {target}: it is not in server.edge_access.targets"
+                )
+            }
+            (Self::ForClients, found) => {
+                debug!(%target, found = found.map(display), "target not in server.direct.targets, or off limits");
+                format!("the server does not dial {target} for clients")
+            }
+        };
+        SessionError::new(ErrorCode::NotAllowed, why)
+    }
+}
+
 impl TargetDialer {
     /// Connects to a target if it is allowed and responds within `patience`. Cancel safe.
     ///
     /// # Errors
     ///
     /// The target is not allowed or cannot be reached. The error is for the client.
-    pub async fn dial(&self, target: &Target, patience: Duration) -> Result<TcpStream, TargetDialError> {
+    pub async fn dial(&self, target: &Target, patience: Duration) -> Result<DialledTarget, TargetDialError> {
         let deadline = Instant::now() + patience;
+        let (here, found) = self.locate(target, deadline).await?;
+        let dialled = dial(&found, deadline.saturating_duration_since(Instant::now())).await;
+        let socket = dialled.map_err(|why| refusal(&why))?;
+        // Checked only now, because a port is announced before it accepts connections.
+        if is_announced(&socket, &here.all) {
+            return Err(self.own_port_error(target).into());
+        }
+        let peer = socket.peer_addr().map_err(|cause| SessionError::new(ErrorCode::Internal, cause))?;
+        // A connection to the unspecified address has loopback as its peer.
+        let unspecified = || found.iter().find(|at| at.ip().is_unspecified());
+        let at = found.iter().find(|at| **at == peer).or_else(unspecified).copied().unwrap_or(peer);
+        let is_own = here.own.iter().any(|own| plain(*own) == at.ip());
+        let (place, targets, target) = (self.place.clone(), self.targets.clone(), target.clone());
+        Ok(DialledTarget { socket, right: DialRight { place, targets, target, at, is_own } })
+    }
+
+    /// Checks whether a target may be dialled, without dialling it. Cancel safe.
+    ///
+    /// # Errors
+    ///
+    /// Like [`Self::dial`].
+    pub async fn check(&self, target: &Target, patience: Duration) -> Result<(), TargetDialError> {
+        self.locate(target, Instant::now() + patience).await.map(drop)
+    }
+
+    /// Returns this machine's addresses, and those of the target that may be dialled.
+    async fn locate(
+        &self,
+        target: &Target,
+        deadline: Instant,
+    ) -> Result<(Addresses, Vec<SocketAddr>), TargetDialError> {
         let mut here = self.own.now();
         if self.node().is_none() {
             // At a server, its own log port listens on loopback for users of its machine: a rule for loopback has to
@@ -250,19 +374,7 @@ impl TargetDialer {
         }
         let ask = async |name: Arc<str>| self.resolver.lookup(&name).await;
         let found = self.addresses(target, &here, ask, deadline).await?;
-        let dialled = dial(&found, deadline.saturating_duration_since(Instant::now())).await;
-        let socket = dialled.map_err(|why| refusal(&why))?;
-        // Checked only now, because a port is announced before it accepts connections.
-        if is_announced(&socket, &here.all) { Err(self.own_port_error(target).into()) } else { Ok(socket) }
-    }
-
-    /// Returns true if an address is off limits for this dialler, whatever name leads to it.
-    fn never_dials(&self, at: SocketAddr, targets: &Targets) -> bool {
-        match self.place {
-            DialerRole::Node(_) => false,
-            DialerRole::ForEdges => is_off_limits(at.ip()) && !targets.name_off_limits(at),
-            DialerRole::ForClients => is_off_limits(at.ip()),
-        }
+        Ok((here, found))
     }
 
     /// Returns the addresses to try, in order. All of them are allowed.
@@ -279,11 +391,11 @@ impl TargetDialer {
         let (targets, at_node) = (self.targets.load_full(), self.node().is_some());
         // Does not query the cloud's DNS for an edge that may not dial the result.
         if !at_node && !targets.name_port(target.port) {
-            return Err(self.forbidden(target, None).into());
+            return Err(self.place.forbidden(target, None).into());
         }
         let all = match &target.host {
             Host::Name(name) if !at_node && is_number(name) => {
-                return Err(self.forbidden(target, None).into());
+                return Err(self.place.forbidden(target, None).into());
             }
             Host::Ip(ip) => vec![*ip],
             Host::Name(name) if self.is_local_name(name) => {
@@ -296,12 +408,7 @@ impl TargetDialer {
         let mut found: Vec<SocketAddr> = Vec::new();
         for ip in all.iter().take(ADDRESSES).map(|ip| plain(*ip)) {
             let at = SocketAddr::new(ip, target.port);
-            if self.never_dials(at, &targets) {
-                continue;
-            }
-            // At a node the unspecified address is loopback, from which access rules may exclude the client.
-            let is_barred = at_node && ip.is_unspecified();
-            if targets.allows(at, &here.own) && !found.contains(&at) && !is_barred {
+            if self.place.may_dial(at, &targets, &here.own) && !found.contains(&at) {
                 found.push(at);
             }
         }
@@ -313,9 +420,9 @@ impl TargetDialer {
                 SessionError::new(ErrorCode::TargetUnreachable, format_args!("{target} has no address"))
             }
             (Some(ip), Host::Name(name)) if !self.is_local_name(name) => {
-                self.forbidden(target, Some(plain(*ip)))
+                self.place.forbidden(target, Some(plain(*ip)))
             }
-            _ => self.forbidden(target, None),
+            _ => self.place.forbidden(target, None),
         };
         let off_limits = self.place == DialerRole::ForClients && all.iter().any(|ip| is_off_limits(*ip));
         Err(TargetDialError { refusal, off_limits })
@@ -339,27 +446,6 @@ impl TargetDialer {
             }
         };
         SessionError::new(ErrorCode::OwnPort, why)
-    }
-
-    /// Returns the error of a forbidden target. `found` is the address that the target's name resolves to, if it is a
-    /// name.
-    fn forbidden(&self, target: &Target, found: Option<IpAddr>) -> SessionError {
-        let why = match (&self.place, found) {
-            (DialerRole::Node(_), Some(ip)) => format!("{target} is {ip}, which this edge may not dial"),
-            (DialerRole::Node(_), None) => format!("this edge may not dial {target}"),
-            // Neither edges nor clients learn the addresses of names inside the cloud.
-            (DialerRole::ForEdges, found) => {
-                debug!(%target, found = found.map(display), "target not in server.edge_access.targets");
-                format!(
-                    "edges may not have the server dial {target}: it is not in server.edge_access.targets"
-                )
-            }
-            (DialerRole::ForClients, found) => {
-                debug!(%target, found = found.map(display), "target not in server.direct.targets, or off limits");
-                format!("the server does not dial {target} for clients")
-            }
-        };
-        SessionError::new(ErrorCode::NotAllowed, why)
     }
 
     /// Returns true if a name means this machine: its node name, or `localhost`, which is never resolved by DNS.
@@ -433,7 +519,7 @@ impl DirectDialer {
     /// # Errors
     ///
     /// The target is not allowed or cannot be reached. The error is for the client.
-    pub async fn dial(&self, target: &Target, all: bool) -> Result<TcpStream, TargetDialError> {
+    pub async fn dial(&self, target: &Target, all: bool) -> Result<DialledTarget, TargetDialError> {
         let dialer = if all { &self.all } else { &self.listed };
         dialer.dial(target, self.timeout).await
     }
@@ -448,7 +534,6 @@ mod tests;
 #[cfg(test)]
 mod tls_tests {
     use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _, duplex};
-    use tokio_rustls::TlsAcceptor;
 
     use tunnel_net::tls::testing::TestCa;
     use tunnel_net::tls::{ClientAuth, TlsClientConfig, TlsParams, TlsServerConfig, Trust};
@@ -466,7 +551,7 @@ mod tls_tests {
         let server =
             TlsServerConfig { identity, clients, offer: TlsParams::default(), alpn: vec![] }.load().unwrap();
         let (socket, far) = duplex(1 << 16);
-        let accept = TlsAcceptor::from(server.load()).accept(far);
+        let accept = server.load().acceptor().accept(far);
         let host = host.parse().unwrap();
         let (accepted, _) = tokio::join!(tls.shake(near, &host, socket), accept);
         accepted.map(drop)

@@ -239,7 +239,7 @@ impl Admin {
         }
         if port != Port::Metrics && private {
             return match (path, &self.side) {
-                ("/events", _) => self.events(requester, drain),
+                ("/events", _) => self.events(requester, request.headers(), drain),
                 ("/status", _) => json(&self.status()).map(Reply::Left),
                 ("/nodes", ProcessView::Cloud(server)) => json(&self.nodes(server).await).map(Reply::Left),
                 ("/nodes", ProcessView::Edge(_)) => {

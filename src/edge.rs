@@ -37,6 +37,7 @@ use crate::listener::admission::destination::EdgeRouting;
 use crate::listener::admission::{ListenerContext, sessions};
 use crate::listener::http_proxy::{self, EdgeProxy};
 use crate::route::{SessionRouter, Uplinks};
+use crate::session_io::grants::Grants;
 use crate::startup::{NotPrepared, Startup, StartupErrorKind, StartupErrors};
 use tunnel_base::drain::{Drain, Drained};
 use tunnel_base::logging::LogLevel;
@@ -83,6 +84,7 @@ pub struct Edge {
     pub route: SessionRouter,
     targets: Arc<ArcSwap<Targets>>,
     listener_policies: ListenerPolicies,
+    grants: Grants,
     readiness: Readiness,
     files: FileWatcher,
     uplinks: Arc<Uplinks>,
@@ -143,6 +145,7 @@ impl Edge {
         ListenerContext {
             listener: http_proxy::KIND.name,
             policy: Arc::default(),
+            grants: self.grants.clone(),
             sessions: sessions(MAX_SESSIONS, MAX_SESSIONS.div_ceil(PROXY_CLIENTS)),
             pool,
             route: self.route.clone(),
@@ -154,14 +157,16 @@ impl Edge {
         }
     }
 
-    /// Reloads the access rules when the config changes. They apply to new requests.
+    /// Reloads the access rules when the config changes, and ends the sessions that they no longer allow.
     pub fn watch_config(&self, config: ConfigFile) {
         let (targets, listener_policies) = (self.targets.clone(), self.listener_policies.clone());
+        let grants = self.grants.clone();
         let apply = move |settings: &Settings| {
             targets.store(Arc::new(settings.allow.targets.clone()));
             if let Some(proxy) = &settings.http_proxy {
                 listener_policies.apply(&[(http_proxy::EDGE_KEY, &proxy.access)]);
             }
+            grants.rights_changed();
         };
         config.follow(Settings::examine, &self.files, &self.links, apply);
     }
@@ -207,6 +212,7 @@ impl Edge {
             table,
             targets: Arc::new(ArcSwap::from_pointee(allow.targets.clone())),
             listener_policies: ListenerPolicies::default(),
+            grants: Grants::default(),
             readiness: Readiness::waiting_for(&[LINK_CONDITION]),
             files: FileWatcher::new(&links),
             uplinks,
@@ -251,8 +257,14 @@ impl Edge {
         Arc::new(Reconnector {
             dialer: cloud,
             link_context,
-            backend: SessionAcceptor::new(dialer, pool, self.metrics.clone(), self.sessions.clone())
-                .with_tls(target_tls),
+            backend: SessionAcceptor::new(
+                dialer,
+                pool,
+                self.grants.clone(),
+                self.metrics.clone(),
+                self.sessions.clone(),
+            )
+            .with_tls(target_tls),
             sessions: self.sessions.clone(),
             readiness: self.readiness.clone(),
             uplinks: self.uplinks.clone(),
@@ -271,6 +283,8 @@ impl Edge {
         dialer.known.resolver.watch(&self.files);
         links.spawn(info_span!("refusals"), self.metrics.refusals.clone().sum_up(links.clone().started()));
         links.spawn(info_span!("upkeep"), self.table.clone().upkeep(pool, links.clone()));
+        let grants = self.grants.clone();
+        links.spawn(info_span!("grants"), grants.follow(self.files.clone(), links.clone()));
         links.spawn(info_span!("resume_cancelled"), self.route.clone().resume_cancelled(links.clone()));
     }
 

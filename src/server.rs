@@ -45,6 +45,7 @@ use crate::server::authenticated_links::AuthenticatedLinks;
 use crate::server::config::ServerConfig;
 use crate::server::config_files::{LivePolicies, ServerFiles};
 use crate::server::peers::FinderDeps;
+use crate::session_io::grants::Grants;
 use crate::startup::{NotPrepared, Startup, StartupErrors};
 use tunnel_base::addresses::AddressBook;
 use tunnel_base::drain::{Drain, Drained};
@@ -99,6 +100,7 @@ pub struct Server {
     stopping: Shutdown,
     policies: LivePolicies,
     listener_policies: ListenerPolicies,
+    grants: Grants,
 }
 
 /// The files and ports named by the config, prepared before anything runs.
@@ -145,6 +147,7 @@ impl Server {
             stopping: core.shutdown,
             policies: core.context.policies.clone(),
             listener_policies,
+            grants: core.context.grants.clone(),
         };
         let view = ServerView {
             registry: server.registry.clone(),
@@ -174,10 +177,14 @@ impl Server {
         Ok(server)
     }
 
-    /// Reloads the config when it changes. New access rules apply to new clients and links.
+    /// Reloads the access rules when the config changes, and ends the sessions that they no longer allow.
     pub fn watch_config(&self, config: ConfigFile) {
         let (policies, listener_policies) = (self.policies.clone(), self.listener_policies.clone());
-        let apply = move |settings: &ServerConfig| policies.apply(settings, &listener_policies);
+        let grants = self.grants.clone();
+        let apply = move |settings: &ServerConfig| {
+            policies.apply(settings, &listener_policies);
+            grants.rights_changed();
+        };
         config.follow(ServerConfig::examine, &self.files, &self.stopping.links, apply);
     }
 
@@ -262,6 +269,8 @@ pub(crate) struct ServerContext {
     pub(crate) direct: DirectDialer,
     /// The access rules for what can be reached through this server.
     pub(crate) policies: LivePolicies,
+    /// Grants of the sessions with an end here.
+    pub(crate) grants: Grants,
     /// Permits for concurrent searches of all edges.
     pub(crate) search_permits: Arc<Semaphore>,
     /// Permits for pinging older links of nodes that have linked again.
@@ -297,13 +306,13 @@ impl ServerCore {
     /// Builds the core and spawns its tasks. `port` is the gRPC port, `own` the addresses at which this server listens.
     pub(crate) fn new(settings: &ServerConfig, files: &ServerFiles, port: u16, own: &[SocketAddr]) -> Self {
         let metrics = Metrics::server(&settings.pod_namespace, &settings.pod_name);
-        let mut stopping = new_shutdown(settings);
+        let (mut stopping, session) = (new_shutdown(settings), &settings.session);
         let (links, readiness) = (stopping.links.clone(), Readiness::waiting_for(&[]));
         let link_context = link_context(settings, &metrics, &links);
         let (table, authority) = (link_context.table.clone(), files.authority.clone());
         let enrolment = invitations::start(settings, authority, &files.resolver, &readiness, &links);
         let proven = authenticated_links(settings, files, enrolment.clone(), table.clone(), &links);
-        let (registry, pool) = (Registry::new(metrics.clone()), Pool::new());
+        let (registry, pool, grants) = (Registry::new(metrics.clone()), Pool::new(), Grants::default());
         let (zone, policies) = (zone(settings, proven.clone()), LivePolicies::new(settings));
         let servers = ServerPods::follow(settings.peers.cluster.as_ref(), settings.pod_ip, port, &links);
         let no_servers =
@@ -322,8 +331,7 @@ impl ServerCore {
         let (finder, several) = peers::finder(&settings.peers, joined, &servers, &readiness);
         stopping.has_peers = several.is_some();
         let (peers, made) = several.unzip();
-        let dialer = dialer(settings, &policies, files);
-        let session = &settings.session;
+        let (dialer, clients) = (dialer(settings, &policies, files), stopping.clients.clone());
         let context = ServerContext {
             proven,
             enrolment,
@@ -334,11 +342,12 @@ impl ServerCore {
             ports: keep::ports(settings.ports.as_ref(), own_ports(settings, own), &readiness, &links),
             addresses: address_book(&settings.addresses, &readiness, &links),
             direct: DirectDialer::new(client_dialer(&dialer, &policies), session.open_timeout),
-            backend: SessionAcceptor::new(dialer, pool.clone(), metrics, stopping.clients.clone()),
+            backend: SessionAcceptor::new(dialer, pool.clone(), grants.clone(), metrics, clients),
             link_context,
             pool,
             stopping: stopping.started.clone(),
             policies,
+            grants,
             search_permits: Arc::new(Semaphore::new(link_events::MAX_SEARCHES)),
             move_permits: Arc::new(Semaphore::new(link_events::MAX_CONCURRENT_MOVES)),
         };
@@ -363,6 +372,7 @@ impl ServerCore {
         let context = ListenerContext {
             listener: "",
             policy: Arc::default(),
+            grants: shared.grants,
             sessions: admission::sessions(session.max_sessions, session.max_per_client),
             pool: shared.pool,
             route: shared.route,
@@ -396,6 +406,10 @@ impl ServerCore {
         drain.spawn(info_span!("refusals"), metrics.refusals.clone().sum_up(drain.clone().started()));
         let upkeep = table.clone().upkeep(self.context.pool.clone(), drain.clone());
         drain.spawn(info_span!("upkeep"), upkeep);
+        let grants = self.context.grants.clone();
+        drain.spawn(info_span!("grants"), grants.follow(self.files.clone(), drain.clone()));
+        let relays = link_events::judge_relays(self.context.clone(), drain.clone());
+        drain.spawn(info_span!("relays"), relays);
         drain.spawn(info_span!("given up"), self.context.route.clone().resume_cancelled(drain.clone()));
         self
     }

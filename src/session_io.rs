@@ -3,6 +3,7 @@
 //! Used by all listeners, the acceptor and the bridge to plain nodes.
 
 pub mod copy;
+pub mod grants;
 
 use std::io;
 use std::sync::Arc;
@@ -19,6 +20,7 @@ use tracing::debug;
 use crate::session_io::copy::{
     ByteCounter, CopyDirection, CopyEnd, EndKind, Side, close, copy, copy_bidirectional,
 };
+use crate::session_io::grants::Grant;
 use tunnel_base::access_log::AccessLogEntry;
 use tunnel_base::metrics::{ActiveSession, Metrics};
 use tunnel_base::names::SessionId;
@@ -37,6 +39,8 @@ pub struct OpenSession<P> {
     pub buffered: Bytes,
     /// The session's access log entry.
     pub access: AccessLogEntry,
+    /// The session's grant, without which it is ended.
+    pub grant: Grant,
     /// Counts the session as active.
     pub alive: ActiveSession,
     /// The session's permit in this process. Released when the session ends, before its connection is closed
@@ -51,14 +55,15 @@ impl<P> OpenSession<P> {
     /// If that connection failed, resets the session with the error. Otherwise returns the session, which the caller
     /// must drop.
     pub(crate) fn end(self, ended: CopyEnd, local: LocalPeer) -> Option<TargetStream> {
-        let (result, why) = match (&self.session, ended) {
+        let this = self.unless_revoked()?;
+        let (result, why) = match (&this.session, ended) {
             (
                 TargetStream::Direct(_),
                 CopyEnd { by: Side::B, how: EndKind::ReadFailed(kind) | EndKind::WriteFailed(kind) },
             ) => (local.other().failed(), local.other().failure() + &kind.to_string()),
             (session, _) => end_reason(ended, local, session.ended().as_ref()),
         };
-        let session = self.record_end(result, &why);
+        let session = this.record_end(result, &why);
         if ended.by == Side::A && ended.how != EndKind::Finished {
             session.break_off(SessionError::new(ErrorCode::Cancelled, why));
             return None;
@@ -71,7 +76,17 @@ impl<P> OpenSession<P> {
 
     /// Like [`Self::end`], but this end breaks off the session: `result` is a fixed word, `why` the reason as text.
     pub(crate) fn break_off(self, result: &'static str, why: &str) {
-        self.record_end(result, why).break_off(SessionError::new(ErrorCode::Cancelled, why));
+        if let Some(this) = self.unless_revoked() {
+            this.record_end(result, why).break_off(SessionError::new(ErrorCode::Cancelled, why));
+        }
+    }
+
+    /// Returns the session unless its grant was revoked. Then ends it like [`Self::end`]: both ends get the reason, and
+    /// no byte is delivered any longer.
+    fn unless_revoked(self) -> Option<Self> {
+        let Some(why) = self.grant.revocation().map(str::to_owned) else { return Some(self) };
+        self.record_end(REVOKED, &why).reset(SessionError::new(ErrorCode::NotAllowed, why));
+        None
     }
 
     fn record_end(self, result: &'static str, why: &str) -> TargetStream {
@@ -82,6 +97,9 @@ impl<P> OpenSession<P> {
         session
     }
 }
+
+/// The result of a session whose grant was revoked.
+pub(crate) const REVOKED: &str = "revoked";
 
 /// The party at this end of a session.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -131,7 +149,8 @@ impl LocalPeer {
     }
 }
 
-/// Copies a session's bytes until both ends are done, writes the access line, and closes the connection.
+/// Copies a session's bytes until both ends are done, writes the access line, and closes the connection. Aborts both if
+/// the grant is revoked.
 ///
 /// Not cancel safe: a dropped call aborts the connection, resets the session, and records that in the access line.
 pub async fn run_session<C: Connection, P>(
@@ -140,7 +159,7 @@ pub async fn run_session<C: Connection, P>(
     mut socket: Socket<C>,
     metrics: &Metrics,
 ) {
-    let OpenSession { session, buffered, access, .. } = &mut opened;
+    let OpenSession { session, buffered, access, grant, .. } = &mut opened;
     let early = std::mem::take(buffered);
     let up = ByteCounter { one: &mut access.up, all: &metrics.bytes_to_target };
     let down = ByteCounter { one: &mut access.down, all: &metrics.bytes_to_client };
@@ -151,16 +170,40 @@ pub async fn run_session<C: Connection, P>(
     let mut to_session = CopyDirection::counted(Side::A, Bytes::new(), given);
     let mut from_session = CopyDirection::counted(Side::B, early, taken);
     socket.io().set_reset_on_drop(true);
-    let ended = copy(&mut socket, session, &mut to_session, &mut from_session).await;
-    drop(opened.end(ended, local));
-    close(&mut socket, Side::A, ended).await;
+    let ended = tokio::select! {
+        biased;
+        () = grant.revoked() => None,
+        ended = copy(&mut socket, session, &mut to_session, &mut from_session) => Some(ended),
+    };
+    match ended {
+        Some(ended) => {
+            drop(opened.end(ended, local));
+            close(&mut socket, Side::A, ended).await;
+        }
+        // Dropping the connection resets it.
+        None => drop(opened.unless_revoked()),
+    }
 }
 
 /// Copies bytes between two sessions until both are done. This process is an end of each.
 ///
-/// If one session fails, the remote of the other receives the error.
-pub async fn bridge_sessions(mut one: Session, mut other: Session, alive: ActiveSession) {
-    let ended = copy_bidirectional(&mut one, &mut other).await;
+/// If one session fails, the remote of the other receives the error. Once `revoked` completes, both remotes receive its
+/// error.
+pub async fn bridge_sessions(
+    mut one: Session,
+    mut other: Session,
+    alive: ActiveSession,
+    revoked: impl Future<Output = SessionError>,
+) {
+    let ended = tokio::select! {
+        biased;
+        why = revoked => {
+            alive.end(REVOKED);
+            one.reset(why.clone());
+            return other.reset(why);
+        }
+        ended = copy_bidirectional(&mut one, &mut other) => ended,
+    };
     if ended.how == EndKind::Finished {
         return alive.end("ok");
     }
@@ -248,6 +291,15 @@ impl TargetStream {
             Self::Session(session) => session.ended(),
             Self::Direct(_) => None,
             Self::Tls(over) => inside(over).ended(),
+        }
+    }
+
+    /// Ends the stream at once. What was not delivered is dropped.
+    pub fn reset(self, why: SessionError) {
+        match self {
+            Self::Session(session) => session.reset(why),
+            Self::Direct(_) => {}
+            Self::Tls(over) => over.into_io().into_inner().0.into_inner().reset(why),
         }
     }
 

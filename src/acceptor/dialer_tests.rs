@@ -229,9 +229,31 @@ async fn a_target_that_listens_is_connected_on_whichever_address_it_listens() {
     let place = at("edge-1", &["127.0.0.2"], Targets::default());
     let listener = TcpListener::bind("127.0.0.2:0").await.unwrap();
     let target = format!("edge-1:{}", listener.local_addr().unwrap().port()).parse().unwrap();
-    let socket = place.dial(&target, Duration::from_secs(5)).await.unwrap();
+    let socket = place.dial(&target, Duration::from_secs(5)).await.unwrap().socket;
     assert_eq!(socket.peer_addr().unwrap(), listener.local_addr().unwrap());
     assert!(socket.nodelay().unwrap());
+}
+
+#[tokio::test]
+async fn the_right_to_a_target_ends_with_the_entry_that_gave_it() {
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let port = listener.local_addr().unwrap().port();
+    let entry = format!("127.0.0.0/8:{port}");
+    let by_own = at("edge-1", &["127.0.0.1"], ["self:*".parse().unwrap()].into_iter().collect());
+    let for_edges = TargetDialer { place: DialerRole::ForEdges, ..place(&[&entry]) };
+    for (dialer, text) in [
+        (place(&[&entry]), format!("edge-1:{port} is 127.0.0.1, which this edge may not dial")),
+        (by_own, format!("edge-1:{port} is 127.0.0.1, which this edge may not dial")),
+        (for_edges, "it is not in server.edge_access.targets".to_owned()),
+    ] {
+        let host = if dialer.node().is_some() { "edge-1" } else { "localhost" };
+        let target = format!("{host}:{port}").parse().unwrap();
+        let right = dialer.dial(&target, Duration::from_secs(5)).await.unwrap().right;
+        assert_eq!(right.judge(), Ok(()));
+        dialer.targets.store(Arc::new(["10.0.0.0/8:*".parse().unwrap()].into_iter().collect()));
+        let why = right.judge().unwrap_err();
+        assert!(why.code == ErrorCode::NotAllowed && why.reason.ends_with(&text), "{why}");
+    }
 }
 
 #[tokio::test]

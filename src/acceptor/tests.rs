@@ -51,7 +51,8 @@ impl Pair {
             targets: Arc::new(ArcSwap::from_pointee(Targets::default())),
             resolver: Resolver::system().unwrap(),
         };
-        let backend = SessionAcceptor::new(place, Pool::new(), metrics.clone(), drain.clone());
+        let backend =
+            SessionAcceptor::new(place, Pool::new(), Grants::default(), metrics.clone(), drain.clone());
         let sender =
             |n| LinkSender::new(LinkId(n), Remote::Server("edge-1".parse().unwrap()), None, Dialect::Plain);
         let (near, far) = (sender(1), sender(2));

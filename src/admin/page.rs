@@ -4,13 +4,13 @@ use std::collections::{BTreeMap, HashMap};
 use std::convert::Infallible;
 use std::fmt;
 use std::hash::{DefaultHasher, Hash, Hasher};
-use std::pin::Pin;
+use std::pin::{Pin, pin};
 use std::sync::Arc;
 use std::task::{Context, Poll};
 use std::time::Duration;
 
 use bytes::Bytes;
-use futures_util::future::BoxFuture;
+use futures_util::future::{BoxFuture, OptionFuture};
 use http::header::{
     CACHE_CONTROL, CONTENT_SECURITY_POLICY, CONTENT_TYPE, HeaderName, HeaderValue, REFERRER_POLICY,
     WWW_AUTHENTICATE, X_CONTENT_TYPE_OPTIONS,
@@ -19,7 +19,7 @@ use http::{HeaderMap, Response, StatusCode};
 use http_body::{Body, Frame};
 use http_body_util::Full;
 use serde::Serialize;
-use tokio::sync::mpsc;
+use tokio::sync::{mpsc, watch};
 use tokio::time::sleep;
 use tracing::info_span;
 
@@ -34,18 +34,26 @@ type PasswordCheck = dyn Fn(HeaderMap, std::net::IpAddr) -> BoxFuture<'static, b
 
 /// Users who may view pages from other machines, by name and password. By default there are none.
 #[derive(Clone, Default)]
-pub struct AdminUsers(Option<Arc<PasswordCheck>>);
+pub struct AdminUsers(Option<Viewers>);
+
+#[derive(Clone)]
+struct Viewers {
+    check: Arc<PasswordCheck>,
+    /// Notified when the users have changed.
+    changes: watch::Receiver<()>,
+}
 
 /// A limiter of open live page streams. Clones share it.
 #[derive(Debug, Clone)]
 pub struct EventStreamLimiter(FairLimiter);
 
 impl AdminUsers {
-    /// Creates the users that `check` accepts.
+    /// Creates the users that `check` accepts. `changes` is notified when it may accept others.
     pub fn new(
         check: impl Fn(HeaderMap, std::net::IpAddr) -> BoxFuture<'static, bool> + Send + Sync + 'static,
+        changes: watch::Receiver<()>,
     ) -> Self {
-        Self(Some(Arc::new(check)))
+        Self(Some(Viewers { check: Arc::new(check), changes }))
     }
 }
 
@@ -66,8 +74,8 @@ impl Admin {
         private: bool,
     ) -> Option<Response<Full<Bytes>>> {
         let why = requester.may_ask(head, private).err()?;
-        if let (Some(check), Requester::Address(ip)) = (&self.viewers.0, requester) {
-            if check(head.clone(), ip).await {
+        if let (Some(viewers), Requester::Address(ip)) = (&self.viewers.0, requester) {
+            if (viewers.check)(head.clone(), ip).await {
                 return None;
             }
             let mut answer = plain_text(StatusCode::UNAUTHORIZED, "name and password required\n");
@@ -82,15 +90,28 @@ impl Admin {
         Some(plain_text(StatusCode::FORBIDDEN, format!("{why}{hint}\n")))
     }
 
+    /// Waits until an accepted request would be denied, because its user has lost the right.
+    async fn wait_denied(self, requester: Requester, head: HeaderMap) {
+        let mut changes = self.viewers.0.as_ref().map(|viewers| viewers.changes.clone());
+        while let Some(Ok(())) = OptionFuture::from(changes.as_mut().map(watch::Receiver::changed)).await {
+            if self.denial(requester, &head, true).await.is_some() {
+                return;
+            }
+        }
+        std::future::pending().await
+    }
+
     /// Returns a response with the stream of events for the live page.
-    pub(crate) fn events(&self, requester: Requester, drain: &Drain) -> Response<Reply> {
+    pub(crate) fn events(&self, requester: Requester, head: &HeaderMap, drain: &Drain) -> Response<Reply> {
         let source = match requester {
             Requester::Address(ip) => Source::of(ip),
             Requester::User(_) => Source::of(std::net::Ipv4Addr::LOCALHOST.into()),
         };
         match self.streams.0.try_acquire(&source) {
             Ok(permit) => {
-                let mut answer = Response::new(Reply::Right(Events::start(self.clone(), permit, drain)));
+                let denied = self.clone().wait_denied(requester, head.clone());
+                let events = Events::start(self.clone(), permit, denied, drain);
+                let mut answer = Response::new(Reply::Right(events));
                 guard(answer.headers_mut(), "text/event-stream");
                 answer
             }
@@ -193,18 +214,24 @@ struct SentState {
 }
 
 impl Events {
-    /// Starts a stream, and a task that feeds it and ends with it.
-    pub(crate) fn start(admin: Admin, permit: Permit, drain: &Drain) -> Self {
+    /// Starts a stream, and a task that feeds it and ends with it, or when `denied` completes.
+    pub(crate) fn start(
+        admin: Admin,
+        permit: Permit,
+        denied: impl Future<Output = ()> + Send + 'static,
+        drain: &Drain,
+    ) -> Self {
         // One event waits for a slow reader; the next is created when it is taken.
         let (send, events) = mpsc::channel(1);
         let (lost, draining) = (permit.revoked(), drain.clone());
         drain.spawn(info_span!("events"), async move {
-            let (mut told, _slot) = (SentState::default(), permit);
+            let (mut told, _slot, mut denied) = (SentState::default(), permit, pin!(denied));
             loop {
                 tokio::select! {
                     biased;
                     () = draining.draining() => return,
                     () = lost.cancelled() => return,
+                    () = &mut denied => return,
                     () = send.closed() => return,
                     permit = send.reserve() => {
                         let Ok(permit) = permit else { return };
@@ -215,6 +242,7 @@ impl Events {
                 tokio::select! {
                     () = sleep(CHECK_INTERVAL) => {}
                     () = draining.draining() => return,
+                    () = &mut denied => return,
                     () = send.closed() => return,
                 }
             }

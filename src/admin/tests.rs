@@ -1,6 +1,11 @@
+use std::sync::atomic::AtomicBool;
+use std::sync::atomic::Ordering::Relaxed;
+
+use futures_util::future::BoxFuture;
 use http_body_util::BodyExt;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
+use tokio::sync::watch;
 use tokio::time::Instant;
 use tracing_subscriber::layer::SubscriberExt;
 
@@ -371,11 +376,27 @@ async fn pages_are_for_this_machine_or_for_users_with_their_password() {
     };
     let refused = server.denial(elsewhere, &head("right"), true).await.unwrap();
     assert_eq!(refused.status(), 403, "no users are configured");
-    let viewers = AdminUsers::new(|head, _| Box::pin(async move { head["authorization"] == "right" }));
+    let (changes, right) = (watch::Sender::new(()), Arc::new(AtomicBool::new(true)));
+    let is_right = right.clone();
+    let check = move |head: HeaderMap, _| -> BoxFuture<'static, bool> {
+        let is_right = is_right.load(Relaxed) && head["authorization"] == "right";
+        Box::pin(async move { is_right })
+    };
+    let viewers = AdminUsers::new(check, changes.subscribe());
     let server = Admin { viewers, ..server };
     assert!(server.denial(elsewhere, &head("right"), true).await.is_none());
     let refused = server.denial(elsewhere, &head("wrong"), true).await.unwrap();
     assert_eq!((refused.status().as_u16(), refused.headers().contains_key("www-authenticate")), (401, true));
+
+    let drain = Drain::new();
+    let stream = |requester| server.events(requester, &head("right"), &drain).into_body();
+    let [mut far, mut near] = [elsewhere, Requester::Address("127.0.0.1".parse().unwrap())].map(stream);
+    changes.send_replace(());
+    assert!(far.frame().await.is_some(), "other users have changed");
+    right.store(false, Relaxed);
+    changes.send_replace(());
+    while far.frame().await.is_some() {}
+    assert!(near.frame().await.is_some(), "this machine needs no password");
 }
 
 #[tokio::test]
@@ -384,14 +405,14 @@ async fn events_begin_with_all_and_end_with_the_drain_and_are_bounded_for_each_s
     let near = Requester::Address("127.0.0.1".parse().unwrap());
     let mut open = Vec::new();
     let refused = loop {
-        let answer = server.events(near, &drain);
+        let answer = server.events(near, &HeaderMap::new(), &drain);
         if answer.status() != 200 {
             break answer;
         }
         open.push(answer.into_body());
     };
     assert_eq!((refused.status().as_u16(), open.len()), (503, 8));
-    let other = server.events(Requester::Address("192.0.2.1".parse().unwrap()), &drain);
+    let other = server.events(Requester::Address("192.0.2.1".parse().unwrap()), &HeaderMap::new(), &drain);
     assert_eq!(other.status(), 200, "another source has its own limit");
     let mut first = open.swap_remove(0);
     let event = first.frame().await.unwrap().unwrap().into_data().unwrap();

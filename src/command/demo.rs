@@ -20,7 +20,6 @@ use tokio::io::AsyncWriteExt as _;
 use tokio::net::TcpStream;
 use tokio::process::{Child, Command};
 use tokio::time::{Instant, sleep, timeout};
-use tokio_rustls::TlsAcceptor;
 use tracing::info_span;
 
 use crate::command::init::folder_on_machine;
@@ -91,7 +90,7 @@ fn serve_pages<'a>(dir: &'a Path, drain: &Drain) -> anyhow::Result<DemoContext<'
     let (plain, encrypted) = (TcpAccept::bind_public(anywhere())?, TcpAccept::bind_public(anywhere())?);
     let context = DemoContext { dir, page: plain.at(), tls_page: encrypted.at() };
     drain.spawn(info_span!("page"), serve(plain, None, drain.clone()));
-    let acceptor = TlsAcceptor::from(tls.load());
+    let acceptor = tls.load().acceptor();
     drain.spawn(info_span!("page"), serve(encrypted, Some(acceptor), drain.clone()));
     Ok(context)
 }

@@ -16,7 +16,7 @@ use tunnel_net::reload::{FileWatcher, Reload};
 /// The keys that differ between two texts of a config, as written there; never their values.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct ConfigDiff {
-    /// Access rules: they apply to new connections.
+    /// Access rules.
     pub live: Vec<String>,
     /// All other keys: they take effect at the next start.
     pub at_start: Vec<String>,
@@ -101,8 +101,8 @@ fn is_live(key: &[String]) -> bool {
     }
 }
 
-// Watches the config file while the program runs. Access rules apply to new connections; other changed keys are logged
-// as waiting for a restart.
+// Watches the config file while the program runs. Access rules apply at once; other changed keys are logged as waiting
+// for a restart.
 
 /// The config that the program was started with.
 #[derive(Debug, Clone)]
@@ -184,7 +184,7 @@ fn tell<T>(old: &str, new: &LoadedConfig<T>, environment: &Environment) {
             target: AUDIT,
             actor = "the config",
             keys = shown(&live),
-            "access rules reloaded; they apply to new connections"
+            "access rules reloaded"
         );
         tell_warnings(&new.warnings);
     }

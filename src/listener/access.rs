@@ -5,6 +5,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use arc_swap::ArcSwap;
+use futures_util::future::BoxFuture;
 use http::HeaderMap;
 use http::header::{AUTHORIZATION, PROXY_AUTHORIZATION};
 use tracing::info;
@@ -75,16 +76,18 @@ impl AccessPolicyBuilder {
         startup: &mut Startup,
     ) -> Result<AdminUsers, NotPrepared> {
         let Some(users) = admin.users.clone() else { return Ok(AdminUsers::default()) };
-        let auth = AuthConfig::Basic { users, key: key.to_owned() };
+        let auth = AuthConfig::Basic { users: users.clone(), key: key.to_owned() };
         let access = AccessConfig { auth, ..AccessConfig::default() };
         let policy = self.prepare("admin", &access, startup)?.policy(None);
-        Ok(AdminUsers::new(move |head, from| {
+        let file = self.files.get(&users).and_then(|file| file.as_ref().ok()).ok_or(NotPrepared)?;
+        let check = move |head: HeaderMap, from| -> BoxFuture<'static, bool> {
             let policy = policy.load_full();
             // The policy reads the credentials for proxies; a browser sends the same ones to a server.
             let said = head.get(AUTHORIZATION).map(|said| (PROXY_AUTHORIZATION, said.clone()));
             let said = HeaderMap::from_iter(said);
             Box::pin(async move { policy.authenticate(&said, from).await.is_ok() })
-        }))
+        };
+        Ok(AdminUsers::new(check, file.users.changes()))
     }
 
     /// Reloads the users' files when they change.

@@ -3,6 +3,7 @@
 //!
 //! A listener's protocol ([`ListenerProtocol`]) parses a client's first bytes into an [`OpenRequest`] and responds.
 
+pub mod basis;
 pub mod destination;
 
 use std::net::{IpAddr, SocketAddr};
@@ -18,11 +19,13 @@ use tracing::{Span, debug, field};
 
 use crate::acceptor::DirectDialer;
 use crate::config::{edge, server};
-use crate::listener::admission::destination::EdgeRouting;
-use crate::listener::auth::PasswordChecker;
+use crate::listener::admission::basis::{AccessBasis, ClientIdentity};
+use crate::listener::admission::destination::{EdgeRouting, OpenTarget};
+use crate::listener::auth::{Login, PasswordChecker};
 use crate::listener::denial::{Denial, new_trace};
 use crate::route::{OpenError, SessionRequest, SessionRouter};
 use crate::session_io::copy::close_gracefully;
+use crate::session_io::grants::Grants;
 use crate::session_io::{LocalPeer, OpenSession, run_session};
 use tunnel_base::access_log::AccessLogEntry;
 use tunnel_base::addresses::{AddressBook, Location};
@@ -39,7 +42,7 @@ use tunnel_net::limiter::{AcquireError, FairLimiter, Limits, Permit, Source};
 use tunnel_net::listen::Accept;
 use tunnel_net::pool::Pool;
 use tunnel_net::socket::{Connection, Socket};
-use tunnel_proto::frame::Category;
+use tunnel_proto::frame::{Category, ErrorCode, SessionError};
 
 /// A listener's protocol: reads a client's request from the accepted stream `S` and responds.
 pub trait ListenerProtocol<S>: Send + Sync + 'static {
@@ -76,8 +79,10 @@ pub trait ListenerProtocol<S>: Send + Sync + 'static {
 pub struct ListenerContext {
     /// The name of the listener in metrics and the access log.
     pub listener: &'static str,
-    /// The access policy. It is reloaded with the config and applies to new requests.
+    /// The access policy, which is reloaded with the config.
     pub policy: Arc<ArcSwap<AccessPolicy>>,
+    /// Grants of open sessions, shared by all listeners of this process.
+    pub grants: Grants,
     /// Limiter of sessions, shared by all listeners of this process.
     pub sessions: FairLimiter<ClientKey>,
     /// Pool of read buffers.
@@ -157,18 +162,15 @@ impl AccessPolicy {
         }
     }
 
-    /// Returns the user whose password is in the request's headers, or `None` if no password is required. Cancel safe.
+    /// Returns the login of the user whose password is in the request's headers, or `None` if no password is required.
+    /// Cancel safe.
     ///
     /// # Errors
     ///
     /// Returns [`Denial::Credentials`] if the password is missing and [`Denial::Password`] if it is wrong. Returns
     /// [`Denial::Busy`] if too many checks are in progress, and [`Denial::WrongPasswords`] after too many wrong
     /// passwords for this user from this address.
-    pub async fn authenticate(
-        &self,
-        credentials: &HeaderMap,
-        from: IpAddr,
-    ) -> Result<Option<String>, Denial> {
+    pub async fn authenticate(&self, credentials: &HeaderMap, from: IpAddr) -> Result<Option<Login>, Denial> {
         match &self.logins {
             None => Ok(None),
             Some(logins) => logins.check(credentials, Source::of(from)).await.map(Some),
@@ -389,18 +391,6 @@ pub struct OpenRequest {
     pub credentials: HeaderMap,
 }
 
-/// The identity that a client's connection proves.
-#[derive(Debug, Clone, PartialEq, Eq, Default)]
-pub enum ClientIdentity {
-    /// No identity. A password is requested if the access policy requires one.
-    #[default]
-    None,
-    /// A local user of this machine.
-    User(String),
-    /// CN and DNS names of the client's certificate. The access policy may accept only some of them.
-    Certificate(Vec<String>),
-}
-
 /// A denied request, with the data for its response.
 #[derive(Debug)]
 pub struct DeniedRequest {
@@ -442,6 +432,7 @@ pub struct AuthorizedRequest {
     context: Arc<ListenerContext>,
     category: Category,
     from: SocketAddr,
+    basis: AccessBasis,
     destination: Destination,
     access: AccessLogEntry,
 }
@@ -531,7 +522,9 @@ impl Admission {
         Span::current().record("trace_id", access.trace.as_str());
         let (context, category, from) = (Arc::clone(&self.context), self.category, self.from);
         match self.check(request, &mut access).await {
-            Ok(destination) => Ok(AuthorizedRequest { context, category, from, destination, access }),
+            Ok((destination, basis)) => {
+                Ok(AuthorizedRequest { context, category, from, basis, destination, access })
+            }
             Err(denial) => Err(DeniedRequest::new(denial, access, &context, from)),
         }
     }
@@ -548,7 +541,7 @@ impl Admission {
         &self,
         request: Result<OpenRequest, Denial>,
         access: &mut AccessLogEntry,
-    ) -> Result<Destination, Denial> {
+    ) -> Result<(Destination, AccessBasis), Denial> {
         let (policy, from) = (self.context.policy.load_full(), self.from.ip());
         // Check again, because the config may have changed since the connection was accepted.
         policy.check_source(from)?;
@@ -557,20 +550,25 @@ impl Admission {
         }
         let OpenRequest { node, target, credentials } = request?;
         access.target = Some(target.clone());
-        access.user = match &self.proof {
-            ClientIdentity::User(user) => Some(user.clone()),
-            ClientIdentity::Certificate(names) => {
-                Some(policy.user_of_certificate(names, self.context.listener)?)
+        let identity = match &self.proof {
+            ClientIdentity::None => {
+                let login = policy.authenticate(&credentials, from).await?;
+                login.map_or(ClientIdentity::None, ClientIdentity::Password)
             }
-            ClientIdentity::None => policy.authenticate(&credentials, from).await?,
+            proof => proof.clone(),
         };
+        let listener = self.context.listener;
+        (access.user, _) = identity.judge(&policy, listener)?;
         let mut destination = self.locate(&policy, node, target)?;
-        access.node = Some(destination.node.clone());
-        let permit = |node: &_, port| policy.authorize(access.user.as_deref(), from, node, port);
-        permit(&destination.node, destination.target.port)?;
-        let may = |direct: &Target| permit(&NodeName::direct(), direct.port).is_ok();
+        let (node, port) = (destination.node.clone(), destination.target.port);
+        access.node = Some(node.clone());
+        let policy_now = self.context.policy.clone();
+        let basis = AccessBasis { policy: policy_now, listener, from, identity, node, port, direct: None };
+        basis.judge()?;
+        let user = access.user.as_deref();
+        let may = |direct: &Target| policy.authorize(user, from, &NodeName::direct(), direct.port).is_ok();
         destination.direct = destination.direct.filter(may);
-        Ok(destination)
+        Ok((destination, basis))
     }
 
     /// Locates the target. No other function decides this. `node` is the node if the listener knows it.
@@ -695,7 +693,7 @@ impl AuthorizedRequest {
         connection_permit: &mut Option<Permit>,
         session_permit: &mut Option<Permit<ClientKey>>,
     ) -> Result<GrantedSession, DeniedRequest> {
-        let Self { context, category, from, destination, mut access } = self;
+        let Self { context, category, from, basis, destination, mut access } = self;
         let key = ClientKey::of(access.user.as_deref(), from.ip());
         let permit = match context.sessions.try_acquire(&key) {
             Ok(permit) => permit,
@@ -707,7 +705,7 @@ impl AuthorizedRequest {
         let opened = match destination.session_request(&context, category, &access) {
             None => destination.dial(&context).await,
             Some(request) => match context.route.open(request).await {
-                Ok(session) => Ok(session.into()),
+                Ok(session) => Ok(OpenTarget { stream: session.into(), right: None }),
                 Err(OpenError { session, why }) => {
                     access.id = session;
                     destination.recover(why, &context, &mut access).await
@@ -715,15 +713,26 @@ impl AuthorizedRequest {
             },
         };
         context.metrics.open_duration.observe(started.elapsed());
-        match opened {
-            Ok(session) => {
+        let granted = opened.and_then(|OpenTarget { stream, right }| {
+            let basis = AccessBasis { direct: right, ..basis };
+            let judge = move || basis.judge().map_err(|denial| denial.to_string());
+            match context.grants.add(judge) {
+                Ok(grant) => Ok((stream, grant)),
+                Err(why) => {
+                    stream.reset(SessionError::new(ErrorCode::NotAllowed, &why));
+                    Err(Denial::Forbidden(why))
+                }
+            }
+        });
+        match granted {
+            Ok((session, grant)) => {
                 access.id = session.id();
                 access.status = Some(StatusCode::OK.as_u16());
                 if let Some(id) = session.id() {
                     Span::current().record("session", field::display(id));
                 }
                 let alive = context.metrics.sessions.start(access.listener);
-                Ok(OpenSession { session, buffered: Bytes::new(), access, alive, permit })
+                Ok(OpenSession { session, buffered: Bytes::new(), access, grant, alive, permit })
             }
             Err(denial) => {
                 *session_permit = Some(permit);

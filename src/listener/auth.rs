@@ -4,6 +4,7 @@ use std::collections::hash_map::RandomState;
 use std::collections::{HashMap, VecDeque};
 use std::fmt;
 use std::hash::BuildHasher;
+use std::sync::Arc;
 use std::time::Duration;
 
 use base64::engine::{DecodePaddingMode, GeneralPurpose, GeneralPurposeConfig};
@@ -21,10 +22,19 @@ use tunnel_net::reload::Reload;
 /// User names and bcrypt password hashes from an htpasswd file.
 #[derive(Clone)]
 pub struct Users {
-    hashes: HashMap<String, String>,
+    hashes: HashMap<String, Arc<str>>,
     /// A hash that matches no password. Checking it takes as long as the slowest of `hashes`, so that timing does not
     /// reveal whether a user exists.
-    nobody: String,
+    nobody: Arc<str>,
+}
+
+/// A successful login, which is valid until the user's password changes.
+#[derive(Clone)]
+pub struct Login {
+    /// The user.
+    pub user: String,
+    /// The hash that the password matched.
+    hash: Arc<str>,
 }
 
 /// A reason for rejecting an htpasswd file.
@@ -65,7 +75,7 @@ impl Users {
             match bcrypt_cost(hash) {
                 Some(found) if !name.is_empty() => {
                     cost = cost.max(found);
-                    hashes.insert(name.to_owned(), hash.to_owned());
+                    hashes.insert(name.to_owned(), hash.into());
                 }
                 _ => warn!(
                     line = at,
@@ -79,7 +89,7 @@ impl Users {
         if hashes.is_empty() {
             return Err(UsersError::Empty);
         }
-        Ok(Self { hashes, nobody: format!("$2b${cost:02}${DUMMY_HASH}") })
+        Ok(Self { hashes, nobody: format!("$2b${cost:02}${DUMMY_HASH}").into() })
     }
 
     /// Returns the number of users.
@@ -110,8 +120,13 @@ impl PasswordChecker {
         }
     }
 
-    /// Returns the user whose password is in these headers. Cancel safe.
-    pub(crate) async fn check(&self, head: &HeaderMap, from: Source) -> Result<String, Denial> {
+    /// Returns true if the user still has the password of this login.
+    pub(crate) fn is_current(&self, login: &Login) -> bool {
+        self.users.load().hashes.get(&login.user) == Some(&login.hash)
+    }
+
+    /// Returns the login of the user whose password is in these headers. Cancel safe.
+    pub(crate) async fn check(&self, head: &HeaderMap, from: Source) -> Result<Login, Denial> {
         let given = head.get(PROXY_AUTHORIZATION).ok_or(Denial::Credentials)?;
         let (name, password) = basic(given.as_bytes()).ok_or(Denial::NotBasic)?;
         let (hash, known) = {
@@ -120,17 +135,19 @@ impl PasswordChecker {
             (hash.unwrap_or(&users.nobody).clone(), hash.is_some())
         };
         let (who, print) = ((from, self.keys.0.hash_one(&name)), self.fingerprint(&name, &password, &hash));
+        let login = Login { user: name, hash };
         if self.recent.lock().holds(print, Instant::now()) {
-            return Ok(name);
+            return Ok(login);
         }
         self.check_throttle(&who)?;
         let turn = timeout(LOGIN_TIMEOUT, self.turns.acquire(&from)).await;
         let turn = turn.ok().and_then(Result::ok).ok_or(Denial::Busy("too many logins at once"))?;
         // While this login waited, another one with the same password may have succeeded, or others may have failed.
         if self.recent.lock().holds(print, Instant::now()) {
-            return Ok(name);
+            return Ok(login);
         }
         self.check_throttle(&who)?;
+        let hash = login.hash.clone();
         let right = tokio::task::spawn_blocking(move || {
             // The check owns the permit: a client that disconnects neither stops the check nor frees the permit early.
             let _turn = turn;
@@ -138,11 +155,11 @@ impl PasswordChecker {
         });
         if !(right.await.unwrap_or(false) && known) {
             self.failures.lock().add(who, Instant::now());
-            return Err(Denial::Password(name.chars().take(NAME_CHARS).collect()));
+            return Err(Denial::Password(login.user.chars().take(NAME_CHARS).collect()));
         }
         self.failures.lock().forget(&who, Instant::now());
         self.recent.lock().add(print, Instant::now());
-        Ok(name)
+        Ok(login)
     }
 
     /// Returns an error if this source sent too many wrong passwords for this user within a minute.
@@ -161,6 +178,12 @@ impl PasswordChecker {
 impl fmt::Debug for Users {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "Users({})", self.hashes.len())
+    }
+}
+
+impl fmt::Debug for Login {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Login({})", self.user)
     }
 }
 

@@ -5,11 +5,11 @@ use std::path::{Path, PathBuf};
 
 use bytes::Bytes;
 use tokio::net::{TcpStream, UnixStream};
-use tokio_rustls::rustls::ServerConfig;
 use tracing::{Span, info};
 
 use crate::config::server::{Tls, TlsVersion};
-use crate::listener::admission::{Admission, ClientIdentity, HandshakeOutcome, ListenerProtocol, WAITING};
+use crate::listener::admission::basis::ClientIdentity;
+use crate::listener::admission::{Admission, HandshakeOutcome, ListenerProtocol, WAITING};
 use crate::listener::denial::Denial;
 use crate::listener::{FileKind, ListenerFile, ListenerSetup};
 use crate::session_io::copy::close_gracefully;
@@ -18,6 +18,7 @@ use tunnel_net::pool::Pool;
 use tunnel_net::reload::Reload;
 use tunnel_net::socket::Socket;
 use tunnel_net::tls::handshake::{TlsAccepted, TlsHandshaker, TlsSocket};
+use tunnel_net::tls::verify::ServerTls;
 use tunnel_net::tls::{self, ClientAuth, Identity, TlsParams, TlsServerConfig};
 use tunnel_proto::frame::Category;
 
@@ -35,7 +36,7 @@ pub struct OverUnix<F>(pub F);
 
 impl<F> OverTls<F> {
     /// Wraps a listener in TLS.
-    pub fn new(protocol: F, tls: Reload<ServerConfig>, pool: Pool) -> Self {
+    pub fn new(protocol: F, tls: Reload<ServerTls>, pool: Pool) -> Self {
         Self { protocol, acceptor: TlsHandshaker::new(tls, pool.clone(), WAITING), pool }
     }
 }
@@ -68,8 +69,8 @@ impl<F: ListenerProtocol<TlsSocket>> ListenerProtocol<TcpStream> for OverTls<F> 
             Ok(accepted) => {
                 // The permit is idle: from now on this process waits for the client.
                 permit.mark_idle();
-                if let Some(names) = accepted.names() {
-                    admission.proof = ClientIdentity::Certificate(names);
+                if let Some(certificate) = self.acceptor.certificate(&accepted) {
+                    admission.proof = ClientIdentity::Certificate(certificate);
                 }
                 let TlsAccepted { stream, permit: turn, .. } = accepted;
                 drop(turn);
@@ -148,7 +149,7 @@ impl ListenerTlsConfig {
     }
 
     /// Returns the TLS of a port for HTTP/1.
-    pub(crate) fn load(&self, setup: &mut ListenerSetup<'_>) -> Result<Reload<ServerConfig>, NotPrepared> {
+    pub(crate) fn load(&self, setup: &mut ListenerSetup<'_>) -> Result<Reload<ServerTls>, NotPrepared> {
         let Self { cert, key, client_ca, .. } = self;
         let (offer, startup) = (tls_params(setup.tls, setup.startup), &mut *setup.startup);
         let keys = ["cert", "key", "client_ca"].map(|file| self.key(file));

@@ -72,7 +72,9 @@ pub(crate) async fn forward<C: Connection>(
             Pin::new(&mut connection).graceful_shutdown();
         }
         let served = connection.poll_without_shutdown(cx);
-        exchange.poll(cx);
+        if exchange.poll(cx).is_ready() {
+            return Poll::Ready(ServeEnd::Gone);
+        }
         if let Poll::Ready(ended) = served {
             return Poll::Ready(ServeEnd::Hyper(ended));
         }
@@ -148,7 +150,7 @@ enum ServeEnd {
     Hyper(hyper::Result<()>),
     /// The rest of a head was not received in time.
     TooSlow,
-    /// The client disconnected, or stopped sending its request or reading its response.
+    /// The client disconnected, stopped sending its request or reading its response, or may no longer be served.
     Gone,
 }
 
@@ -188,8 +190,8 @@ impl<'a> Exchange<'a> {
     }
 
     /// Drives the session, and notifies the router once a response is complete. Must be called after each poll of
-    /// hyper's server.
-    pub(crate) fn poll(&self, cx: &mut Context<'_>) {
+    /// hyper's server. Completes once the client may no longer be served.
+    pub(crate) fn poll(&self, cx: &mut Context<'_>) -> Poll<()> {
         self.upstream.poll(cx);
         if self.clock.take_asked() {
             // Have hyper's server polled again, so that it detects the end of the client's stream.
@@ -200,6 +202,7 @@ impl<'a> Exchange<'a> {
         {
             router.answered();
         }
+        self.upstream.poll_revoked(cx)
     }
 
     /// Ends the session, if there is one. A session that switched to another protocol is returned instead.

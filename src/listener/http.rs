@@ -19,9 +19,8 @@ use crate::config::listen::{AccessConfig, AuthMethods};
 use crate::config::table::ConfigTable;
 use crate::config::{Diagnostics, value};
 use crate::listener::access::ListenerAccess;
-use crate::listener::admission::{
-    Admission, ClientIdentity, HandshakeOutcome, ListenerProtocol, OpenRequest,
-};
+use crate::listener::admission::basis::ClientIdentity;
+use crate::listener::admission::{Admission, HandshakeOutcome, ListenerProtocol, OpenRequest};
 use crate::listener::denial::Denial;
 use crate::listener::forward::forward;
 use crate::listener::http::routing::RoutingContext;

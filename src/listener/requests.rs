@@ -124,7 +124,7 @@ async fn encrypted(
     config: Arc<ClientConfig>,
     pool: Pool,
 ) -> Result<GrantedSession, HandshakeError> {
-    let OpenSession { session, buffered, mut access, alive, permit } = opened;
+    let OpenSession { session, buffered, mut access, grant, alive, permit } = opened;
     let accepted = match tls::server_name(node.as_str()) {
         Err(why) => Err(HandshakeError::Other(why.to_string())),
         Ok(name) => match timeout(TARGET_TLS_TIMEOUT, session.encrypted(config, name, pool)).await {
@@ -133,7 +133,7 @@ async fn encrypted(
         },
     };
     match accepted {
-        Ok(session) => Ok(OpenSession { session, buffered, access, alive, permit }),
+        Ok(session) => Ok(OpenSession { session, buffered, access, grant, alive, permit }),
         Err(error) => {
             let denial = Denial::TargetTls(error.clone());
             access.status = Some(denial.status().as_u16());

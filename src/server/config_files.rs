@@ -3,7 +3,6 @@
 use std::sync::Arc;
 
 use arc_swap::ArcSwap;
-use tokio_rustls::rustls;
 use tracing::warn;
 
 use crate::config::server::invitations::InvitationStore;
@@ -19,14 +18,14 @@ use tunnel_base::policy::targets::Targets;
 use tunnel_base::policy::tokens::NodeTokens;
 use tunnel_net::reload::{FileWatcher, Reload};
 use tunnel_net::resolver::Resolver;
-use tunnel_net::tls::verify::EdgeCerts;
+use tunnel_net::tls::verify::{EdgeCerts, ServerTls};
 use tunnel_net::tls::{self, ClientAuth, Identity, PeerTls, TlsServerConfig};
 
 /// The contents of the files.
 #[derive(Debug)]
 pub(crate) struct ServerFiles {
     /// TLS of the gRPC port.
-    pub(crate) tls: Reload<rustls::ServerConfig>,
+    pub(crate) tls: Reload<ServerTls>,
     /// TLS for dialling peers; `None` if there are none, or this server has no certificate for them.
     pub(crate) peers: Option<Reload<PeerTls>>,
     /// The CA and certificate that joining nodes receive; `None` if joining is not enabled.
@@ -79,7 +78,7 @@ impl ServerFiles {
     }
 }
 
-fn tls(settings: &ServerConfig, startup: &mut Startup) -> Result<Reload<rustls::ServerConfig>, NotPrepared> {
+fn tls(settings: &ServerConfig, startup: &mut Startup) -> Result<Reload<ServerTls>, NotPrepared> {
     let links = &settings.links;
     let offer = tls_params(&settings.tls, startup);
     // Each file separately, so that all errors are noted.
@@ -157,7 +156,7 @@ const CA: &str = "server.links.peer_ca";
 
 // The rules for what can be reached through a server, which can change at run time.
 
-/// The current rules of a server. Users load a part again for each new client or link. Cheap to clone.
+/// The current rules of a server. Cheap to clone.
 #[derive(Debug, Clone)]
 pub(crate) struct LivePolicies {
     /// Targets that edges may have this server dial.
@@ -177,7 +176,7 @@ impl LivePolicies {
         }
     }
 
-    /// Applies this config to new clients and links, here and at the listeners.
+    /// Applies this config, here and at the listeners.
     pub(crate) fn apply(&self, settings: &ServerConfig, listener_policies: &ListenerPolicies) {
         self.for_edges.store(Arc::new(settings.edge_access.targets.clone()));
         self.for_clients.store(Arc::new(settings.direct.targets.clone()));

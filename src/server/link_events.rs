@@ -1,27 +1,31 @@
 //! Events of links at a server: sessions to relay or to dial, paths, and the bridge to the plain dialect.
 
-use std::net::Ipv4Addr;
+use std::net::{IpAddr, Ipv4Addr};
 use std::pin::pin;
 use std::sync::Arc;
 use std::time::Duration;
 
-use futures_util::FutureExt as _;
+use futures_util::{FutureExt as _, StreamExt as _, stream};
 use tokio::sync::Semaphore;
+use tokio::task::coop::consume_budget;
 use tokio::time::{Instant, timeout};
 use tracing::{field, info, info_span};
 
 use crate::registry::NodeNotFound;
 use crate::route::{MOVING, PathSearch, RouteError, SessionRequest, SessionRouter};
 use crate::server::ServerContext;
-use crate::session_io::bridge_sessions;
+use crate::server::config_files::LivePolicies;
+use crate::session_io::grants::UNTIL_CHANGED;
+use crate::session_io::{REVOKED, bridge_sessions};
 use tunnel_base::access_log::AccessLogEntry;
 use tunnel_base::addresses::Location;
-use tunnel_base::metrics::Metrics;
-use tunnel_base::names::{Host, Instance, NodeName, Target};
+use tunnel_base::drain::Drain;
+use tunnel_base::names::{Host, Instance, NodeName, SessionId, Target};
 use tunnel_link::link::{Link, LinkEnd};
+use tunnel_link::relay::RelayedSession;
 use tunnel_link::sender::LinkSender;
-use tunnel_link::table::stream::{IncomingSession, OpenOutcome};
-use tunnel_link::table::{Event, RelayRequest, SessionTable, TableFull};
+use tunnel_link::table::stream::{IncomingSession, OpenOutcome, Session};
+use tunnel_link::table::{Event, RelayRequest, TableFull};
 use tunnel_proto::frame::{ErrorCode, Found, Remote, SessionError};
 
 /// Drives a link until it ends, then searches for new paths for its sessions.
@@ -153,13 +157,7 @@ pub(crate) fn handle_request(request: RelayRequest, shared: &ServerContext, room
         Remote::Edge(edge) if edge == request.node() && request.instance().is_none() => {
             dial_for_edge(request, shared)
         }
-        Remote::Edge(edge) if edge == request.node() => spawn_relay(request, shared, room),
-        Remote::Edge(_) | Remote::Server(_) => {
-            if shared.policies.nodes.load().iter().any(|glob| glob.matches(request.node())) {
-                return spawn_relay(request, shared, room);
-            }
-            refuse_node(request, shared);
-        }
+        Remote::Edge(_) | Remote::Server(_) => spawn_relay(request, shared, room),
         Remote::Peer => {
             if let Some((request, plain)) = shared.route.pass(request) {
                 accept_for_plain(request, plain, shared);
@@ -168,34 +166,32 @@ pub(crate) fn handle_request(request: RelayRequest, shared: &ServerContext, room
     }
 }
 
-/// Refuses a request of an edge for a node that it may not reach; counts and logs that.
-fn refuse_node(request: RelayRequest, shared: &ServerContext) {
-    let (node, metrics) = (request.node(), &shared.link_context.metrics);
-    // The address at which this server was reached: an operator may have several servers with different rules.
-    let own = request.from().ends().and_then(|ends| ends.local);
-    let own = own.map_or_else(|| "their server".to_owned(), |at| format!("server {at}"));
-    let why = format!("edges may not reach node {node}: not in server.edge_access.nodes of {own}");
-    let requester = request.from().peer.node();
-    let linked = requester.and_then(|requester| shared.registry.link_of(requester));
-    let at = linked.map_or(Ipv4Addr::UNSPECIFIED.into(), |linked| linked.from.ip());
-    let mut access = AccessLogEntry::start(LISTENER, at.to_string());
-    access.user = requester.map(ToString::to_string);
-    access.node = Some(node.clone());
-    access.target = request.target().cloned();
-    metrics.sessions.refused(LISTENER, ErrorCode::NodeNotAllowed.name());
-    access.refuse(ErrorCode::NodeNotAllowed.name(), &why, at, &metrics.refusals);
-    request.refuse(SessionError::new(ErrorCode::NodeNotAllowed, why));
-}
-
-/// Relays the request in its own task, because the search for a path may take seconds.
+/// Relays the request of an edge if it is allowed, in its own task, because the search for a path may take seconds.
 fn spawn_relay(request: RelayRequest, shared: &ServerContext, room: &SearchPermits) {
     let span = info_span!("relay", node = %request.node());
     let (room, shared) = (room.clone(), shared.clone());
     shared.link_context.drain.clone().spawn(span, async move {
+        let access = EdgeAccess::of(&request);
+        let judged = with_permit(access.judge(&shared), &room).await;
+        let judged = judged.unwrap_or_else(|why| Err(SessionError::new(ErrorCode::NodeNotConnected, why)));
+        match judged {
+            Err(why) if why.code == ErrorCode::NodeNotConnected => return request.refuse(why),
+            Err(why) => return refuse(request, why, &access, &shared),
+            Ok(()) => {}
+        }
         if let Some((request, plain)) = Box::pin(shared.route.relay(request, &room)).await {
             accept_for_plain(request, plain, &shared);
         }
     });
+}
+
+/// Refuses a request of an edge for something that it may not reach; counts and logs that.
+fn refuse(request: RelayRequest, why: SessionError, access: &EdgeAccess, shared: &ServerContext) {
+    let metrics = &shared.link_context.metrics;
+    let (entry, at) = access.log_entry(shared);
+    metrics.sessions.refused(LISTENER, why.code.name());
+    entry.refuse(why.code.name(), &why.reason, at, &metrics.refusals);
+    request.refuse(why);
 }
 
 /// Dials a target of the cloud for an edge. A target with the address of another node is at that node's edge.
@@ -204,33 +200,41 @@ fn dial_for_edge(request: RelayRequest, shared: &ServerContext) {
         // With this code the edge tries the server that it links to next.
         return request.refuse(SessionError::new(ErrorCode::NodeNotConnected, "this server is stopping"));
     }
+    let from = request.from().clone();
     let Some(offer) = request.offer() else { return };
-    match target_at_node(&offer, shared) {
+    match target_at_node(offer.target(), offer.node(), shared) {
         None => shared.backend.serve_incoming(offer),
         Some((node, target)) => {
             let span = info_span!("bridge", session = %offer.id(), %node);
             let drain = shared.link_context.drain.clone();
-            drain.spawn(span, bridge_to_node(offer, node, target, shared.clone()));
+            drain.spawn(span, bridge_to_node(offer, from, node, target, shared.clone()));
         }
     }
 }
 
-/// Returns the other node at which an edge's target is, and the target there. Returns `None` if the address book names
-/// no such node, or edges may not reach that.
-fn target_at_node(offer: &IncomingSession, shared: &ServerContext) -> Option<(NodeName, Target)> {
-    let asked = offer.target();
+/// Returns the other node at which a target of the edge `own` is, and the target there. Returns `None` if the address
+/// book names no such node, or edges may not reach that.
+fn target_at_node(asked: &Target, own: &NodeName, shared: &ServerContext) -> Option<(NodeName, Target)> {
     let Ok(Location::Node { node, target, .. }) = shared.addresses.locate(asked, rand::random()) else {
         return None;
     };
     // A name that is no Service's is not a node's either: the edge itself routes the names of nodes.
     let is_name = matches!(asked.host, Host::Name(_)) && target == *asked;
     let may = shared.policies.nodes.load().iter().any(|glob| glob.matches(&node));
-    (may && !is_name && node != *offer.node()).then_some((node, target))
+    (may && !is_name && node != *own).then_some((node, target))
 }
 
 /// Opens a session to the node of an edge's target, and copies between the two until both are done. If the node has no
 /// edge, this server dials the target itself.
-async fn bridge_to_node(offer: IncomingSession, node: NodeName, target: Target, shared: ServerContext) {
+async fn bridge_to_node(
+    offer: IncomingSession,
+    from: Arc<LinkSender>,
+    node: NodeName,
+    target: Target,
+    shared: ServerContext,
+) {
+    let session = offer.id();
+    let access = EdgeAccess { session, from, node: node.clone(), target: Some(target.clone()) };
     let (category, client) = (offer.category(), offer.client().to_owned());
     let opened = tokio::select! {
         opened = shared.route.open(SessionRequest { node, target, category, client, listener: LISTENER }) => opened,
@@ -238,10 +242,7 @@ async fn bridge_to_node(offer: IncomingSession, node: NodeName, target: Target, 
         () = offer.withdrawn() => return,
     };
     match opened.map_err(|error| error.why) {
-        Ok(session) => {
-            let alive = shared.link_context.metrics.sessions.start(BRIDGE_LISTENER);
-            bridge_sessions(offer.accept(), session, alive).await;
-        }
+        Ok(session) => bridge(offer, session, Some(access), shared).await,
         Err(RouteError::Offline { missing, .. }) if missing.is_unknown_node() => {
             shared.backend.serve_incoming(offer);
         }
@@ -258,12 +259,135 @@ async fn bridge_to_node(offer: IncomingSession, node: NodeName, target: Target, 
     }
 }
 
+/// Copies between the two ends of a session that this server bridges, while `access` allows it. It is `None` for a
+/// peer's session, which the peer judges.
+async fn bridge(offer: IncomingSession, session: Session, access: Option<EdgeAccess>, shared: ServerContext) {
+    let grant = access.map(|access| {
+        let (policies, judged) = (shared.policies.clone(), access.clone());
+        let judge = move || judged.judge_node(&policies).map(|()| UNTIL_CHANGED).map_err(|why| why.reason);
+        shared.grants.add(judge).map(|grant| (grant, access))
+    });
+    let grant = match grant.transpose() {
+        Ok(grant) => grant,
+        Err(why) => return offer.refuse(SessionError::new(ErrorCode::NodeNotAllowed, why)),
+    };
+    let revoked = async {
+        let Some((grant, access)) = &grant else { return std::future::pending().await };
+        grant.revoked().await;
+        let why = SessionError::new(ErrorCode::NodeNotAllowed, grant.revocation().unwrap_or_default());
+        access.log_revoked(&why, &shared);
+        why
+    };
+    let alive = shared.link_context.metrics.sessions.start(BRIDGE_LISTENER);
+    bridge_sessions(offer.accept(), session, alive, revoked).await;
+}
+
 /// The name of edges' requests to a server in metrics and the access log.
 const LISTENER: &str = "acceptor";
 /// Maximum number of concurrent searches for nodes and servers for all edges; each takes at most a few seconds.
 pub(crate) const MAX_SEARCHES: usize = 1000;
 /// Maximum number of concurrent searches for one edge.
 pub(crate) const MAX_SEARCHES_PER_EDGE: usize = 100;
+
+// What edges may reach through this server. It is judged for each request, and again after each change of rights.
+
+/// What an edge reaches through this server: another node or, by its own name, a target in the cloud.
+#[derive(Debug, Clone)]
+struct EdgeAccess {
+    session: SessionId,
+    from: Arc<LinkSender>,
+    node: NodeName,
+    target: Option<Target>,
+}
+
+impl EdgeAccess {
+    fn of(request: &RelayRequest) -> Self {
+        let (from, node) = (request.from().clone(), request.node().clone());
+        Self { session: request.id(), from, node, target: request.target().cloned() }
+    }
+
+    /// Returns an error if the edge may not reach this now. With [`ErrorCode::NodeNotConnected`] that is not known.
+    async fn judge(&self, shared: &ServerContext) -> Result<(), SessionError> {
+        if self.from.peer.node() != Some(&self.node) {
+            return self.judge_node(&shared.policies);
+        }
+        // A session to the cloud that a peer has dialled. This server judges it as if it dialled.
+        let Some(target) = &self.target else {
+            // An older edge does not name it. The server that has dialled judges the session by its own targets.
+            let why = "edges may not have the server dial targets: server.edge_access.targets is empty";
+            let may = !shared.policies.for_edges.load().is_empty();
+            return if may { Ok(()) } else { Err(SessionError::new(ErrorCode::NotAllowed, why)) };
+        };
+        if target_at_node(target, &self.node, shared).is_some() {
+            return Ok(());
+        }
+        let checked = shared.backend.dialer().check(target, CHECK_TIMEOUT).await;
+        checked.map_err(|why| match SessionError::from(why) {
+            why @ SessionError { code: ErrorCode::NotAllowed, .. } => why,
+            SessionError { reason, .. } => SessionError::new(ErrorCode::NodeNotConnected, reason),
+        })
+    }
+
+    fn judge_node(&self, policies: &LivePolicies) -> Result<(), SessionError> {
+        if policies.nodes.load().iter().any(|glob| glob.matches(&self.node)) {
+            return Ok(());
+        }
+        // The address at which this server was reached: an operator may have several servers with different rules.
+        let own = self.from.ends().and_then(|ends| ends.local);
+        let own = own.map_or_else(|| "their server".to_owned(), |at| format!("server {at}"));
+        let node = &self.node;
+        let why = format!("edges may not reach node {node}: not in server.edge_access.nodes of {own}");
+        Err(SessionError::new(ErrorCode::NodeNotAllowed, why))
+    }
+
+    /// Returns an access log entry, and the address of the edge.
+    fn log_entry(&self, shared: &ServerContext) -> (AccessLogEntry, IpAddr) {
+        let requester = self.from.peer.node();
+        let linked = requester.and_then(|requester| shared.registry.link_of(requester));
+        let at = linked.map_or(Ipv4Addr::UNSPECIFIED.into(), |linked| linked.from.ip());
+        let mut entry = AccessLogEntry::start(LISTENER, at.to_string());
+        entry.id = Some(self.session);
+        entry.user = requester.map(ToString::to_string);
+        entry.node = Some(self.node.clone());
+        entry.target = self.target.clone();
+        (entry, at)
+    }
+
+    fn log_revoked(&self, why: &SessionError, shared: &ServerContext) {
+        self.log_entry(shared).0.end(REVOKED, &why.reason);
+    }
+}
+
+/// Judges the sessions that this server relays for edges after each change of rights, and resets those that are no
+/// longer allowed. Returns when draining starts.
+pub(crate) async fn judge_relays(shared: ServerContext, drain: Drain) {
+    let mut changes = shared.grants.changes();
+    loop {
+        tokio::select! {
+            biased;
+            () = drain.draining() => return,
+            _ = changes.changed() => {}
+        }
+        let relayed = stream::iter(shared.link_context.table.relayed_for_edges());
+        relayed.for_each_concurrent(MAX_SEARCHES, |session| judge_relay(session, &shared)).await;
+    }
+}
+
+async fn judge_relay(session: RelayedSession, shared: &ServerContext) {
+    let RelayedSession { key, from, target } = session;
+    let access = EdgeAccess { session: key.id, from, node: key.node, target };
+    match access.judge(shared).await {
+        Err(why) if why.code != ErrorCode::NodeNotConnected => {
+            shared.link_context.table.reset_relayed(key.id, &why);
+            access.log_revoked(&why, shared);
+        }
+        Ok(()) | Err(_) => {}
+    }
+    consume_budget().await;
+}
+
+/// Time to resolve the name of a target that a peer has dialled.
+const CHECK_TIMEOUT: Duration = Duration::from_secs(2);
 
 // Paths for sessions that others request to relay through this server, found by the same search as for its own.
 
@@ -295,7 +419,7 @@ impl SessionRouter {
         // An edge serves its own node itself, so with that name it means the cloud.
         let own = matches!(&request.from().peer, Remote::Edge(edge) if *edge == node);
         let paths = if own { self.paths.of_servers() } else { self.paths.clone() };
-        let resumes = request.target().is_none();
+        let resumes = request.resumes();
         let patience = if resumes { LOOKED_FOR } else { self.timeout };
         let until = Instant::now() + patience;
         let mut search = PathSearch::new(&paths, &node, instance, until, self.chance);
@@ -400,12 +524,12 @@ const LOOKED_FOR: Duration = Duration::from_secs(6);
 
 /// Accepts the request as the end of the session, and opens a plain session to the node.
 pub(crate) fn accept_for_plain(request: RelayRequest, plain: Arc<LinkSender>, shared: &ServerContext) {
-    let node = request.node().clone();
+    let of_edge = matches!(request.from().peer, Remote::Edge(_));
+    let (node, access) = (request.node().clone(), of_edge.then(|| EdgeAccess::of(&request)));
     if let Some(offer) = request.offer() {
         let span = info_span!("bridge", session = %offer.id(), %node);
-        let link_context = &shared.link_context;
-        let (table, metrics) = (link_context.table.clone(), link_context.metrics.clone());
-        link_context.drain.spawn(span, bridge_to_plain(offer, node, plain, table, metrics));
+        let bridged = bridge_to_plain(offer, node, plain, access, shared.clone());
+        shared.link_context.drain.spawn(span, bridged);
     }
 }
 
@@ -414,10 +538,10 @@ async fn bridge_to_plain(
     offer: IncomingSession,
     node: NodeName,
     plain: Arc<LinkSender>,
-    table: Arc<SessionTable>,
-    metrics: Metrics,
+    access: Option<EdgeAccess>,
+    shared: ServerContext,
 ) {
-    let client = offer.client().to_owned();
+    let (client, table) = (offer.client().to_owned(), &shared.link_context.table);
     let opening = match table.open(node.clone(), offer.target().clone(), offer.category(), client, LISTENER) {
         Ok(opening) => opening,
         Err(TableFull) => {
@@ -447,8 +571,7 @@ async fn bridge_to_plain(
             return offer.refuse(SessionError::new(ErrorCode::TargetTimeout, why));
         }
     }
-    let alive = metrics.sessions.start(BRIDGE_LISTENER);
-    bridge_sessions(offer.accept(), opening.into_session(), alive).await;
+    bridge(offer, opening.into_session(), access, shared).await;
 }
 
 /// The listener label of these sessions in metrics.

@@ -8,7 +8,6 @@ use std::time::Duration;
 use parking_lot::Mutex;
 use tokio::sync::mpsc;
 use tokio::time::{MissedTickBehavior, interval, timeout};
-use tokio_rustls::rustls::ServerConfig;
 use tracing::{Instrument as _, Span, debug, debug_span, field, info, info_span, warn};
 
 use crate::registry::LinkedNode;
@@ -31,6 +30,7 @@ use tunnel_net::limiter::Source;
 use tunnel_net::listen::{TcpAccept, tune_link};
 use tunnel_net::reload::Reload;
 use tunnel_net::tls::handshake::{HANDSHAKES, HandshakeError, TlsAccepted, TlsHandshaker};
+use tunnel_net::tls::verify::ServerTls;
 use tunnel_proto::hello::{Caller, Hello, LinkPurpose};
 
 /// Serves links until the server stops: callers open them at the listener, or they were `made` to peers. Load balancers
@@ -38,7 +38,7 @@ use tunnel_proto::hello::{Caller, Hello, LinkPurpose};
 pub(crate) fn spawn(
     listener: TcpAccept,
     proxies: Networks,
-    tls: Reload<ServerConfig>,
+    tls: Reload<ServerTls>,
     made: Option<mpsc::Receiver<Link>>,
     shared: ServerContext,
 ) {

@@ -10,6 +10,7 @@ use tokio::sync::mpsc;
 use tokio::time::Instant;
 use tracing::Span;
 
+use crate::session_io::grants::{Grants, UNTIL_CHANGED};
 use tunnel_base::drain::Drain;
 use tunnel_base::names::Instance;
 use tunnel_link::sender::LinkSender;
@@ -73,6 +74,7 @@ async fn carried(drain: &Drain, buffered: &'static [u8], metrics: &Metrics) -> (
         buffered: Bytes::new(),
         access: AccessLogEntry::start(LISTENER, "test".into()),
         alive: metrics.sessions.start(LISTENER),
+        grant: Grants::default().add(|| Ok(UNTIL_CHANGED)).unwrap(),
         permit: (),
     };
     let socket = Socket::with_early(socket, Pool::new(), Bytes::from_static(buffered));
@@ -191,6 +193,7 @@ async fn carried_directly(drain: &Drain, metrics: &Metrics) -> (TcpStream, TcpSt
         buffered: Bytes::new(),
         access: AccessLogEntry::start(LISTENER, "test".into()),
         alive: metrics.sessions.start(LISTENER),
+        grant: Grants::default().add(|| Ok(UNTIL_CHANGED)).unwrap(),
         permit: (),
     };
     let (socket, metrics) = (Socket::new(socket, Pool::new()), metrics.clone());

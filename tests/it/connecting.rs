@@ -6,7 +6,6 @@ use clap::Parser;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 use tokio::sync::{mpsc, oneshot};
-use tokio_rustls::TlsAcceptor;
 use tunnel::command::CommandError;
 use tunnel::command::connect::{self, ConnectArgs};
 use tunnel_net::tls::{ClientAuth, Identity, TlsParams, TlsServerConfig};
@@ -124,7 +123,7 @@ async fn tls_that_ends_without_its_closing_alert_is_a_broken_session() {
     let identity = Identity { cert: dir.join("cloud.crt"), key: dir.join("cloud.key") };
     let (offer, _) = TlsParams::parse("", "").unwrap();
     let server = TlsServerConfig { identity, clients: ClientAuth::Anonymous, offer, alpn: Vec::new() };
-    let acceptor = TlsAcceptor::from(server.load().unwrap().load());
+    let acceptor = server.load().unwrap().load().acceptor();
     let server = targets::serve(move |socket| {
         let acceptor = acceptor.clone();
         async move {

@@ -1,4 +1,4 @@
-//! Access rules follow the config while the programs run, and no session is aborted.
+//! Access rules follow the config while the programs run.
 
 use std::net::SocketAddr;
 use std::path::Path;
@@ -15,7 +15,7 @@ use tunnel_net::pki::CertificateAuthority;
 use tunnel_net::reload::reload_now;
 
 use crate::support::TIMEOUT;
-use crate::support::clients::{echoed, get};
+use crate::support::clients::{echoed, get, is_reset};
 use crate::support::programs::{TOKEN, TestDir, TestServer, at, edge, start_edge};
 use crate::support::targets;
 
@@ -39,7 +39,7 @@ async fn comes_to(path: &Path, text: &str, server: &TestServer, target: &str, ph
 }
 
 #[tokio::test]
-async fn access_rules_follow_the_config_and_no_session_is_aborted() {
+async fn access_rules_follow_the_config_and_end_no_allowed_session() {
     let (place, echo) = (TestDir::new(), targets::echo().await);
     let nothing = targets::nothing().await;
     let text = place.cloud("");
@@ -60,9 +60,12 @@ async fn access_rules_follow_the_config_and_no_session_is_aborted() {
     // A config with an error is ignored.
     std::fs::write(&cloud, place.cloud("allow_from = [\"nobody\"]")).unwrap();
     reload_now();
+    echoed(&mut stays, "still here").await;
     let elsewhere = place.cloud("allow_from = [\"10.0.0.0/8\"]");
     comes_to(&cloud, &elsewhere, &server, &gone, "your address 127.0.0.1 is not allowed here").await;
+    is_reset(&mut stays).await;
     comes_to(&cloud, &text, &server, &gone, "refused the connection").await;
+    let mut stays = server.open(&at("node1", echo)).await;
 
     let more = format!("[edge.allow]\ntargets = [\"127.0.0.0/8:{}\"]", echo.port());
     let allow = place.edge("node1", server.server.bound.grpc, &more);

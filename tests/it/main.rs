@@ -47,6 +47,7 @@ mod refusals;
 mod relay;
 mod renewed;
 mod resume;
+mod revoked;
 mod roll;
 mod sessions;
 mod silent;

@@ -7,7 +7,7 @@ use tokio::net::TcpStream;
 use tokio_rustls::client::TlsStream;
 use tokio_rustls::rustls::AlertDescription;
 use tokio_rustls::rustls::pki_types::ServerName;
-use tokio_rustls::{TlsAcceptor, TlsConnector, rustls};
+use tokio_rustls::{TlsConnector, rustls};
 use tunnel_net::tls::{ClientAuth, Identity, TlsClientConfig, TlsParams, TlsServerConfig, Trust};
 
 use crate::certificates::{Authority, Files};
@@ -41,7 +41,7 @@ impl Nodes {
         let identity = Identity { cert: self.files.cert.clone(), key: self.files.key.clone() };
         let (offer, _) = TlsParams::parse("", "").unwrap();
         let server = TlsServerConfig { identity, clients: ClientAuth::Anonymous, offer, alpn: Vec::new() };
-        let acceptor = TlsAcceptor::from(server.load().unwrap().load());
+        let acceptor = server.load().unwrap().load().acceptor();
         targets::serve(move |socket| {
             let acceptor = acceptor.clone();
             async move {

@@ -5,8 +5,8 @@ use std::sync::{Arc, Mutex};
 
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 use tokio::time::{Instant, sleep};
+use tokio_rustls::TlsConnector;
 use tokio_rustls::client::TlsStream;
-use tokio_rustls::{TlsAcceptor, TlsConnector};
 use tunnel_net::reload::reload_now;
 use tunnel_net::tls::{
     ClientAuth, Identity, TlsClientConfig, TlsParams, TlsServerConfig, Trust, server_name,
@@ -63,7 +63,7 @@ async fn web(place: &TestDir) -> (SocketAddr, Arc<Mutex<Vec<Vec<u8>>>>) {
     let clients = ClientAuth::Required(place.files.ca.clone());
     let identity = certify(place, "web");
     let server = TlsServerConfig { identity, clients, offer: TlsParams::default(), alpn: Vec::new() };
-    let acceptor = TlsAcceptor::from(server.load().unwrap().load());
+    let acceptor = server.load().unwrap().load().acceptor();
     let seen = Arc::<Mutex<Vec<Vec<u8>>>>::default();
     let sees = seen.clone();
     let at = targets::serve(move |socket| {

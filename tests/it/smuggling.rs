@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex};
 
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 use tokio::net::TcpStream;
-use tokio_rustls::{TlsAcceptor, TlsConnector};
+use tokio_rustls::TlsConnector;
 use tunnel_net::tls::{
     ClientAuth, Identity, TlsClientConfig, TlsParams, TlsServerConfig, Trust, server_name,
 };
@@ -274,7 +274,7 @@ async fn behind_tls(place: &TestDir, target: Target) -> SocketAddr {
     let identity = Identity { cert: place.files.cert.clone(), key: place.files.key.clone() };
     let clients = ClientAuth::Anonymous;
     let server = TlsServerConfig { identity, clients, offer: TlsParams::default(), alpn: Vec::new() };
-    let acceptor = TlsAcceptor::from(server.load().unwrap().load());
+    let acceptor = server.load().unwrap().load().acceptor();
     targets::serve(move |socket| {
         let (acceptor, target) = (acceptor.clone(), target.clone());
         async move {

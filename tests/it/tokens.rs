@@ -5,7 +5,6 @@ use std::time::Duration;
 
 use tokio::sync::mpsc;
 use tokio::time::Instant;
-use tokio_rustls::TlsAcceptor;
 use tunnel::config::Environment;
 use tunnel::config::cluster::ClusterSettings;
 use tunnel::config::server::kubernetes::EdgeCsrConfig;
@@ -197,7 +196,7 @@ async fn a_rejected_certificate_is_sent_at_every_second_try_and_reported() {
     let clients = ClientAuth::Peers(place.files.ca.clone(), None);
     let server =
         TlsServerConfig { identity, clients, offer: TlsParams::default(), alpn: vec![b"h2".to_vec()] };
-    let acceptor = TlsAcceptor::from(server.load().unwrap().load());
+    let acceptor = server.load().unwrap().load().acceptor();
     let (tell, mut told) = mpsc::channel(9);
     let cloud = targets::serve(move |socket| {
         let (acceptor, tell) = (acceptor.clone(), tell.clone());

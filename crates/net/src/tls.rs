@@ -25,7 +25,9 @@ use tracing::warn;
 use crate::reload::FileWatcher;
 use crate::reload::{Reload, ReloadError};
 use crate::tls::certificate::SingleCertResolver;
-use crate::tls::verify::{ClientVerifier, EdgeCertVerifier, EdgeCerts, NoVerifier, PeerCertVerifier};
+use crate::tls::verify::{
+    ClientVerifier, EdgeCertVerifier, EdgeCerts, NoVerifier, PeerCertVerifier, ServerTls,
+};
 
 /// The TLS config of a server: its files and options, before they are loaded.
 #[derive(Debug, Clone)]
@@ -106,8 +108,8 @@ pub enum TlsError {
 impl TlsServerConfig {
     /// Reads the files now. Logs warnings about the certificate now and whenever it changes.
     ///
-    /// Call [`Reload::load`] for each handshake, and watch it with a [`FileWatcher`]. Established connections are not affected.
-    pub fn load(self) -> Result<Reload<ServerConfig>, ReloadError> {
+    /// Call [`Reload::load`] for each handshake, and watch it with a [`FileWatcher`].
+    pub fn load(self) -> Result<Reload<ServerTls>, ReloadError> {
         let mut paths = vec![self.identity.cert.clone(), self.identity.key.clone()];
         paths.extend(self.clients.files());
         Reload::new(paths, move |contents| match contents {
@@ -116,7 +118,7 @@ impl TlsServerConfig {
         })
     }
 
-    fn config(&self, cert: &[u8], key: &[u8], cas: &[Vec<u8>]) -> Result<ServerConfig, String> {
+    fn config(&self, cert: &[u8], key: &[u8], cas: &[Vec<u8>]) -> Result<ServerTls, String> {
         let provider = self.offer.provider();
         let identity = self.identity.certified(cert, key, &provider)?;
         for warning in
@@ -127,7 +129,8 @@ impl TlsServerConfig {
         let builder = ServerConfig::builder_with_provider(Arc::clone(&provider))
             .with_protocol_versions(self.offer.versions())
             .map_err(text)?;
-        let builder = match self.clients.verifier(cas, &identity, provider)? {
+        let clients = self.clients.verifier(cas, &identity, provider)?;
+        let builder = match clients.clone() {
             Some(verifier) => builder.with_client_cert_verifier(verifier),
             None => builder.with_no_client_auth(),
         };
@@ -140,7 +143,7 @@ impl TlsServerConfig {
         // Tickets are stored by clients: thousands of edges that reconnect at once to any server resume without using
         // memory here.
         config.ticketer = Arc::new(self.tickets(cert, key, cas, Arc::clone(&config.time_provider))?);
-        Ok(config)
+        Ok(ServerTls::new(config, clients))
     }
 }
 

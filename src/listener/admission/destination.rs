@@ -1,6 +1,6 @@
 //! Targets that are at no linked node: what this process dials itself, and where clients of an edge find their targets.
 
-use crate::acceptor::{DirectDialer, TargetDialError};
+use crate::acceptor::{DialRight, DialledTarget, DirectDialer, TargetDialError};
 use crate::listener::admission::{Destination, ListenerContext};
 use crate::listener::denial::Denial;
 use crate::registry::NodeNotFound;
@@ -12,9 +12,15 @@ use tunnel_base::policy::Glob;
 use tunnel_base::policy::targets::{is_number, is_off_limits};
 use tunnel_proto::frame::{ErrorCode, SessionError};
 
+/// An open stream to a target, and the right to the target if this process has dialled it.
+pub(crate) struct OpenTarget {
+    pub(crate) stream: TargetStream,
+    pub(crate) right: Option<DialRight>,
+}
+
 impl Destination {
     /// Dials a target that is at no node.
-    pub(crate) async fn dial(self, context: &ListenerContext) -> Result<TargetStream, Denial> {
+    pub(crate) async fn dial(self, context: &ListenerContext) -> Result<OpenTarget, Denial> {
         let Self { target, direct, all, .. } = self;
         match direct.and_then(|direct| Some((context.direct_dialer(direct.port, all)?, direct))) {
             None => Err(Denial::NoNode(target)),
@@ -31,7 +37,7 @@ impl Destination {
         why: RouteError,
         context: &ListenerContext,
         access: &mut AccessLogEntry,
-    ) -> Result<TargetStream, Denial> {
+    ) -> Result<OpenTarget, Denial> {
         let Self { node, target, direct, all } = self;
         if context.edge_routing.is_some() {
             return Err(not_routed(why, node == NodeName::direct()));
@@ -78,9 +84,9 @@ async fn connect(
     target: &Target,
     all: bool,
     context: &ListenerContext,
-) -> Result<TargetStream, TargetDialError> {
-    let connection = dialer.dial(target, all).await?;
-    Ok(TargetStream::direct(connection, context.pool.clone()))
+) -> Result<OpenTarget, TargetDialError> {
+    let DialledTarget { socket, right } = dialer.dial(target, all).await?;
+    Ok(OpenTarget { stream: TargetStream::direct(socket, context.pool.clone()), right: Some(right) })
 }
 
 fn not_dialled(why: TargetDialError, target: Target) -> Denial {

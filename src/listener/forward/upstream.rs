@@ -23,6 +23,7 @@ use crate::listener::requests::RequestRoute;
 use crate::session_io::LocalPeer;
 use crate::session_io::copy::close_gracefully;
 use crate::session_io::copy::{ByteCounter, CopyEnd, EndKind, Side};
+use crate::session_io::grants::Grant;
 use tunnel_base::drain::Drain;
 use tunnel_base::metrics::Metrics;
 use tunnel_net::ByteStream;
@@ -40,6 +41,8 @@ pub(crate) struct Upstream {
 #[derive(Debug)]
 struct Inner {
     state: State,
+    /// The grant of the last session. A client without a session is judged by it, too.
+    grant: Option<Grant>,
     /// The sender of requests, unless a request is in flight.
     idle: Option<Idle>,
     /// Whether a request is in flight. Its caller then handles the end of the session.
@@ -114,7 +117,7 @@ const MAX_INFORMATIONAL: usize = 100;
 
 impl Upstream {
     pub(crate) fn new(metrics: &Metrics, drain: &Drain) -> Self {
-        let inner = Inner { state: State::None, idle: None, in_flight: false, answered: false };
+        let inner = Inner { state: State::None, grant: None, idle: None, in_flight: false, answered: false };
         Self { inner: Mutex::new(inner), metrics: metrics.clone(), drain: drain.clone() }
     }
 
@@ -130,6 +133,11 @@ impl Upstream {
         }
     }
 
+    /// Completes once the grant of the last session is revoked.
+    pub(crate) fn poll_revoked(&self, cx: &Context<'_>) -> Poll<()> {
+        self.inner.lock().grant.as_ref().map_or(Poll::Pending, |grant| grant.poll_revoked(cx))
+    }
+
     /// Returns the sender of the current session if that has this route and is usable. Otherwise closes the session.
     pub(crate) async fn reuse(&self, route: &RequestRoute) -> Option<SendRequest<RequestBody>> {
         let idle = self.inner.lock().idle.take_if(|idle| idle.route.as_ref() == Some(route));
@@ -139,6 +147,7 @@ impl Upstream {
             return Some(sender);
         }
         self.close();
+        self.inner.lock().grant = None;
         None
     }
 
@@ -147,6 +156,7 @@ impl Upstream {
         &self,
         opened: GrantedSession,
     ) -> Result<SendRequest<RequestBody>, hyper::Error> {
+        self.inner.lock().grant = Some(opened.grant.clone());
         let pipe = HyperSession::new(opened, &self.metrics);
         let (sender, connection) = client().handshake(pipe).await?;
         let mut inner = self.inner.lock();

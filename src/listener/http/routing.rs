@@ -7,7 +7,8 @@ use http::header::{HOST, HeaderName};
 use http::request::Parts;
 use http::uri::Authority;
 
-use crate::listener::admission::{AccessPolicy, ClientIdentity};
+use crate::listener::admission::AccessPolicy;
+use crate::listener::admission::basis::ClientIdentity;
 use crate::listener::denial::Denial;
 use crate::listener::forward::message::{TUNNEL_DEST, TUNNEL_HOST};
 use crate::listener::http::NodePort;
@@ -47,7 +48,7 @@ impl AccessPolicy {
         };
         let by_address =
             self.allow_from.as_ref().is_some_and(|all| !all.holds_everyone() && all.contains(from));
-        by_address || matches!(proof, ClientIdentity::Certificate(names) if by_name(names))
+        by_address || matches!(proof, ClientIdentity::Certificate(certificate) if by_name(&certificate.names))
     }
 }
 

@@ -8,7 +8,7 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt, DuplexStream, duplex};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::{oneshot, watch};
 
-use tokio_rustls::{TlsAcceptor, TlsConnector};
+use tokio_rustls::TlsConnector;
 use tunnel_net::pool::Pool;
 use tunnel_net::socket::Buffered;
 use tunnel_net::socket::{Connection, Socket};
@@ -440,7 +440,7 @@ async fn what_tls_holds_back_arrives_without_waiting_for_the_end() {
     let trust = client(Trust::Ca(ca.ca()), None);
     let (near, far) = duplex(1000);
     let (accepted, connected) = tokio::join!(
-        TlsAcceptor::from(served.load()).accept(Buffered::new(far, Pool::new())),
+        served.load().acceptor().accept(Buffered::new(far, Pool::new())),
         TlsConnector::from(trust.load()).connect(server_name("a.b").unwrap(), near)
     );
     let (mut writer, plain) = duplex(1000);

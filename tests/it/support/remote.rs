@@ -140,7 +140,7 @@ impl ScriptedServer {
         let (offer, _) = TlsParams::parse("", "").unwrap();
         let server =
             TlsServerConfig { identity, clients: ClientAuth::Anonymous, offer, alpn: vec![b"h2".to_vec()] };
-        let acceptor = TlsAcceptor::from(server.load().unwrap().load());
+        let acceptor = server.load().unwrap().load().acceptor();
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let at = listener.local_addr().unwrap();
         let (called, calls) = mpsc::channel(16);

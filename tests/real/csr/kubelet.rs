@@ -35,8 +35,12 @@ impl Kubelet {
         place.authority.0.server(&[node]).unwrap().write(&identity.cert, &identity.key).unwrap();
         let clients = ClientAuth::Required(place.files.ca.clone());
         let alpn = vec![b"http/1.1".to_vec()];
-        let tls =
-            TlsServerConfig { identity, clients, offer: TlsParams::default(), alpn }.load().unwrap().load();
+        let tls = TlsServerConfig { identity, clients, offer: TlsParams::default(), alpn }
+            .load()
+            .unwrap()
+            .load()
+            .config
+            .clone();
         let runtime = Runtime::new().unwrap();
         let listener = runtime.block_on(TcpListener::bind("127.0.0.1:0")).unwrap();
         let (at, seen, finished) =

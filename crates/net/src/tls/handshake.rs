@@ -7,22 +7,22 @@ use std::{fmt, io};
 use tokio::io::Interest;
 use tokio::net::TcpStream;
 use tokio::time::{Instant, timeout, timeout_at};
-use tokio_rustls::TlsAcceptor;
 use tokio_rustls::rustls::pki_types::UnixTime;
-use tokio_rustls::rustls::{self, AlertDescription, CertificateError, ServerConfig};
+use tokio_rustls::rustls::{self, AlertDescription, CertificateError};
 use tokio_rustls::server::TlsStream;
 
 use crate::limiter::{ActivityTracked, FairLimiter, Limits, Permit, Source};
 use crate::pool::Pool;
 use crate::reload::Reload;
 use crate::socket::Buffered;
-use crate::tls::certificate::{self, date};
+use crate::tls::certificate::date;
+use crate::tls::verify::{ClientCertificate, ServerTls};
 use tunnel_base::logging::printable;
 
 /// Performs the handshakes of a port. Cheap to clone; clones share the permits.
 #[derive(Debug, Clone)]
 pub struct TlsHandshaker {
-    tls: Reload<ServerConfig>,
+    tls: Reload<ServerTls>,
     limiter: FairLimiter,
     pool: Pool,
 }
@@ -60,7 +60,7 @@ pub struct TlsAcceptError {
 
 impl TlsHandshaker {
     /// Creates a handshaker for a port where at most `waiting` connections wait.
-    pub fn new(tls: Reload<ServerConfig>, pool: Pool, waiting: usize) -> Self {
+    pub fn new(tls: Reload<ServerTls>, pool: Pool, waiting: usize) -> Self {
         let patience = Some(HANDSHAKE_IDLE_TIMEOUT);
         let limits = Limits { permits: HANDSHAKES, per_source: usize::MAX, waiting, idle_timeout: patience };
         Self { tls, limiter: FairLimiter::new(limits), pool }
@@ -98,12 +98,18 @@ impl TlsHandshaker {
         Box::pin(self.shake(socket, turn)).await
     }
 
+    /// Returns the certificate that an accepted client has presented, or `None` if it has presented none.
+    pub fn certificate(&self, accepted: &TlsAccepted) -> Option<ClientCertificate> {
+        let chain = accepted.stream.get_ref().1.peer_certificates()?;
+        Some(ClientCertificate::new(chain, &self.tls))
+    }
+
     async fn shake(&self, socket: TcpStream, turn: Permit) -> Result<TlsAccepted, TlsAcceptError> {
         let until = Instant::now() + HANDSHAKE_TIMEOUT;
         // The permit is idle only while this side waits for the client. A client that waits for this side keeps its
         // permit.
         let socket = Buffered::new(turn.track_activity(socket), self.pool.clone());
-        let handshake = TlsAcceptor::from(self.tls.load()).accept(socket).into_fallible();
+        let handshake = self.tls.load().acceptor().accept(socket).into_fallible();
         let lost = turn.revoked();
         let accepted = tokio::select! {
             biased;
@@ -119,14 +125,6 @@ impl TlsHandshaker {
             }
             Err(_) => Err(TlsAcceptError::new("tls_timeout", "TLS handshake timed out")),
         }
-    }
-}
-
-impl TlsAccepted {
-    /// Returns the names in the client's certificate: its CN, then its DNS names. Returns `None` if it presented none.
-    pub fn names(&self) -> Option<Vec<String>> {
-        let shown = self.stream.get_ref().1.peer_certificates()?;
-        Some(shown.first().map(|leaf| certificate::names(leaf)).unwrap_or_default())
     }
 }
 
@@ -195,7 +193,12 @@ impl HandshakeError {
                 _ => Self::Other(error.to_string()),
             };
         };
-        match tls {
+        Self::of_tls(tls)
+    }
+
+    /// Like [`Self::of`], but for an error of the library.
+    pub fn of_tls(error: &rustls::Error) -> Self {
+        match error {
             rustls::Error::InvalidCertificate(cause) => Self::of_certificate(cause),
             rustls::Error::InvalidMessage(_) => Self::NotTls,
             rustls::Error::NoApplicationProtocol
@@ -363,8 +366,8 @@ mod tests {
     async fn a_session_is_resumed_for_as_long_as_the_clients_own_certificate_is_valid() {
         let (ca, clock) = (TestCa::new("ca"), SetTime(Arc::new(AtomicU64::new(YEAR_2029))));
         let clients = ClientAuth::Required(ca.ca());
-        let config = server_at(ca.issue("s", "a.b"), clients, &clock);
-        let acceptor = TlsHandshaker::new(Reload::fixed(config), Pool::new(), 9);
+        let tls = server_at(ca.issue("s", "a.b"), clients, &clock);
+        let acceptor = TlsHandshaker::new(Reload::fixed(tls), Pool::new(), 9);
         let shows = ca.issue_for("c", "pod", 2020..2030);
         // Other certificates in the chain may have expired, for example that of a former CA.
         let others = [&shows, &ca.issue_for("o", "other", 2020..2021)];
@@ -384,17 +387,25 @@ mod tests {
             let accept = async {
                 let mut accepted = acceptor.accept(served, from, &permit).await?;
                 accepted.stream.write_all(b"x").await.unwrap();
-                Ok::<_, TlsAcceptError>(accepted.names())
+                Ok::<_, TlsAcceptError>(acceptor.certificate(&accepted).unwrap())
             };
             let (accepted, kind) = tokio::join!(accept, connect);
             (accepted.map_err(|handshake_failures| handshake_failures.to_string()), kind)
         };
+        let mut last = None;
         for expected in [HandshakeKind::Full, HandshakeKind::Resumed, HandshakeKind::Resumed] {
             let (accepted, kind) = handshake().await;
-            assert!(accepted.unwrap().unwrap().contains(&"pod".to_owned()));
+            let certificate = accepted.unwrap();
+            assert!(certificate.names.contains(&"pod".to_owned()));
+            // Again from the accepted ones.
+            assert_eq!(certificate.verify(), Ok(YEAR_2030));
+            assert_eq!(certificate.verify(), Ok(YEAR_2030));
             assert_eq!(kind, expected);
+            last = Some(certificate);
         }
         clock.0.store(YEAR_2029 + 2 * 366 * 24 * 3600, Relaxed);
+        let late = HandshakeError::of_tls(&last.unwrap().verify().unwrap_err());
+        assert!(matches!(late, HandshakeError::Expired(..)), "{late}");
         for _ in 0..2 {
             let (accepted, kind) = handshake().await;
             assert!(accepted.is_err());
@@ -402,8 +413,9 @@ mod tests {
         }
     }
 
-    /// The middle of 2029.
+    /// The middle of 2029, and the beginning of 2030.
     const YEAR_2029: u64 = 1_877_000_000;
+    const YEAR_2030: u64 = 1_893_456_000;
 
     #[tokio::test]
     async fn who_has_left_while_it_waited_costs_no_handshake() {
@@ -455,7 +467,9 @@ mod tests {
             let connect = TlsConnector::from(client(Trust::Ca(ca.ca()), None).load());
             let connects = connect.connect(server_name("a.b").unwrap(), speaks);
             let (accepted, connected) = tokio::join!(acceptor.accept(served, other, &other_slot), connects);
-            connected.and(accepted.map_err(std::io::Error::other)).map(|accepted| accepted.names())
+            connected
+                .and(accepted.map_err(std::io::Error::other))
+                .map(|accepted| acceptor.certificate(&accepted).map(|certificate| certificate.names))
         };
         let (first, second) = tokio::join!(first, second);
         assert_eq!((first.unwrap_err().reason, second.unwrap()), ("evicted", None));
@@ -470,7 +484,7 @@ mod tests {
 #[cfg(test)]
 mod fault_tests {
     use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _, duplex};
-    use tokio_rustls::{TlsAcceptor, TlsConnector};
+    use tokio_rustls::TlsConnector;
 
     use crate::tls::testing::{TestCa, client, server};
     use crate::tls::{ClientAuth, Identity, Trust, server_name};
@@ -480,7 +494,7 @@ mod fault_tests {
     /// Returns what each end finds when a client that trusts `trusted` expects `a.b`.
     async fn met(shown: Identity, trusted: &TestCa) -> (Option<HandshakeError>, Option<HandshakeError>) {
         let (near, far) = duplex(1 << 16);
-        let accept = TlsAcceptor::from(server(shown, ClientAuth::Anonymous).load());
+        let accept = server(shown, ClientAuth::Anonymous).load().acceptor();
         let connect = TlsConnector::from(client(Trust::Ca(trusted.ca()), None).load());
         let (ours, theirs) =
             tokio::join!(connect.connect(server_name("a.b").unwrap(), near), accept.accept(far));

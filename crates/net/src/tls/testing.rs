@@ -8,11 +8,12 @@ use rcgen::{BasicConstraints, CertificateParams, DnType, IsCa, Issuer, KeyPair};
 use tempfile::TempDir;
 use tokio::io::{AsyncRead, AsyncWrite, DuplexStream, Join, Repeat, Sink};
 use tokio::net::TcpStream;
-use tokio_rustls::rustls::{ClientConfig, ServerConfig};
-use tokio_rustls::{TlsAcceptor, TlsConnector, client, server};
+use tokio_rustls::rustls::ClientConfig;
+use tokio_rustls::{TlsConnector, client, server};
 
 use crate::reload::Reload;
 use crate::socket::Connection;
+use crate::tls::verify::{ClientCertificate, ServerTls};
 use crate::tls::{ClientAuth, Identity, TlsClientConfig, TlsParams, TlsServerConfig, Trust, server_name};
 
 impl Connection for DuplexStream {
@@ -85,12 +86,19 @@ where
     let ca = TestCa::new("ca");
     let (serves, dials) =
         (server(ca.issue("s", "a.b"), ClientAuth::Anonymous), client(Trust::Ca(ca.ca()), None));
-    let (connect, accept) = (TlsConnector::from(dials.load()), TlsAcceptor::from(serves.load()));
+    let (connect, accept) = (TlsConnector::from(dials.load()), serves.load().acceptor());
     let (near, far) = tokio::join!(connect.connect(server_name("a.b").unwrap(), near), accept.accept(far));
     (near.unwrap(), far.unwrap())
 }
 
-pub fn server(identity: Identity, clients: ClientAuth) -> Reload<ServerConfig> {
+/// Returns the certificate of a client with these names, which is always valid.
+pub fn client_certificate(names: &[&str]) -> ClientCertificate {
+    let tls = server(TestCa::new("ca").issue("server", "a.b"), ClientAuth::Anonymous);
+    let names = names.iter().map(ToString::to_string).collect();
+    ClientCertificate { names, ..ClientCertificate::new(&[], &tls) }
+}
+
+pub fn server(identity: Identity, clients: ClientAuth) -> Reload<ServerTls> {
     TlsServerConfig { identity, clients, offer: TlsParams::default(), alpn: vec![b"h2".to_vec()] }
         .load()
         .unwrap()

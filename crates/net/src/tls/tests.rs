@@ -5,9 +5,9 @@ use std::time::Duration;
 
 use rcgen::{CertificateParams, KeyPair};
 use tokio::io::{AsyncReadExt, AsyncWriteExt, duplex};
+use tokio_rustls::TlsConnector;
 use tokio_rustls::rustls::pki_types::UnixTime;
 use tokio_rustls::rustls::time_provider::TimeProvider;
-use tokio_rustls::{TlsAcceptor, TlsConnector};
 
 use crate::pool::Pool;
 use crate::socket::Buffered;
@@ -28,22 +28,23 @@ impl TimeProvider for SetTime {
 }
 
 /// Like [`server`], but a fixed config with a clock that the test sets.
-pub(crate) fn server_at(identity: Identity, clients: ClientAuth, clock: &SetTime) -> ServerConfig {
+pub(crate) fn server_at(identity: Identity, clients: ClientAuth, clock: &SetTime) -> ServerTls {
     let read = |file: &PathBuf| std::fs::read(file).unwrap();
     let (cert, key) = (read(&identity.cert), read(&identity.key));
     let cas: Vec<_> = clients.files().iter().map(read).collect();
     let settings = TlsServerConfig { identity, clients, offer: TlsParams::default(), alpn: Vec::new() };
-    let mut config = settings.config(&cert, &key, &cas).unwrap();
+    let mut tls = settings.config(&cert, &key, &cas).unwrap();
+    let config = Arc::get_mut(&mut tls.config).unwrap();
     config.time_provider = Arc::new(clock.clone());
     config.ticketer = Arc::new(settings.tickets(&cert, &key, &cas, Arc::new(clock.clone())).unwrap());
-    config
+    tls
 }
 
 /// Handshakes and sends a byte, because the client notices a rejected certificate only when it reads.
-async fn meet(server: &Reload<ServerConfig>, client: &Reload<ClientConfig>, name: &str) -> io::Result<()> {
+async fn meet(server: &Reload<ServerTls>, client: &Reload<ClientConfig>, name: &str) -> io::Result<()> {
     let (near, far) = duplex(1 << 16);
     let accept = async {
-        let mut tls = TlsAcceptor::from(server.load()).accept(Buffered::new(far, Pool::new())).await?;
+        let mut tls = server.load().acceptor().accept(Buffered::new(far, Pool::new())).await?;
         tls.write_all(b"x").await?;
         tls.shutdown().await
     };
@@ -138,7 +139,7 @@ fn a_key_of_another_certificate_is_said_so() {
 }
 
 /// Returns what a server serves with, and what it dials with.
-fn peer_server(ca: &TestCa, identity: Identity, name: Option<&str>) -> (Reload<ServerConfig>, PeerTlsConfig) {
+fn peer_server(ca: &TestCa, identity: Identity, name: Option<&str>) -> (Reload<ServerTls>, PeerTlsConfig) {
     let name = name.map(|name| server_name(name).unwrap());
     let served = server(identity.clone(), ClientAuth::Peers(ca.ca(), name.clone()));
     (served, PeerTlsConfig { identity, ca: ca.ca(), name })
@@ -150,14 +151,10 @@ fn dialer(mutual: PeerTlsConfig) -> (Reload<ClientConfig>, String) {
 }
 
 /// Does a handshake. Returns whether the server received a certificate.
-async fn meet_as(
-    server: &Reload<ServerConfig>,
-    client: &Reload<ClientConfig>,
-    name: &str,
-) -> io::Result<bool> {
+async fn meet_as(server: &Reload<ServerTls>, client: &Reload<ClientConfig>, name: &str) -> io::Result<bool> {
     let (near, far) = duplex(1 << 16);
     let accept = async {
-        let mut tls = TlsAcceptor::from(server.load()).accept(far).await?;
+        let mut tls = server.load().acceptor().accept(far).await?;
         tls.write_all(b"x").await?;
         Ok::<_, io::Error>(tls.get_ref().1.peer_certificates().is_some())
     };

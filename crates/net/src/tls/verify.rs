@@ -1,19 +1,25 @@
-//! Verifiers of certificates: of peers, of edges and other clients, and one that trusts any server.
+//! Verifiers of certificates: of peers, of edges and other clients, and one that trusts any server. Certificates of
+//! clients, which are verified again while their sessions last.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeSet, HashMap};
+use std::fmt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
+use parking_lot::Mutex;
+use tokio_rustls::TlsAcceptor;
 use tokio_rustls::rustls::client::WebPkiServerVerifier;
 use tokio_rustls::rustls::client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier};
 use tokio_rustls::rustls::crypto::{CryptoProvider, verify_tls12_signature, verify_tls13_signature};
 use tokio_rustls::rustls::pki_types::{CertificateDer, ServerName, UnixTime};
 use tokio_rustls::rustls::server::danger::{ClientCertVerified, ClientCertVerifier};
 use tokio_rustls::rustls::{
-    CertificateError, DigitallySignedStruct, DistinguishedName, Error, RootCertStore, SignatureScheme,
+    CertificateError, DigitallySignedStruct, DistinguishedName, Error, RootCertStore, ServerConfig,
+    SignatureScheme,
 };
 
+use crate::reload::Reload;
 use crate::tls::{TlsParams, certificate, text};
 
 /// Trusts a client with a *server's* certificate for the cloud's name, from the cloud's CA.
@@ -353,6 +359,96 @@ impl ClientCertVerifier for ClientVerifier {
     }
 }
 
+// Certificates of clients, which are verified again while their sessions last: they expire, and CAs are removed.
+
+/// The TLS of a server's port, with the rule for clients' certificates.
+pub struct ServerTls {
+    /// The configuration of handshakes.
+    pub config: Arc<ServerConfig>,
+    /// `None` if no certificate is requested.
+    clients: Option<Arc<dyn ClientCertVerifier>>,
+    /// Accepted chains, each with the last second (Unix time) for which that holds. Clients have few certificates, so
+    /// thousands of sessions cost one verification.
+    accepted: Mutex<HashMap<Arc<Chain>, u64>>,
+}
+
+/// A certificate and those above it, leaf first.
+pub(crate) type Chain = [CertificateDer<'static>];
+
+/// The certificate of a connected client.
+#[derive(Debug, Clone)]
+pub struct ClientCertificate {
+    /// Its names: the CN, then the DNS names.
+    pub names: Arc<[String]>,
+    pub(crate) chain: Arc<Chain>,
+    pub(crate) tls: Reload<ServerTls>,
+}
+
+impl ServerTls {
+    pub(crate) fn new(config: ServerConfig, clients: Option<Arc<dyn ClientCertVerifier>>) -> Self {
+        Self { config: Arc::new(config), clients, accepted: Mutex::default() }
+    }
+
+    /// Returns an acceptor of connections.
+    pub fn acceptor(&self) -> TlsAcceptor {
+        TlsAcceptor::from(self.config.clone())
+    }
+
+    /// Returns this chain as it is stored here, if it is.
+    fn shared(&self, chain: &Chain) -> Arc<Chain> {
+        let known = self.accepted.lock().get_key_value(chain).map(|(known, _)| known.clone());
+        known.unwrap_or_else(|| chain.into())
+    }
+
+    /// Verifies a chain as in a handshake. Returns the last second (Unix time) for which the result holds.
+    fn verify(&self, chain: &Arc<Chain>) -> Result<u64, Error> {
+        let (Some(clients), Some((leaf, above))) = (&self.clients, chain.split_first()) else {
+            return Ok(u64::MAX);
+        };
+        let now = self.config.time_provider.current_time().ok_or(Error::FailedToGetCurrentTime)?;
+        if let Some(until) = self.accepted.lock().get(chain).filter(|until| **until >= now.as_secs()) {
+            return Ok(*until);
+        }
+        clients.verify_client_cert(leaf, above, now)?;
+        // A chain may contain others that have expired.
+        let ends = chain.iter().filter_map(|one| certificate::validity(one).ok().map(|dates| *dates.end()));
+        let until = ends.filter(|end| *end >= now.as_secs()).min().unwrap_or(u64::MAX);
+        let mut accepted = self.accepted.lock();
+        if accepted.len() >= MAX_ACCEPTED {
+            accepted.clear();
+        }
+        accepted.insert(chain.clone(), until);
+        Ok(until)
+    }
+}
+
+impl fmt::Debug for ServerTls {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("ServerTls").field("clients", &self.clients).finish_non_exhaustive()
+    }
+}
+
+impl ClientCertificate {
+    /// Returns a chain that a client has presented at a port with this TLS.
+    pub fn new(chain: &[CertificateDer<'static>], tls: &Reload<ServerTls>) -> Self {
+        let names = chain.first().map(|leaf| certificate::names(leaf)).unwrap_or_default();
+        Self { names: names.into(), chain: tls.load().shared(chain), tls: tls.clone() }
+    }
+
+    /// Verifies the certificate by the current CAs and the current time. Returns the last second (Unix time) for which
+    /// the result holds unless the CAs change.
+    ///
+    /// # Errors
+    ///
+    /// The client's next handshake would fail for this reason.
+    pub fn verify(&self) -> Result<u64, Error> {
+        self.tls.load().verify(&self.chain)
+    }
+}
+
+/// Maximum number of accepted chains that are remembered, about 2 KiB each.
+const MAX_ACCEPTED: usize = 1024;
+
 #[cfg(test)]
 mod tests {
     use crate::tls::certificate::EDGE;
@@ -360,8 +456,8 @@ mod tests {
         BasicConstraints, CertificateParams, DnType, ExtendedKeyUsagePurpose, IsCa, Issuer, KeyPair,
     };
     use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _, duplex};
+    use tokio_rustls::TlsConnector;
     use tokio_rustls::rustls::HandshakeKind;
-    use tokio_rustls::{TlsAcceptor, TlsConnector};
 
     use crate::tls::testing::{TestCa, client, server};
     use crate::tls::tickets::tests::meet;
@@ -428,7 +524,7 @@ mod tests {
         let (identity, clients) = (cloud.issue("pod", "a.b"), ClientAuth::Edges(agents, Box::new(peers)));
         let edge = client(Trust::Ca(cloud.ca()), Some(cluster.issue(EDGE.0, &["node1"]))).load();
         for expected in [HandshakeKind::Full, HandshakeKind::Resumed] {
-            assert_eq!(meet(&edge, &server(identity.clone(), clients.clone()).load()).await, expected);
+            assert_eq!(meet(&edge, &server(identity.clone(), clients.clone()).load().config).await, expected);
         }
     }
 
@@ -447,7 +543,7 @@ mod tests {
                 near.read_u8().await
             };
             let accept = async {
-                let mut stream = TlsAcceptor::from(tls.load()).accept(far).await?;
+                let mut stream = tls.load().acceptor().accept(far).await?;
                 stream.write_all(b"x").await?;
                 let leaf = stream.get_ref().1.peer_certificates().map(|shown| shown[0].clone());
                 Ok::<_, std::io::Error>(leaf.and_then(|leaf| EdgeCerts::names(&leaf)))

@@ -10,6 +10,7 @@ use tunnel_base::policy::ports::ProxyPorts;
 use tunnel_base::policy::zone::Zone;
 use tunnel_base::policy::{Networks, network};
 use tunnel_link::sender::LinkSender;
+use tunnel_net::tls::testing::client_certificate;
 use tunnel_proto::frame::{Category, Remote};
 use tunnel_proto::hello::Dialect;
 use tunnel_proto::state::LinkId;
@@ -311,7 +312,7 @@ fn headers_of_a_client_that_the_settings_do_not_name_are_refused() {
         let refused = site.told("host", &[(&header, "edge4:9051")], false);
         assert!(refused.starts_with("403 ") && refused.contains("names or allow_from"), "{refused}");
     }
-    let certificate = |name: &str| ClientIdentity::Certificate(vec![name.to_owned()]);
+    let certificate = |name: &str| ClientIdentity::Certificate(client_certificate(&[name]));
     let from = ip("10.0.0.1");
     let open = AccessPolicy::default();
     for proof in [ClientIdentity::None, ClientIdentity::User("uid=0".to_owned()), certificate("prometheus")] {

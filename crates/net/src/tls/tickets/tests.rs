@@ -17,7 +17,7 @@ use super::*;
 
 /// Returns a server that has just started with these files.
 fn peer_server(identity: &Identity, clients: ClientAuth) -> Arc<ServerConfig> {
-    server(identity.clone(), clients).load()
+    server(identity.clone(), clients).load().config.clone()
 }
 
 /// Connects an edge to a server. Returns how they established the session.
@@ -166,7 +166,7 @@ async fn an_expired_certificate_gets_in_by_no_session_of_before_neither_by_ticke
             (Tls12Resumption::SessionIdOrTickets, HandshakeKind::Resumed),
         ] {
             let clock = SetTime(Arc::new(AtomicU64::new(YEAR_2029)));
-            let server = Arc::new(server_at(identity.clone(), clients.clone(), &clock));
+            let server = server_at(identity.clone(), clients.clone(), &clock).config;
             let client = client_of_tls12(&ca, &shows, ways);
             assert_eq!(is_met(&client, &server).await, Some(HandshakeKind::Full), "{port}, {ways:?}");
             assert_eq!(is_met(&client, &server).await, Some(again), "{port}, {ways:?}");

@@ -1,0 +1,99 @@
+//! What the admission of a client is based on: its address, its identity, and what it reaches. It is judged when a
+//! session opens, and again after each change of rights.
+
+use std::net::IpAddr;
+use std::sync::Arc;
+
+use arc_swap::ArcSwap;
+
+use crate::acceptor::DialRight;
+use crate::listener::admission::AccessPolicy;
+use crate::listener::auth::Login;
+use crate::listener::denial::Denial;
+use crate::session_io::grants::UNTIL_CHANGED;
+use tunnel_base::names::NodeName;
+use tunnel_net::tls::handshake::HandshakeError;
+use tunnel_net::tls::verify::ClientCertificate;
+
+/// The identity of a client.
+#[derive(Debug, Clone, Default)]
+pub enum ClientIdentity {
+    /// No identity. A password is requested if the access policy requires one.
+    #[default]
+    None,
+    /// A local user of this machine.
+    User(String),
+    /// A certificate. The access policy may accept only some names.
+    Certificate(ClientCertificate),
+    /// A user with a password.
+    Password(Login),
+}
+
+/// The facts by which a request was admitted.
+#[derive(Debug)]
+pub(crate) struct AccessBasis {
+    pub(crate) policy: Arc<ArcSwap<AccessPolicy>>,
+    pub(crate) listener: &'static str,
+    pub(crate) from: IpAddr,
+    pub(crate) identity: ClientIdentity,
+    /// The node, and the port of the target.
+    pub(crate) node: NodeName,
+    pub(crate) port: u16,
+    /// The right to the target, if this process has dialled it.
+    pub(crate) direct: Option<DialRight>,
+}
+
+impl ClientIdentity {
+    /// Returns the user, if the access policy accepts this identity now. Also returns the last second (Unix time) for
+    /// which the result holds unless rights change.
+    ///
+    /// # Errors
+    ///
+    /// Returns [`Denial::Forbidden`] if the policy does not accept the certificate or the login.
+    pub(crate) fn judge(
+        &self,
+        policy: &AccessPolicy,
+        listener: &str,
+    ) -> Result<(Option<String>, u64), Denial> {
+        match self {
+            Self::None => Ok((None, UNTIL_CHANGED)),
+            Self::User(user) => Ok((Some(user.clone()), UNTIL_CHANGED)),
+            Self::Certificate(certificate) => {
+                let until = certificate.verify().map_err(|error| {
+                    let error = HandshakeError::of_tls(&error);
+                    Denial::Forbidden(format!("client certificate rejected: {error}"))
+                })?;
+                Ok((Some(policy.user_of_certificate(&certificate.names, listener)?), until))
+            }
+            Self::Password(login)
+                if policy.logins.as_ref().is_some_and(|logins| logins.is_current(login)) =>
+            {
+                Ok((Some(login.user.clone()), UNTIL_CHANGED))
+            }
+            Self::Password(Login { user, .. }) => Err(Denial::Forbidden(format!(
+                "the password of user {user} was changed, or the user was removed"
+            ))),
+        }
+    }
+}
+
+impl AccessBasis {
+    /// Checks whether the access policy admits the request now. Returns the last second (Unix time) for which the result
+    /// holds unless rights change.
+    ///
+    /// # Errors
+    ///
+    /// Returns the denial that a new request would get.
+    pub(crate) fn judge(&self) -> Result<u64, Denial> {
+        let policy = self.policy.load();
+        policy.check_source(self.from)?;
+        let (user, until) = self.identity.judge(&policy, self.listener)?;
+        let user = user.as_deref();
+        policy.authorize(user, self.from, &self.node, self.port)?;
+        if let Some(right) = &self.direct {
+            policy.authorize(user, self.from, &NodeName::direct(), right.port())?;
+            right.judge().map_err(Denial::Direct)?;
+        }
+        Ok(until)
+    }
+}

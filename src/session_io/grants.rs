@@ -1,0 +1,212 @@
+//! The grants of open sessions: after each change of rights, each session is judged again, and ended if it would not be
+//! admitted now.
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::future::poll_fn;
+use std::sync::atomic::AtomicU64;
+use std::sync::atomic::Ordering::SeqCst;
+use std::sync::{Arc, OnceLock, Weak};
+use std::task::{Context, Poll};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use futures_util::task::AtomicWaker;
+use parking_lot::Mutex;
+use tokio::sync::watch;
+use tokio::task::yield_now;
+use tokio::time::sleep;
+use tracing::warn;
+
+use tunnel_base::drain::Drain;
+use tunnel_net::reload::FileWatcher;
+
+/// The grants of a process. Cheap to clone.
+///
+/// A session is judged once when it gets its grant, after that is listed. So either the session is judged by the new
+/// rights, or the change finds it in the list.
+#[derive(Debug, Clone, Default)]
+pub struct Grants(Arc<Shared>);
+
+#[derive(Debug)]
+struct Shared {
+    /// The grants by number, in the order in which they were given.
+    open: Mutex<BTreeMap<u64, Weak<Inner>>>,
+    next: AtomicU64,
+    /// The first second (Unix time) in which a judgement may change with time alone.
+    due: AtomicU64,
+    /// Notified after each change of rights.
+    changed: watch::Sender<()>,
+}
+
+/// The grant of an open session. Its clones are the same grant, which ends with the last of them.
+#[derive(Debug, Clone)]
+pub struct Grant(Arc<Inner>);
+
+struct Inner {
+    number: u64,
+    list: Grants,
+    judge: Box<Judge>,
+    /// Why the session may no longer run.
+    revoked: OnceLock<String>,
+    /// The task that must end the session.
+    owner: AtomicWaker,
+}
+
+/// Returns the last second (Unix time) for which the session is admitted by the current rights, or why it is not.
+type Judge = dyn Fn() -> Result<u64, String> + Send + Sync;
+
+/// What a judge returns if only a change of rights can end the session.
+pub const UNTIL_CHANGED: u64 = u64::MAX;
+
+impl Default for Shared {
+    fn default() -> Self {
+        Self {
+            open: Mutex::default(),
+            next: AtomicU64::default(),
+            due: AtomicU64::new(UNTIL_CHANGED),
+            changed: watch::Sender::new(()),
+        }
+    }
+}
+
+impl Grants {
+    /// Judges a session that is about to open, and again after each change until the grant is dropped.
+    ///
+    /// # Errors
+    ///
+    /// Returns why the session may not run.
+    pub fn add(
+        &self,
+        judge: impl Fn() -> Result<u64, String> + Send + Sync + 'static,
+    ) -> Result<Grant, String> {
+        let grant = Grant(Arc::new(Inner {
+            number: self.0.next.fetch_add(1, SeqCst),
+            list: self.clone(),
+            judge: Box::new(judge),
+            revoked: OnceLock::new(),
+            owner: AtomicWaker::new(),
+        }));
+        self.0.open.lock().insert(grant.0.number, Arc::downgrade(&grant.0));
+        let until = (grant.0.judge)()?;
+        if until != UNTIL_CHANGED && self.judge_after(until) == UNTIL_CHANGED {
+            // The first that ends with time.
+            self.rights_changed();
+        }
+        Ok(grant)
+    }
+
+    /// Notifies the tasks that judge. Call it after new rights have been stored.
+    pub fn rights_changed(&self) {
+        self.0.changed.send_replace(());
+    }
+
+    /// Returns a receiver that is notified by [`Self::rights_changed`], for sessions that have no grant.
+    pub fn changes(&self) -> watch::Receiver<()> {
+        let mut changes = self.0.changed.subscribe();
+        // The rights may have changed before the caller was started.
+        changes.mark_changed();
+        changes
+    }
+
+    /// Judges all sessions after each change of rights or of a watched file, and when a certificate expires. Returns
+    /// when draining starts.
+    pub async fn follow(self, files: FileWatcher, drain: Drain) {
+        let (mut changes, mut files) = (self.changes(), files.changes());
+        loop {
+            let ends_with_time = self.0.due.load(SeqCst) != UNTIL_CHANGED;
+            tokio::select! {
+                biased;
+                () = drain.draining() => return,
+                _ = changes.changed() => {}
+                Ok(()) = files.changed() => {}
+                () = sleep(TICK), if ends_with_time => {
+                    if now() < self.0.due.load(SeqCst) {
+                        continue;
+                    }
+                }
+            }
+            self.judge_all().await;
+        }
+    }
+
+    async fn judge_all(&self) {
+        self.0.due.store(UNTIL_CHANGED, SeqCst);
+        let (mut next, mut revoked) = (0, 0_u64);
+        loop {
+            let batch: Vec<_> = {
+                let open = self.0.open.lock();
+                open.range(next..).take(BATCH).map(|(number, one)| (*number, one.clone())).collect()
+            };
+            let Some((last, _)) = batch.last() else { break };
+            next = last + 1;
+            for inner in batch.iter().filter_map(|(_, one)| one.upgrade()) {
+                match (inner.judge)() {
+                    Ok(until) => {
+                        self.judge_after(until);
+                    }
+                    Err(why) => {
+                        revoked += u64::from(inner.revoked.set(why).is_ok());
+                        inner.owner.wake();
+                    }
+                }
+            }
+            yield_now().await;
+        }
+        if revoked > 0 {
+            warn!(
+                sessions = revoked,
+                hint = "the access log has the reasons",
+                "sessions ended: access revoked"
+            );
+        }
+    }
+
+    /// Makes sure that sessions are judged after this second. Returns the earlier value of `due`.
+    fn judge_after(&self, until: u64) -> u64 {
+        self.0.due.fetch_min(until.saturating_add(1), SeqCst)
+    }
+}
+
+impl Grant {
+    /// Returns why the session may no longer run, if that is so.
+    pub fn revocation(&self) -> Option<&str> {
+        self.0.revoked.get().map(String::as_str)
+    }
+
+    /// Completes once the session may no longer run. Only one task may wait.
+    pub fn poll_revoked(&self, cx: &Context<'_>) -> Poll<()> {
+        self.0.owner.register(cx.waker());
+        if self.0.revoked.get().is_some() { Poll::Ready(()) } else { Poll::Pending }
+    }
+
+    /// Waits until the session may no longer run. Only one task may wait. Cancel safe.
+    pub async fn revoked(&self) {
+        poll_fn(|cx| self.poll_revoked(cx)).await;
+    }
+}
+
+impl Drop for Inner {
+    fn drop(&mut self) {
+        self.list.0.open.lock().remove(&self.number);
+    }
+}
+
+impl fmt::Debug for Inner {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Grant")
+            .field("number", &self.number)
+            .field("revoked", &self.revoked)
+            .finish_non_exhaustive()
+    }
+}
+
+/// Returns the current second (Unix time).
+fn now() -> u64 {
+    SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs())
+}
+
+/// Number of sessions that are judged before other tasks may run. The most expensive ones cost about 0.1 ms each, to
+/// verify a certificate that was not verified yet.
+const BATCH: usize = 64;
+/// How often the time is compared, while sessions end with a certificate.
+const TICK: Duration = Duration::from_secs(1);
