@@ -311,8 +311,8 @@ impl ServerCore {
         let link_context = link_context(settings, &metrics, &links);
         let (table, authority) = (link_context.table.clone(), files.authority.clone());
         let enrolment = invitations::start(settings, authority, &files.resolver, &readiness, &links);
-        let proven = authenticated_links(settings, files, enrolment.clone(), table.clone(), &links);
         let (registry, pool, grants) = (Registry::new(metrics.clone()), Pool::new(), Grants::default());
+        let proven = authenticated_links(settings, files, enrolment.clone(), &registry, &table, &links);
         let (zone, policies) = (zone(settings, proven.clone()), LivePolicies::new(settings));
         let servers = ServerPods::follow(settings.peers.cluster.as_ref(), settings.pod_ip, port, &links);
         let no_servers =
@@ -443,12 +443,14 @@ fn authenticated_links(
     settings: &ServerConfig,
     files: &ServerFiles,
     enrolment: Option<Arc<Enrolment>>,
-    table: Arc<SessionTable>,
+    registry: &Arc<Registry>,
+    table: &Arc<SessionTable>,
     links: &Drain,
 ) -> Arc<AuthenticatedLinks> {
     let nodes = follow_nodes(settings, links);
     let certificates = config_files::edge_cas(settings).is_some();
-    AuthenticatedLinks::start(files.tokens.clone(), enrolment, nodes, certificates, table, links)
+    let (tokens, registry, table) = (files.tokens.clone(), registry.clone(), table.clone());
+    AuthenticatedLinks::start(tokens, enrolment, nodes, certificates, registry, table, links)
 }
 
 fn new_shutdown(settings: &ServerConfig) -> Shutdown {

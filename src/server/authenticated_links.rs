@@ -11,11 +11,12 @@ use std::time::Duration;
 use futures_util::future::OptionFuture;
 use parking_lot::{Mutex, MutexGuard};
 use tokio::sync::watch;
-use tokio::time::{sleep, timeout};
+use tokio::time::{Instant, sleep, timeout};
 use tracing::{info, info_span, warn};
 
 use crate::invitations::Enrolment;
 use crate::kubernetes::ClusterNodes;
+use crate::registry::Registry;
 use crate::startup::{NotPrepared, Startup, StartupErrorKind};
 use tunnel_base::addresses::{AddressClaim, ClaimSource};
 use tunnel_base::drain::Drain;
@@ -131,12 +132,13 @@ impl AuthenticatedLinks {
         enrolment: Option<Arc<Enrolment>>,
         nodes: Option<ClusterNodes>,
         certificates: bool,
+        registry: Arc<Registry>,
         table: Arc<SessionTable>,
         drain: &Drain,
     ) -> Arc<Self> {
         let (links, refusal_permits) = (Mutex::default(), FairLimiter::new(REFUSAL_LIMITS));
         let proven = Arc::new(Self { tokens, enrolment, nodes, certificates, links, refusal_permits });
-        drain.spawn(info_span!("tokens"), proven.clone().watch_revocations(table, drain.clone()));
+        drain.spawn(info_span!("tokens"), proven.clone().watch_revocations(registry, table, drain.clone()));
         proven
     }
 
@@ -237,6 +239,11 @@ impl AuthenticatedLinks {
         }
     }
 
+    /// Returns true if an edge's link may open sessions: its credentials are not revoked.
+    pub(crate) fn is_valid(&self, sender: &LinkSender) -> bool {
+        self.lock().contains_key(&sender.id)
+    }
+
     /// Forgets a link that has ended.
     pub(crate) fn untrack(&self, sender: &LinkSender) {
         let mut links = self.lock();
@@ -245,7 +252,12 @@ impl AuthenticatedLinks {
     }
 
     /// Closes each link whose token was revoked, until draining begins.
-    async fn watch_revocations(self: Arc<Self>, table: Arc<SessionTable>, drain: Drain) {
+    async fn watch_revocations(
+        self: Arc<Self>,
+        registry: Arc<Registry>,
+        table: Arc<SessionTable>,
+        drain: Drain,
+    ) {
         let mut changes = self.tokens.changes();
         let mut nodes = self.nodes.clone();
         let mut joined = self.enrolment.as_ref().map(|enrolment| enrolment.changes());
@@ -271,6 +283,11 @@ impl AuthenticatedLinks {
             if revoked.is_empty() {
                 continue;
             }
+            // Before the sessions are reset, so that no new one takes their place.
+            for (_, proof) in &revoked {
+                self.untrack(&proof.sender);
+                registry.remove(&proof.sender);
+            }
             let names: Vec<&str> = revoked
                 .iter()
                 .take(MAX_NODES_LOGGED)
@@ -281,7 +298,8 @@ impl AuthenticatedLinks {
                 nodes = names.join(" "),
                 "links ended: token revoked, Node deleted or edge label removed"
             );
-            close_links(revoked, &table).await;
+            // In its own task, because the next node must not keep its links meanwhile.
+            drain.spawn(info_span!("revoked"), close_links(revoked, table.clone()));
         }
     }
 
@@ -291,8 +309,8 @@ impl AuthenticatedLinks {
 }
 
 /// Closes links after notifying their sessions of the reason.
-async fn close_links(revoked: Vec<(TokenError, AuthenticatedLink)>, table: &SessionTable) {
-    for (why, AuthenticatedLink { sender, evidence }) in &revoked {
+async fn close_links(revoked: Vec<(TokenError, AuthenticatedLink)>, table: Arc<SessionTable>) {
+    let reset = |(why, AuthenticatedLink { sender, evidence }): &(TokenError, AuthenticatedLink)| {
         let node = &evidence.hello.node;
         let why = match why {
             TokenError::NoNode(_) => format!("Node {node} was deleted"),
@@ -301,15 +319,18 @@ async fn close_links(revoked: Vec<(TokenError, AuthenticatedLink)>, table: &Sess
             _ => format!("the token of node {node} was revoked"),
         };
         table.reset_on(sender, &SessionError::new(ErrorCode::NotAllowed, why));
-    }
+    };
     // A busy process or a slow line may need longer than the minimum; the timeout covers an unresponsive remote.
+    let started = Instant::now();
     let said = async {
-        let says = |sender: &LinkSender| sender.sessions() + sender.waiting() > 0;
-        while revoked.iter().any(|(_, proof)| !proof.sender.is_closed() && says(&proof.sender)) {
+        let says = |sender: &LinkSender| !sender.is_closed() && sender.sessions() + sender.waiting() > 0;
+        while started.elapsed() < MIN_RESET_FLUSH || revoked.iter().any(|(_, proof)| says(&proof.sender)) {
+            // Again, because an opening may have found the link just before its node was removed.
+            revoked.iter().for_each(reset);
             sleep(POLL_INTERVAL).await;
         }
     };
-    let _ = tokio::join!(sleep(MIN_RESET_FLUSH), timeout(MAX_RESET_FLUSH, said));
+    let _ = timeout(MAX_RESET_FLUSH, said).await;
     for (_, proof) in revoked {
         proof.sender.close();
     }
@@ -344,6 +365,12 @@ const MIN_RESET_FLUSH: Duration = Duration::from_millis(100);
 
 #[cfg(test)]
 mod tests {
+    use tokio::task::yield_now;
+    use tunnel_base::metrics::Metrics;
+    use tunnel_base::names::Instance;
+    use tunnel_link::table::SessionLimits;
+    use tunnel_proto::frame::Remote;
+    use tunnel_proto::halves::WindowLimits;
     use tunnel_proto::hello::{Dialect, LinkPurpose};
 
     use super::*;
@@ -425,6 +452,37 @@ mod tests {
         nodes.send_replace(known([("node2", true)]));
         assert!(matches!(says("right", Some("node1")), Err(TokenError::NoNode(_))));
         assert!(says("right", None).is_ok());
+    }
+
+    /// Time stands still, so the first link is not closed yet.
+    #[tokio::test(start_paused = true)]
+    async fn a_node_is_blocked_while_the_links_of_another_are_being_closed() {
+        let (metrics, drain) = (Metrics::server("", ""), Drain::new());
+        let windows = WindowLimits { start: 1000, max: 1000 };
+        let limits = SessionLimits { windows, memory: 1 << 20, sessions: 1, grace: Duration::ZERO };
+        let table = SessionTable::new(Instance::random(), limits, metrics.clone());
+        let nodes = watch::Sender::new(known([("node1", true), ("node2", true)]));
+        let tokens = Reload::fixed(NodeTokens::parse("default:shared\n"));
+        let registry = Registry::new(metrics);
+        let proven =
+            AuthenticatedLinks::start(tokens, None, Some(nodes.subscribe()), true, registry, table, &drain);
+        let track = |id, name| {
+            let sender = LinkSender::new(LinkId(id), Remote::Edge(node(name)), None, Dialect::NEWEST);
+            let mut evidence = evidence("shared", None);
+            evidence.hello.node = node(name);
+            proven.track(&sender, &evidence);
+            sender
+        };
+        let links = [track(1, "node1"), track(2, "node2")];
+        for (blocked, is_edge) in [(&links[0], true), (&links[1], false)] {
+            nodes.send_replace(known([("node1", false), ("node2", is_edge)]));
+            for _ in 0..100 {
+                yield_now().await;
+            }
+            assert!(!proven.is_valid(blocked) && !blocked.is_closed(), "{:?}", blocked.peer);
+        }
+        drain.finish(Duration::from_secs(3), std::future::pending()).await;
+        assert!(links.iter().all(|link| link.is_closed()));
     }
 
     #[test]

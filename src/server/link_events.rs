@@ -153,6 +153,10 @@ pub(crate) const MAX_CONCURRENT_MOVES: usize = 10_000;
 /// Handles a request that arrived over a link. `room` limits the concurrent searches of this link.
 pub(crate) fn handle_request(request: RelayRequest, shared: &ServerContext, room: &SearchPermits) {
     match &request.from().peer {
+        Remote::Edge(edge) if !shared.proven.is_valid(request.from()) => {
+            let why = format!("the credentials of node {edge} were revoked");
+            request.refuse(SessionError::new(ErrorCode::NotAllowed, why));
+        }
         // An edge does not reach its own node through a server: with that name it requests a target of the cloud.
         Remote::Edge(edge) if edge == request.node() && request.instance().is_none() => {
             dial_for_edge(request, shared)

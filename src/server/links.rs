@@ -133,7 +133,6 @@ async fn admit_edge(call: Call, hello: Hello, shared: ServerContext) {
     let sender = link.sender.clone();
     let edge = hello.instance.map(field::debug);
     info!(link = %sender.id, node = %hello.node, remote_addr = %from, edge, dialect = %hello.dialect, "node is linked");
-    shared.proven.track(&sender, &evidence);
     if let Some(silent) = shared.registry.insert(linked(&sender), hello.purpose == LinkPurpose::Backup) {
         // The interactive link may also be unresponsive.
         if let Some(beside) = silent.set_interactive(None) {
@@ -141,6 +140,7 @@ async fn admit_edge(call: Call, hello: Hello, shared: ServerContext) {
         }
         migrate_sessions(&silent, &shared);
     }
+    shared.proven.track(&sender, &evidence);
     shared.finder.on_linked(&hello.node);
     retire_old_links(shared.link_context.table.instance(), hello.node.clone(), None, &shared);
     if shared.stopping.is_cancelled() {

@@ -25,9 +25,9 @@ use tunnel_net::tls::{Identity, TlsClientConfig, Trust, server_name};
 use tunnel_proto::frame::{ErrorCode, SessionFrame};
 
 use crate::http_proxy::{body, site};
-use crate::support::clients::{ESTABLISHED, echoed, head, is_reset, open};
+use crate::support::clients::{ESTABLISHED, ask, echoed, head, is_reset, open};
 use crate::support::line::Line;
-use crate::support::programs::{NAME, TestDir, TestServer, at, edge, start_edge};
+use crate::support::programs::{NAME, TOKEN, TestDir, TestServer, at, edge, start_edge};
 use crate::support::{assert_eventually, remote, servers, targets, wait_until};
 
 /// Starts a server that follows its config file.
@@ -381,6 +381,24 @@ async fn a_resume_that_names_another_target_than_the_open_is_refused() {
         };
         assert_eq!(refused, expected, "{epoch}");
     }
+}
+
+#[tokio::test]
+async fn a_blocked_node_gets_no_session_once_its_sessions_are_reset() {
+    let (place, echo) = (TestDir::new(), targets::echo().await);
+    let server = TestServer::with(&place, &edge_access("", &[echo.port()]));
+    let (_edge, proxy) = asker(&place, server.server.bound.grpc);
+    server.has("asker").await;
+    let mut ends = [server.open(&at("asker", echo)).await, open(proxy, &in_cloud(echo)).await];
+    place.file("token", &format!("asker:\ndefault:{TOKEN}\n"));
+    let [to, from] = &mut ends;
+    reloaded(is_reset(to)).await;
+    let request = format!("CONNECT {} HTTP/1.1\r\n\r\n", in_cloud(echo));
+    let target = at("asker", echo);
+    let (to_node, from_node) = tokio::join!(server.ask(&target), ask(proxy, &request));
+    assert_eq!(to_node.status, 502, "{to_node:?}");
+    assert!(matches!(from_node.status, 403 | 502), "{from_node:?}");
+    is_reset(from).await;
 }
 
 const VALID: Duration = Duration::from_secs(3600);
