@@ -261,7 +261,6 @@ impl Edge {
             sessions: self.sessions.clone(),
             readiness: self.readiness.clone(),
             uplinks: self.uplinks.clone(),
-            route: self.route.clone(),
             redial: Notify::new(),
             sent_until_closed: Mutex::default(),
         })
@@ -276,7 +275,7 @@ impl Edge {
         dialer.known.resolver.watch(&self.files);
         links.spawn(info_span!("refusals"), self.metrics.refusals.clone().sum_up(links.clone().started()));
         links.spawn(info_span!("upkeep"), self.table.clone().upkeep(pool, links.clone()));
-        links.spawn(info_span!("resume_cancelled"), self.route.clone().resume_cancelled(links.clone()));
+        links.spawn(info_span!("resume_parked"), self.route.clone().resume_parked(links.clone()));
     }
 
     fn admin(&self, viewers: AdminUsers, level: Option<LogLevel>, level_at_ports: bool) -> Admin {

@@ -30,7 +30,6 @@ use tunnel_base::metrics::Metrics;
 use tunnel_base::names::{Instance, NodeName};
 use tunnel_link::sender::LinkSender;
 use tunnel_link::table::SessionTable;
-use tunnel_link::table::stream::Parked;
 use tunnel_proto::frame::{Found, Remote};
 
 /// The nodes that are linked to this server. The newest link of a node wins.
@@ -604,29 +603,22 @@ impl Finder {
     /// Migrates sessions after a node has linked at the server `at`, which may be this one.
     ///
     /// Pings other links that carry our sessions to the node and detaches its sessions from those that do not answer
-    /// within 1 s. Returns the sessions that need another path.
-    pub async fn migrate_from_old_links(
-        &self,
-        at: Instance,
-        node: &NodeName,
-        table: &SessionTable,
-    ) -> Vec<Parked> {
-        let Some(others) = &self.others else { return Vec::new() };
+    /// within 1 s.
+    pub async fn migrate_from_old_links(&self, at: Instance, node: &NodeName, table: &SessionTable) {
+        let Some(others) = &self.others else { return };
         if table.is_empty() && table.relayed().0 == 0 {
-            return Vec::new();
+            return;
         }
         let mut links = others.peers.links();
         links.retain(|link| {
             link.instance != Some(at) && link.sessions() > 0 && table.has_sessions_on(link, node)
         });
         let lives = join_all(links.iter().map(|link| link.ping_within(CONTEST_PONG_TIMEOUT))).await;
-        let mut parked = Vec::new();
         for (link, _) in links.iter().zip(lives).filter(|(_, lives)| !lives) {
             self.invalidate(node, &Path { sender: link.clone(), instance: None });
             table.detach_relays(link, |of| of == node);
-            parked.extend(table.leave(link, |of, _| of == node));
+            table.leave(link, |of, _| of == node);
         }
-        parked
     }
 }
 

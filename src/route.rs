@@ -169,20 +169,15 @@ impl SessionRouter {
         }
     }
 
-    /// Spawns a task that runs [`Self::resume`].
-    pub fn spawn_resume(&self, parked: Parked, drain: &Drain) {
-        let (route, span) = (self.clone(), info_span!("resume", session = %parked.id()));
-        drain.spawn(span, async move { route.resume(parked).await });
-    }
-
-    /// Resumes cancelled openings that have no path, so that their acceptors get the reset. Returns when draining
-    /// starts.
-    pub async fn resume_cancelled(self, drain: Drain) {
+    /// Runs [`Self::resume`] for each session that has lost its path, in its own task. Returns when draining starts.
+    pub async fn resume_parked(self, drain: Drain) {
         loop {
-            tokio::select! {
+            let parked = tokio::select! {
                 () = drain.draining() => return,
-                parked = self.table.given_up() => self.spawn_resume(parked, &drain),
-            }
+                parked = self.table.next_parked() => parked,
+            };
+            let (route, span) = (self.clone(), info_span!("resume", session = %parked.id()));
+            drain.spawn(span, async move { route.resume(parked).await });
         }
     }
 

@@ -396,7 +396,7 @@ impl ServerCore {
         drain.spawn(info_span!("refusals"), metrics.refusals.clone().sum_up(drain.clone().started()));
         let upkeep = table.clone().upkeep(self.context.pool.clone(), drain.clone());
         drain.spawn(info_span!("upkeep"), upkeep);
-        drain.spawn(info_span!("given up"), self.context.route.clone().resume_cancelled(drain.clone()));
+        drain.spawn(info_span!("resume_parked"), self.context.route.clone().resume_parked(drain.clone()));
         self
     }
 }

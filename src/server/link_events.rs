@@ -24,7 +24,7 @@ use tunnel_link::table::stream::{IncomingSession, OpenOutcome};
 use tunnel_link::table::{Event, RelayRequest, SessionTable, TableFull};
 use tunnel_proto::frame::{ErrorCode, Found, Remote, SessionError};
 
-/// Drives a link until it ends, then searches for new paths for its sessions.
+/// Drives a link until it ends.
 pub(crate) async fn run_link(mut link: Link, shared: &ServerContext) -> LinkEnd {
     shared.link_context.metrics.links.opened(link.sender.peer.kind());
     let room = search_permits(shared);
@@ -57,7 +57,6 @@ pub(crate) fn handle_event(
             let why = format!("edges may not reach {} through this server", offer.target());
             offer.refuse(SessionError::new(ErrorCode::NotAllowed, why));
         }
-        Event::Parked(parked) => shared.route.spawn_resume(parked, &shared.link_context.drain),
         Event::RelayRequest(request) => handle_request(request, shared, room),
         Event::Find(node, question) => shared.finder.answer(sender, &node, question),
         Event::Found(node, found) => {
@@ -89,16 +88,13 @@ pub(crate) fn handle_event(
     }
 }
 
-/// Handles the end of a link: searches for new paths for its sessions.
+/// Handles the end of a link.
 pub(crate) fn on_link_ended(link: &Link, why: &LinkEnd, shared: &ServerContext) {
     shared.link_context.metrics.links.closed(link.sender.peer.kind());
     shared.link_context.metrics.links_closed.count(why.name());
-    let parked = link.end(why);
+    let sessions = link.end(why);
     let node = link.sender.peer.node().map(field::display);
-    info!(link = %link.sender.id, node, reason = %why, sessions = parked.len(), "link has ended");
-    for parked in parked {
-        shared.route.spawn_resume(parked, &shared.link_context.drain);
-    }
+    info!(link = %link.sender.id, node, reason = %why, sessions, "link has ended");
 }
 
 /// Migrates the sessions of a retired link to the node's primary link.
@@ -108,12 +104,9 @@ pub(crate) fn on_link_ended(link: &Link, why: &LinkEnd, shared: &ServerContext) 
 pub(crate) fn migrate_sessions(left: &Arc<LinkSender>, shared: &ServerContext) {
     let table = &shared.link_context.table;
     table.detach_relays(left, |_| true);
-    let parked = table.leave(left, |_, _| true);
+    let sessions = table.leave(left, |_, _| true);
     let node = left.peer.node().map(field::display);
-    info!(link = %left.id, node, sessions = parked.len(), "sessions migrated to new link");
-    for parked in parked {
-        shared.route.spawn_resume(parked, &shared.link_context.drain);
-    }
+    info!(link = %left.id, node, sessions, "sessions migrated to new link");
 }
 
 /// Retires older links of a node that has linked at the server `at`, here or as `found` elsewhere. Pings them and drops
@@ -132,10 +125,7 @@ pub(crate) fn retire_old_links(at: Instance, node: NodeName, found: Option<Found
             }
         };
         let table = &shared.link_context.table;
-        let (parked, ()) = tokio::join!(shared.finder.migrate_from_old_links(at, &node, table), contest);
-        for parked in parked {
-            shared.route.spawn_resume(parked, &shared.link_context.drain);
-        }
+        tokio::join!(shared.finder.migrate_from_old_links(at, &node, table), contest);
         drop(permit);
     });
 }

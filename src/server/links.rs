@@ -420,9 +420,7 @@ async fn run(mut link: Link, busy: &Arc<LinkSender>, shared: &ServerContext) {
                     is_new = false;
                     busy.set_interactive(Some(sender.clone()));
                 }
-                for parked in shared.link_context.table.classify(busy, &mut sorting).parked {
-                    shared.route.spawn_resume(parked, &shared.link_context.drain);
-                }
+                shared.link_context.table.classify(busy, &mut sorting);
             }
         }
     };

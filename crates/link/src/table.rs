@@ -22,7 +22,7 @@ use crate::relay::{Attempt, AttemptState, BindOutcome, RelayTable};
 use crate::sender::signals::{UNKNOWN, unknown};
 use crate::sender::{DetachedSessions, LinkSender};
 use crate::table::closed::{Clients, Tombstones, source};
-use crate::table::session::{SessionCore, SessionView};
+use crate::table::session::{Search, SessionCore, SessionView};
 use crate::table::stream::{IncomingSession, Parked, PendingOpen, Session};
 use tunnel_base::metrics::Metrics;
 use tunnel_base::names::{Instance, NodeName, SessionId, Target};
@@ -65,9 +65,9 @@ pub struct SessionTable {
     clients: Mutex<Clients>,
     /// Orphaned sessions that may still have bytes to deliver, in the order in which their owners left.
     departed: Mutex<VecDeque<SessionId>>,
-    /// Orphaned sessions for which no task searches a path yet.
-    unsearched: Mutex<VecDeque<Parked>>,
-    /// Notified when a session is added to `unsearched`.
+    /// Sessions that need a path, for which no task searches one yet.
+    parked: Mutex<VecDeque<Parked>>,
+    /// Notified when a session is added to `parked`.
     came: Notify,
     pub(crate) relays: RelayTable,
 }
@@ -77,8 +77,6 @@ pub struct SessionTable {
 pub enum Event {
     /// The remote end requests a session here.
     Incoming(IncomingSession),
-    /// A session that was opened here has lost its path.
-    Parked(Parked),
     /// A request to reach a node through this server.
     RelayRequest(RelayRequest),
     /// A peer asks whether a node is connected here; the answer must repeat the number.
@@ -122,7 +120,7 @@ impl SessionTable {
             ended: Mutex::default(),
             clients: Mutex::default(),
             departed: Mutex::default(),
-            unsearched: Mutex::default(),
+            parked: Mutex::default(),
             came: Notify::new(),
             relays,
         });
@@ -269,8 +267,6 @@ impl SessionTable {
             known = known.filter(|shared| !shared.supersede());
         }
         let Some(shared) = known else { return self.on_frame_without_end(sender, key, frame) };
-        // A Reset from a relaying server makes its opener search elsewhere.
-        let parks = matches!(frame, SessionFrame::PathLost { .. } | SessionFrame::Reset { .. });
         let resumes = matches!(frame, SessionFrame::Resume { .. } | SessionFrame::Resumed { .. });
         if !shared.on_frame(sender, frame, now) {
             self.metrics.frames_dropped.count("unexpected");
@@ -282,7 +278,7 @@ impl SessionTable {
         if let Some(opener) = opener {
             shared.opened_by(opener);
         }
-        if parks { Parked::of(&shared).map(Event::Parked) } else { None }
+        None
     }
 
     /// Handles a frame about a session that has no end here, or none yet.
@@ -491,36 +487,28 @@ impl SessionTable {
 
 impl SessionTable {
     /// Handles the end of a link: parks its sessions, or ends them with `why` if the remote cannot resume, and sends
-    /// PathLost to the other side of relayed ones. Returns the sessions that need a new path.
-    pub fn link_ended(&self, sender: &LinkSender, why: &SessionError, now: Instant) -> Vec<Parked> {
+    /// PathLost to the other side of relayed ones. Returns the number of sessions with an end here that ran on it.
+    pub fn link_ended(&self, sender: &LinkSender, why: &SessionError, now: Instant) -> usize {
         let why = (!sender.resumes).then(|| why.clone());
-        let mut parked = Vec::new();
         let DetachedSessions { own, relayed } = sender.detach_all();
+        let sessions = own.len();
         for shared in own.into_iter().filter_map(|id| self.session(id)) {
             shared.link_ended(sender.id, why.clone(), now);
-            parked.extend(Parked::of(&shared));
         }
         self.relays.link_ended(sender.id, relayed);
         self.freed.store(true, Relaxed);
-        parked
+        sessions
     }
 
     /// Makes the sessions that were opened here leave that link, and sends PathLost for them, if `meant` accepts their
-    /// node and the process of their remote end. Returns these sessions: each needs a new path.
+    /// node and the process of their remote end. Returns their number.
     pub fn leave(
         &self,
         sender: &Arc<LinkSender>,
         meant: impl Fn(&NodeName, Option<Instance>) -> bool,
-    ) -> Vec<Parked> {
-        let mut parked = Vec::new();
-        for session in self.on_link(sender) {
-            if !meant(&session.key.node, session.instance()) {
-                continue;
-            }
-            session.leave(sender);
-            parked.extend(Parked::of(&session));
-        }
-        parked
+    ) -> usize {
+        let meant = |session: &Arc<SessionCore>| meant(&session.key.node, session.instance());
+        self.on_link(sender).into_iter().filter(|session| meant(session) && session.leave(sender)).count()
     }
 
     /// Returns true if a session with that node runs on that link or is relayed over it.
@@ -550,6 +538,33 @@ impl SessionTable {
     /// Returns the sessions with an end here that run on that link, in the order in which they joined it.
     pub(crate) fn on_link(&self, sender: &LinkSender) -> Vec<Arc<SessionCore>> {
         sender.own().into_iter().filter_map(|id| self.session(id)).collect()
+    }
+}
+
+// Sessions that were opened here and need a new path.
+
+impl SessionTable {
+    /// Waits for a session that was opened here, has lost its path, and needs another one. So does a pending open that
+    /// was given up while its acceptor still has to get the reset.
+    ///
+    /// One task calls this, and has a path searched for each.
+    ///
+    /// # Cancel safety
+    ///
+    /// Cancel safe.
+    pub async fn next_parked(&self) -> Parked {
+        loop {
+            let came = self.came.notified();
+            if let Some(parked) = self.parked.lock().pop_front() {
+                return parked;
+            }
+            came.await;
+        }
+    }
+
+    pub(crate) fn add_parked(&self, session: &Arc<SessionCore>, search: &Search) {
+        self.parked.lock().push_back(Parked::new(session.clone(), search));
+        self.came.notify_one();
     }
 }
 

@@ -11,7 +11,6 @@ use tokio::time::{Instant, sleep};
 use crate::lock::Mutex;
 use crate::table::SessionTable;
 use crate::table::session::SessionCore;
-use crate::table::stream::Parked;
 use tunnel_base::drain::Drain;
 use tunnel_base::names::SessionId;
 use tunnel_net::limiter::FairMap;
@@ -125,30 +124,8 @@ impl SessionTable {
         }
     }
 
-    /// Waits for a pending open that was given up without a path while its acceptor still has to get the reset.
-    ///
-    /// One task calls this, and has a path searched for each.
-    ///
-    /// # Cancel safety
-    ///
-    /// Cancel safe.
-    pub async fn given_up(&self) -> Parked {
-        loop {
-            let came = self.came.notified();
-            if let Some(parked) = self.unsearched.lock().pop_front() {
-                return parked;
-            }
-            came.await;
-        }
-    }
-
     /// Adds an orphaned session that still has bytes to deliver.
     pub(crate) fn add_departed(&self, id: SessionId) {
-        // A session that lost its path while it was open already has a seeker.
-        if let Some(parked) = self.session(id).and_then(|session| Parked::of(&session)) {
-            self.unsearched.lock().push_back(parked);
-            self.came.notify_one();
-        }
         let many = {
             let mut departed = self.departed.lock();
             departed.push_back(id);

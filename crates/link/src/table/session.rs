@@ -2,6 +2,7 @@
 
 use std::sync::{Arc, OnceLock, Weak};
 use std::task::Waker;
+use std::time::Duration;
 
 use tokio::time::Instant;
 use tracing::{Level, debug, enabled};
@@ -68,6 +69,14 @@ pub(crate) struct Inner {
 struct QueuedControl {
     link: LinkId,
     priority: ControlPriority,
+}
+
+/// The right to search for a path, which one task has at a time.
+#[derive(Debug)]
+pub(crate) struct Search {
+    pub(super) seeker: u64,
+    /// Number of earlier consecutive losses of the path without a byte moved in between.
+    pub(super) again: u32,
 }
 
 /// A loss of a session's path.
@@ -218,7 +227,8 @@ impl SessionCore {
     }
 
     /// Runs `step` under the lock, takes the pending actions out of the session, releases its lock, and applies them:
-    /// logging, waking tasks, leaving links, requesting turns, and removal from the table. Returns the step's result.
+    /// logging, waking tasks, leaving links, requesting turns, removal from the table, and the search for a path. Returns
+    /// the step's result.
     ///
     /// Each action takes another lock or runs a waker, and two locks are never held at once. Another thread may change
     /// the session between the release and the action, so each action tolerates that:
@@ -238,6 +248,8 @@ impl SessionCore {
         let intent = inner.intent();
         let ended = inner.state.ended().map(|why| why.code);
         let change = inner.change();
+        let table = if inner.needs_search() { self.table.upgrade() } else { None };
+        let search = table.map(|table| (table, inner.search()));
         drop(inner);
         if let Some(change) = change {
             change.log(self);
@@ -255,6 +267,9 @@ impl SessionCore {
             && let Some(table) = self.table.upgrade()
         {
             table.forget(self.key.id, ended);
+        }
+        if let Some((table, search)) = search {
+            table.add_parked(self, &search);
         }
         result
     }
@@ -284,6 +299,24 @@ impl Inner {
         let actions = self.state.abandon(why, Instant::now());
         let (gone, last) = if at_once { self.state.evict() } else { (false, actions) };
         if gone { last } else { actions }
+    }
+
+    /// Returns true if the session needs a path, has none, and no task searches one for it.
+    fn needs_search(&self) -> bool {
+        let needs = self.state.is_opener() && self.state.needs_path() && self.state.path().is_none();
+        needs && self.seeker.is_none()
+    }
+
+    /// Takes the right to search for a path, which no task has. The caller holds the session's lock, so that of two
+    /// threads that notice the same loss only one takes it.
+    fn search(&mut self) -> Search {
+        self.seekers += 1;
+        self.seeker = Some(self.seekers);
+        let (at, moved) = (Instant::now(), self.state.moved());
+        let repeats = |last: &PathLoss| at - last.at < RECENT_LOSS && last.moved == moved;
+        let again = self.lost.filter(repeats).map_or(0, |last| last.consecutive + 1);
+        self.lost = Some(PathLoss { consecutive: again, at, moved });
+        Search { seeker: self.seekers, again }
     }
 
     /// Makes the link of `sender` the session's link. The session leaves the previous link once the lock is released.
@@ -465,17 +498,21 @@ impl SessionCore {
     }
 
     /// Leaves the path over the link of `sender`, which may still work, to continue on another one; only for the
-    /// opener. Sends PathLost to the remote end unless another thread has moved the session meanwhile.
-    pub(crate) fn leave(self: &Arc<Self>, sender: &Arc<LinkSender>) {
+    /// opener. Sends PathLost to the remote end. Returns false if the session stays: another thread has moved it
+    /// meanwhile, or only its last frame waits for its turn.
+    pub(crate) fn leave(self: &Arc<Self>, sender: &Arc<LinkSender>) -> bool {
         let left = self.with_state(|inner| {
-            if !inner.state.is_opener() || inner.state.path() != Some(sender.id) {
+            let state = &mut inner.state;
+            let stays = !state.is_opener() || state.phase() == Phase::Closing;
+            if stays || state.path() != Some(sender.id) {
                 return (None, Actions::default());
             }
-            (Some(inner.state.epoch()), inner.state.link_ended(sender.id, None, Instant::now()))
+            (Some(state.epoch()), state.link_ended(sender.id, None, Instant::now()))
         });
         if let Some(epoch) = left {
             sender.lost(&self.key, epoch);
         }
+        left.is_some()
     }
 
     /// Handles the end of a link; `why` is set if its remote cannot resume.
@@ -521,6 +558,9 @@ impl SessionCore {
         })
     }
 }
+
+/// Losses of a path within this time, without a byte moved in between, count as consecutive.
+const RECENT_LOSS: Duration = Duration::from_secs(10);
 
 // The log lines that trace a session: one for each change of its phase, its path or its epoch.
 //

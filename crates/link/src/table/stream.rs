@@ -11,7 +11,7 @@ use bytes::Bytes;
 use tokio::time::Instant;
 
 use crate::sender::LinkSender;
-use crate::table::session::{PathLoss, SessionCore};
+use crate::table::session::{Search, SessionCore};
 use tunnel_base::names::{Instance, NodeName, SessionId, Target};
 use tunnel_net::ByteStream;
 use tunnel_proto::frame::{Category, ErrorCode, SessionError};
@@ -135,7 +135,7 @@ fn over(end: &SessionState, kind: io::ErrorKind) -> Option<io::Error> {
 /// A session that was requested and is not open yet.
 ///
 /// Dropping it withdraws the request on the current path. It does so on the next path if there is none at that time
-/// (see [`SessionTable::given_up`](crate::table::SessionTable::given_up)), or if the path is lost before the
+/// (see [`SessionTable::next_parked`](crate::table::SessionTable::next_parked)), or if the path is lost before the
 /// remote has answered.
 #[derive(Debug)]
 #[must_use = "dropping a pending open withdraws the request"]
@@ -164,10 +164,11 @@ pub struct IncomingSession {
     pub(super) patience: Duration,
 }
 
-/// The right to search for a path of an opener's session.
+/// The right to search for a path of an opener's session, from
+/// [`SessionTable::next_parked`](crate::table::SessionTable::next_parked).
 ///
 /// There is at most one per session, so that two tasks never mistake each other's answers for late ones. Holding it
-/// keeps nothing alive but memory.
+/// keeps nothing alive but memory. If it is dropped while the session still needs a path, the table hands out another.
 #[derive(Debug)]
 pub struct Parked {
     shared: Arc<SessionCore>,
@@ -278,22 +279,8 @@ impl IncomingSession {
 }
 
 impl Parked {
-    /// Returns the right to search for a path if the session needs one and no task has that right yet. Everything is
-    /// decided under one lock, so that two threads that notice the same loss do not both get it.
-    pub(crate) fn of(shared: &Arc<SessionCore>) -> Option<Self> {
-        let mut inner = shared.lock();
-        let needs = inner.state.needs_path() && inner.state.path().is_none();
-        if inner.seeker.is_some() || !inner.state.is_opener() || !needs {
-            return None;
-        }
-        inner.seekers += 1;
-        let seeker = inner.seekers;
-        inner.seeker = Some(seeker);
-        let (at, moved) = (Instant::now(), inner.state.moved());
-        let again = |last: &PathLoss| at - last.at < RECENT_LOSS && last.moved == moved;
-        let consecutive = inner.lost.filter(again).map_or(0, |last| last.consecutive + 1);
-        inner.lost = Some(PathLoss { consecutive, at, moved });
-        Some(Self { shared: shared.clone(), seeker, again: consecutive })
+    pub(super) fn new(shared: Arc<SessionCore>, search: &Search) -> Self {
+        Self { shared, seeker: search.seeker, again: search.again }
     }
 
     /// Returns the number of earlier consecutive losses of its path without a byte moved in between.
@@ -349,15 +336,12 @@ impl Parked {
 
 impl Drop for Parked {
     fn drop(&mut self) {
-        let mut inner = self.shared.lock();
-        if inner.seeker == Some(self.seeker) {
-            inner.seeker = None;
-        }
+        self.shared.with_state(|inner| {
+            inner.seeker.take_if(|seeker| *seeker == self.seeker);
+            ((), Actions::default())
+        });
     }
 }
-
-/// Losses of a path within this time, without a byte moved in between, count as consecutive.
-const RECENT_LOSS: Duration = Duration::from_secs(10);
 
 // How the tasks of an owner wait.
 

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 
+use futures_util::FutureExt as _;
 use tokio::time::Instant;
 
 use crate::schedule::FrameSource as _;
@@ -188,7 +189,7 @@ async fn a_session_that_is_over_joins_no_link() {
 async fn a_session_that_moves_to_a_dead_link_leaves_the_one_before() {
     let (table, alive, dead) = (table(), link(1), link(2));
     let gone = SessionError::new(ErrorCode::Cancelled, "link closed");
-    assert!(table.link_ended(&dead, &gone, Instant::now()).is_empty());
+    assert_eq!(table.link_ended(&dead, &gone, Instant::now()), 0);
     let session = opener(&table);
     ask(&session, &alive);
     assert_eq!(alive.sessions(), 1);
@@ -205,14 +206,18 @@ async fn a_session_has_one_seeker_however_often_it_loses_its_path() {
     ask(&session, &links[0]);
     assert!(session.on_frame(&links[0], SessionFrame::Opened { limit: 0, epoch: 1, instance: None }, now));
     let gone = SessionError::new(ErrorCode::Cancelled, "link closed");
-    let first = table.link_ended(&links[0], &gone, now).pop().unwrap();
+    let parked = || table.next_parked().now_or_never();
+    table.link_ended(&links[0], &gone, now);
+    let first = parked().unwrap();
     first.resume(&links[1]);
-    assert!(table.link_ended(&links[1], &gone, now).is_empty(), "its seeker notices that itself");
+    table.link_ended(&links[1], &gone, now);
+    assert!(parked().is_none(), "its seeker notices that itself");
     assert!(first.needs_path());
     first.resume(&links[2]);
     assert!(session.on_frame(&links[2], SessionFrame::Resumed { received: 0, limit: 0, epoch: 3 }, now));
     assert!(!first.needs_path());
-    assert_eq!(table.link_ended(&links[2], &gone, now).len(), 1, "the first has done its work");
+    table.link_ended(&links[2], &gone, now);
+    assert!(parked().is_some(), "the first has done its work");
     assert!(!first.needs_path(), "the second one takes over");
 }
 
@@ -223,9 +228,9 @@ async fn a_session_whose_seeker_was_lost_gets_another() {
     ask(&session, &links[0]);
     assert!(session.on_frame(&links[0], SessionFrame::Opened { limit: 0, epoch: 1, instance: None }, now));
     let gone = SessionError::new(ErrorCode::Cancelled, "link closed");
-    drop(table.link_ended(&links[0], &gone, now));
-    ask(&session, &links[1]);
-    assert_eq!(table.link_ended(&links[1], &gone, now).len(), 1);
+    table.link_ended(&links[0], &gone, now);
+    drop(table.next_parked().now_or_never().unwrap());
+    assert!(table.next_parked().now_or_never().is_some());
 }
 
 #[tokio::test]
