@@ -207,9 +207,9 @@ impl SessionTable {
     }
 
     fn halves(&self) -> Option<(SendHalf, RecvHalf)> {
-        let start = self.limits.windows.start >> self.reserved.pressure();
-        let promised = self.reserved.try_reserve(usize::try_from(start).ok()?)?;
-        let windows = WindowLimits { start, max: self.limits.windows.max };
+        let WindowLimits { start, max } = self.limits.windows;
+        let promised = self.reserved.reserve_window(usize::try_from(start).ok()?)?;
+        let windows = WindowLimits { start: u64::try_from(promised.size()).ok()?, max };
         Some((SendHalf::new(self.unacked.reservation()), RecvHalf::new(windows, promised)))
     }
 
