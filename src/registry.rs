@@ -610,14 +610,12 @@ impl Finder {
             return;
         }
         let mut links = others.peers.links();
-        links.retain(|link| {
-            link.instance != Some(at) && link.sessions() > 0 && table.has_sessions_on(link, node)
-        });
+        links.retain(|link| link.instance != Some(at) && link.has_sessions_of(node));
         let lives = join_all(links.iter().map(|link| link.ping_within(CONTEST_PONG_TIMEOUT))).await;
         for (link, _) in links.iter().zip(lives).filter(|(_, lives)| !lives) {
             self.invalidate(node, &Path { sender: link.clone(), instance: None });
-            table.detach_relays(link, |of| of == node);
-            table.leave(link, |of, _| of == node);
+            table.detach_relays(link, Some(node));
+            table.leave(link, Some(node), |_| true);
         }
     }
 }

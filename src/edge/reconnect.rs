@@ -451,8 +451,8 @@ impl Reconnector {
                     // route.
                     let next = self.uplinks.newest(None);
                     let stays = next.is_some_and(|next| next.instance == sender.instance);
-                    let moves = |_: &_, end: Option<_>| stays || end.is_none() || end != sender.instance;
-                    self.link_context.table.leave(&sender, moves);
+                    let moves = |end: Option<_>| stays || end.is_none() || end != sender.instance;
+                    self.link_context.table.leave(&sender, None, moves);
                     sender.drain(None);
                 }
                 // The remaining sessions must not wait on a dead link.

@@ -68,7 +68,7 @@ pub(crate) fn handle_event(
         Event::Drain(_) => {
             // The edge has another link now and is found by that.
             shared.registry.retire_link(sender);
-            shared.link_context.table.detach_relays(sender, |_| true);
+            shared.link_context.table.detach_relays(sender, None);
         }
         Event::Load(load) => {
             if let Some(peers) = &shared.peers {
@@ -103,8 +103,8 @@ pub(crate) fn on_link_ended(link: &Link, why: &LinkEnd, shared: &ServerContext) 
 /// old one then answers first, the edge closes the new one, and the sessions return.
 pub(crate) fn migrate_sessions(left: &Arc<LinkSender>, shared: &ServerContext) {
     let table = &shared.link_context.table;
-    table.detach_relays(left, |_| true);
-    let sessions = table.leave(left, |_, _| true);
+    table.detach_relays(left, None);
+    let sessions = table.leave(left, None, |_| true);
     let node = left.peer.node().map(field::display);
     info!(link = %left.id, node, sessions, "sessions migrated to new link");
 }

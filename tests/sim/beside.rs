@@ -93,8 +93,8 @@ impl Simulation {
             self.ledger.note(|| format!("process {at} stops sending over link {number}"));
             busy.set_interactive(None);
             pair.over[side].clear();
-            table.detach_relays(&beside, |_| true);
-            (0..table.leave(&beside, |_, _| true)).for_each(|_| self.ledger.sorted(false));
+            table.detach_relays(&beside, None);
+            (0..table.leave(&beside, None, |_| true)).for_each(|_| self.ledger.sorted(false));
         } else if self.dice.one_in(20) && busy.interactive().is_none() {
             busy.set_interactive(Some(beside));
         }

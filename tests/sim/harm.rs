@@ -125,10 +125,10 @@ impl Simulation {
         if self.dice.one_in(2) {
             self.ledger
                 .note(|| format!("process {process} releases what is relayed by link {}", line.number));
-            table.detach_relays(&sender, |_| true);
+            table.detach_relays(&sender, None);
         } else {
             self.ledger.note(|| format!("process {process} leaves link {}", line.number));
-            table.leave(&sender, |_, _| true);
+            table.leave(&sender, None, |_| true);
         }
     }
 

@@ -1,22 +1,34 @@
 //! Short scripts: one process, links to remotes that the script plays, and single frames in a fixed order.
 
+use std::net::SocketAddr;
+use std::pin::pin;
 use std::sync::Arc;
+use std::sync::atomic::AtomicUsize;
+use std::sync::atomic::Ordering::Relaxed;
 use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 
+use bytes::Bytes;
 use futures_util::FutureExt as _;
-use tokio::time::Instant;
+use futures_util::future::BoxFuture;
+use tokio::sync::watch;
+use tokio::time::{Instant, advance, sleep};
+use tunnel::registry::peers::Peers;
+use tunnel::registry::peers::peer::{PeerDialer, PeerError};
+use tunnel::registry::{LinkedNode, Registry};
+use tunnel_base::drain::Drain;
 use tunnel_base::metrics::Metrics;
 use tunnel_base::names::{Instance, NodeName, SessionId};
 use tunnel_link::sender::LinkSender;
-use tunnel_link::table::stream::Session;
+use tunnel_link::table::stream::{IncomingSession, PendingOpen, Session};
 use tunnel_link::table::{Event, SessionLimits, SessionTable};
+use tunnel_net::ByteStream as _;
 use tunnel_proto::frame::{Category, ErrorCode, FrameKind, Remote, SessionError, SessionFrame, SessionKey};
 use tunnel_proto::halves::WindowLimits;
 use tunnel_proto::hello::Dialect;
 use tunnel_proto::state::LinkId;
 
-/// A process with some limits.
+/// A server with some limits.
 struct Script {
     table: Arc<SessionTable>,
     metrics: Metrics,
@@ -24,81 +36,168 @@ struct Script {
 
 impl Script {
     fn new(sessions: usize) -> Self {
-        let windows = WindowLimits { start: 64 << 10, max: 64 << 10 };
+        let windows = WindowLimits { start: 1 << 10, max: 64 << 10 };
         let limits = SessionLimits { windows, memory: 64 << 20, sessions, grace: GRACE };
         let metrics = Metrics::server("", "");
         Self { table: SessionTable::new(Instance::from_bits(1), limits, metrics.clone()), metrics }
     }
 
-    /// Opens a session to `node1` over that link, whose remote accepts it.
-    fn opens(&self, link: &Arc<LinkSender>) -> Session {
+    fn open(&self, to: &NodeName) -> PendingOpen {
         let target = "node1:22".parse().unwrap();
-        let opening = self.table.open(node(), target, Category::Ssh, "ann".into(), "connect").unwrap();
+        self.table.open(to.clone(), target, Category::Ssh, "ann".into(), "connect").unwrap()
+    }
+
+    /// Opens a session to a node over that link, whose remote accepts it.
+    fn opens(&self, link: &Arc<LinkSender>, to: &NodeName) -> Session {
+        self.is_opened(link, self.open(to))
+    }
+
+    fn is_opened(&self, link: &Arc<LinkSender>, opening: PendingOpen) -> Session {
         opening.ask(link, None);
         self.hears(link, opening.id(), SessionFrame::Opened { limit: 1 << 40, epoch: 1, instance: None });
         opening.into_session()
     }
 
+    /// Accepts a session that the edge at the other end of that link opens to this server.
+    fn accepts(&self, link: &Arc<LinkSender>) -> Option<Session> {
+        let id = SessionId::random();
+        match self.hears(link, id, opens(1)) {
+            Some(Event::RelayRequest(request)) => request.offer().map(IncomingSession::accept),
+            _ => None,
+        }
+    }
+
     /// Handles a frame of a session that arrives over that link.
     fn hears(&self, link: &Arc<LinkSender>, id: SessionId, frame: SessionFrame) -> Option<Event> {
-        let key = SessionKey { id, category: Category::Ssh, node: node() };
+        let node = link.peer.node().cloned().unwrap_or_else(|| node(1));
+        let key = SessionKey { id, category: Category::Ssh, node };
         self.table.on_frame(link, key, frame, Instant::now())
     }
 
+    /// Resumes the session that has lost its path over that link, whose remote accepts it.
+    fn resumes(&self, link: &Arc<LinkSender>, epoch: u64) {
+        let parked = self.table.next_parked().now_or_never().unwrap();
+        parked.resume(link);
+        self.hears(link, parked.id(), SessionFrame::Resumed { received: 0, limit: 1 << 40, epoch });
+        assert!(!parked.needs_path());
+    }
+
     fn ends(&self, link: &LinkSender) {
-        let why = SessionError::new(ErrorCode::Cancelled, "the link has closed");
-        let _ = self.table.link_ended(link, &why, Instant::now());
+        self.table.link_ended(link, &why(), Instant::now());
+    }
+
+    /// Lets that time pass, with the periodic work.
+    async fn passes(&self, time: Duration) {
+        let until = Instant::now() + time;
+        while Instant::now() < until {
+            advance(Duration::from_secs(5)).await;
+            self.table.tick(Instant::now());
+        }
     }
 }
 
-fn node() -> NodeName {
-    "node1".parse().unwrap()
+fn why() -> SessionError {
+    SessionError::new(ErrorCode::Cancelled, "the link has closed")
 }
 
-/// Returns a link to the edge of that node.
+fn node(number: u64) -> NodeName {
+    format!("node{number}").parse().unwrap()
+}
+
+/// Returns a link to the edge of the node with that number.
 fn link(number: u64) -> Arc<LinkSender> {
-    LinkSender::new(LinkId(number), Remote::Edge(node()), None, Dialect::NEWEST)
+    LinkSender::new(LinkId(number), Remote::Edge(node(number)), None, Dialect::NEWEST)
+}
+
+fn opens(epoch: u64) -> SessionFrame {
+    let (target, client) = ("10.0.0.1:22".parse().unwrap(), String::new());
+    SessionFrame::Open { target, limit: 1 << 40, epoch, client, opener: None }
+}
+
+/// Takes the next frame about a session that a link sends.
+fn next(link: &LinkSender) -> Option<(SessionId, SessionFrame)> {
+    let mut cx = Context::from_waker(Waker::noop());
+    while let Poll::Ready(Some(frame)) = link.poll_pull(&mut cx, Instant::now()) {
+        match frame.body {
+            FrameKind::Session(id, _, frame) => return Some((id, frame)),
+            FrameKind::Ping(Some(number)) => drop(link.ponged(number, Instant::now())),
+            _ => {}
+        }
+    }
+    None
 }
 
 /// Takes everything that a link sends about sessions.
 fn sent(link: &LinkSender) -> Vec<SessionFrame> {
+    std::iter::from_fn(|| next(link)).map(|(_, frame)| frame).collect()
+}
+
+/// Writes as much as the session takes, at most `most` bytes.
+fn fill(session: &mut Session, most: usize) {
+    let mut left = most;
     let mut cx = Context::from_waker(Waker::noop());
-    let mut sent = Vec::new();
-    while let Poll::Ready(Some(frame)) = link.poll_pull(&mut cx, Instant::now()) {
-        if let FrameKind::Session(_, _, frame) = frame.body {
-            sent.push(frame);
+    while left > 0 {
+        let mut bytes = Bytes::from(vec![0; left.min(16 << 10)]);
+        let len = bytes.len();
+        if session.poll_write_chunk(&mut cx, &mut bytes).is_pending() {
+            return;
         }
+        left -= len;
     }
-    sent
+}
+
+fn finish(session: &mut Session) {
+    let _ = session.poll_finish(&mut Context::from_waker(Waker::noop()));
 }
 
 /// The resume timeout.
 const GRACE: Duration = Duration::from_secs(60);
 
+// Searches for paths.
+
 /// The link's task ends before it has handled the event.
 #[tokio::test]
 async fn a_session_without_a_path_is_searched_for_even_if_its_event_is_dropped() {
     let (script, link) = (Script::new(10), link(1));
-    let session = script.opens(&link);
+    let session = script.opens(&link, &node(1));
     drop(script.hears(&link, session.id(), SessionFrame::PathLost { epoch: 1 }));
     script.ends(&link);
     let parked = script.table.next_parked().now_or_never();
     assert_eq!(parked.map(|parked| parked.id()), Some(session.id()));
 }
 
-/// The task that has searched does not notice that the path is lost again, because it has just finished.
+/// The task that has searched ends without noticing that the path is lost again.
 #[tokio::test]
 async fn a_path_that_is_lost_while_its_search_ends_is_searched_for_again() {
     let (script, links) = (Script::new(10), [link(1), link(2)]);
-    let session = script.opens(&links[0]);
+    let session = script.opens(&links[0], &node(1));
     script.hears(&links[0], session.id(), SessionFrame::PathLost { epoch: 1 });
     let parked = script.table.next_parked().now_or_never().unwrap();
     parked.resume(&links[1]);
     let resumed = SessionFrame::Resumed { received: 0, limit: 1 << 40, epoch: 2 };
     script.hears(&links[1], session.id(), resumed);
     script.ends(&links[1]);
-    parked.give_up(SessionError::new(ErrorCode::Cancelled, "it did not resume"));
+    assert!(script.table.next_parked().now_or_never().is_none(), "one task searches");
+    drop(parked);
     let parked = script.table.next_parked().now_or_never();
     assert_eq!(parked.map(|parked| parked.id()), Some(session.id()));
-    drop(sent(&links[0]));
+}
+
+/// Its Reset would be lost, and the remote would keep the session until the resume timeout.
+#[tokio::test]
+async fn a_session_with_one_last_frame_to_send_stays_on_a_link_that_others_leave() {
+    let (script, link) = (Script::new(10), link(1));
+    let (mut last, other) = (script.opens(&link, &node(1)), script.opens(&link, &node(1)));
+    sent(&link);
+    finish(&mut last);
+    assert_eq!(sent(&link), [SessionFrame::Fin { total: 1 }]);
+    script.hears(&link, last.id(), SessionFrame::Fin { total: 1 });
+    script.hears(&link, last.id(), SessionFrame::Credit { received: 1, limit: 1 << 40 });
+    assert_eq!(script.table.leave(&link, None, |_| true), 1);
+    let all: Vec<_> = std::iter::from_fn(|| next(&link)).collect();
+    let of = |id| all.iter().filter(move |(of, _)| *of == id).map(|(_, frame)| frame);
+    assert!(of(last.id()).any(|frame| {
+        matches!(frame, SessionFrame::Reset { refusal, .. } if refusal.code == ErrorCode::NoError)
+    }));
+    assert!(of(other.id()).eq([&SessionFrame::PathLost { epoch: 1 }]));
 }

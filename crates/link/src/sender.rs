@@ -439,9 +439,9 @@ const PLAIN_FRAME: usize = 16 * 1024;
 /// sees that and handles the link's end itself. So every session handles the end exactly once.
 #[derive(Debug, Default)]
 pub(crate) struct LinkSessions {
-    /// Sessions with an end in this process, by their number in the order of joining.
-    own: HashMap<SessionId, u64>,
-    relayed: HashMap<SessionId, Relayed>,
+    /// Sessions with an end in this process.
+    own: Members<()>,
+    relayed: Members<Relayed>,
     /// Number of sessions that have joined so far.
     came: u64,
 }
@@ -449,26 +449,88 @@ pub(crate) struct LinkSessions {
 /// A relayed session whose frames are sent on this link.
 #[derive(Debug)]
 struct Relayed {
-    /// Its number in the order in which sessions joined the link.
-    came: u64,
     source: Arc<RelayQueue>,
     /// The epoch of its attempt.
     epoch: u64,
+}
+
+/// Sessions of one kind on a link, by id and by node: a node that moves concerns only its own sessions, and thousands
+/// may move at once.
+#[derive(Debug)]
+struct Members<T> {
+    all: HashMap<SessionId, Member<T>>,
+    by_node: HashMap<NodeName, HashSet<SessionId>>,
+}
+
+/// A session on a link.
+#[derive(Debug)]
+struct Member<T> {
+    /// Its number in the order in which sessions joined the link.
+    came: u64,
+    key: SessionKey,
+    more: T,
+}
+
+impl<T> Default for Members<T> {
+    fn default() -> Self {
+        Self { all: HashMap::new(), by_node: HashMap::new() }
+    }
+}
+
+impl<T> Members<T> {
+    fn insert(&mut self, member: Member<T>) -> Option<T> {
+        let (id, node) = (member.key.id, member.key.node.clone());
+        let before = self.remove(id);
+        self.by_node.entry(node).or_default().insert(id);
+        self.all.insert(id, member);
+        before
+    }
+
+    fn remove(&mut self, id: SessionId) -> Option<T> {
+        let member = self.all.remove(&id)?;
+        if let Some(ids) = self.by_node.get_mut(&member.key.node) {
+            ids.remove(&id);
+            if ids.is_empty() {
+                self.by_node.remove(&member.key.node);
+            }
+        }
+        Some(member.more)
+    }
+
+    /// Returns all sessions, or those of one node, in the order of joining.
+    fn keys(&self, of: Option<&NodeName>) -> Vec<SessionKey> {
+        let mut members: Vec<_> = match of {
+            None => self.all.values().collect(),
+            Some(node) => {
+                let ids = self.by_node.get(node).into_iter().flatten();
+                ids.filter_map(|id| self.all.get(id)).collect()
+            }
+        };
+        members.sort_unstable_by_key(|member| member.came);
+        members.into_iter().map(|member| member.key.clone()).collect()
+    }
 }
 
 /// What ran on a link that has ended, in the order of joining.
 #[derive(Debug, Default)]
 pub(crate) struct DetachedSessions {
     /// Sessions with an end in this process.
-    pub(crate) own: Vec<SessionId>,
+    pub(crate) own: Vec<SessionKey>,
     /// Relayed sessions.
-    pub(crate) relayed: Vec<SessionId>,
+    pub(crate) relayed: Vec<SessionKey>,
 }
 
 impl LinkSender {
     /// Returns the number of sessions that have their path over this link, including relayed ones.
     pub fn sessions(&self) -> usize {
-        self.members.lock().as_ref().map_or(0, |members| members.own.len() + members.relayed.len())
+        self.members.lock().as_ref().map_or(0, |members| members.own.all.len() + members.relayed.all.len())
+    }
+
+    /// Returns true if a session with that node has its path over this link.
+    pub fn has_sessions_of(&self, node: &NodeName) -> bool {
+        self.members.lock().as_ref().is_some_and(|members| {
+            members.own.by_node.contains_key(node) || members.relayed.by_node.contains_key(node)
+        })
     }
 
     /// Returns true if the link has ever been the path of a session, including sessions that have ended.
@@ -477,11 +539,11 @@ impl LinkSender {
     }
 
     /// Adds a session with an end here. Returns false if the link has ended: the caller then treats the path as lost.
-    pub(crate) fn attach(&self, id: SessionId) -> bool {
+    pub(crate) fn attach(&self, key: &SessionKey) -> bool {
         let mut members = self.members.lock();
         if let Some(members) = members.as_mut() {
             members.came += 1;
-            members.own.insert(id, members.came);
+            members.own.insert(Member { came: members.came, key: key.clone(), more: () });
         }
         members.is_some()
     }
@@ -489,7 +551,7 @@ impl LinkSender {
     /// Removes a session that runs elsewhere or is over.
     pub(crate) fn detach(&self, id: SessionId) {
         if let Some(members) = self.members.lock().as_mut() {
-            members.own.remove(&id);
+            members.own.remove(id);
         }
     }
 
@@ -498,18 +560,18 @@ impl LinkSender {
     ///
     /// Attempts may be added out of order, because the relay table releases its lock before it calls this.
     pub(crate) fn attach_relay(&self, source: &Arc<RelayQueue>, epoch: u64) -> bool {
-        let id = source.key().id;
+        let key = source.key().clone();
         let mut members = self.members.lock();
         let Some(known) = members.as_mut() else { return false };
-        if known.relayed.get(&id).is_some_and(|newer| newer.epoch > epoch) {
+        if known.relayed.all.get(&key.id).is_some_and(|newer| newer.more.epoch > epoch) {
             // This attempt is late: a newer one has already been added.
             drop(members);
             source.close();
             return true;
         }
         known.came += 1;
-        let relayed = Relayed { came: known.came, source: source.clone(), epoch };
-        let older = known.relayed.insert(id, relayed);
+        let more = Relayed { source: source.clone(), epoch };
+        let older = known.relayed.insert(Member { came: known.came, key, more });
         drop(members);
         if let Some(older) = older {
             older.source.retire(epoch);
@@ -540,31 +602,30 @@ impl LinkSender {
 
     /// Removes a relay's source. A newer source of the same session stays; the two are compared by address.
     pub(crate) fn detach_relay<S: FrameSource + ?Sized>(&self, source: &S) {
-        let id = &source.key().id;
+        let id = source.key().id;
+        let is = |known: &Member<Relayed>| ptr::addr_eq(Arc::as_ptr(&known.more.source), source);
         if let Some(members) = self.members.lock().as_mut()
-            && members.relayed.get(id).is_some_and(|known| ptr::addr_eq(Arc::as_ptr(&known.source), source))
+            && members.relayed.all.get(&id).is_some_and(is)
         {
             members.relayed.remove(id);
         }
     }
 
-    /// Returns the sessions that are relayed over this link.
-    pub(crate) fn relayed(&self) -> Vec<SessionKey> {
-        let members = self.members.lock();
-        let relayed = members.iter().flat_map(|members| members.relayed.values());
-        in_order(relayed.map(|relayed| (relayed.came, relayed.source.key().clone())))
+    /// Returns the sessions that are relayed over this link: all, or those of one node.
+    pub(crate) fn relayed(&self, of: Option<&NodeName>) -> Vec<SessionKey> {
+        self.members.lock().as_ref().map(|members| members.relayed.keys(of)).unwrap_or_default()
     }
 
-    /// Returns the sessions with an end here.
-    pub(crate) fn own(&self) -> Vec<SessionId> {
-        let members = self.members.lock();
-        in_order(members.iter().flat_map(|members| &members.own).map(|(id, came)| (*came, *id)))
+    /// Returns the sessions with an end here: all, or those of one node.
+    pub(crate) fn own(&self, of: Option<&NodeName>) -> Vec<SessionKey> {
+        self.members.lock().as_ref().map(|members| members.own.keys(of)).unwrap_or_default()
     }
 
     /// Returns all sessions on this link.
     pub(crate) fn members(&self) -> HashSet<SessionId> {
         let members = self.members.lock();
-        members.iter().flat_map(|members| members.own.keys().chain(members.relayed.keys())).copied().collect()
+        let ids = members.iter().flat_map(|members| members.own.all.keys().chain(members.relayed.all.keys()));
+        ids.copied().collect()
     }
 
     /// Closes the link for good and returns all sessions that ran on it.
@@ -573,17 +634,8 @@ impl LinkSender {
         let Some(LinkSessions { own, relayed, .. }) = self.members.lock().take() else {
             return DetachedSessions::default();
         };
-        DetachedSessions {
-            own: in_order(own.into_iter().map(|(id, came)| (came, id))),
-            relayed: in_order(relayed.into_iter().map(|(id, relayed)| (relayed.came, id))),
-        }
+        DetachedSessions { own: own.keys(None), relayed: relayed.keys(None) }
     }
-}
-
-fn in_order<T>(members: impl Iterator<Item = (u64, T)>) -> Vec<T> {
-    let mut members: Vec<(u64, T)> = members.collect();
-    members.sort_unstable_by_key(|(came, _)| *came);
-    members.into_iter().map(|(_, member)| member).collect()
 }
 
 #[cfg(test)]

@@ -403,7 +403,7 @@ impl SessionTable {
             return None;
         }
         // Inserted here before it joins the link: a link that ends looks up its sessions in the table.
-        if !sender.attach(shared.key.id) {
+        if !sender.attach(&shared.key) {
             shared.link_ended(sender.id, None, Instant::now());
         }
         let patience = if sender.resumes { DIAL_TIMEOUT } else { PLAIN_DIAL_TIMEOUT };
@@ -492,52 +492,48 @@ impl SessionTable {
         let why = (!sender.resumes).then(|| why.clone());
         let DetachedSessions { own, relayed } = sender.detach_all();
         let sessions = own.len();
-        for shared in own.into_iter().filter_map(|id| self.session(id)) {
+        for shared in own.into_iter().filter_map(|key| self.session(key.id)) {
             shared.link_ended(sender.id, why.clone(), now);
         }
-        self.relays.link_ended(sender.id, relayed);
+        self.relays.link_ended(sender.id, relayed.into_iter().map(|key| key.id));
         self.freed.store(true, Relaxed);
         sessions
     }
 
-    /// Makes the sessions that were opened here leave that link, and sends PathLost for them, if `meant` accepts their
-    /// node and the process of their remote end. Returns their number.
+    /// Makes the sessions that were opened here leave that link, and sends PathLost for them: all, or those of one node,
+    /// if `meant` accepts the process of their remote end. Returns their number.
     pub fn leave(
         &self,
         sender: &Arc<LinkSender>,
-        meant: impl Fn(&NodeName, Option<Instance>) -> bool,
+        of: Option<&NodeName>,
+        meant: impl Fn(Option<Instance>) -> bool,
     ) -> usize {
-        let meant = |session: &Arc<SessionCore>| meant(&session.key.node, session.instance());
-        self.on_link(sender).into_iter().filter(|session| meant(session) && session.leave(sender)).count()
+        let sessions = self.on_link(sender, of).into_iter();
+        sessions.filter(|session| meant(session.instance()) && session.leave(sender)).count()
     }
 
-    /// Returns true if a session with that node runs on that link or is relayed over it.
-    pub fn has_sessions_on(&self, sender: &LinkSender, node: &NodeName) -> bool {
-        self.on_link(sender).iter().any(|session| session.key.node == *node)
-            || sender.relayed().iter().any(|session| session.node == *node)
-    }
-
-    /// Makes sessions that are relayed over that link to a node that `meant` accepts take another path: both ends get
+    /// Makes sessions that are relayed over that link take another path: all, or those of one node. Both ends get
     /// PathLost.
-    pub fn detach_relays(&self, sender: &LinkSender, meant: impl Fn(&NodeName) -> bool) {
-        for session in sender.relayed().into_iter().filter(|session| meant(&session.node)) {
+    pub fn detach_relays(&self, sender: &LinkSender, of: Option<&NodeName>) {
+        for session in sender.relayed(of) {
             self.relays.path_lost(session.id, None);
         }
     }
 
     /// Resets every session that runs on that link or is relayed over it, and sends the reason to all their ends.
     pub fn reset_on(&self, sender: &LinkSender, why: &SessionError) {
-        for session in self.on_link(sender) {
+        for session in self.on_link(sender, None) {
             session.reset(why.clone());
         }
-        for session in sender.relayed() {
+        for session in sender.relayed(None) {
             self.relays.reset(session.id, why);
         }
     }
 
-    /// Returns the sessions with an end here that run on that link, in the order in which they joined it.
-    pub(crate) fn on_link(&self, sender: &LinkSender) -> Vec<Arc<SessionCore>> {
-        sender.own().into_iter().filter_map(|id| self.session(id)).collect()
+    /// Returns the sessions with an end here that run on that link, in the order in which they joined it: all, or those
+    /// of one node.
+    pub(crate) fn on_link(&self, sender: &LinkSender, of: Option<&NodeName>) -> Vec<Arc<SessionCore>> {
+        sender.own(of).into_iter().filter_map(|key| self.session(key.id)).collect()
     }
 }
 

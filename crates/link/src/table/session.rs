@@ -138,7 +138,7 @@ impl SessionCore {
     ) -> bool {
         let moves = matches!(frame, SessionFrame::Open { .. } | SessionFrame::Resume { .. });
         if moves {
-            sender.attach(self.key.id);
+            sender.attach(&self.key);
         }
         let (dropped, here) = self.with_state(|inner| {
             inner.last_frame = now;
@@ -283,7 +283,7 @@ impl SessionCore {
     fn detach(self: &Arc<Self>, sender: &Arc<LinkSender>) {
         sender.detach(self.key.id);
         let back = self.lock().state.path() == Some(sender.id);
-        if back && !sender.attach(self.key.id) {
+        if back && !sender.attach(&self.key) {
             self.link_ended(sender.id, None, Instant::now());
         }
     }
@@ -464,7 +464,7 @@ impl SessionCore {
     /// session joins the link's members first: if the link has already ended, the state learns that at once, and if it
     /// ends later, its list contains the session.
     pub(crate) fn ask(self: &Arc<Self>, sender: &Arc<LinkSender>, process: Option<Instance>, again: bool) {
-        let alive = sender.attach(self.key.id);
+        let alive = sender.attach(&self.key);
         let room = self.table.upgrade().filter(|_| !sender.resumes).map(|table| table.room_unread(sender));
         let (here, left) = self.with_state(|inner| {
             let before = inner.state.path().filter(|path| *path != sender.id).and(inner.sender.clone());

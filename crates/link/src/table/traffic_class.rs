@@ -133,7 +133,7 @@ impl SessionTable {
                 sorted.interactive += usize::from(weight.is_interactive(rtt));
                 if is_beside { weight.bulk } else { weight.is_interactive(rtt) }
             };
-            for session in self.on_link(link) {
+            for session in self.on_link(link, None) {
                 let Some((is_opener, moved)) = session.traffic(link.id) else { continue };
                 if belongs_there(session.key.id, moved) && is_opener && moves > 0 && may_enter(to, before) {
                     moves -= 1;
@@ -143,7 +143,7 @@ impl SessionTable {
                     }
                 }
             }
-            for session in link.relayed() {
+            for session in link.relayed(None) {
                 let Some(moved) = self.relays.passed(session.id, link.id) else { continue };
                 if belongs_there(session.id, moved) && moves > 0 && may_enter(to, before) {
                     moves -= 1;
