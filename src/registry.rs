@@ -219,6 +219,8 @@ impl Registry {
         if !nodes.remove_secondary(node, sender) && nodes.take(node, sender).is_some() {
             self.count(&nodes);
             drop(nodes);
+            // The previous link may be primary again, and sessions wait for a path.
+            self.awaited.wake(node);
             self.changed.send_replace(());
         }
     }

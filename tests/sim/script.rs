@@ -201,3 +201,67 @@ async fn a_session_with_one_last_frame_to_send_stays_on_a_link_that_others_leave
     }));
     assert!(of(other.id()).eq([&SessionFrame::PathLost { epoch: 1 }]));
 }
+
+// Links that replace one another.
+
+fn linked(sender: &Arc<LinkSender>) -> LinkedNode {
+    let instance = Some(Instance::from_bits(7));
+    LinkedNode { sender: sender.clone(), instance, from: ([127, 0, 0, 1], 1).into(), ips: Arc::default() }
+}
+
+/// Checks that a search that waits for another link than the backup link finds the older one once the backup link is
+/// gone.
+async fn finds_the_older_link(leaves: impl Fn(&Registry, &LinkSender)) {
+    let registry = Registry::new(Metrics::server("", ""));
+    let (older, backup) = (link(1), LinkSender::new(LinkId(2), link(1).peer.clone(), None, Dialect::NEWEST));
+    registry.insert(linked(&older), false);
+    registry.insert(linked(&backup), true);
+    let node = node(1);
+    let mut waits = pin!(registry.wait(&node, Some(&backup), Instant::now() + GRACE));
+    assert!(waits.as_mut().now_or_never().is_none());
+    leaves(&registry, &backup);
+    let found = waits.now_or_never().flatten().map(|linked| linked.sender.id);
+    assert_eq!(found, Some(older.id));
+}
+
+#[tokio::test]
+async fn sessions_learn_at_once_that_an_older_link_is_primary_again() {
+    finds_the_older_link(Registry::remove).await;
+    finds_the_older_link(Registry::retire_link).await;
+}
+
+/// A dialer of links that do not answer, and nobody pulls.
+#[derive(Debug, Default)]
+struct Silent {
+    /// Number of backup links that were dialled.
+    backups: AtomicUsize,
+}
+
+impl PeerDialer for Silent {
+    fn dial(&self, _: SocketAddr, beside: bool) -> BoxFuture<'_, Result<Arc<LinkSender>, PeerError>> {
+        async move {
+            self.backups.fetch_add(usize::from(beside), Relaxed);
+            let link =
+                LinkSender::new(LinkId(1), Remote::Peer, Some(Instance::from_bits(2)), Dialect::NEWEST);
+            link.probe();
+            let _ = link.poll_pull(&mut Context::from_waker(Waker::noop()), Instant::now());
+            sleep(Duration::from_secs(6)).await;
+            Ok(link)
+        }
+        .boxed()
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn announcements_that_a_peer_does_not_take_hold_back_no_backup_link() {
+    let registry = Registry::new(Metrics::server("", ""));
+    for number in 1..2_000 {
+        registry.insert(linked(&link(number)), false);
+    }
+    let dialer = Arc::<Silent>::default();
+    let (_list, addresses) = watch::channel(vec![([127, 0, 0, 1], 1).into()]);
+    let drain = Drain::new();
+    let _peers = Peers::new(addresses, registry, dialer.clone(), Instance::from_bits(1), drain);
+    sleep(Duration::from_secs(10)).await;
+    assert!(dialer.backups.load(Relaxed) > 0);
+}

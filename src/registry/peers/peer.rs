@@ -344,18 +344,22 @@ impl Peer {
         self.set_process(Some(link), means);
         means.registry.wake_all_waiters();
         means.send_greeting(link, &self.news);
-        self.news.send(link, &means.registry, means.own).await;
         // Requests made during the dial are now satisfied.
         let _ = timeout(Duration::ZERO, self.wanted.notified()).await;
         self.mark_used();
         let mut outrun = pin!(second.race(link, || means.dialer.dial(self.at, true)));
+        // Next to the others: on a link that takes nothing, announcements wait until it is replaced.
+        let mut announcing = pin!(async {
+            loop {
+                self.news.send(link, &means.registry, means.own).await;
+                self.news.wait_added().await;
+                self.mark_used();
+            }
+        });
         while !link.is_closed() {
             tokio::select! {
                 () = link.closed() => {}
-                () = self.news.wait_added() => {
-                    self.mark_used();
-                    self.news.send(link, &means.registry, means.own).await;
-                }
+                () = &mut announcing => {}
                 () = sleep(IDLE / 4) => {
                     if link.sessions() > 0 {
                         self.mark_used();
