@@ -202,6 +202,79 @@ async fn a_session_with_one_last_frame_to_send_stays_on_a_link_that_others_leave
     assert!(of(other.id()).eq([&SessionFrame::PathLost { epoch: 1 }]));
 }
 
+// Turns on a link.
+
+/// Returns how many times the bytes of the other session one gets that has left the link and returned `returns` times.
+async fn share(returns: u64) -> f64 {
+    let (script, a, c) = (Script::new(10), link(1), link(2));
+    let mut moved = script.opens(&a, &node(1));
+    let mut other = script.opens(&a, &node(2));
+    let mut epoch = 1;
+    for number in 0..returns {
+        fill(&mut moved, 1 << 20);
+        // It leaves a link that takes nothing, and returns when the backup link ends.
+        script.table.leave(&a, Some(&node(1)), |_| true);
+        let c = LinkSender::new(LinkId(10 + number), c.peer.clone(), None, Dialect::NEWEST);
+        script.resumes(&c, epoch + 1);
+        script.ends(&c);
+        script.resumes(&a, epoch + 2);
+        epoch += 2;
+    }
+    let mut bytes = [0, 0];
+    for _ in 0..400 {
+        fill(&mut moved, 1 << 20);
+        fill(&mut other, 1 << 20);
+        if let Some((id, SessionFrame::Data(data))) = next(&a) {
+            bytes[usize::from(id == other.id())] += data.len();
+            for session in [&moved, &other] {
+                let received = bytes[usize::from(session.id() == other.id())] as u64;
+                script.hears(&a, session.id(), SessionFrame::Credit { received, limit: 1 << 40 });
+            }
+        }
+    }
+    bytes[0] as f64 / bytes[1] as f64
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_session_that_leaves_a_link_and_returns_has_the_same_share_as_before() {
+    for returns in [0, 1, 3, 10] {
+        let share = share(returns).await;
+        assert!((0.9..1.1).contains(&share), "{share} after {returns} returns");
+    }
+}
+
+#[tokio::test]
+async fn resumes_that_alternate_between_two_links_leave_nothing_behind_there() {
+    let (script, links) = (Script::new(10), [1, 2].map(|_| link(1)));
+    let links = [links[0].clone(), LinkSender::new(LinkId(2), links[1].peer.clone(), None, Dialect::NEWEST)];
+    let session = script.accepts(&links[0]).unwrap();
+    let mine = script.table.instance();
+    for epoch in 2..20_000 {
+        let instance = Some(mine);
+        let resume = SessionFrame::Resume { received: 0, limit: 1 << 40, epoch, instance, opener: None };
+        script.hears(&links[usize::try_from(epoch).unwrap() % 2], session.id(), resume);
+    }
+    let waiting = links.map(|link| link.waiting());
+    assert!(waiting.iter().all(|waiting| *waiting <= 2_000), "{waiting:?}");
+}
+
+/// A credit waits for its turn while answers, which go first, are pulled.
+#[tokio::test]
+async fn resumes_that_are_answered_leave_no_credits_behind() {
+    let (script, link) = (Script::new(10), link(1));
+    let session = script.accepts(&link).unwrap();
+    sent(&link);
+    let mine = script.table.instance();
+    for epoch in 2..5_000 {
+        script.hears(&link, session.id(), SessionFrame::Fin { total: 1 });
+        let instance = Some(mine);
+        let resume = SessionFrame::Resume { received: 0, limit: 1 << 40, epoch, instance, opener: None };
+        script.hears(&link, session.id(), resume);
+        assert!(matches!(next(&link), Some((_, SessionFrame::Resumed { .. }))));
+    }
+    assert!(link.waiting() <= 2, "{} entries wait", link.waiting());
+}
+
 // Links that replace one another.
 
 fn linked(sender: &Arc<LinkSender>) -> LinkedNode {

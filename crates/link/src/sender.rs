@@ -31,8 +31,8 @@ use crate::lock::{Mutex, MutexGuard};
 
 use crate::relay::queue::RelayQueue;
 use crate::schedule::{
-    ControlOutcome, DataRequest, FlowState, FrameSource, INTERACTIVE_BACKLOG, QueuedFlow, Scheduler,
-    SendRequest,
+    ControlOutcome, ControlQueue, DataRequest, Entry, FlowState, FrameSource, INTERACTIVE_BACKLOG,
+    QueuedFlow, Scheduler, SendRequest,
 };
 use crate::sender::interactive::InteractiveLink;
 use crate::sender::pacing::Pacing;
@@ -41,7 +41,7 @@ use tunnel_base::names::{Instance, NodeName, SessionId};
 use tunnel_proto::budget::{Budget, Reservation};
 use tunnel_proto::frame::{Frame, FrameKind, Remote, SessionFrame, SessionKey};
 use tunnel_proto::hello::Dialect;
-use tunnel_proto::state::{ControlPriority, LinkId};
+use tunnel_proto::state::LinkId;
 
 /// The sending side of one link, shared by its sessions, its read loop and its gRPC stream.
 #[derive(Debug)]
@@ -128,7 +128,7 @@ impl LinkSender {
                     Some(Frame { node, body })
                 }
                 Some(Next::Reply(frame)) => Some(frame),
-                Some(Next::Control(source)) => self.take_control(source, now),
+                Some(Next::Control(entry, queue)) => self.take_control(entry, queue, now),
                 Some(Next::Turn { turn, longest, small_only }) => {
                     self.take_turn(turn, longest, small_only, now)
                 }
@@ -142,7 +142,8 @@ impl LinkSender {
 
     /// Queues a source for its turn if it has anything to send.
     pub(crate) fn enter<S: FrameSource + 'static>(&self, source: &Arc<S>, intent: &SendRequest) {
-        if intent.control.is_none() && intent.data.is_none() {
+        let SendRequest { answer, credit, needed, data, stay } = *intent;
+        if !answer && !credit && !needed && data.is_none() {
             return;
         }
         let mut waiting = self.lock();
@@ -150,18 +151,19 @@ impl LinkSender {
             return;
         }
         waiting.sweep();
-        match intent.control {
-            Some(ControlPriority::Answer) => waiting.answers.push_back(source.clone()),
-            Some(ControlPriority::Credit) => waiting.credits.push_back(source.clone()),
-            Some(ControlPriority::Needed) => {
-                waiting.credits.push_back(source.clone());
-                waiting.pacing.acks.send_now();
-            }
-            None => {}
+        let entry = Entry { source: source.clone(), stay };
+        if answer {
+            waiting.answers.push_back(entry.clone());
         }
-        if let Some(DataRequest { flow_state, backlog }) = intent.data {
+        if credit {
+            waiting.credits.push_back(entry.clone());
+        }
+        if needed {
+            waiting.pacing.acks.send_now();
+        }
+        if let Some(DataRequest { flow_state, backlog }) = data {
             let longest = waiting.longest_frame();
-            waiting.turns.enter(source.clone(), flow_state, backlog, longest);
+            waiting.turns.enter(entry, flow_state, backlog, longest);
         }
         waiting.wake();
     }
@@ -217,11 +219,12 @@ impl LinkSender {
     }
 
     /// Takes a control frame from the source, and queues the source again if it has more of them.
-    fn take_control(&self, source: Arc<dyn FrameSource>, now: Instant) -> Option<Frame> {
-        let ControlOutcome { frame, again } = source.clone().next_control(self.id, now);
-        let frame = self.sent(&*source, frame, now);
+    fn take_control(&self, entry: Entry, queue: ControlQueue, now: Instant) -> Option<Frame> {
+        let source = entry.source.clone();
+        let ControlOutcome { frame, again } = source.next_control(self.id, entry.stay, queue, now);
+        let frame = self.sent(&*entry.source, frame, now);
         if again {
-            self.lock().credits.push_back(source);
+            self.lock().credits.push_back(entry);
         }
         frame
     }
@@ -229,14 +232,14 @@ impl LinkSender {
     /// Takes a frame from the source in its turn, and queues the source again if it has more to send.
     fn take_turn(
         &self,
-        turn: QueuedFlow<Arc<dyn FrameSource>>,
+        turn: QueuedFlow<Entry>,
         longest: usize,
         small_only: bool,
         now: Instant,
     ) -> Option<Frame> {
         let most = if small_only { INTERACTIVE_BACKLOG } else { usize::MAX };
-        let sent = turn.key.clone().next_turn(self.id, &turn, longest, most, now);
-        let frame = self.sent(&*turn.key, sent.frame, now);
+        let sent = turn.key.source.clone().next_turn(self.id, &turn, longest, most, now);
+        let frame = self.sent(&*turn.key.source, sent.frame, now);
         let mut waiting = self.lock();
         if sent.bytes > 0 {
             waiting.sent(sent.bytes, sent.flow_state, now);
@@ -290,10 +293,10 @@ pub(crate) struct SendQueue {
     /// Signals, last frames, and replies about unknown sessions. Limited by [`MAX_QUEUED_REPLIES`], except for frames
     /// of this process's own sessions.
     pub(crate) replies: VecDeque<Frame>,
-    pub(crate) answers: VecDeque<Arc<dyn FrameSource>>,
-    /// Sessions that have a credit to send and no answer.
-    pub(crate) credits: VecDeque<Arc<dyn FrameSource>>,
-    pub(crate) turns: Scheduler<Arc<dyn FrameSource>>,
+    pub(crate) answers: VecDeque<Entry>,
+    /// Sessions that have a credit to send.
+    pub(crate) credits: VecDeque<Entry>,
+    pub(crate) turns: Scheduler<Entry>,
     /// Decides when bulk and acknowledgements may be sent.
     pub(crate) pacing: Pacing,
     /// Number of entries at which stale ones are removed.
@@ -307,8 +310,8 @@ pub(crate) struct SendQueue {
 pub(crate) enum Next {
     Frame(FrameKind),
     Reply(Frame),
-    Control(Arc<dyn FrameSource>),
-    Turn { turn: QueuedFlow<Arc<dyn FrameSource>>, longest: usize, small_only: bool },
+    Control(Entry, ControlQueue),
+    Turn { turn: QueuedFlow<Entry>, longest: usize, small_only: bool },
 }
 
 impl SendQueue {
@@ -352,11 +355,11 @@ impl SendQueue {
         }
         if let Some(session) = self.answers.pop_front() {
             self.pacing.acks.send_now();
-            return Poll::Ready(Some(Next::Control(session)));
+            return Poll::Ready(Some(Next::Control(session, ControlQueue::Answers)));
         }
         if acks && let Some(session) = self.credits.pop_front() {
             self.pacing.acks.on_sent(now);
-            return Poll::Ready(Some(Next::Control(session)));
+            return Poll::Ready(Some(Next::Control(session, ControlQueue::Credits)));
         }
         let small_only =
             self.turns.has_bulk() && self.pacing.bulk.as_mut().is_some_and(|bulk| bulk.is_blocked(now));
@@ -391,15 +394,16 @@ impl SendQueue {
         self.pong.is_some() || !self.credits.is_empty()
     }
 
-    /// Removes sources that were closed while they waited, so that they do not accumulate on a link that takes nothing.
-    /// Runs only when the queue has doubled, so that the cost per entry is low.
+    /// Removes stale entries, so that they do not accumulate on a link that takes nothing. Runs only when the queue has
+    /// doubled, so that the cost per entry is low.
     pub(crate) fn sweep(&mut self) {
         if self.queued_senders() < self.sweep_at {
             return;
         }
-        self.answers.retain(|source| !source.is_closed());
-        self.credits.retain(|source| !source.is_closed());
-        self.turns.retain(|source| !source.is_closed());
+        let stays = |entry: &Entry| !entry.source.is_stale(entry.stay);
+        self.answers.retain(stays);
+        self.credits.retain(stays);
+        self.turns.retain(stays);
         self.sweep_at = SWEEP.max(2 * self.queued_senders());
     }
 
@@ -716,9 +720,10 @@ mod tests {
         flow_state: FlowState,
         backlog: usize,
         now: Instant,
-    ) -> QueuedFlow<Arc<dyn FrameSource>> {
+    ) -> QueuedFlow<Entry> {
         let key = SessionKey { id: SessionId::from_bits(1), category: Category::Ssh, node: NodeName::none() };
-        waiting.turns.enter(Arc::new(Speaker(key)), flow_state, backlog, 65_200);
+        let entry = Entry { source: Arc::new(Speaker(key)), stay: 0 };
+        waiting.turns.enter(entry, flow_state, backlog, 65_200);
         loop {
             let next = waiting.poll_next(&mut Context::from_waker(Waker::noop()), now);
             if let Poll::Ready(Some(Next::Turn { turn, .. })) = next {

@@ -1,5 +1,7 @@
 //! One end of a session: its lock and wakers, the frames it gives to its link, its paths, and its log lines.
 
+use std::sync::atomic::AtomicU64;
+use std::sync::atomic::Ordering::Relaxed;
 use std::sync::{Arc, OnceLock, Weak};
 use std::task::Waker;
 use std::time::Duration;
@@ -9,15 +11,15 @@ use tracing::{Level, debug, enabled};
 
 use crate::lock::{Mutex, MutexGuard};
 use crate::schedule::{
-    ControlOutcome, DataRequest, FlowState, FrameSource, QueuedFlow, SendOutcome, SendRequest,
+    ControlOutcome, ControlQueue, DataRequest, Entry, FlowState, FrameSource, QueuePlaces, QueuedFlow,
+    SendOutcome, SendRequest,
 };
 use crate::sender::LinkSender;
 use crate::table::SessionTable;
 use tunnel_base::names::{Instance, NodeName, SessionId, Target};
 use tunnel_proto::frame::{ErrorCode, Opener, Remote, SessionError, SessionFrame, SessionKey};
 use tunnel_proto::hello::Dialect;
-use tunnel_proto::state::{Actions, Phase, SessionState};
-use tunnel_proto::state::{ControlPriority, LinkId};
+use tunnel_proto::state::{Actions, LinkId, Phase, SessionState};
 use tunnel_proto::window::LinkRtt;
 
 /// The state of one end, shared by the session table, the owner and the links.
@@ -33,6 +35,8 @@ pub(crate) struct SessionCore {
     listener: Option<&'static str>,
     /// At the acceptor: the opener, once it is known.
     opener: OnceLock<Opener>,
+    /// A copy of [`Inner::stay`] that is read without the lock.
+    stay: AtomicU64,
     inner: Mutex<Inner>,
 }
 
@@ -43,10 +47,10 @@ pub(crate) struct Inner {
     pub(super) sender: Option<Arc<LinkSender>>,
     /// The previous link, which still has the session as a member.
     left: Option<Arc<LinkSender>>,
-    /// Where it waits to send a control frame. An entry on another link is stale and harmless.
-    in_control: Option<QueuedControl>,
-    /// The link where it waits for its turn to send data.
-    in_turns: Option<LinkId>,
+    /// Number of its stays on links so far. Its entries from earlier stays are stale and harmless.
+    stay: u64,
+    /// Where it waits on its link.
+    places: QueuePlaces,
     /// What it has sent on its link, which decides on its turns; reset with each link.
     flow_state: FlowState,
     /// The number of the `Parked` that may search for a path, and the number of those handed out.
@@ -62,13 +66,6 @@ pub(crate) struct Inner {
     pub(super) watcher: Option<Waker>,
     /// The state that was logged last.
     logged: LoggedState,
-}
-
-/// A place among the control frames of a link.
-#[derive(Debug, Clone, Copy)]
-struct QueuedControl {
-    link: LinkId,
-    priority: ControlPriority,
 }
 
 /// The right to search for a path, which one task has at a time.
@@ -105,6 +102,7 @@ impl SessionCore {
             started: Instant::now(),
             listener,
             opener: OnceLock::new(),
+            stay: AtomicU64::new(0),
             inner: Mutex::new(Inner {
                 state,
                 sender,
@@ -245,6 +243,7 @@ impl SessionCore {
         let watcher = if actions.state || actions.forget { inner.watcher.take() } else { None };
         let sender = if inner.state.path().is_none() { inner.sender.take() } else { None };
         let left = [inner.left.take(), sender];
+        self.stay.store(inner.stay, Relaxed);
         let intent = inner.intent();
         let ended = inner.state.ended().map(|why| why.code);
         let change = inner.change();
@@ -322,7 +321,8 @@ impl Inner {
     /// Makes the link of `sender` the session's link. The session leaves the previous link once the lock is released.
     fn move_to(&mut self, sender: &Arc<LinkSender>) {
         if self.sender.as_ref().is_none_or(|o| o.id != sender.id) {
-            self.flow_state = FlowState::default();
+            (self.flow_state, self.places) = Default::default();
+            self.stay += 1;
             self.left = self.sender.replace(sender.clone());
         }
     }
@@ -335,11 +335,22 @@ impl FrameSource for SessionCore {
         &self.key
     }
 
-    fn next_control(self: Arc<Self>, link: LinkId, now: Instant) -> ControlOutcome {
+    fn is_stale(&self, stay: u64) -> bool {
+        stay != self.stay.load(Relaxed)
+    }
+
+    fn next_control(
+        self: Arc<Self>,
+        link: LinkId,
+        stay: u64,
+        queue: ControlQueue,
+        now: Instant,
+    ) -> ControlOutcome {
         let frame = self.with_state(|inner| {
-            if inner.in_control.is_some_and(|queued| queued.link == link) {
-                inner.in_control = None;
+            if stay != inner.stay {
+                return (None, Actions::default());
             }
+            inner.places.on_control(queue);
             self.next_frame(inner, link, 0, now)
         });
         ControlOutcome { frame, again: false }
@@ -348,12 +359,17 @@ impl FrameSource for SessionCore {
     fn next_turn(
         self: Arc<Self>,
         link: LinkId,
-        turn: &QueuedFlow<Arc<dyn FrameSource>>,
+        turn: &QueuedFlow<Entry>,
         longest: usize,
         most: usize,
         now: Instant,
     ) -> SendOutcome {
         self.with_state(|inner| {
+            if turn.key.stay != inner.stay {
+                let flow_state = turn.flow_state();
+                let outcome = SendOutcome { frame: None, bytes: 0, flow_state, backlog: None };
+                return (outcome, Actions::default());
+            }
             let held = inner.state.backlog().is_some_and(|backlog| backlog > most);
             let (mut frame, mut actions) =
                 if held { (None, Actions::default()) } else { self.next_frame(inner, link, longest, now) };
@@ -365,14 +381,9 @@ impl FrameSource for SessionCore {
             }
             let bytes = if let Some(SessionFrame::Data(data)) = &frame { data.len() } else { 0 };
             let flow_state = if held { turn.flow_state() } else { turn.flow_state_after(bytes) };
-            let mut backlog = None;
-            if inner.state.path() == Some(link) && inner.in_turns == Some(link) {
-                inner.flow_state = flow_state;
-                backlog = inner.state.backlog();
-            }
-            if inner.in_turns == Some(link) && backlog.is_none() {
-                inner.in_turns = None;
-            }
+            inner.flow_state = flow_state;
+            let backlog = inner.state.backlog();
+            inner.places.on_turn(backlog.is_some());
             (SendOutcome { frame, bytes, flow_state, backlog }, actions)
         })
     }
@@ -410,30 +421,13 @@ impl SessionCore {
 }
 
 impl Inner {
-    /// Returns the turns that it needs on its link and has not requested yet. `in_control` and `in_turns` name the
-    /// link, so an entry that still waits on an older link is ignored.
+    /// Returns the entries that it needs on its link and does not have yet.
     pub(crate) fn intent(&mut self) -> Option<(Arc<LinkSender>, SendRequest)> {
         let sender = self.sender.as_ref()?;
-        let link = Some(sender.id);
-        let asked = self.in_control.filter(|queued| Some(queued.link) == link).map(|queued| queued.priority);
-        let control = self.state.control().filter(|control| asked < Some(*control));
-        let data = if self.in_turns == link { None } else { self.state.backlog() };
-        if control.is_none() && data.is_none() {
-            return None;
-        }
-        if let Some(control) = control {
-            self.in_control = Some(QueuedControl { link: sender.id, priority: control });
-        }
-        if data.is_some() {
-            self.in_turns = link;
-        }
-        Some((
-            sender.clone(),
-            SendRequest {
-                control,
-                data: data.map(|backlog| DataRequest { flow_state: self.flow_state, backlog }),
-            },
-        ))
+        let data = self.state.backlog().map(|backlog| DataRequest { flow_state: self.flow_state, backlog });
+        let request = self.places.request(self.state.control(), data);
+        let is_new = request != SendRequest::default();
+        is_new.then(|| (sender.clone(), SendRequest { stay: self.stay, ..request }))
     }
 
     fn speaks_to_cloud(&self) -> bool {

@@ -8,7 +8,7 @@ use std::time::Duration;
 use futures_util::FutureExt as _;
 use tokio::time::Instant;
 
-use crate::schedule::FrameSource as _;
+use crate::schedule::{ControlQueue, FrameSource as _, QueuePlaces};
 use crate::sender::LinkSender;
 use crate::table::session::{Inner, SessionCore};
 use crate::table::stream::{OpenOutcome, PendingOpen};
@@ -22,8 +22,8 @@ use tunnel_proto::frame::{
 };
 use tunnel_proto::halves::{RecvHalf, SendHalf, WindowLimits};
 use tunnel_proto::hello::Dialect;
+use tunnel_proto::state::LinkId;
 use tunnel_proto::state::SessionState;
-use tunnel_proto::state::{ControlPriority, LinkId};
 
 fn table() -> Arc<SessionTable> {
     let limits =
@@ -241,7 +241,9 @@ async fn an_opening_that_was_asked_on_a_plain_link_before_has_a_limit_on_the_nex
     let mut limits = Vec::new();
     for link in [&plain, &link] {
         session.ask(link, None, false);
-        let frame = session.clone().next_control(link.id, Instant::now()).frame;
+        let stay = session.lock().stay;
+        let pulled = session.clone().next_control(link.id, stay, ControlQueue::Answers, Instant::now());
+        let frame = pulled.frame;
         let Some(SessionFrame::Open { limit, .. }) = frame else { panic!("{frame:?}") };
         limits.push(limit);
     }
@@ -355,15 +357,15 @@ async fn who_waits_with_a_credit_asks_again_once_it_is_needed() {
     let opened = SessionFrame::Opened { limit: 9, epoch: 1, instance: None };
     assert!(session.on_frame(&link, opened, Instant::now()));
     let mut inner = session.lock();
-    inner.in_control = None;
-    let intent = |inner: &mut Inner| inner.intent().and_then(|(_, intent)| intent.control);
+    inner.places = QueuePlaces::default();
+    let intent = |inner: &mut Inner| inner.intent().map(|(_, intent)| (intent.credit, intent.needed));
     assert_eq!(intent(&mut inner), None);
     inner.state.recv.data(vec![0; 500].into(), Instant::now()).unwrap();
     // Bytes that are not read need no credit.
     inner.state.recv.discard();
-    assert_eq!(intent(&mut inner), Some(ControlPriority::Credit));
+    assert_eq!(intent(&mut inner), Some((true, false)));
     assert_eq!(intent(&mut inner), None);
     inner.state.recv.finish(501).unwrap();
-    assert_eq!(intent(&mut inner), Some(ControlPriority::Needed));
+    assert_eq!(intent(&mut inner), Some((false, true)));
     assert_eq!(intent(&mut inner), None);
 }
