@@ -13,6 +13,7 @@ use tunnel_base::backoff::Backoff;
 use tunnel_base::drain::Drain;
 use tunnel_base::names::{Instance, NodeName, SessionId, Target};
 use tunnel_link::sender::LinkSender;
+use tunnel_link::table::session::Permit;
 use tunnel_link::table::stream::{OpenOutcome, Parked, Session};
 use tunnel_link::table::{SessionTable, TableFull};
 use tunnel_proto::frame::{Category, ErrorCode, Remote, SessionError};
@@ -31,6 +32,9 @@ pub struct SessionRequest {
     pub client: String,
     /// Name of the listener.
     pub listener: &'static str,
+    /// The client's permit. The session keeps it until its last bytes are delivered, or the remote knows that it was
+    /// cancelled.
+    pub permit: Option<Permit>,
 }
 
 /// Reason why a target could not be reached. The texts are shown to clients.
@@ -129,7 +133,7 @@ impl SessionRouter {
     ///
     /// Returns an error if no session could be opened. Its text may be shown to the client.
     pub async fn open(&self, request: SessionRequest) -> Result<Session, OpenError> {
-        let SessionRequest { node, target, category, client, listener } = request;
+        let SessionRequest { node, target, category, client, listener, permit } = request;
         let until = Instant::now() + self.timeout;
         let mut search = PathSearch::new(&self.paths, &node, None, until, self.chance);
         if let PathSource::Server(_) = self.paths {
@@ -147,6 +151,9 @@ impl SessionRouter {
                 PathSource::Edge(_) => "memory limit of this edge reached: [edge.session] buffer_memory",
             })
         })?;
+        if let Some(permit) = permit {
+            opening.keep(permit);
+        }
         // Asks on one path after another until the session is open or refused.
         let asked = async {
             loop {
@@ -167,6 +174,12 @@ impl SessionRouter {
             Ok(()) => Ok(opening.into_session()),
             Err(why) => Err(OpenError { session: Some(opening.id()), why }),
         }
+    }
+
+    /// Evicts a session without an owner that its remote does not take, because this process has too many sessions.
+    /// Returns false if there is none.
+    pub fn evict_orphan(&self) -> bool {
+        self.table.evict_orphan("sessions")
     }
 
     /// Runs [`Self::resume`] for each session that has lost its path, in its own task. Returns when draining starts.

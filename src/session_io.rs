@@ -40,7 +40,7 @@ pub struct OpenSession<P> {
     /// Counts the session as active.
     pub alive: ActiveSession,
     /// The session's permit in this process. Released when the session ends, before its connection is closed
-    /// gracefully.
+    /// gracefully. A client's session shares it, and keeps it until its last bytes are delivered.
     pub permit: P,
 }
 

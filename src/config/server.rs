@@ -116,7 +116,8 @@ pub struct SessionConfig {
     #[serde(with = "Count::<1, MAX_SESSIONS>")]
     pub max_sessions: usize,
     /// Maximum number of concurrent sessions per client; further ones get 503. A client is a user if auth = "basic",
-    /// otherwise an IPv4 address or an IPv6 /64. Default: a quarter of max_sessions.
+    /// otherwise an IPv4 address or an IPv6 /64. A session counts until its last bytes are delivered. Default: a quarter
+    /// of max_sessions.
     #[serde(with = "Count::<1, MAX_SESSIONS>")]
     pub max_per_client: usize,
     /// Timeout for sessions to finish once the server is stopping.

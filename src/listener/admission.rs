@@ -215,7 +215,10 @@ impl AccessPolicy {
 }
 
 /// A session opened for a client, with its permit.
-pub type GrantedSession = OpenSession<Permit<ClientKey>>;
+pub type GrantedSession = OpenSession<SessionPermit>;
+
+/// A session permit. The session shares it, and keeps it until its last bytes are delivered.
+pub type SessionPermit = Arc<Permit<ClientKey>>;
 
 /// The outcome of a client's handshake; `C` is its connection.
 #[derive(Debug)]
@@ -432,7 +435,7 @@ pub struct Admission {
     /// Dropped once the head is read.
     head_done: Option<oneshot::Sender<()>>,
     connection_permit: Option<Permit>,
-    session_permit: Option<Permit<ClientKey>>,
+    session_permit: Option<SessionPermit>,
 }
 
 /// A request that has passed all checks. It owns its data, so that it can outlive the [`Admission`].
@@ -637,6 +640,7 @@ impl Destination {
         context: &ListenerContext,
         category: Category,
         access: &AccessLogEntry,
+        permit: &SessionPermit,
     ) -> Option<SessionRequest> {
         let node = match &context.edge_routing {
             None if self.node == NodeName::direct() => return None,
@@ -648,8 +652,14 @@ impl Destination {
             Some(user) => format!("{user}@{}", access.client),
             None => access.client.clone(),
         };
-        let target = self.target.clone();
-        Some(SessionRequest { node, target, category, client, listener: access.listener })
+        Some(SessionRequest {
+            node,
+            target: self.target.clone(),
+            category,
+            client,
+            listener: access.listener,
+            permit: Some(permit.clone()),
+        })
     }
 }
 
@@ -693,18 +703,22 @@ impl AuthorizedRequest {
     async fn open_with(
         self,
         connection_permit: &mut Option<Permit>,
-        session_permit: &mut Option<Permit<ClientKey>>,
+        session_permit: &mut Option<SessionPermit>,
     ) -> Result<GrantedSession, DeniedRequest> {
         let Self { context, category, from, destination, mut access } = self;
         let key = ClientKey::of(access.user.as_deref(), from.ip());
-        let permit = match context.sessions.try_acquire(&key) {
-            Ok(permit) => permit,
+        let mut permit = context.sessions.try_acquire(&key);
+        if permit.as_ref().is_err_and(|full| *full == AcquireError::Total) && context.route.evict_orphan() {
+            permit = context.sessions.try_acquire(&key);
+        }
+        let permit = match permit {
+            Ok(permit) => Arc::new(permit),
             Err(full) => return Err(DeniedRequest::new(context.no_permit(full), access, &context, from)),
         };
         // Opening may take long; a client that has passed the checks must not keep others from connecting meanwhile.
         *connection_permit = None;
         let started = Instant::now();
-        let opened = match destination.session_request(&context, category, &access) {
+        let opened = match destination.session_request(&context, category, &access, &permit) {
             None => destination.dial(&context).await,
             Some(request) => match context.route.open(request).await {
                 Ok(session) => Ok(session.into()),

@@ -222,8 +222,9 @@ fn target_at_node(offer: &IncomingSession, shared: &ServerContext) -> Option<(No
 /// edge, this server dials the target itself.
 async fn bridge_to_node(offer: IncomingSession, node: NodeName, target: Target, shared: ServerContext) {
     let (category, client) = (offer.category(), offer.client().to_owned());
+    let request = SessionRequest { node, target, category, client, listener: LISTENER, permit: None };
     let opened = tokio::select! {
-        opened = shared.route.open(SessionRequest { node, target, category, client, listener: LISTENER }) => opened,
+        opened = shared.route.open(request) => opened,
         // Dropping the opening withdraws the request.
         () = offer.withdrawn() => return,
     };

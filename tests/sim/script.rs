@@ -275,6 +275,147 @@ async fn resumes_that_are_answered_leave_no_credits_behind() {
     assert!(link.waiting() <= 2, "{} entries wait", link.waiting());
 }
 
+// Sessions without an owner.
+
+/// Ends a session whose remote has ended too and acknowledges nothing.
+fn ends_unread(script: &Script, link: &Arc<LinkSender>, mut session: Session) -> SessionId {
+    let id = session.id();
+    fill(&mut session, 1000);
+    finish(&mut session);
+    script.hears(link, id, SessionFrame::Fin { total: 1 });
+    drop(session);
+    sent(link);
+    id
+}
+
+#[tokio::test(start_paused = true)]
+async fn bytes_of_a_finished_session_that_nobody_takes_are_dropped_after_the_resume_timeout() {
+    let (script, link) = (Script::new(10), link(1));
+    let (opening, permit) = (script.open(&node(1)), Arc::new(()));
+    opening.keep(permit.clone());
+    let id = ends_unread(&script, &link, script.is_opened(&link, opening));
+    script.passes(GRACE - Duration::from_secs(10)).await;
+    // The remote is only slow.
+    script.hears(&link, id, SessionFrame::Credit { received: 10, limit: 1 << 40 });
+    script.passes(GRACE - Duration::from_secs(10)).await;
+    assert_eq!((script.table.len(), Arc::strong_count(&permit)), (1, 2));
+    script.passes(Duration::from_secs(15)).await;
+    assert!(matches!(sent(&link)[..], [SessionFrame::Reset { .. }]));
+    assert_eq!((script.table.len(), script.table.memory(), Arc::strong_count(&permit)), (0, (0, 0), 1));
+    assert_eq!(script.metrics.truncated.counted("delivery_timeout"), 1);
+}
+
+#[tokio::test(start_paused = true)]
+async fn finished_sessions_whose_bytes_nobody_takes_give_way_to_new_ones() {
+    let (script, link) = (Script::new(8), link(1));
+    let all: Vec<_> = (0..8).map(|_| script.opens(&link, &node(1))).collect();
+    for session in all {
+        ends_unread(&script, &link, session);
+    }
+    let open = || {
+        let target = "node1:22".parse().unwrap();
+        script.table.open(node(1), target, Category::Ssh, "bob".into(), "connect")
+    };
+    assert!(open().is_err(), "the rest usually takes one RTT");
+    script.passes(Duration::from_secs(10)).await;
+    let mut opened = Vec::new();
+    for _ in 0..8 {
+        opened.push(open().unwrap());
+        sent(&link);
+    }
+    assert!(open().is_err());
+    assert_eq!((script.table.len(), script.metrics.truncated.counted("sessions")), (8, 8));
+}
+
+/// The remote says and acknowledges everything, and takes nothing from its link.
+#[tokio::test(start_paused = true)]
+async fn sessions_whose_last_frame_nobody_takes_count_and_give_way_too() {
+    let (script, link, permit) = (Script::new(8), link(1), Arc::new(()));
+    let opens = || {
+        let opening = script.open(&node(1));
+        opening.keep(permit.clone());
+        script.is_opened(&link, opening)
+    };
+    let mut all: Vec<_> = (0..8).map(|_| opens()).collect();
+    all.iter_mut().for_each(finish);
+    sent(&link);
+    for session in all {
+        script.hears(&link, session.id(), SessionFrame::Fin { total: 1 });
+        script.hears(&link, session.id(), SessionFrame::Credit { received: 1, limit: 1 << 40 });
+    }
+    assert_eq!((script.table.len(), Arc::strong_count(&permit)), (8, 9));
+    script.passes(Duration::from_secs(10)).await;
+    let opening = script.open(&node(1));
+    assert_eq!((script.table.len(), Arc::strong_count(&permit)), (8, 8));
+    script.passes(GRACE).await;
+    assert_eq!((script.table.len(), Arc::strong_count(&permit)), (1, 1));
+    assert_eq!(script.metrics.truncated.counted("sessions"), 0, "nothing was lost");
+    drop(opening);
+}
+
+/// Both directions have ended, and the opener never sends its last frame.
+fn in_last_ack(script: &Script, link: &Arc<LinkSender>) {
+    let mut session = script.accepts(link).unwrap();
+    let id = session.id();
+    finish(&mut session);
+    script.hears(link, id, SessionFrame::Fin { total: 1 });
+    sent(link);
+    script.hears(link, id, SessionFrame::Credit { received: 1, limit: 1 << 40 });
+    sent(link);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_session_whose_opener_never_sends_its_last_frame_ends_after_the_resume_timeout() {
+    let (script, link) = (Script::new(8), link(1));
+    in_last_ack(&script, &link);
+    script.passes(GRACE - Duration::from_secs(10)).await;
+    assert_eq!(script.table.len(), 1);
+    script.passes(Duration::from_secs(20)).await;
+    assert_eq!((script.table.len(), script.table.memory()), (0, (0, 0)));
+    assert_eq!(script.metrics.truncated.counted("delivery_timeout"), 0, "nothing was lost");
+}
+
+#[tokio::test(start_paused = true)]
+async fn sessions_that_wait_for_a_last_frame_keep_nobody_out() {
+    let script = Script::new(8);
+    // An edge may have half of the places, and later ones a quarter.
+    for (number, sessions) in [(1, 4), (2, 2), (3, 2)] {
+        let edge = link(number);
+        (0..sessions).for_each(|_| in_last_ack(&script, &edge));
+    }
+    let first = script.accepts(&link(4)).expect("a place for another edge");
+    script.passes(Duration::from_secs(10)).await;
+    let second = script.accepts(&link(4)).expect("a place for another edge");
+    let opening = script.open(&node(1));
+    assert_eq!(script.table.len(), 8);
+    drop((first, second, opening));
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_longest_idle_session_of_the_client_with_most_gives_way_to_another_client() {
+    let script = Script::new(40);
+    let (busy, other) = (link(1), link(2));
+    let sessions: Vec<_> = (0..20).map(|_| script.accepts(&busy).unwrap()).collect();
+    let more: Vec<_> =
+        [3, 4].map(link).iter().flat_map(|edge| [0; 10].map(|_| script.accepts(edge).unwrap())).collect();
+    // All but one are used.
+    for _ in 0..3 {
+        script.passes(Duration::from_secs(5)).await;
+        for (at, session) in sessions.iter().enumerate() {
+            if at != 15 {
+                script.hears(&busy, session.id(), SessionFrame::Data("x".into()));
+            }
+        }
+    }
+    script.passes(Duration::from_secs(5)).await;
+    sent(&busy);
+    let newcomer = script.accepts(&other).unwrap();
+    assert!(sessions[15].ended().is_some_and(|why| why.code == ErrorCode::Overloaded));
+    let ended = sessions.iter().chain(&more).filter(|session| session.ended().is_some()).count();
+    assert_eq!(ended, 1);
+    drop(newcomer);
+}
+
 // Links that replace one another.
 
 fn linked(sender: &Arc<LinkSender>) -> LinkedNode {

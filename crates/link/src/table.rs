@@ -21,7 +21,7 @@ use crate::lock::{Mutex, MutexGuard};
 use crate::relay::{Attempt, AttemptState, BindOutcome, RelayTable};
 use crate::sender::signals::{UNKNOWN, unknown};
 use crate::sender::{DetachedSessions, LinkSender};
-use crate::table::closed::{Clients, Tombstones, source};
+use crate::table::closed::{ByClient, MAX_ORPHANS, Tombstones, client_of, source};
 use crate::table::session::{Search, SessionCore, SessionView};
 use crate::table::stream::{IncomingSession, Parked, PendingOpen, Session};
 use tunnel_base::metrics::Metrics;
@@ -62,9 +62,10 @@ pub struct SessionTable {
     /// Whether a session or a link has ended since free memory was last released, or the process has just started.
     freed: AtomicBool,
     ended: Mutex<Tombstones>,
-    clients: Mutex<Clients>,
-    /// Orphaned sessions that may still have bytes to deliver, in the order in which their owners left.
-    departed: Mutex<VecDeque<SessionId>>,
+    /// The sessions that were opened from elsewhere.
+    clients: Mutex<ByClient>,
+    /// The orphaned sessions that may be evicted.
+    orphans: Mutex<ByClient>,
     /// Sessions that need a path, for which no task searches one yet.
     parked: Mutex<VecDeque<Parked>>,
     /// Notified when a session is added to `parked`.
@@ -118,8 +119,8 @@ impl SessionTable {
             count: AtomicUsize::new(0),
             freed: AtomicBool::new(true),
             ended: Mutex::default(),
-            clients: Mutex::default(),
-            departed: Mutex::default(),
+            clients: Mutex::new(ByClient::new(usize::MAX)),
+            orphans: Mutex::new(ByClient::new(MAX_ORPHANS)),
             parked: Mutex::default(),
             came: Notify::new(),
             relays,
@@ -168,11 +169,12 @@ impl SessionTable {
         client: String,
         listener: &'static str,
     ) -> Result<PendingOpen, TableFull> {
-        let halves = if self.has_place() { self.halves() } else { None };
+        let halves = if self.has_place(|| false) { self.halves() } else { None };
         let (send, recv) = halves.ok_or(TableFull)?;
+        let source = source(&client);
         let end = SessionState::opener(target, client, send, recv);
         let key = SessionKey { id: SessionId::random(), category, node };
-        let shared = SessionCore::new(key, self, end, None, Some(listener));
+        let shared = SessionCore::new(key, self, source, end, None, Some(listener));
         // Its id is new.
         let _ = self.insert(&shared);
         Ok(PendingOpen::new(shared))
@@ -199,11 +201,13 @@ impl SessionTable {
         self.shards.iter().flat_map(|shard| shard.lock().values().cloned().collect::<Vec<_>>()).collect()
     }
 
-    /// Returns true if there may be another session. The oldest orphan is evicted for it, but its last frame may have
-    /// to wait on a slow link, so the number of such sessions is limited.
-    fn has_place(&self) -> bool {
-        let (len, most) = (self.len(), self.limits.sessions);
-        len < most || len < most + most / CLOSE_FRAME_DIVISOR && self.evict_oldest_orphan("sessions")
+    /// Returns true if there may be another session. An orphan is evicted for it, or with `evict` another session. Its
+    /// last frame may have to wait on a slow link, so the number of such sessions is limited.
+    fn has_place(&self, evict: impl Fn() -> bool) -> bool {
+        let most = self.limits.sessions;
+        let slack = most.div_ceil(CLOSE_FRAME_DIVISOR);
+        let fits = || self.len() < most + slack;
+        self.len() < most || (self.evict_orphan("sessions") || fits() && evict()) && fits()
     }
 
     fn halves(&self) -> Option<(SendHalf, RecvHalf)> {
@@ -298,7 +302,7 @@ impl SessionTable {
             SessionFrame::Open { epoch, client, opener, .. } if elsewhere => {
                 // An edge must never get the rights of another listener, nor another edge's name.
                 if let Some(edge) = edge {
-                    (key.category, *client) = (Category::HttpProxy, format!("node {edge}"));
+                    (key.category, *client) = (Category::HttpProxy, client_of(edge));
                 }
                 let attempt = Attempt::new(sender, key, *epoch, opener.clone());
                 self.on_request(attempt, frame)
@@ -388,12 +392,10 @@ impl SessionTable {
             recv.lift_limit(self.room_unread(sender));
         }
         let end = SessionState::acceptor(sender.id, epoch, limit, send, recv);
-        let shared = SessionCore::new(key, self, end, Some(sender.clone()), None);
+        let shared = SessionCore::new(key, self, source.clone(), end, Some(sender.clone()), None);
         if let Some(opener) = opener.clone() {
             shared.opened_by(opener);
         }
-        // Before it is inserted, so that its end finds it there.
-        self.clients.lock().add(shared.key.id, &source);
         if let Err(first) = self.insert(&shared) {
             // The same Open has just arrived on another link, which another task reads.
             if first.is_of(opener.as_ref()) {
@@ -401,6 +403,12 @@ impl SessionTable {
                 first.on_frame(sender, open, Instant::now());
             }
             return None;
+        }
+        let (id, now) = (shared.key.id, Instant::now());
+        self.clients.lock().insert(&source, id, (), now);
+        // It may have ended before it was added.
+        if self.session(id).is_none() {
+            self.clients.lock().remove(&id, now);
         }
         // Inserted here before it joins the link: a link that ends looks up its sessions in the table.
         if !sender.attach(&shared.key) {
@@ -419,12 +427,12 @@ impl SessionTable {
 
     /// Returns room for another session of a client. If there is none, a client with more sessions gives up some of its
     /// own.
-    fn halves_for(&self, source: &str) -> Option<(SendHalf, RecvHalf)> {
+    fn halves_for(&self, source: &Arc<str>) -> Option<(SendHalf, RecvHalf)> {
         // An evicted session frees its memory at once, and its place in the table once the remote end has got the
         // reset.
-        let given =
-            || (0..MAX_EVICTIONS).take_while(|_| self.evict_idle_session(source)).find_map(|_| self.halves());
-        self.has_place().then(|| self.halves()).flatten().or_else(given)
+        let evict = || self.evict_idle_session(source);
+        let given = || (0..MAX_EVICTIONS).take_while(|_| evict()).find_map(|_| self.halves());
+        self.has_place(evict).then(|| self.halves().or_else(given)).flatten()
     }
 
     /// Returns the refusal for lack of room, and names the key that raises the limit. A server's requests arrive at an
@@ -471,14 +479,22 @@ impl SessionTable {
     }
 
     /// Forgets a session that is over; `why` is set if it did not end cleanly.
-    pub(crate) fn forget(&self, id: SessionId, why: Option<ErrorCode>) {
+    pub(crate) fn forget(&self, session: &SessionCore, is_opener: bool, why: Option<ErrorCode>) {
+        let (id, now) = (session.key.id, Instant::now());
+        // Only a session that another process opened can be requested again. Added first, so that a late Open always
+        // finds one of the two.
+        if !is_opener {
+            self.ended.lock().add(&session.client, id, why, now);
+        }
         if self.shard(id).remove(&id).is_some() {
             if let Some(code) = why {
                 self.metrics.resets.count(code.name());
             }
             self.count.fetch_sub(1, Relaxed);
             self.freed.store(true, Relaxed);
-            self.add_ended(id, why);
+        }
+        for by_client in [&self.clients, &self.orphans] {
+            by_client.lock().remove(&id, now);
         }
     }
 }

@@ -405,6 +405,7 @@ async fn who_asks_an_edge_that_has_just_lost_its_link_waits_for_the_next_one() {
         category: Category::HttpProxy,
         client: "test".into(),
         listener: "test",
+        permit: None,
     };
     let started = tokio::time::Instant::now();
     assert!(matches!(route.open(request.clone()).await.unwrap_err().why, RouteError::Offline { .. }));

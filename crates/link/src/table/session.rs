@@ -1,5 +1,6 @@
 //! One end of a session: its lock and wakers, the frames it gives to its link, its paths, and its log lines.
 
+use std::any::Any;
 use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::Relaxed;
 use std::sync::{Arc, OnceLock, Weak};
@@ -31,6 +32,8 @@ pub(crate) struct SessionCore {
     table: Weak<SessionTable>,
     /// When it was created.
     started: Instant,
+    /// The client's user or address, with which the session counts.
+    pub client: Arc<str>,
     /// Opener: the listener that accepted the client.
     listener: Option<&'static str>,
     /// At the acceptor: the opener, once it is known.
@@ -64,9 +67,14 @@ pub(crate) struct Inner {
     pub(super) writer: Option<Waker>,
     /// The tasks that wait for an answer, a path or the end.
     pub(super) watcher: Option<Waker>,
+    /// Its client's permit, until the session is over.
+    pub(super) permit: Option<Permit>,
     /// The state that was logged last.
     logged: LoggedState,
 }
+
+/// A permit of any kind that a session keeps.
+pub type Permit = Arc<dyn Any + Send + Sync>;
 
 /// The right to search for a path, which one task has at a time.
 #[derive(Debug)]
@@ -90,6 +98,7 @@ impl SessionCore {
     pub(crate) fn new(
         key: SessionKey,
         table: &Arc<SessionTable>,
+        client: Arc<str>,
         state: SessionState,
         sender: Option<Arc<LinkSender>>,
         listener: Option<&'static str>,
@@ -100,6 +109,7 @@ impl SessionCore {
             key,
             table: Arc::downgrade(table),
             started: Instant::now(),
+            client,
             listener,
             opener: OnceLock::new(),
             stay: AtomicU64::new(0),
@@ -107,8 +117,8 @@ impl SessionCore {
                 state,
                 sender,
                 left: None,
-                in_control: None,
-                in_turns: None,
+                stay: 0,
+                places: QueuePlaces::default(),
                 flow_state: FlowState::default(),
                 seeker: None,
                 seekers: 0,
@@ -117,6 +127,7 @@ impl SessionCore {
                 reader: None,
                 writer: None,
                 watcher: None,
+                permit: None,
                 logged,
             }),
         })
@@ -172,9 +183,10 @@ impl SessionCore {
     /// Resets the session from this side and drops undelivered bytes.
     pub(crate) fn reset(self: &Arc<Self>, why: SessionError) {
         self.with_state(|inner| {
+            let actions = inner.state.abandon(why, Instant::now());
             // A plain remote does not answer, and its sessions end with its link.
             let plain = inner.sender.as_ref().is_some_and(|sender| !sender.resumes);
-            ((), inner.abandon(why, plain))
+            ((), if plain && inner.state.is_broken_off() { inner.state.evict().1 } else { actions })
         });
         self.orphan();
     }
@@ -187,15 +199,21 @@ impl SessionCore {
 
     /// Hands an orphaned session to its table, which limits how long it stays.
     fn orphan(self: &Arc<Self>) {
-        let stays = self.lock().state.departed_since().is_some();
+        let stays = self.lock().state.is_broken_off();
         if stays && let Some(table) = self.table.upgrade() {
-            table.add_departed(self.key.id);
+            table.add_broken_off(self);
         }
     }
 
-    /// Drops the bytes that an orphaned session still delivers. Returns false if there is nothing to deliver.
-    pub(crate) fn evict(self: &Arc<Self>) -> bool {
-        self.with_state(|inner| inner.state.evict())
+    /// Ends a session without an owner, or one with only its last frame to send or to receive. Returns whether bytes were
+    /// still to be delivered, or `None` if it is neither.
+    pub(crate) fn evict(self: &Arc<Self>) -> Option<bool> {
+        // Another client needs the permit now.
+        let (cut, _permit) = self.with_state(|inner| {
+            let (cut, actions) = inner.state.evict();
+            ((cut, cut.and_then(|_| inner.permit.take())), actions)
+        });
+        cut
     }
 
     /// Resets the session at once and drops unread bytes, to free its memory.
@@ -204,7 +222,11 @@ impl SessionCore {
             if inner.state.recv.queued() > 0 {
                 inner.state.drop_unread(&why);
             }
-            ((), Actions { read: true, ..inner.abandon(why, true) })
+            let abandoned = inner.state.abandon(why, Instant::now());
+            // A last frame is still sent.
+            let closes = inner.state.phase() == Phase::Closing;
+            let actions = if closes { abandoned } else { inner.state.evict().1 };
+            ((), Actions { read: true, ..actions })
         });
     }
 
@@ -247,6 +269,8 @@ impl SessionCore {
         let intent = inner.intent();
         let ended = inner.state.ended().map(|why| why.code);
         let change = inner.change();
+        let permit = if actions.forget { inner.permit.take() } else { None };
+        let is_opener = inner.state.is_opener();
         let table = if inner.needs_search() { self.table.upgrade() } else { None };
         let search = table.map(|table| (table, inner.search()));
         drop(inner);
@@ -265,8 +289,9 @@ impl SessionCore {
         if actions.forget
             && let Some(table) = self.table.upgrade()
         {
-            table.forget(self.key.id, ended);
+            table.forget(self, is_opener, ended);
         }
+        drop(permit);
         if let Some((table, search)) = search {
             table.add_parked(self, &search);
         }
@@ -293,13 +318,6 @@ impl SessionCore {
 }
 
 impl Inner {
-    /// Abandons the session. With `at_once`, nothing is kept until the remote end has been notified.
-    fn abandon(&mut self, why: SessionError, at_once: bool) -> Actions {
-        let actions = self.state.abandon(why, Instant::now());
-        let (gone, last) = if at_once { self.state.evict() } else { (false, actions) };
-        if gone { last } else { actions }
-    }
-
     /// Returns true if the session needs a path, has none, and no task searches one for it.
     fn needs_search(&self) -> bool {
         let needs = self.state.is_opener() && self.state.needs_path() && self.state.path().is_none();
@@ -527,18 +545,18 @@ impl SessionCore {
         self.lock().state.has_pending_close()
     }
 
-    /// Gives up an acceptor that has waited for its opener to resume it, or an orphan that has waited for delivery,
-    /// since before `before`. Returns true if undelivered bytes were dropped.
-    pub(crate) fn expire(self: &Arc<Self>, before: Instant, why: &SessionError) -> bool {
-        let long = |since: Option<Instant>| since.is_some_and(|since| since <= before);
+    /// Ends a session that has waited for its remote for `grace`.
+    pub(crate) fn expire(self: &Arc<Self>, now: Instant, grace: Duration, why: &SessionError) -> Expiry {
         self.with_state(|inner| {
-            if long(inner.state.departed_since()) {
-                inner.state.evict()
-            } else if long(inner.state.parked_since()) && !inner.state.is_opener() {
-                (false, inner.state.give_up(why.clone()))
-            } else {
-                (false, Actions::default())
+            let Some(since) = inner.state.waits_since(now) else { return (Expiry::None, Actions::default()) };
+            let waited = now.saturating_duration_since(since);
+            if waited >= grace {
+                let (cut, actions) = inner.state.expire(why.clone());
+                return (if cut { Expiry::Truncated } else { Expiry::None }, actions);
             }
+            let is_stalled = waited >= STALLED_AFTER && inner.state.can_be_evicted();
+            let evictable = is_stalled || inner.state.is_broken_off();
+            (if evictable { Expiry::Evictable } else { Expiry::None }, Actions::default())
         })
     }
 
@@ -555,6 +573,21 @@ impl SessionCore {
 
 /// Losses of a path within this time, without a byte moved in between, count as consecutive.
 const RECENT_LOSS: Duration = Duration::from_secs(10);
+
+/// The result of [`SessionCore::expire`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Expiry {
+    /// It continues, or has ended with nothing left to deliver.
+    None,
+    /// It may be evicted.
+    Evictable,
+    /// It has ended, and undelivered bytes were dropped.
+    Truncated,
+}
+
+/// A session that was finished by its owner may be evicted after this time without progress. Usually the rest takes one
+/// RTT.
+const STALLED_AFTER: Duration = Duration::from_secs(5);
 
 // The log lines that trace a session: one for each change of its phase, its path or its epoch.
 //

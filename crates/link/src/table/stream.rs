@@ -11,7 +11,7 @@ use bytes::Bytes;
 use tokio::time::Instant;
 
 use crate::sender::LinkSender;
-use crate::table::session::{Search, SessionCore};
+use crate::table::session::{Permit, Search, SessionCore};
 use tunnel_base::names::{Instance, NodeName, SessionId, Target};
 use tunnel_net::ByteStream;
 use tunnel_proto::frame::{Category, ErrorCode, SessionError};
@@ -192,6 +192,12 @@ impl PendingOpen {
         self.0.shared.ask(link, process, false);
     }
 
+    /// Keeps a permit until the session is over: its owner has left, and everything is delivered.
+    pub fn keep(&self, permit: Permit) {
+        let shared = &self.0.shared;
+        shared.with_state(|inner| (inner.permit.replace(permit), Actions::default()));
+    }
+
     /// Waits for the answer on the link of the last request.
     ///
     /// # Cancel safety
@@ -201,7 +207,7 @@ impl PendingOpen {
         poll_fn(|cx| {
             watch(&self.0.shared, cx, |end| match end.phase() {
                 // The session has been given up, and its acceptor, if there is one, has yet to be notified.
-                _ if end.departed_since().is_some() => {
+                _ if end.is_broken_off() => {
                     Some(OpenOutcome::Refused(end.ended().cloned().unwrap_or_else(given_up)))
                 }
                 Phase::Opening if end.path().is_some() => None,
