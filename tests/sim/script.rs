@@ -416,6 +416,31 @@ async fn the_longest_idle_session_of_the_client_with_most_gives_way_to_another_c
     drop(newcomer);
 }
 
+// Shares of relays.
+
+#[tokio::test]
+async fn an_edge_that_relays_many_sessions_leaves_places_to_other_edges() {
+    let script = Script::new(16);
+    let acceptor = link(9);
+    let relays = |edge: &Arc<LinkSender>, sessions: usize| -> usize {
+        let relayed = || {
+            let (id, node) = (SessionId::random(), node(9));
+            let key = SessionKey { id, category: Category::Ssh, node };
+            match script.table.on_frame(edge, key, opens(1), Instant::now()) {
+                Some(Event::RelayRequest(request)) => request.pass(&acceptor),
+                _ => return false,
+            }
+            true
+        };
+        (0..sessions).filter(|_| relayed()).count()
+    };
+    assert_eq!(relays(&link(1), 16), 8, "half of the places while others need none");
+    assert_eq!(relays(&link(2), 16), 4, "a quarter afterwards");
+    assert_eq!(relays(&link(3), 2), 2);
+    // Sessions that others open to an edge are not its own.
+    assert_eq!(relays(&acceptor, 1), 1);
+}
+
 // Links that replace one another.
 
 fn linked(sender: &Arc<LinkSender>) -> LinkedNode {

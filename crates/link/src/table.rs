@@ -333,6 +333,8 @@ impl SessionTable {
         let most = self.limits.sessions;
         let too_many = if from.is_reply_queue_full() || from.sessions() >= most {
             Some("too many sessions on this link")
+        } else if self.exceeds_fair_share(&from.peer) && !self.relays.knows(attempt.key.id) {
+            Some("too many sessions of this edge, and half of all sessions of this server are in use")
         } else if self.relays.len() >= most && !self.relays.knows(attempt.key.id) {
             Some("too many sessions relayed by this server")
         } else {
@@ -351,6 +353,15 @@ impl SessionTable {
             BindOutcome::WrongOpener => self.reject_opener(from, &attempt.key, &frame),
         }
         None
+    }
+
+    /// Returns true if an edge has requested a quarter of all sessions that are possible, and half of them are in use. So
+    /// no edge takes the places of all others.
+    fn exceeds_fair_share(&self, peer: &Remote) -> bool {
+        let (Remote::Edge(edge), most) = (peer, self.limits.sessions) else { return false };
+        let is_crowded = self.relays.len().max(self.len()) >= most / 2;
+        let ends_here = || self.clients.lock().count(&source(&client_of(edge)));
+        is_crowded && self.relays.requested_by(edge) + ends_here() >= most.div_ceil(4)
     }
 
     /// Rejects a remote that tries to resume another opener's session, with the same answer as for an unknown session.
