@@ -24,7 +24,8 @@ use tunnel_base::names::{Host, NodeName, Target};
 use tunnel_base::policy::plain;
 use tunnel_base::policy::targets::{OwnListeners, Targets, is_number, is_off_limits};
 use tunnel_link::table::stream::IncomingSession;
-use tunnel_net::dial::{ConnectError, Failure, dial};
+use tunnel_net::dial::{ConnectError, Failure, dial_target};
+use tunnel_net::fd_limit;
 use tunnel_net::interfaces::{Addresses, LocalAddresses};
 use tunnel_net::listen::is_private;
 use tunnel_net::pool::Pool;
@@ -250,9 +251,12 @@ impl TargetDialer {
             // name it.
             here.own.retain(|ip| !plain(*ip).is_loopback());
         }
-        let ask = async |name: Arc<str>| self.resolver.lookup(&name).await;
+        let ask = async |name: Arc<str>| {
+            fd_limit::check().map_err(|_| LookupError::OpenFiles)?;
+            self.resolver.lookup(&name).await
+        };
         let found = self.addresses(target, &here, ask, deadline).await?;
-        let dialled = dial(&found, deadline.saturating_duration_since(Instant::now())).await;
+        let dialled = dial_target(&found, deadline.saturating_duration_since(Instant::now())).await;
         let socket = dialled.map_err(|why| refusal(&why))?;
         // Checked only now, because an operator's port is announced before it accepts connections.
         let is_private = socket.peer_addr().is_ok_and(|at| is_private(at, &here.all));
@@ -395,13 +399,20 @@ async fn resolve(
 ) -> Result<Vec<IpAddr>, SessionError> {
     let unresolved = |why: String| SessionError::new(ErrorCode::TargetUnreachable, why);
     match timeout_at(deadline, lookup).await {
+        Ok(Err(LookupError::OpenFiles)) => Err(no_files()),
         Ok(found) => found.map_err(|cause| unresolved(format!("cannot resolve {target}: {cause}"))),
         Err(_) => Err(unresolved(format!("{target} was not resolved in time"))),
     }
 }
 
+/// Returns the error of a dial that would use the last file descriptors.
+fn no_files() -> SessionError {
+    SessionError::new(ErrorCode::Overloaded, fd_limit::REACHED)
+}
+
 fn refusal(why: &ConnectError) -> SessionError {
     let code = match why.first() {
+        Some(Failure::Local(_, cause)) if fd_limit::is_exceeded(cause) => return no_files(),
         Some(Failure::Refused(_)) => ErrorCode::TargetRefused,
         Some(Failure::Timeout(..)) => ErrorCode::TargetTimeout,
         Some(Failure::Local(..)) => ErrorCode::Internal,

@@ -111,7 +111,8 @@ where
 {
     let permits = fd_limit::at_most(CONNECTIONS, 16);
     let (refused, refusals) = (admin.metrics.connections_rejected.clone(), admin.metrics.refusals.clone());
-    let limits = AcceptLimits { permits, proxies: Networks::default(), refused, refusals };
+    let proxies = Networks::default();
+    let limits = AcceptLimits { permits, proxies, refused, refusals, for_operators: true };
     let handler = Served { admin, port, drain: drain.clone() };
     accept_loop::serve(listener, limits, handler, drain).await;
 }

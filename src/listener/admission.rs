@@ -274,7 +274,7 @@ where
         (context.metrics.connections_rejected.clone(), context.metrics.refusals.clone());
     context.metrics.sessions.expose(context.listener, &DENIALS);
     let permits = max_pending(context.edge_routing.is_some());
-    let limits = AcceptLimits { permits, proxies, refused, refusals };
+    let limits = AcceptLimits { permits, proxies, refused, refusals, for_operators: false };
     let (drain, context) = (context.drain.clone(), Arc::new(context));
     accept_loop::serve(listener, limits, ProtocolHandler { protocol, context }, drain).await;
 }
@@ -305,9 +305,7 @@ where
                 Ok(()) => return Bytes::new(),
             },
             Rejection::Full => Denial::Busy("too many connections are waiting without a request"),
-            Rejection::OpenFiles => {
-                Denial::Busy("limit of open files reached; raise it (ulimit -Hn, LimitNOFILE)")
-            }
+            Rejection::OpenFiles => Denial::Busy(fd_limit::REACHED),
         };
         let metrics = &self.context.metrics;
         metrics.sessions.refused(self.context.listener, denial.name());

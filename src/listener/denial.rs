@@ -409,7 +409,8 @@ fn refused(refusal: &SessionError) -> (StatusCode, &'static str, &'static str) {
         ),
         ErrorCode::Overloaded => (
             StatusCode::SERVICE_UNAVAILABLE,
-            "try again in a moment, or raise [edge.session] buffer_memory in that node's config",
+            "try again in a moment, or raise the limit of that node's edge: [edge.session] buffer_memory in its config, or its \
+             open files (LimitNOFILE)",
         ),
         ErrorCode::NodeNotConnected => (
             StatusCode::BAD_GATEWAY,

@@ -50,7 +50,7 @@ pub(crate) fn spawn(
     links.spawn(info_span!("calls"), accept_calls(arrived, shared.clone()));
     let metrics = &shared.link_context.metrics;
     let (refused, refusals) = (metrics.links_rejected.clone(), metrics.refusals.clone());
-    let limits = AcceptLimits { permits: CONNECTIONS, proxies, refused, refusals };
+    let limits = AcceptLimits { permits: CONNECTIONS, proxies, refused, refusals, for_operators: false };
     let handshakes = TlsHandshaker::new(tls, shared.pool.clone(), CONNECTIONS);
     let handshake_failures = HandshakeFailures::default();
     links.spawn(info_span!("handshakes"), handshake_failures.clone().run_summary(links.clone()));

@@ -28,6 +28,7 @@ mod direct;
 mod drain;
 mod edge_proxy;
 mod enrol;
+mod files;
 mod first;
 mod fleet;
 mod halfclose;

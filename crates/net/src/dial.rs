@@ -11,6 +11,7 @@ use socket2::SockRef;
 use tokio::net::{TcpSocket, TcpStream};
 use tokio::time::{Instant, timeout};
 
+use crate::fd_limit;
 use crate::listen::tune;
 
 /// The failures of all addresses, the most specific first.
@@ -37,11 +38,24 @@ pub enum Failure {
 /// Each address gets an equal share of the remaining time, so that an unresponsive one leaves time for the others. The
 /// socket has no delay for small writes, and keep-alive. Cancel safe.
 pub async fn dial(addresses: &[SocketAddr], patience: Duration) -> Result<TcpStream, ConnectError> {
+    dial_with(addresses, patience, |_| Ok(())).await
+}
+
+/// Like [`dial`], but for a target, which must not use the last file descriptors.
+pub async fn dial_target(addresses: &[SocketAddr], patience: Duration) -> Result<TcpStream, ConnectError> {
+    dial_with(addresses, patience, fd_limit::leave_reserve).await
+}
+
+async fn dial_with(
+    addresses: &[SocketAddr],
+    patience: Duration,
+    check: impl Fn(&TcpSocket) -> io::Result<()>,
+) -> Result<TcpStream, ConnectError> {
     let deadline = Instant::now() + patience;
     let mut failed = Vec::new();
     for (left, &at) in (1..=u32::try_from(addresses.len()).unwrap_or(u32::MAX)).rev().zip(addresses) {
         let share = deadline.saturating_duration_since(Instant::now()) / left;
-        failed.push(match timeout(share, connect(at)).await {
+        failed.push(match timeout(share, connect(at, &check)).await {
             Ok(Ok(socket)) => match tune(&SockRef::from(&socket)) {
                 Ok(()) => return Ok(socket),
                 Err(cause) => Failure::Local(at, cause),
@@ -54,8 +68,9 @@ pub async fn dial(addresses: &[SocketAddr], patience: Duration) -> Result<TcpStr
 }
 
 /// Opens every connection of this process to another machine.
-async fn connect(at: SocketAddr) -> io::Result<TcpStream> {
+async fn connect(at: SocketAddr, check: impl Fn(&TcpSocket) -> io::Result<()>) -> io::Result<TcpStream> {
     let socket = if at.is_ipv4() { TcpSocket::new_v4() } else { TcpSocket::new_v6() }?;
+    check(&socket)?;
     put_on(&SockRef::from(&socket))?;
     socket.connect(at).await
 }
