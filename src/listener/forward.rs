@@ -15,6 +15,7 @@ use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
 use bytes::Bytes;
+use futures_util::FutureExt as _;
 use http::header::{CONNECTION, UPGRADE};
 use http::request::Parts;
 use http::{HeaderValue, Method, Request, Response, StatusCode, Version};
@@ -38,9 +39,10 @@ use crate::listener::denial::{Denial, header_failure, reject_http2};
 use crate::listener::forward::message::{ContinueGate, RequestBody, ResponseBody, ResponseSource};
 use crate::listener::forward::upstream::{InformationalLimit, Upstream, UpstreamError};
 use crate::listener::requests::{ParseRequest, RequestRoute, RequestRouter};
-use crate::session_io::copy::wait_acknowledged;
+use crate::session_io::copy::{PAUSE, wait_acknowledged};
 use tunnel_base::drain::Drain;
 use tunnel_base::metrics::{InFlightGuard, InFlightRequests, Metrics};
+use tunnel_net::keepalive::LossDetector;
 use tunnel_net::reload::Reload;
 use tunnel_net::socket::{Connection, Socket};
 
@@ -75,6 +77,9 @@ pub(crate) async fn forward<C: Connection>(
         exchange.poll(cx);
         if let Poll::Ready(ended) = served {
             return Poll::Ready(ServeEnd::Hyper(ended));
+        }
+        if clock.is_lost() {
+            return Poll::Ready(ServeEnd::Gone);
         }
         let Some(deadline) = clock.deadline(leaving) else { return Poll::Pending };
         if silence.deadline() != deadline.at() {
@@ -383,11 +388,12 @@ pub(crate) struct ClientIo<C> {
     ahead: Bytes,
     /// Whether the client may still be reading, once it has closed its write half.
     ended: Option<bool>,
+    loss: LossDetector,
 }
 
 impl<C: Connection> ClientIo<C> {
     pub(crate) fn new(io: C, clock: Arc<IdleTimer>) -> Self {
-        Self { io, clock, ahead: Bytes::new(), ended: None }
+        Self { io, clock, ahead: Bytes::new(), ended: None, loss: LossDetector::default() }
     }
 
     /// Returns the connection, and the bytes read from it: `buffered`, followed by those read ahead.
@@ -396,19 +402,35 @@ impl<C: Connection> ClientIo<C> {
         (self.io, buffered)
     }
 
-    /// Records a pending write as progress: the client is slow but connected, otherwise its system would reset.
-    fn note(&self, written: Poll<io::Result<usize>>) -> Poll<io::Result<usize>> {
+    /// Records a pending write as progress: the client is slow, but it is connected unless it is noticed as lost.
+    fn note(&mut self, written: Poll<io::Result<usize>>, cx: &mut Context<'_>) -> Poll<io::Result<usize>> {
+        self.loss.on_write();
         if written.is_pending() {
             self.clock.passed();
+            self.check(cx);
         }
         written
+    }
+
+    /// Checks whether the client is lost. hyper flushes or writes each time it is polled, and may read nothing for long.
+    fn check(&mut self, cx: &mut Context<'_>) {
+        let Self { io, loss, .. } = self;
+        if loss.poll(cx, io.tcp(), || io.gone().now_or_never().is_some()).is_ready() {
+            self.clock.lost();
+        }
+    }
+
+    fn poll_read_io(&mut self, cx: &mut Context<'_>, out: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
+        let read = Pin::new(&mut self.io).poll_read(cx, out);
+        self.loss.on_read(&read);
+        read
     }
 
     fn watch(&mut self, cx: &mut Context<'_>) {
         let mut space = [0; AHEAD];
         let mut room = ReadBuf::new(&mut space);
         if self.ended.is_none()
-            && let Poll::Ready(read) = Pin::new(&mut self.io).poll_read(cx, &mut room)
+            && let Poll::Ready(read) = self.poll_read_io(cx, &mut room)
         {
             self.ahead = Bytes::copy_from_slice(room.filled());
             self.ended = self.ahead.is_empty().then(|| read.is_ok() && self.io.may_half_close());
@@ -427,7 +449,7 @@ impl<C: Connection> AsyncRead for ClientIo<C> {
     ) -> Poll<io::Result<()>> {
         let before = out.filled().len();
         if self.ahead.is_empty() {
-            ready!(Pin::new(&mut self.io).poll_read(cx, out))?;
+            ready!(self.poll_read_io(cx, out))?;
         } else {
             let fits = self.ahead.len().min(out.remaining());
             out.put_slice(&self.ahead.split_to(fits));
@@ -442,7 +464,7 @@ impl<C: Connection> AsyncRead for ClientIo<C> {
 impl<C: Connection> AsyncWrite for ClientIo<C> {
     fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
         let written = Pin::new(&mut self.io).poll_write(cx, bytes);
-        self.note(written)
+        self.note(written, cx)
     }
 
     fn poll_write_vectored(
@@ -451,7 +473,7 @@ impl<C: Connection> AsyncWrite for ClientIo<C> {
         pieces: &[io::IoSlice<'_>],
     ) -> Poll<io::Result<usize>> {
         let written = Pin::new(&mut self.io).poll_write_vectored(cx, pieces);
-        self.note(written)
+        self.note(written, cx)
     }
 
     fn is_write_vectored(&self) -> bool {
@@ -462,6 +484,7 @@ impl<C: Connection> AsyncWrite for ClientIo<C> {
         if self.clock.is_answering() && self.ahead.is_empty() {
             self.watch(cx);
         }
+        self.check(cx);
         Pin::new(&mut self.io).poll_flush(cx)
     }
 
@@ -487,6 +510,8 @@ struct Inner {
     asked: bool,
     /// Whether a response was completed since the last check.
     answered: bool,
+    /// Whether the client has disconnected or vanished.
+    lost: bool,
 }
 
 /// The phase of a client's connection, which decides its next [`Deadline`].
@@ -518,7 +543,8 @@ pub(crate) enum Deadline {
 impl IdleTimer {
     /// Creates the timer of a new client, which must send a request.
     pub(crate) fn new() -> Self {
-        Self(Mutex::new(Inner { phase: ClientPhase::Head(Instant::now()), asked: false, answered: false }))
+        let phase = ClientPhase::Head(Instant::now());
+        Self(Mutex::new(Inner { phase, asked: false, answered: false, lost: false }))
     }
 
     /// Records that a head is complete and whether a body follows.
@@ -555,7 +581,18 @@ impl IdleTimer {
 
     /// Records that a response is complete.
     pub(crate) fn idle(&self) {
-        *self.0.lock() = Inner { phase: ClientPhase::Idle(Instant::now()), asked: false, answered: true };
+        let mut inner = self.0.lock();
+        (inner.phase, inner.asked, inner.answered) = (ClientPhase::Idle(Instant::now()), false, true);
+    }
+
+    /// Records that the client has disconnected or vanished.
+    pub(crate) fn lost(&self) {
+        self.0.lock().lost = true;
+    }
+
+    /// Returns true if the client has disconnected or vanished.
+    pub(crate) fn is_lost(&self) -> bool {
+        self.0.lock().lost
     }
 
     /// Returns true if a response was completed since the last call.
@@ -569,7 +606,8 @@ impl IdleTimer {
             ClientPhase::Head(since) => Some(Deadline::Head(since + HEAD_TIME)),
             ClientPhase::ReadingBody(since) => since.map(|since| Deadline::Body(since + BODY_TIME)),
             ClientPhase::Responding(until) => until.map(Deadline::Answer),
-            ClientPhase::Idle(since) if leaving => Some(Deadline::Answer(since + TAKE_TIME)),
+            // The last bytes of a response may not fit into the system's buffers.
+            ClientPhase::Idle(since) if leaving => Some(Deadline::Answer(since + PAUSE)),
             ClientPhase::Idle(since) => Some(Deadline::Request(since + IDLE_TIME)),
         }
     }
@@ -616,12 +654,8 @@ const IDLE_TIME: Duration = Duration::from_secs(90);
 /// Timeout for progress of a response to a client that has closed its write half.
 const FINISHED_TIME: Duration = Duration::from_secs(30);
 
-/// Timeout for the last bytes of a response, which do not fit into the system's buffers. It is long, because people
-/// pause their terminals.
-const TAKE_TIME: Duration = Duration::from_secs(600);
-
 /// Timeout for the next bytes of a request's body that the target waits for, while the response makes no progress.
-/// Long for the same reason.
+/// Long for the same reason as [`PAUSE`].
 const BODY_TIME: Duration = Duration::from_secs(600);
 
 #[cfg(test)]

@@ -35,6 +35,7 @@ mod intruders;
 mod limiters;
 mod links;
 mod live;
+mod lost;
 mod memory;
 mod opener;
 mod passthrough;

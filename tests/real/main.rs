@@ -62,5 +62,6 @@ mod sshd;
 mod stores;
 mod traces;
 mod tunnel;
+mod vanished;
 mod web;
 mod yurttunnel;

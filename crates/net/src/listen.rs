@@ -10,10 +10,11 @@ use std::os::unix::fs::{FileTypeExt, MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use socket2::{Domain, SockAddr, SockRef, Socket, TcpKeepalive, Type};
+use socket2::{Domain, SockAddr, SockRef, Socket, Type};
 use tokio::net::{TcpListener, TcpSocket, TcpStream, UnixListener, UnixStream};
 use tracing::{error, info, warn};
 
+use crate::keepalive::Keepalive;
 use crate::socket::Connection;
 use tunnel_base::files::{FileLock, beside};
 
@@ -174,9 +175,7 @@ impl Accept for TcpAccept {
 pub fn tune(socket: &SockRef<'_>) -> io::Result<()> {
     socket.set_tcp_nodelay(true)?;
     socket.set_tcp_notsent_lowat(NOTSENT_LOWAT)?;
-    let probes =
-        TcpKeepalive::new().with_time(PROBE_AFTER).with_interval(PROBE_INTERVAL).with_retries(PROBE_TIMES);
-    socket.set_tcp_keepalive(&probes)
+    Keepalive::PROBED.set(socket)
 }
 
 /// Sets the additional options of a link's socket.
@@ -271,11 +270,6 @@ const BACKLOG: u32 = 4096;
 
 /// Pause after the system lacked resources: long enough not to spin, short enough that no dial times out.
 const PAUSE: Duration = Duration::from_millis(100);
-
-/// A vanished remote is noticed after 30 s and three probes, one minute in total. NATs keep connections longer.
-const PROBE_AFTER: Duration = Duration::from_secs(30);
-const PROBE_INTERVAL: Duration = Duration::from_secs(10);
-const PROBE_TIMES: u32 = 3;
 
 /// Same as the timeout of links for unanswered pings.
 const TCP_USER_TIMEOUT: Duration = Duration::from_secs(15);
@@ -523,9 +517,7 @@ mod tests {
         let (_far, (near, _)) = tokio::join!(TcpStream::connect(listener.at()), listener.accept());
         let socket = SockRef::from(&near);
         assert!(socket.tcp_nodelay().unwrap() && socket.keepalive().unwrap());
-        assert_eq!(socket.tcp_keepalive_time().unwrap(), PROBE_AFTER);
-        assert_eq!(socket.tcp_keepalive_interval().unwrap(), PROBE_INTERVAL);
-        assert_eq!(socket.tcp_keepalive_retries().unwrap(), PROBE_TIMES);
+        assert_eq!(Keepalive::of(&socket).unwrap(), Keepalive::PROBED);
         assert_eq!(socket.tcp_user_timeout().unwrap(), None);
         assert_eq!(socket.tcp_notsent_lowat().unwrap(), NOTSENT_LOWAT);
         tune_link(&near, Some("reno")).unwrap();

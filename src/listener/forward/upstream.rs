@@ -399,7 +399,14 @@ impl Read for HyperSession {
         mut buf: ReadBufCursor<'_>,
     ) -> Poll<io::Result<()>> {
         if self.opened.buffered.is_empty() {
-            match ready!(self.opened.session.poll_read_chunk(cx)) {
+            let read = self.opened.session.poll_read_chunk(cx);
+            if read.is_pending()
+                && let Poll::Ready(cause) = self.opened.session.poll_lost(cx)
+            {
+                self.note(EndKind::WriteFailed(cause.kind()));
+                return Poll::Ready(Err(cause));
+            }
+            match ready!(read) {
                 Ok(bytes) if bytes.is_empty() => self.note(EndKind::Finished),
                 Ok(bytes) => {
                     let Self { opened, down, .. } = &mut *self;

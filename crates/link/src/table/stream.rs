@@ -91,7 +91,7 @@ impl ByteStream for Session {
 
     fn poll_write_chunk(&mut self, cx: &mut Context<'_>, bytes: &mut Bytes) -> Poll<io::Result<()>> {
         self.shared.with_state(|inner| {
-            let written = if let Some(why) = over(&inner.state, io::ErrorKind::BrokenPipe) {
+            let written = if let Some(why) = over(&inner.state, write_failure(&inner.state)) {
                 Poll::Ready(Err(why))
             } else if inner.state.send.has_room() {
                 inner.state.send.write(std::mem::take(bytes));
@@ -109,13 +109,21 @@ impl ByteStream for Session {
         Poll::Ready(Ok(()))
     }
 
-    fn poll_lost(&self, cx: &mut Context<'_>) -> Poll<()> {
+    fn poll_lost(&mut self, cx: &mut Context<'_>) -> Poll<io::Error> {
         let mut inner = self.shared.lock();
-        if inner.state.ended().is_some() {
-            return Poll::Ready(());
+        if let Some(why) = inner.state.ended() {
+            return Poll::Ready(io::Error::new(write_failure(&inner.state), why.clone()));
         }
         keep(&mut inner.reader, cx);
         Poll::Pending
+    }
+}
+
+/// Returns the kind of a failed write: `BrokenPipe` if the remote's stream has arrived up to its clean end.
+fn write_failure(end: &SessionState) -> io::ErrorKind {
+    match end.recv.is_ended() && !end.is_cut() {
+        true => io::ErrorKind::BrokenPipe,
+        false => io::ErrorKind::ConnectionReset,
     }
 }
 
