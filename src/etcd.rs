@@ -26,6 +26,7 @@ use crate::etcd::wire::{
     AuthenticateRequest, Compare, DeleteRangeRequest, LeaseGrantRequest, LeaseKeepAliveRequest,
     LeaseRevokeRequest, PutRequest, RangeRequest, RequestOp, TxnRequest,
 };
+use tunnel_base::files;
 use tunnel_base::logging::printable;
 use tunnel_base::names::{Host, Target};
 use tunnel_net::dial::dial;
@@ -251,7 +252,7 @@ impl EtcdConnection {
     }
 
     async fn authenticate(&self, user: &str, file: &Path) -> Result<MetadataValue<Ascii>, EtcdError> {
-        let password = tokio::fs::read_to_string(file).await;
+        let password = tokio::fs::read(file).await.and_then(files::text);
         let password = password.map_err(|cause| EtcdError::Password { path: file.to_owned(), cause })?;
         let password = password.trim_end_matches(['\r', '\n']).to_owned();
         let message = Request::new(AuthenticateRequest { name: user.to_owned(), password });

@@ -39,6 +39,7 @@ use crate::command::{CommandError, exit_code};
 use crate::session_io::copy::close;
 use crate::session_io::copy::{CopyEnd, EndKind, Side, copy_bidirectional};
 use tunnel_base::drain::Drain;
+use tunnel_base::files;
 use tunnel_base::logging::{one_line, printable};
 use tunnel_base::names::{Host, NameError, Target};
 use tunnel_net::ByteStream;
@@ -427,7 +428,7 @@ fn authorization(settings: &ClientSettings) -> Result<Option<HeaderValue>, Comma
             "--user: contains :, which separates a user from the password; remove it",
         ));
     }
-    let password = std::fs::read_to_string(file)
+    let password = files::read_text(file)
         .map_err(|cause| CommandError::unusable(format!("cannot read {}: {cause}", file.display())))?;
     let plain = format!("{user}:{}", password.trim_end_matches(['\r', '\n']));
     let mut value = HeaderValue::from_str(&format!("Basic {}", STANDARD.encode(plain)))

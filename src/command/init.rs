@@ -16,10 +16,11 @@ use crate::parts;
 use crate::server::Server;
 use crate::server::config::ServerConfig;
 use crate::startup::Startup;
-use tunnel_base::names::{Host, NameError, NodeName};
+use tunnel_base::files;
+use tunnel_base::names::{Host, NameError, NodeName, Target};
 use tunnel_net::pki::{CertificateAuthority, IssuedCert, PkiError};
 use tunnel_net::tls::certificate::KUBELET_CLIENT;
-use tunnel_net::tls::server_name;
+use tunnel_net::tls::{self, PemError};
 
 /// Arguments of `tunnel init`.
 #[derive(Debug, Clone, clap::Args)]
@@ -136,12 +137,16 @@ pub(crate) fn read_authority(
     key: &Path,
 ) -> Result<CertificateAuthority, CommandError> {
     let read = |path: &Path| {
-        let text = std::fs::read_to_string(path);
-        text.map_err(|cause| CommandError::unusable(format!("cannot read {}: {cause}", path.display())))
+        let content = files::read(path);
+        content.map_err(|cause| CommandError::unusable(format!("cannot read {}: {cause}", path.display())))
     };
-    let (text, key) = (read(cert)?, read(key)?);
+    let unusable = |cause: PemError| CommandError::unusable(format!("{option}: {cause}"));
+    let (certs, private) = (read(cert)?, read(key)?);
+    tls::certs(cert, &certs).map_err(unusable)?;
+    tls::private_key(key, &private).map_err(unusable)?;
+    let [certs, private] = [certs, private].map(|pem| String::from_utf8_lossy(&pem).into_owned());
     let shown = cert.display();
-    CertificateAuthority::read(&text, &key)
+    CertificateAuthority::read(&certs, &private)
         .map_err(|cause| CommandError::unusable(format!("{option} {shown}: {cause}")))
 }
 
@@ -291,7 +296,7 @@ pub(crate) fn checked<T>(
 /// Parses the host of a server, which its certificate must be able to contain.
 pub(crate) fn host_of_server(text: &str) -> Result<Host, String> {
     let host: Host = text.parse().map_err(|cause: NameError| cause.to_string())?;
-    server_name(&certified(&host))
+    tls::server_name(&host.to_string())
         .map_err(|_| "expected a DNS name, or an IP address without leading zeros".to_owned())?;
     Ok(host)
 }

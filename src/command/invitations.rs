@@ -28,6 +28,7 @@ use crate::edge::Edge;
 use crate::edge::config::EdgeConfig;
 use crate::invitations::store::EnrolledNode;
 use crate::invitations::{InvitationCode, ServerCa};
+use tunnel_base::files;
 use tunnel_base::logging;
 use tunnel_base::names::{Host, NodeName, Target};
 use tunnel_link::grpc::enrol::{EnrolCallError, EnrolMethod, JoinParams, call_enrol};
@@ -254,9 +255,9 @@ impl InvitationSource {
 
 /// Reads at most [`MAX_INVITATION`] bytes.
 fn read_text(from: impl Read) -> std::io::Result<String> {
-    let mut text = String::new();
-    from.take(MAX_INVITATION).read_to_string(&mut text)?;
-    Ok(text)
+    let mut content = Vec::new();
+    from.take(MAX_INVITATION).read_to_end(&mut content)?;
+    files::text(content)
 }
 
 /// Longer than any invitation.

@@ -13,6 +13,7 @@ use crate::command::status::Table;
 use crate::command::{CommandError, Role, examples};
 use crate::config::Environment;
 use crate::server::config::ServerConfig;
+use tunnel_base::files;
 use tunnel_base::names::NodeName;
 use tunnel_base::policy::tokens::{NodeTokens, RotateError, TokenEntry, finish_rotation, rotate};
 
@@ -140,7 +141,7 @@ fn token_file(named: Option<&Path>) -> Result<PathBuf, CommandError> {
 }
 
 fn read(path: &Path) -> Result<String, CommandError> {
-    fs::read_to_string(path).map_err(|cause| {
+    files::read_text(path).map_err(|cause| {
         let text =
             format!("cannot read {}: {cause}; name a token file, or a server's config", path.display());
         CommandError::unusable(text)

@@ -166,7 +166,7 @@ fn what_cannot_be_made_is_told_and_leaves_nothing() {
         assert!(told.code == 64 && told.text.contains(says), "{told}");
     }
     let told = run(&asked(&dir, &["--ca-cert", &junk, "--ca-key", &junk])).unwrap_err();
-    assert!(told.code == 78 && told.text.contains("junk: holds no certificate"), "{told}");
+    assert!(told.code == 78 && told.text.contains("junk holds no certificate"), "{told}");
     let twice = run(&asked(&dir, &["--egress-client", "a:b", "--egress-client", "a-b"])).unwrap_err();
     assert!(twice.text.contains("another client has the same folder client-a-b"), "{twice}");
     assert!(!dir.exists());
