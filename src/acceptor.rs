@@ -293,7 +293,7 @@ impl TargetDialer {
                 return Err(self.forbidden(target, None).into());
             }
             Host::Ip(ip) => vec![*ip],
-            Host::Name(name) if self.is_local_name(name) => {
+            Host::Name(_) if self.is_local(&target.host) => {
                 let loopback = [Ipv4Addr::LOCALHOST.into(), Ipv6Addr::LOCALHOST.into()];
                 let own = if at_node { &here.own[..] } else { &[] };
                 loopback.into_iter().chain(own.iter().copied()).collect()
@@ -324,7 +324,7 @@ impl TargetDialer {
             (None, _) => {
                 SessionError::new(ErrorCode::TargetUnreachable, format_args!("{target} has no address"))
             }
-            (Some(ip), Host::Name(name)) if !self.is_local_name(name) => {
+            (Some(ip), host @ Host::Name(_)) if !self.is_local(host) => {
                 self.forbidden(target, Some(plain(*ip)))
             }
             _ => self.forbidden(target, None),
@@ -374,9 +374,9 @@ impl TargetDialer {
         SessionError::new(ErrorCode::NotAllowed, why)
     }
 
-    /// Returns true if a name means this machine: its node name, or `localhost`, which is never resolved by DNS.
-    fn is_local_name(&self, name: &str) -> bool {
-        self.node().is_some_and(|node| name.eq_ignore_ascii_case(node.as_str())) || name == "localhost"
+    /// Returns true if a host means this machine.
+    fn is_local(&self, host: &Host) -> bool {
+        self.node().map_or_else(|| host.is_localhost(), |node| node.is_meant_by(host))
     }
 }
 

@@ -27,7 +27,7 @@ use crate::registry::replace::Conflicts;
 use crate::registry::search::{Dns, NodeQuery, Searches};
 use tunnel_base::addresses::{AddressClaim, ClaimSource};
 use tunnel_base::metrics::Metrics;
-use tunnel_base::names::{Instance, NodeName};
+use tunnel_base::names::{Host, Instance, NodeName};
 use tunnel_link::sender::LinkSender;
 use tunnel_link::table::SessionTable;
 use tunnel_proto::frame::{Found, Remote};
@@ -499,6 +499,15 @@ impl Finder {
         };
         let heard = || self.others.as_ref().and_then(|others| others.known.age(node));
         sender.peer != Remote::Peer || heard().is_some_and(|heard| heard <= sender.age())
+    }
+
+    /// Returns the node that is named by this host's address, if a search may find it: it is or was linked here, or
+    /// peers can be asked.
+    pub fn node_named_by_address(&self, host: &Host) -> Option<NodeName> {
+        let node = host.node().filter(|node| node.address().is_some())?;
+        let may_find =
+            self.others.is_some() || !matches!(self.registry.find(&node), NodeLocation::NotHere(None));
+        may_find.then_some(node)
     }
 
     /// Returns the address claims of edges at peers, for nodes that are known to be there.

@@ -11,7 +11,7 @@ use tracing::info_span;
 use crate::registry::{Finder, LinkedNode, NodeNotFound, NodeWaiter, NodeWaiters, Path, RELINK_WINDOW};
 use tunnel_base::backoff::Backoff;
 use tunnel_base::drain::Drain;
-use tunnel_base::names::{Instance, NodeName, SessionId, Target};
+use tunnel_base::names::{Host, Instance, NodeName, SessionId, Target};
 use tunnel_link::sender::LinkSender;
 use tunnel_link::table::session::Permit;
 use tunnel_link::table::stream::{OpenOutcome, Parked, Session};
@@ -115,6 +115,14 @@ impl SessionRouter {
         grace: Duration,
     ) -> Self {
         Self { paths: PathSource::Edge(uplinks), table, timeout: patience, grace, chance: rand::random }
+    }
+
+    /// Returns the node that is named by this host's address, if a search may find it.
+    pub fn node_named_by_address(&self, host: &Host) -> Option<NodeName> {
+        match &self.paths {
+            PathSource::Server(finder) => finder.node_named_by_address(host),
+            PathSource::Servers(_) | PathSource::Edge(_) => None,
+        }
     }
 
     /// Replaces the source of random numbers, for simulations with a seed.

@@ -15,7 +15,7 @@ use crate::config::Environment;
 use crate::server::config::ServerConfig;
 use tunnel_base::files;
 use tunnel_base::names::NodeName;
-use tunnel_base::policy::tokens::{NodeTokens, RotateError, TokenEntry, finish_rotation, rotate};
+use tunnel_base::policy::tokens::{NodeTokens, RotateError, TokenEntry, finish_rotation, line_name, rotate};
 
 /// Commands of `tunnel token`.
 #[derive(Debug, Clone, Subcommand)]
@@ -39,7 +39,7 @@ pub enum TokenCommand {
 #[derive(Debug, Clone, clap::Args)]
 pub struct RotateArgs {
     /// Node that gets a new token, or `default`.
-    #[arg(value_name = "NODE")]
+    #[arg(value_name = "NODE", value_parser = line_name)]
     pub node: NodeName,
     /// Token file, or the server's config, which names it. [default: the server's config in /etc/tunnel]
     #[arg(long, value_name = "FILE")]

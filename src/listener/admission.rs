@@ -565,21 +565,24 @@ impl Admission {
             }
             ClientIdentity::None => policy.authenticate(&credentials, from).await?,
         };
-        let mut destination = self.locate(&policy, node, target)?;
+        let user = access.user.clone();
+        let permit = |node: &_, port| policy.authorize(user.as_deref(), from, node, port);
+        let mut destination = self.locate(&policy, node, target, |node, port| permit(node, port).is_ok())?;
         access.node = Some(destination.node.clone());
-        let permit = |node: &_, port| policy.authorize(access.user.as_deref(), from, node, port);
         permit(&destination.node, destination.target.port)?;
         let may = |direct: &Target| permit(&NodeName::direct(), direct.port).is_ok();
         destination.direct = destination.direct.filter(may);
         Ok(destination)
     }
 
-    /// Locates the target. No other function decides this. `node` is the node if the listener knows it.
+    /// Locates the target. No other function decides this. `node` is the node if the listener knows it. An address that
+    /// belongs to no known node may be a node's name, if the client `may` reach that node.
     fn locate(
         &self,
         policy: &AccessPolicy,
         node: Option<NodeName>,
         target: Target,
+        may: impl Fn(&NodeName, u16) -> bool,
     ) -> Result<Destination, Denial> {
         if let Some(edge_routing) = &self.context.edge_routing {
             return edge_routing.locate(target);
@@ -589,25 +592,28 @@ impl Admission {
         if let Some(node) = node {
             return Ok(Destination { all, ..Destination::at(policy.own_name(node), target) });
         }
-        let asked = match &target.host {
-            Host::Ip(_) => target.clone(),
+        let asked = match (&target.host, target.host.node()) {
             // Replace a name in the zone by the node's own name, which the edge knows.
-            Host::Name(name) => {
-                let host = policy.own_name(name.parse()?).as_str().parse()?;
-                Target { host, port: target.port }
+            (Host::Name(_), Some(name)) => {
+                Target { host: policy.own_name(name).as_str().parse()?, port: target.port }
             }
+            _ => target.clone(),
         };
         match self.context.addresses.locate(&asked, rand::random())? {
             Location::Node { node, target, direct } => Ok(Destination { node, target, direct, all }),
             Location::Direct(direct) if matches!(direct.host, Host::Ip(ip) if is_off_limits(ip)) => {
                 Err(Denial::OffLimits(target))
             }
-            Location::Direct(direct) if self.context.direct_dialer(direct.port, all).is_none() => {
-                Err(Denial::NoNode(target))
-            }
             Location::Direct(direct) => {
-                let node = NodeName::direct();
-                Ok(Destination { node, target: direct.clone(), direct: Some(direct), all })
+                let named = self.context.route.node_named_by_address(&asked.host);
+                let (node, target) = match named.filter(|node| may(node, target.port)) {
+                    Some(node) => (node.clone(), node.target(target.port)),
+                    None if self.context.direct_dialer(direct.port, all).is_none() => {
+                        return Err(Denial::NoNode(target));
+                    }
+                    None => (NodeName::direct(), direct.clone()),
+                };
+                Ok(Destination { node, target, direct: Some(direct), all })
             }
         }
     }

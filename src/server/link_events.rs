@@ -209,8 +209,12 @@ fn dial_for_edge(request: RelayRequest, shared: &ServerContext) {
 /// no such node, or edges may not reach that.
 fn target_at_node(offer: &IncomingSession, shared: &ServerContext) -> Option<(NodeName, Target)> {
     let asked = offer.target();
-    let Ok(Location::Node { node, target, .. }) = shared.addresses.locate(asked, rand::random()) else {
-        return None;
+    let (node, target) = match shared.addresses.locate(asked, rand::random()).ok()? {
+        Location::Node { node, target, .. } => (node, target),
+        Location::Direct(_) => {
+            let node = shared.route.node_named_by_address(&asked.host)?;
+            (node.clone(), node.target(asked.port))
+        }
     };
     // A name that is no Service's is not a node's either: the edge itself routes the names of nodes.
     let is_name = matches!(asked.host, Host::Name(_)) && target == *asked;

@@ -37,6 +37,7 @@ mod links;
 mod live;
 mod lost;
 mod memory;
+mod names;
 mod opener;
 mod passthrough;
 mod peers;
