@@ -108,6 +108,40 @@ async fn rules_apply_to_a_node_named_by_its_address() {
     }
 }
 
+/// Returns a ClientHello with a server name that rustls itself would not send.
+fn hello(name: &str) -> Vec<u8> {
+    let config = rustls::ClientConfig::builder().with_root_certificates(rustls::RootCertStore::empty());
+    // A name of the same length that rustls accepts.
+    let stand_in: String = ["y".repeat(name.len() / 2 - 1), "z".repeat(name.len().div_ceil(2))].join(".");
+    let server = ServerName::try_from(stand_in.clone()).unwrap();
+    let mut client = rustls::ClientConnection::new(Arc::new(config.with_no_client_auth()), server).unwrap();
+    let mut hello = Vec::new();
+    client.write_tls(&mut hello).unwrap();
+    let place = hello.windows(name.len()).position(|bytes| bytes == stand_in.as_bytes()).unwrap();
+    hello[place..place + name.len()].copy_from_slice(name.as_bytes());
+    hello
+}
+
+#[tokio::test]
+async fn passthrough_finds_a_node_by_a_server_name_that_tls_libraries_reject() {
+    let (place, echo) = (TestDir::new(), targets::echo().await);
+    let server = TestServer::with(
+        &place,
+        &format!(
+            "[server.https]\nmode = \"passthrough\"\nlisten_ip = \"127.0.0.1\"\nports = {{ \"0\" = \"{echo}\" }}\n"
+        ),
+    );
+    for name in [NUMBER, ADDRESS, &"x".repeat(64)] {
+        let _edge = edge_with(&place, &server, name, "").await;
+        let hello = hello(name);
+        let mut client = server.client("https").await;
+        client.write_all(&hello).await.unwrap();
+        let mut back = vec![0; hello.len()];
+        assert_eventually("the hello", client.read_exact(&mut back)).await.unwrap();
+        assert_eq!(back, hello, "{name}");
+    }
+}
+
 #[tokio::test]
 async fn an_edge_whose_name_has_a_meaning_of_its_own_is_refused() {
     let place = TestDir::new();

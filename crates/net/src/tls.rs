@@ -1,6 +1,7 @@
 //! TLS configs from files. They are rebuilt when the files change, and used for later handshakes.
 
 pub mod certificate;
+pub mod client_hello;
 pub mod handshake;
 #[cfg(any(test, feature = "test-util"))]
 pub mod testing;

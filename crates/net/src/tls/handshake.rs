@@ -9,7 +9,7 @@ use tokio::net::TcpStream;
 use tokio::time::{Instant, timeout, timeout_at};
 use tokio_rustls::TlsAcceptor;
 use tokio_rustls::rustls::pki_types::UnixTime;
-use tokio_rustls::rustls::{self, AlertDescription, CertificateError, ServerConfig};
+use tokio_rustls::rustls::{self, AlertDescription, CertificateError, PeerMisbehaved, ServerConfig};
 use tokio_rustls::server::TlsStream;
 
 use crate::limiter::{ActivityTracked, FairLimiter, Limits, Permit, Source};
@@ -195,9 +195,17 @@ impl HandshakeError {
                 _ => Self::Other(error.to_string()),
             };
         };
-        match tls {
+        Self::of_tls(tls)
+    }
+
+    /// Returns the description of an error of the library.
+    pub(crate) fn of_tls(error: &rustls::Error) -> Self {
+        match error {
             rustls::Error::InvalidCertificate(cause) => Self::of_certificate(cause),
             rustls::Error::InvalidMessage(_) => Self::NotTls,
+            rustls::Error::PeerMisbehaved(PeerMisbehaved::ServerNameMustContainOneHostName) => {
+                Self::Other(BAD_SERVER_NAME.to_owned())
+            }
             rustls::Error::NoApplicationProtocol
             | rustls::Error::AlertReceived(AlertDescription::NoApplicationProtocol) => Self::Protocol,
             rustls::Error::AlertReceived(alert) if is_of_a_certificate(*alert) => Self::AlertReceived(*alert),
@@ -296,6 +304,10 @@ impl fmt::Display for HandshakeError {
         }
     }
 }
+
+/// The library accepts fewer server names than nodes may have.
+const BAD_SERVER_NAME: &str = "its server name (SNI) is not valid for TLS: a label is empty or longer than 63 bytes, or \
+                               the last label is a number";
 
 /// Returns true if the sender of the alert rejected a certificate, or misses one.
 fn is_of_a_certificate(alert: AlertDescription) -> bool {

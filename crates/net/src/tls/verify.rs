@@ -14,6 +14,7 @@ use tokio_rustls::rustls::{
     CertificateError, DigitallySignedStruct, DistinguishedName, Error, RootCertStore, SignatureScheme,
 };
 
+use crate::tls::handshake::HandshakeError;
 use crate::tls::{TlsParams, certificate, text};
 
 /// Trusts a client with a *server's* certificate for the cloud's name, from the cloud's CA.
@@ -190,8 +191,9 @@ fn unfit(cause: &Error, name: &ServerName<'_>) -> String {
                 .into()
         }
         cause => format!(
-            "this server's certificate is not valid for a server named {name:?}, so peers reject it: {cause}; reissue \
-             it for servers, for example with `tunnel init`"
+            "this server's certificate is not valid for a server named {name:?}, so peers reject it: {}; reissue \
+             it for servers, for example with `tunnel init`",
+            HandshakeError::of_tls(cause)
         ),
     }
 }
