@@ -26,7 +26,7 @@ use crate::invitations::store::{
 };
 use tunnel_base::drain::Drain;
 use tunnel_base::logging::AUDIT;
-use tunnel_base::names::NodeName;
+use tunnel_base::names::{Host, NodeName};
 use tunnel_base::policy::tokens::MIN_TOKEN_BYTES;
 use tunnel_net::reload::{Reload, ReloadError};
 use tunnel_net::tls;
@@ -60,7 +60,7 @@ pub struct IssuedInvitation {
     /// Expiration time.
     pub until: SystemTime,
     /// A name or address from the server certificate.
-    pub host: Option<String>,
+    pub host: Option<Host>,
 }
 
 /// Error changing the [`EnrolmentState`] in its store. `E` is the reason to refuse the change.
@@ -341,7 +341,7 @@ pub struct ServerCa {
     /// Pin of the CA that issued the server certificate.
     pub(crate) pin: Pin,
     /// A name in the server certificate.
-    pub(crate) host: Option<String>,
+    pub(crate) host: Option<Host>,
 }
 
 impl ServerCa {

@@ -18,11 +18,13 @@ use tokio_rustls::client::TlsStream;
 use tokio_rustls::rustls::pki_types::ServerName;
 
 use crate::admin::Invited;
-use crate::command::init::{EdgeConfigText, checked, folder_on_machine, host_of_server, random_token};
+use crate::command::init::{
+    EdgeConfigText, checked, folder_on_machine, host_of_server, random_token, tls_note,
+};
 use crate::command::output_dir::OutputDir;
 use crate::command::service::{self, Unit};
 use crate::command::status::{Socket, Table, ask, duration, incompatible, parse, socket};
-use crate::command::{CommandError, Format, Role, examples};
+use crate::command::{CommandError, Format, Role, examples, shell_word};
 use crate::config::Environment;
 use crate::edge::Edge;
 use crate::edge::config::EdgeConfig;
@@ -107,9 +109,11 @@ pub async fn invite(asked: InviteArgs, env: &Environment) -> Result<String, Comm
     Ok(format!(
         "{choice}on {node}, within {lasting}, as root:\n  echo {code} | tunnel join {cloud} --invitation -\n\
          It works once. If {node} has joined before, its earlier token then ends. Anyone who has it can become {node}, \
-         so send it over a private channel.\n",
+         so send it over a private channel.\n{note}",
+        cloud = shell_word(&cloud),
         node = asked.node,
         lasting = words(asked.lasting),
+        note = tls_note(&asked.node),
     ))
 }
 
@@ -387,10 +391,7 @@ impl<'a> JoinClient<'a> {
         folder: &'a OutputDir,
         env: &Environment,
     ) -> Result<Self, CommandError> {
-        let name = match asked.tls_server_name.as_ref().unwrap_or(&asked.server.host) {
-            Host::Ip(ip) => ip.to_string(),
-            Host::Name(name) => name.to_string(),
-        };
+        let name = asked.tls_server_name.as_ref().unwrap_or(&asked.server.host).to_string();
         let proxy = env.https_proxy.as_ref().map(|url| {
             HttpProxyClient::new(url.reveal(), env.no_proxy.as_deref().unwrap_or_default())
                 .map_err(|cause| CommandError::unusable(format!("HTTPS_PROXY: {cause}")))

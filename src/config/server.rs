@@ -6,7 +6,7 @@ pub mod kubernetes;
 pub mod peers;
 pub mod registry;
 
-use std::net::{Ipv4Addr, SocketAddr};
+use std::net::{Ipv6Addr, SocketAddr};
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -87,7 +87,7 @@ impl Default for LinkListenerConfig {
     /// SuperEdge's port, and the paths of `tunnel init`.
     fn default() -> Self {
         Self {
-            listen: (Ipv4Addr::UNSPECIFIED, 9000).into(),
+            listen: (Ipv6Addr::UNSPECIFIED, 9000).into(),
             proxy_protocol: Networks::default(),
             admin_listen: listen::ADMIN_LISTEN,
             admin_port: AdminPort { is_default: true, sets_level: false },

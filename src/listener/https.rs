@@ -1,7 +1,7 @@
 //! The HTTPS listener: a port of this server stands for one port of every node. The client's TLS or its request names
 //! the node.
 
-use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::net::{IpAddr, Ipv6Addr, SocketAddr};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -115,7 +115,7 @@ impl Default for HttpsKeys {
             ["crt", "key"].map(|kind| format!("/etc/tunnel/certs/apiserver-kubelet-server.{kind}").into());
         Self {
             mode: Mode::Terminate,
-            listen_ip: Ipv4Addr::UNSPECIFIED.into(),
+            listen_ip: Ipv6Addr::UNSPECIFIED.into(),
             ports: NodePorts::new(),
             cert,
             key,

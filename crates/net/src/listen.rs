@@ -10,6 +10,7 @@ use std::os::unix::fs::{FileTypeExt, MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use rustix::io::Errno;
 use socket2::{Domain, SockAddr, SockRef, Socket, Type};
 use tokio::net::{TcpListener, TcpSocket, TcpStream, UnixListener, UnixStream};
 use tracing::{error, info, warn};
@@ -77,7 +78,7 @@ impl TcpAccept {
         announce: impl FnOnce(SocketAddr) -> Option<Announcement>,
     ) -> Result<Self, BindError> {
         let bound = || {
-            let socket = if at.is_ipv4() { TcpSocket::new_v4() } else { TcpSocket::new_v6() }?;
+            let (socket, at) = open_socket(at, TcpSocket::new_v6)?;
             socket.set_reuseaddr(true)?;
             tune(&SockRef::from(&socket))?;
             socket.bind(at)?;
@@ -121,6 +122,30 @@ impl TcpAccept {
                 never = announced.answer() => match never {},
             },
         }
+    }
+}
+
+/// Opens a socket for an address to listen on. The unspecified address of IPv6 includes IPv4 whatever the system's
+/// default is, and is that of IPv4 on a machine without IPv6.
+fn open_socket(
+    at: SocketAddr,
+    new_v6: impl FnOnce() -> io::Result<TcpSocket>,
+) -> io::Result<(TcpSocket, SocketAddr)> {
+    if at.is_ipv4() {
+        return Ok((TcpSocket::new_v4()?, at));
+    }
+    let everywhere = at.ip().is_unspecified();
+    match new_v6() {
+        Ok(socket) => {
+            if everywhere {
+                SockRef::from(&socket).set_only_v6(false)?;
+            }
+            Ok((socket, at))
+        }
+        Err(cause) if everywhere && cause.raw_os_error() == Some(Errno::AFNOSUPPORT.raw_os_error()) => {
+            Ok((TcpSocket::new_v4()?, (Ipv4Addr::UNSPECIFIED, at.port()).into()))
+        }
+        Err(cause) => Err(cause),
     }
 }
 
@@ -524,6 +549,20 @@ mod tests {
         assert!(socket.tcp_congestion().unwrap().starts_with(b"reno"));
         assert_eq!(socket.tcp_user_timeout().unwrap(), Some(TCP_USER_TIMEOUT));
         assert_eq!(socket.tcp_notsent_lowat().unwrap(), UNSENT_ON_LINK);
+    }
+
+    #[tokio::test]
+    async fn the_unspecified_address_of_ipv6_includes_ipv4_with_or_without_ipv6() {
+        let listener = TcpAccept::bind(any_port("::")).unwrap();
+        let port = listener.at().port();
+        for ip in ["127.0.0.1", "::1"] {
+            let at = SocketAddr::new(ip.parse().unwrap(), port);
+            let (client, _) = tokio::join!(TcpStream::connect(at), listener.accept());
+            assert!(client.is_ok(), "{ip}");
+        }
+        let none = || Err(io::Error::from_raw_os_error(Errno::AFNOSUPPORT.raw_os_error()));
+        assert_eq!(open_socket(any_port("::"), none).unwrap().1, any_port("0.0.0.0"));
+        assert!(open_socket(any_port("::1"), none).is_err());
     }
 
     #[test]

@@ -13,6 +13,9 @@ use tokio_rustls::rustls::pki_types::ServerName;
 use tokio_rustls::rustls::server::{ClientHello, ParsedCertificate, ResolvesServerCert};
 use tokio_rustls::rustls::sign::CertifiedKey;
 use tracing::warn;
+use tunnel_base::names::Host;
+use x509_parser::asn1_rs::Tag;
+use x509_parser::oid_registry::OID_KEY_TYPE_EC_PUBLIC_KEY;
 use x509_parser::prelude::{ASN1Time, FromDer, GeneralName, X509Certificate, X509Version};
 
 /// Checks the certificate that a server will present.
@@ -33,15 +36,15 @@ pub(crate) fn first_name(der: &[u8]) -> Option<ServerName<'static>> {
     })
 }
 
-/// Returns the first name or address that a client can dial, in URL notation. Wildcards are skipped.
-pub fn host_of(der: &[u8]) -> Option<String> {
+/// Returns the first name or address that a client can dial. Wildcards are skipped.
+pub fn host_of(der: &[u8]) -> Option<Host> {
     let (_, cert) = X509Certificate::from_der(der).ok()?;
     let names = cert.subject_alternative_name().ok()??;
     names.value.general_names.iter().find_map(|name| match name {
-        GeneralName::DNSName(name) => ServerName::try_from(*name).ok().map(|name| name.to_str().into_owned()),
+        GeneralName::DNSName(name) => ServerName::try_from(*name).ok()?.to_str().parse().ok(),
         GeneralName::IPAddress(bytes) => match (<[u8; 4]>::try_from(*bytes), <[u8; 16]>::try_from(*bytes)) {
-            (Ok(v4), _) => Some(std::net::Ipv4Addr::from(v4).to_string()),
-            (_, Ok(v6)) => Some(format!("[{}]", std::net::Ipv6Addr::from(v6))),
+            (Ok(v4), _) => Some(Host::Ip(v4.into())),
+            (_, Ok(v6)) => Some(Host::Ip(v6.into())),
             _ => None,
         },
         _ => None,
