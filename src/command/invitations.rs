@@ -414,7 +414,7 @@ impl<'a> JoinClient<'a> {
 
     /// Returns the CAs (PEM) to trust the servers with. Tries each address several times.
     pub(crate) async fn ask(&self) -> Result<String, JoinError> {
-        let (mut last, mut was_sent) = (String::new(), false);
+        let (mut foreign, mut last, mut was_sent) = (None, String::new(), false);
         let mut pause = INITIAL_PAUSE;
         for round in 0..ROUNDS {
             if round > 0 {
@@ -431,7 +431,7 @@ impl<'a> JoinClient<'a> {
                     Err(JoinAttemptError::Here(failure)) => {
                         return Err(JoinError { failure, is_final: !was_sent });
                     }
-                    Err(JoinAttemptError::Foreign(text)) => last = text,
+                    Err(JoinAttemptError::Foreign(text)) => foreign = Some(text),
                     Err(JoinAttemptError::Unanswered { text, sent }) => {
                         (was_sent, may_mend) = (was_sent | sent, true);
                         last = text;
@@ -445,7 +445,9 @@ impl<'a> JoinClient<'a> {
         }
         let hint =
             if was_sent { "; it may have been granted; run the same command again to continue" } else { "" };
-        let text = format!("{}: {last}{hint}", self.asked.server);
+        // An answer is more telling than none.
+        let why = foreign.filter(|_| !was_sent).unwrap_or(last);
+        let text = format!("{}: {why}{hint}", self.asked.server);
         Err(JoinError { failure: CommandError::unavailable(text), is_final: !was_sent })
     }
 
@@ -462,7 +464,8 @@ impl<'a> JoinClient<'a> {
             rustls_pemfile::certs(&mut block).any(|der| der.is_ok_and(|der| ServerCa::pin_of(&der) == pin))
         };
         let pinned = shown.split_inclusive(END).find(fits);
-        let pinned = pinned.ok_or_else(|| JoinAttemptError::Foreign(format!("{at} {NOT_THE_CLOUD}")))?;
+        let pinned =
+            pinned.ok_or_else(|| JoinAttemptError::Foreign(format!("{} {NOT_THE_CLOUD}", self.named(at))))?;
         self.folder.rewrite(AUTHORITY, pinned).map_err(JoinAttemptError::Here)?;
         let proved = self.encrypted(at, Trust::Ca(self.pinned.clone())).await?;
         let wish = EnrolMethod::Join(self.joining.clone());
@@ -481,10 +484,11 @@ impl<'a> JoinClient<'a> {
             Some(proxy) => {
                 proxy.connect(&[at], &self.asked.server, TIMEOUT).await.map_err(|e| failed(e.to_string()))
             }
-            None => dial(&[at], TIMEOUT).await.map_err(|e| failed(e.to_string())),
+            None => dial(&[at], TIMEOUT).await.map_err(|e| failed(e.after(&self.asked.server))),
         };
         let accepted =
             timeout(TIMEOUT, TlsConnector::from(tls.load()).connect(self.name.clone(), socket?)).await;
+        let at = self.named(at);
         let accepted = accepted.map_err(|_| failed(format!("{at} did not complete the TLS handshake")))?;
         accepted.map_err(|cause| {
             let (error, name) = (HandshakeError::of(&cause), self.name.to_str());
@@ -492,6 +496,11 @@ impl<'a> JoinClient<'a> {
             let is_named = matches!(error, HandshakeError::Name(_));
             if is_named { JoinAttemptError::Foreign(text) } else { failed(text) }
         })
+    }
+
+    /// Returns an address for an error, which begins with the server that the user named.
+    fn named(&self, at: SocketAddr) -> String {
+        if Target::from(at) == self.asked.server { "it".to_owned() } else { at.to_string() }
     }
 
     /// Returns the addresses of the servers, or of the proxy for them.

@@ -292,8 +292,8 @@ impl LinkDialer {
             }
             hint.sort(&mut addresses);
             let socket = dial(&addresses, patience).await.map_err(|why| {
-                let reason = why.reason();
-                failed(reason)(anyhow::anyhow!(messages::no_connection(&why)))
+                let (reason, named) = (why.reason(), Some(&to.at).filter(|_| self.servers.len() > 1));
+                failed(reason)(anyhow::anyhow!(messages::no_connection(&why, named)))
             })?;
             let at = socket.peer_addr().ok();
             Ok((socket, at))

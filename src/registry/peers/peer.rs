@@ -564,7 +564,8 @@ impl TlsPeerDialer {
     async fn connect(&self, at: SocketAddr, beside: bool) -> Result<Link, (&'static str, PeerError)> {
         let no = |cause: String| PeerError::NoLink { at, cause };
         let socket = dial(&[at], CONNECT).await.map_err(|e| {
-            (e.reason(), no(format!("{e}; check that it runs, and that firewalls allow this port")))
+            let why = e.after(&at.into());
+            (e.reason(), no(format!("{why}; check that it runs, and that firewalls allow this port")))
         })?;
         tune_link(&socket, self.link_context.congestion.as_deref())
             .map_err(|e| ("closed_by_remote", no(e.to_string())))?;
