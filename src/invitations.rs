@@ -29,9 +29,9 @@ use tunnel_base::logging::AUDIT;
 use tunnel_base::names::{Host, NodeName};
 use tunnel_base::policy::tokens::MIN_TOKEN_BYTES;
 use tunnel_net::reload::{Reload, ReloadError};
-use tunnel_net::tls;
 use tunnel_net::tls::certificate::host_of;
 use tunnel_net::tls::verify::issuer;
+use tunnel_net::tls::{self, SUPPORTED_KEYS};
 
 /// The enrolment state shared by all servers of a cloud, as last read, and operations that change it.
 #[derive(Debug)]
@@ -358,7 +358,8 @@ impl ServerCa {
             let chain = tls::certs(&certificate, cert).map_err(|cause| cause.to_string())?;
             let signer = issuer(&all, &chain).ok_or_else(|| {
                 format!(
-                    "none of the CAs in {} issued {}; set the file of the CA that did",
+                    "none of the CAs in {} issued {} with a supported signature; set the file of the CA that did, with \
+                     a key of {SUPPORTED_KEYS}, and SHA-256 or longer",
                     authorities.display(),
                     certificate.display()
                 )

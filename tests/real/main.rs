@@ -31,6 +31,7 @@ mod enrol;
 mod files;
 mod first;
 mod fleet;
+mod forms;
 mod halfclose;
 mod held;
 mod intercept;

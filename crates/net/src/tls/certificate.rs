@@ -177,6 +177,20 @@ fn check_at(der: &[u8], now: ASN1Time) -> Result<Vec<CertificateWarning>, String
                     alternative names, for example with `tunnel init`"
             .into());
     }
+    if der.len() > MAX_CERTIFICATE {
+        return Err(format!(
+            "has {} bytes, but clients accept at most {MAX_CERTIFICATE}; reissue it with fewer names, or with a wildcard",
+            der.len()
+        ));
+    }
+    let key = &cert.public_key().algorithm;
+    if key.algorithm == OID_KEY_TYPE_EC_PUBLIC_KEY
+        && key.parameters.as_ref().is_none_or(|curve| curve.header.tag() != Tag::Oid)
+    {
+        return Err("describes its key's curve by numbers, which clients reject; make the key again with the curve's \
+                    name, for example with `openssl ecparam -name prime256v1 -genkey`"
+            .into());
+    }
     let mut odd = Vec::new();
     let mut is =
         |about, found: &str, hint| odd.push(CertificateWarning { about, found: found.to_owned(), hint });
@@ -300,6 +314,9 @@ impl ResolvesServerCert for SingleCertResolver {
         Some(self.certified.clone())
     }
 }
+
+/// Maximum size of a certificate in bytes that TLS libraries accept; those of kubelets and servers have 1 or 2 KiB.
+const MAX_CERTIFICATE: usize = 0xffff;
 
 /// Minimum time between two such warnings, because clients may send any name.
 const WARN_INTERVAL: Duration = Duration::from_secs(60);

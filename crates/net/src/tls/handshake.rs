@@ -16,6 +16,7 @@ use crate::limiter::{ActivityTracked, FairLimiter, Limits, Permit, Source};
 use crate::pool::Pool;
 use crate::reload::Reload;
 use crate::socket::Buffered;
+use crate::tls::SUPPORTED_KEYS;
 use crate::tls::certificate::{self, date};
 use tunnel_base::logging::printable;
 
@@ -227,6 +228,11 @@ impl HandshakeError {
                 Self::NotValidYet(moment(*not_before), date(time.as_secs()))
             }
             E::InvalidPurpose | E::InvalidPurposeContext { .. } => Self::Purpose,
+            E::UnsupportedSignatureAlgorithmContext { .. }
+            | E::UnsupportedSignatureAlgorithmForPublicKeyContext { .. } => Self::OtherCertificate(format!(
+                "its certificate, or that of its CA, has a signature that is not supported; expected \
+                 {SUPPORTED_KEYS}, with SHA-256 or longer"
+            )),
             // Only the verifier of clients returns this.
             E::ApplicationVerificationFailure => Self::OtherCertificate(
                 "its certificate was issued for an edge, which must not act as a client".into(),
