@@ -34,6 +34,7 @@ use crate::edge::reconnect::Reconnector;
 use crate::kubernetes::csr;
 use crate::listener::access::{AccessPolicyBuilder, ListenerPolicies};
 use crate::listener::admission::destination::EdgeRouting;
+use crate::listener::admission::heads::long_heads;
 use crate::listener::admission::{ListenerContext, sessions};
 use crate::listener::http_proxy::{self, EdgeProxy};
 use crate::route::{SessionRouter, Uplinks};
@@ -144,6 +145,7 @@ impl Edge {
             listener: http_proxy::KIND.name,
             policy: Arc::default(),
             sessions: sessions(MAX_SESSIONS, MAX_SESSIONS.div_ceil(PROXY_CLIENTS)),
+            long_heads: long_heads(true),
             pool,
             route: self.route.clone(),
             addresses: Arc::default(),

@@ -36,6 +36,7 @@ use crate::kubernetes::cluster::{self, ServerPods};
 use crate::kubernetes::csr::IssuedCertificates;
 use crate::kubernetes::{ClusterNodes, addresses, keep};
 use crate::listener::access::{AccessPolicyBuilder, ListenerPolicies};
+use crate::listener::admission::heads::long_heads;
 use crate::listener::admission::{self, ListenerContext};
 use crate::listener::{BoundListener, ListenerDeps, ListenerSetup, connect};
 use crate::registry::peers::Peers;
@@ -364,6 +365,7 @@ impl ServerCore {
             listener: "",
             policy: Arc::default(),
             sessions: admission::sessions(session.max_sessions, session.max_per_client),
+            long_heads: long_heads(false),
             pool: shared.pool,
             route: shared.route,
             addresses: shared.addresses,

@@ -4,6 +4,7 @@
 //! A listener's protocol ([`ListenerProtocol`]) parses a client's first bytes into an [`OpenRequest`] and responds.
 
 pub mod destination;
+pub mod heads;
 
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
@@ -17,8 +18,8 @@ use tokio::time::{Instant, timeout};
 use tracing::{Span, debug, field};
 
 use crate::acceptor::DirectDialer;
-use crate::config::{edge, server};
 use crate::listener::admission::destination::EdgeRouting;
+use crate::listener::admission::heads::max_pending;
 use crate::listener::auth::PasswordChecker;
 use crate::listener::denial::{Denial, new_trace};
 use crate::route::{OpenError, SessionRequest, SessionRouter};
@@ -32,9 +33,7 @@ use tunnel_base::names::{Host, NodeName, Target};
 use tunnel_base::policy::targets::is_off_limits;
 use tunnel_base::policy::zone::Zone;
 use tunnel_base::policy::{CertificateGlob, Networks, Rules, plain};
-use tunnel_base::process::third_of_memory;
 use tunnel_net::accept_loop::{self, AcceptLimits, Accepted, ConnectionHandler, Rejection};
-use tunnel_net::fd_limit;
 use tunnel_net::limiter::{AcquireError, FairLimiter, Limits, Permit, Source};
 use tunnel_net::listen::Accept;
 use tunnel_net::pool::Pool;
@@ -80,6 +79,8 @@ pub struct ListenerContext {
     pub policy: Arc<ArcSwap<AccessPolicy>>,
     /// Limiter of sessions, shared by all listeners of this process.
     pub sessions: FairLimiter<ClientKey>,
+    /// Limiter of connections with a long head, see [`heads::long_heads`].
+    pub long_heads: FairLimiter,
     /// Pool of read buffers.
     pub pool: Pool,
     /// Router that opens sessions.
@@ -362,20 +363,6 @@ async fn too_slow(head_done: oneshot::Receiver<()>) {
 
 /// Timeout for receiving a client's head.
 pub const HEAD_TIME: Duration = Duration::from_secs(10);
-
-/// Maximum length in bytes of a request's or response's head, and of the buffered part of a body.
-pub(crate) const HEAD_BYTES: usize = 64 * 1024;
-
-/// Returns the maximum number of pending connections of a listener: without a head, or not yet past the checks.
-///
-/// Their heads of maximum size must fit into a quarter of the default memory for sessions.
-fn max_pending(at_edge: bool) -> usize {
-    let memory = third_of_memory(if at_edge { edge::MEMORY } else { server::MEMORY }) / 4;
-    fd_limit::at_most(WAITING.min(memory / HEAD_BYTES), 8)
-}
-
-/// Upper bound for pending connections of a listener on any machine: without a head, or not yet past the checks.
-pub(crate) const WAITING: usize = 4096;
 
 // Admission of one client at a listener: checks its request and opens the session.
 

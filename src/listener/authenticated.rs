@@ -9,7 +9,8 @@ use tokio_rustls::rustls::ServerConfig;
 use tracing::{Span, info};
 
 use crate::config::server::{Tls, TlsVersion};
-use crate::listener::admission::{Admission, ClientIdentity, HandshakeOutcome, ListenerProtocol, WAITING};
+use crate::listener::admission::heads::WAITING;
+use crate::listener::admission::{Admission, ClientIdentity, HandshakeOutcome, ListenerProtocol};
 use crate::listener::denial::Denial;
 use crate::listener::{FileKind, ListenerFile, ListenerSetup};
 use crate::session_io::copy::close_gracefully;

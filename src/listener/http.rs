@@ -235,7 +235,7 @@ impl ListenerProtocol<TlsSocket> for NodePort {
 
     async fn handshake(&self, socket: TlsSocket, admission: &mut Admission) -> HandshakeOutcome<TlsSocket> {
         let transport = Transport::of(&socket);
-        self.serve(socket, transport, admission).await
+        Box::pin(self.serve(socket, transport, admission)).await
     }
 }
 

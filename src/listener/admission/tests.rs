@@ -10,6 +10,7 @@ use tokio::sync::mpsc;
 use crate::acceptor::{DialerRole, TargetDialer};
 use crate::config::{edge, server};
 use crate::listener::admission;
+use crate::listener::admission::heads::HEAD_BYTES;
 use crate::listener::admission::tests::line::{Line, Lines, Switch};
 use crate::listener::auth::{PasswordChecker, Users};
 use crate::listener::denial::new_trace;
@@ -80,6 +81,7 @@ pub(crate) fn context(
         listener: "line",
         policy: Arc::new(ArcSwap::from_pointee(policy)),
         sessions: admission::sessions(9, 9),
+        long_heads: heads::long_heads(false),
         pool: Pool::new(),
         route: SessionRouter::from_edge(uplinks, table, time, time),
         addresses: Arc::default(),
