@@ -25,7 +25,8 @@ use tunnel_base::names::{Host, NodeName, Target};
 use tunnel_base::policy::plain;
 use tunnel_base::policy::targets::{Targets, is_number, is_off_limits};
 use tunnel_link::table::stream::IncomingSession;
-use tunnel_net::dial::{ConnectError, Failure, dial};
+use tunnel_net::dial::{ConnectError, Failure, dial_target};
+use tunnel_net::fd_limit;
 use tunnel_net::interfaces::{Addresses, LocalAddresses};
 use tunnel_net::listen::is_announced;
 use tunnel_net::pool::Pool;
@@ -336,7 +337,7 @@ impl TargetDialer {
     pub async fn dial(&self, target: &Target, patience: Duration) -> Result<DialledTarget, TargetDialError> {
         let deadline = Instant::now() + patience;
         let (here, found) = self.locate(target, deadline).await?;
-        let dialled = dial(&found, deadline.saturating_duration_since(Instant::now())).await;
+        let dialled = dial_target(&found, deadline.saturating_duration_since(Instant::now())).await;
         let socket = dialled.map_err(|why| refusal(&why))?;
         // Checked only now, because a port is announced before it accepts connections.
         if is_announced(&socket, &here.all) {
@@ -372,7 +373,10 @@ impl TargetDialer {
             // name it.
             here.own.retain(|ip| !plain(*ip).is_loopback());
         }
-        let ask = async |name: Arc<str>| self.resolver.lookup(&name).await;
+        let ask = async |name: Arc<str>| {
+            fd_limit::check().map_err(|_| LookupError::OpenFiles)?;
+            self.resolver.lookup(&name).await
+        };
         let found = self.addresses(target, &here, ask, deadline).await?;
         Ok((here, found))
     }
@@ -398,7 +402,7 @@ impl TargetDialer {
                 return Err(self.place.forbidden(target, None).into());
             }
             Host::Ip(ip) => vec![*ip],
-            Host::Name(name) if self.is_local_name(name) => {
+            Host::Name(_) if self.is_local(&target.host) => {
                 let loopback = [Ipv4Addr::LOCALHOST.into(), Ipv6Addr::LOCALHOST.into()];
                 let own = if at_node { &here.own[..] } else { &[] };
                 loopback.into_iter().chain(own.iter().copied()).collect()
@@ -419,7 +423,7 @@ impl TargetDialer {
             (None, _) => {
                 SessionError::new(ErrorCode::TargetUnreachable, format_args!("{target} has no address"))
             }
-            (Some(ip), Host::Name(name)) if !self.is_local_name(name) => {
+            (Some(ip), host @ Host::Name(_)) if !self.is_local(host) => {
                 self.place.forbidden(target, Some(plain(*ip)))
             }
             _ => self.place.forbidden(target, None),
@@ -448,9 +452,9 @@ impl TargetDialer {
         SessionError::new(ErrorCode::OwnPort, why)
     }
 
-    /// Returns true if a name means this machine: its node name, or `localhost`, which is never resolved by DNS.
-    fn is_local_name(&self, name: &str) -> bool {
-        self.node().is_some_and(|node| name.eq_ignore_ascii_case(node.as_str())) || name == "localhost"
+    /// Returns true if a host means this machine.
+    fn is_local(&self, host: &Host) -> bool {
+        self.node().map_or_else(|| host.is_localhost(), |node| node.is_meant_by(host))
     }
 }
 
@@ -473,13 +477,20 @@ async fn resolve(
 ) -> Result<Vec<IpAddr>, SessionError> {
     let unresolved = |why: String| SessionError::new(ErrorCode::TargetUnreachable, why);
     match timeout_at(deadline, lookup).await {
+        Ok(Err(LookupError::OpenFiles)) => Err(no_files()),
         Ok(found) => found.map_err(|cause| unresolved(format!("cannot resolve {target}: {cause}"))),
         Err(_) => Err(unresolved(format!("{target} was not resolved in time"))),
     }
 }
 
+/// Returns the error of a dial that would use the last file descriptors.
+fn no_files() -> SessionError {
+    SessionError::new(ErrorCode::Overloaded, fd_limit::REACHED)
+}
+
 fn refusal(why: &ConnectError) -> SessionError {
     let code = match why.first() {
+        Some(Failure::Local(_, cause)) if fd_limit::is_exceeded(cause) => return no_files(),
         Some(Failure::Refused(_)) => ErrorCode::TargetRefused,
         Some(Failure::Timeout(..)) => ErrorCode::TargetTimeout,
         Some(Failure::Local(..)) => ErrorCode::Internal,

@@ -35,7 +35,7 @@ use tunnel_base::drain::Drain;
 use tunnel_base::logging::{AUDIT, LogLevel, log_trouble};
 use tunnel_base::metrics::Metrics;
 use tunnel_base::metrics::format::ExpositionFormat;
-use tunnel_base::names::NodeName;
+use tunnel_base::names::{NodeName, Target};
 use tunnel_base::policy::{Networks, plain};
 use tunnel_net::accept_loop::{self, AcceptLimits, Accepted, ConnectionHandler};
 use tunnel_net::fd_limit;
@@ -111,7 +111,8 @@ where
 {
     let permits = fd_limit::at_most(CONNECTIONS, 16);
     let (refused, refusals) = (admin.metrics.connections_rejected.clone(), admin.metrics.refusals.clone());
-    let limits = AcceptLimits { permits, proxies: Networks::default(), refused, refusals };
+    let proxies = Networks::default();
+    let limits = AcceptLimits { permits, proxies, refused, refusals, for_operators: true };
     let handler = Served { admin, port, drain: drain.clone() };
     accept_loop::serve(listener, limits, handler, drain).await;
 }
@@ -519,7 +520,8 @@ pub(crate) async fn invite(
     match enrolment.invite(&node, Duration::from_secs(seconds), &requester.to_string()).await {
         Ok(made) => {
             let until = made.until.duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default().as_secs();
-            let cloud = format!("{}:{port}", made.host.as_deref().unwrap_or("CLOUD"));
+            let unknown = || format!("CLOUD:{port}");
+            let cloud = made.host.map_or_else(unknown, |host| Target { host, port }.to_string());
             json(&Invited { code: made.code.to_string(), until, cloud })
         }
         Err(why) => failed(&why),

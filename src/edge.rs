@@ -34,6 +34,7 @@ use crate::edge::reconnect::Reconnector;
 use crate::kubernetes::csr;
 use crate::listener::access::{AccessPolicyBuilder, ListenerPolicies};
 use crate::listener::admission::destination::EdgeRouting;
+use crate::listener::admission::heads::long_heads;
 use crate::listener::admission::{ListenerContext, sessions};
 use crate::listener::http_proxy::{self, EdgeProxy};
 use crate::route::{SessionRouter, Uplinks};
@@ -147,6 +148,7 @@ impl Edge {
             policy: Arc::default(),
             grants: self.grants.clone(),
             sessions: sessions(MAX_SESSIONS, MAX_SESSIONS.div_ceil(PROXY_CLIENTS)),
+            long_heads: long_heads(true),
             pool,
             route: self.route.clone(),
             addresses: Arc::default(),
@@ -268,7 +270,6 @@ impl Edge {
             sessions: self.sessions.clone(),
             readiness: self.readiness.clone(),
             uplinks: self.uplinks.clone(),
-            route: self.route.clone(),
             redial: Notify::new(),
             sent_until_closed: Mutex::default(),
         })
@@ -285,7 +286,7 @@ impl Edge {
         links.spawn(info_span!("upkeep"), self.table.clone().upkeep(pool, links.clone()));
         let grants = self.grants.clone();
         links.spawn(info_span!("grants"), grants.follow(self.files.clone(), links.clone()));
-        links.spawn(info_span!("resume_cancelled"), self.route.clone().resume_cancelled(links.clone()));
+        links.spawn(info_span!("resume_parked"), self.route.clone().resume_parked(links.clone()));
     }
 
     fn admin(&self, viewers: AdminUsers, level: Option<LogLevel>, level_at_ports: bool) -> Admin {

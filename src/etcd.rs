@@ -26,8 +26,9 @@ use crate::etcd::wire::{
     AuthenticateRequest, Compare, DeleteRangeRequest, LeaseGrantRequest, LeaseKeepAliveRequest,
     LeaseRevokeRequest, PutRequest, RangeRequest, RequestOp, TxnRequest,
 };
+use tunnel_base::files;
 use tunnel_base::logging::printable;
-use tunnel_base::names::{Host, Target};
+use tunnel_base::names::Target;
 use tunnel_net::dial::dial;
 use tunnel_net::resolver::Resolver;
 use tunnel_net::tls::{Identity, TlsClientConfig, Trust, server_name};
@@ -251,7 +252,7 @@ impl EtcdConnection {
     }
 
     async fn authenticate(&self, user: &str, file: &Path) -> Result<MetadataValue<Ascii>, EtcdError> {
-        let password = tokio::fs::read_to_string(file).await;
+        let password = tokio::fs::read(file).await.and_then(files::text);
         let password = password.map_err(|cause| EtcdError::Password { path: file.to_owned(), cause })?;
         let password = password.trim_end_matches(['\r', '\n']).to_owned();
         let message = Request::new(AuthenticateRequest { name: user.to_owned(), password });
@@ -361,10 +362,7 @@ impl fmt::Debug for EtcdConnection {
 type EtcdIo = Either<tokio::net::TcpStream, tokio_rustls::client::TlsStream<tokio::net::TcpStream>>;
 
 async fn connect(at: &Target, tls: Option<Arc<ClientConfig>>, resolver: &Resolver) -> io::Result<EtcdIo> {
-    let host = match &at.host {
-        Host::Ip(ip) => ip.to_string(),
-        Host::Name(name) => name.to_string(),
-    };
+    let host = at.host.to_string();
     let addresses = resolver.lookup(&host).await.map_err(io::Error::other)?;
     let addresses: Vec<_> = addresses.into_iter().map(|ip| (ip, at.port).into()).collect();
     let socket = dial(&addresses, CALL_TIMEOUT).await.map_err(io::Error::other)?;

@@ -26,12 +26,12 @@ use crate::invitations::store::{
 };
 use tunnel_base::drain::Drain;
 use tunnel_base::logging::AUDIT;
-use tunnel_base::names::NodeName;
+use tunnel_base::names::{Host, NodeName};
 use tunnel_base::policy::tokens::MIN_TOKEN_BYTES;
 use tunnel_net::reload::{Reload, ReloadError};
-use tunnel_net::tls;
 use tunnel_net::tls::certificate::host_of;
 use tunnel_net::tls::verify::issuer;
+use tunnel_net::tls::{self, SUPPORTED_KEYS};
 
 /// The enrolment state shared by all servers of a cloud, as last read, and operations that change it.
 #[derive(Debug)]
@@ -60,7 +60,7 @@ pub struct IssuedInvitation {
     /// Expiration time.
     pub until: SystemTime,
     /// A name or address from the server certificate.
-    pub host: Option<String>,
+    pub host: Option<Host>,
 }
 
 /// Error changing the [`EnrolmentState`] in its store. `E` is the reason to refuse the change.
@@ -341,7 +341,7 @@ pub struct ServerCa {
     /// Pin of the CA that issued the server certificate.
     pub(crate) pin: Pin,
     /// A name in the server certificate.
-    pub(crate) host: Option<String>,
+    pub(crate) host: Option<Host>,
 }
 
 impl ServerCa {
@@ -358,7 +358,8 @@ impl ServerCa {
             let chain = tls::certs(&certificate, cert).map_err(|cause| cause.to_string())?;
             let signer = issuer(&all, &chain).ok_or_else(|| {
                 format!(
-                    "none of the CAs in {} issued {}; set the file of the CA that did",
+                    "none of the CAs in {} issued {} with a supported signature; set the file of the CA that did, with \
+                     a key of {SUPPORTED_KEYS}, and SHA-256 or longer",
                     authorities.display(),
                     certificate.display()
                 )

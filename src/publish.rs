@@ -23,7 +23,7 @@ use crate::publish::record_policy::RecordPolicy;
 use crate::registry::Registry;
 use tunnel_base::backoff::Backoff;
 use tunnel_base::drain::Drain;
-use tunnel_base::files::{FileLock, beside};
+use tunnel_base::files::{self, FileLock, beside};
 use tunnel_base::metrics::Metrics;
 use tunnel_base::policy::zone::Zone;
 
@@ -228,7 +228,7 @@ pub(crate) fn lock(file: &Path) -> Result<FileLock, SharedFileError> {
 
 /// Returns the content of the file, or `None` if it does not exist.
 pub(crate) fn content(file: &Path) -> Result<Option<Vec<u8>>, SharedFileError> {
-    match fs::read(file) {
+    match files::read(file) {
         Ok(text) => Ok(Some(text)),
         Err(cause) if cause.kind() == io::ErrorKind::NotFound => Ok(None),
         Err(cause) => Err(failed(file)(cause)),

@@ -27,10 +27,9 @@ use crate::registry::replace::Conflicts;
 use crate::registry::search::{Dns, NodeQuery, Searches};
 use tunnel_base::addresses::{AddressClaim, ClaimSource};
 use tunnel_base::metrics::Metrics;
-use tunnel_base::names::{Instance, NodeName};
+use tunnel_base::names::{Host, Instance, NodeName};
 use tunnel_link::sender::LinkSender;
 use tunnel_link::table::SessionTable;
-use tunnel_link::table::stream::Parked;
 use tunnel_proto::frame::{Found, Remote};
 
 /// The nodes that are linked to this server. The newest link of a node wins.
@@ -220,6 +219,8 @@ impl Registry {
         if !nodes.remove_secondary(node, sender) && nodes.take(node, sender).is_some() {
             self.count(&nodes);
             drop(nodes);
+            // The previous link may be primary again, and sessions wait for a path.
+            self.awaited.wake(node);
             self.changed.send_replace(());
         }
     }
@@ -500,6 +501,15 @@ impl Finder {
         sender.peer != Remote::Peer || heard().is_some_and(|heard| heard <= sender.age())
     }
 
+    /// Returns the node that is named by this host's address, if a search may find it: it is or was linked here, or
+    /// peers can be asked.
+    pub fn node_named_by_address(&self, host: &Host) -> Option<NodeName> {
+        let node = host.node().filter(|node| node.address().is_some())?;
+        let may_find =
+            self.others.is_some() || !matches!(self.registry.find(&node), NodeLocation::NotHere(None));
+        may_find.then_some(node)
+    }
+
     /// Returns the address claims of edges at peers, for nodes that are known to be there.
     pub fn claims(&self) -> Vec<AddressClaim> {
         let Some(others) = &self.others else { return Vec::new() };
@@ -604,29 +614,20 @@ impl Finder {
     /// Migrates sessions after a node has linked at the server `at`, which may be this one.
     ///
     /// Pings other links that carry our sessions to the node and detaches its sessions from those that do not answer
-    /// within 1 s. Returns the sessions that need another path.
-    pub async fn migrate_from_old_links(
-        &self,
-        at: Instance,
-        node: &NodeName,
-        table: &SessionTable,
-    ) -> Vec<Parked> {
-        let Some(others) = &self.others else { return Vec::new() };
+    /// within 1 s.
+    pub async fn migrate_from_old_links(&self, at: Instance, node: &NodeName, table: &SessionTable) {
+        let Some(others) = &self.others else { return };
         if table.is_empty() && table.relayed().0 == 0 {
-            return Vec::new();
+            return;
         }
         let mut links = others.peers.links();
-        links.retain(|link| {
-            link.instance != Some(at) && link.sessions() > 0 && table.has_sessions_on(link, node)
-        });
+        links.retain(|link| link.instance != Some(at) && link.has_sessions_of(node));
         let lives = join_all(links.iter().map(|link| link.ping_within(CONTEST_PONG_TIMEOUT))).await;
-        let mut parked = Vec::new();
         for (link, _) in links.iter().zip(lives).filter(|(_, lives)| !lives) {
             self.invalidate(node, &Path { sender: link.clone(), instance: None });
-            table.detach_relays(link, |of| of == node);
-            parked.extend(table.leave(link, |of, _| of == node));
+            table.detach_relays(link, Some(node));
+            table.leave(link, Some(node), |_| true);
         }
-        parked
     }
 }
 

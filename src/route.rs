@@ -11,8 +11,9 @@ use tracing::info_span;
 use crate::registry::{Finder, LinkedNode, NodeNotFound, NodeWaiter, NodeWaiters, Path, RELINK_WINDOW};
 use tunnel_base::backoff::Backoff;
 use tunnel_base::drain::Drain;
-use tunnel_base::names::{Instance, NodeName, SessionId, Target};
+use tunnel_base::names::{Host, Instance, NodeName, SessionId, Target};
 use tunnel_link::sender::LinkSender;
+use tunnel_link::table::session::Permit;
 use tunnel_link::table::stream::{OpenOutcome, Parked, Session};
 use tunnel_link::table::{SessionTable, TableFull};
 use tunnel_proto::frame::{Category, ErrorCode, Remote, SessionError};
@@ -31,6 +32,9 @@ pub struct SessionRequest {
     pub client: String,
     /// Name of the listener.
     pub listener: &'static str,
+    /// The client's permit. The session keeps it until its last bytes are delivered, or the remote knows that it was
+    /// cancelled.
+    pub permit: Option<Permit>,
 }
 
 /// Reason why a target could not be reached. The texts are shown to clients.
@@ -113,6 +117,14 @@ impl SessionRouter {
         Self { paths: PathSource::Edge(uplinks), table, timeout: patience, grace, chance: rand::random }
     }
 
+    /// Returns the node that is named by this host's address, if a search may find it.
+    pub fn node_named_by_address(&self, host: &Host) -> Option<NodeName> {
+        match &self.paths {
+            PathSource::Server(finder) => finder.node_named_by_address(host),
+            PathSource::Servers(_) | PathSource::Edge(_) => None,
+        }
+    }
+
     /// Replaces the source of random numbers, for simulations with a seed.
     #[must_use]
     pub fn with_chance(self, chance: RandomFraction) -> Self {
@@ -129,7 +141,7 @@ impl SessionRouter {
     ///
     /// Returns an error if no session could be opened. Its text may be shown to the client.
     pub async fn open(&self, request: SessionRequest) -> Result<Session, OpenError> {
-        let SessionRequest { node, target, category, client, listener } = request;
+        let SessionRequest { node, target, category, client, listener, permit } = request;
         let until = Instant::now() + self.timeout;
         let mut search = PathSearch::new(&self.paths, &node, None, until, self.chance);
         if let PathSource::Server(_) = self.paths {
@@ -147,6 +159,9 @@ impl SessionRouter {
                 PathSource::Edge(_) => "memory limit of this edge reached: [edge.session] buffer_memory",
             })
         })?;
+        if let Some(permit) = permit {
+            opening.keep(permit);
+        }
         // Asks on one path after another until the session is open or refused.
         let asked = async {
             loop {
@@ -169,20 +184,21 @@ impl SessionRouter {
         }
     }
 
-    /// Spawns a task that runs [`Self::resume`].
-    pub fn spawn_resume(&self, parked: Parked, drain: &Drain) {
-        let (route, span) = (self.clone(), info_span!("resume", session = %parked.id()));
-        drain.spawn(span, async move { route.resume(parked).await });
+    /// Evicts a session without an owner that its remote does not take, because this process has too many sessions.
+    /// Returns false if there is none.
+    pub fn evict_orphan(&self) -> bool {
+        self.table.evict_orphan("sessions")
     }
 
-    /// Resumes cancelled openings that have no path, so that their acceptors get the reset. Returns when draining
-    /// starts.
-    pub async fn resume_cancelled(self, drain: Drain) {
+    /// Runs [`Self::resume`] for each session that has lost its path, in its own task. Returns when draining starts.
+    pub async fn resume_parked(self, drain: Drain) {
         loop {
-            tokio::select! {
+            let parked = tokio::select! {
                 () = drain.draining() => return,
-                parked = self.table.given_up() => self.spawn_resume(parked, &drain),
-            }
+                parked = self.table.next_parked() => parked,
+            };
+            let (route, span) = (self.clone(), info_span!("resume", session = %parked.id()));
+            drain.spawn(span, async move { route.resume(parked).await });
         }
     }
 

@@ -36,6 +36,7 @@ use crate::kubernetes::cluster::{self, ServerPods};
 use crate::kubernetes::csr::IssuedCertificates;
 use crate::kubernetes::{ClusterNodes, addresses, keep};
 use crate::listener::access::{AccessPolicyBuilder, ListenerPolicies};
+use crate::listener::admission::heads::long_heads;
 use crate::listener::admission::{self, ListenerContext};
 use crate::listener::{BoundListener, ListenerDeps, ListenerSetup, connect};
 use crate::registry::peers::Peers;
@@ -374,6 +375,7 @@ impl ServerCore {
             policy: Arc::default(),
             grants: shared.grants,
             sessions: admission::sessions(session.max_sessions, session.max_per_client),
+            long_heads: long_heads(false),
             pool: shared.pool,
             route: shared.route,
             addresses: shared.addresses,
@@ -410,7 +412,7 @@ impl ServerCore {
         drain.spawn(info_span!("grants"), grants.follow(self.files.clone(), drain.clone()));
         let relays = link_events::judge_relays(self.context.clone(), drain.clone());
         drain.spawn(info_span!("relays"), relays);
-        drain.spawn(info_span!("given up"), self.context.route.clone().resume_cancelled(drain.clone()));
+        drain.spawn(info_span!("resume_parked"), self.context.route.clone().resume_parked(drain.clone()));
         self
     }
 }

@@ -44,7 +44,7 @@ pub struct OpenSession<P> {
     /// Counts the session as active.
     pub alive: ActiveSession,
     /// The session's permit in this process. Released when the session ends, before its connection is closed
-    /// gracefully.
+    /// gracefully. A client's session shares it, and keeps it until its last bytes are delivered.
     pub permit: P,
 }
 
@@ -366,11 +366,19 @@ impl ByteStream for TargetStream {
         }
     }
 
-    fn poll_lost(&self, cx: &mut Context<'_>) -> Poll<()> {
+    fn poll_lost(&mut self, cx: &mut Context<'_>) -> Poll<io::Error> {
         match self {
             Self::Session(session) => session.poll_lost(cx),
             Self::Direct(connection) => connection.poll_lost(cx),
-            Self::Tls(over) => inside(over).poll_lost(cx),
+            Self::Tls(over) => over.io_mut().get_mut().0.get_mut().poll_lost(cx),
+        }
+    }
+
+    fn tcp(&self) -> Option<&TcpStream> {
+        match self {
+            Self::Session(_) => None,
+            Self::Direct(connection) => connection.tcp(),
+            Self::Tls(over) => inside(over).tcp(),
         }
     }
 }

@@ -16,6 +16,7 @@ use tracing::{info, warn};
 use crate::config::listen::AdminConfig;
 use crate::config::{ConfigError, ConfigErrors, ParsedConfig, Spelling, Warning};
 use crate::startup::admin_socket::SocketDirs;
+use tunnel_base::files;
 use tunnel_net::listen::{Accept as _, BindError, TcpAccept, UnixAccept, try_congestion};
 use tunnel_net::reload;
 use tunnel_net::tls;
@@ -131,9 +132,8 @@ impl Startup {
         path: &Path,
         parse: impl FnOnce(&[u8]) -> Result<T, E>,
     ) -> bool {
-        let read = std::fs::read(path).map_err(|cause| {
-            format!("cannot read {}: {cause}; check the path, and that this user may read it", path.display())
-        });
+        let read = files::read(path)
+            .map_err(|cause| format!("cannot read {}: {cause}{}", path.display(), files::hint(&cause)));
         let held = read.and_then(|content| {
             parse(&content).map_err(|cause| {
                 let (cause, path) = (cause.to_string(), path.display().to_string());
@@ -215,7 +215,7 @@ impl Startup {
     /// Checks that a file's certificate is valid now; otherwise records an error. A file that cannot be read is
     /// recorded elsewhere.
     pub fn check_dates(&mut self, key: &str, path: &Path) {
-        let read = std::fs::read(path).ok().and_then(|text| tls::certs(path, &text).ok());
+        let read = files::read(path).ok().and_then(|text| tls::certs(path, &text).ok());
         let leaf = read.and_then(|certs| certs.into_iter().next());
         let Some(summary) = leaf.and_then(|leaf| certificate::summary(&leaf).ok()) else { return };
         for odd in summary.oddities.into_iter().filter(|odd| odd.about != CertWarningKind::Kind) {

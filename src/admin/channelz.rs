@@ -44,7 +44,8 @@ pub(crate) mod wire {
 pub(crate) async fn serve(listener: TcpAccept, admin: Admin, grpc: Option<SocketAddr>, drain: Drain) {
     let permits = fd_limit::at_most(CONNECTIONS, 16);
     let (refused, refusals) = (admin.metrics.connections_rejected.clone(), admin.metrics.refusals.clone());
-    let limits = AcceptLimits { permits, proxies: Networks::default(), refused, refusals };
+    let proxies = Networks::default();
+    let limits = AcceptLimits { permits, proxies, refused, refusals, for_operators: true };
     let handler = Debugging { entities: Arc::new(Entities::new(admin, grpc)), drain: drain.clone() };
     accept_loop::serve(listener, limits, handler, drain).await;
 }

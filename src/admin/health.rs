@@ -51,7 +51,7 @@ impl Default for Watchdog {
 pub async fn health(listener: TcpAccept, readiness: Readiness, pulse: Watchdog, drain: Drain) {
     let Metrics { connections_rejected, refusals, .. } = Metrics::edge();
     let (proxies, refused) = (Networks::default(), connections_rejected);
-    let limits = AcceptLimits { permits: CONNECTIONS, proxies, refused, refusals };
+    let limits = AcceptLimits { permits: CONNECTIONS, proxies, refused, refusals, for_operators: true };
     let handler = Health { readiness, pulse, drain: drain.clone() };
     accept_loop::serve(listener, limits, handler, drain).await;
 }

@@ -12,6 +12,7 @@ use tracing::info_span;
 
 use crate::admin::Admin;
 use tunnel_base::drain::Drain;
+use tunnel_base::files;
 use tunnel_base::metrics::Metrics;
 use tunnel_net::reload::FileWatcher;
 use tunnel_net::tls::certificate::{NotAfter, date};
@@ -172,7 +173,7 @@ async fn follow(
         readiness.set_degraded(FILES_CONDITION, watcher.check());
         let mut soon = Vec::new();
         for file in &files {
-            let Ok(pem) = tokio::fs::read(&file.path).await else { continue };
+            let Ok(pem) = tokio::fs::read(&file.path).await.and_then(files::decode) else { continue };
             let Some(ends) = NotAfter::of(&pem) else { continue };
             let end = if file.authorities { ends.last } else { ends.first };
             metrics.certificates.set(&file.key, end);

@@ -8,8 +8,7 @@ use clap::{Subcommand, value_parser};
 
 use crate::command::file_edit::{self, FileEdit};
 use crate::command::init::{
-    APISERVER, DAY, certified, client_folders, host_of_server, read_authority, refused, write_client,
-    write_issued,
+    APISERVER, DAY, client_folders, host_of_server, read_authority, refused, write_client, write_issued,
 };
 use crate::command::output_dir::OutputDir;
 use crate::command::{CommandError, examples};
@@ -132,7 +131,7 @@ fn issue(asked: &IssueArgs) -> Result<String, CommandError> {
     let authority = asked.ca.authority()?;
     let (folder, next) = match &asked.kind {
         IssueKind::Server { names } => {
-            let first = names.first().map(certified).unwrap_or_default();
+            let first = names.first().map(ToString::to_string).unwrap_or_default();
             let next = "copy server.crt and server.key over cert and key of [server.links] at the server";
             (format!("server-{}", first.replace(':', "-")), next.to_owned())
         }
@@ -155,7 +154,7 @@ fn issue(asked: &IssueArgs) -> Result<String, CommandError> {
     let folder = OutputDir::start(&out, files.iter().map(|file| (*file).to_owned()))?;
     match &asked.kind {
         IssueKind::Server { names } => {
-            let names: Vec<String> = names.iter().map(certified).collect();
+            let names: Vec<String> = names.iter().map(ToString::to_string).collect();
             let names: Vec<&str> = names.iter().map(String::as_str).collect();
             write_issued(&folder, "server", &authority.server(&names).map_err(|cause| refused(&cause))?)?;
             folder.write("ca.crt", authority.cert())?;

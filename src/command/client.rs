@@ -7,6 +7,7 @@ use std::path::{Path, PathBuf};
 use serde::Deserialize;
 
 use crate::command::CommandError;
+use tunnel_base::files;
 
 /// Flags that name a server and the client's credentials.
 #[derive(Debug, Clone, Default, clap::Args)]
@@ -140,7 +141,7 @@ impl ClientFile {
     /// Reads a file, which may be missing. Errors do not quote it, because somebody may put a password there.
     fn read(path: &Path) -> Result<Self, CommandError> {
         let wrong = |why: &dyn fmt::Display| CommandError::unusable(format!("{}: {why}", path.display()));
-        let text = match std::fs::read_to_string(path) {
+        let text = match files::read_text(path) {
             Err(cause) if matches!(cause.kind(), ErrorKind::NotFound | ErrorKind::NotADirectory) => {
                 return Ok(Self::default());
             }

@@ -10,6 +10,7 @@ use crate::command::{CONFIG_DIR, CommandError, Format, Role, examples};
 use crate::config::{ConfigErrors, Environment};
 use crate::edge::config::EdgeConfig;
 use crate::server::config::ServerConfig;
+use tunnel_base::files;
 
 /// A command about config files.
 #[derive(Debug, Clone, clap::Subcommand)]
@@ -64,7 +65,7 @@ impl ConfigArgs {
     /// Returns an error if the file cannot be read, has no table of a role, or is not named and not obvious.
     pub fn read(&self) -> Result<RoleFile, CommandError> {
         let path = self.file.clone().map_or_else(|| only_file(Path::new(CONFIG_DIR)), Ok)?;
-        let text = std::fs::read_to_string(&path)
+        let text = files::read_text(&path)
             .map_err(|cause| CommandError::unusable(format!("cannot read {}: {cause}", path.display())))?;
         let roles = roles(&text);
         if roles.is_empty() {

@@ -23,6 +23,7 @@ use hyper::body::Incoming;
 use hyper::client::conn::http1;
 use hyper::ext::ReasonPhrase;
 use hyper_util::rt::TokioIo;
+use rustix::event::{PollFd, PollFlags, Timespec};
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::{TcpStream, UnixStream};
 use tokio::signal::unix::{SignalKind, signal};
@@ -38,6 +39,7 @@ use crate::command::{CommandError, exit_code};
 use crate::session_io::copy::close;
 use crate::session_io::copy::{CopyEnd, EndKind, Side, copy_bidirectional};
 use tunnel_base::drain::Drain;
+use tunnel_base::files;
 use tunnel_base::logging::{one_line, printable};
 use tunnel_base::names::{Host, NameError, Target};
 use tunnel_net::ByteStream;
@@ -256,7 +258,7 @@ impl ConnectEndpoint {
                 }
                 Place::At(at) => {
                     let addresses = resolve(at).await.map_err(|why| unreached(&why))?;
-                    let stream = dial(&addresses, DIAL).await.map_err(|why| unreached(&why))?;
+                    let stream = dial(&addresses, DIAL).await.map_err(|why| unreached(&why.after(at)))?;
                     match &self.tls {
                         None => Ok(Carrier::Tcp(self.ask(stream, request).await?)),
                         Some((tls, name)) => {
@@ -426,7 +428,7 @@ fn authorization(settings: &ClientSettings) -> Result<Option<HeaderValue>, Comma
             "--user: contains :, which separates a user from the password; remove it",
         ));
     }
-    let password = std::fs::read_to_string(file)
+    let password = files::read_text(file)
         .map_err(|cause| CommandError::unusable(format!("cannot read {}: {cause}", file.display())))?;
     let plain = format!("{user}:{}", password.trim_end_matches(['\r', '\n']));
     let mut value = HeaderValue::from_str(&format!("Basic {}", STANDARD.encode(plain)))
@@ -470,6 +472,7 @@ pub(crate) async fn carry(session: ConnectStream) -> Result<(), CommandError> {
     let stdio = Stdio {
         is_terminal: stdin.is_terminal(),
         input: tokio::fs::File::from_std(stdin.into()),
+        ended: false,
         output: Some(stdout().map_err(failed)?),
         failed: None,
         reader: None,
@@ -524,6 +527,8 @@ fn ignores_hangup() -> bool {
 /// Stdin and stdout of `tunnel connect` as one byte stream, to be copied to and from the session.
 struct Stdio {
     input: tokio::fs::File,
+    /// Whether stdin was read to its end.
+    ended: bool,
     /// Stdout; `None` once its direction has ended. It is closed then, so that its reader notices.
     output: Option<tokio::fs::File>,
     /// The error of a failed write. Nothing is read after it, because the caller has disconnected.
@@ -532,6 +537,27 @@ struct Stdio {
     is_terminal: bool,
     /// Wakes the reader of a terminal when `output` ends.
     reader: Option<Waker>,
+}
+
+impl Connection for Stdio {
+    fn tcp(&self) -> Option<&TcpStream> {
+        None
+    }
+
+    async fn gone(&self) {
+        // As long as stdin is open, its bytes are needed, even if no process reads stdout.
+        let closed = self.ended && self.output.as_ref().is_some_and(has_no_reader);
+        if !closed {
+            std::future::pending().await
+        }
+    }
+}
+
+/// Returns true if this is a pipe or a socket that no process can read.
+fn has_no_reader(output: &tokio::fs::File) -> bool {
+    let mut polled = [PollFd::new(output, PollFlags::empty())];
+    let ready = rustix::event::poll(&mut polled, Some(&Timespec::default())).is_ok();
+    ready && polled[0].revents().intersects(PollFlags::ERR | PollFlags::HUP)
 }
 
 impl Stdio {
@@ -565,7 +591,10 @@ impl AsyncRead for Stdio {
             }
             self.reader = Some(cx.waker().clone());
         }
-        Pin::new(&mut self.input).poll_read(cx, out)
+        let before = out.filled().len();
+        let read = ready!(Pin::new(&mut self.input).poll_read(cx, out));
+        self.ended = out.filled().len() == before;
+        Poll::Ready(read)
     }
 }
 

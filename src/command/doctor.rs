@@ -32,6 +32,7 @@ use crate::kubernetes::cluster;
 use crate::server::config::ServerConfig;
 use crate::startup::{NotPrepared, Startup};
 use tunnel_base::drain::Drain;
+use tunnel_base::files;
 use tunnel_base::metrics::Metrics;
 use tunnel_base::names::{Host, Instance, NodeName, Target};
 use tunnel_link::grpc::dial::LinkDialError;
@@ -247,7 +248,7 @@ fn check_of(fault: &HandshakeError) -> &'static str {
 
 /// Adds the names and the expiry of a file's certificate, and any problems with it.
 fn certificate(file: &Path, key: &str, found: &mut Findings) {
-    let read = std::fs::read(file).ok().and_then(|text| tls::certs(file, &text).ok());
+    let read = files::read(file).ok().and_then(|text| tls::certs(file, &text).ok());
     let Some(leaf) = read.and_then(|certs| certs.into_iter().next()) else { return };
     let summary = match certificate::summary(&leaf) {
         Ok(summary) => summary,
@@ -416,7 +417,7 @@ async fn peers(settings: &ServerConfig, resolver: &Resolver, found: &mut Finding
         alpn: vec![b"h2".to_vec()],
     };
     let name = known.certificate_name.clone().or_else(|| {
-        let leaf = tls::certs(&links.cert, &std::fs::read(&links.cert).ok()?).ok()?;
+        let leaf = tls::certs(&links.cert, &files::read(&links.cert).ok()?).ok()?;
         certificate::summary(leaf.first()?).ok()?.dns
     });
     let Some(name) = name.and_then(|name| tls::server_name(&name).ok()).filter(|_| !all.is_empty()) else {
@@ -470,7 +471,7 @@ fn published(settings: &ServerConfig, found: &mut Findings) {
         return;
     };
     let own = settings.pod_ip.map(|ip| ip.to_string()).unwrap_or_default();
-    match std::fs::read_to_string(file) {
+    match files::read_text(file) {
         Ok(text) => {
             let ours = text.lines().filter(|line| line.split_whitespace().next() == Some(&own)).count();
             found.good("registry", format!("{} has {ours} lines of this server ({own})", file.display()));
@@ -727,7 +728,7 @@ async fn call(settings: &EdgeConfig, server: &ServerAddress, io: Secured, found:
     let client = &settings.uplink;
     let text = match (&client.token, &client.token_file) {
         (Some(token), _) => token.reveal().to_owned(),
-        (None, Some(file)) => std::fs::read_to_string(file).unwrap_or_default(),
+        (None, Some(file)) => files::read_text(file).unwrap_or_default(),
         (None, None) => String::new(),
     };
     let token = text.lines().map(str::trim).find(|line| !line.is_empty()).unwrap_or_default();

@@ -36,7 +36,7 @@ impl FileEdit {
                 _ => cannot_replace(&real, &cause),
             })
         })?;
-        let text = fs::read_to_string(&real).map_err(unreadable)?;
+        let text = files::read_text(&real).map_err(unreadable)?;
         Ok(Self { path: real, text, _lock: lock })
     }
 

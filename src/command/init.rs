@@ -16,10 +16,11 @@ use crate::parts;
 use crate::server::Server;
 use crate::server::config::ServerConfig;
 use crate::startup::Startup;
-use tunnel_base::names::{Host, NameError, NodeName};
+use tunnel_base::files;
+use tunnel_base::names::{Host, NameError, NodeName, Target};
 use tunnel_net::pki::{CertificateAuthority, IssuedCert, PkiError};
 use tunnel_net::tls::certificate::KUBELET_CLIENT;
-use tunnel_net::tls::server_name;
+use tunnel_net::tls::{self, PemError};
 
 /// Arguments of `tunnel init`.
 #[derive(Debug, Clone, clap::Args)]
@@ -69,6 +70,7 @@ pub fn run(asked: &InitArgs) -> Result<String, CommandError> {
     if let Some(twice) = asked.nodes.iter().enumerate().find(|(at, node)| asked.nodes[..*at].contains(node)) {
         return Err(CommandError::usage(format!("--node {} is given twice", twice.1)));
     }
+    check_nodes(&asked.nodes)?;
     let signs = Signers::of(asked)?;
     let folder = OutputDir::start(&asked.dir, entries(asked, &signs, &clients))?;
     let unfinished = absolute(&folder.unfinished())?;
@@ -81,6 +83,16 @@ pub fn run(asked: &InitArgs) -> Result<String, CommandError> {
     }
     folder.finish()?;
     Ok(made(asked, &clients, signs.is_new, to))
+}
+
+/// Checks the names of nodes before anything is written.
+fn check_nodes(nodes: &[NodeName]) -> Result<(), CommandError> {
+    match nodes.iter().find(|node| edge_folder(node).len() > MAX_FOLDER) {
+        Some(node) => Err(CommandError::usage(format!(
+            "--node {node}: too long for the name of its folder; let the node join by invitation: tunnel invite"
+        ))),
+        None => Ok(()),
+    }
 }
 
 /// The CAs with which `tunnel init` signs certificates, and the tokens of the nodes.
@@ -136,12 +148,16 @@ pub(crate) fn read_authority(
     key: &Path,
 ) -> Result<CertificateAuthority, CommandError> {
     let read = |path: &Path| {
-        let text = std::fs::read_to_string(path);
-        text.map_err(|cause| CommandError::unusable(format!("cannot read {}: {cause}", path.display())))
+        let content = files::read(path);
+        content.map_err(|cause| CommandError::unusable(format!("cannot read {}: {cause}", path.display())))
     };
-    let (text, key) = (read(cert)?, read(key)?);
+    let unusable = |cause: PemError| CommandError::unusable(format!("{option}: {cause}"));
+    let (certs, private) = (read(cert)?, read(key)?);
+    tls::certs(cert, &certs).map_err(unusable)?;
+    tls::private_key(key, &private).map_err(unusable)?;
+    let [certs, private] = [certs, private].map(|pem| String::from_utf8_lossy(&pem).into_owned());
     let shown = cert.display();
-    CertificateAuthority::read(&text, &key)
+    CertificateAuthority::read(&certs, &private)
         .map_err(|cause| CommandError::unusable(format!("{option} {shown}: {cause}")))
 }
 
@@ -193,7 +209,7 @@ fn write_cloud(
         folder.write("ca.crt", signs.ours.cert())?;
         folder.write("ca.key", &signs.ours.key())?;
     }
-    let mut names: Vec<String> = asked.names.iter().map(certified).collect();
+    let mut names: Vec<String> = asked.names.iter().map(ToString::to_string).collect();
     if asked.names.iter().all(|name| matches!(name, Host::Ip(_))) {
         // Servers identify each other by a DNS name.
         names.push(POD_NAME.to_owned());
@@ -231,10 +247,10 @@ fn write_edge(
         let issued = kubelets.client(&format!("{KUBELET_CLIENT}{node}")).map_err(|cause| refused(&cause))?;
         write_issued(folder, &format!("{dir}/certs/apiserver-kubelet-client"), &issued)?;
     }
-    let server = asked.names.first().map(ToString::to_string).unwrap_or_default();
+    let server = asked.names.first().map(|host| Target { host: host.clone(), port: GRPC_PORT }.to_string());
     let text = EdgeConfigText {
         node,
-        server: &format!("{server}:{GRPC_PORT}"),
+        server: &server.unwrap_or_default(),
         dns: None,
         has_kubelet: signs.kubelets.is_some(),
     };
@@ -257,7 +273,7 @@ pub(crate) fn write_client(
     folder.write(&format!("{prefix}ca.crt"), authority.cert())?;
     match server {
         Some(server) if client == APISERVER => {
-            folder.write(&format!("{prefix}egress-selector.yaml"), &egress_selector(&server.to_string()))
+            folder.write(&format!("{prefix}egress-selector.yaml"), &egress_selector(server))
         }
         _ => Ok(()),
     }
@@ -291,16 +307,19 @@ pub(crate) fn checked<T>(
 /// Parses the host of a server, which its certificate must be able to contain.
 pub(crate) fn host_of_server(text: &str) -> Result<Host, String> {
     let host: Host = text.parse().map_err(|cause: NameError| cause.to_string())?;
-    server_name(&certified(&host))
+    tls::server_name(&host.to_string())
         .map_err(|_| "expected a DNS name, or an IP address without leading zeros".to_owned())?;
     Ok(host)
 }
 
-/// Returns a name in the form of a certificate.
-pub(crate) fn certified(host: &Host) -> String {
-    match host {
-        Host::Ip(ip) => ip.to_string(),
-        Host::Name(name) => name.to_string(),
+/// Returns a line about a node that clients of TLS cannot name, or an empty text.
+pub(crate) fn tls_note(node: &NodeName) -> String {
+    match tls::server_name(node.as_str()) {
+        Ok(_) => String::new(),
+        Err(_) => format!(
+            "note: {node} is no valid server name for TLS; [server.https] reaches it with mode = \"passthrough\", or by the \
+             Host of clients that send no server name\n"
+        ),
     }
 }
 
@@ -316,6 +335,10 @@ fn absolute(path: &Path) -> Result<PathBuf, CommandError> {
 pub(crate) const DAY: Duration = Duration::from_secs(24 * 3600);
 /// The same port as in the docs.
 const GRPC_PORT: u16 = 9000;
+/// The port of the egress listener, as in the docs.
+const EGRESS_PORT: u16 = 8000;
+/// Maximum length in bytes of a file's name on Linux.
+const MAX_FOLDER: usize = 255;
 /// The name in kube-apiserver's certificate.
 pub(crate) const APISERVER: &str = "system:kube-apiserver";
 /// The comment at the start of the servers' token file.
@@ -353,7 +376,7 @@ impl ServerConfigText<'_> {
 # Written by `tunnel init`; docs/reference/server.toml describes every key.
 
 [server.links]
-listen = "0.0.0.0:9000"
+listen = "[::]:{GRPC_PORT}"
 cert = "{dir}/certs/server.crt"
 key = "{dir}/certs/server.key"
 peer_ca = "{dir}/certs/ca.crt"
@@ -385,7 +408,7 @@ file = "{enrolled}/enrolled"
                 r#"
 # HTTP CONNECT over TLS, for these certificates only.
 [server.egress]
-listen = "0.0.0.0:8000"
+listen = "[::]:{EGRESS_PORT}"
 cert = "{dir}/certs/server.crt"
 key = "{dir}/certs/server.key"
 client_ca = "{dir}/certs/ca.crt"
@@ -436,7 +459,8 @@ key = "{dir}/certs/apiserver-kubelet-client.key"
 const STATE_DIR: &str = "/var/lib/tunnel";
 
 /// Returns the file for kube-apiserver's --egress-selector-config-file.
-pub(crate) fn egress_selector(server: &str) -> String {
+pub(crate) fn egress_selector(server: &Host) -> String {
+    let server = Target { host: server.clone(), port: EGRESS_PORT };
     format!(
         r"# For kube-apiserver's --egress-selector-config-file. Paths are those in kube-apiserver's file system.
 apiVersion: apiserver.k8s.io/v1beta1
@@ -447,7 +471,7 @@ egressSelections:
     proxyProtocol: HTTPConnect
     transport:
       tcp:
-        url: https://{server}:8000
+        url: https://{server}
         tlsConfig:
           caBundle: /etc/kubernetes/tunnel/ca.crt
           clientCert: /etc/kubernetes/tunnel/client.crt
@@ -496,7 +520,7 @@ pub(crate) fn made(asked: &InitArgs, clients: &[String], is_new: bool, to: &str)
     }
     let node = asked.nodes.first().map_or("NODE", NodeName::as_str);
     let _ = write!(text, "and on the server's machine:\n  tunnel nodes\n  tunnel ssh root@{node}\n");
-    text
+    text + &asked.nodes.iter().map(tls_note).collect::<String>()
 }
 
 #[cfg(test)]

@@ -18,16 +18,19 @@ use tokio_rustls::client::TlsStream;
 use tokio_rustls::rustls::pki_types::ServerName;
 
 use crate::admin::Invited;
-use crate::command::init::{EdgeConfigText, checked, folder_on_machine, host_of_server, random_token};
+use crate::command::init::{
+    EdgeConfigText, checked, folder_on_machine, host_of_server, random_token, tls_note,
+};
 use crate::command::output_dir::OutputDir;
 use crate::command::service::{self, Unit};
 use crate::command::status::{Socket, Table, ask, duration, incompatible, parse, socket};
-use crate::command::{CommandError, Format, Role, examples};
+use crate::command::{CommandError, Format, Role, examples, shell_word};
 use crate::config::Environment;
 use crate::edge::Edge;
 use crate::edge::config::EdgeConfig;
 use crate::invitations::store::EnrolledNode;
 use crate::invitations::{InvitationCode, ServerCa};
+use tunnel_base::files;
 use tunnel_base::logging;
 use tunnel_base::names::{Host, NodeName, Target};
 use tunnel_link::grpc::enrol::{EnrolCallError, EnrolMethod, JoinParams, call_enrol};
@@ -106,9 +109,11 @@ pub async fn invite(asked: InviteArgs, env: &Environment) -> Result<String, Comm
     Ok(format!(
         "{choice}on {node}, within {lasting}, as root:\n  echo {code} | tunnel join {cloud} --invitation -\n\
          It works once. If {node} has joined before, its earlier token then ends. Anyone who has it can become {node}, \
-         so send it over a private channel.\n",
+         so send it over a private channel.\n{note}",
+        cloud = shell_word(&cloud),
         node = asked.node,
         lasting = words(asked.lasting),
+        note = tls_note(&asked.node),
     ))
 }
 
@@ -254,9 +259,9 @@ impl InvitationSource {
 
 /// Reads at most [`MAX_INVITATION`] bytes.
 fn read_text(from: impl Read) -> std::io::Result<String> {
-    let mut text = String::new();
-    from.take(MAX_INVITATION).read_to_string(&mut text)?;
-    Ok(text)
+    let mut content = Vec::new();
+    from.take(MAX_INVITATION).read_to_end(&mut content)?;
+    files::text(content)
 }
 
 /// Longer than any invitation.
@@ -386,10 +391,7 @@ impl<'a> JoinClient<'a> {
         folder: &'a OutputDir,
         env: &Environment,
     ) -> Result<Self, CommandError> {
-        let name = match asked.tls_server_name.as_ref().unwrap_or(&asked.server.host) {
-            Host::Ip(ip) => ip.to_string(),
-            Host::Name(name) => name.to_string(),
-        };
+        let name = asked.tls_server_name.as_ref().unwrap_or(&asked.server.host).to_string();
         let proxy = env.https_proxy.as_ref().map(|url| {
             HttpProxyClient::new(url.reveal(), env.no_proxy.as_deref().unwrap_or_default())
                 .map_err(|cause| CommandError::unusable(format!("HTTPS_PROXY: {cause}")))
@@ -412,7 +414,7 @@ impl<'a> JoinClient<'a> {
 
     /// Returns the CAs (PEM) to trust the servers with. Tries each address several times.
     pub(crate) async fn ask(&self) -> Result<String, JoinError> {
-        let (mut last, mut was_sent) = (String::new(), false);
+        let (mut foreign, mut last, mut was_sent) = (None, String::new(), false);
         let mut pause = INITIAL_PAUSE;
         for round in 0..ROUNDS {
             if round > 0 {
@@ -429,7 +431,7 @@ impl<'a> JoinClient<'a> {
                     Err(JoinAttemptError::Here(failure)) => {
                         return Err(JoinError { failure, is_final: !was_sent });
                     }
-                    Err(JoinAttemptError::Foreign(text)) => last = text,
+                    Err(JoinAttemptError::Foreign(text)) => foreign = Some(text),
                     Err(JoinAttemptError::Unanswered { text, sent }) => {
                         (was_sent, may_mend) = (was_sent | sent, true);
                         last = text;
@@ -443,7 +445,9 @@ impl<'a> JoinClient<'a> {
         }
         let hint =
             if was_sent { "; it may have been granted; run the same command again to continue" } else { "" };
-        let text = format!("{}: {last}{hint}", self.asked.server);
+        // An answer is more telling than none.
+        let why = foreign.filter(|_| !was_sent).unwrap_or(last);
+        let text = format!("{}: {why}{hint}", self.asked.server);
         Err(JoinError { failure: CommandError::unavailable(text), is_final: !was_sent })
     }
 
@@ -460,7 +464,8 @@ impl<'a> JoinClient<'a> {
             rustls_pemfile::certs(&mut block).any(|der| der.is_ok_and(|der| ServerCa::pin_of(&der) == pin))
         };
         let pinned = shown.split_inclusive(END).find(fits);
-        let pinned = pinned.ok_or_else(|| JoinAttemptError::Foreign(format!("{at} {NOT_THE_CLOUD}")))?;
+        let pinned =
+            pinned.ok_or_else(|| JoinAttemptError::Foreign(format!("{} {NOT_THE_CLOUD}", self.named(at))))?;
         self.folder.rewrite(AUTHORITY, pinned).map_err(JoinAttemptError::Here)?;
         let proved = self.encrypted(at, Trust::Ca(self.pinned.clone())).await?;
         let wish = EnrolMethod::Join(self.joining.clone());
@@ -479,10 +484,11 @@ impl<'a> JoinClient<'a> {
             Some(proxy) => {
                 proxy.connect(&[at], &self.asked.server, TIMEOUT).await.map_err(|e| failed(e.to_string()))
             }
-            None => dial(&[at], TIMEOUT).await.map_err(|e| failed(e.to_string())),
+            None => dial(&[at], TIMEOUT).await.map_err(|e| failed(e.after(&self.asked.server))),
         };
         let accepted =
             timeout(TIMEOUT, TlsConnector::from(tls.load()).connect(self.name.clone(), socket?)).await;
+        let at = self.named(at);
         let accepted = accepted.map_err(|_| failed(format!("{at} did not complete the TLS handshake")))?;
         accepted.map_err(|cause| {
             let (error, name) = (HandshakeError::of(&cause), self.name.to_str());
@@ -490,6 +496,11 @@ impl<'a> JoinClient<'a> {
             let is_named = matches!(error, HandshakeError::Name(_));
             if is_named { JoinAttemptError::Foreign(text) } else { failed(text) }
         })
+    }
+
+    /// Returns an address for an error, which begins with the server that the user named.
+    fn named(&self, at: SocketAddr) -> String {
+        if Target::from(at) == self.asked.server { "it".to_owned() } else { at.to_string() }
     }
 
     /// Returns the addresses of the servers, or of the proxy for them.

@@ -12,6 +12,7 @@ use clap::ValueEnum;
 
 use crate::command::{CommandError, Role};
 use crate::parts;
+use tunnel_base::files;
 
 /// Arguments of `tunnel migrate`.
 #[derive(Debug, Clone, clap::Args)]
@@ -83,11 +84,11 @@ mod yurttunnel {
 }
 
 fn read(from: impl Read) -> io::Result<String> {
-    let mut text = String::new();
-    if from.take(MAX_BYTES + 1).read_to_string(&mut text)? as u64 > MAX_BYTES {
+    let mut content = Vec::new();
+    if from.take(MAX_BYTES + 1).read_to_end(&mut content)? as u64 > MAX_BYTES {
         return Err(io::Error::other("larger than 16 MiB; include only the tunnel's own objects"));
     }
-    Ok(text)
+    files::text(content)
 }
 
 /// Maximum size of one file.

@@ -15,6 +15,7 @@ use crate::parts;
 use crate::server::Server;
 use crate::server::config::ServerConfig;
 use crate::startup::{NotPrepared, Startup, StartupErrorKind};
+use tunnel_base::files;
 use tunnel_net::reload::warn_of_readers;
 
 /// Arguments of `tunnel server` and `tunnel edge`.
@@ -111,7 +112,7 @@ impl Settings {
         variable: fn(&str) -> Option<String>,
         startup: &mut Startup,
     ) -> Result<(Self, ConfigFile, Vec<Warning>), NotPrepared> {
-        let text = std::fs::read_to_string(path).map_err(|cause| {
+        let text = files::read_text(path).map_err(|cause| {
             let first = match (cause.kind(), role) {
                 (io::ErrorKind::NotFound, Role::Server) => "make one with tunnel init, or ",
                 (io::ErrorKind::NotFound, Role::Edge) => {

@@ -13,8 +13,9 @@ use crate::command::status::Table;
 use crate::command::{CommandError, Role, examples};
 use crate::config::Environment;
 use crate::server::config::ServerConfig;
+use tunnel_base::files;
 use tunnel_base::names::NodeName;
-use tunnel_base::policy::tokens::{NodeTokens, RotateError, TokenEntry, finish_rotation, rotate};
+use tunnel_base::policy::tokens::{NodeTokens, RotateError, TokenEntry, finish_rotation, line_name, rotate};
 
 /// Commands of `tunnel token`.
 #[derive(Debug, Clone, Subcommand)]
@@ -38,7 +39,7 @@ pub enum TokenCommand {
 #[derive(Debug, Clone, clap::Args)]
 pub struct RotateArgs {
     /// Node that gets a new token, or `default`.
-    #[arg(value_name = "NODE")]
+    #[arg(value_name = "NODE", value_parser = line_name)]
     pub node: NodeName,
     /// Token file, or the server's config, which names it. [default: the server's config in /etc/tunnel]
     #[arg(long, value_name = "FILE")]
@@ -140,7 +141,7 @@ fn token_file(named: Option<&Path>) -> Result<PathBuf, CommandError> {
 }
 
 fn read(path: &Path) -> Result<String, CommandError> {
-    fs::read_to_string(path).map_err(|cause| {
+    files::read_text(path).map_err(|cause| {
         let text =
             format!("cannot read {}: {cause}; name a token file, or a server's config", path.display());
         CommandError::unusable(text)

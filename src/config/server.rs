@@ -6,7 +6,7 @@ pub mod kubernetes;
 pub mod peers;
 pub mod registry;
 
-use std::net::{Ipv4Addr, SocketAddr};
+use std::net::{Ipv6Addr, SocketAddr};
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -87,7 +87,7 @@ impl Default for LinkListenerConfig {
     /// SuperEdge's port, and the paths of `tunnel init`.
     fn default() -> Self {
         Self {
-            listen: (Ipv4Addr::UNSPECIFIED, 9000).into(),
+            listen: (Ipv6Addr::UNSPECIFIED, 9000).into(),
             proxy_protocol: Networks::default(),
             admin_listen: listen::ADMIN_LISTEN,
             admin_port: AdminPort { is_default: true, sets_level: false },
@@ -116,7 +116,8 @@ pub struct SessionConfig {
     #[serde(with = "Count::<1, MAX_SESSIONS>")]
     pub max_sessions: usize,
     /// Maximum number of concurrent sessions per client; further ones get 503. A client is a user if auth = "basic",
-    /// otherwise an IPv4 address or an IPv6 /64. Default: a quarter of max_sessions.
+    /// otherwise an IPv4 address or an IPv6 /64. A session counts until its last bytes are delivered. Default: a quarter
+    /// of max_sessions.
     #[serde(with = "Count::<1, MAX_SESSIONS>")]
     pub max_per_client: usize,
     /// Timeout for sessions to finish once the server is stopping.

@@ -26,6 +26,7 @@ use crate::config::Secret;
 use crate::config::edge::ServerAddress;
 use crate::edge::link_dialer::avoidance::Avoidance;
 use crate::edge::link_dialer::known_addresses::{KnownAddresses, ResolvedServer};
+use tunnel_base::files;
 use tunnel_base::names::{Host, Instance, NodeName, Target};
 use tunnel_link::grpc::LinkContext;
 use tunnel_link::grpc::dial::{ANSWER_TIMEOUT, LinkDialError};
@@ -291,8 +292,8 @@ impl LinkDialer {
             }
             hint.sort(&mut addresses);
             let socket = dial(&addresses, patience).await.map_err(|why| {
-                let reason = why.reason();
-                failed(reason)(anyhow::anyhow!(messages::no_connection(&why)))
+                let (reason, named) = (why.reason(), Some(&to.at).filter(|_| self.servers.len() > 1));
+                failed(reason)(anyhow::anyhow!(messages::no_connection(&why, named)))
             })?;
             let at = socket.peer_addr().ok();
             Ok((socket, at))
@@ -382,7 +383,7 @@ impl EdgeCertificate {
     pub(crate) async fn tls(&self) -> Option<Arc<ClientConfig>> {
         let Self { file, ca, kept } = self.clone();
         let read = move || {
-            let texts = [&file, &ca].map(|path| std::fs::read(path).unwrap_or_default());
+            let texts = [&file, &ca].map(|path| files::read(path).unwrap_or_default());
             let ends = NotAfter::of(&texts[0]);
             let now = UNIX_EPOCH.elapsed().map_or(0, |now| now.as_secs());
             if ends.is_some_and(|ends| ends.first < now) {

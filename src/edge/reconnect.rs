@@ -15,7 +15,7 @@ use crate::admin::readiness::Readiness;
 use crate::config::Secret;
 use crate::edge::link_dialer::{AddressHint, LinkDialer, NewLink, is_name_taken};
 use crate::edge::{LINK_CONDITION, NODE_NAME_CONDITION, TOKEN_CONDITION};
-use crate::route::{SessionRouter, Uplinks};
+use crate::route::Uplinks;
 use tunnel_base::backoff::{Backoff, MAX_PAUSE};
 use tunnel_base::drain::Drain;
 use tunnel_link::grpc::LinkContext;
@@ -37,7 +37,6 @@ pub(crate) struct Reconnector {
     pub(crate) sessions: Drain,
     pub(crate) readiness: Readiness,
     pub(crate) uplinks: Arc<Uplinks>,
-    pub(crate) route: SessionRouter,
     /// Notified when the edge should dial at once: a replaced link was closed, the network changed, or a certificate
     /// was issued.
     pub(crate) redial: Notify,
@@ -288,7 +287,6 @@ impl Reconnector {
                 offer.refuse(SessionError::new(ErrorCode::Overloaded, "the edge is stopping"));
             }
             Event::Incoming(offer) => self.backend.serve_incoming(offer),
-            Event::Parked(parked) => self.route.spawn_resume(parked, &self.link_context.drain),
             Event::Conflict(_, said) => {
                 self.readiness.note_until(
                     NODE_NAME_CONDITION,
@@ -327,9 +325,7 @@ impl Reconnector {
         }
         self.link_context.metrics.links.closed(link.sender.peer.kind());
         self.link_context.metrics.links_closed.count(why.name());
-        for parked in link.end(why) {
-            self.route.spawn_resume(parked, &self.link_context.drain);
-        }
+        link.end(why);
         info!(link = %link.sender.id, reason = %why, "link has ended");
         let sent_bytes = link.sender.traffic().sent_bytes;
         if matches!(why, LinkEnd::Closed(_)) && self.sent_until_closed.lock().is_limit(sent_bytes) {
@@ -455,10 +451,8 @@ impl Reconnector {
                     // route.
                     let next = self.uplinks.newest(None);
                     let stays = next.is_some_and(|next| next.instance == sender.instance);
-                    let moves = |_: &_, end: Option<_>| stays || end.is_none() || end != sender.instance;
-                    for parked in self.link_context.table.leave(&sender, moves) {
-                        self.route.spawn_resume(parked, &self.link_context.drain);
-                    }
+                    let moves = |end: Option<_>| stays || end.is_none() || end != sender.instance;
+                    self.link_context.table.leave(&sender, None, moves);
                     sender.drain(None);
                 }
                 // The remaining sessions must not wait on a dead link.
@@ -586,9 +580,6 @@ impl Reconnector {
                 }
                 () = sleep(TrafficClassifier::SAMPLE_INTERVAL) => {
                     let sorted = self.link_context.table.classify(busy, sorting);
-                    for parked in sorted.parked {
-                        self.route.spawn_resume(parked, &self.link_context.drain);
-                    }
                     if sorted.bulk > 0 {
                         shared = Instant::now();
                     } else if shared.elapsed() >= UNUSED_TIMEOUT {

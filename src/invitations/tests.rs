@@ -120,7 +120,7 @@ async fn an_invitation_tells_of_the_authority_that_has_signed_and_of_a_name() {
     let all: Vec<_> = rustls_pemfile::certs(&mut certificates.as_bytes()).map(Result::unwrap).collect();
     assert_eq!(invited.code.pin(), ServerCa::pin_of(&all[1]));
     assert_ne!(invited.code.pin(), ServerCa::pin_of(&all[0]));
-    assert_eq!(invited.host.as_deref(), Some("cloud.test"));
+    assert_eq!(invited.host, Some("cloud.test".parse().unwrap()));
 }
 
 #[tokio::test(start_paused = true)]

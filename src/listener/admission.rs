@@ -5,6 +5,7 @@
 
 pub mod basis;
 pub mod destination;
+pub mod heads;
 
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
@@ -18,9 +19,9 @@ use tokio::time::{Instant, timeout};
 use tracing::{Span, debug, field};
 
 use crate::acceptor::DirectDialer;
-use crate::config::{edge, server};
 use crate::listener::admission::basis::{AccessBasis, ClientIdentity};
 use crate::listener::admission::destination::{EdgeRouting, OpenTarget};
+use crate::listener::admission::heads::max_pending;
 use crate::listener::auth::{Login, PasswordChecker};
 use crate::listener::denial::{Denial, new_trace};
 use crate::route::{OpenError, SessionRequest, SessionRouter};
@@ -35,7 +36,6 @@ use tunnel_base::names::{Host, NodeName, Target};
 use tunnel_base::policy::targets::is_off_limits;
 use tunnel_base::policy::zone::Zone;
 use tunnel_base::policy::{CertificateGlob, Networks, Rules, plain};
-use tunnel_base::process::third_of_memory;
 use tunnel_net::accept_loop::{self, AcceptLimits, Accepted, ConnectionHandler, Rejection};
 use tunnel_net::fd_limit;
 use tunnel_net::limiter::{AcquireError, FairLimiter, Limits, Permit, Source};
@@ -85,6 +85,8 @@ pub struct ListenerContext {
     pub grants: Grants,
     /// Limiter of sessions, shared by all listeners of this process.
     pub sessions: FairLimiter<ClientKey>,
+    /// Limiter of connections with a long head, see [`heads::long_heads`].
+    pub long_heads: FairLimiter,
     /// Pool of read buffers.
     pub pool: Pool,
     /// Router that opens sessions.
@@ -217,7 +219,10 @@ impl AccessPolicy {
 }
 
 /// A session opened for a client, with its permit.
-pub type GrantedSession = OpenSession<Permit<ClientKey>>;
+pub type GrantedSession = OpenSession<SessionPermit>;
+
+/// A session permit. The session shares it, and keeps it until its last bytes are delivered.
+pub type SessionPermit = Arc<Permit<ClientKey>>;
 
 /// The outcome of a client's handshake; `C` is its connection.
 #[derive(Debug)]
@@ -273,7 +278,7 @@ where
         (context.metrics.connections_rejected.clone(), context.metrics.refusals.clone());
     context.metrics.sessions.expose(context.listener, &DENIALS);
     let permits = max_pending(context.edge_routing.is_some());
-    let limits = AcceptLimits { permits, proxies, refused, refusals };
+    let limits = AcceptLimits { permits, proxies, refused, refusals, for_operators: false };
     let (drain, context) = (context.drain.clone(), Arc::new(context));
     accept_loop::serve(listener, limits, ProtocolHandler { protocol, context }, drain).await;
 }
@@ -304,9 +309,7 @@ where
                 Ok(()) => return Bytes::new(),
             },
             Rejection::Full => Denial::Busy("too many connections are waiting without a request"),
-            Rejection::OpenFiles => {
-                Denial::Busy("limit of open files reached; raise it (ulimit -Hn, LimitNOFILE)")
-            }
+            Rejection::OpenFiles => Denial::Busy(fd_limit::REACHED),
         };
         let metrics = &self.context.metrics;
         metrics.sessions.refused(self.context.listener, denial.name());
@@ -364,20 +367,6 @@ async fn too_slow(head_done: oneshot::Receiver<()>) {
 /// Timeout for receiving a client's head.
 pub const HEAD_TIME: Duration = Duration::from_secs(10);
 
-/// Maximum length in bytes of a request's or response's head, and of the buffered part of a body.
-pub(crate) const HEAD_BYTES: usize = 64 * 1024;
-
-/// Returns the maximum number of pending connections of a listener: without a head, or not yet past the checks.
-///
-/// Their heads of maximum size must fit into a quarter of the default memory for sessions.
-fn max_pending(at_edge: bool) -> usize {
-    let memory = third_of_memory(if at_edge { edge::MEMORY } else { server::MEMORY }) / 4;
-    fd_limit::at_most(WAITING.min(memory / HEAD_BYTES), 8)
-}
-
-/// Upper bound for pending connections of a listener on any machine: without a head, or not yet past the checks.
-pub(crate) const WAITING: usize = 4096;
-
 // Admission of one client at a listener: checks its request and opens the session.
 
 /// A client's request, as read by the listener.
@@ -422,7 +411,7 @@ pub struct Admission {
     /// Dropped once the head is read.
     head_done: Option<oneshot::Sender<()>>,
     connection_permit: Option<Permit>,
-    session_permit: Option<Permit<ClientKey>>,
+    session_permit: Option<SessionPermit>,
 }
 
 /// A request that has passed all checks. It owns its data, so that it can outlive the [`Admission`].
@@ -559,24 +548,27 @@ impl Admission {
         };
         let listener = self.context.listener;
         (access.user, _) = identity.judge(&policy, listener)?;
-        let mut destination = self.locate(&policy, node, target)?;
+        let user = access.user.clone();
+        let permit = |node: &_, port| policy.authorize(user.as_deref(), from, node, port).is_ok();
+        let mut destination = self.locate(&policy, node, target, permit)?;
         let (node, port) = (destination.node.clone(), destination.target.port);
         access.node = Some(node.clone());
         let policy_now = self.context.policy.clone();
         let basis = AccessBasis { policy: policy_now, listener, from, identity, node, port, direct: None };
         basis.judge()?;
-        let user = access.user.as_deref();
-        let may = |direct: &Target| policy.authorize(user, from, &NodeName::direct(), direct.port).is_ok();
+        let may = |direct: &Target| permit(&NodeName::direct(), direct.port);
         destination.direct = destination.direct.filter(may);
         Ok((destination, basis))
     }
 
-    /// Locates the target. No other function decides this. `node` is the node if the listener knows it.
+    /// Locates the target. No other function decides this. `node` is the node if the listener knows it. An address that
+    /// belongs to no known node may be a node's name, if the client `may` reach that node.
     fn locate(
         &self,
         policy: &AccessPolicy,
         node: Option<NodeName>,
         target: Target,
+        may: impl Fn(&NodeName, u16) -> bool,
     ) -> Result<Destination, Denial> {
         if let Some(edge_routing) = &self.context.edge_routing {
             return edge_routing.locate(target);
@@ -586,25 +578,28 @@ impl Admission {
         if let Some(node) = node {
             return Ok(Destination { all, ..Destination::at(policy.own_name(node), target) });
         }
-        let asked = match &target.host {
-            Host::Ip(_) => target.clone(),
+        let asked = match (&target.host, target.host.node()) {
             // Replace a name in the zone by the node's own name, which the edge knows.
-            Host::Name(name) => {
-                let host = policy.own_name(name.parse()?).as_str().parse()?;
-                Target { host, port: target.port }
+            (Host::Name(_), Some(name)) => {
+                Target { host: policy.own_name(name).as_str().parse()?, port: target.port }
             }
+            _ => target.clone(),
         };
         match self.context.addresses.locate(&asked, rand::random())? {
             Location::Node { node, target, direct } => Ok(Destination { node, target, direct, all }),
             Location::Direct(direct) if matches!(direct.host, Host::Ip(ip) if is_off_limits(ip)) => {
                 Err(Denial::OffLimits(target))
             }
-            Location::Direct(direct) if self.context.direct_dialer(direct.port, all).is_none() => {
-                Err(Denial::NoNode(target))
-            }
             Location::Direct(direct) => {
-                let node = NodeName::direct();
-                Ok(Destination { node, target: direct.clone(), direct: Some(direct), all })
+                let named = self.context.route.node_named_by_address(&asked.host);
+                let (node, target) = match named.filter(|node| may(node, target.port)) {
+                    Some(node) => (node.clone(), node.target(target.port)),
+                    None if self.context.direct_dialer(direct.port, all).is_none() => {
+                        return Err(Denial::NoNode(target));
+                    }
+                    None => (NodeName::direct(), direct.clone()),
+                };
+                Ok(Destination { node, target, direct: Some(direct), all })
             }
         }
     }
@@ -635,6 +630,7 @@ impl Destination {
         context: &ListenerContext,
         category: Category,
         access: &AccessLogEntry,
+        permit: &SessionPermit,
     ) -> Option<SessionRequest> {
         let node = match &context.edge_routing {
             None if self.node == NodeName::direct() => return None,
@@ -646,8 +642,14 @@ impl Destination {
             Some(user) => format!("{user}@{}", access.client),
             None => access.client.clone(),
         };
-        let target = self.target.clone();
-        Some(SessionRequest { node, target, category, client, listener: access.listener })
+        Some(SessionRequest {
+            node,
+            target: self.target.clone(),
+            category,
+            client,
+            listener: access.listener,
+            permit: Some(permit.clone()),
+        })
     }
 }
 
@@ -691,18 +693,22 @@ impl AuthorizedRequest {
     async fn open_with(
         self,
         connection_permit: &mut Option<Permit>,
-        session_permit: &mut Option<Permit<ClientKey>>,
+        session_permit: &mut Option<SessionPermit>,
     ) -> Result<GrantedSession, DeniedRequest> {
         let Self { context, category, from, basis, destination, mut access } = self;
         let key = ClientKey::of(access.user.as_deref(), from.ip());
-        let permit = match context.sessions.try_acquire(&key) {
-            Ok(permit) => permit,
+        let mut permit = context.sessions.try_acquire(&key);
+        if permit.as_ref().is_err_and(|full| *full == AcquireError::Total) && context.route.evict_orphan() {
+            permit = context.sessions.try_acquire(&key);
+        }
+        let permit = match permit {
+            Ok(permit) => Arc::new(permit),
             Err(full) => return Err(DeniedRequest::new(context.no_permit(full), access, &context, from)),
         };
         // Opening may take long; a client that has passed the checks must not keep others from connecting meanwhile.
         *connection_permit = None;
         let started = Instant::now();
-        let opened = match destination.session_request(&context, category, &access) {
+        let opened = match destination.session_request(&context, category, &access, &permit) {
             None => destination.dial(&context).await,
             Some(request) => match context.route.open(request).await {
                 Ok(session) => Ok(OpenTarget { stream: session.into(), right: None }),

@@ -9,7 +9,8 @@ use tracing::{Span, info};
 
 use crate::config::server::{Tls, TlsVersion};
 use crate::listener::admission::basis::ClientIdentity;
-use crate::listener::admission::{Admission, HandshakeOutcome, ListenerProtocol, WAITING};
+use crate::listener::admission::heads::WAITING;
+use crate::listener::admission::{Admission, HandshakeOutcome, ListenerProtocol};
 use crate::listener::denial::Denial;
 use crate::listener::{FileKind, ListenerFile, ListenerSetup};
 use crate::session_io::copy::close_gracefully;

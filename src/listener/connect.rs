@@ -11,7 +11,7 @@ use std::task::{Context, Poll, ready};
 use bytes::Bytes;
 use http::header::{CONTENT_LENGTH, HeaderValue, TRANSFER_ENCODING};
 use http::request::Parts;
-use http::{HeaderMap, Method, Request, Response, Version};
+use http::{HeaderMap, Method, Request, Response, StatusCode, Version};
 use http_body_util::Empty;
 use hyper::body::Incoming;
 use hyper::server::conn::http1;
@@ -24,9 +24,11 @@ use tracing::{Span, field, info_span, warn};
 
 use crate::config::listen::{self, AccessConfig, AuthMethods};
 use crate::config::value;
+use crate::listener::admission::heads::{HEAD_BYTES, HEAD_FIELDS};
 use crate::listener::admission::{Admission, HandshakeOutcome, ListenerProtocol, OpenRequest};
 use crate::listener::denial::{
-    Denial, NO_SSH, SSH, header_failure, new_trace, reject_http2, reject_ssh, trace_of, written,
+    Denial, NO_SSH, SSH, automatic_response, bad_head, header_failure, new_trace, reject_http2, reject_ssh,
+    trace_of, written,
 };
 use crate::listener::{BoundListener, ListenerConfig, ListenerKind, ListenerSetup, ListenerTables};
 use crate::startup::NotPrepared;
@@ -138,10 +140,18 @@ impl<C: Connection + 'static> ListenerProtocol<C> for Connect {
 pub(crate) async fn serve<C: Connection>(socket: C, admission: &mut Admission) -> HandshakeOutcome<C> {
     let ConnectHead { version, trace, request, mut socket, buffered } = match read_head(socket).await {
         Ok(head) => head,
-        Err((reason, socket)) => {
+        Err(BadHead { reason, mut socket, rejected }) => {
             let refusals = &admission.context().metrics.refusals;
             if reason == SSH && refusals.may_log(SSH, admission.from().ip()) {
                 warn!(hint = NO_SSH, "ssh client connected without a proxy command");
+            }
+            if let Some(status) = rejected
+                && let Err(denied) =
+                    admission.open(Err(bad_head(status, HEAD_BYTES, HEAD_FIELDS)), new_trace()).await
+            {
+                let answer = written(Version::HTTP_11, &denied.denial.answer(denied.trusted, &denied.trace));
+                // A client that has disconnected gets no reason.
+                let _ = socket.write_all(&answer).await.and(socket.flush().await);
             }
             return HandshakeOutcome::Failed { reason, socket: Some(socket) };
         }
@@ -174,9 +184,18 @@ struct ConnectHead<C> {
     buffered: Bytes,
 }
 
-/// Reads a head with hyper, then takes the stream back before hyper does anything else. hyper responds to a malformed
-/// head with 400 or 431. That response is held back, because hyper gives no reason for a malformed target.
-async fn read_head<C: Connection>(socket: C) -> Result<ConnectHead<C>, (&'static str, C)> {
+/// A connection without a valid head.
+struct BadHead<C> {
+    /// A fixed label for metrics.
+    reason: &'static str,
+    socket: C,
+    /// The status of the response, if the client gets one.
+    rejected: Option<StatusCode>,
+}
+
+/// Reads a head with hyper, then takes the stream back before hyper does anything else. hyper's own response to a
+/// malformed head is withheld, because it has no reason.
+async fn read_head<C: Connection>(socket: C) -> Result<ConnectHead<C>, BadHead<C>> {
     let taken = Mutex::new(None);
     let take = |request: Request<Incoming>| -> Pending<Result<Response<Empty<Bytes>>, Infallible>> {
         *taken.lock() = Some(request);
@@ -197,24 +216,24 @@ async fn read_head<C: Connection>(socket: C) -> Result<ConnectHead<C>, (&'static
     let parts = connection.into_parts();
     let ((Hooked { io: mut socket, hook: ReadBytes(read) }, response), buffered) =
         (parts.io.into_inner().into_inner(), parts.read_buf);
+    let rejected = automatic_response(&response);
     match (ended, request) {
         (_, Some(request)) => {
             let head = request.into_parts().0;
             let (version, trace) = (head.version, trace_of(&head.headers));
             Ok(ConnectHead { version, trace, request: parse(head), socket, buffered })
         }
-        (Ok(()), None) => Err(("header_missing", socket)),
-        (Err(_), None) if reject_ssh(&mut socket, &read).await => Err((SSH, socket)),
+        (Ok(()), None) => Err(BadHead { reason: "header_missing", socket, rejected }),
+        (Err(_), None) if reject_ssh(&mut socket, &read).await => {
+            Err(BadHead { reason: SSH, socket, rejected: None })
+        }
         (Err(error), None) => {
             if let Some((version, wrong)) = malformed_target(&read) {
                 let (trace, request) = (new_trace(), Err(wrong.into()));
                 return Ok(ConnectHead { version, trace, request, socket, buffered: Bytes::new() });
             }
             reject_http2(&mut socket, &read).await;
-            // If the client has disconnected, nobody reads it.
-            let _ = socket.write_all(&response).await;
-            let _ = socket.flush().await;
-            Err((header_failure(&error), socket))
+            Err(BadHead { reason: header_failure(&error), socket, rejected })
         }
     }
 }
@@ -254,7 +273,12 @@ fn malformed_target(head: &[u8]) -> Option<(Version, NameError)> {
 /// Returns hyper's server config. Connections are not reused.
 fn server() -> http1::Builder {
     let mut server = http1::Builder::new();
-    server.max_buf_size(HEAD_BYTES).half_close(true).auto_date_header(false);
+    server
+        .max_headers(HEAD_FIELDS)
+        .max_header_size(HEAD_BYTES)
+        .max_buf_size(HEAD_BYTES)
+        .half_close(true)
+        .auto_date_header(false);
     server
 }
 
@@ -262,10 +286,6 @@ fn server() -> http1::Builder {
 fn established(version: Version) -> Bytes {
     format!("{version:?} 200 Connection established\r\n\r\n").into()
 }
-
-/// Maximum length of a head in bytes; hyper responds with 431 to longer ones. Usual heads have a line or two, including
-/// credentials.
-const HEAD_BYTES: usize = 16 * 1024;
 
 // Converts the head of a CONNECT request into an open request.
 

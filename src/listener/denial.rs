@@ -30,6 +30,17 @@ pub enum Denial {
     /// The CONNECT request announces a body.
     #[error("CONNECT must not have a body; leave out Content-Length and Transfer-Encoding")]
     Body,
+    /// The request's head exceeds one of these limits.
+    #[error("the request's head is too long: at most {kib} KiB and {fields} header fields are accepted")]
+    HeadTooLong {
+        /// Maximum length in KiB.
+        kib: usize,
+        /// Maximum number of header fields.
+        fields: usize,
+    },
+    /// The request's URL is longer than the HTTP library can represent.
+    #[error("the request's URL is too long: at most 65534 bytes are accepted")]
+    UrlTooLong,
     /// The HTTP request is not forwarded, because it is malformed or ambiguous.
     #[error("bad request: {0}")]
     Request(&'static str),
@@ -156,6 +167,27 @@ impl Denial {
     fn body(&self, trusted: bool, trace: &str) -> String {
         format!("{}\ntrace: {trace}\nhint: {}\n", self.sentence(trusted), self.next_step())
     }
+}
+
+/// Returns the denial for a head to which hyper would respond with this status. `bytes` and `fields` are the limits that
+/// applied.
+pub(super) fn bad_head(status: StatusCode, bytes: usize, fields: usize) -> Denial {
+    match status {
+        StatusCode::URI_TOO_LONG => Denial::UrlTooLong,
+        StatusCode::REQUEST_HEADER_FIELDS_TOO_LARGE => Denial::HeadTooLong { kib: bytes / 1024, fields },
+        _ => Denial::Request(
+            "the request line or a header field is invalid; an IPv6 address needs brackets: [fd00::1]:22",
+        ),
+    }
+}
+
+/// Returns the status of a response that hyper itself sends if it cannot parse a head. It has no text.
+pub(super) fn automatic_response(bytes: &[u8]) -> Option<StatusCode> {
+    let status = bytes.strip_prefix(b"HTTP/1.1 ")?.get(..3)?;
+    let statuses =
+        [StatusCode::BAD_REQUEST, StatusCode::URI_TOO_LONG, StatusCode::REQUEST_HEADER_FIELDS_TOO_LARGE];
+    let is_whole = bytes.ends_with(b"content-length: 0\r\n\r\n");
+    statuses.into_iter().find(|is| is_whole && is.as_str().as_bytes() == status)
 }
 
 /// Returns a fixed metrics label for hyper's failure to read a request head.
@@ -309,6 +341,16 @@ impl Denial {
                 "use this port as a proxy for CONNECT, as ssh and curl -p do",
             ),
             Self::Body => (S::BAD_REQUEST, "body", "leave out Content-Length and Transfer-Encoding"),
+            Self::HeadTooLong { .. } => (
+                S::REQUEST_HEADER_FIELDS_TOO_LARGE,
+                "head_too_long",
+                "send fewer or shorter header fields, such as cookies",
+            ),
+            Self::UrlTooLong => (
+                S::URI_TOO_LONG,
+                "url_too_long",
+                "shorten the URL, or use CONNECT or mode = \"passthrough\" of [server.https], which have no such limit",
+            ),
             Self::Request(_) => {
                 (S::BAD_REQUEST, "bad_request", "check what the client, or a proxy in between, sends")
             }
@@ -409,7 +451,8 @@ fn refused(refusal: &SessionError) -> (StatusCode, &'static str, &'static str) {
         ),
         ErrorCode::Overloaded => (
             StatusCode::SERVICE_UNAVAILABLE,
-            "try again in a moment, or raise [edge.session] buffer_memory in that node's config",
+            "try again in a moment, or raise the limit of that node's edge: [edge.session] buffer_memory in its config, or its \
+             open files (LimitNOFILE)",
         ),
         ErrorCode::NodeNotConnected => (
             StatusCode::BAD_GATEWAY,

@@ -27,7 +27,7 @@ struct EgressKeys {
     /// start and removed at exit. With a socket, cert, key, client_ca, names, proxy_protocol, auth, users and
     /// allow_from are errors. Required.
     ///
-    /// Required: `"0.0.0.0:8000"`
+    /// Required: `"[::]:8000"`
     listen: Option<ListenAddress>,
     /// File (PEM) of the certificate chain presented to clients, leaf first. Re-read when it changes.
     #[serde(deserialize_with = "value::file")]

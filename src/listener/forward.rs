@@ -3,6 +3,7 @@
 //! A session belongs to one client connection, so that access logs, rules and identities remain exact. It is reused for
 //! following requests with the same route. Bodies are streamed; after an upgrade both streams carry raw bytes.
 
+pub mod long_url;
 pub mod message;
 pub mod upstream;
 
@@ -15,6 +16,7 @@ use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
 use bytes::Bytes;
+use futures_util::FutureExt as _;
 use http::header::{CONNECTION, UPGRADE};
 use http::request::Parts;
 use http::{HeaderValue, Method, Request, Response, StatusCode, Version};
@@ -26,21 +28,25 @@ use hyper::server::conn::http1;
 use hyper::service::service_fn;
 use hyper_util::rt::TokioIo;
 use parking_lot::Mutex;
-use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
-use tokio::time::{Instant, sleep_until};
+use tokio::io::{AsyncRead, AsyncWrite, AsyncWriteExt as _, ReadBuf};
+use tokio::time::{Instant, sleep_until, timeout, timeout_at};
 use tokio_rustls::rustls::ClientConfig;
 use tracing::debug;
 
+use crate::listener::admission::heads::{HEAD_BYTES, HEAD_FIELDS, LONG_HEAD_BYTES, LONG_HEAD_FIELDS};
 use crate::listener::admission::{
-    Admission, DeniedRequest, GrantedSession, HEAD_BYTES, HEAD_TIME, HandshakeOutcome, ListenerContext,
+    Admission, DeniedRequest, GrantedSession, HEAD_TIME, HandshakeOutcome, ListenerContext,
 };
-use crate::listener::denial::{Denial, header_failure, reject_http2};
+use crate::listener::denial::{Denial, automatic_response, bad_head, header_failure, reject_http2, written};
+use crate::listener::forward::long_url::shorten;
 use crate::listener::forward::message::{ContinueGate, RequestBody, ResponseBody, ResponseSource};
 use crate::listener::forward::upstream::{InformationalLimit, Upstream, UpstreamError};
 use crate::listener::requests::{ParseRequest, RequestRoute, RequestRouter};
-use crate::session_io::copy::wait_acknowledged;
+use crate::session_io::copy::{PAUSE, wait_acknowledged};
 use tunnel_base::drain::Drain;
-use tunnel_base::metrics::{InFlightGuard, InFlightRequests, Metrics};
+use tunnel_base::metrics::{InFlightGuard, InFlightRequests};
+use tunnel_net::keepalive::LossDetector;
+use tunnel_net::limiter::Source;
 use tunnel_net::reload::Reload;
 use tunnel_net::socket::{Connection, Socket};
 
@@ -56,14 +62,53 @@ pub(crate) async fn forward<C: Connection>(
     parse: &ParseRequest<'_>,
 ) -> HandshakeOutcome<C> {
     socket.set_reset_on_drop(true);
-    let context = Arc::clone(admission.context());
+    let (context, source) = (Arc::clone(admission.context()), Source::of(admission.from().ip()));
     let clock = Arc::new(IdleTimer::new());
     let router = RequestRouter::new(admission, tls, parse);
-    let exchange = Exchange::new(router, Arc::clone(&clock), &context.metrics, &context.drain);
-    let io = TokioIo::new(ClientIo::new(socket, Arc::clone(&clock)));
+    let exchange = Exchange::new(router, Arc::clone(&clock), &context, source);
+    let io = ClientIo::new(socket, Arc::clone(&clock));
+    let mut served = serve(io, server(), &exchange, &context.drain).await;
+    if served.rejected == Some(StatusCode::REQUEST_HEADER_FIELDS_TOO_LARGE) {
+        // Most heads are short, so the connection of a long one is parsed again, with more memory, and not reused.
+        match context.long_heads.try_acquire(&source) {
+            Ok(_permit) => {
+                let Served { mut socket, buffered, .. } = served;
+                let until = clock.deadline(false).map_or_else(Instant::now, Deadline::at);
+                let Ok(Ok((ahead, url_end))) = timeout_at(until, shorten(&mut socket, buffered)).await else {
+                    return HandshakeOutcome::Failed { reason: "header_timeout", socket: Some(socket) };
+                };
+                *exchange.url_end.lock() = url_end;
+                let io = ClientIo { ahead, ..ClientIo::new(socket, clock) };
+                served = serve(io, long_server(), &exchange, &context.drain).await;
+                let limits = (LONG_HEAD_BYTES, LONG_HEAD_FIELDS);
+                return finish(served, exchange, limits, &context).await;
+            }
+            Err(_) => return refuse(served, exchange, Denial::Busy(TOO_MANY_LONG_HEADS)).await,
+        }
+    }
+    finish(served, exchange, (HEAD_BYTES, HEAD_FIELDS), &context).await
+}
+
+/// A client's connection that is no longer served, with the unread bytes.
+struct Served<C> {
+    ended: ServeEnd,
+    socket: C,
+    buffered: Bytes,
+    /// The status of hyper's own response to the last head, which was withheld.
+    rejected: Option<StatusCode>,
+}
+
+/// Serves requests with one configuration of hyper's server.
+async fn serve<C: Connection>(
+    io: ClientIo<C>,
+    server: http1::Builder,
+    exchange: &Exchange<'_>,
+    drain: &Drain,
+) -> Served<C> {
+    let clock = Arc::clone(&io.clock);
     let answer = |request| -> Answering<'_> { Box::pin(exchange.answer(request)) };
-    let mut connection = server().serve_connection(io, service_fn(answer));
-    let mut draining = pin!(context.drain.draining());
+    let mut connection = server.serve_connection(TokioIo::new(io), service_fn(answer));
+    let mut draining = pin!(drain.draining());
     let mut silence = pin!(sleep_until(Instant::now()));
     let mut leaving = false;
     let ended = poll_fn(|cx| {
@@ -77,6 +122,9 @@ pub(crate) async fn forward<C: Connection>(
         }
         if let Poll::Ready(ended) = served {
             return Poll::Ready(ServeEnd::Hyper(ended));
+        }
+        if clock.is_lost() {
+            return Poll::Ready(ServeEnd::Gone);
         }
         let Some(deadline) = clock.deadline(leaving) else { return Poll::Pending };
         if silence.deadline() != deadline.at() {
@@ -96,21 +144,27 @@ pub(crate) async fn forward<C: Connection>(
     })
     .await;
     let parts = connection.into_parts();
-    let (socket, buffered) = parts.io.into_inner().into_parts(parts.read_buf);
-    finish(ended, socket, buffered, exchange.end(), &context).await
+    let io = parts.io.into_inner();
+    let rejected = io.rejected;
+    let (socket, buffered) = io.into_parts(parts.read_buf);
+    Served { ended, socket, buffered, rejected }
 }
 
 type Answering<'a> = Pin<Box<dyn Future<Output = Result<Response<ResponseBody>, Infallible>> + Send + 'a>>;
 
-/// Returns the outcome of serving a client, with its connection if that is still open.
+/// Returns the outcome of serving a client, with its connection if that is still open. `limits` are those of a head:
+/// bytes, and fields.
 async fn finish<C: Connection>(
-    ended: ServeEnd,
-    mut socket: C,
-    buffered: Bytes,
-    switched: Option<GrantedSession>,
+    served: Served<C>,
+    exchange: Exchange<'_>,
+    limits: (usize, usize),
     context: &ListenerContext,
 ) -> HandshakeOutcome<C> {
-    let error = match (ended, switched) {
+    if let Some(status) = served.rejected {
+        return refuse(served, exchange, bad_head(status, limits.0, limits.1)).await;
+    }
+    let Served { ended, mut socket, buffered, .. } = served;
+    let error = match (ended, exchange.end()) {
         (ServeEnd::Hyper(Ok(())), Some(session)) => {
             return HandshakeOutcome::Opened { session, socket, buffered };
         }
@@ -144,6 +198,26 @@ async fn finish<C: Connection>(
     }
 }
 
+/// Responds to a head that cannot be parsed.
+async fn refuse<C: Connection>(
+    served: Served<C>,
+    exchange: Exchange<'_>,
+    denial: Denial,
+) -> HandshakeOutcome<C> {
+    let Served { ended, mut socket, .. } = served;
+    let reason = match &ended {
+        ServeEnd::Hyper(Err(error)) => header_failure(error),
+        _ => "reset",
+    };
+    let DeniedRequest { denial, trusted, trace } = exchange.router.lock().await.deny(denial).await;
+    exchange.end();
+    let answer = written(Version::HTTP_11, &denial.answer(trusted, &trace));
+    socket.set_reset_on_drop(false);
+    let sent = async { socket.write_all(&answer).await.is_ok() && socket.flush().await.is_ok() };
+    let socket = if timeout(HEAD_TIME, sent).await == Ok(true) { Some(socket) } else { None };
+    HandshakeOutcome::Failed { reason, socket }
+}
+
 /// The reason why serving a client ended.
 enum ServeEnd {
     /// hyper returned this result.
@@ -158,12 +232,26 @@ fn server() -> http1::Builder {
     let mut server = http1::Builder::new();
     server
         .preserve_header_case(true)
+        .max_headers(HEAD_FIELDS)
         .max_header_size(HEAD_BYTES)
         .max_buf_size(HEAD_BYTES)
         .auto_date_header(false)
         .half_close(true);
     server
 }
+
+/// Returns the configuration for one request with a long head.
+fn long_server() -> http1::Builder {
+    let mut server = server();
+    server
+        .max_headers(LONG_HEAD_FIELDS)
+        .max_header_size(LONG_HEAD_BYTES)
+        .max_buf_size(LONG_HEAD_BYTES)
+        .keep_alive(false);
+    server
+}
+
+const TOO_MANY_LONG_HEADS: &str = "too many requests and responses with long heads at once";
 
 // A client's requests: each is forwarded to the target, and its response back, before the next.
 
@@ -175,18 +263,21 @@ pub(crate) struct Exchange<'a> {
     switched: Mutex<Option<GrantedSession>>,
     clock: Arc<IdleTimer>,
     requests: InFlightRequests,
+    /// The end of the next request's URL, if hyper cannot represent all of it.
+    url_end: Mutex<Option<Bytes>>,
 }
 
 impl<'a> Exchange<'a> {
     pub(crate) fn new(
         router: RequestRouter<'a>,
         clock: Arc<IdleTimer>,
-        metrics: &Metrics,
-        drain: &Drain,
+        context: &ListenerContext,
+        source: Source,
     ) -> Self {
-        let upstream = Upstream::new(metrics, drain);
-        let (router, requests) = (tokio::sync::Mutex::new(router), metrics.requests.clone());
-        Self { router, upstream, switched: Mutex::new(None), clock, requests }
+        let upstream = Upstream::new(context, source);
+        let (router, requests) = (tokio::sync::Mutex::new(router), context.metrics.requests.clone());
+        let (switched, url_end) = (Mutex::new(None), Mutex::new(None));
+        Self { router, upstream, switched, clock, requests, url_end }
     }
 
     /// Drives the session, and notifies the router once a response is complete. Must be called after each poll of
@@ -254,11 +345,15 @@ impl<'a> Exchange<'a> {
         let mut request =
             Request::from_parts(head, RequestBody::new(body, Arc::clone(&self.clock), wanted.clone()));
         let informational = Arc::new(InformationalLimit::default());
-        let (counted, awaited) = (Arc::clone(&informational), wanted.clone());
+        let (counted, gate) = (Arc::clone(&informational), wanted.clone());
+        let clock = (version == Version::HTTP_11).then(|| Arc::clone(&self.clock));
         hyper::ext::on_informational(&mut request, move |answer| {
             counted.count();
-            if let Some(wanted) = awaited.as_ref().filter(|_| answer.status() == StatusCode::CONTINUE) {
-                wanted.go_on();
+            match answer.status() {
+                StatusCode::CONTINUE => gate.iter().for_each(|wanted| wanted.go_on()),
+                status => {
+                    clock.iter().for_each(|clock| clock.interim(&message::interim(status, answer.headers())));
+                }
             }
         });
         let (sender, answer) = self.send(&mut router, &route, request, &informational).await?;
@@ -291,9 +386,14 @@ impl<'a> Exchange<'a> {
         router: &mut RequestRouter<'a>,
         route: &RequestRoute,
         mut request: Request<RequestBody>,
-        informational: &InformationalLimit,
+        informational: &Arc<InformationalLimit>,
     ) -> Result<(SendRequest<RequestBody>, Response<Incoming>), DeniedRequest> {
+        let url_end = self.url_end.lock().take();
         let mut kept = self.upstream.reuse(route).await;
+        if url_end.is_some() {
+            kept = None;
+            self.upstream.close();
+        }
         loop {
             let again = kept.as_ref().and_then(|_| self.repeatable(&request));
             let fresh = kept.is_none();
@@ -301,7 +401,7 @@ impl<'a> Exchange<'a> {
                 Some(sender) => sender,
                 None => {
                     let opened = router.open(route).await?;
-                    let started = self.upstream.start(opened).await;
+                    let started = self.upstream.start(opened, url_end.clone()).await;
                     started.map_err(|error| router.failed(Denial::UpstreamFailed(error.to_string())))?
                 }
             };
@@ -325,6 +425,7 @@ impl<'a> Exchange<'a> {
                     Denial::Request("the body ends early, or its chunked coding is invalid")
                 }
                 Err(UpstreamError::Timeout(why)) => Denial::UpstreamTimeout(why),
+                Err(UpstreamError::Busy) => Denial::Busy(TOO_MANY_LONG_HEADS),
                 Err(UpstreamError::Target(why)) => Denial::UpstreamFailed(why),
             };
             return Err(router.failed(denial));
@@ -386,11 +487,26 @@ pub(crate) struct ClientIo<C> {
     ahead: Bytes,
     /// Whether the client may still be reading, once it has closed its write half.
     ended: Option<bool>,
+    loss: LossDetector,
+    /// The status of hyper's own response to a head that it cannot parse. It is withheld, because it has no text.
+    rejected: Option<StatusCode>,
+    /// Whether a part of the last write is still to be written, so that nothing may come between.
+    is_within_write: bool,
+    /// The rest of an interim response that was written in part.
+    interim: Vec<u8>,
 }
 
 impl<C: Connection> ClientIo<C> {
     pub(crate) fn new(io: C, clock: Arc<IdleTimer>) -> Self {
-        Self { io, clock, ahead: Bytes::new(), ended: None }
+        let (ahead, interim, loss) = (Bytes::new(), Vec::new(), LossDetector::default());
+        Self { io, clock, ahead, ended: None, loss, rejected: None, is_within_write: false, interim }
+    }
+
+    /// Returns true for hyper's own response to a bad head, and records its status.
+    fn withholds(&mut self, bytes: &[u8]) -> bool {
+        let status = if self.clock.is_in_head() { automatic_response(bytes) } else { None };
+        self.rejected = self.rejected.or(status);
+        status.is_some()
     }
 
     /// Returns the connection, and the bytes read from it: `buffered`, followed by those read ahead.
@@ -399,19 +515,57 @@ impl<C: Connection> ClientIo<C> {
         (self.io, buffered)
     }
 
-    /// Records a pending write as progress: the client is slow but connected, otherwise its system would reset.
-    fn note(&self, written: Poll<io::Result<usize>>) -> Poll<io::Result<usize>> {
+    /// Records the outcome of a write of `length` bytes. A pending write is progress: the client is slow, but it is
+    /// connected unless it is noticed as lost.
+    fn note(
+        &mut self,
+        written: Poll<io::Result<usize>>,
+        length: usize,
+        cx: &mut Context<'_>,
+    ) -> Poll<io::Result<usize>> {
+        self.loss.on_write();
         if written.is_pending() {
             self.clock.passed();
+            self.check(cx);
         }
+        self.is_within_write = !matches!(&written, Poll::Ready(Ok(count)) if *count == length);
         written
+    }
+
+    /// Checks whether the client is lost. hyper flushes or writes each time it is polled, and may read nothing for long.
+    fn check(&mut self, cx: &mut Context<'_>) {
+        let Self { io, loss, .. } = self;
+        if loss.poll(cx, io.tcp(), || io.gone().now_or_never().is_some()).is_ready() {
+            self.clock.lost();
+        }
+    }
+
+    fn poll_read_io(&mut self, cx: &mut Context<'_>, out: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
+        let read = Pin::new(&mut self.io).poll_read(cx, out);
+        self.loss.on_read(&read);
+        read
+    }
+
+    /// Writes the target's interim responses, unless hyper is in the middle of a write.
+    fn poll_interim(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        if self.interim.is_empty() && !self.is_within_write {
+            self.interim = self.clock.take_interim();
+        }
+        while !self.interim.is_empty() {
+            let written = Pin::new(&mut self.io).poll_write(cx, &self.interim);
+            match ready!(self.note(written, self.interim.len(), cx))? {
+                0 => return Poll::Ready(Err(io::ErrorKind::WriteZero.into())),
+                count => drop(self.interim.drain(..count)),
+            }
+        }
+        Poll::Ready(Ok(()))
     }
 
     fn watch(&mut self, cx: &mut Context<'_>) {
         let mut space = [0; AHEAD];
         let mut room = ReadBuf::new(&mut space);
         if self.ended.is_none()
-            && let Poll::Ready(read) = Pin::new(&mut self.io).poll_read(cx, &mut room)
+            && let Poll::Ready(read) = self.poll_read_io(cx, &mut room)
         {
             self.ahead = Bytes::copy_from_slice(room.filled());
             self.ended = self.ahead.is_empty().then(|| read.is_ok() && self.io.may_half_close());
@@ -430,7 +584,7 @@ impl<C: Connection> AsyncRead for ClientIo<C> {
     ) -> Poll<io::Result<()>> {
         let before = out.filled().len();
         if self.ahead.is_empty() {
-            ready!(Pin::new(&mut self.io).poll_read(cx, out))?;
+            ready!(self.poll_read_io(cx, out))?;
         } else {
             let fits = self.ahead.len().min(out.remaining());
             out.put_slice(&self.ahead.split_to(fits));
@@ -444,8 +598,12 @@ impl<C: Connection> AsyncRead for ClientIo<C> {
 
 impl<C: Connection> AsyncWrite for ClientIo<C> {
     fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
+        if self.withholds(bytes) {
+            return Poll::Ready(Ok(bytes.len()));
+        }
+        ready!(self.poll_interim(cx))?;
         let written = Pin::new(&mut self.io).poll_write(cx, bytes);
-        self.note(written)
+        self.note(written, bytes.len(), cx)
     }
 
     fn poll_write_vectored(
@@ -453,8 +611,14 @@ impl<C: Connection> AsyncWrite for ClientIo<C> {
         cx: &mut Context<'_>,
         pieces: &[io::IoSlice<'_>],
     ) -> Poll<io::Result<usize>> {
+        if let [only] = pieces
+            && self.withholds(only)
+        {
+            return Poll::Ready(Ok(only.len()));
+        }
+        ready!(self.poll_interim(cx))?;
         let written = Pin::new(&mut self.io).poll_write_vectored(cx, pieces);
-        self.note(written)
+        self.note(written, pieces.iter().map(|piece| piece.len()).sum(), cx)
     }
 
     fn is_write_vectored(&self) -> bool {
@@ -465,6 +629,8 @@ impl<C: Connection> AsyncWrite for ClientIo<C> {
         if self.clock.is_answering() && self.ahead.is_empty() {
             self.watch(cx);
         }
+        self.check(cx);
+        ready!(self.poll_interim(cx))?;
         Pin::new(&mut self.io).poll_flush(cx)
     }
 
@@ -486,10 +652,14 @@ pub(crate) struct IdleTimer(Mutex<Inner>);
 #[derive(Debug)]
 struct Inner {
     phase: ClientPhase,
-    /// Whether a request's body has ended since the last check.
+    /// Whether hyper's server must be polled: a request's body has ended, or an interim response was added.
     asked: bool,
     /// Whether a response was completed since the last check.
     answered: bool,
+    /// Whether the client has disconnected or vanished.
+    lost: bool,
+    /// Interim responses of the target that are not written yet; at most [`MAX_INTERIM`] bytes.
+    interim: Vec<u8>,
 }
 
 /// The phase of a client's connection, which decides its next [`Deadline`].
@@ -521,7 +691,9 @@ pub(crate) enum Deadline {
 impl IdleTimer {
     /// Creates the timer of a new client, which must send a request.
     pub(crate) fn new() -> Self {
-        Self(Mutex::new(Inner { phase: ClientPhase::Head(Instant::now()), asked: false, answered: false }))
+        let phase = ClientPhase::Head(Instant::now());
+        let interim = Vec::new();
+        Self(Mutex::new(Inner { phase, asked: false, answered: false, lost: false, interim }))
     }
 
     /// Records that a head is complete and whether a body follows.
@@ -551,14 +723,46 @@ impl IdleTimer {
         matches!(self.0.lock().phase, ClientPhase::Responding(_))
     }
 
-    /// Returns true if a request's body has ended since the last call.
+    /// Adds an interim response for the client, and has hyper's server polled to write it. It is dropped if the client
+    /// does not read the earlier ones.
+    pub(crate) fn interim(&self, response: &[u8]) {
+        let mut inner = self.0.lock();
+        if inner.interim.len() + response.len() <= MAX_INTERIM {
+            inner.interim.extend_from_slice(response);
+            inner.asked = true;
+        }
+    }
+
+    /// Takes the interim responses to write.
+    pub(crate) fn take_interim(&self) -> Vec<u8> {
+        std::mem::take(&mut self.0.lock().interim)
+    }
+
+    /// Returns true while a head is expected.
+    pub(crate) fn is_in_head(&self) -> bool {
+        matches!(self.0.lock().phase, ClientPhase::Head(_))
+    }
+
+    /// Returns true if a request's body has ended, or an interim response was added, since the last call.
     pub(crate) fn take_asked(&self) -> bool {
         std::mem::take(&mut self.0.lock().asked)
     }
 
     /// Records that a response is complete.
     pub(crate) fn idle(&self) {
-        *self.0.lock() = Inner { phase: ClientPhase::Idle(Instant::now()), asked: false, answered: true };
+        let mut inner = self.0.lock();
+        inner.phase = ClientPhase::Idle(Instant::now());
+        (inner.asked, inner.answered) = (false, true);
+    }
+
+    /// Records that the client has disconnected or vanished.
+    pub(crate) fn lost(&self) {
+        self.0.lock().lost = true;
+    }
+
+    /// Returns true if the client has disconnected or vanished.
+    pub(crate) fn is_lost(&self) -> bool {
+        self.0.lock().lost
     }
 
     /// Returns true if a response was completed since the last call.
@@ -572,7 +776,8 @@ impl IdleTimer {
             ClientPhase::Head(since) => Some(Deadline::Head(since + HEAD_TIME)),
             ClientPhase::ReadingBody(since) => since.map(|since| Deadline::Body(since + BODY_TIME)),
             ClientPhase::Responding(until) => until.map(Deadline::Answer),
-            ClientPhase::Idle(since) if leaving => Some(Deadline::Answer(since + TAKE_TIME)),
+            // The last bytes of a response may not fit into the system's buffers.
+            ClientPhase::Idle(since) if leaving => Some(Deadline::Answer(since + PAUSE)),
             ClientPhase::Idle(since) => Some(Deadline::Request(since + IDLE_TIME)),
         }
     }
@@ -613,18 +818,17 @@ impl Deadline {
     }
 }
 
+/// Maximum size of interim responses that wait for a client.
+const MAX_INTERIM: usize = 16 * 1024;
+
 /// Idle timeout of a client's connection between requests, the same as that of Go's clients.
 const IDLE_TIME: Duration = Duration::from_secs(90);
 
 /// Timeout for progress of a response to a client that has closed its write half.
 const FINISHED_TIME: Duration = Duration::from_secs(30);
 
-/// Timeout for the last bytes of a response, which do not fit into the system's buffers. It is long, because people
-/// pause their terminals.
-const TAKE_TIME: Duration = Duration::from_secs(600);
-
 /// Timeout for the next bytes of a request's body that the target waits for, while the response makes no progress.
-/// Long for the same reason.
+/// Long for the same reason as [`PAUSE`].
 const BODY_TIME: Duration = Duration::from_secs(600);
 
 #[cfg(test)]

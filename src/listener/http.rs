@@ -4,7 +4,7 @@
 pub mod routing;
 
 use std::collections::BTreeMap;
-use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::net::{IpAddr, Ipv6Addr, SocketAddr};
 use std::sync::Arc;
 
 use bytes::Bytes;
@@ -66,7 +66,7 @@ pub(crate) fn by_text<S: Serializer>(ports: &NodePorts, serializer: S) -> Result
 
 impl Default for HttpKeys {
     fn default() -> Self {
-        Self { listen_ip: Ipv4Addr::UNSPECIFIED.into(), ports: NodePorts::new() }
+        Self { listen_ip: Ipv6Addr::UNSPECIFIED.into(), ports: NodePorts::new() }
     }
 }
 
@@ -234,7 +234,7 @@ impl ListenerProtocol<TlsSocket> for NodePort {
 
     async fn handshake(&self, socket: TlsSocket, admission: &mut Admission) -> HandshakeOutcome<TlsSocket> {
         let transport = Transport::of(&socket);
-        self.serve(socket, transport, admission).await
+        Box::pin(self.serve(socket, transport, admission)).await
     }
 }
 

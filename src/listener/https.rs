@@ -1,7 +1,7 @@
 //! The HTTPS listener: a port of this server stands for one port of every node. The client's TLS or its request names
 //! the node.
 
-use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::net::{IpAddr, Ipv6Addr, SocketAddr};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -9,8 +9,7 @@ use bytes::{Bytes, BytesMut};
 use serde::{Deserialize, Serialize};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
-use tokio_rustls::rustls::server::{Accepted, Acceptor};
-use tokio_rustls::rustls::{self, ClientConfig};
+use tokio_rustls::rustls::ClientConfig;
 use tracing::{Span, debug, field, info_span};
 
 use crate::config::listen::{self, AccessConfig, AuthMethods};
@@ -24,10 +23,11 @@ use crate::listener::{
     BoundListener, FileKind, ListenerConfig, ListenerFile, ListenerKind, ListenerSetup, ListenerTables,
 };
 use crate::startup::{NotPrepared, Startup, StartupErrorKind};
-use tunnel_base::names::{NodeName, Target};
+use tunnel_base::names::{Host, NodeName, Target};
 use tunnel_base::policy::CertificateGlob;
 use tunnel_base::policy::ports::PortTarget;
 use tunnel_net::reload::Reload;
+use tunnel_net::tls::client_hello::{ClientHello, NotTls};
 use tunnel_net::tls::{self, Identity, TlsClientConfig, Trust};
 use tunnel_proto::frame::Category;
 
@@ -115,7 +115,7 @@ impl Default for HttpsKeys {
             ["crt", "key"].map(|kind| format!("/etc/tunnel/certs/apiserver-kubelet-server.{kind}").into());
         Self {
             mode: Mode::Terminate,
-            listen_ip: Ipv4Addr::UNSPECIFIED.into(),
+            listen_ip: Ipv6Addr::UNSPECIFIED.into(),
             ports: NodePorts::new(),
             cert,
             key,
@@ -363,18 +363,18 @@ impl ListenerProtocol<TcpStream> for Passthrough {
         mut socket: TcpStream,
         admission: &mut Admission,
     ) -> HandshakeOutcome<TcpStream> {
-        let hello = match ClientHello::read(&mut socket).await {
+        let Hello { name, bytes } = match read_hello(&mut socket).await {
             Ok(hello) => hello,
-            Err(ClientHelloError { reason, why }) => {
-                debug!(error = %why, reason, "no TLS ClientHello");
+            Err(reason) => {
+                debug!(reason, "no TLS ClientHello");
                 return HandshakeOutcome::Failed { reason, socket: Some(socket) };
             }
         };
-        let Some(opened) = admission.open_at(hello.node(), &self.target, &socket).await else {
+        let Some(opened) = admission.open_at(node(name), &self.target, &socket).await else {
             return HandshakeOutcome::Failed { reason: "reset_while_opening", socket: None };
         };
         match opened {
-            Ok(session) => HandshakeOutcome::Opened { session, socket, buffered: hello.bytes },
+            Ok(session) => HandshakeOutcome::Opened { session, socket, buffered: bytes },
             Err(denied) => match socket.write_all(&denied.denial.alert()).await {
                 Ok(()) => HandshakeOutcome::Closed(Some(socket)),
                 Err(_) => HandshakeOutcome::Failed { reason: "reset", socket: None },
@@ -383,80 +383,36 @@ impl ListenerProtocol<TcpStream> for Passthrough {
     }
 }
 
-/// The first TLS message of a client of a [`Passthrough`] port, read for the name of its target.
+/// The first TLS message of a client of a [`Passthrough`] port.
 #[derive(Debug)]
-struct ClientHello {
+struct Hello {
     /// The name in its SNI.
     name: Option<String>,
     /// All bytes read, to be sent to the target.
     bytes: Bytes,
 }
 
-/// The error of reading a [`ClientHello`].
-#[derive(Debug, thiserror::Error)]
-#[error("{why}")]
-struct ClientHelloError {
-    /// A fixed label for metrics.
-    reason: &'static str,
-    why: String,
-}
-
-impl ClientHello {
-    /// Reads until the ClientHello is complete.
-    async fn read(socket: &mut TcpStream) -> Result<Self, ClientHelloError> {
-        let mut acceptor = Acceptor::default();
-        let mut bytes = BytesMut::with_capacity(FIRST_READ);
-        loop {
-            let before = bytes.len();
-            let read = (&mut *socket).take((HELLO_BYTES - before) as u64).read_buf(&mut bytes).await;
-            match read {
-                Ok(n) if n > 0 => {}
-                Ok(_) if before == HELLO_BYTES => {
-                    let why = format!("longer than {HELLO_BYTES} bytes");
-                    return Err(ClientHelloError { reason: "client_hello_too_large", why });
-                }
-                Ok(_) if before == 0 => {
-                    return Err(ClientHelloError {
-                        reason: "client_hello_missing",
-                        why: "nothing received".into(),
-                    });
-                }
-                Ok(_) => {
-                    return Err(ClientHelloError {
-                        reason: "client_hello_missing",
-                        why: "connection closed within it".into(),
-                    });
-                }
-                Err(error) => return Err(ClientHelloError { reason: "reset", why: error.to_string() }),
-            }
-            if let Some(accepted) = feed(&mut acceptor, &bytes[before..]).map_err(|error| no_tls(&error))? {
-                let name = accepted.client_hello().server_name().map(str::to_owned);
-                return Ok(Self { name, bytes: bytes.freeze() });
-            }
+/// Reads until the ClientHello is complete. The error is a fixed label for metrics.
+async fn read_hello(socket: &mut TcpStream) -> Result<Hello, &'static str> {
+    let mut bytes = BytesMut::with_capacity(FIRST_READ);
+    loop {
+        let room = HELLO_BYTES - bytes.len();
+        match (&mut *socket).take(room as u64).read_buf(&mut bytes).await {
+            Ok(0) if room == 0 => return Err("client_hello_too_large"),
+            Ok(0) => return Err("client_hello_missing"),
+            Ok(_) => {}
+            Err(_) => return Err("reset"),
+        }
+        if let Some(hello) = ClientHello::parse(&bytes).map_err(|NotTls| "not_tls")? {
+            return Ok(Hello { name: hello.server_name, bytes: bytes.freeze() });
         }
     }
-
-    /// Returns the node that the server name identifies.
-    fn node(&self) -> Result<NodeName, Denial> {
-        let name = self.name.as_deref().ok_or(Denial::NoServerName)?;
-        Ok(name.parse()?)
-    }
 }
 
-/// Feeds bytes to the parser and returns the ClientHello once it is complete.
-fn feed(acceptor: &mut Acceptor, mut bytes: &[u8]) -> Result<Option<Accepted>, rustls::Error> {
-    while !bytes.is_empty() {
-        acceptor.read_tls(&mut bytes).map_err(|error| rustls::Error::General(error.to_string()))?;
-        // Ignore the alert: this process terminates no TLS here.
-        if let Some(accepted) = acceptor.accept().map_err(|(error, _alert)| error)? {
-            return Ok(Some(accepted));
-        }
-    }
-    Ok(None)
-}
-
-fn no_tls(error: &rustls::Error) -> ClientHelloError {
-    ClientHelloError { reason: "not_tls", why: error.to_string() }
+/// Returns the node that a server name identifies.
+fn node(name: Option<String>) -> Result<NodeName, Denial> {
+    let host: Host = name.ok_or(Denial::NoServerName)?.parse()?;
+    host.node().ok_or(Denial::NoServerName)
 }
 
 /// Maximum length of a ClientHello in bytes. Those of browsers and Go are below 2 KiB; one with many tickets fits too.
@@ -467,28 +423,12 @@ const FIRST_READ: usize = 2048;
 
 #[cfg(test)]
 mod tests {
-    use std::sync::Arc;
-
     use tokio::net::TcpListener;
-    use tokio_rustls::rustls::{ClientConfig, ClientConnection, RootCertStore};
 
     use super::*;
 
-    /// Returns the ClientHello that rustls sends for a server's name or address.
-    fn hello(server: &str) -> Vec<u8> {
-        let provider = Arc::new(rustls::crypto::aws_lc_rs::default_provider());
-        let config =
-            ClientConfig::builder_with_provider(provider).with_safe_default_protocol_versions().unwrap();
-        let config = config.with_root_certificates(RootCertStore::empty()).with_no_client_auth();
-        let mut client =
-            ClientConnection::new(Arc::new(config), server.to_owned().try_into().unwrap()).unwrap();
-        let mut bytes = Vec::new();
-        client.write_tls(&mut bytes).unwrap();
-        bytes
-    }
-
     /// Sends these bytes in pieces, closes the connection, and returns the result of reading the ClientHello.
-    async fn read(bytes: &[u8], piece: usize) -> Result<ClientHello, ClientHelloError> {
+    async fn read(bytes: &[u8], piece: usize) -> Result<Hello, &'static str> {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let (client, accepted) =
             tokio::join!(TcpStream::connect(listener.local_addr().unwrap()), listener.accept());
@@ -502,29 +442,11 @@ mod tests {
             }
             let _ = client.shutdown().await;
         };
-        tokio::join!(ClientHello::read(&mut server), send).0
-    }
-
-    #[tokio::test]
-    async fn the_name_is_found_and_every_byte_is_kept() {
-        let buffered = [hello("Node1.example.org"), b"more".to_vec()].concat();
-        for (bytes, name, piece) in [
-            (hello("node1"), Some("node1"), 4096),
-            (hello("node1"), Some("node1"), 1),
-            (hello("192.0.2.1"), None, 100),
-        ] {
-            let hello = read(&bytes, piece).await.unwrap();
-            assert_eq!((hello.name.as_deref(), hello.bytes), (name, Bytes::from(bytes)), "{piece}");
-        }
-        let hello = read(&buffered, buffered.len()).await.unwrap();
-        assert_eq!(hello.bytes, buffered);
-        assert_eq!(hello.node().unwrap().as_str().to_lowercase(), "node1.example.org");
+        tokio::join!(read_hello(&mut server), send).0
     }
 
     #[tokio::test]
     async fn what_is_no_hello_is_told_apart() {
-        let half = hello("node1");
-        let half = &half[..half.len() / 2];
         // Records of a handshake message of 65,535 bytes, which is never completed.
         let mut long = Vec::new();
         for n in 0..20 {
@@ -533,13 +455,26 @@ mod tests {
         }
         for (bytes, reason) in [
             (&b""[..], "client_hello_missing"),
-            (half, "client_hello_missing"),
+            (&long[..100], "client_hello_missing"),
             (b"GET / HTTP/1.1\r\nHost: node1\r\n\r\n", "not_tls"),
             (b"SSH-2.0-client\r\n", "not_tls"),
             (&[22, 3, 1, 0, 4, 2, 0, 0, 0], "not_tls"),
             (&long, "client_hello_too_large"),
         ] {
-            assert_eq!(read(bytes, 1000).await.unwrap_err().reason, reason, "{reason}");
+            assert_eq!(read(bytes, 1000).await.unwrap_err(), reason, "{reason}");
+        }
+    }
+
+    #[test]
+    fn a_server_name_means_the_node_of_that_name_in_any_spelling() {
+        for (name, meant) in
+            [("Node1.example.org.", "node1.example.org"), ("7.9", "7.9"), ("192.0.2.1", "192.0.2.1")]
+        {
+            assert_eq!(node(Some(name.to_owned())).unwrap().as_str(), meant);
+        }
+        for (name, status) in [(None, 421), (Some("pod"), 421), (Some("127.0.0.1"), 421), (Some("a b"), 400)]
+        {
+            assert_eq!(node(name.map(str::to_owned)).unwrap_err().status(), status, "{name:?}");
         }
     }
 }

@@ -28,7 +28,7 @@ use crate::listener::{BoundListener, ListenerConfig, ListenerKind, ListenerSetup
 use crate::registry::NodeNotFound;
 use crate::route::RouteError;
 use crate::startup::{NotPrepared, Startup, StartupErrorKind};
-use tunnel_base::names::{Host, NodeName, Target};
+use tunnel_base::names::{NodeName, Target};
 use tunnel_base::policy::ports::{KUBELET, ProxyPorts};
 use tunnel_base::policy::{Networks, plain};
 use tunnel_base::serde_forms::Port;
@@ -385,10 +385,7 @@ impl Intercept {
 /// Returns the target to request from the node's edge. A port that may be open only on loopback is requested by the
 /// node's name, which stands for its loopback and its addresses.
 fn at(node: &NodeName, meant: SocketAddr, on_loopback: bool) -> Target {
-    match node.as_str().parse() {
-        Ok(host @ Host::Name(_)) if on_loopback => Target { host, port: meant.port() },
-        _ => meant.into(),
-    }
+    if on_loopback { node.target(meant.port()) } else { meant.into() }
 }
 
 impl ListenerProtocol<TcpStream> for Intercept {
@@ -440,6 +437,8 @@ mod tests {
             let on_loopback = ProxyPorts::default().is_on_loopback(meant.port());
             assert_eq!(at(&node("edge7"), meant, on_loopback).to_string(), asked);
         }
+        let named_so = "10.0.0.7:10250".parse().unwrap();
+        assert_eq!(at(&node("10.0.0.7"), named_so, true).to_string(), "localhost:10250");
     }
 
     #[tokio::test(start_paused = true)]

@@ -77,6 +77,15 @@ impl<'a> RequestRouter<'a> {
         Ok(route)
     }
 
+    /// Returns the denial of a request whose head cannot be parsed. Only clients that may use the listener get the
+    /// reason.
+    pub(crate) async fn deny(&mut self, denial: Denial) -> DeniedRequest {
+        match self.route(Err(denial)).await {
+            Err(denied) => denied,
+            Ok(_) => self.failed(Denial::Request("its head cannot be parsed")),
+        }
+    }
+
     /// Opens a session for the last authorized request. Cancel safe: dropping the future leaves no session.
     ///
     /// # Errors

@@ -1,7 +1,7 @@
 //! The TCP listener: a port for one fixed target. Its clients send no request, so each gets a session at once.
 
 use std::fmt;
-use std::net::{Ipv4Addr, SocketAddr};
+use std::net::{Ipv6Addr, SocketAddr};
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 use std::sync::atomic::Ordering::Relaxed;
@@ -30,7 +30,7 @@ use tunnel_proto::frame::Category;
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct TcpConfig(pub Vec<TcpListenerConfig>);
 
-/// `[server.tcp."0.0.0.0:6443"]`: TCP ports of this server, each for one target at a node. Each key is an address
+/// `[server.tcp."[::]:6443"]`: TCP ports of this server, each for one target at a node. Each key is an address
 /// (ip:port) to listen on. The short form is a line in `[server.tcp]`: "127.0.0.1:6443" = "node1/127.0.0.1:6443".
 /// Connections from outside allow_from are closed. Connections to a node that does not exist, or that rules deny, are reset.
 /// The access log contains the reason. Default: none. These clients cannot send a password: if auth is "basic" in
@@ -124,7 +124,7 @@ fn port(
 /// Parses an address to listen on. As in Go, SuperEdge's language, the IP may be absent, which means all addresses.
 fn listen(name: &str) -> Option<SocketAddr> {
     match name.strip_prefix(':') {
-        Some(port) => Some((Ipv4Addr::UNSPECIFIED, port.parse().ok()?).into()),
+        Some(port) => Some((Ipv6Addr::UNSPECIFIED, port.parse().ok()?).into()),
         None => name.parse().ok(),
     }
 }

@@ -12,7 +12,7 @@ use tokio::time::Instant;
 use tracing::info;
 
 use crate::publish::{PublishError, RecordStore, SharedFileError, content, in_background, lock, replace};
-use tunnel_base::files::beside;
+use tunnel_base::files::{self, beside};
 use tunnel_base::policy::zone::{merged, servers, without};
 
 /// Our lines in a hosts file: `<address>    <name>`. Of other lines, only those of dead servers are removed.
@@ -60,7 +60,9 @@ impl RecordStore for Hosts {
     /// Returns the addresses that have lines in the form that servers write. Empty if the file cannot be read.
     fn servers(&self) -> BoxFuture<'_, BTreeSet<IpAddr>> {
         let text = tokio::fs::read(self.file.clone());
-        Box::pin(async { text.await.map_or_else(|_| BTreeSet::new(), |text| servers(&text)) })
+        Box::pin(async {
+            text.await.and_then(files::decode).map_or_else(|_| BTreeSet::new(), |text| servers(&text))
+        })
     }
 
     fn due(&self) -> Instant {
@@ -173,6 +175,17 @@ mod tests {
         assert_eq!(fs::read_to_string(&file).unwrap(), "10.0.0.1    a\n");
         assert_eq!(fs::metadata(&file).unwrap().permissions().mode() & 0o777, 0o640);
         assert!(fs::symlink_metadata(&link).unwrap().is_symlink());
+    }
+
+    #[tokio::test]
+    async fn the_first_line_is_read_even_if_a_byte_order_mark_precedes_it() {
+        let dir = tempfile::tempdir().unwrap();
+        let file = dir.path().join("hosts");
+        fs::write(&file, "\u{feff}10.0.0.1    old\n127.0.0.1 localhost\n").unwrap();
+        let mut hosts = Hosts::new(file.clone(), ip(1));
+        assert_eq!(hosts.servers().await, BTreeSet::from([ip(1)]));
+        hosts.write(names(&["a"])).await.unwrap();
+        assert_eq!(fs::read_to_string(&file).unwrap(), "10.0.0.1    a\n127.0.0.1 localhost\n");
     }
 
     #[tokio::test]

@@ -153,6 +153,8 @@ impl Peers {
             Some(server) if has_announced => self.dial_context.note_lost(server),
             _ => self.dial_context.members_changed.notify_one(),
         }
+        // An older link of that peer may be its newest again, and sessions wait for a path.
+        self.dial_context.registry.wake_all_waiters();
     }
 
     /// Returns all peers that can be asked for a node, each once.
@@ -239,12 +241,13 @@ impl Peers {
         None
     }
 
-    /// Returns a copy of the list, to be read without the lock. It has only the newest of the links that one peer has
-    /// made.
+    /// Returns a copy of the list, to be read without the lock. It has only the newest live one of the links that one
+    /// peer has made.
     fn servers(&self) -> (Vec<Arc<Peer>>, Vec<IncomingPeer>) {
         let servers = self.servers.lock();
         let mut seen = HashSet::new();
         let newest = servers.incoming.iter().rev();
+        let newest = newest.filter(|incoming| !incoming.sender.is_closed());
         let newest =
             newest.filter(|incoming| incoming.sender.instance.is_none_or(|server| seen.insert(server)));
         (servers.known.values().cloned().collect(), newest.cloned().collect())

@@ -301,6 +301,8 @@ impl Registry {
         if let Some(before) = before {
             before.sender.close();
         }
+        // As in `remove`: the previous link may be primary again.
+        self.awaited.wake(node);
         self.changed.send_replace(());
     }
 }

@@ -28,7 +28,7 @@ use tunnel_link::table::stream::{IncomingSession, OpenOutcome, Session};
 use tunnel_link::table::{Event, RelayRequest, TableFull};
 use tunnel_proto::frame::{ErrorCode, Found, Remote, SessionError};
 
-/// Drives a link until it ends, then searches for new paths for its sessions.
+/// Drives a link until it ends.
 pub(crate) async fn run_link(mut link: Link, shared: &ServerContext) -> LinkEnd {
     shared.link_context.metrics.links.opened(link.sender.peer.kind());
     let room = search_permits(shared);
@@ -61,7 +61,6 @@ pub(crate) fn handle_event(
             let why = format!("edges may not reach {} through this server", offer.target());
             offer.refuse(SessionError::new(ErrorCode::NotAllowed, why));
         }
-        Event::Parked(parked) => shared.route.spawn_resume(parked, &shared.link_context.drain),
         Event::RelayRequest(request) => handle_request(request, shared, room),
         Event::Find(node, question) => shared.finder.answer(sender, &node, question),
         Event::Found(node, found) => {
@@ -73,7 +72,7 @@ pub(crate) fn handle_event(
         Event::Drain(_) => {
             // The edge has another link now and is found by that.
             shared.registry.retire_link(sender);
-            shared.link_context.table.detach_relays(sender, |_| true);
+            shared.link_context.table.detach_relays(sender, None);
         }
         Event::Load(load) => {
             if let Some(peers) = &shared.peers {
@@ -93,16 +92,13 @@ pub(crate) fn handle_event(
     }
 }
 
-/// Handles the end of a link: searches for new paths for its sessions.
+/// Handles the end of a link.
 pub(crate) fn on_link_ended(link: &Link, why: &LinkEnd, shared: &ServerContext) {
     shared.link_context.metrics.links.closed(link.sender.peer.kind());
     shared.link_context.metrics.links_closed.count(why.name());
-    let parked = link.end(why);
+    let sessions = link.end(why);
     let node = link.sender.peer.node().map(field::display);
-    info!(link = %link.sender.id, node, reason = %why, sessions = parked.len(), "link has ended");
-    for parked in parked {
-        shared.route.spawn_resume(parked, &shared.link_context.drain);
-    }
+    info!(link = %link.sender.id, node, reason = %why, sessions, "link has ended");
 }
 
 /// Migrates the sessions of a retired link to the node's primary link.
@@ -111,13 +107,10 @@ pub(crate) fn on_link_ended(link: &Link, why: &LinkEnd, shared: &ServerContext) 
 /// old one then answers first, the edge closes the new one, and the sessions return.
 pub(crate) fn migrate_sessions(left: &Arc<LinkSender>, shared: &ServerContext) {
     let table = &shared.link_context.table;
-    table.detach_relays(left, |_| true);
-    let parked = table.leave(left, |_, _| true);
+    table.detach_relays(left, None);
+    let sessions = table.leave(left, None, |_| true);
     let node = left.peer.node().map(field::display);
-    info!(link = %left.id, node, sessions = parked.len(), "sessions migrated to new link");
-    for parked in parked {
-        shared.route.spawn_resume(parked, &shared.link_context.drain);
-    }
+    info!(link = %left.id, node, sessions, "sessions migrated to new link");
 }
 
 /// Retires older links of a node that has linked at the server `at`, here or as `found` elsewhere. Pings them and drops
@@ -136,10 +129,7 @@ pub(crate) fn retire_old_links(at: Instance, node: NodeName, found: Option<Found
             }
         };
         let table = &shared.link_context.table;
-        let (parked, ()) = tokio::join!(shared.finder.migrate_from_old_links(at, &node, table), contest);
-        for parked in parked {
-            shared.route.spawn_resume(parked, &shared.link_context.drain);
-        }
+        tokio::join!(shared.finder.migrate_from_old_links(at, &node, table), contest);
         drop(permit);
     });
 }
@@ -219,8 +209,12 @@ fn dial_for_edge(request: RelayRequest, shared: &ServerContext) {
 /// Returns the other node at which a target of the edge `own` is, and the target there. Returns `None` if the address
 /// book names no such node, or edges may not reach that.
 fn target_at_node(asked: &Target, own: &NodeName, shared: &ServerContext) -> Option<(NodeName, Target)> {
-    let Ok(Location::Node { node, target, .. }) = shared.addresses.locate(asked, rand::random()) else {
-        return None;
+    let (node, target) = match shared.addresses.locate(asked, rand::random()).ok()? {
+        Location::Node { node, target, .. } => (node, target),
+        Location::Direct(_) => {
+            let node = shared.route.node_named_by_address(&asked.host)?;
+            (node.clone(), node.target(asked.port))
+        }
     };
     // A name that is no Service's is not a node's either: the edge itself routes the names of nodes.
     let is_name = matches!(asked.host, Host::Name(_)) && target == *asked;
@@ -240,8 +234,9 @@ async fn bridge_to_node(
     let session = offer.id();
     let access = EdgeAccess { session, from, node: node.clone(), target: Some(target.clone()) };
     let (category, client) = (offer.category(), offer.client().to_owned());
+    let request = SessionRequest { node, target, category, client, listener: LISTENER, permit: None };
     let opened = tokio::select! {
-        opened = shared.route.open(SessionRequest { node, target, category, client, listener: LISTENER }) => opened,
+        opened = shared.route.open(request) => opened,
         // Dropping the opening withdraws the request.
         () = offer.withdrawn() => return,
     };

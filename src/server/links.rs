@@ -50,7 +50,7 @@ pub(crate) fn spawn(
     links.spawn(info_span!("calls"), accept_calls(arrived, shared.clone()));
     let metrics = &shared.link_context.metrics;
     let (refused, refusals) = (metrics.links_rejected.clone(), metrics.refusals.clone());
-    let limits = AcceptLimits { permits: CONNECTIONS, proxies, refused, refusals };
+    let limits = AcceptLimits { permits: CONNECTIONS, proxies, refused, refusals, for_operators: false };
     let handshakes = TlsHandshaker::new(tls, shared.pool.clone(), CONNECTIONS);
     let handshake_failures = HandshakeFailures::default();
     links.spawn(info_span!("handshakes"), handshake_failures.clone().run_summary(links.clone()));
@@ -420,9 +420,7 @@ async fn run(mut link: Link, busy: &Arc<LinkSender>, shared: &ServerContext) {
                     is_new = false;
                     busy.set_interactive(Some(sender.clone()));
                 }
-                for parked in shared.link_context.table.classify(busy, &mut sorting).parked {
-                    shared.route.spawn_resume(parked, &shared.link_context.drain);
-                }
+                shared.link_context.table.classify(busy, &mut sorting);
             }
         }
     };

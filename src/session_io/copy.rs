@@ -3,6 +3,7 @@
 use std::future::poll_fn;
 use std::io;
 use std::ops::ControlFlow;
+use std::pin::pin;
 use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
@@ -11,17 +12,17 @@ use prometheus_client::metrics::counter::Counter;
 use tokio::time::{Instant, timeout, timeout_at};
 
 use tunnel_net::ByteStream;
-use tunnel_net::socket::{Connection, Socket};
+use tunnel_net::socket::{Connection, Socket, in_error};
 use tunnel_net::tcp_info::unacknowledged;
 
 /// Copies in both directions until both sides have finished, without copying bytes in memory.
 ///
 /// - A side that finishes ends only one direction: the other side is finished, and its own direction continues.
-/// - A side that cannot be written to may still be sending a response, such as a server that rejects an upload. It is
-///   read to its end. Meanwhile the bytes that the other side sends are discarded, so that it does not block. This ends
-///   once the other side has accepted no byte of the response for [`DELIVERY`].
-/// - A side that has finished and is [lost](ByteStream::poll_lost) ends the copying, because the other side may stay
-///   idle forever.
+/// - A side that cannot be written to, or is [lost](ByteStream::poll_lost), may have sent bytes that are not delivered
+///   yet, such as the response of a server that rejects an upload. It is read to its end. Meanwhile the bytes that the
+///   other side sends are discarded, so that it does not block. This ends once the other side has accepted no byte for
+///   [`DELIVERY`], or for [`PAUSE`] if the bytes are known to end cleanly.
+/// - A lost side of which nothing is left ends the copying, because the other side may stay idle forever.
 /// - A side that cannot be read ends the copying. All its bytes were given to the other side, which is **not**
 ///   finished: [`close_gracefully`] on it delivers the rest with a clean end, dropping it signals a failure.
 ///
@@ -41,43 +42,49 @@ pub(crate) async fn copy<A: ByteStream, B: ByteStream>(
     let mut log = EndRecord::default();
     let mut patience = FlushDeadline { given: None, until: Instant::now() };
     let mut b_first = false;
-    let mut healthy = true;
-    while healthy || patience.lasts(to_a.given + to_b.given) {
+    loop {
+        let healthy = log.failed.is_none();
+        if !healthy && !patience.lasts(log.patience(), to_a.given + to_b.given) {
+            break;
+        }
         let mut room = BYTES_PER_TURN;
-        let turn = poll_fn(|cx| {
+        let step = poll_fn(|cx| {
             let mut turn = CopyTurn { cx, room: &mut room, log: &mut log };
-            // The direction that used up the last turn now comes second, so that neither direction starves.
-            for b_now in [b_first, !b_first] {
-                let run = if b_now { to_a.run(&mut turn, b, a) } else { to_b.run(&mut turn, a, b) };
-                // Checked even if the turn is used up: otherwise a source that always has more bytes would never let
-                // the copy end.
-                if CopyDirection::over(to_a, to_b) {
-                    return Poll::Ready(CopyStep::Over);
-                }
-                if let ControlFlow::Break(stop) = run {
-                    return Poll::Ready(stop);
-                }
-            }
-            // Before the first failure a turn may wait without a time limit, after it with one.
-            if healthy && log.failed.is_some() { Poll::Ready(CopyStep::Turn) } else { Poll::Pending }
+            Poll::Ready(turn.run((a, to_b), (b, to_a), b_first))
         });
-        let stop = match healthy {
-            true => turn.await,
-            false => timeout_at(patience.until, turn).await.unwrap_or(CopyStep::Turn),
-        };
-        healthy = log.failed.is_none();
-        match stop {
+        match step.await {
+            CopyStep::Over => break,
             CopyStep::Turn => {
                 b_first = !b_first;
                 tokio::task::yield_now().await;
             }
-            CopyStep::Over => break,
+            // After the first failure the time to wait is limited.
+            CopyStep::Wait if healthy && log.failed.is_some() => {}
+            CopyStep::Wait => {
+                let (mut a_failed, mut b_failed) = (pin!(in_error(a.tcp())), pin!(in_error(b.tcp())));
+                let mut woken = false;
+                // Polled in the same poll of the task as the turn, so the next poll follows a waker of the turn. Not
+                // `select!`, which may skip this first poll.
+                let event = poll_fn(|cx| {
+                    let failed = to_b.is_unwatched() && a_failed.as_mut().poll(cx).is_ready()
+                        || to_a.is_unwatched() && b_failed.as_mut().poll(cx).is_ready();
+                    if std::mem::replace(&mut woken, true) || failed {
+                        Poll::Ready(())
+                    } else {
+                        Poll::Pending
+                    }
+                });
+                match healthy {
+                    true => event.await,
+                    false => drop(timeout_at(patience.until, event).await),
+                }
+            }
         }
     }
     log.ended()
 }
 
-/// The deadline after the first failure. It is extended as long as some bytes are accepted within every [`DELIVERY`].
+/// The deadline after the first failure. It is extended as long as some bytes are accepted within a time.
 struct FlushDeadline {
     /// Bytes that both sides had accepted when `until` was set; `None` before the failure.
     given: Option<u64>,
@@ -86,10 +93,10 @@ struct FlushDeadline {
 
 impl FlushDeadline {
     /// Returns true if copying should continue, now that both sides have accepted `given` bytes.
-    fn lasts(&mut self, given: u64) -> bool {
+    fn lasts(&mut self, patience: Duration, given: u64) -> bool {
         let now = Instant::now();
         if self.given != Some(given) {
-            *self = Self { given: Some(given), until: now + DELIVERY };
+            *self = Self { given: Some(given), until: now + patience };
         }
         now < self.until
     }
@@ -115,6 +122,8 @@ pub(crate) struct CopyDirection<'a> {
     pub(crate) given: u64,
     /// Whether bytes were written since the last flush.
     unflushed: bool,
+    /// Whether the source is lost.
+    lost: bool,
     state: State,
 }
 
@@ -146,8 +155,38 @@ type Step = Poll<ControlFlow<CopyStep>>;
 pub(crate) enum CopyStep {
     /// The turn is used up.
     Turn,
-    /// The source failed or was lost.
+    /// Both directions wait.
+    Wait,
+    /// Nothing more can be copied.
     Over,
+}
+
+impl CopyTurn<'_, '_> {
+    /// Copies bytes in both directions, each given as its source and itself. A direction that used up the last turn
+    /// comes second, so that neither starves.
+    fn run<A: ByteStream, B: ByteStream>(
+        &mut self,
+        (a, to_b): (&mut A, &mut CopyDirection<'_>),
+        (b, to_a): (&mut B, &mut CopyDirection<'_>),
+        b_first: bool,
+    ) -> CopyStep {
+        for b_now in [b_first, !b_first] {
+            let run = if b_now { to_a.run(self, b, a) } else { to_b.run(self, a, b) };
+            // Checked even if the turn is used up: otherwise a source that always has more bytes would never let the
+            // copy end.
+            if CopyDirection::over(to_a, to_b) {
+                return CopyStep::Over;
+            }
+            if let ControlFlow::Break(stop) = run {
+                return stop;
+            }
+        }
+        let lost = to_b.check_source(self, a, to_a) | to_a.check_source(self, b, to_b);
+        if CopyDirection::over(to_a, to_b) || to_a.is_exhausted() || to_b.is_exhausted() {
+            return CopyStep::Over;
+        }
+        if lost { CopyStep::Turn } else { CopyStep::Wait }
+    }
 }
 
 /// The counters of bytes copied in one direction: of the session, and of the process.
@@ -171,7 +210,7 @@ impl<'a> CopyDirection<'a> {
     /// Creates a direction that has copied nothing yet.
     pub(crate) fn new(from: Side) -> Self {
         let state = State::Copying;
-        Self { from, chunk: Bytes::new(), counter: None, given: 0, unflushed: false, state }
+        Self { from, chunk: Bytes::new(), counter: None, given: 0, unflushed: false, lost: false, state }
     }
 
     /// Creates a direction that is counted. It begins with `early`, which was read and counted before.
@@ -206,7 +245,7 @@ impl<'a> CopyDirection<'a> {
                 State::Copying => self.copy(turn, from, to),
                 State::Finishing => self.finish(turn, to),
                 State::Discarding => self.discard(turn, from),
-                State::Done => self.wait(turn, from),
+                State::Done => Poll::Pending,
             };
             match step {
                 Poll::Pending => return ControlFlow::Continue(()),
@@ -287,17 +326,41 @@ impl<'a> CopyDirection<'a> {
         Poll::Ready(ControlFlow::Continue(()))
     }
 
-    /// Waits until the finished source is lost: if the other side never sends to it, no write reveals that.
-    fn wait<F: ByteStream>(&self, turn: &mut CopyTurn<'_, '_>, from: &F) -> Step {
-        ready!(from.poll_lost(turn.cx));
-        turn.log.failed(self.from, EndKind::WriteFailed(io::ErrorKind::BrokenPipe));
-        Poll::Ready(ControlFlow::Break(CopyStep::Over))
+    /// Checks whether the source is lost, and returns true if that is new. `back` is the direction towards it.
+    fn check_source<F: ByteStream>(
+        &mut self,
+        turn: &mut CopyTurn<'_, '_>,
+        from: &mut F,
+        back: &mut CopyDirection<'_>,
+    ) -> bool {
+        if !self.lost
+            && let Poll::Ready(cause) = from.poll_lost(turn.cx)
+        {
+            self.lost = true;
+            // No write may take the error from the system, because then a read would report a clean end.
+            back.destination_failed(&cause, turn);
+            return true;
+        }
+        false
+    }
+
+    /// Returns true if no read waits that would report an error of the source.
+    fn is_unwatched(&self) -> bool {
+        !self.lost && (matches!(self.state, State::Finishing | State::Done) || !self.chunk.is_empty())
+    }
+
+    /// Returns true if the source is lost and waits for nothing but more bytes of it. Call after [`Self::run`].
+    fn is_exhausted(&self) -> bool {
+        self.lost && self.state == State::Copying && self.chunk.is_empty()
     }
 
     fn source_finished(&mut self, turn: &mut CopyTurn<'_, '_>) -> Step {
-        // The system reports a reset only once, here to the writer. So this read is not an end of stream.
-        let reset = CopyEnd { by: self.from, how: EndKind::WriteFailed(io::ErrorKind::ConnectionReset) };
-        if turn.log.failed == Some(reset) {
+        // The system reports the error of a connection only once, and it was reported to the writer. So this read is
+        // not an end of stream, unless that had arrived before the error.
+        if let Some(CopyEnd { by, how: EndKind::WriteFailed(kind) }) = turn.log.failed
+            && by == self.from
+            && kind != io::ErrorKind::BrokenPipe
+        {
             return Poll::Ready(ControlFlow::Break(CopyStep::Over));
         }
         turn.log.finished.get_or_insert(self.from);
@@ -313,7 +376,10 @@ impl<'a> CopyDirection<'a> {
     fn destination_failed(&mut self, cause: &io::Error, turn: &mut CopyTurn<'_, '_>) {
         turn.log.failed(self.from.other(), EndKind::WriteFailed(cause.kind()));
         self.chunk = Bytes::new();
-        self.state = State::Discarding;
+        self.state = match self.state {
+            State::Copying | State::Discarding => State::Discarding,
+            State::Finishing | State::Done => State::Done,
+        };
     }
 }
 
@@ -374,6 +440,14 @@ impl EndRecord {
         self.failed.get_or_insert(CopyEnd { by, how });
     }
 
+    /// Returns how long a failure lets the copying wait for the next byte to be accepted.
+    fn patience(&self) -> Duration {
+        match self.failed {
+            Some(CopyEnd { how: EndKind::WriteFailed(io::ErrorKind::BrokenPipe), .. }) => PAUSE,
+            _ => DELIVERY,
+        }
+    }
+
     /// Returns how the copy ended.
     pub(crate) fn ended(&self) -> CopyEnd {
         let finished = CopyEnd { by: self.finished.unwrap_or(Side::A), how: EndKind::Finished };
@@ -386,13 +460,13 @@ impl EndRecord {
 /// Closes one side of an ended copy that is still set to [reset on drop](Connection::set_reset_on_drop).
 ///
 /// Closes it cleanly unless the other side failed. In that case the remote receives the written bytes, and dropping the
-/// socket resets the connection.
+/// socket resets the connection. The kernel still delivers the rest of a finished stream to a remote that reads slowly.
 pub async fn close<C: Connection>(socket: &mut Socket<C>, side: Side, ended: CopyEnd) {
     if ended.by == side || ended.how == EndKind::Finished {
         socket.io().set_reset_on_drop(false);
         close_gracefully(socket).await;
-    } else {
-        wait_acknowledged(socket).await;
+    } else if !wait_acknowledged(socket).await && socket.is_finished() {
+        socket.io().set_reset_on_drop(false);
     }
 }
 
@@ -417,31 +491,32 @@ pub async fn close_gracefully<D: ByteStream>(stream: &mut D) {
     .await;
 }
 
-/// Waits until the remote's kernel has all bytes written to a socket, which may then be reset.
+/// Waits until the remote's kernel has all bytes written to a socket, which may then be reset. Returns false if it does
+/// not have them in time.
 ///
 /// A reset discards unsent bytes here, in the kernel or in TLS, but not bytes that have arrived at the remote.
 ///
 /// Discards incoming bytes, so that a remote that first writes and then reads does not block. Gives up when the remote
 /// resets the connection, or after [`DELIVERY`]. If the system does not report acknowledgements, it gives up after
 /// [`LINGER_SILENCE`]. Returns once a stream without TCP is flushed, because its bytes then arrive.
-pub async fn wait_acknowledged<C: Connection>(socket: &mut Socket<C>) {
+pub async fn wait_acknowledged<C: Connection>(socket: &mut Socket<C>) -> bool {
     let started = Instant::now();
     let (mut pause, mut leaving) = (FIRST_LOOK, Leaving { socket, flushed: false, ended: false });
     loop {
         let patience = match leaving.socket.io().tcp().map(unacknowledged) {
             _ if !leaving.flushed => DELIVERY,
-            None | Some(Ok(0)) => return,
+            None | Some(Ok(0)) => return true,
             Some(Ok(_)) => DELIVERY,
             Some(Err(_)) => LINGER_SILENCE,
         };
         let left = patience.saturating_sub(started.elapsed());
         if left.is_zero() {
-            return;
+            return false;
         }
         let look = if leaving.flushed { pause.min(left) } else { left };
         match timeout(look, poll_fn(|cx| leaving.poll(cx))).await {
             Ok(Ok(())) => {}
-            Ok(Err(_)) => return,
+            Ok(Err(_)) => return true,
             Err(_) => pause = (pause * 2).min(SELDOM_LOOK),
         }
     }
@@ -473,6 +548,10 @@ impl<C: Connection> Leaving<'_, C> {
 
 /// Time for a remote to receive the bytes written to it: as long as a session may be without a path by default.
 pub const DELIVERY: Duration = Duration::from_secs(60);
+
+/// Time for which a reader may pause before the last bytes of a stream whose sender has disconnected. It is long, because
+/// people pause their terminals.
+pub const PAUSE: Duration = Duration::from_secs(600);
 
 /// Minimum and maximum pause between two checks for unacknowledged bytes. The minimum is about one RTT.
 const FIRST_LOOK: Duration = Duration::from_millis(1);

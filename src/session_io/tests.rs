@@ -110,11 +110,7 @@ async fn what_the_client_sent_early_comes_first_and_both_halves_end_well() {
     let (mut client, mut far) = carried(&drain, b"early ", &metrics).await;
     client.write_all(b"and late").await.unwrap();
     client.shutdown().await.unwrap();
-    let mut all = Vec::new();
-    while let Some(bytes) = Some(take(&mut far).await.unwrap()).filter(|b| !b.is_empty()) {
-        all.extend_from_slice(&bytes);
-    }
-    assert_eq!(all, b"early and late");
+    assert_eq!(all(&mut far).await, b"early and late");
     answered(&mut client, &mut far).await;
     assert_eq!(ended(&metrics, "ok").await, 1);
     assert_eq!((metrics.bytes_to_target.get(), metrics.bytes_to_client.get()), (14, 6));
@@ -165,6 +161,62 @@ async fn a_session_that_breaks_off_behind_its_end_is_not_kept_by_a_silent_client
     answered(&mut client, &mut far).await;
     far.break_off(SessionError::new(ErrorCode::Cancelled, "the target's connection was reset"));
     assert_eq!(ended(&metrics, "cancelled").await, 1);
+    client.gone().await;
+}
+
+/// How a client or target that has finished its direction disconnects.
+#[derive(Debug, Clone, Copy)]
+enum Leaves {
+    /// It resets the connection.
+    Reset,
+    /// It closes its socket, so that its kernel answers the next packet with a reset.
+    Close,
+}
+
+async fn leave(mut socket: TcpStream, how: Leaves) {
+    socket.write_all(b"last").await.unwrap();
+    socket.shutdown().await.unwrap();
+    if let Leaves::Reset = how {
+        SockRef::from(&socket).set_linger(Some(Duration::ZERO)).unwrap();
+    }
+}
+
+/// Reads a stream to its end.
+async fn all(stream: &mut impl ByteStream) -> Vec<u8> {
+    let mut all = Vec::new();
+    while let Some(bytes) = Some(take(stream).await.unwrap()).filter(|bytes| !bytes.is_empty()) {
+        all.extend_from_slice(&bytes);
+    }
+    all
+}
+
+/// The other side neither sends nor finishes, so no write reveals that the client has disconnected.
+#[tokio::test]
+async fn a_client_that_disconnects_after_its_end_is_noticed_without_a_write() {
+    for how in [Leaves::Reset, Leaves::Close] {
+        let (drain, metrics) = (Drain::new(), Metrics::edge());
+        let (client, mut far) = carried(&drain, b"", &metrics).await;
+        leave(client, how).await;
+        assert_eq!(all(&mut far).await, b"last", "{how:?}");
+        if let Leaves::Close = how {
+            // A packet that is answered with a reset, as a keepalive probe is.
+            poll_fn(|cx| far.poll_write_chunk(cx, &mut Bytes::from_static(b"probe"))).await.unwrap();
+        }
+        assert_eq!(ended(&metrics, "client_io_error").await, 1, "{how:?}");
+        take(&mut far).await.unwrap();
+        assert!(far.ended().unwrap().reason.starts_with("the client's connection failed: "), "{how:?}");
+    }
+}
+
+#[tokio::test]
+async fn a_target_of_our_own_that_disconnects_after_its_end_is_noticed_without_a_write() {
+    let (drain, metrics) = (Drain::new(), Metrics::edge());
+    let (mut client, target) = carried_directly(&drain, &metrics).await;
+    leave(target, Leaves::Reset).await;
+    let mut got = Vec::new();
+    client.read_to_end(&mut got).await.unwrap();
+    assert_eq!(got, b"last");
+    assert_eq!(ended(&metrics, "target_io_error").await, 1);
     client.gone().await;
 }
 

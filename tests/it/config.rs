@@ -162,3 +162,47 @@ async fn an_edge_reads_its_token_and_its_target_addresses_as_configured() {
     assert_eventually("the banner", client.read_to_string(&mut all)).await.unwrap();
     assert_eq!(all, "over IPv6");
 }
+
+/// Writes a byte order mark in front of a file, as editors of Windows do.
+fn mark(path: &std::path::Path) {
+    let content = std::fs::read(path).unwrap();
+    std::fs::write(path, [b"\xef\xbb\xbf", &content[..]].concat()).unwrap();
+}
+
+#[tokio::test]
+async fn a_byte_order_mark_is_ignored_in_every_file() {
+    let (place, echo) = (TestDir::new(), targets::echo().await);
+    let users = place.file("users", &format!("ops:{}\n", bcrypt::hash("secret", 4).unwrap()));
+    let (tokens, token) = (place.file("token", &format!("node1:{TOKEN}\n")), place.file("own", TOKEN));
+    let files = [&users, &tokens, &token, &place.files.ca, &place.files.cert, &place.files.key];
+    for path in files {
+        mark(path);
+    }
+    let config = format!("\u{feff}{}", place.cloud(&format!("auth = \"basic\"\nusers = {users:?}\n")));
+    let server = TestServer::from_text(&config);
+    let own = place.edge("node1", server.server.bound.grpc, "");
+    let own = own.replace(&format!("token = \"{TOKEN}\""), &format!("token_file = {token:?}"));
+    let _edge = crate::support::programs::start_edge(&format!("\u{feff}{own}"));
+    server.has("node1").await;
+    let mut client = TcpStream::connect(server.connect).await.unwrap();
+    let login = "Proxy-Authorization: Basic b3BzOnNlY3JldA==";
+    let request = format!("CONNECT {} HTTP/1.1\r\n{login}\r\n\r\n", at("node1", echo));
+    client.write_all(request.as_bytes()).await.unwrap();
+    assert!(head(&mut client).await.starts_with("HTTP/1.1 200 "));
+    echoed(&mut client, "through all files").await;
+}
+
+#[tokio::test]
+async fn a_file_in_utf_16_is_named() {
+    let place = TestDir::new();
+    let text: Vec<u8> = format!("node1:{TOKEN}\n").encode_utf16().flat_map(u16::to_le_bytes).collect();
+    std::fs::write(place.path().join("token"), [&[0xff, 0xfe][..], &text].concat()).unwrap();
+    let (settings, _) = ServerConfig::read(&place.cloud(""), &Environment::default()).unwrap();
+    let told = Server::start(settings, None).unwrap_err().to_string();
+    let path = place.path().join("token");
+    assert!(
+        told.contains(&format!("cannot read {}: it is UTF-16; save it as UTF-8", path.display())),
+        "{told}"
+    );
+    assert!(!told.contains("may read it"), "{told}");
+}

@@ -18,7 +18,12 @@ use crate::support::servers;
 use crate::support::{assert_eventually, beside, targets, wait_until};
 
 /// Starts an edge named `requester` that links to that address, with its proxy. `more` is appended to the proxy's table.
-async fn requester(place: &TestDir, server: &TestServer, to: SocketAddr, more: &str) -> (Edge, SocketAddr) {
+pub(crate) async fn requester(
+    place: &TestDir,
+    server: &TestServer,
+    to: SocketAddr,
+    more: &str,
+) -> (Edge, SocketAddr) {
     let proxy = format!("[edge.http_proxy]\nlisten = \"127.0.0.1:0\"\n{more}");
     let edge = start_edge(&place.edge("asker", to, &proxy));
     server.has("asker").await;
@@ -246,4 +251,5 @@ async fn a_stopping_edge_accepts_no_clients_and_lets_sessions_finish() {
 }
 
 /// Config with which a server lets edges reach one another, and loopback in the cloud.
-const ALLOW: &str = "[server.edge_access]\nnodes = [\"*\"]\ntargets = [\"127.0.0.0/8:*\", \"[::1]:*\"]\n";
+pub(crate) const ALLOW: &str =
+    "[server.edge_access]\nnodes = [\"*\"]\ntargets = [\"127.0.0.0/8:*\", \"[::1]:*\"]\n";

@@ -15,7 +15,7 @@ use crate::support::clients::{self, ESTABLISHED};
 use crate::support::programs::{NAME, TestDir, TestServer, at, edge, edge_forgets_all};
 use crate::support::{assert_eventually, targets, wait_until};
 
-const APISERVER: &str = "system:kube-apiserver";
+pub(crate) const APISERVER: &str = "system:kube-apiserver";
 
 /// Starts a server with an egress port. `more` is appended to that table.
 fn server(place: &TestDir, more: &str) -> TestServer {
@@ -37,7 +37,7 @@ fn port(server: &TestServer) -> SocketAddr {
 }
 
 /// Opens a TLS connection that presents a certificate if there is one, and offers these protocols.
-async fn dial(
+pub(crate) async fn dial(
     place: &TestDir,
     at: SocketAddr,
     shows: Option<&Identity>,
@@ -55,7 +55,10 @@ async fn dial(
 }
 
 /// Sends a request like kube-apiserver, and returns the head of the response.
-async fn ask<S: AsyncRead + AsyncWrite + Unpin>(socket: &mut S, target: &str) -> io::Result<String> {
+pub(crate) async fn ask<S: AsyncRead + AsyncWrite + Unpin>(
+    socket: &mut S,
+    target: &str,
+) -> io::Result<String> {
     socket.write_all(format!("CONNECT {target} HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n").as_bytes()).await?;
     let mut head = Vec::new();
     while !head.ends_with(b"\r\n\r\n") {

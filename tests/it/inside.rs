@@ -67,6 +67,7 @@ async fn a_refusal_by_the_remote_reports_the_session_id() {
         category: Category::HttpProxy,
         client: "test".into(),
         listener: "http_proxy",
+        permit: None,
     };
     let refused = requester.route.open(request("asker:22")).await.unwrap_err();
     assert!(refused.session.is_some(), "{refused}");

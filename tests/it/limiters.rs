@@ -9,11 +9,14 @@ use tokio::net::{TcpSocket, TcpStream};
 use tokio::sync::{Mutex, MutexGuard};
 use tokio::time::Instant;
 use tunnel::edge::Edge;
+use tunnel_base::names::{Instance, SessionId};
 use tunnel_net::fd_limit;
+use tunnel_proto::frame::{ErrorCode, SessionError, SessionFrame};
 
+use crate::support::call::Call;
 use crate::support::clients::{Answer, ESTABLISHED, answer, echoed, get, head, rest};
 use crate::support::programs::{TestDir, TestServer, at, edge, start_edge};
-use crate::support::{assert_eventually, beside, hurry, targets, wait_until, wait_within};
+use crate::support::{assert_eventually, beside, hurry, remote, targets, wait_until, wait_within};
 
 /// Connects from one of this machine's many addresses.
 async fn connect_from(from: &str, to: SocketAddr) -> TcpStream {
@@ -190,9 +193,84 @@ async fn a_client_has_its_share_of_sessions_and_the_refusal_names_the_key() {
     echoed(&mut open_from(OTHER, &server, &target).await, "hello").await;
     held[0].shutdown().await.unwrap();
     rest(&mut held[0]).await;
-    wait_until("the client's share is free again", || server.server.metrics.sessions.now("connect") <= 1)
-        .await;
+    // Until then it may have bytes to deliver.
+    wait_until("the session is over at both ends", || server.server.table.len() <= 1).await;
     echoed(&mut server.open(&target).await, "hello").await;
+}
+
+/// Waits until the scripted edge is asked for a session.
+async fn asked(edge: &mut Call) -> (SessionId, u64) {
+    loop {
+        if let (id, SessionFrame::Open { epoch, .. }) = edge.word().await {
+            return (id, epoch);
+        }
+    }
+}
+
+/// Opens a session from an address to the scripted edge `bad`. Both ends finish it, and the edge acknowledges nothing.
+async fn ends_unread(from: &str, server: &TestServer, edge: &mut Call) {
+    let accept = async {
+        let (id, epoch) = asked(edge).await;
+        edge.say(id, SessionFrame::Opened { limit: 1000, epoch, instance: None }).await;
+        edge.say(id, SessionFrame::Fin { total: 1 }).await;
+    };
+    let (mut client, ()) = tokio::join!(open_from(from, server, "bad:22"), accept);
+    client.write_all(&[0; 500]).await.unwrap();
+    client.shutdown().await.unwrap();
+    assert_eq!(rest(&mut client).await, b"");
+}
+
+#[tokio::test]
+async fn sessions_whose_bytes_nobody_takes_count_for_their_client_and_give_way_to_others() {
+    let (place, echo) = (TestDir::new(), targets::echo().await);
+    let server = TestServer::with(&place, "[server.session]\nmax_sessions = 8");
+    let _edge = edge(&place, &server, "node1").await;
+    let mut bad = remote::link(&place, &server, "bad", Some(Instance::random())).await;
+    for from in ["127.0.0.81", "127.0.0.82", "127.0.0.83", "127.0.0.84"] {
+        for _ in 0..2 {
+            ends_unread(from, &server, &mut bad).await;
+        }
+        let refused = ask_from(from, &server, &at("node1", echo)).await;
+        assert_eq!(refused.status, 503, "{refused:?}");
+        assert!(refused.phrase.contains("max_per_client"), "{refused:?}");
+    }
+    assert_eq!(server.server.table.len(), 8);
+    // They have made no progress for a while.
+    server.server.table.tick(Instant::now() + Duration::from_secs(6));
+    let mut other = open_from("127.0.0.85", &server, &at("node1", echo)).await;
+    echoed(&mut other, "hello").await;
+    let evicted = server.server.metrics.truncated.counted("sessions");
+    assert!(
+        (1..=2).contains(&evicted),
+        "one for its permit, and one for its place while that is not free yet: {evicted}"
+    );
+    server.server.table.tick(Instant::now() + Duration::from_secs(61));
+    wait_until("the others are dropped", || server.server.table.len() == 1).await;
+    assert_eq!(server.server.metrics.truncated.counted("delivery_timeout"), 8 - evicted);
+}
+
+#[tokio::test]
+async fn an_opening_that_was_cancelled_counts_for_its_client_until_the_edge_confirms_that() {
+    let (place, echo) = (TestDir::new(), targets::echo().await);
+    let server = TestServer::with(&place, "[server.session]\nmax_sessions = 8");
+    let _edge = edge(&place, &server, "node1").await;
+    let mut bad = remote::link(&place, &server, "bad", Some(Instance::random())).await;
+    let mut cancelled = Vec::new();
+    for _ in 0..2 {
+        let mut client = connect_from("127.0.0.81", server.connect).await;
+        client.write_all(b"CONNECT bad:22 HTTP/1.1\r\n\r\n").await.unwrap();
+        cancelled.push(asked(&mut bad).await.0);
+        drop(client);
+        while !matches!(bad.word().await, (_, SessionFrame::Resume { .. })) {}
+    }
+    let refused = ask_from("127.0.0.81", &server, &at("node1", echo)).await;
+    assert!(refused.status == 503 && refused.phrase.contains("max_per_client"), "{refused:?}");
+    for id in cancelled {
+        let refusal = SessionError::new(ErrorCode::UnknownSession, "no such session");
+        bad.say(id, SessionFrame::Reset { epoch: 2, refusal }).await;
+    }
+    wait_until("they are forgotten", || server.server.table.is_empty()).await;
+    echoed(&mut open_from("127.0.0.81", &server, &at("node1", echo)).await, "hello").await;
 }
 
 #[tokio::test]

@@ -103,7 +103,7 @@ async fn an_edge_without_any_link_reports_the_error_of_each_address() {
     let edge =
         start_edge(&place.edge("node1", all[0], "").replace(&format!("servers = [\"{}\"]", all[0]), &list));
     let mut body = String::new();
-    while !all.iter().all(|at| body.contains(&format!("{at} refused the connection"))) {
+    while !all.iter().all(|at| body.contains(&format!("{at}: it refused the connection"))) {
         body = get(edge.bound.log.unwrap(), "/readyz").await.body;
     }
     wait_until("the edge continues to dial", || edge.metrics.link_reconnects.get() > 2).await;

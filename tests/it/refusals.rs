@@ -218,9 +218,11 @@ async fn each_reason_of_an_edge_has_its_status() {
 #[tokio::test]
 async fn a_long_head_is_refused() {
     let server = TestServer::start(&TestDir::new());
-    let long = format!("CONNECT node1:22 HTTP/1.1\r\nX: {}\r\n\r\n", "x".repeat(17 * 1024));
+    let long = format!("CONNECT node1:22 HTTP/1.1\r\nX: {}\r\n\r\n", "x".repeat(65 * 1024));
     let answer = ask(server.connect, &long).await;
     assert_eq!(answer.status, 431, "{answer:?}");
+    let says = "the request's head is too long: at most 64 KiB and 1024 header fields are accepted\ntrace: ";
+    assert!(answer.body.starts_with(says) && answer.body.contains("\nhint: send fewer"), "{answer:?}");
     wait_until("it is counted", || {
         server.server.metrics.connections_rejected.counted("header_too_large") == 1
     })

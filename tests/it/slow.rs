@@ -7,7 +7,7 @@ use tokio::net::TcpStream;
 use tokio::time::Instant;
 
 use crate::support::clients::{echoed, reset, stalled};
-use crate::support::programs::{TestDir, TestServer, at, edge, edge_forgets_all};
+use crate::support::programs::{TestDir, TestServer, at, edge, edge_forgets_all, edge_with};
 use crate::support::{assert_eventually, targets, wait_until};
 
 /// Returns how long some echoes take.
@@ -119,4 +119,27 @@ async fn uploads_with_wide_windows_leave_an_edge_room_for_new_sessions() {
     for upload in uploads {
         upload.abort();
     }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn idle_sessions_do_not_keep_an_upload_at_its_initial_window() {
+    let (place, echo, sink) = (TestDir::new(), targets::echo().await, targets::sink().await);
+    let server = TestServer::start(&place);
+    let edge = edge_with(&place, &server, "node1", "[edge.session]\nbuffer_memory = \"1MiB\"").await;
+    let mut idle = Vec::new();
+    // More than use half of the memory.
+    while edge.table.memory().0 < 600 << 10 {
+        idle.push(server.open(&at("node1", echo)).await);
+    }
+    let reserved = edge.table.memory().0;
+    let (_from, mut to) = server.open(&at("node1", sink)).await.into_split();
+    let sends = crate::support::beside(async move { while to.write_all(&[1; 64 * 1024]).await.is_ok() {} });
+    let mut most = 0;
+    wait_until("the upload's window has grown", || {
+        most = most.max(edge.table.memory().0);
+        most > reserved + (64 << 10)
+    })
+    .await;
+    assert!(most <= 1 << 20, "{most}");
+    sends.abort();
 }

@@ -289,12 +289,12 @@ fn an_edge_of_the_manifests_links_as_its_node_and_others_cannot() {
     let config = shipped(
         "base/files/cloud.toml",
         &[
-            ("\"0.0.0.0:9000\"", &format!("\"127.0.0.1:{grpc}\"\nadmin_listen = \"127.0.0.1:{log}\"")),
-            ("\"0.0.0.0:6000\"", &own),
-            ("\"0.0.0.0:22\"", &format!("\"127.0.0.1:{ssh}\"")),
+            ("\"[::]:9000\"", &format!("\"127.0.0.1:{grpc}\"\nadmin_listen = \"127.0.0.1:{log}\"")),
+            ("\"[::]:6000\"", &own),
+            ("\"[::]:22\"", &format!("\"127.0.0.1:{ssh}\"")),
             ("[\"10.0.0.0/8\", \"172.16.0.0/12\", \"192.168.0.0/16\", \"fd00::/8\"]", "[\"127.0.0.0/8\"]"),
-            ("\"0.0.0.0:8000\"", &format!("\"127.0.0.1:{}\"", free_port())),
-            ("\"0.0.0.0:8080\"", &format!("\"127.0.0.1:{proxy}\"")),
+            ("\"[::]:8000\"", &format!("\"127.0.0.1:{}\"", free_port())),
+            ("\"[::]:8080\"", &format!("\"127.0.0.1:{proxy}\"")),
             ("/etc/tunnel/certs", &certs.to_string_lossy()),
             ("/etc/tunnel/token/token", &token.to_string_lossy()),
             ("/etc/tunnel/auth/htpasswd", &users.to_string_lossy()),

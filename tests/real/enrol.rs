@@ -140,6 +140,41 @@ fn files_of_init_are_copied_by_its_commands_and_carry_a_request() {
 }
 
 #[test]
+fn a_cloud_named_by_an_address_of_ipv6_is_joined_by_the_command_that_invite_prints() {
+    if !have(&["sh"]) {
+        return;
+    }
+    let place = tempfile::tempdir().unwrap();
+    let (to, joined) = (place.path().join("etc"), place.path().join("joined"));
+    let (etc, files) = (to.display().to_string(), place.path().join("files"));
+    let said = says(&["init", files.to_str().unwrap(), "--name", "::1", "--install-dir", &etc]);
+    assert!(said.status.success(), "{said:?}");
+    std::fs::rename(files.join("server"), &to).unwrap();
+    let ([grpc, connect, log], socket) = ([(); 3].map(|()| free_port()), place.path().join("sock"));
+    let admin = format!("[server.admin]\nlisten = \"unix:{}\"\n\n[server.connect]", socket.display());
+    change(
+        &to.join("server.toml"),
+        &[
+            ("[::]:9000", format!("[::]:{grpc}")),
+            (":2222", format!(":{connect}")),
+            (":51010", format!(":{log}")),
+            ("[server.connect]", admin),
+        ],
+    );
+    let config = format!("--config={etc}/server.toml");
+    let mut cloud = Running::start("server", place.path(), tunnel().args(["server", &config]));
+    cloud.answers(log, "/readyz", "");
+    let invited = says(&["invite", "--node", "edge7", &format!("--socket={}", socket.display())]);
+    let line = invited.stdout.lines().find(|line| line.contains("echo ")).unwrap();
+    assert!(line.ends_with(&format!("| tunnel join '[::1]:{grpc}' --invitation -")), "{line}");
+    let line = line.replace("tunnel join", &format!("{PROGRAM} join --out-dir {}", joined.display()));
+    let ran = run("sh", &["-c", &line], None, TIMEOUT);
+    assert!(ran.status.success() && ran.stdout.starts_with("edge7 has joined"), "{ran:?}");
+    let edge = std::fs::read_to_string(joined.join("edge.toml")).unwrap();
+    assert!(edge.contains(&format!("servers = [\"[::1]:{grpc}\"]")), "{edge}");
+}
+
+#[test]
 fn a_second_init_overwrites_nothing_and_wrong_arguments_create_nothing() {
     let place = tempfile::tempdir().unwrap();
     let dir = place.path().join("files");

@@ -7,7 +7,6 @@ use std::time::Duration;
 use tokio::time::Instant;
 use tunnel_base::names::SessionId;
 use tunnel_link::sender::LinkSender;
-use tunnel_link::table::stream::Parked;
 use tunnel_link::table::traffic_class::TrafficClassifier;
 
 use super::plan::About;
@@ -81,25 +80,21 @@ impl Simulation {
         pair.hasty ^= self.dice.one_in(400);
         if self.dice.one_in(if pair.hasty { 15 } else { 60 }) {
             for _ in 0..if pair.hasty { self.dice.between(1, 8) } else { 1 } {
-                let parked = table.classify(&busy, &mut pair.sorting[side]).parked;
-                for id in parked.iter().map(Parked::id) {
+                for id in table.classify(&busy, &mut pair.sorting[side]).moved {
                     let over = pair.over[side].insert(id);
                     if !over {
                         pair.over[side].remove(&id);
                     }
                     self.ledger.sorted(over);
                 }
-                self.sought(parked, at);
             }
         }
         if self.dice.one_in(60) {
             self.ledger.note(|| format!("process {at} stops sending over link {number}"));
             busy.set_interactive(None);
             pair.over[side].clear();
-            table.detach_relays(&beside, |_| true);
-            let parked = table.leave(&beside, |_, _| true);
-            parked.iter().for_each(|_| self.ledger.sorted(false));
-            self.sought(parked, at);
+            table.detach_relays(&beside, None);
+            (0..table.leave(&beside, None, |_| true)).for_each(|_| self.ledger.sorted(false));
         } else if self.dice.one_in(20) && busy.interactive().is_none() {
             busy.set_interactive(Some(beside));
         }

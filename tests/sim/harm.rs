@@ -125,10 +125,10 @@ impl Simulation {
         if self.dice.one_in(2) {
             self.ledger
                 .note(|| format!("process {process} releases what is relayed by link {}", line.number));
-            table.detach_relays(&sender, |_| true);
+            table.detach_relays(&sender, None);
         } else {
             self.ledger.note(|| format!("process {process} leaves link {}", line.number));
-            self.sought(table.leave(&sender, |_, _| true), process);
+            table.leave(&sender, None, |_| true);
         }
     }
 
@@ -159,10 +159,8 @@ impl Simulation {
                 self.ledger.note(|| format!("end {side} of link {} notices", line.number));
                 let (sender, process) = (line.ends[side].sender.clone(), line.ends[side].at);
                 let Process { table, registry, .. } = &self.processes[process];
-                let parked =
-                    table.link_ended(&sender, &SessionError::new(ErrorCode::Cancelled, "link closed"), now);
+                table.link_ended(&sender, &SessionError::new(ErrorCode::Cancelled, "link closed"), now);
                 registry.remove(&sender);
-                self.sought(parked, process);
             }
         }
         // Closed paths stay known for a while, as in a registry that is not up to date.

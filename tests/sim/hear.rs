@@ -3,7 +3,6 @@
 use futures_util::FutureExt as _;
 use tokio::time::Instant;
 use tunnel_link::table::Event;
-use tunnel_link::table::stream::Parked;
 use tunnel_proto::frame::{FrameKind, SessionKey};
 
 use super::world::Simulation;
@@ -47,28 +46,21 @@ impl Simulation {
             Some(Event::RelayRequest(asked)) if process.is_pod() && self.plan.servers > 1 => {
                 place.cradle.spawn("guide".into(), place.clone().guide(asked));
             }
-            Some(Event::Parked(parked)) => self.sought(vec![parked], at),
             Some(other) => self.ledger.error(format!("process {at} gets unexpected event {other:?}")),
             None => {}
         }
     }
 
-    /// Searches for paths of openings that were cancelled without a path, so that their acceptors learn of it.
-    pub(crate) fn given_up(&self) {
-        for (at, process) in self.processes.iter().enumerate().filter(|(_, process)| process.alive) {
-            while let Some(parked) = process.table.given_up().now_or_never() {
-                self.sought(vec![parked], at);
+    /// Starts a search for a new path for each session that has lost its path.
+    pub(crate) fn seek(&self) {
+        for process in self.processes.iter().filter(|process| process.alive) {
+            let next = || process.table.next_parked().now_or_never();
+            let mut parked: Vec<_> = std::iter::from_fn(next).collect();
+            // Sorted by the order of opening, because the map's order of random ids is not reproducible.
+            parked.sort_by_key(|session| self.ledger.number(session.id()));
+            for session in parked {
+                process.place.cradle.spawn("seeker".into(), process.place.clone().seek(session));
             }
-        }
-    }
-
-    /// Starts a search for a new path for each of these sessions of a process.
-    pub(crate) fn sought(&self, mut parked: Vec<Parked>, at: usize) {
-        // Sorted by the order of opening, because the map's order of random ids is not reproducible.
-        parked.sort_by_key(|session| self.ledger.number(session.id()));
-        let place = &self.processes[at].place;
-        for session in parked {
-            place.cradle.spawn("seeker".into(), place.clone().seek(session));
         }
     }
 }

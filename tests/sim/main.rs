@@ -20,6 +20,7 @@ mod owner;
 mod paths;
 mod plan;
 mod process;
+mod script;
 mod silent;
 mod turns;
 mod world;

@@ -50,6 +50,7 @@ impl Place {
                     category: Category::Ssh,
                     client: "client".into(),
                     listener: "connect",
+                    permit: None,
                 };
                 // There is only one edge.
                 route.open(request).await.map(|session| (session, Some(acceptor(1)))).map_err(|not| not.why)

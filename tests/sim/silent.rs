@@ -29,8 +29,8 @@ impl Simulation {
         let known = self.link_as(between, true);
         let table = self.processes[between[0]].table.clone();
         let moves = known.unwrap_or(called);
-        table.detach_relays(&moves, |_| true);
-        self.sought(table.leave(&moves, |_, _| true), between[0]);
+        table.detach_relays(&moves, None);
+        table.leave(&moves, None, |_| true);
         let takes_new = silent != [false; 2] || self.dice.one_in(2);
         let when = Instant::now() + self.dice.time(Duration::from_millis(500));
         self.doubled.push(Doubled { old, new: self.links, when, takes_new });

@@ -185,7 +185,7 @@ impl Simulation {
             Move::Deliver(line, side) => self.deliver(line, side, now),
             Move::Clock => self.pass_time(busy, now).await,
         }
-        self.given_up();
+        self.seek();
         if busy {
             self.moved = Instant::now();
         }

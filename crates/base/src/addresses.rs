@@ -43,7 +43,7 @@ pub enum Location {
         /// target.
         direct: Option<Target>,
     },
-    /// At no known node.
+    /// At no known node. If the host is an address, a node that is linked may still be named by it.
     Direct(Target),
 }
 
@@ -97,12 +97,22 @@ impl AddressBook {
 
     /// Locates a target. `chance` is from 0 to 1 and chooses among a Service's ready endpoints.
     ///
-    /// Any name except a Service's is taken as a node's name, known or not.
+    /// Any name except a Service's is taken as a node's name, known or not. The address of a node that is named by it is
+    /// such a name, too, so that the node's loopback is reached.
     ///
     /// # Errors
     ///
     /// Fails if the target is known but has no location, or two.
     pub fn locate(&self, target: &Target, chance: f64) -> Result<Location, LocateError> {
+        Ok(match (&target.host, self.find(target, chance)?) {
+            (Host::Ip(ip), Location::Node { node, direct, .. }) if node.address() == Some(plain(*ip)) => {
+                Location::Node { target: node.target(target.port), node, direct }
+            }
+            (_, location) => location,
+        })
+    }
+
+    fn find(&self, target: &Target, chance: f64) -> Result<Location, LocateError> {
         let (facts, port) = (self.facts(), target.port);
         let target = match &target.host {
             Host::Ip(ip) => Target { host: Host::Ip(plain(*ip)), port },
@@ -140,9 +150,12 @@ impl AddressBook {
         self.facts().node_of_pod(namespace, name)
     }
 
-    /// Returns the address of a node itself: its single address in the fixed table, otherwise its first InternalIP.
+    /// Returns the address of a node itself: its single address in the fixed table, otherwise its first InternalIP,
+    /// otherwise its name if that is an address.
     pub fn address_of(&self, node: &NodeName) -> Option<IpAddr> {
-        self.fixed_address(node).or_else(|| self.facts().address_of(&node.as_str().to_ascii_lowercase()))
+        let fixed = self.fixed_address(node);
+        let known = || self.facts().address_of(&node.as_str().to_ascii_lowercase());
+        fixed.or_else(known).or_else(|| node.address())
     }
 
     /// Returns the node of an address, and whether the address is the node's own. Other addresses are a pod's, or in a

@@ -1,4 +1,5 @@
-//! Files that running programs read while they are replaced, and locks among the programs that replace them.
+//! Files with text from people and other programs: reading them in any common encoding, replacing them while running
+//! programs read them, and locks among the programs that replace them.
 
 use std::fs::{self, File, OpenOptions, TryLockError};
 use std::io::{self, Write as _};
@@ -69,6 +70,62 @@ pub fn beside(path: &Path, ending: &str) -> PathBuf {
     let mut name = path.as_os_str().to_owned();
     name.push(ending);
     name.into()
+}
+
+/// Reads a file without its byte order mark. Every file that people edit is read by this function or [`decode`]. Blocks
+/// on the disk.
+///
+/// # Errors
+///
+/// Returns the system's error, or that of [`decode`].
+pub fn read(path: &Path) -> io::Result<Vec<u8>> {
+    decode(fs::read(path)?)
+}
+
+/// Like [`read`], but the file must be text.
+///
+/// # Errors
+///
+/// Returns an error that names the line if the file is not UTF-8.
+pub fn read_text(path: &Path) -> io::Result<String> {
+    text(fs::read(path)?)
+}
+
+/// Returns the content of a file without the byte order mark that editors of Windows write.
+///
+/// # Errors
+///
+/// Returns [`io::ErrorKind::InvalidData`] if the content is UTF-16.
+pub fn decode(mut content: Vec<u8>) -> io::Result<Vec<u8>> {
+    match content.as_slice() {
+        [0xef, 0xbb, 0xbf, ..] => Ok(content.split_off(3)),
+        [0xff, 0xfe, ..] | [0xfe, 0xff, ..] => {
+            Err(io::Error::new(io::ErrorKind::InvalidData, "it is UTF-16; save it as UTF-8"))
+        }
+        _ => Ok(content),
+    }
+}
+
+/// Like [`decode`], but the content must be text.
+///
+/// # Errors
+///
+/// Returns an error that names the line if the content is not UTF-8.
+pub fn text(content: Vec<u8>) -> io::Result<String> {
+    String::from_utf8(decode(content)?).map_err(|cause| {
+        let valid = cause.utf8_error().valid_up_to();
+        let line = cause.as_bytes().iter().take(valid).filter(|byte| **byte == b'\n').count() + 1;
+        io::Error::new(io::ErrorKind::InvalidData, format!("line {line} is not UTF-8; save it as UTF-8"))
+    })
+}
+
+/// Returns the hint for a file that cannot be read. Empty if the error has one.
+pub fn hint(cause: &io::Error) -> &'static str {
+    if cause.kind() == io::ErrorKind::InvalidData {
+        ""
+    } else {
+        "; check the path, and that this user may read it"
+    }
 }
 
 /// Replaces a file by renaming, so that no reader sees a part of it, and a reader of the old file never sees the new
@@ -150,5 +207,17 @@ mod tests {
                 });
             }
         });
+    }
+
+    #[test]
+    fn a_byte_order_mark_is_ignored_and_other_encodings_are_named() {
+        let read = |content: &[u8]| text(content.to_vec()).map_err(|cause| cause.to_string());
+        assert_eq!(read(b"\xef\xbb\xbfnode1:a\n").as_deref(), Ok("node1:a\n"));
+        assert_eq!(read("a\u{feff}".as_bytes()).as_deref(), Ok("a\u{feff}"), "only at the start");
+        assert_eq!(read(b"\xef\xbb").unwrap_err(), "line 1 is not UTF-8; save it as UTF-8");
+        assert_eq!(read(b"a\nb\n\xfcber\n").unwrap_err(), "line 3 is not UTF-8; save it as UTF-8");
+        for mark in [[0xff, 0xfe], [0xfe, 0xff]] {
+            assert_eq!(read(&[&mark[..], b"a\0"].concat()).unwrap_err(), "it is UTF-16; save it as UTF-8");
+        }
     }
 }

@@ -2,11 +2,12 @@
 
 use std::fmt;
 use std::hash::{Hash, Hasher};
-use std::net::{IpAddr, SocketAddr};
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::str::FromStr;
 use std::sync::Arc;
 
-/// A node's name, which is its Kubernetes node name if it has one.
+/// A node's name, which is its Kubernetes node name if it has one. It may be an IPv4 address. [`FromStr`] is the only
+/// check of such a name.
 ///
 /// Keeps the spelling it was given, as SuperEdge's edges expect their own name back byte for byte. Comparison ignores
 /// case, like DNS. Cheap to clone.
@@ -48,6 +49,12 @@ pub enum NameError {
     /// Not a DNS-like name of letters, digits, `-`, `_` and `.`.
     #[error("{0:?} is not a name; expected 1 to 253 letters, digits, '-', '_' or '.'")]
     Name(String),
+    /// A name that no node may have, because it has another meaning in token files, rules or frames.
+    #[error("no node can have the name {0:?}, which has a meaning of its own; choose another name")]
+    Reserved(String),
+    /// An address that does not belong to one machine.
+    #[error("no node can have the name {0:?}, an address that means no single machine; choose another name")]
+    Address(String),
     /// No port, or not a number.
     #[error("{0:?} has no port; expected host:port, for example node1:22 or [fd00::1]:22")]
     Port(String),
@@ -76,6 +83,33 @@ impl NodeName {
     /// Returns the placeholder for frames between servers that concern no node.
     pub fn none() -> Self {
         Self("pod".into())
+    }
+
+    /// Returns the placeholder for the line of a token file that applies to nodes without their own line.
+    pub fn any() -> Self {
+        Self("default".into())
+    }
+
+    /// Returns the placeholder of that text, if it is one. No node has its name.
+    pub fn placeholder(text: &str) -> Option<Self> {
+        [Self::direct(), Self::none(), Self::any()].into_iter().find(|name| name.0.eq_ignore_ascii_case(text))
+    }
+
+    /// Returns the address that is the node's name, if it is one.
+    pub fn address(&self) -> Option<IpAddr> {
+        self.0.parse().ok()
+    }
+
+    /// Returns the target at a port of the node itself. The edge would dial a name that is an address as that address,
+    /// so `localhost` replaces it.
+    pub fn target(&self, port: u16) -> Target {
+        let name = if self.address().is_some() { LOCALHOST.to_owned() } else { self.0.to_ascii_lowercase() };
+        Target { host: Host::Name(name.into()), port }
+    }
+
+    /// Returns true if a host in a target at this node means the node itself: its name, or `localhost`.
+    pub fn is_meant_by(&self, host: &Host) -> bool {
+        host.is_localhost() || matches!(host, Host::Name(name) if name.eq_ignore_ascii_case(&self.0))
     }
 }
 
@@ -126,13 +160,19 @@ impl Instance {
     }
 }
 
-impl Target {
-    /// Returns the host as in a URI authority: IPv6 in brackets.
-    fn authority_host(&self) -> String {
-        match &self.host {
-            Host::Ip(IpAddr::V6(ip)) => format!("[{ip}]"),
-            host => host.to_string(),
+impl Host {
+    /// Returns the node that a client may mean by this host: that of the name or, if the node is named by its address,
+    /// of the address. No other function turns a client's text into a node.
+    pub fn node(&self) -> Option<NodeName> {
+        match self {
+            Self::Ip(ip) => ip.to_canonical().to_string().parse().ok(),
+            Self::Name(name) => name.parse().ok(),
         }
+    }
+
+    /// Returns true for the name `localhost`, which is never resolved by DNS.
+    pub fn is_localhost(&self) -> bool {
+        matches!(self, Self::Name(name) if **name == *LOCALHOST)
     }
 }
 
@@ -146,7 +186,14 @@ impl FromStr for NodeName {
     type Err = NameError;
 
     fn from_str(text: &str) -> Result<Self, NameError> {
-        if is_name(text) { Ok(Self(text.into())) } else { Err(NameError::Name(excerpt(text))) }
+        if !is_name(text) {
+            return Err(NameError::Name(excerpt(text)));
+        }
+        match text.parse() {
+            Ok(ip) if !is_of_a_machine(ip) => Err(NameError::Address(text.to_owned())),
+            _ if Self::placeholder(text).is_some() => Err(NameError::Reserved(text.to_owned())),
+            _ => Ok(Self(text.into())),
+        }
     }
 }
 
@@ -278,8 +325,12 @@ impl fmt::Debug for Host {
 }
 
 impl fmt::Display for Target {
+    /// Writes the target as in a URL: an IPv6 address in brackets.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}:{}", self.authority_host(), self.port)
+        match self.host {
+            Host::Ip(ip) => SocketAddr::new(ip, self.port).fmt(f),
+            Host::Name(ref name) => write!(f, "{name}:{}", self.port),
+        }
     }
 }
 
@@ -289,11 +340,20 @@ impl fmt::Debug for Target {
     }
 }
 
+/// Returns true if one machine may have the address, so that its node may be named by it.
+fn is_of_a_machine(ip: Ipv4Addr) -> bool {
+    let [first, ..] = ip.octets();
+    !(matches!(first, 0 | 240..) || ip.is_loopback() || ip.is_link_local() || ip.is_multicast())
+}
+
 fn is_name(text: &str) -> bool {
     let plain = |b: u8| b.is_ascii_alphanumeric() || matches!(b, b'-' | b'_' | b'.');
     let dots = text.starts_with('.') || text.ends_with('.') || text.contains("..");
     matches!(text.len(), 1..=253) && text.bytes().all(plain) && !dots
 }
+
+/// The name that means the dialling machine everywhere.
+const LOCALHOST: &str = "localhost";
 
 /// Returns the start of a remote's text for an error message: long enough to recognise, too short to flood a log.
 fn excerpt(text: &str) -> String {
@@ -343,6 +403,44 @@ mod tests {
         let name: NodeName = "Edge-1".parse().unwrap();
         assert_eq!(name, "edge-1".parse().unwrap());
         assert_eq!(name.as_str(), "Edge-1");
+    }
+
+    #[test]
+    fn a_name_with_a_meaning_of_its_own_is_no_nodes() {
+        for text in ["default", "Default", "-", "pod", "POD"] {
+            assert_eq!(text.parse::<NodeName>(), Err(NameError::Reserved(text.to_owned())), "{text}");
+            assert!(NodeName::placeholder(text).is_some(), "{text}");
+        }
+        for text in ["127.0.0.1", "0.0.0.0", "0.1.2.3", "169.254.169.254", "224.0.0.1", "255.255.255.255"] {
+            assert_eq!(text.parse::<NodeName>(), Err(NameError::Address(text.to_owned())), "{text}");
+        }
+        for text in ["defaults", "pod1", "--", "node-", "192.168.4.33", "node-7.9", "1", "localhost"] {
+            assert_eq!(text.parse::<NodeName>().unwrap().as_str(), text);
+        }
+    }
+
+    #[test]
+    fn a_host_means_the_node_of_that_name_even_if_the_name_is_an_address() {
+        let node = |host: &str| host.parse::<Host>().unwrap().node().map(|node| node.to_string());
+        assert_eq!(node("Node1.").as_deref(), Some("node1"));
+        assert_eq!(node("docker-worker-7.9").as_deref(), Some("docker-worker-7.9"));
+        assert_eq!(node(&"x".repeat(64)), Some("x".repeat(64)));
+        assert_eq!(node("192.168.4.33").as_deref(), Some("192.168.4.33"));
+        assert_eq!(node("[::ffff:192.168.4.33]").as_deref(), Some("192.168.4.33"));
+        for none in ["fd00::1", "127.0.0.1", "pod", "default", "-"] {
+            assert_eq!(node(none), None, "{none}");
+        }
+    }
+
+    #[test]
+    fn a_target_at_the_node_itself_is_never_an_address() {
+        for (node, target) in [("Node1", "node1:22"), ("192.168.4.33", "localhost:22"), ("7.9", "7.9:22")] {
+            let node: NodeName = node.parse().unwrap();
+            let Target { host, port } = node.target(22);
+            assert_eq!(Target { host: host.clone(), port }.to_string(), target);
+            assert!(node.is_meant_by(&host) && node.is_meant_by(&"localhost".parse().unwrap()));
+            assert!(!node.is_meant_by(&"192.168.4.33".parse().unwrap()));
+        }
     }
 
     proptest! {

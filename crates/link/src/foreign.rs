@@ -338,7 +338,7 @@ impl ForeignReader {
                 return sender.wake_outbound();
             }
             OverLimit::Session => None,
-            OverLimit::Link => largest_backlog(table.on_link(sender)),
+            OverLimit::Link => largest_backlog(table.on_link(sender, None)),
             OverLimit::Process => largest_backlog(table.all()),
         };
         if let Some(session) = found.or_else(|| table.session(fed)) {

@@ -19,7 +19,6 @@ use crate::sender::LinkSender;
 use crate::sender::signals::{
     IDLE_TIMEOUT, Keepalive, KeepaliveAction, Liveness, PING_AFTER, PING_CALLER_AFTER,
 };
-use crate::table::stream::Parked;
 use crate::table::{Event, SessionTable};
 use tunnel_base::metrics::Metrics;
 use tunnel_proto::codec::proto::StreamMsg;
@@ -131,8 +130,8 @@ impl Link {
         self.alive.watches = true;
     }
 
-    /// Takes the link out of service. Returns the sessions that need another path.
-    pub fn end(&self, why: &LinkEnd) -> Vec<Parked> {
+    /// Takes the link out of service. Returns the number of sessions with an end here that ran on it.
+    pub fn end(&self, why: &LinkEnd) -> usize {
         let far = self.sender.peer.node().map_or("a peer".into(), |node| format!("node {node}"));
         let refusal = SessionError::new(ErrorCode::Cancelled, format!("the link to {far} closed: {why}"));
         self.table.link_ended(&self.sender, &refusal, Instant::now())

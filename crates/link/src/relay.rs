@@ -20,7 +20,7 @@ use crate::lock::Mutex;
 use crate::relay::queue::{QueueFull, RelayQueue};
 use crate::schedule::FrameSource as _;
 use crate::sender::LinkSender;
-use tunnel_base::names::{SessionId, Target};
+use tunnel_base::names::{NodeName, SessionId, Target};
 use tunnel_proto::budget::{Budget, LinkReservation};
 use tunnel_proto::frame::{ErrorCode, Opener, Remote, SessionError, SessionFrame, SessionKey};
 use tunnel_proto::hello::Dialect;
@@ -29,7 +29,7 @@ use tunnel_proto::state::LinkId;
 /// The bindings of all sessions that this process relays between two links.
 #[derive(Debug)]
 pub(crate) struct RelayTable {
-    bindings: Mutex<HashMap<SessionId, Binding>>,
+    bindings: Mutex<Bindings>,
     /// Maximum number of bytes that wait for one session and direction.
     most: usize,
     /// Budget for the bytes of all sessions together.
@@ -48,12 +48,17 @@ impl RelayTable {
 
     /// Returns the number of bindings, including those without a path to the acceptor yet.
     pub(crate) fn len(&self) -> usize {
-        self.bindings.lock().len()
+        self.bindings.lock().all.len()
+    }
+
+    /// Returns the number of bindings that an edge has requested.
+    pub(crate) fn requested_by(&self, edge: &NodeName) -> usize {
+        self.bindings.lock().requested.get(edge).copied().unwrap_or(0)
     }
 
     /// Returns true if the session has a binding.
     pub(crate) fn knows(&self, id: SessionId) -> bool {
-        self.bindings.lock().contains_key(&id)
+        self.bindings.lock().all.contains_key(&id)
     }
 
     /// Returns the bytes relayed in both directions since a session was bound to that link towards its acceptor.
@@ -61,7 +66,7 @@ impl RelayTable {
     pub(crate) fn passed(&self, id: SessionId, link: LinkId) -> Option<u64> {
         let queues = {
             let bindings = self.bindings.lock();
-            let binding = bindings.get(&id).filter(|binding| binding.seeker.is_none())?;
+            let binding = bindings.all.get(&id).filter(|binding| binding.seeker.is_none())?;
             let acceptor = binding.acceptor.as_ref().filter(|acceptor| acceptor.link.id == link)?;
             [binding.opener.queue.clone(), acceptor.queue.clone()]
         };
@@ -87,7 +92,7 @@ impl RelayTable {
             from: binding.opener.link.clone(),
             target: binding.target.clone(),
         };
-        bindings.values().filter(of_edge).map(view).collect()
+        bindings.all.values().filter(of_edge).map(view).collect()
     }
 
     /// Registers an Open or Resume: it gets the binding if its epoch is the newest and it comes from the session's
@@ -95,7 +100,7 @@ impl RelayTable {
     pub(crate) fn on_request(&self, attempt: &Attempt) -> BindOutcome {
         let opener = self.hop(attempt, &attempt.from);
         let mut bindings = self.bindings.lock();
-        let known = bindings.get(&attempt.key.id);
+        let known = bindings.all.get(&attempt.key.id);
         if known.is_some_and(|known| known.has_other_opener(attempt)) {
             return BindOutcome::WrongOpener;
         }
@@ -127,7 +132,7 @@ impl RelayTable {
         let acceptor = self.hop(attempt, to);
         let mut bindings = self.bindings.lock();
         let waits = |binding: &&mut Binding| binding.is_of(attempt) && binding.acceptor.is_none();
-        let Some(binding) = bindings.get_mut(&attempt.key.id).filter(waits) else { return };
+        let Some(binding) = bindings.all.get_mut(&attempt.key.id).filter(waits) else { return };
         binding.acceptor = Some(acceptor.clone());
         let (seeker, bound) = (binding.seeker.take_if(|_| !sought), binding.bound());
         drop(bindings);
@@ -143,7 +148,8 @@ impl RelayTable {
     /// its opener.
     pub(crate) fn end(&self, attempt: &Attempt, frame: Option<SessionFrame>) {
         let mut bindings = self.bindings.lock();
-        let Some(known) = bindings.get_mut(&attempt.key.id).filter(|binding| binding.is_of(attempt)) else {
+        let Some(known) = bindings.all.get_mut(&attempt.key.id).filter(|binding| binding.is_of(attempt))
+        else {
             return;
         };
         let seeker = known.seeker.take();
@@ -161,7 +167,7 @@ impl RelayTable {
 
     /// Returns the state of the attempt.
     pub(crate) fn attempt_state(&self, attempt: &Attempt) -> AttemptState {
-        match self.bindings.lock().get(&attempt.key.id).filter(|binding| binding.is_of(attempt)) {
+        match self.bindings.lock().all.get(&attempt.key.id).filter(|binding| binding.is_of(attempt)) {
             Some(Binding { acceptor: None, .. }) => AttemptState::Searching,
             Some(Binding { seeker: Some(_), .. }) => AttemptState::Pending,
             _ => AttemptState::Done,
@@ -171,7 +177,7 @@ impl RelayTable {
     /// Passes a frame from the link of `from` to the other side. Returns false if the frame was ignored.
     pub(crate) fn on_frame(&self, from: &LinkSender, id: SessionId, frame: SessionFrame) -> bool {
         let mut bindings = self.bindings.lock();
-        let Some(binding) = bindings.get_mut(&id) else { return false };
+        let Some(binding) = bindings.all.get_mut(&id) else { return false };
         let Some((back, to)) = binding.legs(from.id) else { return false };
         let of_opener = binding.opener.link.id == from.id;
         if let SessionFrame::Opened { .. } | SessionFrame::Resumed { .. } | SessionFrame::Refused { .. } =
@@ -237,8 +243,10 @@ impl RelayTable {
         for id in passing {
             let mut bindings = self.bindings.lock();
             let uses = |hop: &RelayLeg| hop.link.id == link;
-            let affected =
-                bindings.get(&id).is_some_and(|b| uses(&b.opener) || b.acceptor.as_ref().is_some_and(uses));
+            let affected = bindings
+                .all
+                .get(&id)
+                .is_some_and(|b| uses(&b.opener) || b.acceptor.as_ref().is_some_and(uses));
             let binding = if affected { bindings.remove(&id) } else { None };
             drop(bindings);
             let Some(binding) = binding else { continue };
@@ -268,7 +276,7 @@ impl RelayTable {
 
     fn cut(&self, id: SessionId, epoch: Option<u64>, frame: impl Fn(u64) -> SessionFrame) {
         let mut bindings = self.bindings.lock();
-        let meant = bindings.get(&id).is_some_and(|b| epoch.is_none_or(|epoch| b.epoch == epoch));
+        let meant = bindings.all.get(&id).is_some_and(|b| epoch.is_none_or(|epoch| b.epoch == epoch));
         let binding = if meant { bindings.remove(&id) } else { None };
         drop(bindings);
         let Some(binding) = binding else { return };
@@ -376,6 +384,37 @@ pub(crate) fn is_not_here(frame: &SessionFrame) -> bool {
 }
 
 // The two links of a relayed session, and its opener.
+
+/// All bindings, and how many of them each edge has requested.
+#[derive(Debug, Default)]
+struct Bindings {
+    all: HashMap<SessionId, Binding>,
+    requested: HashMap<NodeName, usize>,
+}
+
+impl Bindings {
+    fn insert(&mut self, id: SessionId, binding: Binding) -> Option<Binding> {
+        let before = self.remove(&id);
+        if let Remote::Edge(edge) = &binding.opener.link.peer {
+            *self.requested.entry(edge.clone()).or_default() += 1;
+        }
+        self.all.insert(id, binding);
+        before
+    }
+
+    fn remove(&mut self, id: &SessionId) -> Option<Binding> {
+        let binding = self.all.remove(id)?;
+        if let Remote::Edge(edge) = &binding.opener.link.peer
+            && let Some(count) = self.requested.get_mut(edge)
+        {
+            *count -= 1;
+            if *count == 0 {
+                self.requested.remove(edge);
+            }
+        }
+        Some(binding)
+    }
+}
 
 /// The two links of a relayed session, and the search for the second one.
 #[derive(Debug)]

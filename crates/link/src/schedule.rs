@@ -167,26 +167,45 @@ const FRAME_OVERHEAD: u64 = 128;
 //
 // The link sender knows no sessions, only this trait, so the modules above may depend on it.
 
+/// An entry of a source in one of a link's queues.
+#[derive(Debug, Clone)]
+pub(crate) struct Entry {
+    pub(crate) source: Arc<dyn FrameSource>,
+    /// Number of the source's stay on the link when it entered. A session that leaves a link and returns has another
+    /// number, and the entries that it left behind are stale.
+    pub(crate) stay: u64,
+}
+
+/// A queue of a link for frames that go before data.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum ControlQueue {
+    Answers,
+    Credits,
+}
+
 /// A source of frames that waits to send on a link. It creates each frame when the link can take it, under its own
 /// lock; the link sender calls it without holding its own.
 pub(crate) trait FrameSource: fmt::Debug + Send + Sync {
     /// Returns the session that its frames are about.
     fn key(&self) -> &SessionKey;
 
-    /// Returns true if it will certainly send nothing more here. Takes no lock. A session may come back to the link at
-    /// any time.
-    fn is_closed(&self) -> bool {
-        false
-    }
+    /// Returns true if it will certainly send nothing for its entries of that stay. Takes no lock.
+    fn is_stale(&self, stay: u64) -> bool;
 
-    /// Returns a frame that goes before data, if there is one.
-    fn next_control(self: Arc<Self>, link: LinkId, now: Instant) -> ControlOutcome;
+    /// Returns a frame that goes before data, if there is one. Its entry of that stay has just left `queue`.
+    fn next_control(
+        self: Arc<Self>,
+        link: LinkId,
+        stay: u64,
+        queue: ControlQueue,
+        now: Instant,
+    ) -> ControlOutcome;
 
     /// Returns what it sends in its turn: at most `longest` bytes, or nothing if it has more than `most` to send.
     fn next_turn(
         self: Arc<Self>,
         link: LinkId,
-        turn: &QueuedFlow<Arc<dyn FrameSource>>,
+        turn: &QueuedFlow<Entry>,
         longest: usize,
         most: usize,
         now: Instant,
@@ -199,17 +218,71 @@ pub(crate) trait FrameSource: fmt::Debug + Send + Sync {
     }
 }
 
-/// The frames that a source, such as a session, needs to send on a link; the link's queue schedules it accordingly.
+/// The queues of a link in which a source waits. It has at most one entry in each, so they cannot grow without bound.
 #[derive(Debug, Default)]
+pub(crate) struct QueuePlaces {
+    answers: bool,
+    credits: bool,
+    /// Whether its credit was reported as needed.
+    needed: bool,
+    turns: bool,
+}
+
+impl QueuePlaces {
+    /// Returns the entries that a source needs for a frame before data, and for its data, and does not have yet.
+    pub(crate) fn request(
+        &mut self,
+        control: Option<ControlPriority>,
+        data: Option<DataRequest>,
+    ) -> SendRequest {
+        let is_answer = control == Some(ControlPriority::Answer);
+        let is_needed = control == Some(ControlPriority::Needed);
+        let is_credit = is_needed || control == Some(ControlPriority::Credit);
+        let request = SendRequest {
+            answer: is_answer && !self.answers,
+            credit: is_credit && !self.credits,
+            needed: is_needed && !self.needed,
+            data: data.filter(|_| !self.turns),
+            stay: 0,
+        };
+        self.answers |= is_answer;
+        self.credits |= is_credit;
+        self.needed |= is_needed;
+        self.turns |= request.data.is_some();
+        request
+    }
+
+    /// Records that its entry has left that queue.
+    pub(crate) fn on_control(&mut self, queue: ControlQueue) {
+        match queue {
+            ControlQueue::Answers => self.answers = false,
+            ControlQueue::Credits => (self.credits, self.needed) = (false, false),
+        }
+    }
+
+    /// Records whether it waits for another turn after one.
+    pub(crate) fn on_turn(&mut self, again: bool) {
+        self.turns = again;
+    }
+}
+
+/// The entries that a source, such as a session, needs in the queues of a link.
+#[derive(Debug, Default, PartialEq, Eq)]
 pub(crate) struct SendRequest {
-    /// An answer or credit, which go before data.
-    pub(crate) control: Option<ControlPriority>,
+    /// Whether it needs one for an answer.
+    pub(crate) answer: bool,
+    /// Whether it needs one for a credit.
+    pub(crate) credit: bool,
+    /// Whether its credit has become urgent.
+    pub(crate) needed: bool,
     /// A turn, if it has data.
     pub(crate) data: Option<DataRequest>,
+    /// Number of the source's stay on the link.
+    pub(crate) stay: u64,
 }
 
 /// A source's request for a turn.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct DataRequest {
     /// What it has sent on the link so far.
     pub(crate) flow_state: FlowState,

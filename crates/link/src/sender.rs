@@ -31,8 +31,8 @@ use crate::lock::{Mutex, MutexGuard};
 
 use crate::relay::queue::RelayQueue;
 use crate::schedule::{
-    ControlOutcome, DataRequest, FlowState, FrameSource, INTERACTIVE_BACKLOG, QueuedFlow, Scheduler,
-    SendRequest,
+    ControlOutcome, ControlQueue, DataRequest, Entry, FlowState, FrameSource, INTERACTIVE_BACKLOG,
+    QueuedFlow, Scheduler, SendRequest,
 };
 use crate::sender::interactive::InteractiveLink;
 use crate::sender::pacing::Pacing;
@@ -41,7 +41,7 @@ use tunnel_base::names::{Instance, NodeName, SessionId};
 use tunnel_proto::budget::{Budget, Reservation};
 use tunnel_proto::frame::{Frame, FrameKind, Remote, SessionFrame, SessionKey};
 use tunnel_proto::hello::Dialect;
-use tunnel_proto::state::{ControlPriority, LinkId};
+use tunnel_proto::state::LinkId;
 
 /// The sending side of one link, shared by its sessions, its read loop and its gRPC stream.
 #[derive(Debug)]
@@ -128,7 +128,7 @@ impl LinkSender {
                     Some(Frame { node, body })
                 }
                 Some(Next::Reply(frame)) => Some(frame),
-                Some(Next::Control(source)) => self.take_control(source, now),
+                Some(Next::Control(entry, queue)) => self.take_control(entry, queue, now),
                 Some(Next::Turn { turn, longest, small_only }) => {
                     self.take_turn(turn, longest, small_only, now)
                 }
@@ -142,7 +142,8 @@ impl LinkSender {
 
     /// Queues a source for its turn if it has anything to send.
     pub(crate) fn enter<S: FrameSource + 'static>(&self, source: &Arc<S>, intent: &SendRequest) {
-        if intent.control.is_none() && intent.data.is_none() {
+        let SendRequest { answer, credit, needed, data, stay } = *intent;
+        if !answer && !credit && !needed && data.is_none() {
             return;
         }
         let mut waiting = self.lock();
@@ -150,18 +151,19 @@ impl LinkSender {
             return;
         }
         waiting.sweep();
-        match intent.control {
-            Some(ControlPriority::Answer) => waiting.answers.push_back(source.clone()),
-            Some(ControlPriority::Credit) => waiting.credits.push_back(source.clone()),
-            Some(ControlPriority::Needed) => {
-                waiting.credits.push_back(source.clone());
-                waiting.pacing.acks.send_now();
-            }
-            None => {}
+        let entry = Entry { source: source.clone(), stay };
+        if answer {
+            waiting.answers.push_back(entry.clone());
         }
-        if let Some(DataRequest { flow_state, backlog }) = intent.data {
+        if credit {
+            waiting.credits.push_back(entry.clone());
+        }
+        if needed {
+            waiting.pacing.acks.send_now();
+        }
+        if let Some(DataRequest { flow_state, backlog }) = data {
             let longest = waiting.longest_frame();
-            waiting.turns.enter(source.clone(), flow_state, backlog, longest);
+            waiting.turns.enter(entry, flow_state, backlog, longest);
         }
         waiting.wake();
     }
@@ -217,11 +219,12 @@ impl LinkSender {
     }
 
     /// Takes a control frame from the source, and queues the source again if it has more of them.
-    fn take_control(&self, source: Arc<dyn FrameSource>, now: Instant) -> Option<Frame> {
-        let ControlOutcome { frame, again } = source.clone().next_control(self.id, now);
-        let frame = self.sent(&*source, frame, now);
+    fn take_control(&self, entry: Entry, queue: ControlQueue, now: Instant) -> Option<Frame> {
+        let source = entry.source.clone();
+        let ControlOutcome { frame, again } = source.next_control(self.id, entry.stay, queue, now);
+        let frame = self.sent(&*entry.source, frame, now);
         if again {
-            self.lock().credits.push_back(source);
+            self.lock().credits.push_back(entry);
         }
         frame
     }
@@ -229,14 +232,14 @@ impl LinkSender {
     /// Takes a frame from the source in its turn, and queues the source again if it has more to send.
     fn take_turn(
         &self,
-        turn: QueuedFlow<Arc<dyn FrameSource>>,
+        turn: QueuedFlow<Entry>,
         longest: usize,
         small_only: bool,
         now: Instant,
     ) -> Option<Frame> {
         let most = if small_only { INTERACTIVE_BACKLOG } else { usize::MAX };
-        let sent = turn.key.clone().next_turn(self.id, &turn, longest, most, now);
-        let frame = self.sent(&*turn.key, sent.frame, now);
+        let sent = turn.key.source.clone().next_turn(self.id, &turn, longest, most, now);
+        let frame = self.sent(&*turn.key.source, sent.frame, now);
         let mut waiting = self.lock();
         if sent.bytes > 0 {
             waiting.sent(sent.bytes, sent.flow_state, now);
@@ -290,10 +293,10 @@ pub(crate) struct SendQueue {
     /// Signals, last frames, and replies about unknown sessions. Limited by [`MAX_QUEUED_REPLIES`], except for frames
     /// of this process's own sessions.
     pub(crate) replies: VecDeque<Frame>,
-    pub(crate) answers: VecDeque<Arc<dyn FrameSource>>,
-    /// Sessions that have a credit to send and no answer.
-    pub(crate) credits: VecDeque<Arc<dyn FrameSource>>,
-    pub(crate) turns: Scheduler<Arc<dyn FrameSource>>,
+    pub(crate) answers: VecDeque<Entry>,
+    /// Sessions that have a credit to send.
+    pub(crate) credits: VecDeque<Entry>,
+    pub(crate) turns: Scheduler<Entry>,
     /// Decides when bulk and acknowledgements may be sent.
     pub(crate) pacing: Pacing,
     /// Number of entries at which stale ones are removed.
@@ -307,8 +310,8 @@ pub(crate) struct SendQueue {
 pub(crate) enum Next {
     Frame(FrameKind),
     Reply(Frame),
-    Control(Arc<dyn FrameSource>),
-    Turn { turn: QueuedFlow<Arc<dyn FrameSource>>, longest: usize, small_only: bool },
+    Control(Entry, ControlQueue),
+    Turn { turn: QueuedFlow<Entry>, longest: usize, small_only: bool },
 }
 
 impl SendQueue {
@@ -352,11 +355,11 @@ impl SendQueue {
         }
         if let Some(session) = self.answers.pop_front() {
             self.pacing.acks.send_now();
-            return Poll::Ready(Some(Next::Control(session)));
+            return Poll::Ready(Some(Next::Control(session, ControlQueue::Answers)));
         }
         if acks && let Some(session) = self.credits.pop_front() {
             self.pacing.acks.on_sent(now);
-            return Poll::Ready(Some(Next::Control(session)));
+            return Poll::Ready(Some(Next::Control(session, ControlQueue::Credits)));
         }
         let small_only =
             self.turns.has_bulk() && self.pacing.bulk.as_mut().is_some_and(|bulk| bulk.is_blocked(now));
@@ -391,15 +394,16 @@ impl SendQueue {
         self.pong.is_some() || !self.credits.is_empty()
     }
 
-    /// Removes sources that were closed while they waited, so that they do not accumulate on a link that takes nothing.
-    /// Runs only when the queue has doubled, so that the cost per entry is low.
+    /// Removes stale entries, so that they do not accumulate on a link that takes nothing. Runs only when the queue has
+    /// doubled, so that the cost per entry is low.
     pub(crate) fn sweep(&mut self) {
         if self.queued_senders() < self.sweep_at {
             return;
         }
-        self.answers.retain(|source| !source.is_closed());
-        self.credits.retain(|source| !source.is_closed());
-        self.turns.retain(|source| !source.is_closed());
+        let stays = |entry: &Entry| !entry.source.is_stale(entry.stay);
+        self.answers.retain(stays);
+        self.credits.retain(stays);
+        self.turns.retain(stays);
         self.sweep_at = SWEEP.max(2 * self.queued_senders());
     }
 
@@ -439,9 +443,9 @@ const PLAIN_FRAME: usize = 16 * 1024;
 /// sees that and handles the link's end itself. So every session handles the end exactly once.
 #[derive(Debug, Default)]
 pub(crate) struct LinkSessions {
-    /// Sessions with an end in this process, by their number in the order of joining.
-    own: HashMap<SessionId, u64>,
-    relayed: HashMap<SessionId, Relayed>,
+    /// Sessions with an end in this process.
+    own: Members<()>,
+    relayed: Members<Relayed>,
     /// Number of sessions that have joined so far.
     came: u64,
 }
@@ -449,26 +453,88 @@ pub(crate) struct LinkSessions {
 /// A relayed session whose frames are sent on this link.
 #[derive(Debug)]
 struct Relayed {
-    /// Its number in the order in which sessions joined the link.
-    came: u64,
     source: Arc<RelayQueue>,
     /// The epoch of its attempt.
     epoch: u64,
+}
+
+/// Sessions of one kind on a link, by id and by node: a node that moves concerns only its own sessions, and thousands
+/// may move at once.
+#[derive(Debug)]
+struct Members<T> {
+    all: HashMap<SessionId, Member<T>>,
+    by_node: HashMap<NodeName, HashSet<SessionId>>,
+}
+
+/// A session on a link.
+#[derive(Debug)]
+struct Member<T> {
+    /// Its number in the order in which sessions joined the link.
+    came: u64,
+    key: SessionKey,
+    more: T,
+}
+
+impl<T> Default for Members<T> {
+    fn default() -> Self {
+        Self { all: HashMap::new(), by_node: HashMap::new() }
+    }
+}
+
+impl<T> Members<T> {
+    fn insert(&mut self, member: Member<T>) -> Option<T> {
+        let (id, node) = (member.key.id, member.key.node.clone());
+        let before = self.remove(id);
+        self.by_node.entry(node).or_default().insert(id);
+        self.all.insert(id, member);
+        before
+    }
+
+    fn remove(&mut self, id: SessionId) -> Option<T> {
+        let member = self.all.remove(&id)?;
+        if let Some(ids) = self.by_node.get_mut(&member.key.node) {
+            ids.remove(&id);
+            if ids.is_empty() {
+                self.by_node.remove(&member.key.node);
+            }
+        }
+        Some(member.more)
+    }
+
+    /// Returns all sessions, or those of one node, in the order of joining.
+    fn keys(&self, of: Option<&NodeName>) -> Vec<SessionKey> {
+        let mut members: Vec<_> = match of {
+            None => self.all.values().collect(),
+            Some(node) => {
+                let ids = self.by_node.get(node).into_iter().flatten();
+                ids.filter_map(|id| self.all.get(id)).collect()
+            }
+        };
+        members.sort_unstable_by_key(|member| member.came);
+        members.into_iter().map(|member| member.key.clone()).collect()
+    }
 }
 
 /// What ran on a link that has ended, in the order of joining.
 #[derive(Debug, Default)]
 pub(crate) struct DetachedSessions {
     /// Sessions with an end in this process.
-    pub(crate) own: Vec<SessionId>,
+    pub(crate) own: Vec<SessionKey>,
     /// Relayed sessions.
-    pub(crate) relayed: Vec<SessionId>,
+    pub(crate) relayed: Vec<SessionKey>,
 }
 
 impl LinkSender {
     /// Returns the number of sessions that have their path over this link, including relayed ones.
     pub fn sessions(&self) -> usize {
-        self.members.lock().as_ref().map_or(0, |members| members.own.len() + members.relayed.len())
+        self.members.lock().as_ref().map_or(0, |members| members.own.all.len() + members.relayed.all.len())
+    }
+
+    /// Returns true if a session with that node has its path over this link.
+    pub fn has_sessions_of(&self, node: &NodeName) -> bool {
+        self.members.lock().as_ref().is_some_and(|members| {
+            members.own.by_node.contains_key(node) || members.relayed.by_node.contains_key(node)
+        })
     }
 
     /// Returns true if the link has ever been the path of a session, including sessions that have ended.
@@ -477,11 +543,11 @@ impl LinkSender {
     }
 
     /// Adds a session with an end here. Returns false if the link has ended: the caller then treats the path as lost.
-    pub(crate) fn attach(&self, id: SessionId) -> bool {
+    pub(crate) fn attach(&self, key: &SessionKey) -> bool {
         let mut members = self.members.lock();
         if let Some(members) = members.as_mut() {
             members.came += 1;
-            members.own.insert(id, members.came);
+            members.own.insert(Member { came: members.came, key: key.clone(), more: () });
         }
         members.is_some()
     }
@@ -489,7 +555,7 @@ impl LinkSender {
     /// Removes a session that runs elsewhere or is over.
     pub(crate) fn detach(&self, id: SessionId) {
         if let Some(members) = self.members.lock().as_mut() {
-            members.own.remove(&id);
+            members.own.remove(id);
         }
     }
 
@@ -498,18 +564,18 @@ impl LinkSender {
     ///
     /// Attempts may be added out of order, because the relay table releases its lock before it calls this.
     pub(crate) fn attach_relay(&self, source: &Arc<RelayQueue>, epoch: u64) -> bool {
-        let id = source.key().id;
+        let key = source.key().clone();
         let mut members = self.members.lock();
         let Some(known) = members.as_mut() else { return false };
-        if known.relayed.get(&id).is_some_and(|newer| newer.epoch > epoch) {
+        if known.relayed.all.get(&key.id).is_some_and(|newer| newer.more.epoch > epoch) {
             // This attempt is late: a newer one has already been added.
             drop(members);
             source.close();
             return true;
         }
         known.came += 1;
-        let relayed = Relayed { came: known.came, source: source.clone(), epoch };
-        let older = known.relayed.insert(id, relayed);
+        let more = Relayed { source: source.clone(), epoch };
+        let older = known.relayed.insert(Member { came: known.came, key, more });
         drop(members);
         if let Some(older) = older {
             older.source.retire(epoch);
@@ -540,31 +606,30 @@ impl LinkSender {
 
     /// Removes a relay's source. A newer source of the same session stays; the two are compared by address.
     pub(crate) fn detach_relay<S: FrameSource + ?Sized>(&self, source: &S) {
-        let id = &source.key().id;
+        let id = source.key().id;
+        let is = |known: &Member<Relayed>| ptr::addr_eq(Arc::as_ptr(&known.more.source), source);
         if let Some(members) = self.members.lock().as_mut()
-            && members.relayed.get(id).is_some_and(|known| ptr::addr_eq(Arc::as_ptr(&known.source), source))
+            && members.relayed.all.get(&id).is_some_and(is)
         {
             members.relayed.remove(id);
         }
     }
 
-    /// Returns the sessions that are relayed over this link.
-    pub(crate) fn relayed(&self) -> Vec<SessionKey> {
-        let members = self.members.lock();
-        let relayed = members.iter().flat_map(|members| members.relayed.values());
-        in_order(relayed.map(|relayed| (relayed.came, relayed.source.key().clone())))
+    /// Returns the sessions that are relayed over this link: all, or those of one node.
+    pub(crate) fn relayed(&self, of: Option<&NodeName>) -> Vec<SessionKey> {
+        self.members.lock().as_ref().map(|members| members.relayed.keys(of)).unwrap_or_default()
     }
 
-    /// Returns the sessions with an end here.
-    pub(crate) fn own(&self) -> Vec<SessionId> {
-        let members = self.members.lock();
-        in_order(members.iter().flat_map(|members| &members.own).map(|(id, came)| (*came, *id)))
+    /// Returns the sessions with an end here: all, or those of one node.
+    pub(crate) fn own(&self, of: Option<&NodeName>) -> Vec<SessionKey> {
+        self.members.lock().as_ref().map(|members| members.own.keys(of)).unwrap_or_default()
     }
 
     /// Returns all sessions on this link.
     pub(crate) fn members(&self) -> HashSet<SessionId> {
         let members = self.members.lock();
-        members.iter().flat_map(|members| members.own.keys().chain(members.relayed.keys())).copied().collect()
+        let ids = members.iter().flat_map(|members| members.own.all.keys().chain(members.relayed.all.keys()));
+        ids.copied().collect()
     }
 
     /// Closes the link for good and returns all sessions that ran on it.
@@ -573,17 +638,8 @@ impl LinkSender {
         let Some(LinkSessions { own, relayed, .. }) = self.members.lock().take() else {
             return DetachedSessions::default();
         };
-        DetachedSessions {
-            own: in_order(own.into_iter().map(|(id, came)| (came, id))),
-            relayed: in_order(relayed.into_iter().map(|(id, relayed)| (relayed.came, id))),
-        }
+        DetachedSessions { own: own.keys(None), relayed: relayed.keys(None) }
     }
-}
-
-fn in_order<T>(members: impl Iterator<Item = (u64, T)>) -> Vec<T> {
-    let mut members: Vec<(u64, T)> = members.collect();
-    members.sort_unstable_by_key(|(came, _)| *came);
-    members.into_iter().map(|(_, member)| member).collect()
 }
 
 #[cfg(test)]
@@ -664,9 +720,10 @@ mod tests {
         flow_state: FlowState,
         backlog: usize,
         now: Instant,
-    ) -> QueuedFlow<Arc<dyn FrameSource>> {
+    ) -> QueuedFlow<Entry> {
         let key = SessionKey { id: SessionId::from_bits(1), category: Category::Ssh, node: NodeName::none() };
-        waiting.turns.enter(Arc::new(Speaker(key)), flow_state, backlog, 65_200);
+        let entry = Entry { source: Arc::new(Speaker(key)), stay: 0 };
+        waiting.turns.enter(entry, flow_state, backlog, 65_200);
         loop {
             let next = waiting.poll_next(&mut Context::from_waker(Waker::noop()), now);
             if let Poll::Ready(Some(Next::Turn { turn, .. })) = next {

@@ -21,8 +21,8 @@ use crate::lock::{Mutex, MutexGuard};
 use crate::relay::{Attempt, AttemptState, BindOutcome, RelayTable, RelayedSession};
 use crate::sender::signals::{UNKNOWN, unknown};
 use crate::sender::{DetachedSessions, LinkSender};
-use crate::table::closed::{Clients, Tombstones, source};
-use crate::table::session::{SessionCore, SessionView};
+use crate::table::closed::{ByClient, MAX_ORPHANS, Tombstones, client_of, source};
+use crate::table::session::{Search, SessionCore, SessionView};
 use crate::table::stream::{IncomingSession, Parked, PendingOpen, Session};
 use tunnel_base::metrics::Metrics;
 use tunnel_base::names::{Instance, NodeName, SessionId, Target};
@@ -62,12 +62,13 @@ pub struct SessionTable {
     /// Whether a session or a link has ended since free memory was last released, or the process has just started.
     freed: AtomicBool,
     ended: Mutex<Tombstones>,
-    clients: Mutex<Clients>,
-    /// Orphaned sessions that may still have bytes to deliver, in the order in which their owners left.
-    departed: Mutex<VecDeque<SessionId>>,
-    /// Orphaned sessions for which no task searches a path yet.
-    unsearched: Mutex<VecDeque<Parked>>,
-    /// Notified when a session is added to `unsearched`.
+    /// The sessions that were opened from elsewhere.
+    clients: Mutex<ByClient>,
+    /// The orphaned sessions that may be evicted.
+    orphans: Mutex<ByClient>,
+    /// Sessions that need a path, for which no task searches one yet.
+    parked: Mutex<VecDeque<Parked>>,
+    /// Notified when a session is added to `parked`.
     came: Notify,
     pub(crate) relays: RelayTable,
 }
@@ -77,8 +78,6 @@ pub struct SessionTable {
 pub enum Event {
     /// The remote end requests a session here.
     Incoming(IncomingSession),
-    /// A session that was opened here has lost its path.
-    Parked(Parked),
     /// A request to reach a node through this server.
     RelayRequest(RelayRequest),
     /// A peer asks whether a node is connected here; the answer must repeat the number.
@@ -120,9 +119,9 @@ impl SessionTable {
             count: AtomicUsize::new(0),
             freed: AtomicBool::new(true),
             ended: Mutex::default(),
-            clients: Mutex::default(),
-            departed: Mutex::default(),
-            unsearched: Mutex::default(),
+            clients: Mutex::new(ByClient::new(usize::MAX)),
+            orphans: Mutex::new(ByClient::new(MAX_ORPHANS)),
+            parked: Mutex::default(),
             came: Notify::new(),
             relays,
         });
@@ -170,11 +169,12 @@ impl SessionTable {
         client: String,
         listener: &'static str,
     ) -> Result<PendingOpen, TableFull> {
-        let halves = if self.has_place() { self.halves() } else { None };
+        let halves = if self.has_place(|| false) { self.halves() } else { None };
         let (send, recv) = halves.ok_or(TableFull)?;
+        let source = source(&client);
         let end = SessionState::opener(target, client, send, recv);
         let key = SessionKey { id: SessionId::random(), category, node };
-        let shared = SessionCore::new(key, self, end, None, Some(listener), None);
+        let shared = SessionCore::new(key, self, source, end, None, Some(listener), None);
         // Its id is new.
         let _ = self.insert(&shared);
         Ok(PendingOpen::new(shared))
@@ -201,17 +201,19 @@ impl SessionTable {
         self.shards.iter().flat_map(|shard| shard.lock().values().cloned().collect::<Vec<_>>()).collect()
     }
 
-    /// Returns true if there may be another session. The oldest orphan is evicted for it, but its last frame may have
-    /// to wait on a slow link, so the number of such sessions is limited.
-    fn has_place(&self) -> bool {
-        let (len, most) = (self.len(), self.limits.sessions);
-        len < most || len < most + most / CLOSE_FRAME_DIVISOR && self.evict_oldest_orphan("sessions")
+    /// Returns true if there may be another session. An orphan is evicted for it, or with `evict` another session. Its
+    /// last frame may have to wait on a slow link, so the number of such sessions is limited.
+    fn has_place(&self, evict: impl Fn() -> bool) -> bool {
+        let most = self.limits.sessions;
+        let slack = most.div_ceil(CLOSE_FRAME_DIVISOR);
+        let fits = || self.len() < most + slack;
+        self.len() < most || (self.evict_orphan("sessions") || fits() && evict()) && fits()
     }
 
     fn halves(&self) -> Option<(SendHalf, RecvHalf)> {
-        let start = self.limits.windows.start >> self.reserved.pressure();
-        let promised = self.reserved.try_reserve(usize::try_from(start).ok()?)?;
-        let windows = WindowLimits { start, max: self.limits.windows.max };
+        let WindowLimits { start, max } = self.limits.windows;
+        let promised = self.reserved.reserve_window(usize::try_from(start).ok()?)?;
+        let windows = WindowLimits { start: u64::try_from(promised.size()).ok()?, max };
         Some((SendHalf::new(self.unacked.reservation()), RecvHalf::new(windows, promised)))
     }
 
@@ -271,8 +273,6 @@ impl SessionTable {
             known = known.filter(|shared| !shared.supersede());
         }
         let Some(shared) = known else { return self.on_frame_without_end(sender, key, frame) };
-        // A Reset from a relaying server makes its opener search elsewhere.
-        let parks = matches!(frame, SessionFrame::PathLost { .. } | SessionFrame::Reset { .. });
         let resumes = matches!(frame, SessionFrame::Resume { .. } | SessionFrame::Resumed { .. });
         if !shared.on_frame(sender, frame, now) {
             self.metrics.frames_dropped.count("unexpected");
@@ -284,7 +284,7 @@ impl SessionTable {
         if let Some(opener) = opener {
             shared.opened_by(opener);
         }
-        if parks { Parked::of(&shared).map(Event::Parked) } else { None }
+        None
     }
 
     /// Handles a frame about a session that has no end here, or none yet.
@@ -304,7 +304,7 @@ impl SessionTable {
             SessionFrame::Open { client, .. } if elsewhere => {
                 // An edge must never get the rights of another listener, nor another edge's name.
                 if let Some(edge) = edge {
-                    (key.category, *client) = (Category::HttpProxy, format!("node {edge}"));
+                    (key.category, *client) = (Category::HttpProxy, client_of(edge));
                 }
                 self.on_request(Attempt::new(sender, key, &mut frame), frame)
             }
@@ -331,6 +331,8 @@ impl SessionTable {
         let most = self.limits.sessions;
         let too_many = if from.is_reply_queue_full() || from.sessions() >= most {
             Some("too many sessions on this link")
+        } else if self.exceeds_fair_share(&from.peer) && !self.relays.knows(attempt.key.id) {
+            Some("too many sessions of this edge, and half of all sessions of this server are in use")
         } else if self.relays.len() >= most && !self.relays.knows(attempt.key.id) {
             Some("too many sessions relayed by this server")
         } else {
@@ -349,6 +351,15 @@ impl SessionTable {
             BindOutcome::WrongOpener => self.reject_opener(from, &attempt.key, &frame),
         }
         None
+    }
+
+    /// Returns true if an edge has requested a quarter of all sessions that are possible, and half of them are in use. So
+    /// no edge takes the places of all others.
+    fn exceeds_fair_share(&self, peer: &Remote) -> bool {
+        let (Remote::Edge(edge), most) = (peer, self.limits.sessions) else { return false };
+        let is_crowded = self.relays.len().max(self.len()) >= most / 2;
+        let ends_here = || self.clients.lock().count(&source(&client_of(edge)));
+        is_crowded && self.relays.requested_by(edge) + ends_here() >= most.div_ceil(4)
     }
 
     /// Rejects a remote that tries to resume another opener's session, or as one to another target, with the same answer
@@ -391,12 +402,11 @@ impl SessionTable {
             recv.lift_limit(self.room_unread(sender));
         }
         let end = SessionState::acceptor(sender.id, epoch, limit, send, recv);
-        let shared = SessionCore::new(key, self, end, Some(sender.clone()), None, Some(target.clone()));
+        let from = Some(sender.clone());
+        let shared = SessionCore::new(key, self, source.clone(), end, from, None, Some(target.clone()));
         if let Some(opener) = opener.clone() {
             shared.opened_by(opener);
         }
-        // Before it is inserted, so that its end finds it there.
-        self.clients.lock().add(shared.key.id, &source);
         if let Err(first) = self.insert(&shared) {
             // The same Open has just arrived on another link, which another task reads.
             if first.is_of(opener.as_ref()) {
@@ -405,8 +415,14 @@ impl SessionTable {
             }
             return None;
         }
+        let (id, now) = (shared.key.id, Instant::now());
+        self.clients.lock().insert(&source, id, (), now);
+        // It may have ended before it was added.
+        if self.session(id).is_none() {
+            self.clients.lock().remove(&id, now);
+        }
         // Inserted here before it joins the link: a link that ends looks up its sessions in the table.
-        if !sender.attach(shared.key.id) {
+        if !sender.attach(&shared.key) {
             shared.link_ended(sender.id, None, Instant::now());
         }
         let patience = if sender.resumes { DIAL_TIMEOUT } else { PLAIN_DIAL_TIMEOUT };
@@ -422,12 +438,12 @@ impl SessionTable {
 
     /// Returns room for another session of a client. If there is none, a client with more sessions gives up some of its
     /// own.
-    fn halves_for(&self, source: &str) -> Option<(SendHalf, RecvHalf)> {
+    fn halves_for(&self, source: &Arc<str>) -> Option<(SendHalf, RecvHalf)> {
         // An evicted session frees its memory at once, and its place in the table once the remote end has got the
         // reset.
-        let given =
-            || (0..MAX_EVICTIONS).take_while(|_| self.evict_idle_session(source)).find_map(|_| self.halves());
-        self.has_place().then(|| self.halves()).flatten().or_else(given)
+        let evict = || self.evict_idle_session(source);
+        let given = || (0..MAX_EVICTIONS).take_while(|_| evict()).find_map(|_| self.halves());
+        self.has_place(evict).then(|| self.halves().or_else(given)).flatten()
     }
 
     /// Returns the refusal for lack of room, and names the key that raises the limit. A server's requests arrive at an
@@ -474,14 +490,22 @@ impl SessionTable {
     }
 
     /// Forgets a session that is over; `why` is set if it did not end cleanly.
-    pub(crate) fn forget(&self, id: SessionId, why: Option<ErrorCode>) {
+    pub(crate) fn forget(&self, session: &SessionCore, is_opener: bool, why: Option<ErrorCode>) {
+        let (id, now) = (session.key.id, Instant::now());
+        // Only a session that another process opened can be requested again. Added first, so that a late Open always
+        // finds one of the two.
+        if !is_opener {
+            self.ended.lock().add(&session.client, id, why, now);
+        }
         if self.shard(id).remove(&id).is_some() {
             if let Some(code) = why {
                 self.metrics.resets.count(code.name());
             }
             self.count.fetch_sub(1, Relaxed);
             self.freed.store(true, Relaxed);
-            self.add_ended(id, why);
+        }
+        for by_client in [&self.clients, &self.orphans] {
+            by_client.lock().remove(&id, now);
         }
     }
 }
@@ -490,48 +514,35 @@ impl SessionTable {
 
 impl SessionTable {
     /// Handles the end of a link: parks its sessions, or ends them with `why` if the remote cannot resume, and sends
-    /// PathLost to the other side of relayed ones. Returns the sessions that need a new path.
-    pub fn link_ended(&self, sender: &LinkSender, why: &SessionError, now: Instant) -> Vec<Parked> {
+    /// PathLost to the other side of relayed ones. Returns the number of sessions with an end here that ran on it.
+    pub fn link_ended(&self, sender: &LinkSender, why: &SessionError, now: Instant) -> usize {
         let why = (!sender.resumes).then(|| why.clone());
-        let mut parked = Vec::new();
         let DetachedSessions { own, relayed } = sender.detach_all();
-        for shared in own.into_iter().filter_map(|id| self.session(id)) {
+        let sessions = own.len();
+        for shared in own.into_iter().filter_map(|key| self.session(key.id)) {
             shared.link_ended(sender.id, why.clone(), now);
-            parked.extend(Parked::of(&shared));
         }
-        self.relays.link_ended(sender.id, relayed);
+        self.relays.link_ended(sender.id, relayed.into_iter().map(|key| key.id));
         self.freed.store(true, Relaxed);
-        parked
+        sessions
     }
 
-    /// Makes the sessions that were opened here leave that link, and sends PathLost for them, if `meant` accepts their
-    /// node and the process of their remote end. Returns these sessions: each needs a new path.
+    /// Makes the sessions that were opened here leave that link, and sends PathLost for them: all, or those of one node,
+    /// if `meant` accepts the process of their remote end. Returns their number.
     pub fn leave(
         &self,
         sender: &Arc<LinkSender>,
-        meant: impl Fn(&NodeName, Option<Instance>) -> bool,
-    ) -> Vec<Parked> {
-        let mut parked = Vec::new();
-        for session in self.on_link(sender) {
-            if !meant(&session.key.node, session.instance()) {
-                continue;
-            }
-            session.leave(sender);
-            parked.extend(Parked::of(&session));
-        }
-        parked
+        of: Option<&NodeName>,
+        meant: impl Fn(Option<Instance>) -> bool,
+    ) -> usize {
+        let sessions = self.on_link(sender, of).into_iter();
+        sessions.filter(|session| meant(session.instance()) && session.leave(sender)).count()
     }
 
-    /// Returns true if a session with that node runs on that link or is relayed over it.
-    pub fn has_sessions_on(&self, sender: &LinkSender, node: &NodeName) -> bool {
-        self.on_link(sender).iter().any(|session| session.key.node == *node)
-            || sender.relayed().iter().any(|session| session.node == *node)
-    }
-
-    /// Makes sessions that are relayed over that link to a node that `meant` accepts take another path: both ends get
+    /// Makes sessions that are relayed over that link take another path: all, or those of one node. Both ends get
     /// PathLost.
-    pub fn detach_relays(&self, sender: &LinkSender, meant: impl Fn(&NodeName) -> bool) {
-        for session in sender.relayed().into_iter().filter(|session| meant(&session.node)) {
+    pub fn detach_relays(&self, sender: &LinkSender, of: Option<&NodeName>) {
+        for session in sender.relayed(of) {
             self.relays.path_lost(session.id, None);
         }
     }
@@ -548,17 +559,45 @@ impl SessionTable {
 
     /// Resets every session that runs on that link or is relayed over it, and sends the reason to all their ends.
     pub fn reset_on(&self, sender: &LinkSender, why: &SessionError) {
-        for session in self.on_link(sender) {
+        for session in self.on_link(sender, None) {
             session.reset(why.clone());
         }
-        for session in sender.relayed() {
+        for session in sender.relayed(None) {
             self.relays.reset(session.id, why);
         }
     }
 
-    /// Returns the sessions with an end here that run on that link, in the order in which they joined it.
-    pub(crate) fn on_link(&self, sender: &LinkSender) -> Vec<Arc<SessionCore>> {
-        sender.own().into_iter().filter_map(|id| self.session(id)).collect()
+    /// Returns the sessions with an end here that run on that link, in the order in which they joined it: all, or those
+    /// of one node.
+    pub(crate) fn on_link(&self, sender: &LinkSender, of: Option<&NodeName>) -> Vec<Arc<SessionCore>> {
+        sender.own(of).into_iter().filter_map(|key| self.session(key.id)).collect()
+    }
+}
+
+// Sessions that were opened here and need a new path.
+
+impl SessionTable {
+    /// Waits for a session that was opened here, has lost its path, and needs another one. So does a pending open that
+    /// was given up while its acceptor still has to get the reset.
+    ///
+    /// One task calls this, and has a path searched for each.
+    ///
+    /// # Cancel safety
+    ///
+    /// Cancel safe.
+    pub async fn next_parked(&self) -> Parked {
+        loop {
+            let came = self.came.notified();
+            if let Some(parked) = self.parked.lock().pop_front() {
+                return parked;
+            }
+            came.await;
+        }
+    }
+
+    pub(crate) fn add_parked(&self, session: &Arc<SessionCore>, search: &Search) {
+        self.parked.lock().push_back(Parked::new(session.clone(), search));
+        self.came.notify_one();
     }
 }
 

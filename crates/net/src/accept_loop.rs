@@ -39,6 +39,8 @@ pub struct AcceptLimits {
     pub refused: ReasonCounter,
     /// Rate limit of the log lines about rejected connections.
     pub refusals: Refusals,
+    /// Whether this is a port for operators and probes, which may use some of the reserved file descriptors.
+    pub for_operators: bool,
 }
 
 /// An accepted connection with its permit, as [`serve`] passes it to the handler.
@@ -101,21 +103,21 @@ where
     L: Accept,
     H: ConnectionHandler<L::AnyStream>,
 {
-    let AcceptLimits { permits, proxies, refused, refusals } = limits;
+    let AcceptLimits { permits, proxies, refused, refusals, for_operators } = limits;
     let (limiter, max_files) = (FairLimiter::new(Limits::permits(permits)), fd_limit::limit());
     let leaving = FairLimiter::new(Limits::permits(fd_limit::at_most(LEAVING, 16)));
     let handler = Arc::new(handler);
-    let acceptor =
-        Arc::new(Acceptor { handler, limiter, refused, refusals, leaving, max_files, drain: drain.clone() });
+    let acceptor = Acceptor { handler, limiter, refused, refusals, leaving, max_files, for_operators, drain };
+    let acceptor = Arc::new(acceptor);
     let mut warned: Option<Instant> = None;
     loop {
         let (socket, peer) = tokio::select! {
             biased;
-            () = drain.draining() => return,
+            () = acceptor.drain.draining() => return,
             accepted = listener.accept() => accepted,
         };
         let from = SocketAddr::new(plain(peer.ip()), peer.port());
-        if fd_limit::is_in_reserve(&socket, max_files) {
+        if !for_operators && fd_limit::is_in_reserve(&socket, max_files) {
             if warned.is_none_or(|at| at.elapsed() >= WARN_INTERVAL) {
                 warned = Some(Instant::now());
                 warn!(
@@ -145,6 +147,7 @@ struct Acceptor<H> {
     leaving: FairLimiter,
     /// Maximum number of open files of this process.
     max_files: u64,
+    for_operators: bool,
     drain: Drain,
 }
 
@@ -179,8 +182,11 @@ impl<H> Acceptor<H> {
     }
 
     /// Returns how many permits may be held. While files are scarce, that is a quarter of all files: newcomers then
-    /// take permits of the sources with most.
+    /// take permits of the sources with most. Operators may have some in the reserve.
     fn max_permits(&self, newcomer: &impl AsFd) -> usize {
+        if self.for_operators && fd_limit::is_in_reserve(newcomer, self.max_files) {
+            return fd_limit::operators(self.max_files);
+        }
         if !fd_limit::are_scarce(newcomer, self.max_files) {
             return usize::MAX;
         }
@@ -430,6 +436,7 @@ mod tests {
                 refused: metrics.links_rejected.clone(),
                 refusals: metrics.refusals.clone(),
                 max_files,
+                for_operators: false,
                 drain: Drain::new(),
             };
             let who = Source::of("192.0.2.1".parse().unwrap());

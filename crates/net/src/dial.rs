@@ -1,35 +1,42 @@
 //! Connects to one of several addresses within a timeout, from sockets with this process's mark.
 
 use std::cmp::Reverse;
+use std::collections::HashSet;
 use std::net::SocketAddr;
 use std::sync::atomic::AtomicU32;
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
 use std::{fmt, io};
 
+use rustix::io::Errno;
 use socket2::SockRef;
 use tokio::net::{TcpSocket, TcpStream};
 use tokio::time::{Instant, timeout};
 
+use crate::fd_limit;
 use crate::listen::tune;
+use tunnel_base::names::Target;
 
-/// The failures of all addresses, the most specific first.
+/// The failures of all addresses, the most telling first: its kind decides the result and the hint.
 #[derive(Debug)]
 pub struct ConnectError(Vec<Failure>);
 
-/// The failure of one address. The variants are ordered from the least to the most specific.
+/// The failure of one address. The variants are ordered from the least to the most telling.
 #[derive(Debug)]
 pub enum Failure {
-    /// The network reports that the address is unreachable. Usual causes: no route, or a firewall that rejects.
+    /// The network reports that the address is unreachable, or this machine has no addresses of its kind. Usual causes:
+    /// no route, a firewall that rejects, or no IPv6.
     Unreachable(SocketAddr, io::Error),
-    /// This machine could not try. Usual causes: too many open files, or no free port.
-    Local(SocketAddr, io::Error),
     /// The remote machine refused the connection. Usual causes: the service is down, or the port is wrong.
     Refused(SocketAddr),
     /// No response within this time. Usual causes: a firewall that drops packets, or a machine or service that hangs.
     ///
-    /// Reported first, because the time was spent on this address.
+    /// More telling than a refusal, because the time was spent on this address.
     Timeout(SocketAddr, Duration),
+    /// This machine could not try. Usual causes: too many open files, no free port, or a local rule.
+    ///
+    /// The most telling one, because nothing is known about this address.
+    Local(SocketAddr, io::Error),
 }
 
 /// Connects to the first address that responds, in the given order, within `patience` in total.
@@ -37,11 +44,24 @@ pub enum Failure {
 /// Each address gets an equal share of the remaining time, so that an unresponsive one leaves time for the others. The
 /// socket has no delay for small writes, and keep-alive. Cancel safe.
 pub async fn dial(addresses: &[SocketAddr], patience: Duration) -> Result<TcpStream, ConnectError> {
+    dial_with(addresses, patience, |_| Ok(())).await
+}
+
+/// Like [`dial`], but for a target, which must not use the last file descriptors.
+pub async fn dial_target(addresses: &[SocketAddr], patience: Duration) -> Result<TcpStream, ConnectError> {
+    dial_with(addresses, patience, fd_limit::leave_reserve).await
+}
+
+async fn dial_with(
+    addresses: &[SocketAddr],
+    patience: Duration,
+    check: impl Fn(&TcpSocket) -> io::Result<()>,
+) -> Result<TcpStream, ConnectError> {
     let deadline = Instant::now() + patience;
     let mut failed = Vec::new();
     for (left, &at) in (1..=u32::try_from(addresses.len()).unwrap_or(u32::MAX)).rev().zip(addresses) {
         let share = deadline.saturating_duration_since(Instant::now()) / left;
-        failed.push(match timeout(share, connect(at)).await {
+        failed.push(match timeout(share, connect(at, &check)).await {
             Ok(Ok(socket)) => match tune(&SockRef::from(&socket)) {
                 Ok(()) => return Ok(socket),
                 Err(cause) => Failure::Local(at, cause),
@@ -54,8 +74,9 @@ pub async fn dial(addresses: &[SocketAddr], patience: Duration) -> Result<TcpStr
 }
 
 /// Opens every connection of this process to another machine.
-async fn connect(at: SocketAddr) -> io::Result<TcpStream> {
+async fn connect(at: SocketAddr, check: impl Fn(&TcpSocket) -> io::Result<()>) -> io::Result<TcpStream> {
     let socket = if at.is_ipv4() { TcpSocket::new_v4() } else { TcpSocket::new_v6() }?;
+    check(&socket)?;
     put_on(&SockRef::from(&socket))?;
     socket.connect(at).await
 }
@@ -64,7 +85,18 @@ impl ConnectError {
     fn new(mut failed: Vec<Failure>) -> Self {
         // By address, because callers try addresses in varying order, and log an error once.
         failed.sort_by_key(|failure| (Reverse(failure.rank()), failure.at()));
+        let mut named = HashSet::new();
+        failed.retain(|failure| named.insert(failure.at()));
         Self(failed)
+    }
+
+    /// Returns the text for a message that has named the target `at`: if that is the only address, it is not repeated.
+    pub fn after(&self, at: &Target) -> String {
+        match self.0.as_slice() {
+            [Failure::Local(only, cause)] if Target::from(*only) == *at => format!("not from here: {cause}"),
+            [only] if Target::from(only.at()) == *at => format!("it {}", Outcome(only)),
+            _ => self.to_string(),
+        }
     }
 
     /// Returns a fixed label for metrics: that of the most specific failure.
@@ -92,21 +124,12 @@ impl fmt::Display for ConnectError {
         for (n, alike) in self.0.chunk_by(Failure::is_like).enumerate() {
             let between = if n > 0 { "; " } else { "" };
             match alike {
-                [Failure::Refused(first), rest @ ..] => {
-                    write!(f, "{between}{first} refused the connection{}", AlsoFailed(", and so did", rest))?;
-                }
-                [Failure::Timeout(first, patience), rest @ ..] => {
-                    write!(
-                        f,
-                        "{between}{first} did not answer within {patience:?}{}",
-                        AlsoFailed(", nor did", rest)
-                    )?;
-                }
-                [Failure::Unreachable(at, cause), ..] => {
-                    write!(f, "{between}{at} cannot be reached: {cause}")?
-                }
                 [Failure::Local(at, cause), ..] => {
                     write!(f, "{between}cannot connect to {at} from here: {cause}")?;
+                }
+                [first, rest @ ..] => {
+                    let also = if let Failure::Timeout(..) = first { ", nor did" } else { ", and so did" };
+                    write!(f, "{between}{} {}{}", first.at(), Outcome(first), AlsoFailed(also, rest))?;
                 }
                 [] => {}
             }
@@ -116,6 +139,21 @@ impl fmt::Display for ConnectError {
 }
 
 impl std::error::Error for ConnectError {}
+
+/// Formats what happened at an address, after the address.
+struct Outcome<'a>(&'a Failure);
+
+impl fmt::Display for Outcome<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.0 {
+            Failure::Refused(_) => f.write_str("refused the connection"),
+            Failure::Timeout(_, patience) => write!(f, "did not answer within {patience:?}"),
+            Failure::Unreachable(_, cause) | Failure::Local(_, cause) => {
+                write!(f, "cannot be reached: {cause}")
+            }
+        }
+    }
+}
 
 /// Formats the addresses after the first that failed in the same way: the words before them, then the addresses.
 struct AlsoFailed<'a>(&'static str, &'a [Failure]);
@@ -139,15 +177,15 @@ impl Failure {
     fn rank(&self) -> u8 {
         match self {
             Self::Unreachable(..) => 0,
-            Self::Local(..) => 1,
-            Self::Refused(_) => 2,
-            Self::Timeout(..) => 3,
+            Self::Refused(_) => 1,
+            Self::Timeout(..) => 2,
+            Self::Local(..) => 3,
         }
     }
 
     /// Returns true if both failures are reported in one sentence.
     fn is_like(&self, other: &Self) -> bool {
-        self.rank() == other.rank() && self.rank() >= 2
+        matches!((self, other), (Self::Refused(_), Self::Refused(_)) | (Self::Timeout(..), Self::Timeout(..)))
     }
 }
 
@@ -163,6 +201,11 @@ fn sorted(at: SocketAddr, cause: io::Error, patience: Duration) -> Failure {
         Kind::ConnectionRefused | Kind::ConnectionReset => Failure::Refused(at),
         Kind::TimedOut => round_to_millis(at, patience),
         Kind::HostUnreachable | Kind::NetworkUnreachable | Kind::NetworkDown => {
+            Failure::Unreachable(at, cause)
+        }
+        // With IPv4 it means that no port is free, with IPv6 that this machine has no such address.
+        Kind::AddrNotAvailable if at.is_ipv6() => Failure::Unreachable(at, cause),
+        _ if cause.raw_os_error() == Some(Errno::AFNOSUPPORT.raw_os_error()) => {
             Failure::Unreachable(at, cause)
         }
         _ => Failure::Local(at, cause),
@@ -273,8 +316,33 @@ mod tests {
         );
         assert_eq!(
             failed(&[Kind::AddrNotAvailable, Kind::TimedOut, Kind::TimedOut, Kind::TimedOut]),
-            "192.0.2.2:22 did not answer within 5s, nor did 192.0.2.3:22, 192.0.2.4:22; cannot connect to 192.0.2.1:22 \
-             from here: address not available"
+            "cannot connect to 192.0.2.1:22 from here: address not available; 192.0.2.2:22 did not answer within 5s, nor \
+             did 192.0.2.3:22, 192.0.2.4:22"
         );
+    }
+
+    #[test]
+    fn the_most_telling_failure_decides_and_no_address_is_named_twice() {
+        use io::ErrorKind as Kind;
+        let at = |text: &str| text.parse::<SocketAddr>().unwrap();
+        let no_ipv6 = || io::Error::from_raw_os_error(Errno::AFNOSUPPORT.raw_os_error());
+        for (v4, v6, reason) in [
+            (Kind::ConnectionRefused.into(), Kind::AddrNotAvailable.into(), "refused"),
+            (Kind::ConnectionRefused.into(), no_ipv6(), "refused"),
+            (Kind::HostUnreachable.into(), no_ipv6(), "unreachable"),
+            (Kind::ConnectionRefused.into(), Kind::TimedOut.into(), "timeout"),
+            (io::Error::from_raw_os_error(Errno::MFILE.raw_os_error()), Kind::TimedOut.into(), "local_error"),
+        ] {
+            let failed = [sorted(at("192.0.2.1:22"), v4, SOON), sorted(at("[::1]:22"), v6, SOON)];
+            assert_eq!(ConnectError::new(failed.into()).reason(), reason);
+        }
+        let refused = |at| sorted(at, Kind::ConnectionRefused.into(), SOON);
+        let (one, two) = (at("192.0.2.1:22"), at("[fd00::1]:22"));
+        let twice = ConnectError::new(vec![refused(one), refused(two), refused(one)]);
+        assert_eq!(twice.to_string(), "192.0.2.1:22 refused the connection, and so did [fd00::1]:22");
+        let only = ConnectError::new(vec![refused(two)]);
+        assert_eq!(only.after(&two.into()), "it refused the connection");
+        assert_eq!(only.after(&one.into()), "[fd00::1]:22 refused the connection");
+        assert_eq!(twice.after(&two.into()), twice.to_string());
     }
 }

@@ -1,8 +1,10 @@
-//! The limit of open files of this process, and a reserve that new connections do not use.
+//! The limit of open files of this process, and a reserve that connections of clients and to targets do not use.
 
-use std::fmt;
 use std::os::fd::{AsFd, AsRawFd};
+use std::os::unix::net::UnixDatagram;
+use std::{fmt, io};
 
+use rustix::io::Errno;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
 /// Limits of open files before and after [`raise`].
@@ -48,11 +50,54 @@ pub fn is_in_reserve(file: &impl AsFd, limit: u64) -> bool {
     number(file) >= limit - reserve(limit)
 }
 
+/// Fails like the system at its limit if a file that was just opened belongs to the reserve.
+///
+/// # Errors
+///
+/// It does. Close the file.
+pub fn leave_reserve(file: &impl AsFd) -> io::Result<()> {
+    let limit = limit();
+    leave(file, limit, reserve(limit))
+}
+
+/// Like [`leave_reserve`], but for files open only briefly, which may use half of the reserve.
+///
+/// # Errors
+///
+/// The file belongs to the other half. Close it.
+pub fn leave_half_of_reserve(file: &impl AsFd) -> io::Result<()> {
+    let limit = limit();
+    leave(file, limit, reserve(limit) / 2)
+}
+
+/// Checks whether only the reserve is left, by opening a file.
+///
+/// # Errors
+///
+/// It is, or the system lacks files.
+pub fn check() -> io::Result<()> {
+    leave_reserve(&UnixDatagram::unbound()?)
+}
+
+/// Returns true if an operation failed because too many files are open.
+pub fn is_exceeded(cause: &io::Error) -> bool {
+    Errno::from_io_error(cause).is_some_and(|errno| matches!(errno, Errno::MFILE | Errno::NFILE))
+}
+
+/// Returns how many connections in the reserve each operator's port may have. All four together leave half of it.
+pub fn operators(limit: u64) -> usize {
+    usize::try_from(reserve(limit) / 8).unwrap_or(usize::MAX).max(1)
+}
+
 /// Returns true if a file that was just opened is in the last eighth below the reserve.
 ///
 /// Waiting connections must then use fewer files.
 pub fn are_scarce(file: &impl AsFd, limit: u64) -> bool {
     number(file) >= limit - reserve(limit) - limit / 8
+}
+
+fn leave(file: &impl AsFd, limit: u64, kept: u64) -> io::Result<()> {
+    if number(file) < limit - kept { Ok(()) } else { Err(Errno::MFILE.into()) }
 }
 
 fn reserve(limit: u64) -> u64 {
@@ -63,7 +108,10 @@ fn number(file: &impl AsFd) -> u64 {
     u64::try_from(file.as_fd().as_raw_fd()).unwrap_or(0)
 }
 
-/// Files that new connections may not use: targets, DNS, reloaded files and the log need some.
+/// The text for a client that gets no session because only the reserve is left.
+pub const REACHED: &str = "limit of open files reached; raise it (ulimit -Hn, LimitNOFILE)";
+
+/// Files that sessions may not use: operators' ports, links, DNS, reloaded files and the log need some.
 const FD_RESERVE: u64 = 256;
 
 /// With a low limit, the reserve is this fraction of it.
@@ -90,6 +138,18 @@ mod tests {
             is_in_reserve(&file, number + number / (2 * KEPT_PART)),
             "the reserve of a low limit is a fraction of it"
         );
+    }
+
+    #[test]
+    fn a_file_in_the_reserve_fails_as_the_system_does() {
+        let file = std::fs::File::open("/proc/self/status").unwrap();
+        let number = u64::try_from(file.as_raw_fd()).unwrap();
+        leave(&file, number + 9, 8).unwrap();
+        let failed = leave(&file, number + 8, 8).unwrap_err();
+        assert!(is_exceeded(&failed) && failed.to_string().contains("Too many open files"), "{failed}");
+        assert!(!is_exceeded(&io::ErrorKind::PermissionDenied.into()));
+        check().unwrap();
+        assert_eq!((operators(u64::MAX), operators(128), operators(16)), (32, 2, 1));
     }
 
     #[test]

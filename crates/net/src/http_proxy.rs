@@ -37,7 +37,7 @@ pub enum ProxyError {
     Scheme(String),
     /// The proxy cannot be reached.
     #[error("cannot connect to the proxy of HTTPS_PROXY: {0}")]
-    Dial(#[from] ConnectError),
+    Dial(ConnectError),
     /// The proxy requires credentials, or rejects the given ones.
     #[error("the proxy {0} requires credentials; set HTTPS_PROXY to http://user:password@host:port")]
     Credentials(Target),
@@ -117,7 +117,7 @@ impl HttpProxyClient {
         patience: Duration,
     ) -> Result<TcpStream, ProxyError> {
         let deadline = Instant::now() + patience;
-        let mut socket = dial(addresses, patience).await?;
+        let mut socket = dial(addresses, patience).await.map_err(ProxyError::Dial)?;
         let left = deadline.saturating_duration_since(Instant::now());
         let status = match timeout(left, self.ask(&mut socket, target)).await {
             Ok(Ok(status)) => status,

@@ -5,6 +5,7 @@ pub mod dial;
 pub mod fd_limit;
 pub mod http_proxy;
 pub mod interfaces;
+pub mod keepalive;
 pub mod limiter;
 pub mod listen;
 pub mod pki;
@@ -19,6 +20,7 @@ use std::io;
 use std::task::{Context, Poll};
 
 use bytes::Bytes;
+use tokio::net::TcpStream;
 
 /// A byte stream with two directions that passes bytes on without copying them.
 ///
@@ -41,10 +43,19 @@ pub trait ByteStream: Unpin + Send {
     /// Finishes the sending direction after all written bytes. Reading stays open.
     fn poll_finish(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<()>>;
 
-    /// Ready once a stream that was read to its end is known to accept no more bytes, even though none were written.
+    /// Ready with the cause once the stream is known to accept no more bytes, even if none are written.
     ///
-    /// A stream that notices this only on a write need not implement it.
-    fn poll_lost(&self, _cx: &mut Context<'_>) -> Poll<()> {
+    /// [`BrokenPipe`](io::ErrorKind::BrokenPipe) means that it can still be read to a clean end. A stream that notices
+    /// its loss only on a write need not implement it.
+    fn poll_lost(&mut self, _cx: &mut Context<'_>) -> Poll<io::Error> {
         Poll::Pending
+    }
+
+    /// Returns the TCP socket below, if there is one.
+    ///
+    /// Its error makes [`Self::poll_lost`] ready, but wakes only a pending read. In other states, wait for it with
+    /// [`in_error`](socket::in_error).
+    fn tcp(&self) -> Option<&TcpStream> {
+        None
     }
 }

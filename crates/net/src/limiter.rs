@@ -354,6 +354,9 @@ impl<K: Clone + Ord + Hash> FairShares<K> {
     pub fn mark(&mut self, id: u64, busy: bool, now: Instant) -> bool {
         let Some((who, state @ State::Holds { .. })) = self.entrants.get_mut(&id) else { return false };
         let State::Holds { busy: was, since } = *state else { return false };
+        if (was, since) == (busy, now) {
+            return true;
+        }
         *state = State::Holds { busy, since: now };
         if let Some(own) = self.own.get_mut(who) {
             own.held.remove(&(was, since, id));
@@ -429,9 +432,14 @@ impl<K: Clone + Ord + Hash> FairShares<K> {
     fn victim_for(&self, newcomer: &K, now: Instant) -> Option<u64> {
         let patience = self.limits.idle_timeout?;
         let (most, busy, since, id) = self.next_victim()?;
-        let has = self.own.get(newcomer).map_or(0, |own| own.held.len());
+        let has = self.held_by(newcomer);
         let silent = !busy && now.saturating_duration_since(since) >= patience;
         (has + 1 < most || silent).then_some(id)
+    }
+
+    /// Returns the number of permits of a source.
+    fn held_by(&self, who: &K) -> usize {
+        self.own.get(who).map_or(0, |own| own.held.len())
     }
 
     /// Returns the number of permits of the source with most, and the first of its holders in order of revocation.
@@ -545,14 +553,36 @@ impl<S: Clone + Ord + Hash, K: Clone + Eq + Hash, V> FairMap<S, K, V> {
     }
 
     /// Sets the value of a key, even if it came from another source before. Stores nothing if the map has no capacity.
-    pub fn insert(&mut self, source: &S, key: K, value: V, now: Instant) {
+    /// Returns the key that was pushed out for it.
+    pub fn insert(&mut self, source: &S, key: K, value: V, now: Instant) -> Option<K> {
         self.remove(&key, now);
-        let Ok((number, actions)) = self.shares.enter(source, usize::MAX, now) else { return };
+        let (number, actions) = self.shares.enter(source, usize::MAX, now).ok()?;
         self.keys.insert(number, key.clone());
         self.entries.insert(key, Entry { number, value });
-        if let Some(lost) = actions.lost.and_then(|lost| self.keys.remove(&lost)) {
-            self.entries.remove(&lost);
-        }
+        let lost = self.keys.remove(&actions.lost?)?;
+        self.entries.remove(&lost);
+        Some(lost)
+    }
+
+    /// Returns the oldest key of the source with most, and when it was last renewed. Returns `None` unless that source
+    /// would still have more keys than `newcomer` if it lost this one to it.
+    pub fn victim_for(&self, newcomer: &S) -> Option<(K, Instant)> {
+        let (most, _, since, number) = self.shares.next_victim()?;
+        let key = self.keys.get(&number)?.clone();
+        (self.count(newcomer) + 1 < most).then_some((key, since))
+    }
+
+    /// Returns the number of keys of a source.
+    pub fn count(&self, source: &S) -> usize {
+        self.shares.held_by(source)
+    }
+
+    /// Removes the oldest key of the source with most, and returns it.
+    pub fn pop(&mut self, now: Instant) -> Option<K> {
+        let (.., number) = self.shares.next_victim()?;
+        let key = self.keys.get(&number)?.clone();
+        self.remove(&key, now);
+        Some(key)
     }
 
     /// Removes a key.

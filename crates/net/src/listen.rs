@@ -10,10 +10,12 @@ use std::os::unix::fs::{FileTypeExt, MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use socket2::{Domain, SockAddr, SockRef, Socket, TcpKeepalive, Type};
+use rustix::io::Errno;
+use socket2::{Domain, SockAddr, SockRef, Socket, Type};
 use tokio::net::{TcpListener, TcpSocket, TcpStream, UnixListener, UnixStream};
 use tracing::{error, info, warn};
 
+use crate::keepalive::Keepalive;
 use crate::socket::Connection;
 use tunnel_base::files::{FileLock, beside};
 
@@ -77,7 +79,7 @@ impl TcpAccept {
         announce: impl FnOnce(SocketAddr) -> Option<Announcement>,
     ) -> Result<Self, BindError> {
         let bound = || {
-            let socket = if at.is_ipv4() { TcpSocket::new_v4() } else { TcpSocket::new_v6() }?;
+            let (socket, at) = open_socket(at, TcpSocket::new_v6)?;
             socket.set_reuseaddr(true)?;
             tune(&SockRef::from(&socket))?;
             socket.bind(at)?;
@@ -121,6 +123,30 @@ impl TcpAccept {
                 never = announced.answer() => match never {},
             },
         }
+    }
+}
+
+/// Opens a socket for an address to listen on. The unspecified address of IPv6 includes IPv4 whatever the system's
+/// default is, and is that of IPv4 on a machine without IPv6.
+fn open_socket(
+    at: SocketAddr,
+    new_v6: impl FnOnce() -> io::Result<TcpSocket>,
+) -> io::Result<(TcpSocket, SocketAddr)> {
+    if at.is_ipv4() {
+        return Ok((TcpSocket::new_v4()?, at));
+    }
+    let everywhere = at.ip().is_unspecified();
+    match new_v6() {
+        Ok(socket) => {
+            if everywhere {
+                SockRef::from(&socket).set_only_v6(false)?;
+            }
+            Ok((socket, at))
+        }
+        Err(cause) if everywhere && cause.raw_os_error() == Some(Errno::AFNOSUPPORT.raw_os_error()) => {
+            Ok((TcpSocket::new_v4()?, (Ipv4Addr::UNSPECIFIED, at.port()).into()))
+        }
+        Err(cause) => Err(cause),
     }
 }
 
@@ -175,9 +201,7 @@ impl Accept for TcpAccept {
 pub fn tune(socket: &SockRef<'_>) -> io::Result<()> {
     socket.set_tcp_nodelay(true)?;
     socket.set_tcp_notsent_lowat(NOTSENT_LOWAT)?;
-    let probes =
-        TcpKeepalive::new().with_time(PROBE_AFTER).with_interval(PROBE_INTERVAL).with_retries(PROBE_TIMES);
-    socket.set_tcp_keepalive(&probes)
+    Keepalive::PROBED.set(socket)
 }
 
 /// Sets the additional options of a link's socket.
@@ -272,11 +296,6 @@ const BACKLOG: u32 = 4096;
 
 /// Pause after the system lacked resources: long enough not to spin, short enough that no dial times out.
 const PAUSE: Duration = Duration::from_millis(100);
-
-/// A vanished remote is noticed after 30 s and three probes, one minute in total. NATs keep connections longer.
-const PROBE_AFTER: Duration = Duration::from_secs(30);
-const PROBE_INTERVAL: Duration = Duration::from_secs(10);
-const PROBE_TIMES: u32 = 3;
 
 /// Same as the timeout of links for unanswered pings.
 const TCP_USER_TIMEOUT: Duration = Duration::from_secs(15);
@@ -533,15 +552,27 @@ mod tests {
         let (_far, (near, _)) = tokio::join!(TcpStream::connect(listener.at()), listener.accept());
         let socket = SockRef::from(&near);
         assert!(socket.tcp_nodelay().unwrap() && socket.keepalive().unwrap());
-        assert_eq!(socket.tcp_keepalive_time().unwrap(), PROBE_AFTER);
-        assert_eq!(socket.tcp_keepalive_interval().unwrap(), PROBE_INTERVAL);
-        assert_eq!(socket.tcp_keepalive_retries().unwrap(), PROBE_TIMES);
+        assert_eq!(Keepalive::of(&socket).unwrap(), Keepalive::PROBED);
         assert_eq!(socket.tcp_user_timeout().unwrap(), None);
         assert_eq!(socket.tcp_notsent_lowat().unwrap(), NOTSENT_LOWAT);
         tune_link(&near, Some("reno")).unwrap();
         assert!(socket.tcp_congestion().unwrap().starts_with(b"reno"));
         assert_eq!(socket.tcp_user_timeout().unwrap(), Some(TCP_USER_TIMEOUT));
         assert_eq!(socket.tcp_notsent_lowat().unwrap(), UNSENT_ON_LINK);
+    }
+
+    #[tokio::test]
+    async fn the_unspecified_address_of_ipv6_includes_ipv4_with_or_without_ipv6() {
+        let listener = TcpAccept::bind(any_port("::")).unwrap();
+        let port = listener.at().port();
+        for ip in ["127.0.0.1", "::1"] {
+            let at = SocketAddr::new(ip.parse().unwrap(), port);
+            let (client, _) = tokio::join!(TcpStream::connect(at), listener.accept());
+            assert!(client.is_ok(), "{ip}");
+        }
+        let none = || Err(io::Error::from_raw_os_error(Errno::AFNOSUPPORT.raw_os_error()));
+        assert_eq!(open_socket(any_port("::"), none).unwrap().1, any_port("0.0.0.0"));
+        assert!(open_socket(any_port("::1"), none).is_err());
     }
 
     #[test]

@@ -102,7 +102,9 @@ impl CertificateAuthority {
         }
         let no_key = || no("comes with a key file without a key; expected PEM without a passphrase");
         let key = rustls_pemfile::private_key(&mut key.as_bytes()).ok().flatten().ok_or_else(no_key)?;
-        let key = KeyPair::try_from(&key).map_err(|_| no_key())?;
+        let key = KeyPair::try_from(&key).map_err(|_| {
+            no("comes with a key of a kind that cannot sign here; expected RSA, ECDSA with P-256 or P-384, or Ed25519")
+        })?;
         if key.der_bytes() != found.public_key().subject_public_key.as_ref() {
             return Err(no("does not belong to the key; use the key that it was created with"));
         }

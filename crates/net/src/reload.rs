@@ -13,6 +13,7 @@ use tokio::sync::watch;
 use tracing::{error, info, info_span, warn};
 
 use tunnel_base::drain::Drain;
+use tunnel_base::files;
 
 /// A value parsed from one or more files and reloaded when their content changes. Cheap to clone; clones share the
 /// value.
@@ -27,11 +28,11 @@ pub struct Reload<T>(Arc<Shared<T>>);
 #[derive(Debug, thiserror::Error)]
 pub enum ReloadError {
     /// A file is missing, or this user may not read it.
-    #[error("cannot read {}: {cause}; check the path, and that this user may read it", .path.display())]
+    #[error("cannot read {}: {cause}{}", .path.display(), files::hint(.cause))]
     Read {
         /// The file.
         path: PathBuf,
-        /// The system's error.
+        /// The error.
         cause: io::Error,
     },
     /// A file with content is empty now. Usual causes: a full disk, or a writer that died.
@@ -49,7 +50,7 @@ impl<T: Send + Sync + 'static> Reload<T> {
     where
         F: Fn(&[Vec<u8>]) -> Result<T, String> + Send + Sync + 'static,
     {
-        let read = |path: &PathBuf| std::fs::read(path).map_err(|cause| unreadable(path, cause));
+        let read = |path: &PathBuf| files::read(path).map_err(|cause| unreadable(path, cause));
         let contents = paths.iter().map(read).collect::<Result<Vec<_>, _>>()?;
         let value = parse(&contents).map_err(ReloadError::Content)?;
         Ok(Self(Arc::new(Shared {
@@ -110,7 +111,7 @@ impl<T: Send + Sync + 'static> Reload<T> {
     async fn look(&self, seen: &FileState) -> FileCheck<T> {
         let mut contents = Vec::with_capacity(self.0.paths.len());
         for path in &self.0.paths {
-            match tokio::fs::read(path).await {
+            match tokio::fs::read(path).await.and_then(files::decode) {
                 Ok(content) if content.trim_ascii().is_empty() => {
                     return FileCheck::Unreadable(ReloadError::Empty(path.clone()));
                 }

@@ -26,6 +26,7 @@ use tokio::time::timeout;
 use tracing::warn;
 
 use crate::dial::dial;
+use crate::fd_limit;
 use crate::reload::{FileWatcher, Reload, ReloadError};
 
 /// A DNS client for addresses: with the system's configuration, or for given servers only. Cheap to clone; clones share
@@ -57,6 +58,9 @@ pub enum LookupError {
         /// The resolver's error.
         cause: String,
     },
+    /// Too many files are open.
+    #[error("{}", fd_limit::REACHED)]
+    OpenFiles,
 }
 
 /// A source of the addresses of names.
@@ -192,6 +196,7 @@ fn failed(name: &str, cause: &NetError) -> LookupError {
     let name = name.to_owned();
     match cause {
         cause if cause.is_no_records_found() => LookupError::NotFound(name),
+        NetError::Io(cause) if fd_limit::is_exceeded(cause) => LookupError::OpenFiles,
         NetError::Timeout => LookupError::Timeout { name, timeout: QUERY_TIMEOUT },
         NetError::NoConnections => {
             LookupError::Failed { name, cause: "no DNS server can be reached".to_owned() }
@@ -238,6 +243,7 @@ impl RuntimeProvider for MarkedRuntime {
     ) -> Pin<Box<dyn Send + Future<Output = io::Result<Self::Tcp>>>> {
         Box::pin(async move {
             let socket = dial(&[server], patience.unwrap_or(ONE_TRY)).await.map_err(io::Error::other)?;
+            fd_limit::leave_half_of_reserve(&socket)?;
             Ok(AsyncIoTokioAsStd(socket))
         })
     }
@@ -250,6 +256,7 @@ impl RuntimeProvider for MarkedRuntime {
         let bound = self.0.bind_udp(at, server);
         Box::pin(async move {
             let socket = bound.await?;
+            fd_limit::leave_half_of_reserve(&socket)?;
             crate::dial::put_on(&SockRef::from(&socket))?;
             Ok(socket)
         })

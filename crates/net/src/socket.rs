@@ -7,12 +7,14 @@ use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
 use bytes::{Buf, Bytes};
+use futures_util::FutureExt as _;
 use socket2::SockRef;
 use tokio::io::{AsyncRead, AsyncWrite, Interest, ReadBuf};
 use tokio::net::{TcpStream, UnixStream};
 use tokio_rustls::{client, server};
 
 use crate::ByteStream;
+use crate::keepalive::LossDetector;
 use crate::pool::{Pool, PooledBuffer};
 
 /// The stream of a client or a target: TCP, TLS over TCP, or another kind.
@@ -26,14 +28,7 @@ pub trait Connection: AsyncRead + AsyncWrite + Unpin + Send {
     ///
     /// A remote that only finished its direction does not count. Reads nothing. Cancel safe.
     fn gone(&self) -> impl Future<Output = ()> + Send {
-        let tcp = self.tcp();
-        async move {
-            match tcp {
-                // Also completes, with an error, when the runtime shuts down.
-                Some(tcp) => drop(tcp.ready(Interest::ERROR).await),
-                None => std::future::pending().await,
-            }
-        }
+        in_error(self.tcp())
     }
 
     /// Returns true if a remote that has finished its direction may still read. Over TLS few do: a closing remote sends
@@ -51,6 +46,15 @@ pub trait Connection: AsyncRead + AsyncWrite + Unpin + Send {
         if let Some(tcp) = self.tcp() {
             let _ = SockRef::from(tcp).set_linger(broken.then_some(Duration::ZERO));
         }
+    }
+}
+
+/// Completes once a TCP socket has an error. Never completes for a stream of another kind. Cancel safe.
+pub async fn in_error(tcp: Option<&TcpStream>) {
+    match tcp {
+        // Also completes, with an error, when the runtime shuts down.
+        Some(tcp) => drop(tcp.ready(Interest::ERROR).await),
+        None => std::future::pending().await,
     }
 }
 
@@ -82,6 +86,10 @@ impl<T: Connection> Connection for server::TlsStream<T> {
         self.get_ref().0.tcp()
     }
 
+    fn gone(&self) -> impl Future<Output = ()> + Send {
+        self.get_ref().0.gone()
+    }
+
     fn may_half_close(&self) -> bool {
         false
     }
@@ -92,11 +100,19 @@ impl<T: Connection> Connection for client::TlsStream<T> {
     fn tcp(&self) -> Option<&TcpStream> {
         self.get_ref().0.tcp()
     }
+
+    fn gone(&self) -> impl Future<Output = ()> + Send {
+        self.get_ref().0.gone()
+    }
 }
 
 impl<T: Connection, H: ReadHook<T> + Unpin + Send> Connection for Hooked<T, H> {
     fn tcp(&self) -> Option<&TcpStream> {
         self.io.tcp()
+    }
+
+    fn gone(&self) -> impl Future<Output = ()> + Send {
+        self.io.gone()
     }
 
     fn may_half_close(&self) -> bool {
@@ -110,6 +126,9 @@ pub struct Socket<T> {
     pool: Pool,
     /// Bytes that were read after a header. They are returned first.
     buffered: Bytes,
+    loss: LossDetector,
+    /// Whether the sending direction was finished, so that the bytes written are complete.
+    finished: bool,
 }
 
 /// A socket below TLS, read in pieces of 64 KiB. The TLS library alone would read 4 KiB per system call.
@@ -132,7 +151,7 @@ impl<T> Socket<T> {
 
     /// Wraps a stream of which the bytes `buffered` have already been read.
     pub fn with_early(io: T, pool: Pool, buffered: Bytes) -> Self {
-        Self { io, pool, buffered }
+        Self { io, pool, buffered, loss: LossDetector::default(), finished: false }
     }
 
     /// Returns the inner stream, to set socket options.
@@ -144,6 +163,16 @@ impl<T> Socket<T> {
     pub fn into_io(self) -> T {
         self.io
     }
+
+    /// Returns the inner stream, for a call that reads and writes nothing.
+    pub fn io_mut(&mut self) -> &mut T {
+        &mut self.io
+    }
+
+    /// Returns true if the sending direction was finished.
+    pub fn is_finished(&self) -> bool {
+        self.finished
+    }
 }
 
 impl<T> Buffered<T> {
@@ -153,7 +182,7 @@ impl<T> Buffered<T> {
     }
 }
 
-impl<T: AsyncRead + AsyncWrite + Unpin + Send> ByteStream for Socket<T> {
+impl<T: Connection> ByteStream for Socket<T> {
     fn poll_read_chunk(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<Bytes>> {
         if !self.buffered.is_empty() {
             return Poll::Ready(Ok(std::mem::take(&mut self.buffered)));
@@ -161,7 +190,9 @@ impl<T: AsyncRead + AsyncWrite + Unpin + Send> ByteStream for Socket<T> {
         let mut buffer = self.pool.take();
         let room = buffer.get_mut(..CHUNK).unwrap_or_default();
         let mut unfilled = ReadBuf::new(room);
-        ready!(Pin::new(&mut self.io).poll_read(cx, &mut unfilled))?;
+        let read = Pin::new(&mut self.io).poll_read(cx, &mut unfilled);
+        self.loss.on_read(&read);
+        ready!(read)?;
         let n = unfilled.filled().len();
         Poll::Ready(Ok(buffer.freeze(n)))
     }
@@ -174,6 +205,7 @@ impl<T: AsyncRead + AsyncWrite + Unpin + Send> ByteStream for Socket<T> {
             0 => Poll::Ready(Err(io::ErrorKind::WriteZero.into())),
             n => {
                 bytes.advance(n.min(bytes.len()));
+                self.loss.on_write();
                 Poll::Ready(Ok(()))
             }
         }
@@ -185,7 +217,18 @@ impl<T: AsyncRead + AsyncWrite + Unpin + Send> ByteStream for Socket<T> {
 
     fn poll_finish(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         ready!(Pin::new(&mut self.io).poll_flush(cx))?;
-        Pin::new(&mut self.io).poll_shutdown(cx)
+        ready!(Pin::new(&mut self.io).poll_shutdown(cx))?;
+        self.finished = true;
+        Poll::Ready(Ok(()))
+    }
+
+    fn poll_lost(&mut self, cx: &mut Context<'_>) -> Poll<io::Error> {
+        let Self { io, loss, .. } = self;
+        loss.poll(cx, io.tcp(), || io.gone().now_or_never().is_some())
+    }
+
+    fn tcp(&self) -> Option<&TcpStream> {
+        self.io.tcp()
     }
 }
 
@@ -356,9 +399,21 @@ impl<D> ByteStreamIo<D> {
         &self.inner
     }
 
+    /// Returns the inner stream, for a call that reads and writes nothing.
+    pub fn get_mut(&mut self) -> &mut D {
+        &mut self.inner
+    }
+
     /// Returns the inner stream and drops the buffered bytes.
     pub fn into_inner(self) -> D {
         self.inner
+    }
+}
+
+/// Ends as its inner stream does.
+impl<D: ByteStream> Connection for ByteStreamIo<D> {
+    fn tcp(&self) -> Option<&TcpStream> {
+        None
     }
 }
 

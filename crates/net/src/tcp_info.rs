@@ -46,13 +46,8 @@ impl TcpInfoReader {
 
     /// Queries the kernel, which takes some microseconds. Returns `None` if it does not respond.
     pub fn read(&self) -> Option<TcpInfo> {
-        let mut kernel = KERNEL.lock();
-        let kernel = match &mut *kernel {
-            Some(open) => open,
-            none => none.insert(open().ok()?),
-        };
         let mut room = [0; ROOM];
-        let answer = ask(kernel, self.from, self.to, TCP_INFO, &mut room).ok()?;
+        let answer = ask_shared(self.from, self.to, TCP_INFO, &mut room).ok()?;
         tcp_info(attribute(answer, TCP_INFO)?)
     }
 }
@@ -80,11 +75,6 @@ fn tcp_info(info: &[u8]) -> Option<TcpInfo> {
     })
 }
 
-/// One socket for the process; `None` before the first reading, or if the system does not support it.
-///
-/// A process that had too many open files tries again at the next link.
-static KERNEL: Mutex<Option<Socket>> = Mutex::new(None);
-
 // Queries the kernel about a socket (`sock_diag`, as `ss` does). No privilege is needed.
 
 /// Returns how many written bytes the remote's kernel has not acknowledged; 0 once the socket is closed.
@@ -93,16 +83,76 @@ static KERNEL: Mutex<Option<Socket>> = Mutex::new(None);
 ///
 /// The system does not report it.
 pub fn unacknowledged(socket: &TcpStream) -> io::Result<u32> {
-    let Ok(to) = socket.peer_addr() else { return Ok(0) };
     let mut room = [0; ROOM];
-    let answer = ask(&open()?, socket.local_addr()?, to, 0, &mut room);
-    match answer {
-        Ok(answer) => number(answer, WQUEUE).ok_or_else(|| io::ErrorKind::UnexpectedEof.into()),
-        // The socket is closed.
-        Err(cause) if cause.raw_os_error() == Some(ENOENT) => Ok(0),
+    match ask_open(socket, 0, &mut room)? {
+        Some(answer) => number(answer, WQUEUE).ok_or_else(|| io::ErrorKind::UnexpectedEof.into()),
+        None => Ok(0),
+    }
+}
+
+/// How long a remote has sent nothing, although it owes an acknowledgement.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Silence {
+    /// Time since its last packet.
+    pub time: Duration,
+    /// Number of retransmissions, or probes of a closed window, that it has not answered.
+    pub attempts: u32,
+}
+
+/// Returns the silence of a remote, or `None` if its kernel has all written bytes or the socket is closed.
+///
+/// A reader that pauses answers each probe of its closed window, so it has answered all attempts.
+///
+/// # Errors
+///
+/// The system does not report it.
+pub fn silence(socket: &TcpStream) -> io::Result<Option<Silence>> {
+    let mut room = [0; ROOM];
+    let Some(answer) = ask_open(socket, TCP_INFO, &mut room)? else { return Ok(None) };
+    if number(answer, WQUEUE) == Some(0) {
+        return Ok(None);
+    }
+    let silence = attribute(answer, TCP_INFO).and_then(silence_of);
+    silence.map(Some).ok_or_else(|| io::ErrorKind::UnexpectedEof.into())
+}
+
+/// Parses a [`Silence`] from `struct tcp_info`.
+fn silence_of(info: &[u8]) -> Option<Silence> {
+    let [retransmissions, probes] = [2, 3].map(|at| info.get(at).copied().map(u32::from));
+    // Milliseconds since the last data and since the last acknowledgement.
+    let [data, acknowledgement] = [52, 56].map(|at| number(info, at));
+    let time = Duration::from_millis(data?.min(acknowledgement?).into());
+    Some(Silence { time, attempts: retransmissions?.max(probes?) })
+}
+
+/// Queries the kernel about a socket. Returns `None` if it is closed.
+fn ask_open<'a>(
+    socket: &TcpStream,
+    attribute: u16,
+    room: &'a mut [u8; ROOM],
+) -> io::Result<Option<&'a [u8]>> {
+    let Ok(to) = socket.peer_addr() else { return Ok(None) };
+    match ask_shared(socket.local_addr()?, to, attribute, room) {
+        Ok(answer) => Ok(Some(answer)),
+        Err(cause) if cause.raw_os_error() == Some(ENOENT) => Ok(None),
         Err(cause) => Err(cause),
     }
 }
+
+/// Like [`ask`], over the process's socket for queries.
+fn ask_shared(from: SocketAddr, to: SocketAddr, attribute: u16, room: &mut [u8; ROOM]) -> io::Result<&[u8]> {
+    let mut kernel = KERNEL.lock();
+    let kernel = match &mut *kernel {
+        Some(open) => open,
+        none => none.insert(open()?),
+    };
+    ask(kernel, from, to, attribute, room)
+}
+
+/// One socket for the process; `None` before the first query, or if the system does not support it.
+///
+/// A process that had too many open files tries again with the next query.
+static KERNEL: Mutex<Option<Socket>> = Mutex::new(None);
 
 /// Opens a socket for queries to the kernel.
 ///
@@ -282,6 +332,7 @@ mod tests {
     #[test]
     fn an_answer_of_any_length_is_no_panic() {
         assert!((0..300).filter_map(|len| tcp_info(&vec![1; len])).count() == 300 - 216);
+        assert!((0..300).filter_map(|len| silence_of(&vec![1; len])).count() == 300 - 60);
     }
 }
 

@@ -9,6 +9,8 @@ use std::sync::atomic::Ordering::Relaxed;
 pub struct Budget {
     limit: usize,
     used: AtomicUsize,
+    /// The part of `used` by which windows have grown.
+    grown: AtomicUsize,
 }
 
 /// The bytes of a [`Budget`] that one session holds. Released on drop.
@@ -16,12 +18,14 @@ pub struct Budget {
 pub struct Reservation {
     budget: Arc<Budget>,
     held: usize,
+    /// The part of `held` from [`Self::try_grow_shared`].
+    grown: usize,
 }
 
 impl Budget {
     /// Returns a budget of `limit` bytes.
     pub fn new(limit: usize) -> Arc<Self> {
-        Arc::new(Self { limit, used: AtomicUsize::new(0) })
+        Arc::new(Self { limit, used: AtomicUsize::new(0), grown: AtomicUsize::new(0) })
     }
 
     /// Returns the bytes held by all reservations. [`Reservation::resize`] may push it over the limit.
@@ -44,11 +48,19 @@ impl Budget {
     /// 0 while half of the budget is left, 2 while a quarter is left, then 4: many small sessions fit before one has to
     /// be refused.
     pub fn pressure(&self) -> u32 {
-        match self.used().saturating_mul(4) / self.limit.max(1) {
-            0 | 1 => 0,
-            2 => 2,
-            _ => 4,
-        }
+        pressure(self.used(), self.limit)
+    }
+
+    /// Reserves the window of a new session: `start` bytes, or less as the budget fills. Returns `None` if that is not
+    /// left.
+    ///
+    /// A part of the budget is left to windows that grow. Otherwise the windows of idle sessions, which cannot be
+    /// withdrawn, would keep those of busy ones at their initial size.
+    pub fn reserve_window(self: &Arc<Self>, start: usize) -> Option<Reservation> {
+        let most = self.limit - self.limit / GROWTH_DIVISOR;
+        let initial = self.used().saturating_sub(self.grown.load(Relaxed));
+        let bytes = start >> self.pressure().max(pressure(initial, most));
+        if initial.saturating_add(bytes) <= most { self.try_reserve(bytes) } else { None }
     }
 
     /// Reserves `bytes`. Returns `None` if fewer are left.
@@ -59,9 +71,21 @@ impl Budget {
 
     /// Returns an empty reservation.
     pub fn reservation(self: &Arc<Self>) -> Reservation {
-        Reservation { budget: self.clone(), held: 0 }
+        Reservation { budget: self.clone(), held: 0, grown: 0 }
     }
 }
+
+/// Returns the number of powers of two by which a new reservation should be smaller, see [`Budget::pressure`].
+fn pressure(used: usize, limit: usize) -> u32 {
+    match used.saturating_mul(4) / limit.max(1) {
+        0 | 1 => 0,
+        2 => 2,
+        _ => 4,
+    }
+}
+
+/// The part of a budget that windows may grow by in any case.
+const GROWTH_DIVISOR: usize = 4;
 
 impl Reservation {
     /// Reserves `bytes` more. Returns false if the budget does not have them.
@@ -75,9 +99,20 @@ impl Reservation {
     }
 
     /// Like [`Self::try_grow`], but fails once half of the budget is in use, to leave room for new sessions.
+    ///
+    /// All together may always grow by the part that [`Budget::reserve_window`] leaves to them. Of that each takes at most
+    /// half of what the others have left, so that the first one does not take all.
     pub(crate) fn try_grow_shared(&mut self, bytes: usize) -> bool {
-        let fits = self.budget.used().saturating_add(bytes) <= self.budget.limit / 2;
-        fits && self.try_grow(bytes)
+        let Budget { limit, grown, .. } = &*self.budget;
+        let leaves_half = self.budget.used().saturating_add(bytes) <= limit / 2;
+        let [own, all] = [self.grown, grown.load(Relaxed)].map(|grown| grown.saturating_add(bytes));
+        let is_fair = own.saturating_add(all) <= limit / GROWTH_DIVISOR;
+        let granted = (leaves_half || is_fair) && self.try_grow(bytes);
+        if granted {
+            self.grown += bytes;
+            self.budget.grown.fetch_add(bytes, Relaxed);
+        }
+        granted
     }
 
     /// Sets the reservation to `bytes`, even if that exceeds the budget.
@@ -85,7 +120,11 @@ impl Reservation {
         if bytes >= self.held {
             self.budget.used.fetch_add(bytes - self.held, Relaxed);
         } else {
-            self.budget.used.fetch_sub(self.held - bytes, Relaxed);
+            let less = self.held - bytes;
+            self.budget.used.fetch_sub(less, Relaxed);
+            let less = less.min(self.grown);
+            self.budget.grown.fetch_sub(less, Relaxed);
+            self.grown -= less;
         }
         self.held = bytes;
     }
@@ -169,11 +208,17 @@ mod tests {
 
     #[test]
     fn a_thousand_sessions_fit_where_two_hundred_whole_windows_would() {
-        let budget = Budget::new(6 << 20);
-        let shares: Vec<Reservation> =
-            std::iter::from_fn(|| budget.try_reserve((32 * 1024) >> budget.pressure())).collect();
+        let budget = Budget::new(8 << 20);
+        let mut shares: Vec<Reservation> = std::iter::from_fn(|| budget.reserve_window(32 * 1024)).collect();
         assert_eq!(shares.len(), 96 + 192 + 768);
         assert_eq!((shares[0].size(), shares[1000].size()), (32 * 1024, 2 * 1024));
+        // A quarter is left to those that are busy.
+        assert!(shares[0].try_grow_shared(1 << 20) && !shares[0].try_grow_shared(1));
+        assert!(shares[1].try_grow_shared(512 << 10) && !shares[1].try_grow_shared(1));
+        assert!(budget.reserve_window(32 * 1024).is_none());
+        shares.truncate(1);
+        shares[0].resize(32 * 1024);
+        assert_eq!((budget.used(), budget.grown.load(Relaxed)), (32 * 1024, 0));
     }
 
     #[test]

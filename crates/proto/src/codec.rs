@@ -332,7 +332,9 @@ fn named(message: &StreamMsg, peer: &Remote, any: bool) -> Result<NodeName, Fram
             Ok(node.clone())
         }
         Remote::Edge(_) | Remote::Server(_) if !any => Err(FrameError::WrongNode),
-        _ => message.node.parse().map_err(|_| FrameError::BadField),
+        _ => NodeName::placeholder(&message.node)
+            .map_or_else(|| message.node.parse(), Ok)
+            .map_err(|_| FrameError::BadField),
     }
 }
 

@@ -3,11 +3,14 @@
 //! Implements the tables of docs/protocol.md#states. Nothing here waits, locks or reads a clock. Every call returns its
 //! `Actions`; the link fetches frames with `SessionState::next_frame` when it can send.
 
+pub(crate) mod ending;
+
 use std::fmt;
 use tokio::time::Instant;
 
 use crate::frame::{ErrorCode, SessionError, SessionFrame};
-use crate::halves::{AckError, RecvHalf, SendHalf};
+use crate::halves::{RecvHalf, SendHalf};
+use crate::state::ending::Orphan;
 use tunnel_base::names::{Instance, Target};
 
 /// The id of a link of this process.
@@ -51,7 +54,8 @@ pub struct SessionState {
     /// Whether bytes that the owner has not read may have been dropped.
     truncated: bool,
     departed: Option<Orphan>,
-    parked_since: Option<Instant>,
+    /// Since when it has waited for something that only the remote can provide.
+    waits_since: Option<Instant>,
     resumed: u32,
     /// Direction from this end.
     pub send: SendHalf,
@@ -102,7 +106,7 @@ impl SessionState {
             ended: None,
             truncated: false,
             departed: None,
-            parked_since: None,
+            waits_since: None,
             resumed: 0,
             send,
             recv,
@@ -132,11 +136,6 @@ impl SessionState {
     /// Returns the reason why the session ended, if it did not end normally.
     pub fn ended(&self) -> Option<&SessionError> {
         self.ended.as_ref()
-    }
-
-    /// Returns the time since which the session has waited for a path that only the remote can provide.
-    pub fn parked_since(&self) -> Option<Instant> {
-        self.parked_since
     }
 
     /// Returns true if the session was open and has no path, or none that is confirmed.
@@ -190,7 +189,7 @@ impl SessionState {
         self.phase = if answer == PendingFrame::Open { Phase::Opening } else { Phase::Resuming };
         self.epoch += 1;
         self.path = Some(link);
-        self.parked_since = None;
+        self.waits_since = None;
         self.answer = Some(answer);
         Actions { state: true, ..Actions::default() }
     }
@@ -203,7 +202,7 @@ impl SessionState {
                 self.answer = Some(PendingFrame::Opened);
             } else {
                 self.phase = Phase::Parked;
-                self.parked_since.get_or_insert(now);
+                self.waits_since.get_or_insert(now);
             }
         }
         Actions::default()
@@ -424,6 +423,9 @@ impl SessionState {
             },
             SessionFrame::Credit { received, limit } => match self.send.acknowledge(received, limit) {
                 Ok(()) => {
+                    if let Some(departed) = &mut self.departed {
+                        departed.on_acknowledged(self.send.acknowledged(), now);
+                    }
                     self.close_if_complete(Actions { write: self.send.has_room(), ..Actions::default() })
                 }
                 Err(bad) => self.on_protocol_error(bad),
@@ -464,7 +466,7 @@ impl SessionState {
 
     /// Returns true if the reply to an Open is pending. A cancelled opening requests it with a Resume.
     fn asks_to_open(&self) -> bool {
-        self.phase == Phase::Opening || self.phase == Phase::Resuming && self.departed.is_some()
+        self.phase == Phase::Opening || self.phase == Phase::Resuming && self.is_broken_off()
     }
 
     fn on_resumed(&mut self, received: u64, limit: u64, epoch: u64) -> Actions {
@@ -517,7 +519,7 @@ impl SessionState {
         };
         self.epoch = epoch;
         self.path = Some(from);
-        self.parked_since = None;
+        self.waits_since = None;
         if let Err(bad) = self.resume_sending(received.unwrap_or(0), limit) {
             return self.on_protocol_error(bad);
         }
@@ -532,7 +534,7 @@ impl SessionState {
     pub(crate) fn lose_path(&mut self, now: Instant) -> Actions {
         self.mark_open_unanswered();
         self.path = None;
-        self.parked_since = Some(now);
+        self.waits_since = Some(now);
         match self.phase {
             Phase::Closing => {
                 self.phase = Phase::Closed;
@@ -549,7 +551,7 @@ impl SessionState {
 
     /// Ends the session if everything is sent and received. Call it after an acknowledgement.
     pub(crate) fn close_if_complete(&mut self, actions: Actions) -> Actions {
-        if self.phase != Phase::Open || !self.send.is_done() || self.departed.is_some() {
+        if self.phase != Phase::Open || !self.send.is_done() || self.is_broken_off() {
             return actions;
         }
         if self.is_opener() && self.recv.is_ended() {
@@ -563,219 +565,6 @@ impl SessionState {
 }
 
 const DROPPED: Actions = Actions { read: false, write: false, state: false, forget: false, dropped: true };
-
-/// The state of a session whose owner has left before its end.
-#[derive(Debug)]
-pub(crate) struct Orphan {
-    why: SessionError,
-    since: Instant,
-    /// Whether a ResetAt must be sent after all accepted bytes.
-    due: bool,
-    /// Whether the accepted bytes are dropped.
-    empty: bool,
-}
-
-impl SessionState {
-    /// Handles an owner that drops the session: discards its bytes and sends `why`, on the next path if there is none
-    /// now. If both directions had already ended, the remaining bytes are delivered instead.
-    pub fn abandon(&mut self, why: SessionError, now: Instant) -> Actions {
-        match self.phase {
-            Phase::LastAck | Phase::Closing | Phase::Closed => return Actions::default(),
-            Phase::Open | Phase::Parked | Phase::Resuming if self.is_complete() => return Actions::default(),
-            Phase::Open | Phase::Parked | Phase::Resuming => {
-                self.send.forget();
-                return self.orphan(why, now, true);
-            }
-            Phase::Opening => return self.cancel_open(why, now),
-            Phase::Accepting => self.answer = Some(PendingFrame::Refused(why.clone())),
-        }
-        self.start_closing(why)
-    }
-
-    /// Cancels an opening. If its Open may have reached an acceptor, the opening stays until the acceptor has confirmed
-    /// the cancellation.
-    ///
-    /// A Reset may be lost with its path, so a Resume follows. It opens nothing if the Open never arrived, and is
-    /// answered by *unknown* if the Reset did.
-    fn cancel_open(&mut self, why: SessionError, now: Instant) -> Actions {
-        let sent = self.path.is_some() && self.answer.is_none();
-        if !sent && !self.open_unanswered {
-            self.answer = Some(PendingFrame::Reset(why.clone()));
-            return self.start_closing(why);
-        }
-        self.phase = if self.path.is_some() { Phase::Resuming } else { Phase::Parked };
-        let due = if sent { PendingFrame::Reset(why.clone()) } else { PendingFrame::Resume };
-        self.answer = self.path.map(|_| due);
-        self.orphan(why, now, true)
-    }
-
-    /// Handles a refusal of the newest Open while an older one may still reach an acceptor over a previous path.
-    ///
-    /// Like a cancelled opening, it stays until that acceptor has confirmed the cancellation.
-    pub(crate) fn refused_elsewhere(&mut self, why: SessionError, now: Instant) -> Actions {
-        self.phase = Phase::Resuming;
-        self.epoch += 1;
-        self.answer = Some(PendingFrame::Resume);
-        self.orphan(why, now, true)
-    }
-
-    /// Handles a failed connection of the owner. Delivers everything it wrote, then the reason; discards incoming data.
-    pub fn abort(&mut self, why: SessionError, now: Instant) -> Actions {
-        let open = matches!(self.phase, Phase::Open | Phase::Parked | Phase::Resuming);
-        if !open || self.departed.is_some() || self.is_complete() {
-            return self.abandon(why, now);
-        }
-        self.orphan(why, now, false)
-    }
-
-    fn orphan(&mut self, why: SessionError, now: Instant, empty: bool) -> Actions {
-        // Keep a reason that was recorded earlier.
-        let (why, since) = self.departed.take().map_or((why, now), |before| (before.why, before.since));
-        self.drop_unread(&why);
-        self.recv.close();
-        self.departed = Some(Orphan { why, since, due: true, empty });
-        Actions { read: true, write: true, state: true, ..Actions::default() }
-    }
-
-    /// Drops the bytes that the owner has not read, and records `why` for it. Valid in any phase.
-    pub fn drop_unread(&mut self, why: &SessionError) {
-        self.recv.discard();
-        self.ended.get_or_insert_with(|| why.clone());
-        self.truncated = true;
-    }
-
-    /// Opener: records that an Open was sent over the lost path and not answered, so that there may be an acceptor.
-    pub(crate) fn mark_open_unanswered(&mut self) {
-        self.open_unanswered |= self.phase == Phase::Opening && self.path.is_some() && self.answer.is_none();
-    }
-
-    fn is_complete(&self) -> bool {
-        self.send.is_finished() && self.recv.is_ended() && self.recv.queued() == 0
-    }
-
-    /// Returns the time since which the session has delivered its last bytes without an owner.
-    pub fn departed_since(&self) -> Option<Instant> {
-        self.departed.as_ref().map(|departed| departed.since)
-    }
-
-    /// Drops the bytes still to be delivered for an owner that has left. Returns false if there are none.
-    pub fn evict(&mut self) -> (bool, Actions) {
-        let Some(Orphan { why, .. }) = self.departed.take() else { return (false, Actions::default()) };
-        let actions = match self.phase {
-            Phase::Open | Phase::Resuming => {
-                self.answer = Some(PendingFrame::Reset(why.clone()));
-                self.start_closing(why)
-            }
-            Phase::Parked => self.close(why),
-            _ => Actions::default(),
-        };
-        (true, actions)
-    }
-
-    /// Handles an opener that cancelled while the target was being dialled: replies with a Reset, and sends nothing
-    /// more.
-    pub(crate) fn on_open_cancelled(&mut self) -> Actions {
-        let why = SessionError::new(ErrorCode::Cancelled, "cancelled by its opener");
-        self.answer = Some(PendingFrame::Reset(why.clone()));
-        self.start_closing(why)
-    }
-
-    /// Ends the session after the resume timeout.
-    ///
-    /// An opener whose Resume is not answered yet sends the reason, because the acceptor may have resumed. If the reply
-    /// has just arrived, the session continues.
-    pub fn give_up(&mut self, why: SessionError) -> Actions {
-        match self.phase {
-            Phase::Resuming => {
-                self.answer = Some(PendingFrame::Reset(why.clone()));
-                self.start_closing(why)
-            }
-            Phase::Parked => self.close(why),
-            _ if self.is_opener() => Actions::default(),
-            _ => self.close(why),
-        }
-    }
-
-    /// Returns true if a last frame is queued for the current path.
-    pub fn has_pending_close(&self) -> bool {
-        let last = self.phase == Phase::Closing || self.departed.is_some() && self.answer.is_some();
-        self.path.is_some() && (last || self.break_due())
-    }
-
-    /// Returns true if everything an absent owner wrote is sent, and only the ResetAt is due.
-    pub(crate) fn break_due(&self) -> bool {
-        self.departed.as_ref().is_some_and(|departed| departed.due) && self.send.unsent() == 0
-    }
-
-    pub(crate) fn take_break(&mut self) -> Option<SessionFrame> {
-        if !self.break_due() {
-            return None;
-        }
-        let departed = self.departed.as_mut()?;
-        departed.due = false;
-        let total = if departed.empty { 0 } else { self.send.written() + 1 };
-        Some(SessionFrame::ResetAt { total, refusal: departed.why.clone() })
-    }
-
-    /// Sends a Reset instead of a ResetAt, and nothing more, on a path to a remote that does not know ResetAt.
-    pub fn reset_instead(&mut self, why: SessionError) -> (SessionFrame, Actions) {
-        (SessionFrame::Reset { epoch: self.epoch, refusal: why.clone() }, self.close(why))
-    }
-
-    /// Answers a ResetAt once all bytes of the remote's owner have arrived, so that the remote need not keep them.
-    pub(crate) fn on_reset_at(&mut self, total: u64, why: SessionError) -> Actions {
-        match self.recv.on_reset_at(total) {
-            Ok(()) => {
-                self.answer = Some(PendingFrame::Reset(SessionError::new(ErrorCode::NoError, "")));
-                self.start_closing(why)
-            }
-            Err(bad) => self.on_protocol_error(bad),
-        }
-    }
-
-    /// Returns true if the owner has left and its bytes are dropped.
-    pub(crate) fn is_empty(&self) -> bool {
-        self.departed.as_ref().is_some_and(|departed| departed.empty)
-    }
-
-    /// Resumes on another path and retransmits unacknowledged bytes.
-    pub(crate) fn resume_sending(&mut self, received: u64, limit: u64) -> Result<(), AckError> {
-        if let Some(departed) = &mut self.departed {
-            departed.due = true;
-        }
-        if self.is_empty() { Ok(()) } else { self.send.rewind(received, limit) }
-    }
-
-    pub(crate) fn on_protocol_error(&mut self, bad: impl std::error::Error) -> Actions {
-        let why = SessionError::new(ErrorCode::ProtocolError, bad);
-        self.answer = Some(PendingFrame::Reset(why.clone()));
-        self.start_closing(why)
-    }
-
-    /// Makes the pending frame the last one, if there is a path to send it on.
-    pub(crate) fn start_closing(&mut self, why: SessionError) -> Actions {
-        if self.path.is_none() {
-            return self.close(why);
-        }
-        self.phase = Phase::Closing;
-        self.send.forget();
-        self.recv.close();
-        self.ended.get_or_insert(why);
-        Actions { read: true, write: true, state: true, ..Actions::default() }
-    }
-
-    pub(crate) fn close(&mut self, why: SessionError) -> Actions {
-        self.phase = Phase::Closed;
-        self.path = None;
-        self.answer = None;
-        let clean = why.code == ErrorCode::NoError && self.recv.is_ended();
-        if !clean || !self.send.is_finished() {
-            self.ended.get_or_insert(why);
-        }
-        self.send.forget();
-        Actions { read: true, write: true, state: true, forget: true, dropped: false }
-    }
-}
 
 #[cfg(test)]
 mod tests;

@@ -19,7 +19,7 @@ use tokio::time::Instant;
 use crate::codec::proto::StreamMsg;
 use crate::codec::{HEARTBEAT, STREAM, heartbeat};
 use crate::frame::{Category, ErrorCode, Frame, FrameKind, SessionError, SessionFrame};
-use tunnel_base::names::{Host, NodeName, SessionId, Target};
+use tunnel_base::names::{NodeName, SessionId, Target};
 
 /// The sessions of a plain link, with their state.
 #[derive(Debug)]
@@ -216,11 +216,10 @@ impl PlainCodec {
     /// Returns the target in a form that a plain edge can dial. The node's own name may not resolve there, so it
     /// becomes loopback.
     fn address(&self, target: &Target) -> String {
-        match &target.host {
-            Host::Name(name) if name.eq_ignore_ascii_case(self.node.as_str()) => {
-                format!("127.0.0.1:{}", target.port)
-            }
-            _ => target.to_string(),
+        if self.node.is_meant_by(&target.host) {
+            format!("127.0.0.1:{}", target.port)
+        } else {
+            target.to_string()
         }
     }
 

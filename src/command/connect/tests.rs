@@ -82,3 +82,23 @@ fn a_ca_of_the_environment_does_not_require_tls() {
     let settings = ClientSettings::find(&asked(&["n:1"]).client, variable).unwrap();
     assert!(ConnectEndpoint::new(&settings).is_ok());
 }
+
+/// Neither direction has bytes that would reveal it.
+#[tokio::test(start_paused = true)]
+async fn a_caller_that_closes_both_pipes_is_noticed() {
+    let (_server, near) = UnixStream::pair().unwrap();
+    let (input, to_input) = std::io::pipe().unwrap();
+    let (from_output, output) = std::io::pipe().unwrap();
+    drop(to_input);
+    let file = |end: std::os::fd::OwnedFd| tokio::fs::File::from_std(end.into());
+    let (input, output) = (file(input.into()), Some(file(output.into())));
+    let stdio = Stdio { input, ended: false, output, failed: None, is_terminal: false, reader: None };
+    let carrier = Carrier::Unix(Socket::new(near, Pool::new()));
+    let session = ConnectStream { carrier, server: "cloud".to_owned(), trace: "00".to_owned() };
+    let mut copying = std::pin::pin!(copy(stdio, session));
+    let waited = tokio::time::timeout(Duration::from_secs(1000), &mut copying).await;
+    assert!(waited.is_err(), "the caller only waits for the response");
+    drop(from_output);
+    let ended = copying.await.unwrap_err();
+    assert!(ended.text.contains("cannot write to stdout: broken pipe"), "{}", ended.text);
+}

@@ -6,6 +6,7 @@ use crate::admin::nodes::CloudNodes;
 use crate::command::doctor::{AdminAddress, Findings, TIMEOUT, page};
 use crate::server::config::ServerConfig;
 use crate::server::invitations;
+use tunnel_base::files;
 use tunnel_base::logging::one_line;
 use tunnel_base::names::NodeName;
 use tunnel_base::policy::tokens::{NodeTokens, TokenEntry};
@@ -36,7 +37,7 @@ pub(super) async fn check(
             );
         }
     };
-    let Ok(text) = std::fs::read_to_string(&settings.links.token_file) else { return };
+    let Ok(text) = files::read_text(&settings.links.token_file) else { return };
     let tokens = NodeTokens::parse(&text);
     let own = |(name, entry): &&(&str, TokenEntry)| *name != "default" && *entry != TokenEntry::Blocked;
     let own = tokens.entries().iter().filter(own).count();

@@ -59,6 +59,57 @@ fn what_is_made_loads_without_an_open_door_and_is_for_its_owner_alone() {
 }
 
 #[test]
+fn an_address_of_ipv6_has_brackets_wherever_a_port_follows() {
+    let place = tempfile::tempdir().unwrap();
+    let dir = place.path().join("files");
+    let mut asked = asked(&dir, &["--egress-client", "system:kube-apiserver"]);
+    asked.names = vec!["[fd00::5]".parse().unwrap()];
+    run(&asked).unwrap();
+    let read = |path: &str| fs::read_to_string(dir.join(path)).unwrap();
+    let (server, _) = ServerConfig::read(&read("server/server.toml"), &Environment::default()).unwrap();
+    assert_eq!(server.links.listen, "[::]:9000".parse().unwrap());
+    assert!(read("server/server.toml").contains("listen = \"[::]:8000\""));
+    let (edge, _) = EdgeConfig::read(&read("edge-node1/edge.toml"), &Environment::default()).unwrap();
+    assert_eq!(edge.uplink.servers[0].to_string(), "[fd00::5]:9000");
+    assert!(
+        read("client-system-kube-apiserver/egress-selector.yaml").contains("url: https://[fd00::5]:8000\n")
+    );
+}
+
+#[test]
+fn a_name_that_cannot_work_is_refused_before_anything_is_written() {
+    let place = tempfile::tempdir().unwrap();
+    let dir = place.path().join("files");
+    for node in ["default", "-", "pod", "127.0.0.1"] {
+        let args = ["tunnel", "init", "dir", "--name", "cloud.test", &format!("--node={node}")];
+        let told = Args::try_parse_from(args).unwrap_err().to_string();
+        assert!(told.contains("no node can have the name"), "{told}");
+    }
+    for name in ["192.168.001.1", "cloud.7", &"x".repeat(64)] {
+        let told = Args::try_parse_from(["tunnel", "init", "dir", "--name", name]).unwrap_err().to_string();
+        assert!(told.contains("expected a DNS name, or an IP address without leading zeros"), "{told}");
+    }
+    let long = InitArgs { nodes: vec!["x".repeat(253).parse().unwrap()], ..asked(&dir, &[]) };
+    let told = run(&long).unwrap_err().to_string();
+    assert!(told.contains("too long for the name of its folder"), "{told}");
+    assert!(!dir.exists());
+}
+
+#[test]
+fn a_node_that_clients_of_tls_cannot_name_gets_a_note() {
+    let place = tempfile::tempdir().unwrap();
+    for (node, has_note) in [("worker-7.9", true), ("node1", false), ("192.0.2.33", false)] {
+        let asked = InitArgs { nodes: vec![node.parse().unwrap()], ..asked(&place.path().join(node), &[]) };
+        let told = run(&asked).unwrap();
+        assert_eq!(
+            told.contains(&format!("note: {node} is no valid server name for TLS")),
+            has_note,
+            "{told}"
+        );
+    }
+}
+
+#[test]
 fn a_cloud_without_nodes_is_ready_for_invitations() {
     let place = tempfile::tempdir().unwrap();
     let dir = place.path().join("files");
@@ -166,7 +217,7 @@ fn what_cannot_be_made_is_told_and_leaves_nothing() {
         assert!(told.code == 64 && told.text.contains(says), "{told}");
     }
     let told = run(&asked(&dir, &["--ca-cert", &junk, "--ca-key", &junk])).unwrap_err();
-    assert!(told.code == 78 && told.text.contains("junk: holds no certificate"), "{told}");
+    assert!(told.code == 78 && told.text.contains("junk holds no certificate"), "{told}");
     let twice = run(&asked(&dir, &["--egress-client", "a:b", "--egress-client", "a-b"])).unwrap_err();
     assert!(twice.text.contains("another client has the same folder client-a-b"), "{twice}");
     assert!(!dir.exists());

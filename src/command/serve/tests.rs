@@ -75,7 +75,7 @@ fn ssh(lines: &str) -> String {
 fn an_empty_file_is_a_server_without_ports_for_clients() {
     let (cloud, warnings) = cloud("");
     assert_eq!(cloud.links, LinkListenerConfig::default());
-    assert_eq!(cloud.links.listen, "0.0.0.0:9000".parse().unwrap());
+    assert_eq!(cloud.links.listen, "[::]:9000".parse().unwrap());
     assert_eq!(cloud.links.admin_listen, "127.0.0.1:9010".parse().unwrap());
     assert_eq!(cloud.links.admin_port, AdminPort { is_default: true, sets_level: false });
     assert_eq!(cloud.links.token_file.to_str(), Some("/etc/tunnel/token/token"));
@@ -169,7 +169,7 @@ fn known(report: Diagnostics, ours: &str) -> Vec<String> {
 #[test]
 fn every_known_key_is_documented_and_every_documented_key_is_known() {
     let mut report = Diagnostics::default();
-    let named = "[server.tcp.\"0.0.0.0:6443\"]\n";
+    let named = "[server.tcp.\"[::]:6443\"]\n";
     ServerConfig::gather(&ssh(named), &Environment::default(), &mut report);
     let mut keys = (known(report, "server."), documented(CLOUD));
     keys.0.sort();

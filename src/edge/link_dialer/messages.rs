@@ -8,11 +8,12 @@ use tunnel_base::names::Target;
 use tunnel_net::dial::{ConnectError, Failure};
 use tunnel_net::tls::handshake::HandshakeError;
 
-/// Returns the error text if no address of a server accepted the connection.
-pub(crate) fn no_connection(error: &ConnectError) -> String {
+/// Returns the error text if no address of a server accepted the connection. `after` is the server if the message has
+/// named it already.
+pub(crate) fn no_connection(error: &ConnectError, after: Option<&Target>) -> String {
     let hint = connection_hint(error.first());
     let then = if hint.is_empty() { "" } else { "; " };
-    format!("{error}{then}{hint}")
+    format!("{}{then}{hint}", after.map_or_else(|| error.to_string(), |at| error.after(at)))
 }
 
 /// Returns the hint with the config key of the edge or server that fixes the error. May be empty.
@@ -121,7 +122,7 @@ mod tests {
     #[tokio::test]
     async fn who_refuses_a_connection_may_be_another_port_than_that_for_links() {
         let closed = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
-        let said = no_connection(&dial(&[closed], Duration::from_secs(20)).await.unwrap_err());
+        let said = no_connection(&dial(&[closed], Duration::from_secs(20)).await.unwrap_err(), None);
         assert!(
             said.starts_with(&format!("{closed} refused the connection; nothing listens there")),
             "{said}"

@@ -66,6 +66,12 @@ impl Destination {
                     Err(why) => Err(not_dialled(why, target)),
                 }
             }
+            (RouteError::Offline { missing, .. }, None) if missing.is_unknown_node() => {
+                Err(match node.address() {
+                    Some(ip) => Denial::NoNode(Target { host: Host::Ip(ip), port: target.port }),
+                    None => RouteError::Offline { node, missing }.into(),
+                })
+            }
             (why, _) => Err(why.into()),
         }
     }
@@ -124,11 +130,12 @@ pub struct EdgeRouting {
 impl EdgeRouting {
     /// Locates a target: at the node that its host names, or in the cloud.
     pub(crate) fn locate(&self, target: Target) -> Result<Destination, Denial> {
-        let Host::Name(name) = &target.host else { return cloud(target) };
-        let node: NodeName = name.parse()?;
-        if node == self.node || node.as_str() == "localhost" {
+        let node = target.host.node();
+        if node.as_ref() == Some(&self.node) || target.host.is_localhost() {
             return Err(Denial::OwnNode(target));
         }
+        // A server knows the nodes that are named by an address.
+        let (Host::Name(name), Some(node)) = (&target.host, node) else { return cloud(target) };
         let is_node = match &self.nodes {
             Some(globs) => globs.iter().any(|glob| glob.matches(&node)),
             None => !name.contains('.') && !is_number(name),

@@ -10,6 +10,7 @@ use tokio::sync::mpsc;
 use crate::acceptor::{DialerRole, TargetDialer};
 use crate::config::{edge, server};
 use crate::listener::admission;
+use crate::listener::admission::heads::HEAD_BYTES;
 use crate::listener::admission::tests::line::{Line, Lines, Switch};
 use crate::listener::auth::{PasswordChecker, Users};
 use crate::listener::denial::new_trace;
@@ -82,6 +83,7 @@ pub(crate) fn context(
         policy: Arc::new(ArcSwap::from_pointee(policy)),
         grants: Grants::default(),
         sessions: admission::sessions(9, 9),
+        long_heads: heads::long_heads(false),
         pool: Pool::new(),
         route: SessionRouter::from_edge(uplinks, table, time, time),
         addresses: Arc::default(),
@@ -406,6 +408,7 @@ async fn who_asks_an_edge_that_has_just_lost_its_link_waits_for_the_next_one() {
         category: Category::HttpProxy,
         client: "test".into(),
         listener: "test",
+        permit: None,
     };
     let started = tokio::time::Instant::now();
     assert!(matches!(route.open(request.clone()).await.unwrap_err().why, RouteError::Offline { .. }));

@@ -90,6 +90,11 @@ impl RequestBody {
         Self { body: Some(body), awaited: wanted.map(|wanted| Awaited { wanted, silence: None }), clock }
     }
 
+    /// Returns the timer of the client.
+    pub(crate) fn clock(&self) -> &Arc<IdleTimer> {
+        &self.clock
+    }
+
     /// Creates the body of a request without one.
     pub(crate) fn empty(clock: Arc<IdleTimer>) -> Self {
         Self { body: None, awaited: None, clock }
@@ -356,6 +361,19 @@ pub(crate) fn pass_answer(
         _ => {}
     }
     Ok(())
+}
+
+/// Returns an interim response (1xx) of a target, as sent to the client.
+pub(crate) fn interim(status: StatusCode, headers: &HeaderMap) -> Vec<u8> {
+    let mut headers = headers.clone();
+    PreservedHeaders { upgrade: false, trailers: false }.leave(&mut headers);
+    let phrase = status.canonical_reason().unwrap_or_default();
+    let mut text = format!("HTTP/1.1 {} {phrase}\r\n", status.as_str()).into_bytes();
+    for (name, value) in &headers {
+        text.extend_from_slice(&[name.as_str().as_bytes(), b": ", value.as_bytes(), b"\r\n"].concat());
+    }
+    text.extend_from_slice(b"\r\n");
+    text
 }
 
 /// Returns true if a client waits for a 100 before it sends its body.

@@ -4,11 +4,12 @@ use std::error::Error;
 use std::future::poll_fn;
 use std::io::{self, IoSlice};
 use std::pin::Pin;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use std::task::{Context, Poll, ready};
 
 use bytes::{Bytes, BytesMut};
-use http::{Request, Response, StatusCode};
+use http::{Method, Request, Response, StatusCode};
 use hyper::body::Incoming;
 use hyper::client::conn::http1::{Builder, Connection, SendRequest};
 use hyper::rt::{Read, ReadBufCursor, Write};
@@ -17,7 +18,10 @@ use prometheus_client::metrics::counter::Counter;
 use tokio_util::sync::CancellationToken;
 use tracing::Span;
 
-use crate::listener::admission::{GrantedSession, HEAD_BYTES};
+use crate::listener::admission::heads::{HEAD_BYTES, HEAD_FIELDS, LONG_HEAD_BYTES, LONG_HEAD_FIELDS};
+use crate::listener::admission::{GrantedSession, ListenerContext};
+use crate::listener::forward::IdleTimer;
+use crate::listener::forward::long_url::extended;
 use crate::listener::forward::message::{BodyNotWanted, RequestBody};
 use crate::listener::requests::RequestRoute;
 use crate::session_io::LocalPeer;
@@ -27,6 +31,7 @@ use crate::session_io::grants::Grant;
 use tunnel_base::drain::Drain;
 use tunnel_base::metrics::Metrics;
 use tunnel_net::ByteStream;
+use tunnel_net::limiter::{FairLimiter, Permit, Source};
 use tunnel_proto::frame::{ErrorCode, SessionError};
 
 /// The current session of a client, if any. The task that serves the client polls it together with hyper's server.
@@ -35,6 +40,8 @@ pub(crate) struct Upstream {
     inner: Mutex<Inner>,
     metrics: Metrics,
     drain: Drain,
+    /// Limiter of responses with a long head, and the client's source for it.
+    long_heads: (FairLimiter, Source),
 }
 
 /// The locked state of an [`Upstream`].
@@ -49,6 +56,8 @@ struct Inner {
     in_flight: bool,
     /// Whether the session has returned a response.
     answered: bool,
+    /// The permit of a response with a long head. Its session is not reused.
+    long_head: Option<Permit>,
 }
 
 /// The sender of an open session that has no request in flight, for the client's next request.
@@ -92,6 +101,8 @@ pub(crate) enum UpstreamError {
     Silence(String),
     /// The session ended because the target did not respond in time.
     Timeout(String),
+    /// The response's head is long, and there are too many such heads.
+    Busy,
     /// The target sent an invalid response.
     Target(String),
 }
@@ -105,6 +116,15 @@ pub(crate) struct InformationalLimit {
 }
 
 impl InformationalLimit {
+    /// Waits for a response. Returns `None` if there are too many informational ones before.
+    async fn within<T>(&self, answer: impl Future<Output = T>) -> Option<T> {
+        tokio::select! {
+            biased;
+            () = self.reached.cancelled() => None,
+            answer = answer => Some(answer),
+        }
+    }
+
     pub(crate) fn count(&self) {
         if self.count.fetch_add(1, Relaxed) == MAX_INFORMATIONAL {
             self.reached.cancel();
@@ -116,9 +136,17 @@ impl InformationalLimit {
 const MAX_INFORMATIONAL: usize = 100;
 
 impl Upstream {
-    pub(crate) fn new(metrics: &Metrics, drain: &Drain) -> Self {
-        let inner = Inner { state: State::None, grant: None, idle: None, in_flight: false, answered: false };
-        Self { inner: Mutex::new(inner), metrics: metrics.clone(), drain: drain.clone() }
+    pub(crate) fn new(context: &ListenerContext, source: Source) -> Self {
+        let inner = Inner {
+            state: State::None,
+            grant: None,
+            idle: None,
+            in_flight: false,
+            answered: false,
+            long_head: None,
+        };
+        let (metrics, drain) = (context.metrics.clone(), context.drain.clone());
+        Self { inner: Mutex::new(inner), metrics, drain, long_heads: (context.long_heads.clone(), source) }
     }
 
     /// Drives the session with hyper, and releases a session that has ended.
@@ -151,17 +179,45 @@ impl Upstream {
         None
     }
 
-    /// Starts HTTP over a new session.
+    /// Starts HTTP over a new session. `url_end` is the end of the first request's URL, which
+    /// does not pass through hyper.
     pub(crate) async fn start(
         &self,
         opened: GrantedSession,
+        url_end: Option<Bytes>,
     ) -> Result<SendRequest<RequestBody>, hyper::Error> {
         self.inner.lock().grant = Some(opened.grant.clone());
-        let pipe = HyperSession::new(opened, &self.metrics);
+        let pipe = HyperSession { url_end, ..HyperSession::new(opened, &self.metrics) };
         let (sender, connection) = client().handshake(pipe).await?;
         let mut inner = self.inner.lock();
         (inner.state, inner.answered) = (State::Running(Box::new(connection)), false);
+        inner.long_head = None;
         Ok(sender)
+    }
+
+    /// Parses the response's head again, with more memory. hyper expects a request first, so it gets `stand_in`, which
+    /// has the same method and is not sent.
+    async fn parse_long(
+        &self,
+        permit: Permit,
+        over: FinishedSession,
+        sender: &mut SendRequest<RequestBody>,
+        stand_in: Request<RequestBody>,
+    ) -> hyper::Result<Response<Incoming>> {
+        let opened = over.pipe.into_opened(over.unused);
+        let pipe = HyperSession { muted: Some(false), ..HyperSession::new(opened, &self.metrics) };
+        let (new, connection) = long_client().handshake(pipe).await?;
+        *sender = new;
+        {
+            let mut inner = self.inner.lock();
+            (inner.state, inner.in_flight) = (State::Running(Box::new(connection)), true);
+            inner.long_head = Some(permit);
+        }
+        let answer = sender.send_request(stand_in).await;
+        let mut inner = self.inner.lock();
+        inner.in_flight = false;
+        inner.answered |= answer.is_ok();
+        answer
     }
 
     /// Sends a request and waits for the response's head. Not cancel safe: dropping the future ends the session.
@@ -169,14 +225,11 @@ impl Upstream {
         &self,
         sender: &mut SendRequest<RequestBody>,
         request: Request<RequestBody>,
-        informational: &InformationalLimit,
+        informational: &Arc<InformationalLimit>,
     ) -> Result<Response<Incoming>, UpstreamError> {
         self.inner.lock().in_flight = true;
-        let answer = tokio::select! {
-            biased;
-            () = informational.reached.cancelled() => None,
-            answer = sender.try_send_request(request) => Some(answer),
-        };
+        let (method, clock) = (request.method().clone(), Arc::clone(request.body().clock()));
+        let answer = informational.within(sender.try_send_request(request)).await;
         let answered = {
             let mut inner = self.inner.lock();
             inner.in_flight = false;
@@ -190,9 +243,27 @@ impl Upstream {
             Err(failed) => failed,
         };
         let unsent = failed.take_message();
-        let error = failed.into_error();
-        let (body, seen) = (error.is_user(), error.to_string());
+        let mut error = failed.into_error();
         let (mut over, cut) = self.take();
+        let mut is_busy = false;
+        if error.is_parse_too_large()
+            && let Some(long) = over.take()
+        {
+            let (limiter, source) = &self.long_heads;
+            match limiter.try_acquire(source) {
+                Err(_) => (is_busy, over) = (true, Some(long)),
+                Ok(permit) => {
+                    let stand_in = stand_in(method, clock, informational);
+                    let again = self.parse_long(permit, long, sender, stand_in);
+                    match informational.within(again).await {
+                        None => return Err(self.flooded(answered)),
+                        Some(Ok(answer)) => return Ok(answer),
+                        Some(Err(again)) => (error, over) = (again, self.take().0),
+                    }
+                }
+            }
+        }
+        let (body, seen) = (error.is_user(), described(&error));
         if let Some(over) = over.as_mut().filter(|_| !answered) {
             over.pipe.set_status(if body { StatusCode::BAD_REQUEST } else { StatusCode::BAD_GATEWAY });
         }
@@ -202,6 +273,7 @@ impl Upstream {
         let why = why.map_or(seen, |why| why.reason);
         Err(match unsent {
             Some(request) => UpstreamError::Unsent(Box::new(request)),
+            None if is_busy => UpstreamError::Busy,
             None if body => UpstreamError::Body,
             None if late => UpstreamError::Timeout(why),
             None if silence => UpstreamError::Silence(why),
@@ -224,7 +296,9 @@ impl Upstream {
 
     /// Keeps the session for requests with this route, once its response is complete. With `None` it is not reused.
     pub(crate) fn keep(&self, route: Option<RequestRoute>, sender: SendRequest<RequestBody>) {
-        self.inner.lock().idle = Some(Idle { route, sender });
+        let mut inner = self.inner.lock();
+        let route = route.filter(|_| inner.long_head.is_none());
+        inner.idle = Some(Idle { route, sender });
     }
 
     /// Returns the session itself, once the target has switched to another protocol.
@@ -265,8 +339,9 @@ impl Upstream {
         let ended = match (ended, error) {
             (Some(ended), _) => ended,
             (None, Some(error)) if !error.is_user() => {
-                opened.break_off("upstream_invalid", &format!("invalid response from the target: {error}"));
-                return Some(SessionError::new(ErrorCode::ProtocolError, error));
+                let why = described(&error);
+                opened.break_off("upstream_invalid", &format!("invalid response from the target: {why}"));
+                return Some(SessionError::new(ErrorCode::ProtocolError, why));
             }
             (None, Some(error)) if error.source().is_some_and(|cause| cause.is::<BodyNotWanted>()) => {
                 FINISHED
@@ -317,10 +392,43 @@ impl Inner {
     }
 }
 
+/// Returns the request for [`Upstream::parse_long`]. Its informational responses are counted, and not passed on.
+fn stand_in(
+    method: Method,
+    clock: Arc<IdleTimer>,
+    informational: &Arc<InformationalLimit>,
+) -> Request<RequestBody> {
+    let mut request = Request::new(RequestBody::empty(clock));
+    *request.method_mut() = method;
+    let counted = Arc::clone(informational);
+    hyper::ext::on_informational(&mut request, move |_| counted.count());
+    request
+}
+
 fn client() -> Builder {
     let mut client = Builder::new();
-    client.preserve_header_case(true).max_header_size(HEAD_BYTES).max_buf_size(HEAD_BYTES);
     client
+        .preserve_header_case(true)
+        .max_headers(HEAD_FIELDS)
+        .max_header_size(HEAD_BYTES)
+        .max_buf_size(HEAD_BYTES);
+    client
+}
+
+/// Returns the configuration for a response with a long head.
+fn long_client() -> Builder {
+    let mut client = client();
+    client.max_headers(LONG_HEAD_FIELDS).max_header_size(LONG_HEAD_BYTES).max_buf_size(LONG_HEAD_BYTES);
+    client
+}
+
+/// Describes why a response is invalid.
+fn described(error: &hyper::Error) -> String {
+    if !error.is_parse_too_large() {
+        return error.to_string();
+    }
+    let most = LONG_HEAD_BYTES / 1024;
+    format!("its head is too long: at most {most} KiB and {LONG_HEAD_FIELDS} header fields are accepted")
 }
 
 /// End of a session without further requests.
@@ -340,6 +448,11 @@ pub(crate) struct HyperSession {
     down: Counter,
     /// Bytes accepted from hyper but not yet by the session, which has no room.
     unsent: Bytes,
+    /// Set if hyper's writes are dropped, because the request was sent before. Whether hyper has written it again;
+    /// hyper takes nothing as a response before.
+    muted: Option<bool>,
+    /// The end of the first request's URL, which hyper does not write.
+    url_end: Option<Bytes>,
     ended: Option<CopyEnd>,
 }
 
@@ -350,6 +463,8 @@ impl HyperSession {
             up: metrics.bytes_to_target.clone(),
             down: metrics.bytes_to_client.clone(),
             unsent: Bytes::new(),
+            muted: None,
+            url_end: None,
             ended: None,
         }
     }
@@ -408,8 +523,20 @@ impl Read for HyperSession {
         cx: &mut Context<'_>,
         mut buf: ReadBufCursor<'_>,
     ) -> Poll<io::Result<()>> {
+        if self.muted == Some(false) {
+            // hyper writes within the same poll.
+            cx.waker().wake_by_ref();
+            return Poll::Pending;
+        }
         if self.opened.buffered.is_empty() {
-            match ready!(self.opened.session.poll_read_chunk(cx)) {
+            let read = self.opened.session.poll_read_chunk(cx);
+            if read.is_pending()
+                && let Poll::Ready(cause) = self.opened.session.poll_lost(cx)
+            {
+                self.note(EndKind::WriteFailed(cause.kind()));
+                return Poll::Ready(Err(cause));
+            }
+            match ready!(read) {
                 Ok(bytes) if bytes.is_empty() => self.note(EndKind::Finished),
                 Ok(bytes) => {
                     let Self { opened, down, .. } = &mut *self;
@@ -442,6 +569,15 @@ impl Write for HyperSession {
     ) -> Poll<io::Result<usize>> {
         ready!(self.poll_push(cx));
         let all: usize = pieces.iter().map(|piece| piece.len()).sum();
+        if let Some(is_asked) = &mut self.muted {
+            *is_asked = true;
+            return Poll::Ready(Ok(all));
+        }
+        if let Some((head, url_end)) = pieces.first().zip(self.url_end.take()) {
+            self.unsent = extended(head, &url_end);
+            let _ = self.poll_push(cx);
+            return Poll::Ready(Ok(head.len()));
+        }
         let mut bytes = BytesMut::with_capacity(all.min(CHUNK));
         for piece in pieces {
             let left = CHUNK - bytes.len();

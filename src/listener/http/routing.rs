@@ -77,7 +77,7 @@ impl NodePort {
         if dest.is_some() && self.stands_for != PortTarget::Host {
             return Err(Denial::Forbidden(FIXED.to_owned()));
         }
-        let told_node = told.map(|told| requester.node_of_header(&told)).transpose()?;
+        let told_node = told.map(|told| self.node_of_header(&told, requester)).transpose()?;
         let named = dest.map(|dest| HostHeader { exact: true, ..dest }).or_else(|| host(&head.headers));
         let found = match told_node {
             Some(node) => Some((node, true)),
@@ -101,7 +101,7 @@ impl NodePort {
     ) -> Result<Option<(NodeName, bool)>, Denial> {
         let of_host = match named.map(|named| &named.host) {
             Some(Host::Ip(ip)) => requester.addresses.node_at(*ip)?.map(|(node, _)| node),
-            Some(Host::Name(name)) => requester.named(name),
+            Some(host @ Host::Name(_)) => requester.named(host),
             None => None,
         };
         let is_name = matches!(named, Some(HostHeader { host: Host::Name(_), .. }));
@@ -112,12 +112,28 @@ impl NodePort {
             let (namespace, server) = server(path)?;
             requester.addresses.node_of_pod(namespace, server)
         };
-        let other = requester.server_name.and_then(|name| requester.named(name)).or_else(of_server);
+        let sni = requester.server_name.and_then(|name| name.parse().ok());
+        let other = sni.and_then(|name| requester.named(&name)).or_else(of_server);
+        let by_address = || self.finder.node_named_by_address(&named?.host);
+        let is_fit = |node: &NodeName| other.as_ref().is_none_or(|other| other == node);
+        let of_host = of_host.or_else(|| by_address().filter(is_fit));
         if let Some(HostHeader { exact: true, .. }) = named {
             return Ok(of_host.or(other).map(|node| (node, true)));
         }
         let is_named = other.is_none() || other == of_host;
         Ok(other.or(of_host).map(|node| (node, is_named)))
+    }
+
+    /// Returns the node that a header names by its name or address.
+    fn node_of_header(&self, told: &HostHeader, requester: &RoutingContext<'_>) -> Result<NodeName, Denial> {
+        let Host::Ip(ip) = told.host else {
+            return Ok(requester.policy.own_name(told.host.to_string().parse()?));
+        };
+        let known = requester.addresses.node_at(ip)?.map(|(node, _)| node);
+        known.or_else(|| self.finder.node_named_by_address(&told.host)).ok_or_else(|| {
+            let port = told.port.unwrap_or(requester.default_port);
+            Denial::NoNode(Target { host: Host::Ip(ip), port })
+        })
     }
 
     /// Returns the target at the node for the requested port.
@@ -155,18 +171,9 @@ impl NodePort {
 }
 
 impl RoutingContext<'_> {
-    /// Returns the node of that name, which may be a name in the zone. An address is not a name.
-    fn named(&self, host: &str) -> Option<NodeName> {
-        named(host).map(|name| self.policy.own_name(name))
-    }
-
-    /// Returns the node that a header names by its name or address.
-    fn node_of_header(&self, told: &HostHeader) -> Result<NodeName, Denial> {
-        let Host::Ip(ip) = told.host else { return Ok(self.policy.own_name(told.host.to_string().parse()?)) };
-        let found = self.addresses.node_at(ip)?.map(|(node, _)| node);
-        found.ok_or_else(|| {
-            Denial::NoNode(Target { host: Host::Ip(ip), port: told.port.unwrap_or(self.default_port) })
-        })
+    /// Returns the node of that name, which may be a name in the zone.
+    fn named(&self, host: &Host) -> Option<NodeName> {
+        host.node().map(|name| self.policy.own_name(name))
     }
 
     /// Returns the address to dial at the node, and whether it is the node's own. Returns `None` for any address of the
@@ -176,23 +183,17 @@ impl RoutingContext<'_> {
             Some(HostHeader { host: Host::Ip(ip), exact, .. }) => {
                 let ip = plain(*ip);
                 let behind = self.addresses.node_at(ip)?.filter(|(of, _)| of == node);
+                let behind = behind.or_else(|| (node.address() == Some(ip)).then(|| (node.clone(), true)));
                 Ok(behind.map(|(_, is_own)| (ip, is_own)).or(exact.then_some((ip, false))))
             }
-            Some(HostHeader { host: Host::Name(name), exact: true, .. })
-                if self.named(name).as_ref() != Some(node) =>
+            Some(HostHeader { host: host @ Host::Name(_), exact: true, .. })
+                if self.named(host).as_ref() != Some(node) =>
             {
                 Err(Denial::Request(OTHER_NAME))
             }
             _ => Ok(None),
         }
     }
-}
-
-/// Parses a host as a node's name. Returns `None` for an address.
-fn named(host: &str) -> Option<NodeName> {
-    let host = host.strip_suffix('.').unwrap_or(host);
-    let is_address = host.starts_with('[') || host.parse::<IpAddr>().is_ok();
-    host.parse().ok().filter(|_| !is_address)
 }
 
 /// Returns the host in the Host header, as the client spells it.

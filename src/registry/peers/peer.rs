@@ -344,18 +344,22 @@ impl Peer {
         self.set_process(Some(link), means);
         means.registry.wake_all_waiters();
         means.send_greeting(link, &self.news);
-        self.news.send(link, &means.registry, means.own).await;
         // Requests made during the dial are now satisfied.
         let _ = timeout(Duration::ZERO, self.wanted.notified()).await;
         self.mark_used();
         let mut outrun = pin!(second.race(link, || means.dialer.dial(self.at, true)));
+        // Next to the others: on a link that takes nothing, announcements wait until it is replaced.
+        let mut announcing = pin!(async {
+            loop {
+                self.news.send(link, &means.registry, means.own).await;
+                self.news.wait_added().await;
+                self.mark_used();
+            }
+        });
         while !link.is_closed() {
             tokio::select! {
                 () = link.closed() => {}
-                () = self.news.wait_added() => {
-                    self.mark_used();
-                    self.news.send(link, &means.registry, means.own).await;
-                }
+                () = &mut announcing => {}
                 () = sleep(IDLE / 4) => {
                     if link.sessions() > 0 {
                         self.mark_used();
@@ -560,7 +564,8 @@ impl TlsPeerDialer {
     async fn connect(&self, at: SocketAddr, beside: bool) -> Result<Link, (&'static str, PeerError)> {
         let no = |cause: String| PeerError::NoLink { at, cause };
         let socket = dial(&[at], CONNECT).await.map_err(|e| {
-            (e.reason(), no(format!("{e}; check that it runs, and that firewalls allow this port")))
+            let why = e.after(&at.into());
+            (e.reason(), no(format!("{why}; check that it runs, and that firewalls allow this port")))
         })?;
         tune_link(&socket, self.link_context.congestion.as_deref())
             .map_err(|e| ("closed_by_remote", no(e.to_string())))?;

@@ -299,7 +299,7 @@ async fn an_endless_source_whose_reader_has_gone_ends_the_splice() {
 /// Meanwhile the client sends all the time, and its bytes are discarded.
 #[tokio::test(start_paused = true)]
 async fn a_reader_that_takes_no_more_of_an_answer_behind_a_failure_is_given_up() {
-    for fails_after in [Duration::ZERO, 2 * DELIVERY] {
+    for fails_after in [Duration::ZERO, 2 * PAUSE] {
         let (client, near) = duplex(64);
         let mut near = Socket::new(near, Pool::new());
         let (mut reads, mut writes) = tokio::io::split(client);
@@ -308,12 +308,12 @@ async fn a_reader_that_takes_no_more_of_an_answer_behind_a_failure_is_given_up()
         let floods = async {
             tokio::time::sleep(fails_after).await;
             while writes.write_all(&[1; 64]).await.is_ok() {
-                tokio::time::sleep(Duration::from_millis(100)).await;
+                tokio::time::sleep(Duration::from_secs(1)).await;
             }
         };
         let slow = async {
             for _ in 0..5 {
-                tokio::time::sleep(DELIVERY / 2).await;
+                tokio::time::sleep(PAUSE / 2).await;
                 reads.read_exact(&mut [0; 64]).await.unwrap();
             }
             std::future::pending().await
@@ -328,11 +328,77 @@ async fn a_reader_that_takes_no_more_of_an_answer_behind_a_failure_is_given_up()
             CopyEnd { by: Side::B, how: EndKind::WriteFailed(io::ErrorKind::BrokenPipe) }
         );
         assert_eq!(outcome.to_a, 6 * 64, "the bytes that the slow reader read, and those in its buffer");
-        let last = (DELIVERY / 2 * 5).max(fails_after);
+        let last = (PAUSE / 2 * 5).max(fails_after);
         let took = started.elapsed();
-        assert!(took >= last + DELIVERY && took < last + 2 * DELIVERY + Duration::from_secs(1), "{took:?}");
+        assert!(took >= last + PAUSE && took < last + 2 * PAUSE + Duration::from_secs(1), "{took:?}");
     }
 }
+
+/// Copies from a client that disconnects to a reader that pauses, and returns the number of bytes that the reader gets
+/// once it goes on, and the end of the copy. `finishes`: the client ends its direction before it resets.
+async fn read_after(pause: Duration, finishes: bool) -> (usize, CopyEnd, Duration) {
+    let ((mut client, near), (far, mut target)) = (tcp().await, duplex(1000));
+    let (mut near, mut far) = (Socket::new(near, Pool::new()), Socket::new(far, Pool::new()));
+    let started = Instant::now();
+    let disconnects = async {
+        client.write_all(&[1; UPLOAD]).await.unwrap();
+        if finishes {
+            client.shutdown().await.unwrap();
+        }
+        socket2::SockRef::from(&client).set_linger(Some(Duration::ZERO)).unwrap();
+        drop(client);
+        tokio::time::sleep(pause).await;
+        let mut got = Vec::new();
+        target.read_to_end(&mut got).await.unwrap();
+        got.len()
+    };
+    let copies = async {
+        let ended = copied(&mut near, &mut far).await.ended;
+        drop(far);
+        (ended, started.elapsed())
+    };
+    let (got, (ended, took)) = tokio::join!(disconnects, copies);
+    (got, ended, took)
+}
+
+/// No read waits that would report the reset, and no byte is written to the client.
+#[tokio::test(start_paused = true)]
+async fn a_client_that_disconnects_while_its_bytes_find_no_room_is_given_up_in_time() {
+    let reset = CopyEnd { by: Side::A, how: EndKind::WriteFailed(io::ErrorKind::ConnectionReset) };
+    let gone = CopyEnd { by: Side::A, how: EndKind::WriteFailed(io::ErrorKind::BrokenPipe) };
+    let second = Duration::from_secs(1);
+    for (finishes, ended, patience) in [(false, reset, DELIVERY), (true, gone, PAUSE)] {
+        let (got, how, _) = read_after(patience - second, finishes).await;
+        assert_eq!((got, how), (UPLOAD, ended), "a reader that goes on in time gets everything");
+        let (got, how, took) = read_after(patience + second, finishes).await;
+        assert_eq!((got, how), (1000, ended), "a reader that goes on later");
+        assert!(took >= patience && took < patience + second, "{took:?}");
+    }
+}
+
+/// Unix sockets report no error, so the copying checks for a closed one now and then.
+#[tokio::test(start_paused = true)]
+async fn a_unix_client_that_closes_after_its_end_is_noticed_without_a_write() {
+    let (mut client, near) = tokio::net::UnixStream::pair().unwrap();
+    let (far, mut target) = duplex(1000);
+    let (mut near, mut far) = (Socket::new(near, Pool::new()), Socket::new(far, Pool::new()));
+    let leaves = async {
+        client.write_all(b"last").await.unwrap();
+        client.shutdown().await.unwrap();
+        assert_eq!(rest(&mut target).await, b"last");
+        tokio::time::sleep(Duration::from_secs(1000)).await;
+        drop(client);
+        Instant::now()
+    };
+    let copies = async { (copied(&mut near, &mut far).await, Instant::now()) };
+    let (left, (outcome, ended)) = tokio::join!(leaves, copies);
+    let gone = CopyEnd { by: Side::A, how: EndKind::WriteFailed(io::ErrorKind::BrokenPipe) };
+    assert_eq!((outcome.to_b, outcome.ended), (4, gone));
+    assert!(ended >= left && ended <= left + Duration::from_secs(30), "{:?}", ended - left);
+}
+
+/// Fewer bytes than the kernel accepts, and more than the reader's pipe.
+const UPLOAD: usize = 50_000;
 
 #[tokio::test(start_paused = true)]
 async fn lingering_ends_with_the_peer_or_after_a_silence_or_in_the_end() {
@@ -375,7 +441,7 @@ proptest! {
     fn every_byte_arrives_once_and_in_order(
         up in 0..300_000usize, down in 0..300_000usize, room in 1..100_000usize, piece in 1..70_000usize,
     ) {
-        let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap();
         let made = |len: usize, step: usize| (0..len).map(|i| (i * step % 251) as u8).collect::<Vec<_>>();
         let (sent_up, sent_down) = (made(up, 3), made(down, 7));
         let (outcome, (got_up, got_down)) = runtime.block_on(spliced(room.max(16), |a, b| async {

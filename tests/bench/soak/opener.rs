@@ -72,6 +72,7 @@ async fn open(mut client: TcpStream, route: SessionRouter, pool: Pool) -> Result
         category: Category::HttpProxy,
         client: "soak".to_owned(),
         listener: "connect",
+        permit: None,
     };
     let mut session = match route.open(request).await {
         Ok(session) => session,

@@ -16,7 +16,8 @@ use super::{assert_eventually, wait_until};
 pub(crate) async fn asked(edge: &Edge, node: NodeName, target: Target) -> Result<Session, String> {
     wait_until("the edge has a link", || edge.metrics.links.all() > 0).await;
     let client = "a program on the edge".into();
-    let request = SessionRequest { node, target, category: Category::HttpProxy, client, listener: "connect" };
+    let category = Category::HttpProxy;
+    let request = SessionRequest { node, target, category, client, listener: "connect", permit: None };
     edge.route.open(request).await.map_err(|e| e.to_string())
 }
 

@@ -5,7 +5,7 @@ use std::net::IpAddr;
 
 use subtle::ConstantTimeEq;
 
-use crate::names::NodeName;
+use crate::names::{NameError, NodeName};
 
 /// The contents of a token file (docs/reference/superedge.md#token-file). Each line is `node:token`; spaces are dropped, and
 /// later lines win. `default` applies to nodes without their own line. A node whose line has no token is blocked.
@@ -104,7 +104,7 @@ impl NodeTokens {
                 Some(_) if are_none => {
                     "the text after its ip= is ignored: not a list of addresses; write ip=10.0.0.7,fd00::7"
                 }
-                Some(_) if node.parse::<NodeName>().is_err() => {
+                Some(_) if line_name(node).is_err() => {
                     "the text before its first ':' is not a valid node name"
                 }
                 Some("") => "it has no token, which blocks its node",
@@ -121,8 +121,7 @@ impl NodeTokens {
                 errors.push((at, error));
             }
         }
-        let named = ips.into_iter().filter_map(|(node, ips)| Some((node.parse::<NodeName>().ok()?, ips)));
-        let ips = named.filter(|(node, _)| node.as_str() != DEFAULT);
+        let ips = ips.into_iter().filter_map(|(node, ips)| Some((node.parse::<NodeName>().ok()?, ips)));
         let ips = ips.flat_map(|(node, ips)| ips.into_iter().map(move |ip| (ip, node.clone()))).collect();
         Self { lines, ips, errors }
     }
@@ -196,15 +195,14 @@ impl NodeTokens {
             .keys()
             .chain(earlier.lines.keys())
             .filter(|node| self.lines.get(*node) != earlier.lines.get(*node));
-        let names: BTreeSet<_> =
-            all.map(String::as_str).filter(|node| node.parse::<NodeName>().is_ok()).collect();
+        let names: BTreeSet<_> = all.map(String::as_str).filter(|name| line_name(name).is_ok()).collect();
         names.into_iter().collect()
     }
 
     /// Returns the nodes with a line, sorted, including `default`, each with what its line does. Text that is not the
     /// name of a node is left out: it may be a misplaced token.
     pub fn entries(&self) -> Vec<(&str, TokenEntry)> {
-        let lines = self.lines.iter().filter(|(node, _)| node.parse::<NodeName>().is_ok());
+        let lines = self.lines.iter().filter(|(name, _)| line_name(name).is_ok());
         let state = |line: &TokenLine| match line {
             TokenLine { token, .. } if token.is_empty() => TokenEntry::Blocked,
             TokenLine { previous: Some(_), .. } => TokenEntry::Rotating,
@@ -343,6 +341,15 @@ fn split_words(line: &str) -> (&str, LineWords<'_>) {
         rest = before;
     }
     (rest, words)
+}
+
+/// Parses the name of a line: a node, or `default` for the line of all nodes without their own.
+///
+/// # Errors
+///
+/// Returns an error if no node can have that name.
+pub fn line_name(text: &str) -> Result<NodeName, NameError> {
+    if text.eq_ignore_ascii_case(DEFAULT) { Ok(NodeName::any()) } else { text.parse() }
 }
 
 /// Returns true if a token file can contain that token.

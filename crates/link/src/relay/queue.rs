@@ -15,7 +15,8 @@ use tokio::time::Instant;
 
 use crate::lock::Mutex;
 use crate::schedule::{
-    ControlOutcome, DataRequest, FlowState, FrameSource, QueuedFlow, SendOutcome, SendRequest,
+    ControlOutcome, ControlQueue, DataRequest, Entry, FlowState, FrameSource, QueuePlaces, QueuedFlow,
+    SendOutcome, SendRequest,
 };
 use tunnel_proto::budget::LinkReservation;
 use tunnel_proto::frame::{SessionFrame, SessionKey};
@@ -57,8 +58,7 @@ struct Queue {
     /// Bytes of data received so far.
     passed: u64,
     flow_state: FlowState,
-    in_control: Option<ControlPriority>,
-    in_turns: bool,
+    places: QueuePlaces,
 }
 
 impl RelayQueue {
@@ -75,8 +75,7 @@ impl RelayQueue {
             sealed: false,
             passed: 0,
             flow_state: FlowState::default(),
-            in_control: None,
-            in_turns: false,
+            places: QueuePlaces::default(),
         };
         Arc::new(Self { key, queue: Mutex::new(queue), closed: AtomicBool::new(false) })
     }
@@ -163,24 +162,31 @@ impl FrameSource for RelayQueue {
         &self.key
     }
 
-    fn is_closed(&self) -> bool {
+    fn is_stale(&self, _stay: u64) -> bool {
         self.closed.load(Relaxed)
     }
 
-    fn next_control(self: Arc<Self>, _link: LinkId, _now: Instant) -> ControlOutcome {
+    fn next_control(
+        self: Arc<Self>,
+        _link: LinkId,
+        _stay: u64,
+        from: ControlQueue,
+        _now: Instant,
+    ) -> ControlOutcome {
         let mut queue = self.queue.lock();
         let frame = queue.answer.take().or_else(|| queue.credit.take());
         if let Some(SessionFrame::Credit { limit, .. }) = &frame {
             queue.limit = *limit;
         }
-        queue.in_control = queue.control();
-        ControlOutcome { frame, again: queue.in_control.is_some() }
+        queue.places.on_control(from);
+        let more = queue.control();
+        ControlOutcome { frame, again: queue.places.request(more, None).credit }
     }
 
     fn next_turn(
         self: Arc<Self>,
         _link: LinkId,
-        turn: &QueuedFlow<Arc<dyn FrameSource>>,
+        turn: &QueuedFlow<Entry>,
         longest: usize,
         most: usize,
         _now: Instant,
@@ -192,7 +198,7 @@ impl FrameSource for RelayQueue {
         let flow_state = if held { turn.flow_state() } else { turn.flow_state_after(bytes) };
         queue.flow_state = flow_state;
         let backlog = queue.backlog();
-        queue.in_turns = backlog.is_some();
+        queue.places.on_turn(backlog.is_some());
         SendOutcome { frame, bytes, flow_state, backlog }
     }
 
@@ -279,14 +285,8 @@ impl Queue {
     }
 
     fn intent(&mut self) -> SendRequest {
-        let control = self.control().filter(|control| self.in_control < Some(*control));
-        let data = if self.in_turns { None } else { self.backlog() };
-        self.in_control = control.or(self.in_control);
-        self.in_turns |= data.is_some();
-        SendRequest {
-            control,
-            data: data.map(|backlog| DataRequest { flow_state: self.flow_state, backlog }),
-        }
+        let data = self.backlog().map(|backlog| DataRequest { flow_state: self.flow_state, backlog });
+        self.places.request(self.control(), data)
     }
 }
 
@@ -312,17 +312,19 @@ mod tests {
             1 << 20,
             LinkReservation { all: budget.reservation(), of_link: budget.reservation() },
         );
-        let push = |frame| queue.push(frame).unwrap().control;
-        let credit = |received, limit| SessionFrame::Credit { received, limit };
+        let push = |frame| queue.push(frame).unwrap();
+        let [answer, credit, needed] = [(true, false, false), (false, true, false), (false, false, true)]
+            .map(|(answer, credit, needed)| SendRequest { answer, credit, needed, ..SendRequest::default() });
+        let granted = |received, limit| SessionFrame::Credit { received, limit };
         // For the first credit the used part is unknown.
-        assert_eq!(push(credit(0, 1000)), Some(ControlPriority::Needed));
-        let sent = queue.clone().next_control(LinkId(1), Instant::now());
-        assert_eq!(sent, ControlOutcome { frame: Some(credit(0, 1000)), again: false });
-        assert_eq!(push(credit(400, 1400)), Some(ControlPriority::Credit));
-        assert_eq!(push(credit(499, 1499)), None);
-        assert_eq!(push(credit(500, 1500)), Some(ControlPriority::Needed));
-        assert_eq!(push(credit(900, 1900)), None);
+        assert_eq!(push(granted(0, 1000)), SendRequest { credit: true, ..needed });
+        let sent = queue.clone().next_control(LinkId(1), 0, ControlQueue::Credits, Instant::now());
+        assert_eq!(sent, ControlOutcome { frame: Some(granted(0, 1000)), again: false });
+        assert_eq!(push(granted(400, 1400)), credit);
+        assert_eq!(push(granted(499, 1499)), SendRequest::default());
+        assert_eq!(push(granted(500, 1500)), needed);
+        assert_eq!(push(granted(900, 1900)), SendRequest::default());
         let resumed = SessionFrame::Resumed { received: 0, limit: 9, epoch: 1 };
-        assert_eq!(push(resumed), Some(ControlPriority::Answer));
+        assert_eq!(push(resumed), answer);
     }
 }

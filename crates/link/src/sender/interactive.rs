@@ -72,7 +72,7 @@ impl LinkSender {
 #[cfg(test)]
 mod tests {
     use tunnel_base::names::NodeName;
-    use tunnel_proto::frame::Remote;
+    use tunnel_proto::frame::{Category, Remote, SessionKey};
     use tunnel_proto::hello::Dialect;
     use tunnel_proto::state::LinkId;
 
@@ -84,12 +84,13 @@ mod tests {
             LinkSender::new(LinkId(number), Remote::Server(NodeName::none()), None, Dialect::NEWEST)
         });
         let [meant, other] = [(); 2].map(|()| SessionId::random());
+        let key = SessionKey { id: meant, category: Category::Ssh, node: NodeName::none() };
         busy.set_link_for(meant, true);
         assert_eq!(busy.link_for(meant).id, busy.id, "it has no interactive link");
         assert!(busy.set_interactive(Some(first.clone())).is_none());
         busy.set_link_for(meant, true);
         assert_eq!([meant, other].map(|id| busy.link_for(id).id), [first.id, busy.id]);
-        first.attach(meant);
+        first.attach(&key);
         first.close();
         assert_eq!(busy.link_for(meant).id, busy.id);
         busy.set_link_for(other, true);

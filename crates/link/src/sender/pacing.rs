@@ -188,7 +188,9 @@ pub(crate) mod tests {
     use futures_util::FutureExt as _;
 
     use crate::lock::Mutex;
-    use crate::schedule::{ControlOutcome, FrameSource, QueuedFlow, SendOutcome, SendRequest};
+    use crate::schedule::{
+        ControlOutcome, ControlQueue, Entry, FrameSource, QueuePlaces, QueuedFlow, SendOutcome,
+    };
     use tunnel_base::names::{NodeName, SessionId};
     use tunnel_proto::frame::{Category, FrameKind, Remote, SessionFrame, SessionKey};
     use tunnel_proto::hello::Dialect;
@@ -205,14 +207,18 @@ pub(crate) mod tests {
             &self.0
         }
 
-        fn next_control(self: Arc<Self>, _: LinkId, _: Instant) -> ControlOutcome {
+        fn is_stale(&self, _: u64) -> bool {
+            false
+        }
+
+        fn next_control(self: Arc<Self>, _: LinkId, _: u64, _: ControlQueue, _: Instant) -> ControlOutcome {
             ControlOutcome { frame: Some(SessionFrame::Credit { received: 1, limit: 2 }), again: false }
         }
 
         fn next_turn(
             self: Arc<Self>,
             _: LinkId,
-            turn: &QueuedFlow<Arc<dyn FrameSource>>,
+            turn: &QueuedFlow<Entry>,
             _: usize,
             _: usize,
             _: Instant,
@@ -245,7 +251,7 @@ pub(crate) mod tests {
     }
 
     fn wants(link: &LinkSender, reader: &Arc<Speaker>, control: ControlPriority) {
-        link.enter(reader, &SendRequest { control: Some(control), data: None });
+        link.enter(reader, &QueuePlaces::default().request(Some(control), None));
     }
 
     /// Returns what is sent now.

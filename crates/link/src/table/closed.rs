@@ -10,70 +10,42 @@ use tokio::time::{Instant, sleep};
 
 use crate::lock::Mutex;
 use crate::table::SessionTable;
-use crate::table::session::SessionCore;
-use crate::table::stream::Parked;
+use crate::table::session::{Expiry, SessionCore};
 use tunnel_base::drain::Drain;
-use tunnel_base::names::SessionId;
+use tunnel_base::names::{NodeName, SessionId};
 use tunnel_net::limiter::FairMap;
 use tunnel_net::pool::Pool;
 use tunnel_proto::budget::Budget;
 use tunnel_proto::frame::{ErrorCode, Opener, SessionError};
 
-/// The sessions that were opened from elsewhere, by client.
-#[derive(Debug, Default)]
-pub(crate) struct Clients {
-    of: HashMap<SessionId, Arc<str>>,
-    counts: HashMap<Arc<str>, usize>,
-}
-
-impl Clients {
-    /// Adds a session. Does nothing if it is known, as when its Open arrives on two links at once.
-    pub(crate) fn add(&mut self, id: SessionId, client: &str) {
-        if self.of.contains_key(&id) {
-            return;
-        }
-        let (client, count) = match self.counts.get_key_value(client) {
-            Some((known, count)) => (known.clone(), count + 1),
-            None => (client.into(), 1),
-        };
-        self.counts.insert(client.clone(), count);
-        self.of.insert(id, client);
-    }
-
-    /// Removes a session and returns its client; `None` if it has none or was removed before.
-    pub(crate) fn remove(&mut self, id: SessionId) -> Option<Arc<str>> {
-        let client = self.of.remove(&id)?;
-        if let Some(count) = self.counts.get_mut(&client) {
-            *count -= 1;
-            if *count == 0 {
-                self.counts.remove(&client);
-            }
-        }
-        Some(client)
-    }
-
-    /// Returns the sessions of the client that has most, if that is more than `newcomer` would have with another one.
-    fn largest(&self, newcomer: &str) -> Vec<SessionId> {
-        let own = self.counts.get(newcomer).map_or(0, |count| *count);
-        let Some((fullest, most)) = self.counts.iter().max_by_key(|(_, count)| **count) else {
-            return Vec::new();
-        };
-        let theirs = self.of.iter().filter(|(_, client)| *most > own + 1 && *client == fullest);
-        theirs.map(|(id, _)| *id).collect()
-    }
-}
+/// Sessions by client, each client's longest idle first.
+pub(crate) type ByClient = FairMap<Arc<str>, SessionId, ()>;
 
 impl SessionTable {
     /// Resets the longest idle session of the client that has most sessions. Returns false if none has more than
     /// `newcomer`.
-    pub(crate) fn evict_idle_session(&self, newcomer: &str) -> bool {
-        let theirs = self.clients.lock().largest(newcomer);
-        let sessions = theirs.into_iter().filter_map(|id| self.session(id));
-        let Some(session): Option<Arc<SessionCore>> = sessions.min_by_key(|session| session.last_frame())
-        else {
-            return false;
-        };
-        self.add_ended(session.key.id, Some(ErrorCode::Overloaded));
+    ///
+    /// How long a session was idle is recorded by [`Self::tick`], and here for the few sessions that are looked at. So
+    /// the cost does not grow with the number of sessions.
+    pub(crate) fn evict_idle_session(&self, newcomer: &Arc<str>) -> bool {
+        let mut idlest: Option<(Instant, Arc<SessionCore>)> = None;
+        for _ in 0..MAX_CANDIDATES {
+            let Some((id, since)) = self.clients.lock().victim_for(newcomer) else { break };
+            let Some(session) = self.session(id) else {
+                self.clients.lock().remove(&id, Instant::now());
+                continue;
+            };
+            let last = session.last_frame();
+            self.clients.lock().renew(&id, last);
+            if idlest.as_ref().is_none_or(|(idle, _)| last < *idle) {
+                idlest = Some((last, session));
+            }
+            if last <= since {
+                break;
+            }
+        }
+        let Some((_, session)) = idlest else { return false };
+        self.clients.lock().remove(&session.key.id, Instant::now());
         session.reset_unread(SessionError::new(
             ErrorCode::Overloaded,
             "evicted in favour of another client: its own client has most sessions, and it was idle for longest",
@@ -82,19 +54,27 @@ impl SessionTable {
     }
 }
 
+/// Maximum number of sessions that are looked at for one to evict.
+const MAX_CANDIDATES: usize = 8;
+
+/// Returns the client of sessions that an edge opens.
+pub(crate) fn client_of(edge: &NodeName) -> String {
+    format!("node {edge}")
+}
+
 /// Returns the source of a client as an Open names it: its user, or its address, with one source for each /64 of IPv6.
-pub(crate) fn source(client: &str) -> String {
+pub(crate) fn source(client: &str) -> Arc<str> {
     if let Some((user, _)) = client.rsplit_once('@') {
-        return user.to_owned();
+        return user.into();
     }
     match client.parse().map(|at: SocketAddr| at.ip().to_canonical()) {
-        Ok(IpAddr::V6(ip)) => Ipv6Addr::from_bits(ip.to_bits() >> 64 << 64).to_string(),
-        Ok(ip) => ip.to_string(),
-        Err(_) => client.to_owned(),
+        Ok(IpAddr::V6(ip)) => Ipv6Addr::from_bits(ip.to_bits() >> 64 << 64).to_string().into(),
+        Ok(ip) => ip.to_string().into(),
+        Err(_) => client.into(),
     }
 }
 
-// Orphaned sessions with undelivered bytes: the oldest are evicted when memory or sessions run out.
+// Orphaned sessions with undelivered bytes: some are evicted when memory or sessions run out.
 
 impl SessionTable {
     /// Waits until every session that is open here has been delivered. A session without its owner may still have bytes
@@ -125,64 +105,50 @@ impl SessionTable {
         }
     }
 
-    /// Waits for a pending open that was given up without a path while its acceptor still has to get the reset.
-    ///
-    /// One task calls this, and has a path searched for each.
-    ///
-    /// # Cancel safety
-    ///
-    /// Cancel safe.
-    pub async fn given_up(&self) -> Parked {
-        loop {
-            let came = self.came.notified();
-            if let Some(parked) = self.unsearched.lock().pop_front() {
-                return parked;
-            }
-            came.await;
-        }
+    /// Adds a session whose owner has left before its end. It may be evicted at once.
+    pub(crate) fn add_broken_off(&self, session: &Arc<SessionCore>) {
+        self.add_orphan(session);
+        while self.unacked.is_exhausted() && self.evict_orphan("memory") {}
     }
 
-    /// Adds an orphaned session that still has bytes to deliver.
-    pub(crate) fn add_departed(&self, id: SessionId) {
-        // A session that lost its path while it was open already has a seeker.
-        if let Some(parked) = self.session(id).and_then(|session| Parked::of(&session)) {
-            self.unsearched.lock().push_back(parked);
-            self.came.notify_one();
-        }
-        let many = {
-            let mut departed = self.departed.lock();
-            departed.push_back(id);
-            departed.len() > MAX_ORPHANS
+    /// Adds a session that may be evicted. Evicts another one if there are too many.
+    fn add_orphan(&self, session: &Arc<SessionCore>) {
+        let (id, now) = (session.key.id, Instant::now());
+        let lost = {
+            let mut orphans = self.orphans.lock();
+            if orphans.get(&id).is_some() { None } else { orphans.insert(&session.client, id, (), now) }
         };
-        if many {
-            self.evict_oldest_orphan("sessions");
+        if let Some(lost) = lost {
+            self.evict(lost, "sessions");
         }
-        while self.unacked.is_exhausted() && self.evict_oldest_orphan("memory") {}
+        // It may have ended before it was added.
+        if self.session(id).is_none() {
+            self.orphans.lock().remove(&id, now);
+        }
     }
 
-    /// Evicts the oldest orphan; `reason` names what ran out. Returns false if there is none.
-    pub(crate) fn evict_oldest_orphan(&self, reason: &'static str) -> bool {
+    /// Evicts the oldest orphan of the client that has most of them; `reason` names what ran out. Returns false if there
+    /// is none.
+    pub fn evict_orphan(&self, reason: &'static str) -> bool {
         loop {
-            let Some(id) = self.departed.lock().pop_front() else { return false };
-            if self.session(id).is_some_and(|session| session.evict()) {
-                self.metrics.truncated.count(reason);
+            let Some(id) = self.orphans.lock().pop(Instant::now()) else { return false };
+            if self.evict(id, reason) {
                 return true;
             }
         }
     }
 
-    /// Removes sessions from the list of orphans that were delivered meanwhile.
-    pub(crate) fn forget_delivered(&self) {
-        let all = std::mem::take(&mut *self.departed.lock());
-        let mut left: Vec<_> = all.into_iter().filter(|id| self.shard(*id).contains_key(id)).collect();
-        let mut departed = self.departed.lock();
-        left.extend(departed.drain(..));
-        *departed = left.into();
+    fn evict(&self, id: SessionId, reason: &'static str) -> bool {
+        let evicted = self.session(id).and_then(|session| session.evict());
+        if evicted == Some(true) {
+            self.metrics.truncated.count(reason);
+        }
+        evicted.is_some()
     }
 }
 
-/// Maximum number of orphans kept, at 16 bytes each.
-const MAX_ORPHANS: usize = 20_000;
+/// Maximum number of orphans that may be evicted, at about 300 bytes each.
+pub(crate) const MAX_ORPHANS: usize = 20_000;
 /// Timeout of the wait for last frames, and its poll interval.
 const LAST_FRAMES_TIMEOUT: Duration = Duration::from_secs(2);
 const LAST_FRAMES_POLL: Duration = Duration::from_millis(10);
@@ -217,7 +183,7 @@ impl Tombstones {
     }
 
     /// Adds an ended session of a client; `why` is set if it did not end cleanly.
-    fn add(&mut self, client: &Arc<str>, id: SessionId, why: Option<ErrorCode>, now: Instant) {
+    pub(crate) fn add(&mut self, client: &Arc<str>, id: SessionId, why: Option<ErrorCode>, now: Instant) {
         // These two would make the opener search elsewhere, or look like success.
         let why = why
             .filter(|code| !matches!(code, ErrorCode::NodeNotConnected | ErrorCode::NoError))
@@ -231,12 +197,6 @@ impl Tombstones {
 }
 
 impl SessionTable {
-    /// Records that a session has ended here, or will. Only sessions opened by another process can be requested again.
-    pub(crate) fn add_ended(&self, id: SessionId, why: Option<ErrorCode>) {
-        let Some(client) = self.clients.lock().remove(id) else { return };
-        self.ended.lock().add(&client, id, why, Instant::now());
-    }
-
     /// Records an unknown session that another process tried to resume. An Open that is still in flight, over a path
     /// that its opener has left, must not be served later.
     pub(crate) fn add_unknown(&self, id: SessionId, opener: Option<&Opener>) {
@@ -244,7 +204,7 @@ impl SessionTable {
         if ended.refusal(id).is_none() {
             // The client name of an edge's sessions, so that both count as one source.
             let client = match opener {
-                Some(Opener::Node(node)) => format!("node {node}"),
+                Some(Opener::Node(node)) => client_of(node),
                 Some(Opener::Server(_)) | None => String::new(),
             };
             ended.add(&client.into(), id, None, Instant::now());
@@ -266,15 +226,22 @@ impl SessionTable {
         if let Some(long_ago) = now.checked_sub(self.limits.grace.max(LATEST_OPEN)) {
             self.ended.lock().forget_before(long_ago, now);
         }
-        self.forget_delivered();
-        let Some(before) = now.checked_sub(self.limits.grace) else { return };
-        let why = SessionError::new(ErrorCode::Cancelled, format!("no path for {:?}", self.limits.grace));
+        let grace = self.limits.grace;
+        let why = SessionError::new(ErrorCode::Cancelled, format!("no path for {grace:?}"));
         for shard in &self.shards {
             let sessions: Vec<_> = shard.lock().values().cloned().collect();
             for session in sessions {
-                if session.expire(before, &why) {
+                let expiry = session.expire(now, grace, &why);
+                if expiry == Expiry::Truncated {
                     self.metrics.truncated.count("delivery_timeout");
                 }
+                if expiry == Expiry::Evictable {
+                    self.add_orphan(&session);
+                } else {
+                    self.orphans.lock().remove(&session.key.id, now);
+                }
+                let last = session.last_frame();
+                self.clients.lock().renew(&session.key.id, last);
             }
         }
     }
@@ -337,25 +304,8 @@ mod tests {
             ("node edge-1", "node edge-1"),
             ("", ""),
         ] {
-            assert_eq!(source(client), expected, "{client}");
+            assert_eq!(&*source(client), expected, "{client}");
         }
-    }
-
-    #[test]
-    fn who_has_most_gives_way_to_who_has_less() {
-        let mut clients = Clients::default();
-        for id in 0..3 {
-            clients.add(SessionId::from_bits(id), "ann");
-        }
-        assert!(clients.largest("ann").is_empty(), "a single client may have all");
-        for id in 3..6 {
-            assert_eq!(clients.largest("bob").len(), [3, 3, 0][id as usize - 3], "{id}");
-            clients.add(SessionId::from_bits(id), "bob");
-        }
-        for id in 0..6 {
-            clients.remove(SessionId::from_bits(id));
-        }
-        assert!(clients.of.is_empty() && clients.counts.is_empty());
     }
 }
 
@@ -443,7 +393,7 @@ mod departed_tests {
         table.tick(Instant::now());
         assert!(!knows(&table, id) && table.memory().1 == 0);
         assert_eq!(table.metrics.truncated.counted("delivery_timeout"), 1);
-        assert!(table.departed.lock().len() <= 1);
+        assert!(table.orphans.lock().get(&id).is_none());
     }
 }
 

@@ -1,22 +1,26 @@
 //! One end of a session: its lock and wakers, the frames it gives to its link, its paths, and its log lines.
 
+use std::any::Any;
+use std::sync::atomic::AtomicU64;
+use std::sync::atomic::Ordering::Relaxed;
 use std::sync::{Arc, OnceLock, Weak};
 use std::task::Waker;
+use std::time::Duration;
 
 use tokio::time::Instant;
 use tracing::{Level, debug, enabled};
 
 use crate::lock::{Mutex, MutexGuard};
 use crate::schedule::{
-    ControlOutcome, DataRequest, FlowState, FrameSource, QueuedFlow, SendOutcome, SendRequest,
+    ControlOutcome, ControlQueue, DataRequest, Entry, FlowState, FrameSource, QueuePlaces, QueuedFlow,
+    SendOutcome, SendRequest,
 };
 use crate::sender::LinkSender;
 use crate::table::SessionTable;
 use tunnel_base::names::{Instance, NodeName, SessionId, Target};
 use tunnel_proto::frame::{ErrorCode, Opener, Remote, SessionError, SessionFrame, SessionKey};
 use tunnel_proto::hello::Dialect;
-use tunnel_proto::state::{Actions, Phase, SessionState};
-use tunnel_proto::state::{ControlPriority, LinkId};
+use tunnel_proto::state::{Actions, LinkId, Phase, SessionState};
 use tunnel_proto::window::LinkRtt;
 
 /// The state of one end, shared by the session table, the owner and the links.
@@ -28,12 +32,16 @@ pub(crate) struct SessionCore {
     table: Weak<SessionTable>,
     /// When it was created.
     started: Instant,
+    /// The client's user or address, with which the session counts.
+    pub client: Arc<str>,
     /// Opener: the listener that accepted the client.
     listener: Option<&'static str>,
     /// At the acceptor: the opener, once it is known.
     opener: OnceLock<Opener>,
     /// At the acceptor: the target of the Open.
     target: Option<Target>,
+    /// A copy of [`Inner::stay`] that is read without the lock.
+    stay: AtomicU64,
     inner: Mutex<Inner>,
 }
 
@@ -44,10 +52,10 @@ pub(crate) struct Inner {
     pub(super) sender: Option<Arc<LinkSender>>,
     /// The previous link, which still has the session as a member.
     left: Option<Arc<LinkSender>>,
-    /// Where it waits to send a control frame. An entry on another link is stale and harmless.
-    in_control: Option<QueuedControl>,
-    /// The link where it waits for its turn to send data.
-    in_turns: Option<LinkId>,
+    /// Number of its stays on links so far. Its entries from earlier stays are stale and harmless.
+    stay: u64,
+    /// Where it waits on its link.
+    places: QueuePlaces,
     /// What it has sent on its link, which decides on its turns; reset with each link.
     flow_state: FlowState,
     /// The number of the `Parked` that may search for a path, and the number of those handed out.
@@ -61,15 +69,21 @@ pub(crate) struct Inner {
     pub(super) writer: Option<Waker>,
     /// The tasks that wait for an answer, a path or the end.
     pub(super) watcher: Option<Waker>,
+    /// Its client's permit, until the session is over.
+    pub(super) permit: Option<Permit>,
     /// The state that was logged last.
     logged: LoggedState,
 }
 
-/// A place among the control frames of a link.
-#[derive(Debug, Clone, Copy)]
-struct QueuedControl {
-    link: LinkId,
-    priority: ControlPriority,
+/// A permit of any kind that a session keeps.
+pub type Permit = Arc<dyn Any + Send + Sync>;
+
+/// The right to search for a path, which one task has at a time.
+#[derive(Debug)]
+pub(crate) struct Search {
+    pub(super) seeker: u64,
+    /// Number of earlier consecutive losses of the path without a byte moved in between.
+    pub(super) again: u32,
 }
 
 /// A loss of a session's path.
@@ -86,6 +100,7 @@ impl SessionCore {
     pub(crate) fn new(
         key: SessionKey,
         table: &Arc<SessionTable>,
+        client: Arc<str>,
         state: SessionState,
         sender: Option<Arc<LinkSender>>,
         listener: Option<&'static str>,
@@ -97,15 +112,17 @@ impl SessionCore {
             key,
             table: Arc::downgrade(table),
             started: Instant::now(),
+            client,
             listener,
             opener: OnceLock::new(),
             target,
+            stay: AtomicU64::new(0),
             inner: Mutex::new(Inner {
                 state,
                 sender,
                 left: None,
-                in_control: None,
-                in_turns: None,
+                stay: 0,
+                places: QueuePlaces::default(),
                 flow_state: FlowState::default(),
                 seeker: None,
                 seekers: 0,
@@ -114,6 +131,7 @@ impl SessionCore {
                 reader: None,
                 writer: None,
                 watcher: None,
+                permit: None,
                 logged,
             }),
         })
@@ -133,7 +151,7 @@ impl SessionCore {
     ) -> bool {
         let moves = matches!(frame, SessionFrame::Open { .. } | SessionFrame::Resume { .. });
         if moves {
-            sender.attach(self.key.id);
+            sender.attach(&self.key);
         }
         let (dropped, here) = self.with_state(|inner| {
             inner.last_frame = now;
@@ -175,9 +193,10 @@ impl SessionCore {
     /// Resets the session from this side and drops undelivered bytes.
     pub(crate) fn reset(self: &Arc<Self>, why: SessionError) {
         self.with_state(|inner| {
+            let actions = inner.state.abandon(why, Instant::now());
             // A plain remote does not answer, and its sessions end with its link.
             let plain = inner.sender.as_ref().is_some_and(|sender| !sender.resumes);
-            ((), inner.abandon(why, plain))
+            ((), if plain && inner.state.is_broken_off() { inner.state.evict().1 } else { actions })
         });
         self.orphan();
     }
@@ -190,15 +209,21 @@ impl SessionCore {
 
     /// Hands an orphaned session to its table, which limits how long it stays.
     fn orphan(self: &Arc<Self>) {
-        let stays = self.lock().state.departed_since().is_some();
+        let stays = self.lock().state.is_broken_off();
         if stays && let Some(table) = self.table.upgrade() {
-            table.add_departed(self.key.id);
+            table.add_broken_off(self);
         }
     }
 
-    /// Drops the bytes that an orphaned session still delivers. Returns false if there is nothing to deliver.
-    pub(crate) fn evict(self: &Arc<Self>) -> bool {
-        self.with_state(|inner| inner.state.evict())
+    /// Ends a session without an owner, or one with only its last frame to send or to receive. Returns whether bytes were
+    /// still to be delivered, or `None` if it is neither.
+    pub(crate) fn evict(self: &Arc<Self>) -> Option<bool> {
+        // Another client needs the permit now.
+        let (cut, _permit) = self.with_state(|inner| {
+            let (cut, actions) = inner.state.evict();
+            ((cut, cut.and_then(|_| inner.permit.take())), actions)
+        });
+        cut
     }
 
     /// Resets the session at once and drops unread bytes, to free its memory.
@@ -207,7 +232,11 @@ impl SessionCore {
             if inner.state.recv.queued() > 0 {
                 inner.state.drop_unread(&why);
             }
-            ((), Actions { read: true, ..inner.abandon(why, true) })
+            let abandoned = inner.state.abandon(why, Instant::now());
+            // A last frame is still sent.
+            let closes = inner.state.phase() == Phase::Closing;
+            let actions = if closes { abandoned } else { inner.state.evict().1 };
+            ((), Actions { read: true, ..actions })
         });
     }
 
@@ -228,7 +257,8 @@ impl SessionCore {
     }
 
     /// Runs `step` under the lock, takes the pending actions out of the session, releases its lock, and applies them:
-    /// logging, waking tasks, leaving links, requesting turns, and removal from the table. Returns the step's result.
+    /// logging, waking tasks, leaving links, requesting turns, removal from the table, and the search for a path. Returns
+    /// the step's result.
     ///
     /// Each action takes another lock or runs a waker, and two locks are never held at once. Another thread may change
     /// the session between the release and the action, so each action tolerates that:
@@ -245,9 +275,14 @@ impl SessionCore {
         let watcher = if actions.state || actions.forget { inner.watcher.take() } else { None };
         let sender = if inner.state.path().is_none() { inner.sender.take() } else { None };
         let left = [inner.left.take(), sender];
+        self.stay.store(inner.stay, Relaxed);
         let intent = inner.intent();
         let ended = inner.state.ended().map(|why| why.code);
         let change = inner.change();
+        let permit = if actions.forget { inner.permit.take() } else { None };
+        let is_opener = inner.state.is_opener();
+        let table = if inner.needs_search() { self.table.upgrade() } else { None };
+        let search = table.map(|table| (table, inner.search()));
         drop(inner);
         if let Some(change) = change {
             change.log(self);
@@ -264,7 +299,11 @@ impl SessionCore {
         if actions.forget
             && let Some(table) = self.table.upgrade()
         {
-            table.forget(self.key.id, ended);
+            table.forget(self, is_opener, ended);
+        }
+        drop(permit);
+        if let Some((table, search)) = search {
+            table.add_parked(self, &search);
         }
         result
     }
@@ -278,7 +317,7 @@ impl SessionCore {
     fn detach(self: &Arc<Self>, sender: &Arc<LinkSender>) {
         sender.detach(self.key.id);
         let back = self.lock().state.path() == Some(sender.id);
-        if back && !sender.attach(self.key.id) {
+        if back && !sender.attach(&self.key) {
             self.link_ended(sender.id, None, Instant::now());
         }
     }
@@ -289,17 +328,29 @@ impl SessionCore {
 }
 
 impl Inner {
-    /// Abandons the session. With `at_once`, nothing is kept until the remote end has been notified.
-    fn abandon(&mut self, why: SessionError, at_once: bool) -> Actions {
-        let actions = self.state.abandon(why, Instant::now());
-        let (gone, last) = if at_once { self.state.evict() } else { (false, actions) };
-        if gone { last } else { actions }
+    /// Returns true if the session needs a path, has none, and no task searches one for it.
+    fn needs_search(&self) -> bool {
+        let needs = self.state.is_opener() && self.state.needs_path() && self.state.path().is_none();
+        needs && self.seeker.is_none()
+    }
+
+    /// Takes the right to search for a path, which no task has. The caller holds the session's lock, so that of two
+    /// threads that notice the same loss only one takes it.
+    fn search(&mut self) -> Search {
+        self.seekers += 1;
+        self.seeker = Some(self.seekers);
+        let (at, moved) = (Instant::now(), self.state.moved());
+        let repeats = |last: &PathLoss| at - last.at < RECENT_LOSS && last.moved == moved;
+        let again = self.lost.filter(repeats).map_or(0, |last| last.consecutive + 1);
+        self.lost = Some(PathLoss { consecutive: again, at, moved });
+        Search { seeker: self.seekers, again }
     }
 
     /// Makes the link of `sender` the session's link. The session leaves the previous link once the lock is released.
     fn move_to(&mut self, sender: &Arc<LinkSender>) {
         if self.sender.as_ref().is_none_or(|o| o.id != sender.id) {
-            self.flow_state = FlowState::default();
+            (self.flow_state, self.places) = Default::default();
+            self.stay += 1;
             self.left = self.sender.replace(sender.clone());
         }
     }
@@ -312,11 +363,22 @@ impl FrameSource for SessionCore {
         &self.key
     }
 
-    fn next_control(self: Arc<Self>, link: LinkId, now: Instant) -> ControlOutcome {
+    fn is_stale(&self, stay: u64) -> bool {
+        stay != self.stay.load(Relaxed)
+    }
+
+    fn next_control(
+        self: Arc<Self>,
+        link: LinkId,
+        stay: u64,
+        queue: ControlQueue,
+        now: Instant,
+    ) -> ControlOutcome {
         let frame = self.with_state(|inner| {
-            if inner.in_control.is_some_and(|queued| queued.link == link) {
-                inner.in_control = None;
+            if stay != inner.stay {
+                return (None, Actions::default());
             }
+            inner.places.on_control(queue);
             self.next_frame(inner, link, 0, now)
         });
         ControlOutcome { frame, again: false }
@@ -325,12 +387,17 @@ impl FrameSource for SessionCore {
     fn next_turn(
         self: Arc<Self>,
         link: LinkId,
-        turn: &QueuedFlow<Arc<dyn FrameSource>>,
+        turn: &QueuedFlow<Entry>,
         longest: usize,
         most: usize,
         now: Instant,
     ) -> SendOutcome {
         self.with_state(|inner| {
+            if turn.key.stay != inner.stay {
+                let flow_state = turn.flow_state();
+                let outcome = SendOutcome { frame: None, bytes: 0, flow_state, backlog: None };
+                return (outcome, Actions::default());
+            }
             let held = inner.state.backlog().is_some_and(|backlog| backlog > most);
             let (mut frame, mut actions) =
                 if held { (None, Actions::default()) } else { self.next_frame(inner, link, longest, now) };
@@ -342,14 +409,9 @@ impl FrameSource for SessionCore {
             }
             let bytes = if let Some(SessionFrame::Data(data)) = &frame { data.len() } else { 0 };
             let flow_state = if held { turn.flow_state() } else { turn.flow_state_after(bytes) };
-            let mut backlog = None;
-            if inner.state.path() == Some(link) && inner.in_turns == Some(link) {
-                inner.flow_state = flow_state;
-                backlog = inner.state.backlog();
-            }
-            if inner.in_turns == Some(link) && backlog.is_none() {
-                inner.in_turns = None;
-            }
+            inner.flow_state = flow_state;
+            let backlog = inner.state.backlog();
+            inner.places.on_turn(backlog.is_some());
             (SendOutcome { frame, bytes, flow_state, backlog }, actions)
         })
     }
@@ -387,30 +449,13 @@ impl SessionCore {
 }
 
 impl Inner {
-    /// Returns the turns that it needs on its link and has not requested yet. `in_control` and `in_turns` name the
-    /// link, so an entry that still waits on an older link is ignored.
+    /// Returns the entries that it needs on its link and does not have yet.
     pub(crate) fn intent(&mut self) -> Option<(Arc<LinkSender>, SendRequest)> {
         let sender = self.sender.as_ref()?;
-        let link = Some(sender.id);
-        let asked = self.in_control.filter(|queued| Some(queued.link) == link).map(|queued| queued.priority);
-        let control = self.state.control().filter(|control| asked < Some(*control));
-        let data = if self.in_turns == link { None } else { self.state.backlog() };
-        if control.is_none() && data.is_none() {
-            return None;
-        }
-        if let Some(control) = control {
-            self.in_control = Some(QueuedControl { link: sender.id, priority: control });
-        }
-        if data.is_some() {
-            self.in_turns = link;
-        }
-        Some((
-            sender.clone(),
-            SendRequest {
-                control,
-                data: data.map(|backlog| DataRequest { flow_state: self.flow_state, backlog }),
-            },
-        ))
+        let data = self.state.backlog().map(|backlog| DataRequest { flow_state: self.flow_state, backlog });
+        let request = self.places.request(self.state.control(), data);
+        let is_new = request != SendRequest::default();
+        is_new.then(|| (sender.clone(), SendRequest { stay: self.stay, ..request }))
     }
 
     fn speaks_to_cloud(&self) -> bool {
@@ -441,7 +486,7 @@ impl SessionCore {
     /// session joins the link's members first: if the link has already ended, the state learns that at once, and if it
     /// ends later, its list contains the session.
     pub(crate) fn ask(self: &Arc<Self>, sender: &Arc<LinkSender>, process: Option<Instance>, again: bool) {
-        let alive = sender.attach(self.key.id);
+        let alive = sender.attach(&self.key);
         let room = self.table.upgrade().filter(|_| !sender.resumes).map(|table| table.room_unread(sender));
         let (here, left) = self.with_state(|inner| {
             let before = inner.state.path().filter(|path| *path != sender.id).and(inner.sender.clone());
@@ -475,17 +520,21 @@ impl SessionCore {
     }
 
     /// Leaves the path over the link of `sender`, which may still work, to continue on another one; only for the
-    /// opener. Sends PathLost to the remote end unless another thread has moved the session meanwhile.
-    pub(crate) fn leave(self: &Arc<Self>, sender: &Arc<LinkSender>) {
+    /// opener. Sends PathLost to the remote end. Returns false if the session stays: another thread has moved it
+    /// meanwhile, or only its last frame waits for its turn.
+    pub(crate) fn leave(self: &Arc<Self>, sender: &Arc<LinkSender>) -> bool {
         let left = self.with_state(|inner| {
-            if !inner.state.is_opener() || inner.state.path() != Some(sender.id) {
+            let state = &mut inner.state;
+            let stays = !state.is_opener() || state.phase() == Phase::Closing;
+            if stays || state.path() != Some(sender.id) {
                 return (None, Actions::default());
             }
-            (Some(inner.state.epoch()), inner.state.link_ended(sender.id, None, Instant::now()))
+            (Some(state.epoch()), state.link_ended(sender.id, None, Instant::now()))
         });
         if let Some(epoch) = left {
             sender.lost(&self.key, epoch);
         }
+        left.is_some()
     }
 
     /// Handles the end of a link; `why` is set if its remote cannot resume.
@@ -506,18 +555,18 @@ impl SessionCore {
         self.lock().state.has_pending_close()
     }
 
-    /// Gives up an acceptor that has waited for its opener to resume it, or an orphan that has waited for delivery,
-    /// since before `before`. Returns true if undelivered bytes were dropped.
-    pub(crate) fn expire(self: &Arc<Self>, before: Instant, why: &SessionError) -> bool {
-        let long = |since: Option<Instant>| since.is_some_and(|since| since <= before);
+    /// Ends a session that has waited for its remote for `grace`.
+    pub(crate) fn expire(self: &Arc<Self>, now: Instant, grace: Duration, why: &SessionError) -> Expiry {
         self.with_state(|inner| {
-            if long(inner.state.departed_since()) {
-                inner.state.evict()
-            } else if long(inner.state.parked_since()) && !inner.state.is_opener() {
-                (false, inner.state.give_up(why.clone()))
-            } else {
-                (false, Actions::default())
+            let Some(since) = inner.state.waits_since(now) else { return (Expiry::None, Actions::default()) };
+            let waited = now.saturating_duration_since(since);
+            if waited >= grace {
+                let (cut, actions) = inner.state.expire(why.clone());
+                return (if cut { Expiry::Truncated } else { Expiry::None }, actions);
             }
+            let is_stalled = waited >= STALLED_AFTER && inner.state.can_be_evicted();
+            let evictable = is_stalled || inner.state.is_broken_off();
+            (if evictable { Expiry::Evictable } else { Expiry::None }, Actions::default())
         })
     }
 
@@ -531,6 +580,24 @@ impl SessionCore {
         })
     }
 }
+
+/// Losses of a path within this time, without a byte moved in between, count as consecutive.
+const RECENT_LOSS: Duration = Duration::from_secs(10);
+
+/// The result of [`SessionCore::expire`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Expiry {
+    /// It continues, or has ended with nothing left to deliver.
+    None,
+    /// It may be evicted.
+    Evictable,
+    /// It has ended, and undelivered bytes were dropped.
+    Truncated,
+}
+
+/// A session that was finished by its owner may be evicted after this time without progress. Usually the rest takes one
+/// RTT.
+const STALLED_AFTER: Duration = Duration::from_secs(5);
 
 // The log lines that trace a session: one for each change of its phase, its path or its epoch.
 //

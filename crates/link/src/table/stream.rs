@@ -11,7 +11,7 @@ use bytes::Bytes;
 use tokio::time::Instant;
 
 use crate::sender::LinkSender;
-use crate::table::session::{PathLoss, SessionCore};
+use crate::table::session::{Permit, Search, SessionCore};
 use tunnel_base::names::{Instance, NodeName, SessionId, Target};
 use tunnel_net::ByteStream;
 use tunnel_proto::frame::{Category, ErrorCode, SessionError};
@@ -97,7 +97,7 @@ impl ByteStream for Session {
 
     fn poll_write_chunk(&mut self, cx: &mut Context<'_>, bytes: &mut Bytes) -> Poll<io::Result<()>> {
         self.shared.with_state(|inner| {
-            let written = if let Some(why) = over(&inner.state, io::ErrorKind::BrokenPipe) {
+            let written = if let Some(why) = over(&inner.state, write_failure(&inner.state)) {
                 Poll::Ready(Err(why))
             } else if inner.state.send.has_room() {
                 inner.state.send.write(std::mem::take(bytes));
@@ -115,13 +115,21 @@ impl ByteStream for Session {
         Poll::Ready(Ok(()))
     }
 
-    fn poll_lost(&self, cx: &mut Context<'_>) -> Poll<()> {
+    fn poll_lost(&mut self, cx: &mut Context<'_>) -> Poll<io::Error> {
         let mut inner = self.shared.lock();
-        if inner.state.ended().is_some() {
-            return Poll::Ready(());
+        if let Some(why) = inner.state.ended() {
+            return Poll::Ready(io::Error::new(write_failure(&inner.state), why.clone()));
         }
         keep(&mut inner.reader, cx);
         Poll::Pending
+    }
+}
+
+/// Returns the kind of a failed write: `BrokenPipe` if the remote's stream has arrived up to its clean end.
+fn write_failure(end: &SessionState) -> io::ErrorKind {
+    match end.recv.is_ended() && !end.is_cut() {
+        true => io::ErrorKind::BrokenPipe,
+        false => io::ErrorKind::ConnectionReset,
     }
 }
 
@@ -141,7 +149,7 @@ fn over(end: &SessionState, kind: io::ErrorKind) -> Option<io::Error> {
 /// A session that was requested and is not open yet.
 ///
 /// Dropping it withdraws the request on the current path. It does so on the next path if there is none at that time
-/// (see [`SessionTable::given_up`](crate::table::SessionTable::given_up)), or if the path is lost before the
+/// (see [`SessionTable::next_parked`](crate::table::SessionTable::next_parked)), or if the path is lost before the
 /// remote has answered.
 #[derive(Debug)]
 #[must_use = "dropping a pending open withdraws the request"]
@@ -170,10 +178,11 @@ pub struct IncomingSession {
     pub(super) patience: Duration,
 }
 
-/// The right to search for a path of an opener's session.
+/// The right to search for a path of an opener's session, from
+/// [`SessionTable::next_parked`](crate::table::SessionTable::next_parked).
 ///
 /// There is at most one per session, so that two tasks never mistake each other's answers for late ones. Holding it
-/// keeps nothing alive but memory.
+/// keeps nothing alive but memory. If it is dropped while the session still needs a path, the table hands out another.
 #[derive(Debug)]
 pub struct Parked {
     shared: Arc<SessionCore>,
@@ -197,6 +206,12 @@ impl PendingOpen {
         self.0.shared.ask(link, process, false);
     }
 
+    /// Keeps a permit until the session is over: its owner has left, and everything is delivered.
+    pub fn keep(&self, permit: Permit) {
+        let shared = &self.0.shared;
+        shared.with_state(|inner| (inner.permit.replace(permit), Actions::default()));
+    }
+
     /// Waits for the answer on the link of the last request.
     ///
     /// # Cancel safety
@@ -206,7 +221,7 @@ impl PendingOpen {
         poll_fn(|cx| {
             watch(&self.0.shared, cx, |end| match end.phase() {
                 // The session has been given up, and its acceptor, if there is one, has yet to be notified.
-                _ if end.departed_since().is_some() => {
+                _ if end.is_broken_off() => {
                     Some(OpenOutcome::Refused(end.ended().cloned().unwrap_or_else(given_up)))
                 }
                 Phase::Opening if end.path().is_some() => None,
@@ -283,22 +298,8 @@ impl IncomingSession {
 }
 
 impl Parked {
-    /// Returns the right to search for a path if the session needs one and no task has that right yet. Everything is
-    /// decided under one lock, so that two threads that notice the same loss do not both get it.
-    pub(crate) fn of(shared: &Arc<SessionCore>) -> Option<Self> {
-        let mut inner = shared.lock();
-        let needs = inner.state.needs_path() && inner.state.path().is_none();
-        if inner.seeker.is_some() || !inner.state.is_opener() || !needs {
-            return None;
-        }
-        inner.seekers += 1;
-        let seeker = inner.seekers;
-        inner.seeker = Some(seeker);
-        let (at, moved) = (Instant::now(), inner.state.moved());
-        let again = |last: &PathLoss| at - last.at < RECENT_LOSS && last.moved == moved;
-        let consecutive = inner.lost.filter(again).map_or(0, |last| last.consecutive + 1);
-        inner.lost = Some(PathLoss { consecutive, at, moved });
-        Some(Self { shared: shared.clone(), seeker, again: consecutive })
+    pub(super) fn new(shared: Arc<SessionCore>, search: &Search) -> Self {
+        Self { shared, seeker: search.seeker, again: search.again }
     }
 
     /// Returns the number of earlier consecutive losses of its path without a byte moved in between.
@@ -354,15 +355,12 @@ impl Parked {
 
 impl Drop for Parked {
     fn drop(&mut self) {
-        let mut inner = self.shared.lock();
-        if inner.seeker == Some(self.seeker) {
-            inner.seeker = None;
-        }
+        self.shared.with_state(|inner| {
+            inner.seeker.take_if(|seeker| *seeker == self.seeker);
+            ((), Actions::default())
+        });
     }
 }
-
-/// Losses of a path within this time, without a byte moved in between, count as consecutive.
-const RECENT_LOSS: Duration = Duration::from_secs(10);
 
 // How the tasks of an owner wait.
 

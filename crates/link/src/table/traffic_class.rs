@@ -9,7 +9,6 @@ use tokio::time::Instant;
 
 use crate::sender::LinkSender;
 use crate::table::SessionTable;
-use crate::table::stream::Parked;
 use tunnel_base::names::SessionId;
 
 /// The state of the sessions of a link and its interactive link, kept from one sample to the next.
@@ -31,8 +30,8 @@ pub struct Classification {
     pub bulk: usize,
     /// Number of sessions that do not, among those sampled for long enough and not starting to.
     pub interactive: usize,
-    /// Sessions that were opened here and have left their link for the other one: each needs a path.
-    pub parked: Vec<Parked>,
+    /// Sessions that were opened here and have left their link for the other one.
+    pub moved: Vec<SessionId>,
 }
 
 /// The recent traffic of one session, from which it is classified as bulk or interactive.
@@ -134,16 +133,17 @@ impl SessionTable {
                 sorted.interactive += usize::from(weight.is_interactive(rtt));
                 if is_beside { weight.bulk } else { weight.is_interactive(rtt) }
             };
-            for session in self.on_link(link) {
+            for session in self.on_link(link, None) {
                 let Some((is_opener, moved)) = session.traffic(link.id) else { continue };
                 if belongs_there(session.key.id, moved) && is_opener && moves > 0 && may_enter(to, before) {
                     moves -= 1;
                     busy.set_link_for(session.key.id, !is_beside);
-                    session.leave(link);
-                    sorted.parked.extend(Parked::of(&session));
+                    if session.leave(link) {
+                        sorted.moved.push(session.key.id);
+                    }
                 }
             }
-            for session in link.relayed() {
+            for session in link.relayed(None) {
                 let Some(moved) = self.relays.passed(session.id, link.id) else { continue };
                 if belongs_there(session.id, moved) && moves > 0 && may_enter(to, before) {
                     moves -= 1;
@@ -234,7 +234,7 @@ mod tests {
         let mut moves = async |looks: u32| {
             let mut moved = 0;
             for _ in 0..looks {
-                moved += table.classify(&busy, &mut sorting).parked.len();
+                moved += table.classify(&busy, &mut sorting).moved.len();
                 advance(TrafficClassifier::SAMPLE_INTERVAL).await;
             }
             moved

@@ -13,6 +13,9 @@ use tokio_rustls::rustls::pki_types::ServerName;
 use tokio_rustls::rustls::server::{ClientHello, ParsedCertificate, ResolvesServerCert};
 use tokio_rustls::rustls::sign::CertifiedKey;
 use tracing::warn;
+use tunnel_base::names::Host;
+use x509_parser::asn1_rs::Tag;
+use x509_parser::oid_registry::OID_KEY_TYPE_EC_PUBLIC_KEY;
 use x509_parser::prelude::{ASN1Time, FromDer, GeneralName, X509Certificate, X509Version};
 
 /// Checks the certificate that a server will present.
@@ -33,15 +36,15 @@ pub(crate) fn first_name(der: &[u8]) -> Option<ServerName<'static>> {
     })
 }
 
-/// Returns the first name or address that a client can dial, in URL notation. Wildcards are skipped.
-pub fn host_of(der: &[u8]) -> Option<String> {
+/// Returns the first name or address that a client can dial. Wildcards are skipped.
+pub fn host_of(der: &[u8]) -> Option<Host> {
     let (_, cert) = X509Certificate::from_der(der).ok()?;
     let names = cert.subject_alternative_name().ok()??;
     names.value.general_names.iter().find_map(|name| match name {
-        GeneralName::DNSName(name) => ServerName::try_from(*name).ok().map(|name| name.to_str().into_owned()),
+        GeneralName::DNSName(name) => ServerName::try_from(*name).ok()?.to_str().parse().ok(),
         GeneralName::IPAddress(bytes) => match (<[u8; 4]>::try_from(*bytes), <[u8; 16]>::try_from(*bytes)) {
-            (Ok(v4), _) => Some(std::net::Ipv4Addr::from(v4).to_string()),
-            (_, Ok(v6)) => Some(format!("[{}]", std::net::Ipv6Addr::from(v6))),
+            (Ok(v4), _) => Some(Host::Ip(v4.into())),
+            (_, Ok(v6)) => Some(Host::Ip(v6.into())),
             _ => None,
         },
         _ => None,
@@ -174,6 +177,20 @@ fn check_at(der: &[u8], now: ASN1Time) -> Result<Vec<CertificateWarning>, String
                     alternative names, for example with `tunnel init`"
             .into());
     }
+    if der.len() > MAX_CERTIFICATE {
+        return Err(format!(
+            "has {} bytes, but clients accept at most {MAX_CERTIFICATE}; reissue it with fewer names, or with a wildcard",
+            der.len()
+        ));
+    }
+    let key = &cert.public_key().algorithm;
+    if key.algorithm == OID_KEY_TYPE_EC_PUBLIC_KEY
+        && key.parameters.as_ref().is_none_or(|curve| curve.header.tag() != Tag::Oid)
+    {
+        return Err("describes its key's curve by numbers, which clients reject; make the key again with the curve's \
+                    name, for example with `openssl ecparam -name prime256v1 -genkey`"
+            .into());
+    }
     let mut odd = Vec::new();
     let mut is =
         |about, found: &str, hint| odd.push(CertificateWarning { about, found: found.to_owned(), hint });
@@ -297,6 +314,9 @@ impl ResolvesServerCert for SingleCertResolver {
         Some(self.certified.clone())
     }
 }
+
+/// Maximum size of a certificate in bytes that TLS libraries accept; those of kubelets and servers have 1 or 2 KiB.
+const MAX_CERTIFICATE: usize = 0xffff;
 
 /// Minimum time between two such warnings, because clients may send any name.
 const WARN_INTERVAL: Duration = Duration::from_secs(60);

@@ -8,13 +8,14 @@ use tokio::io::Interest;
 use tokio::net::TcpStream;
 use tokio::time::{Instant, timeout, timeout_at};
 use tokio_rustls::rustls::pki_types::UnixTime;
-use tokio_rustls::rustls::{self, AlertDescription, CertificateError};
+use tokio_rustls::rustls::{self, AlertDescription, CertificateError, PeerMisbehaved};
 use tokio_rustls::server::TlsStream;
 
 use crate::limiter::{ActivityTracked, FairLimiter, Limits, Permit, Source};
 use crate::pool::Pool;
 use crate::reload::Reload;
 use crate::socket::Buffered;
+use crate::tls::SUPPORTED_KEYS;
 use crate::tls::certificate::date;
 use crate::tls::verify::{ClientCertificate, ServerTls};
 use tunnel_base::logging::printable;
@@ -196,11 +197,14 @@ impl HandshakeError {
         Self::of_tls(tls)
     }
 
-    /// Like [`Self::of`], but for an error of the library.
+    /// Returns the description of an error of the library.
     pub fn of_tls(error: &rustls::Error) -> Self {
         match error {
             rustls::Error::InvalidCertificate(cause) => Self::of_certificate(cause),
             rustls::Error::InvalidMessage(_) => Self::NotTls,
+            rustls::Error::PeerMisbehaved(PeerMisbehaved::ServerNameMustContainOneHostName) => {
+                Self::Other(BAD_SERVER_NAME.to_owned())
+            }
             rustls::Error::NoApplicationProtocol
             | rustls::Error::AlertReceived(AlertDescription::NoApplicationProtocol) => Self::Protocol,
             rustls::Error::AlertReceived(alert) if is_of_a_certificate(*alert) => Self::AlertReceived(*alert),
@@ -222,6 +226,11 @@ impl HandshakeError {
                 Self::NotValidYet(moment(*not_before), date(time.as_secs()))
             }
             E::InvalidPurpose | E::InvalidPurposeContext { .. } => Self::Purpose,
+            E::UnsupportedSignatureAlgorithmContext { .. }
+            | E::UnsupportedSignatureAlgorithmForPublicKeyContext { .. } => Self::OtherCertificate(format!(
+                "its certificate, or that of its CA, has a signature that is not supported; expected \
+                 {SUPPORTED_KEYS}, with SHA-256 or longer"
+            )),
             // Only the verifier of clients returns this.
             E::ApplicationVerificationFailure => Self::OtherCertificate(
                 "its certificate was issued for an edge, which must not act as a client".into(),
@@ -299,6 +308,10 @@ impl fmt::Display for HandshakeError {
         }
     }
 }
+
+/// The library accepts fewer server names than nodes may have.
+const BAD_SERVER_NAME: &str = "its server name (SNI) is not valid for TLS: a label is empty or longer than 63 bytes, or \
+                               the last label is a number";
 
 /// Returns true if the sender of the alert rejected a certificate, or misses one.
 fn is_of_a_certificate(alert: AlertDescription) -> bool {

@@ -6,7 +6,7 @@ use std::path::PathBuf;
 
 use rcgen::{BasicConstraints, CertificateParams, DnType, IsCa, Issuer, KeyPair};
 use tempfile::TempDir;
-use tokio::io::{AsyncRead, AsyncWrite, DuplexStream, Join, Repeat, Sink};
+use tokio::io::{AsyncRead, AsyncWrite, DuplexStream, Join};
 use tokio::net::TcpStream;
 use tokio_rustls::rustls::ClientConfig;
 use tokio_rustls::{TlsConnector, client, server};
@@ -22,7 +22,7 @@ impl Connection for DuplexStream {
     }
 }
 
-impl Connection for Join<Repeat, Sink> {
+impl<R: AsyncRead + Unpin + Send, W: AsyncWrite + Unpin + Send> Connection for Join<R, W> {
     fn tcp(&self) -> Option<&TcpStream> {
         None
     }

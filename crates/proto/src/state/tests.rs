@@ -354,11 +354,11 @@ async fn acceptor_parked() {
     ] {
         dropped(acceptor(Phase::Parked), A, frame);
     }
-    assert!(acceptor(Phase::Parked).parked_since().is_some());
+    assert!(acceptor(Phase::Parked).waits_since(now()).is_some());
     for frame in [open(2), resume(2)] {
         let mut end = acceptor(Phase::Parked);
         let _ = end.on_frame(B, frame, now());
-        assert_eq!((end.phase(), end.parked_since()), (Phase::Open, None));
+        assert_eq!((end.phase(), end.waits_since(now())), (Phase::Open, None));
         assert!(end.next_frame(B, 0).0.is_some());
     }
     for asked in [open(2), resume(2)] {
@@ -394,7 +394,7 @@ async fn acceptor_that_has_said_and_heard_all() {
     assert_eq!(end.phase(), Phase::LastAck);
     let mut end = acceptor(Phase::LastAck);
     let _ = end.link_ended(A, None, now());
-    assert!(end.phase() == Phase::LastAck && end.parked_since().is_some());
+    assert!(end.phase() == Phase::LastAck && end.waits_since(now()).is_some());
     let mut end = acceptor(Phase::LastAck);
     assert!(end.on_frame(A, reset(1, ErrorCode::NoError), now()).forget);
     assert!(end.ended().is_none());
@@ -608,10 +608,10 @@ async fn who_hears_that_its_peer_broke_off_reads_what_came_before_and_says_that_
 #[tokio::test]
 async fn what_waits_to_be_delivered_gives_way() {
     let mut end = opener(Phase::Open);
-    assert!(!end.evict().0, "it has an owner");
+    assert_eq!(end.evict().0, None, "it has an owner");
     end.send.write(Bytes::from_static(b"hello"));
     let _ = end.abort(refusal(ErrorCode::Cancelled), now());
-    assert!(end.departed_since().is_some() && end.evict().0);
+    assert_eq!((end.is_broken_off(), end.evict().0), (true, Some(true)));
     assert_eq!(said(&mut end, A), [reset(1, ErrorCode::Cancelled)]);
     let mut end = acceptor(Phase::Parked);
     let _ = end.abort(refusal(ErrorCode::Cancelled), now());
@@ -624,7 +624,7 @@ async fn an_opening_that_is_given_up_without_a_path_takes_itself_back_over_the_n
     end.set_expected_process(instance());
     let _ = end.link_ended(A, None, now());
     assert!(!end.abandon(refusal(ErrorCode::Cancelled), now()).forget);
-    assert!(end.needs_path() && end.departed_since().is_some() && end.instance() == instance());
+    assert!(end.needs_path() && end.is_broken_off() && end.instance() == instance());
     let _ = end.ask(B);
     let words = said(&mut end, B);
     assert!(matches!(words[..], [SessionFrame::Resume { received: 0, epoch: 2, .. }]), "{words:?}");
@@ -703,7 +703,7 @@ async fn an_opening_that_is_refused_takes_back_an_open_that_went_astray() {
     };
     let mut end = asked_twice();
     let actions = end.on_frame(B, refused(2, ErrorCode::Overloaded), now());
-    assert!(actions.state && !actions.forget && end.departed_since().is_some());
+    assert!(actions.state && !actions.forget && end.is_broken_off());
     let words = said(&mut end, B);
     assert!(matches!(words[..], [SessionFrame::Resume { received: 0, epoch: 3, .. }]), "{words:?}");
     assert!(end.on_frame(B, reset(3, ErrorCode::UnknownSession), now()).forget);
@@ -733,7 +733,7 @@ async fn an_opening_that_is_refused_takes_back_an_open_that_went_astray() {
 /// Returns an opening that was cancelled while its Open was pending.
 fn given_up_on_its_path() -> SessionState {
     let mut end = opener(Phase::Opening);
-    assert!(!end.abandon(refusal(ErrorCode::Cancelled), now()).forget && end.departed_since().is_some());
+    assert!(!end.abandon(refusal(ErrorCode::Cancelled), now()).forget && end.is_broken_off());
     end
 }
 

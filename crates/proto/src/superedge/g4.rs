@@ -15,7 +15,7 @@ use super::{
 };
 use crate::codec::proto::StreamMsg;
 use crate::frame::{Category, ErrorCode, SessionError, SessionFrame};
-use tunnel_base::names::{Host, NodeName, SessionId, Target};
+use tunnel_base::names::{NodeName, SessionId, Target};
 
 /// The sessions of a link to such a remote, with their state.
 #[derive(Debug)]
@@ -256,11 +256,10 @@ impl G4Codec {
     /// Returns the target in a form that the remote can dial. The node's own name may not resolve there, so it becomes
     /// loopback.
     fn address(&self, target: &Target) -> String {
-        match &target.host {
-            Host::Name(name) if self.to_edge && name.eq_ignore_ascii_case(self.node.as_str()) => {
-                format!("127.0.0.1:{}", target.port)
-            }
-            _ => target.to_string(),
+        if self.to_edge && self.node.is_meant_by(&target.host) {
+            format!("127.0.0.1:{}", target.port)
+        } else {
+            target.to_string()
         }
     }
 

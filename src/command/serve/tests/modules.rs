@@ -31,7 +31,7 @@ fn a_tcp_port_is_an_address_and_a_target_with_or_without_a_node() {
     let want = [
         ("127.0.0.1:1", "", "127.0.0.1:6443", false),
         ("[::1]:2", "node1", "db.local:5432", false),
-        ("0.0.0.0:3", "node1", "[fd00::1]:22", true),
+        ("[::]:3", "node1", "[fd00::1]:22", true),
     ];
     let want =
         want.map(|(at, node, target, proxy)| (at.to_owned(), node.to_owned(), target.to_owned(), proxy));
@@ -105,9 +105,9 @@ fn a_port_of_the_https_table_stands_for_one_of_every_node() {
     assert!(!https.access.rules.is_empty() && connect(&settings).access.rules.is_empty());
     let open = format!("{CLOSED}{}", text.replace("listen_ip = \"127.0.0.1\"", ""));
     let (settings, warnings) = cloud(&open);
-    assert_eq!(settings.listener::<HttpsConfig>().unwrap().ports[1].at, "0.0.0.0:10250".parse().unwrap());
+    assert_eq!(settings.listener::<HttpsConfig>().unwrap().ports[1].at, "[::]:10250".parse().unwrap());
     assert_eq!(warned(&warnings, WarningKind::Insecure), ["server.https.ports"]);
-    let text = "anyone who reaches 0.0.0.0:9100 can reach localhost:9100 at every node (other entries of this table: 1) \
+    let text = "anyone who reaches [::]:9100 can reach localhost:9100 at every node (other entries of this table: 1) \
                 without authentication; set client_ca or allow_from";
     assert_eq!(warnings[0].text.replace("client_ca or ", ""), text.replace("client_ca or ", ""));
 }

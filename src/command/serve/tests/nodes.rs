@@ -17,7 +17,7 @@ fn a_port_stands_for_what_host_names() {
         (&PortTarget::Host, vec![])
     );
     let open = format!("{CLOSED}{}", BY_HOST.replace("listen_ip = \"127.0.0.1\"", ""));
-    let told = "anyone who reaches 0.0.0.0:10264 can reach every port at every node without authentication; set allow_from";
+    let told = "anyone who reaches [::]:10264 can reach every port at every node without authentication; set allow_from";
     assert_eq!(cloud(&open).1[0].text, told);
 }
 

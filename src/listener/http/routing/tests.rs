@@ -119,14 +119,6 @@ fn a_pod_is_read_from_the_kubelets_paths() {
 }
 
 #[test]
-fn an_address_is_no_node() {
-    for host in ["10.0.0.7", "[fd00::1]", "127.0.0.1", "", "a b"] {
-        assert_eq!(named(host), None, "{host}");
-    }
-    assert_eq!(named("Edge1.").unwrap(), "edge1".parse().unwrap());
-}
-
-#[test]
 fn the_node_is_the_hosts_or_the_server_names_or_the_pods_or_the_one_with_that_address() {
     let site = Site::new();
     let node = |host, path, name| {

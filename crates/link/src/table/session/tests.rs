@@ -5,9 +5,10 @@ use std::sync::Arc;
 use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 
+use futures_util::FutureExt as _;
 use tokio::time::Instant;
 
-use crate::schedule::FrameSource as _;
+use crate::schedule::{ControlQueue, FrameSource as _, QueuePlaces};
 use crate::sender::LinkSender;
 use crate::table::session::{Inner, SessionCore};
 use crate::table::stream::{OpenOutcome, PendingOpen};
@@ -21,8 +22,8 @@ use tunnel_proto::frame::{
 };
 use tunnel_proto::halves::{RecvHalf, SendHalf, WindowLimits};
 use tunnel_proto::hello::Dialect;
+use tunnel_proto::state::LinkId;
 use tunnel_proto::state::SessionState;
-use tunnel_proto::state::{ControlPriority, LinkId};
 
 fn table() -> Arc<SessionTable> {
     let limits =
@@ -39,7 +40,8 @@ fn opener(table: &Arc<SessionTable>) -> Arc<SessionCore> {
     let halves =
         (SendHalf::new(budget.reservation()), RecvHalf::new(WINDOWS, budget.try_reserve(1000).unwrap()));
     let end = SessionState::opener("node1:22".parse().unwrap(), "me".into(), halves.0, halves.1);
-    let session = SessionCore::new(key(SessionId::random()), table, end, None, Some("test"), None);
+    let key = key(SessionId::random());
+    let session = SessionCore::new(key, table, "me".into(), end, None, Some("test"), None);
     table.insert(&session).unwrap();
     session
 }
@@ -73,7 +75,7 @@ fn one_session_requested_on_two_links_at_once_is_one_session() {
     assert!(said(&first).is_empty(), "the newer request moves the session to its link");
     assert!(matches!(said(&second)[..], [SessionFrame::Refused { epoch: 2, .. }]));
     assert_eq!(table.len(), 0);
-    assert!(table.clients.lock().remove(id).is_none(), "its client is forgotten with it");
+    assert!(table.clients.lock().get(&id).is_none(), "its client is forgotten with it");
 }
 
 #[tokio::test]
@@ -188,7 +190,7 @@ async fn a_session_that_is_over_joins_no_link() {
 async fn a_session_that_moves_to_a_dead_link_leaves_the_one_before() {
     let (table, alive, dead) = (table(), link(1), link(2));
     let gone = SessionError::new(ErrorCode::Cancelled, "link closed");
-    assert!(table.link_ended(&dead, &gone, Instant::now()).is_empty());
+    assert_eq!(table.link_ended(&dead, &gone, Instant::now()), 0);
     let session = opener(&table);
     ask(&session, &alive);
     assert_eq!(alive.sessions(), 1);
@@ -205,14 +207,18 @@ async fn a_session_has_one_seeker_however_often_it_loses_its_path() {
     ask(&session, &links[0]);
     assert!(session.on_frame(&links[0], SessionFrame::Opened { limit: 0, epoch: 1, instance: None }, now));
     let gone = SessionError::new(ErrorCode::Cancelled, "link closed");
-    let first = table.link_ended(&links[0], &gone, now).pop().unwrap();
+    let parked = || table.next_parked().now_or_never();
+    table.link_ended(&links[0], &gone, now);
+    let first = parked().unwrap();
     first.resume(&links[1]);
-    assert!(table.link_ended(&links[1], &gone, now).is_empty(), "its seeker notices that itself");
+    table.link_ended(&links[1], &gone, now);
+    assert!(parked().is_none(), "its seeker notices that itself");
     assert!(first.needs_path());
     first.resume(&links[2]);
     assert!(session.on_frame(&links[2], SessionFrame::Resumed { received: 0, limit: 0, epoch: 3 }, now));
     assert!(!first.needs_path());
-    assert_eq!(table.link_ended(&links[2], &gone, now).len(), 1, "the first has done its work");
+    table.link_ended(&links[2], &gone, now);
+    assert!(parked().is_some(), "the first has done its work");
     assert!(!first.needs_path(), "the second one takes over");
 }
 
@@ -223,9 +229,9 @@ async fn a_session_whose_seeker_was_lost_gets_another() {
     ask(&session, &links[0]);
     assert!(session.on_frame(&links[0], SessionFrame::Opened { limit: 0, epoch: 1, instance: None }, now));
     let gone = SessionError::new(ErrorCode::Cancelled, "link closed");
-    drop(table.link_ended(&links[0], &gone, now));
-    ask(&session, &links[1]);
-    assert_eq!(table.link_ended(&links[1], &gone, now).len(), 1);
+    table.link_ended(&links[0], &gone, now);
+    drop(table.next_parked().now_or_never().unwrap());
+    assert!(table.next_parked().now_or_never().is_some());
 }
 
 #[tokio::test]
@@ -236,7 +242,9 @@ async fn an_opening_that_was_asked_on_a_plain_link_before_has_a_limit_on_the_nex
     let mut limits = Vec::new();
     for link in [&plain, &link] {
         session.ask(link, None, false);
-        let frame = session.clone().next_control(link.id, Instant::now()).frame;
+        let stay = session.lock().stay;
+        let pulled = session.clone().next_control(link.id, stay, ControlQueue::Answers, Instant::now());
+        let frame = pulled.frame;
         let Some(SessionFrame::Open { limit, .. }) = frame else { panic!("{frame:?}") };
         limits.push(limit);
     }
@@ -350,15 +358,15 @@ async fn who_waits_with_a_credit_asks_again_once_it_is_needed() {
     let opened = SessionFrame::Opened { limit: 9, epoch: 1, instance: None };
     assert!(session.on_frame(&link, opened, Instant::now()));
     let mut inner = session.lock();
-    inner.in_control = None;
-    let intent = |inner: &mut Inner| inner.intent().and_then(|(_, intent)| intent.control);
+    inner.places = QueuePlaces::default();
+    let intent = |inner: &mut Inner| inner.intent().map(|(_, intent)| (intent.credit, intent.needed));
     assert_eq!(intent(&mut inner), None);
     inner.state.recv.data(vec![0; 500].into(), Instant::now()).unwrap();
     // Bytes that are not read need no credit.
     inner.state.recv.discard();
-    assert_eq!(intent(&mut inner), Some(ControlPriority::Credit));
+    assert_eq!(intent(&mut inner), Some((true, false)));
     assert_eq!(intent(&mut inner), None);
     inner.state.recv.finish(501).unwrap();
-    assert_eq!(intent(&mut inner), Some(ControlPriority::Needed));
+    assert_eq!(intent(&mut inner), Some((false, true)));
     assert_eq!(intent(&mut inner), None);
 }

@@ -1,0 +1,279 @@
+//! How a session ends: its owner leaves, its last bytes and frames are delivered, or it waits too long for its remote.
+
+use tokio::time::Instant;
+
+use crate::frame::{ErrorCode, SessionError, SessionFrame};
+use crate::halves::AckError;
+use crate::state::{Actions, PendingFrame, Phase, SessionState};
+
+/// The state of a session whose owner has left before its end.
+#[derive(Debug)]
+pub(crate) struct Orphan {
+    why: SessionError,
+    /// When the owner left, or the remote last acknowledged bytes.
+    since: Instant,
+    /// Bytes acknowledged by then.
+    acknowledged: u64,
+    left: Departure,
+    /// Whether a ResetAt must be sent after all accepted bytes.
+    due: bool,
+}
+
+/// How an owner left its session.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Departure {
+    /// After both directions had ended: the accepted bytes are delivered, and their end.
+    Finished,
+    /// Its connection failed: the accepted bytes are delivered, and then the reason.
+    Failed,
+    /// It ended the session: the accepted bytes are dropped.
+    Dropped,
+}
+
+impl Orphan {
+    pub(crate) fn on_acknowledged(&mut self, bytes: u64, now: Instant) {
+        if bytes > self.acknowledged {
+            (self.acknowledged, self.since) = (bytes, now);
+        }
+    }
+}
+
+impl SessionState {
+    /// Handles an owner that drops the session: discards its bytes and sends `why`, on the next path if there is none
+    /// now. If both directions had already ended, the remaining bytes are delivered instead.
+    pub fn abandon(&mut self, why: SessionError, now: Instant) -> Actions {
+        match self.phase {
+            Phase::LastAck | Phase::Closing | Phase::Closed => return Actions::default(),
+            Phase::Open | Phase::Parked | Phase::Resuming if self.is_complete() => {
+                if self.departed.is_none() {
+                    self.departed = Some(self.departure(why, now, Departure::Finished));
+                }
+                return Actions::default();
+            }
+            Phase::Open | Phase::Parked | Phase::Resuming => {
+                self.send.forget();
+                return self.orphan(why, now, Departure::Dropped);
+            }
+            Phase::Opening => return self.cancel_open(why, now),
+            Phase::Accepting => self.answer = Some(PendingFrame::Refused(why.clone())),
+        }
+        self.start_closing(why)
+    }
+
+    /// Cancels an opening. If its Open may have reached an acceptor, the opening stays until the acceptor has confirmed
+    /// the cancellation.
+    ///
+    /// A Reset may be lost with its path, so a Resume follows. It opens nothing if the Open never arrived, and is
+    /// answered by *unknown* if the Reset did.
+    fn cancel_open(&mut self, why: SessionError, now: Instant) -> Actions {
+        let sent = self.path.is_some() && self.answer.is_none();
+        if !sent && !self.open_unanswered {
+            self.answer = Some(PendingFrame::Reset(why.clone()));
+            return self.start_closing(why);
+        }
+        self.phase = if self.path.is_some() { Phase::Resuming } else { Phase::Parked };
+        let due = if sent { PendingFrame::Reset(why.clone()) } else { PendingFrame::Resume };
+        self.answer = self.path.map(|_| due);
+        self.orphan(why, now, Departure::Dropped)
+    }
+
+    /// Handles a refusal of the newest Open while an older one may still reach an acceptor over a previous path.
+    ///
+    /// Like a cancelled opening, it stays until that acceptor has confirmed the cancellation.
+    pub(crate) fn refused_elsewhere(&mut self, why: SessionError, now: Instant) -> Actions {
+        self.phase = Phase::Resuming;
+        self.epoch += 1;
+        self.answer = Some(PendingFrame::Resume);
+        self.orphan(why, now, Departure::Dropped)
+    }
+
+    /// Handles a failed connection of the owner. Delivers everything it wrote, then the reason; discards incoming data.
+    pub fn abort(&mut self, why: SessionError, now: Instant) -> Actions {
+        let open = matches!(self.phase, Phase::Open | Phase::Parked | Phase::Resuming);
+        if !open || self.departed.is_some() || self.is_complete() {
+            return self.abandon(why, now);
+        }
+        self.orphan(why, now, Departure::Failed)
+    }
+
+    fn orphan(&mut self, why: SessionError, now: Instant, left: Departure) -> Actions {
+        // Keep a reason that was recorded earlier.
+        let (why, since) = self.departed.take().map_or((why, now), |before| (before.why, before.since));
+        self.drop_unread(&why);
+        self.recv.close();
+        self.departed = Some(Orphan { due: true, ..self.departure(why, since, left) });
+        Actions { read: true, write: true, state: true, ..Actions::default() }
+    }
+
+    fn departure(&self, why: SessionError, since: Instant, left: Departure) -> Orphan {
+        Orphan { why, since, acknowledged: self.send.acknowledged(), left, due: false }
+    }
+
+    /// Drops the bytes that the owner has not read, and records `why` for it. Valid in any phase.
+    pub fn drop_unread(&mut self, why: &SessionError) {
+        self.recv.discard();
+        self.ended.get_or_insert_with(|| why.clone());
+        self.truncated = true;
+    }
+
+    /// Opener: records that an Open was sent over the lost path and not answered, so that there may be an acceptor.
+    pub(crate) fn mark_open_unanswered(&mut self) {
+        self.open_unanswered |= self.phase == Phase::Opening && self.path.is_some() && self.answer.is_none();
+    }
+
+    fn is_complete(&self) -> bool {
+        self.send.is_finished() && self.recv.is_ended() && self.recv.queued() == 0
+    }
+
+    /// Returns true if its owner has left before both directions had ended.
+    pub fn is_broken_off(&self) -> bool {
+        self.departed.as_ref().is_some_and(|departed| departed.left != Departure::Finished)
+    }
+
+    /// Returns since when the session has waited for its remote, which alone can end or continue it. Returns `None` if
+    /// it waits for its owner, or for the task that searches its path. Call it regularly: only the first call notices
+    /// that nothing but a last frame is missing.
+    pub fn waits_since(&mut self, now: Instant) -> Option<Instant> {
+        match (&self.departed, self.phase) {
+            (Some(departed), _) => Some(departed.since),
+            (None, Phase::LastAck | Phase::Closing) => Some(*self.waits_since.get_or_insert(now)),
+            (None, _) if self.is_opener() => None,
+            (None, _) => self.waits_since,
+        }
+    }
+
+    /// Returns true if [`Self::evict`] would end the session.
+    pub fn can_be_evicted(&self) -> bool {
+        self.departed.is_some() || matches!(self.phase, Phase::LastAck | Phase::Closing)
+    }
+
+    /// Ends a session without an owner, or one with only its last frame to send or to receive. Returns whether bytes were
+    /// still to be delivered, or `None` if it is neither.
+    pub fn evict(&mut self) -> (Option<bool>, Actions) {
+        let departed = self.departed.take();
+        match (self.phase, departed) {
+            (Phase::LastAck | Phase::Closing, _) => {
+                (Some(false), self.close(SessionError::new(ErrorCode::NoError, "")))
+            }
+            (_, None) => (None, Actions::default()),
+            (Phase::Open | Phase::Resuming, Some(Orphan { why, .. })) => {
+                self.answer = Some(PendingFrame::Reset(why.clone()));
+                (Some(true), self.start_closing(why))
+            }
+            (Phase::Parked, Some(Orphan { why, .. })) => (Some(true), self.close(why)),
+            (_, Some(_)) => (Some(true), Actions::default()),
+        }
+    }
+
+    /// Ends a session that has waited for its remote for too long. Returns true if bytes were still to be delivered.
+    pub fn expire(&mut self, why: SessionError) -> (bool, Actions) {
+        match self.evict() {
+            (Some(cut), actions) => (cut, actions),
+            (None, _) => (false, self.give_up(why)),
+        }
+    }
+
+    /// Handles an opener that cancelled while the target was being dialled: replies with a Reset, and sends nothing
+    /// more.
+    pub(crate) fn on_open_cancelled(&mut self) -> Actions {
+        let why = SessionError::new(ErrorCode::Cancelled, "cancelled by its opener");
+        self.answer = Some(PendingFrame::Reset(why.clone()));
+        self.start_closing(why)
+    }
+
+    /// Ends the session after the resume timeout.
+    ///
+    /// An opener whose Resume is not answered yet sends the reason, because the acceptor may have resumed. If the reply
+    /// has just arrived, the session continues.
+    pub fn give_up(&mut self, why: SessionError) -> Actions {
+        match self.phase {
+            Phase::Resuming => {
+                self.answer = Some(PendingFrame::Reset(why.clone()));
+                self.start_closing(why)
+            }
+            Phase::Parked => self.close(why),
+            _ if self.is_opener() => Actions::default(),
+            _ => self.close(why),
+        }
+    }
+
+    /// Returns true if a last frame is queued for the current path.
+    pub fn has_pending_close(&self) -> bool {
+        let last = self.phase == Phase::Closing || self.is_broken_off() && self.answer.is_some();
+        self.path.is_some() && (last || self.break_due())
+    }
+
+    /// Returns true if everything an absent owner wrote is sent, and only the ResetAt is due.
+    pub(crate) fn break_due(&self) -> bool {
+        self.departed.as_ref().is_some_and(|departed| departed.due) && self.send.unsent() == 0
+    }
+
+    pub(crate) fn take_break(&mut self) -> Option<SessionFrame> {
+        if !self.break_due() {
+            return None;
+        }
+        let departed = self.departed.as_mut()?;
+        departed.due = false;
+        let total = if departed.left == Departure::Dropped { 0 } else { self.send.written() + 1 };
+        Some(SessionFrame::ResetAt { total, refusal: departed.why.clone() })
+    }
+
+    /// Sends a Reset instead of a ResetAt, and nothing more, on a path to a remote that does not know ResetAt.
+    pub fn reset_instead(&mut self, why: SessionError) -> (SessionFrame, Actions) {
+        (SessionFrame::Reset { epoch: self.epoch, refusal: why.clone() }, self.close(why))
+    }
+
+    /// Answers a ResetAt once all bytes of the remote's owner have arrived, so that the remote need not keep them.
+    pub(crate) fn on_reset_at(&mut self, total: u64, why: SessionError) -> Actions {
+        match self.recv.on_reset_at(total) {
+            Ok(()) => {
+                self.answer = Some(PendingFrame::Reset(SessionError::new(ErrorCode::NoError, "")));
+                self.start_closing(why)
+            }
+            Err(bad) => self.on_protocol_error(bad),
+        }
+    }
+
+    /// Returns true if the owner has left and its bytes are dropped.
+    pub(crate) fn is_empty(&self) -> bool {
+        self.departed.as_ref().is_some_and(|departed| departed.left == Departure::Dropped)
+    }
+
+    /// Resumes on another path and retransmits unacknowledged bytes.
+    pub(crate) fn resume_sending(&mut self, received: u64, limit: u64) -> Result<(), AckError> {
+        if let Some(departed) = &mut self.departed {
+            departed.due = departed.left != Departure::Finished;
+        }
+        if self.is_empty() { Ok(()) } else { self.send.rewind(received, limit) }
+    }
+
+    pub(crate) fn on_protocol_error(&mut self, bad: impl std::error::Error) -> Actions {
+        let why = SessionError::new(ErrorCode::ProtocolError, bad);
+        self.answer = Some(PendingFrame::Reset(why.clone()));
+        self.start_closing(why)
+    }
+
+    /// Makes the pending frame the last one, if there is a path to send it on.
+    pub(crate) fn start_closing(&mut self, why: SessionError) -> Actions {
+        if self.path.is_none() {
+            return self.close(why);
+        }
+        self.phase = Phase::Closing;
+        self.send.forget();
+        self.recv.close();
+        self.ended.get_or_insert(why);
+        Actions { read: true, write: true, state: true, ..Actions::default() }
+    }
+
+    pub(crate) fn close(&mut self, why: SessionError) -> Actions {
+        self.phase = Phase::Closed;
+        self.path = None;
+        self.answer = None;
+        let clean = why.code == ErrorCode::NoError && self.recv.is_ended();
+        if !clean || !self.send.is_finished() {
+            self.ended.get_or_insert(why);
+        }
+        self.send.forget();
+        Actions { read: true, write: true, state: true, forget: true, dropped: false }
+    }
+}

@@ -1,0 +1,509 @@
+//! Short scripts: one process, links to remotes that the script plays, and single frames in a fixed order.
+
+use std::net::SocketAddr;
+use std::pin::pin;
+use std::sync::Arc;
+use std::sync::atomic::AtomicUsize;
+use std::sync::atomic::Ordering::Relaxed;
+use std::task::{Context, Poll, Waker};
+use std::time::Duration;
+
+use bytes::Bytes;
+use futures_util::FutureExt as _;
+use futures_util::future::BoxFuture;
+use tokio::sync::watch;
+use tokio::time::{Instant, advance, sleep};
+use tunnel::registry::peers::Peers;
+use tunnel::registry::peers::peer::{PeerDialer, PeerError};
+use tunnel::registry::{LinkedNode, Registry};
+use tunnel_base::drain::Drain;
+use tunnel_base::metrics::Metrics;
+use tunnel_base::names::{Instance, NodeName, SessionId};
+use tunnel_link::sender::LinkSender;
+use tunnel_link::table::stream::{IncomingSession, PendingOpen, Session};
+use tunnel_link::table::{Event, SessionLimits, SessionTable};
+use tunnel_net::ByteStream as _;
+use tunnel_proto::frame::{Category, ErrorCode, FrameKind, Remote, SessionError, SessionFrame, SessionKey};
+use tunnel_proto::halves::WindowLimits;
+use tunnel_proto::hello::Dialect;
+use tunnel_proto::state::LinkId;
+
+/// A server with some limits.
+struct Script {
+    table: Arc<SessionTable>,
+    metrics: Metrics,
+}
+
+impl Script {
+    fn new(sessions: usize) -> Self {
+        let windows = WindowLimits { start: 1 << 10, max: 64 << 10 };
+        let limits = SessionLimits { windows, memory: 64 << 20, sessions, grace: GRACE };
+        let metrics = Metrics::server("", "");
+        Self { table: SessionTable::new(Instance::from_bits(1), limits, metrics.clone()), metrics }
+    }
+
+    fn open(&self, to: &NodeName) -> PendingOpen {
+        let target = "node1:22".parse().unwrap();
+        self.table.open(to.clone(), target, Category::Ssh, "ann".into(), "connect").unwrap()
+    }
+
+    /// Opens a session to a node over that link, whose remote accepts it.
+    fn opens(&self, link: &Arc<LinkSender>, to: &NodeName) -> Session {
+        self.is_opened(link, self.open(to))
+    }
+
+    fn is_opened(&self, link: &Arc<LinkSender>, opening: PendingOpen) -> Session {
+        opening.ask(link, None);
+        self.hears(link, opening.id(), SessionFrame::Opened { limit: 1 << 40, epoch: 1, instance: None });
+        opening.into_session()
+    }
+
+    /// Accepts a session that the edge at the other end of that link opens to this server.
+    fn accepts(&self, link: &Arc<LinkSender>) -> Option<Session> {
+        let id = SessionId::random();
+        match self.hears(link, id, opens(1)) {
+            Some(Event::RelayRequest(request)) => request.offer().map(IncomingSession::accept),
+            _ => None,
+        }
+    }
+
+    /// Handles a frame of a session that arrives over that link.
+    fn hears(&self, link: &Arc<LinkSender>, id: SessionId, frame: SessionFrame) -> Option<Event> {
+        let node = link.peer.node().cloned().unwrap_or_else(|| node(1));
+        let key = SessionKey { id, category: Category::Ssh, node };
+        self.table.on_frame(link, key, frame, Instant::now())
+    }
+
+    /// Resumes the session that has lost its path over that link, whose remote accepts it.
+    fn resumes(&self, link: &Arc<LinkSender>, epoch: u64) {
+        let parked = self.table.next_parked().now_or_never().unwrap();
+        parked.resume(link);
+        self.hears(link, parked.id(), SessionFrame::Resumed { received: 0, limit: 1 << 40, epoch });
+        assert!(!parked.needs_path());
+    }
+
+    fn ends(&self, link: &LinkSender) {
+        self.table.link_ended(link, &why(), Instant::now());
+    }
+
+    /// Lets that time pass, with the periodic work.
+    async fn passes(&self, time: Duration) {
+        let until = Instant::now() + time;
+        while Instant::now() < until {
+            advance(Duration::from_secs(5)).await;
+            self.table.tick(Instant::now());
+        }
+    }
+}
+
+fn why() -> SessionError {
+    SessionError::new(ErrorCode::Cancelled, "the link has closed")
+}
+
+fn node(number: u64) -> NodeName {
+    format!("node{number}").parse().unwrap()
+}
+
+/// Returns a link to the edge of the node with that number.
+fn link(number: u64) -> Arc<LinkSender> {
+    LinkSender::new(LinkId(number), Remote::Edge(node(number)), None, Dialect::NEWEST)
+}
+
+fn opens(epoch: u64) -> SessionFrame {
+    let (target, client) = ("10.0.0.1:22".parse().unwrap(), String::new());
+    SessionFrame::Open { target, limit: 1 << 40, epoch, client, opener: None }
+}
+
+fn resumes(epoch: u64, at: Instance) -> SessionFrame {
+    let instance = Some(at);
+    SessionFrame::Resume { received: 0, limit: 1 << 40, epoch, instance, opener: None, target: None }
+}
+
+/// Takes the next frame about a session that a link sends.
+fn next(link: &LinkSender) -> Option<(SessionId, SessionFrame)> {
+    let mut cx = Context::from_waker(Waker::noop());
+    while let Poll::Ready(Some(frame)) = link.poll_pull(&mut cx, Instant::now()) {
+        match frame.body {
+            FrameKind::Session(id, _, frame) => return Some((id, frame)),
+            FrameKind::Ping(Some(number)) => drop(link.ponged(number, Instant::now())),
+            _ => {}
+        }
+    }
+    None
+}
+
+/// Takes everything that a link sends about sessions.
+fn sent(link: &LinkSender) -> Vec<SessionFrame> {
+    std::iter::from_fn(|| next(link)).map(|(_, frame)| frame).collect()
+}
+
+/// Writes as much as the session takes, at most `most` bytes.
+fn fill(session: &mut Session, most: usize) {
+    let mut left = most;
+    let mut cx = Context::from_waker(Waker::noop());
+    while left > 0 {
+        let mut bytes = Bytes::from(vec![0; left.min(16 << 10)]);
+        let len = bytes.len();
+        if session.poll_write_chunk(&mut cx, &mut bytes).is_pending() {
+            return;
+        }
+        left -= len;
+    }
+}
+
+fn finish(session: &mut Session) {
+    let _ = session.poll_finish(&mut Context::from_waker(Waker::noop()));
+}
+
+/// The resume timeout.
+const GRACE: Duration = Duration::from_secs(60);
+
+// Searches for paths.
+
+/// The link's task ends before it has handled the event.
+#[tokio::test]
+async fn a_session_without_a_path_is_searched_for_even_if_its_event_is_dropped() {
+    let (script, link) = (Script::new(10), link(1));
+    let session = script.opens(&link, &node(1));
+    drop(script.hears(&link, session.id(), SessionFrame::PathLost { epoch: 1 }));
+    script.ends(&link);
+    let parked = script.table.next_parked().now_or_never();
+    assert_eq!(parked.map(|parked| parked.id()), Some(session.id()));
+}
+
+/// The task that has searched ends without noticing that the path is lost again.
+#[tokio::test]
+async fn a_path_that_is_lost_while_its_search_ends_is_searched_for_again() {
+    let (script, links) = (Script::new(10), [link(1), link(2)]);
+    let session = script.opens(&links[0], &node(1));
+    script.hears(&links[0], session.id(), SessionFrame::PathLost { epoch: 1 });
+    let parked = script.table.next_parked().now_or_never().unwrap();
+    parked.resume(&links[1]);
+    let resumed = SessionFrame::Resumed { received: 0, limit: 1 << 40, epoch: 2 };
+    script.hears(&links[1], session.id(), resumed);
+    script.ends(&links[1]);
+    assert!(script.table.next_parked().now_or_never().is_none(), "one task searches");
+    drop(parked);
+    let parked = script.table.next_parked().now_or_never();
+    assert_eq!(parked.map(|parked| parked.id()), Some(session.id()));
+}
+
+/// Its Reset would be lost, and the remote would keep the session until the resume timeout.
+#[tokio::test]
+async fn a_session_with_one_last_frame_to_send_stays_on_a_link_that_others_leave() {
+    let (script, link) = (Script::new(10), link(1));
+    let (mut last, other) = (script.opens(&link, &node(1)), script.opens(&link, &node(1)));
+    sent(&link);
+    finish(&mut last);
+    assert_eq!(sent(&link), [SessionFrame::Fin { total: 1 }]);
+    script.hears(&link, last.id(), SessionFrame::Fin { total: 1 });
+    script.hears(&link, last.id(), SessionFrame::Credit { received: 1, limit: 1 << 40 });
+    assert_eq!(script.table.leave(&link, None, |_| true), 1);
+    let all: Vec<_> = std::iter::from_fn(|| next(&link)).collect();
+    let of = |id| all.iter().filter(move |(of, _)| *of == id).map(|(_, frame)| frame);
+    assert!(of(last.id()).any(|frame| {
+        matches!(frame, SessionFrame::Reset { refusal, .. } if refusal.code == ErrorCode::NoError)
+    }));
+    assert!(of(other.id()).eq([&SessionFrame::PathLost { epoch: 1 }]));
+}
+
+// Turns on a link.
+
+/// Returns how many times the bytes of the other session one gets that has left the link and returned `returns` times.
+async fn share(returns: u64) -> f64 {
+    let (script, a, c) = (Script::new(10), link(1), link(2));
+    let mut moved = script.opens(&a, &node(1));
+    let mut other = script.opens(&a, &node(2));
+    let mut epoch = 1;
+    for number in 0..returns {
+        fill(&mut moved, 1 << 20);
+        // It leaves a link that takes nothing, and returns when the backup link ends.
+        script.table.leave(&a, Some(&node(1)), |_| true);
+        let c = LinkSender::new(LinkId(10 + number), c.peer.clone(), None, Dialect::NEWEST);
+        script.resumes(&c, epoch + 1);
+        script.ends(&c);
+        script.resumes(&a, epoch + 2);
+        epoch += 2;
+    }
+    let mut bytes = [0, 0];
+    for _ in 0..400 {
+        fill(&mut moved, 1 << 20);
+        fill(&mut other, 1 << 20);
+        if let Some((id, SessionFrame::Data(data))) = next(&a) {
+            bytes[usize::from(id == other.id())] += data.len();
+            for session in [&moved, &other] {
+                let received = bytes[usize::from(session.id() == other.id())] as u64;
+                script.hears(&a, session.id(), SessionFrame::Credit { received, limit: 1 << 40 });
+            }
+        }
+    }
+    bytes[0] as f64 / bytes[1] as f64
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_session_that_leaves_a_link_and_returns_has_the_same_share_as_before() {
+    for returns in [0, 1, 3, 10] {
+        let share = share(returns).await;
+        assert!((0.9..1.1).contains(&share), "{share} after {returns} returns");
+    }
+}
+
+#[tokio::test]
+async fn resumes_that_alternate_between_two_links_leave_nothing_behind_there() {
+    let (script, links) = (Script::new(10), [1, 2].map(|_| link(1)));
+    let links = [links[0].clone(), LinkSender::new(LinkId(2), links[1].peer.clone(), None, Dialect::NEWEST)];
+    let session = script.accepts(&links[0]).unwrap();
+    let mine = script.table.instance();
+    for epoch in 2..20_000 {
+        let resume = resumes(epoch, mine);
+        script.hears(&links[usize::try_from(epoch).unwrap() % 2], session.id(), resume);
+    }
+    let waiting = links.map(|link| link.waiting());
+    assert!(waiting.iter().all(|waiting| *waiting <= 2_000), "{waiting:?}");
+}
+
+/// A credit waits for its turn while answers, which go first, are pulled.
+#[tokio::test]
+async fn resumes_that_are_answered_leave_no_credits_behind() {
+    let (script, link) = (Script::new(10), link(1));
+    let session = script.accepts(&link).unwrap();
+    sent(&link);
+    let mine = script.table.instance();
+    for epoch in 2..5_000 {
+        script.hears(&link, session.id(), SessionFrame::Fin { total: 1 });
+        let resume = resumes(epoch, mine);
+        script.hears(&link, session.id(), resume);
+        assert!(matches!(next(&link), Some((_, SessionFrame::Resumed { .. }))));
+    }
+    assert!(link.waiting() <= 2, "{} entries wait", link.waiting());
+}
+
+// Sessions without an owner.
+
+/// Ends a session whose remote has ended too and acknowledges nothing.
+fn ends_unread(script: &Script, link: &Arc<LinkSender>, mut session: Session) -> SessionId {
+    let id = session.id();
+    fill(&mut session, 1000);
+    finish(&mut session);
+    script.hears(link, id, SessionFrame::Fin { total: 1 });
+    drop(session);
+    sent(link);
+    id
+}
+
+#[tokio::test(start_paused = true)]
+async fn bytes_of_a_finished_session_that_nobody_takes_are_dropped_after_the_resume_timeout() {
+    let (script, link) = (Script::new(10), link(1));
+    let (opening, permit) = (script.open(&node(1)), Arc::new(()));
+    opening.keep(permit.clone());
+    let id = ends_unread(&script, &link, script.is_opened(&link, opening));
+    script.passes(GRACE - Duration::from_secs(10)).await;
+    // The remote is only slow.
+    script.hears(&link, id, SessionFrame::Credit { received: 10, limit: 1 << 40 });
+    script.passes(GRACE - Duration::from_secs(10)).await;
+    assert_eq!((script.table.len(), Arc::strong_count(&permit)), (1, 2));
+    script.passes(Duration::from_secs(15)).await;
+    assert!(matches!(sent(&link)[..], [SessionFrame::Reset { .. }]));
+    assert_eq!((script.table.len(), script.table.memory(), Arc::strong_count(&permit)), (0, (0, 0), 1));
+    assert_eq!(script.metrics.truncated.counted("delivery_timeout"), 1);
+}
+
+#[tokio::test(start_paused = true)]
+async fn finished_sessions_whose_bytes_nobody_takes_give_way_to_new_ones() {
+    let (script, link) = (Script::new(8), link(1));
+    let all: Vec<_> = (0..8).map(|_| script.opens(&link, &node(1))).collect();
+    for session in all {
+        ends_unread(&script, &link, session);
+    }
+    let open = || {
+        let target = "node1:22".parse().unwrap();
+        script.table.open(node(1), target, Category::Ssh, "bob".into(), "connect")
+    };
+    assert!(open().is_err(), "the rest usually takes one RTT");
+    script.passes(Duration::from_secs(10)).await;
+    let mut opened = Vec::new();
+    for _ in 0..8 {
+        opened.push(open().unwrap());
+        sent(&link);
+    }
+    assert!(open().is_err());
+    assert_eq!((script.table.len(), script.metrics.truncated.counted("sessions")), (8, 8));
+}
+
+/// The remote says and acknowledges everything, and takes nothing from its link.
+#[tokio::test(start_paused = true)]
+async fn sessions_whose_last_frame_nobody_takes_count_and_give_way_too() {
+    let (script, link, permit) = (Script::new(8), link(1), Arc::new(()));
+    let opens = || {
+        let opening = script.open(&node(1));
+        opening.keep(permit.clone());
+        script.is_opened(&link, opening)
+    };
+    let mut all: Vec<_> = (0..8).map(|_| opens()).collect();
+    all.iter_mut().for_each(finish);
+    sent(&link);
+    for session in all {
+        script.hears(&link, session.id(), SessionFrame::Fin { total: 1 });
+        script.hears(&link, session.id(), SessionFrame::Credit { received: 1, limit: 1 << 40 });
+    }
+    assert_eq!((script.table.len(), Arc::strong_count(&permit)), (8, 9));
+    script.passes(Duration::from_secs(10)).await;
+    let opening = script.open(&node(1));
+    assert_eq!((script.table.len(), Arc::strong_count(&permit)), (8, 8));
+    script.passes(GRACE).await;
+    assert_eq!((script.table.len(), Arc::strong_count(&permit)), (1, 1));
+    assert_eq!(script.metrics.truncated.counted("sessions"), 0, "nothing was lost");
+    drop(opening);
+}
+
+/// Both directions have ended, and the opener never sends its last frame.
+fn in_last_ack(script: &Script, link: &Arc<LinkSender>) {
+    let mut session = script.accepts(link).unwrap();
+    let id = session.id();
+    finish(&mut session);
+    script.hears(link, id, SessionFrame::Fin { total: 1 });
+    sent(link);
+    script.hears(link, id, SessionFrame::Credit { received: 1, limit: 1 << 40 });
+    sent(link);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_session_whose_opener_never_sends_its_last_frame_ends_after_the_resume_timeout() {
+    let (script, link) = (Script::new(8), link(1));
+    in_last_ack(&script, &link);
+    script.passes(GRACE - Duration::from_secs(10)).await;
+    assert_eq!(script.table.len(), 1);
+    script.passes(Duration::from_secs(20)).await;
+    assert_eq!((script.table.len(), script.table.memory()), (0, (0, 0)));
+    assert_eq!(script.metrics.truncated.counted("delivery_timeout"), 0, "nothing was lost");
+}
+
+#[tokio::test(start_paused = true)]
+async fn sessions_that_wait_for_a_last_frame_keep_nobody_out() {
+    let script = Script::new(8);
+    // An edge may have half of the places, and later ones a quarter.
+    for (number, sessions) in [(1, 4), (2, 2), (3, 2)] {
+        let edge = link(number);
+        (0..sessions).for_each(|_| in_last_ack(&script, &edge));
+    }
+    let first = script.accepts(&link(4)).expect("a place for another edge");
+    script.passes(Duration::from_secs(10)).await;
+    let second = script.accepts(&link(4)).expect("a place for another edge");
+    let opening = script.open(&node(1));
+    assert_eq!(script.table.len(), 8);
+    drop((first, second, opening));
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_longest_idle_session_of_the_client_with_most_gives_way_to_another_client() {
+    let script = Script::new(40);
+    let (busy, other) = (link(1), link(2));
+    let sessions: Vec<_> = (0..20).map(|_| script.accepts(&busy).unwrap()).collect();
+    let more: Vec<_> =
+        [3, 4].map(link).iter().flat_map(|edge| [0; 10].map(|_| script.accepts(edge).unwrap())).collect();
+    // All but one are used.
+    for _ in 0..3 {
+        script.passes(Duration::from_secs(5)).await;
+        for (at, session) in sessions.iter().enumerate() {
+            if at != 15 {
+                script.hears(&busy, session.id(), SessionFrame::Data("x".into()));
+            }
+        }
+    }
+    script.passes(Duration::from_secs(5)).await;
+    sent(&busy);
+    let newcomer = script.accepts(&other).unwrap();
+    assert!(sessions[15].ended().is_some_and(|why| why.code == ErrorCode::Overloaded));
+    let ended = sessions.iter().chain(&more).filter(|session| session.ended().is_some()).count();
+    assert_eq!(ended, 1);
+    drop(newcomer);
+}
+
+// Shares of relays.
+
+#[tokio::test]
+async fn an_edge_that_relays_many_sessions_leaves_places_to_other_edges() {
+    let script = Script::new(16);
+    let acceptor = link(9);
+    let relays = |edge: &Arc<LinkSender>, sessions: usize| -> usize {
+        let relayed = || {
+            let (id, node) = (SessionId::random(), node(9));
+            let key = SessionKey { id, category: Category::Ssh, node };
+            match script.table.on_frame(edge, key, opens(1), Instant::now()) {
+                Some(Event::RelayRequest(request)) => request.pass(&acceptor),
+                _ => return false,
+            }
+            true
+        };
+        (0..sessions).filter(|_| relayed()).count()
+    };
+    assert_eq!(relays(&link(1), 16), 8, "half of the places while others need none");
+    assert_eq!(relays(&link(2), 16), 4, "a quarter afterwards");
+    assert_eq!(relays(&link(3), 2), 2);
+    // Sessions that others open to an edge are not its own.
+    assert_eq!(relays(&acceptor, 1), 1);
+}
+
+// Links that replace one another.
+
+fn linked(sender: &Arc<LinkSender>) -> LinkedNode {
+    let instance = Some(Instance::from_bits(7));
+    LinkedNode { sender: sender.clone(), instance, from: ([127, 0, 0, 1], 1).into(), ips: Arc::default() }
+}
+
+/// Checks that a search that waits for another link than the backup link finds the older one once the backup link is
+/// gone.
+async fn finds_the_older_link(leaves: impl Fn(&Registry, &LinkSender)) {
+    let registry = Registry::new(Metrics::server("", ""));
+    let (older, backup) = (link(1), LinkSender::new(LinkId(2), link(1).peer.clone(), None, Dialect::NEWEST));
+    registry.insert(linked(&older), false);
+    registry.insert(linked(&backup), true);
+    let node = node(1);
+    let mut waits = pin!(registry.wait(&node, Some(&backup), Instant::now() + GRACE));
+    assert!(waits.as_mut().now_or_never().is_none());
+    leaves(&registry, &backup);
+    let found = waits.now_or_never().flatten().map(|linked| linked.sender.id);
+    assert_eq!(found, Some(older.id));
+}
+
+#[tokio::test]
+async fn sessions_learn_at_once_that_an_older_link_is_primary_again() {
+    finds_the_older_link(Registry::remove).await;
+    finds_the_older_link(Registry::retire_link).await;
+}
+
+/// A dialer of links that do not answer, and nobody pulls.
+#[derive(Debug, Default)]
+struct Silent {
+    /// Number of backup links that were dialled.
+    backups: AtomicUsize,
+}
+
+impl PeerDialer for Silent {
+    fn dial(&self, _: SocketAddr, beside: bool) -> BoxFuture<'_, Result<Arc<LinkSender>, PeerError>> {
+        async move {
+            self.backups.fetch_add(usize::from(beside), Relaxed);
+            let link =
+                LinkSender::new(LinkId(1), Remote::Peer, Some(Instance::from_bits(2)), Dialect::NEWEST);
+            link.probe();
+            let _ = link.poll_pull(&mut Context::from_waker(Waker::noop()), Instant::now());
+            sleep(Duration::from_secs(6)).await;
+            Ok(link)
+        }
+        .boxed()
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn announcements_that_a_peer_does_not_take_hold_back_no_backup_link() {
+    let registry = Registry::new(Metrics::server("", ""));
+    for number in 1..2_000 {
+        registry.insert(linked(&link(number)), false);
+    }
+    let dialer = Arc::<Silent>::default();
+    let (_list, addresses) = watch::channel(vec![([127, 0, 0, 1], 1).into()]);
+    let drain = Drain::new();
+    let _peers = Peers::new(addresses, registry, dialer.clone(), Instance::from_bits(1), drain);
+    sleep(Duration::from_secs(10)).await;
+    assert!(dialer.backups.load(Relaxed) > 0);
+}
