@@ -6,6 +6,7 @@ pub mod config_files;
 #[cfg_attr(not(feature = "invitations"), path = "server/invitations/absent.rs")]
 pub mod invitations;
 pub mod link_events;
+pub mod link_rates;
 pub mod links;
 pub mod peers;
 pub mod registry;
@@ -45,6 +46,7 @@ use crate::route::SessionRouter;
 use crate::server::authenticated_links::AuthenticatedLinks;
 use crate::server::config::ServerConfig;
 use crate::server::config_files::{LivePolicies, ServerFiles};
+use crate::server::link_rates::LinkRates;
 use crate::server::peers::FinderDeps;
 use crate::session_io::grants::Grants;
 use crate::startup::{NotPrepared, Startup, StartupErrors};
@@ -274,6 +276,8 @@ pub(crate) struct ServerContext {
     pub(crate) grants: Grants,
     /// Permits for concurrent searches of all edges.
     pub(crate) search_permits: Arc<Semaphore>,
+    /// How many links each node has opened recently.
+    pub(crate) link_rates: LinkRates,
     /// Permits for pinging older links of nodes that have linked again.
     pub(crate) move_permits: Arc<Semaphore>,
 }
@@ -307,8 +311,8 @@ impl ServerCore {
     /// Builds the core and spawns its tasks. `port` is the gRPC port, `own` the addresses at which this server listens.
     pub(crate) fn new(settings: &ServerConfig, files: &ServerFiles, port: u16, own: &[SocketAddr]) -> Self {
         let metrics = Metrics::server(&settings.pod_namespace, &settings.pod_name);
-        let (mut stopping, session) = (new_shutdown(settings), &settings.session);
-        let (links, readiness) = (stopping.links.clone(), Readiness::waiting_for(&[]));
+        let (mut stopping, readiness) = (new_shutdown(settings), Readiness::waiting_for(&[]));
+        let (links, clients, session) = (stopping.links.clone(), stopping.clients.clone(), &settings.session);
         let link_context = link_context(settings, &metrics, &links);
         let (table, authority) = (link_context.table.clone(), files.authority.clone());
         let enrolment = invitations::start(settings, authority, &files.resolver, &readiness, &links);
@@ -331,8 +335,7 @@ impl ServerCore {
         };
         let (finder, several) = peers::finder(&settings.peers, joined, &servers, &readiness);
         stopping.has_peers = several.is_some();
-        let (peers, made) = several.unzip();
-        let (dialer, clients) = (dialer(settings, &policies, files), stopping.clients.clone());
+        let (dialer, (peers, made)) = (dialer(settings, &policies, files), several.unzip());
         let context = ServerContext {
             proven,
             enrolment,
@@ -350,6 +353,7 @@ impl ServerCore {
             policies,
             grants,
             search_permits: Arc::new(Semaphore::new(link_events::MAX_SEARCHES)),
+            link_rates: LinkRates::default(),
             move_permits: Arc::new(Semaphore::new(link_events::MAX_CONCURRENT_MOVES)),
         };
         Self {

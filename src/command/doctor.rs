@@ -242,7 +242,7 @@ fn check_of(fault: &HandshakeError) -> &'static str {
             "certificate kind"
         }
         HandshakeError::NotTls | HandshakeError::Protocol | HandshakeError::Closed => "port",
-        HandshakeError::AlertReceived(_) | HandshakeError::Other(_) => "tls",
+        HandshakeError::Stopping | HandshakeError::AlertReceived(_) | HandshakeError::Other(_) => "tls",
     }
 }
 

@@ -39,6 +39,7 @@ use tunnel_net::reload::{Reload, fingerprint};
 use tunnel_net::resolver::LookupError;
 use tunnel_net::socket::Buffered;
 use tunnel_net::tls::certificate::NotAfter;
+use tunnel_net::tls::handshake::HandshakeError;
 use tunnel_net::tls::{self, Identity, TlsClientConfig, TlsError, Trust};
 use tunnel_proto::hello::{Hello, LinkPurpose};
 
@@ -85,6 +86,17 @@ struct DialFailure {
     /// A fixed label for metrics.
     reason: &'static str,
     error: anyhow::Error,
+}
+
+/// Why no server gave a link.
+#[derive(Debug, Default)]
+pub(crate) struct ConnectFailure {
+    /// The errors of all servers.
+    pub(crate) text: String,
+    /// Whether a server was reached and would also refuse the next attempt.
+    pub(crate) is_refused: bool,
+    /// Whether another live process uses this node's name.
+    pub(crate) is_name_taken: bool,
 }
 
 /// A link that the [`LinkDialer`] has just made, and the server at its remote end.
@@ -137,8 +149,8 @@ impl LinkDialer {
     ///
     /// Returns the errors of all servers tried. A server that reports that another process uses this node's name is the
     /// last one tried.
-    pub(crate) async fn connect(&self, first: usize, hint: AddressHint) -> anyhow::Result<NewLink> {
-        let mut failed: Option<anyhow::Error> = None;
+    pub(crate) async fn connect(&self, first: usize, hint: AddressHint) -> Result<NewLink, ConnectFailure> {
+        let mut failed = ConnectFailure::default();
         let mut order: Vec<_> = (0..self.servers.len()).map(|n| (first + n) % self.servers.len()).collect();
         order.sort_by_cached_key(|server| self.is_avoided(*server));
         for server in order {
@@ -147,16 +159,16 @@ impl LinkDialer {
                 Err(why) if self.servers.len() == 1 => why,
                 Err(why) => why.context(format!("{}", self.servers[server].at)),
             };
-            let taken = is_name_taken(&why);
-            failed = Some(match failed {
-                Some(before) if !taken => anyhow::anyhow!("{before:#}; {why:#}"),
-                _ => why,
-            });
-            if taken {
+            failed.is_refused |= self.is_refused(&why);
+            failed.is_name_taken = why.downcast_ref().is_some_and(LinkDialError::is_name_taken);
+            if failed.is_name_taken {
+                failed.text = format!("{why:#}");
                 break;
             }
+            let between = if failed.text.is_empty() { "" } else { "; " };
+            failed.text += &format!("{between}{why:#}");
         }
-        Err(failed.context("no server configured")?)
+        Err(failed)
     }
 
     /// Returns true if the server at this index asked the edge to link elsewhere, and other servers come first.
@@ -247,8 +259,10 @@ impl LinkDialer {
         let io = timeout(CONNECT, tls.connect(to.name.clone(), Buffered::new(socket, self.pool.clone())));
         let silent = |patience| anyhow!(messages::no_answer_within(&to.at, patience));
         let io = io.await.map_err(|_| silent(CONNECT)).map_err(failed("tls_timeout"))?;
-        let io = io.map_err(|e| anyhow::anyhow!(messages::no_tls(&e, &to.at, &to.name.to_str(), shows)));
-        let io = io.map_err(failed("tls"))?;
+        let io = io.map_err(|e| match HandshakeError::of(&e) {
+            HandshakeError::Stopping => failed(LinkDialError::Stopping.reason())(LinkDialError::Stopping),
+            _ => failed("tls")(anyhow!(messages::no_tls(&e, &to.at, &to.name.to_str(), shows))),
+        })?;
         let (tokens, turn) = (self.tokens.load(), self.turn.load(Relaxed));
         let token = tokens.get(turn % tokens.len().max(1)).map_or("", Secret::reveal);
         let (node, own) = (&self.node, self.link_context.table.instance());
@@ -265,10 +279,11 @@ impl LinkDialer {
         })
     }
 
-    /// Returns true if a server was reached and accepted none of the tokens.
+    /// Returns true if a server was reached and would also refuse the next attempt, if that follows soon.
     pub(crate) fn is_refused(&self, why: &anyhow::Error) -> bool {
         let tried_all = self.turn.load(Relaxed).is_multiple_of(self.tokens.load().len().max(1));
-        tried_all && why.downcast_ref().is_some_and(LinkDialError::is_token_refused)
+        let lasts = |why: &LinkDialError| why.is_refusal() && (tried_all || !why.is_token_refused());
+        why.downcast_ref().is_some_and(lasts)
     }
 
     /// Returns the name of a server for messages.
@@ -338,11 +353,6 @@ fn is_broken(why: &anyhow::Error) -> bool {
         Some(dialled) => matches!(dialled, LinkDialError::Broken(_) | LinkDialError::CertificateRejected(_)),
         None => !why.is::<Elapsed>(),
     }
-}
-
-/// Returns true if another live process uses this node's name.
-pub(crate) fn is_name_taken(why: &anyhow::Error) -> bool {
-    why.downcast_ref().is_some_and(LinkDialError::is_name_taken)
 }
 
 /// Timeout for each step of connecting to a server.

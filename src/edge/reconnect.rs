@@ -13,7 +13,7 @@ use tracing::{debug, field, info, info_span, warn};
 use crate::acceptor::SessionAcceptor;
 use crate::admin::readiness::Readiness;
 use crate::config::Secret;
-use crate::edge::link_dialer::{AddressHint, LinkDialer, NewLink, is_name_taken};
+use crate::edge::link_dialer::{AddressHint, ConnectFailure, LinkDialer, NewLink};
 use crate::edge::{LINK_CONDITION, NODE_NAME_CONDITION, TOKEN_CONDITION};
 use crate::route::Uplinks;
 use tunnel_base::backoff::{Backoff, MAX_PAUSE};
@@ -100,18 +100,17 @@ impl Reconnector {
                     };
                     backoff.on_attempt_end(started.elapsed(), carried);
                 }
-                Err(why) => {
-                    let text = format!("{why:#}");
+                Err(ConnectFailure { text, is_refused, is_name_taken }) => {
                     // A link to a server that stops has only its earlier sessions: no new one reaches this node.
                     let kept = if self.uplinks.is_linked() { "; only earlier sessions continue" } else { "" };
                     self.readiness.set(LINK_CONDITION, Err(format!("{text}{kept}")));
                     if said.is_new(&text) {
                         warn!(error = %text, max_backoff = ?MAX_PAUSE, "cannot connect to server, retrying");
                     }
-                    if self.dialer.is_refused(&why) {
+                    if is_refused {
                         backoff.refused();
                     }
-                    if is_name_taken(&why) {
+                    if is_name_taken {
                         self.wait_name_free().await;
                     }
                 }

@@ -298,16 +298,18 @@ where
         self.protocol.span(from)
     }
 
-    fn admits(&self, from: SocketAddr) -> bool {
-        self.context.policy.load().check_source(from.ip()).is_ok()
+    fn admits(&self, from: SocketAddr) -> Result<(), Rejection> {
+        self.context.policy.load().check_source(from.ip()).map_err(|_| Rejection::Forbidden)
     }
 
     fn rejection_bytes(&self, from: SocketAddr, why: Rejection) -> Bytes {
         let denial = match why {
-            Rejection::Forbidden => match self.context.policy.load().check_source(from.ip()) {
-                Err(denial) => denial,
-                Ok(()) => return Bytes::new(),
-            },
+            Rejection::Forbidden | Rejection::Stopping => {
+                match self.context.policy.load().check_source(from.ip()) {
+                    Err(denial) => denial,
+                    Ok(()) => return Bytes::new(),
+                }
+            }
             Rejection::Full => Denial::Busy("too many connections are waiting without a request"),
             Rejection::OpenFiles => Denial::Busy(fd_limit::REACHED),
         };

@@ -295,6 +295,14 @@ impl Peers {
         known.filter(|peer| !peer.is_self()).map(|peer| peer.at.ip()).collect()
     }
 
+    /// Returns true if a peer is at that address, or has dialled a link from there that is still open.
+    pub fn is_at(&self, ip: IpAddr) -> bool {
+        let incoming = |incoming: &IncomingPeer| {
+            incoming.sender.ends().and_then(|ends| ends.remote).is_some_and(|from| from.ip() == ip)
+        };
+        self.addresses().contains(&ip) || self.servers.lock().incoming.iter().any(incoming)
+    }
+
     /// Checks which listed peers cannot be linked to.
     ///
     /// # Errors

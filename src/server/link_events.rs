@@ -28,8 +28,8 @@ use tunnel_link::table::stream::{IncomingSession, OpenOutcome, Session};
 use tunnel_link::table::{Event, RelayRequest, TableFull};
 use tunnel_proto::frame::{ErrorCode, Found, Remote, SessionError};
 
-/// Drives a link until it ends.
-pub(crate) async fn run_link(mut link: Link, shared: &ServerContext) -> LinkEnd {
+/// Drives a link until it ends. `is_logged` is false for one of many links of its node.
+pub(crate) async fn run_link(mut link: Link, is_logged: bool, shared: &ServerContext) -> LinkEnd {
     shared.link_context.metrics.links.opened(link.sender.peer.kind());
     let room = search_permits(shared);
     let why = loop {
@@ -38,7 +38,7 @@ pub(crate) async fn run_link(mut link: Link, shared: &ServerContext) -> LinkEnd 
             Err(why) => break why,
         }
     };
-    on_link_ended(&link, &why, shared);
+    on_link_ended(&link, &why, is_logged, shared);
     why
 }
 
@@ -93,24 +93,28 @@ pub(crate) fn handle_event(
 }
 
 /// Handles the end of a link.
-pub(crate) fn on_link_ended(link: &Link, why: &LinkEnd, shared: &ServerContext) {
+pub(crate) fn on_link_ended(link: &Link, why: &LinkEnd, is_logged: bool, shared: &ServerContext) {
     shared.link_context.metrics.links.closed(link.sender.peer.kind());
     shared.link_context.metrics.links_closed.count(why.name());
     let sessions = link.end(why);
     let node = link.sender.peer.node().map(field::display);
-    info!(link = %link.sender.id, node, reason = %why, sessions, "link has ended");
+    if is_logged || link.sender.age() > LONG_LINK {
+        info!(link = %link.sender.id, node, reason = %why, sessions, "link has ended");
+    }
 }
 
 /// Migrates the sessions of a retired link to the node's primary link.
 ///
 /// The link itself stays. The edge may have dialled the new link as a backup because the old one did not answer. If the
 /// old one then answers first, the edge closes the new one, and the sessions return.
-pub(crate) fn migrate_sessions(left: &Arc<LinkSender>, shared: &ServerContext) {
+pub(crate) fn migrate_sessions(left: &Arc<LinkSender>, is_logged: bool, shared: &ServerContext) {
     let table = &shared.link_context.table;
     table.detach_relays(left, None);
     let sessions = table.leave(left, None, |_| true);
     let node = left.peer.node().map(field::display);
-    info!(link = %left.id, node, sessions, "sessions migrated to new link");
+    if is_logged {
+        info!(link = %left.id, node, sessions, "sessions migrated to new link");
+    }
 }
 
 /// Retires older links of a node that has linked at the server `at`, here or as `found` elsewhere. Pings them and drops
@@ -133,6 +137,9 @@ pub(crate) fn retire_old_links(at: Instance, node: NodeName, found: Option<Found
         drop(permit);
     });
 }
+
+/// The end of a link that lasted longer is always logged: it is not one of many within a minute.
+const LONG_LINK: Duration = Duration::from_secs(60);
 
 /// Maximum number of nodes whose older links are pinged at once. Limits the effect of a server that announces nodes
 /// endlessly.

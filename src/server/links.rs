@@ -5,6 +5,7 @@ use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 use std::time::Duration;
 
+use bytes::Bytes;
 use parking_lot::Mutex;
 use tokio::sync::mpsc;
 use tokio::time::{MissedTickBehavior, interval, timeout};
@@ -15,6 +16,7 @@ use crate::server::authenticated_links::EdgeCredentials;
 use crate::server::link_events::{
     handle_event, migrate_sessions, on_link_ended, retire_old_links, run_link, search_permits,
 };
+use crate::server::link_rates::{LinkRates, MAX_LINKS, NextLink};
 use crate::server::{ServerContext, invitations};
 use tunnel_base::drain::Drain;
 use tunnel_base::metrics::Metrics;
@@ -25,7 +27,7 @@ use tunnel_link::link::{Link, LinkEnd};
 use tunnel_link::sender::LinkSender;
 use tunnel_link::table::Event;
 use tunnel_link::table::traffic_class::TrafficClassifier;
-use tunnel_net::accept_loop::{self, AcceptLimits, Accepted, ConnectionHandler};
+use tunnel_net::accept_loop::{self, AcceptLimits, Accepted, ConnectionHandler, Rejection};
 use tunnel_net::limiter::Source;
 use tunnel_net::listen::{TcpAccept, tune_link};
 use tunnel_net::reload::Reload;
@@ -53,7 +55,8 @@ pub(crate) fn spawn(
     let limits = AcceptLimits { permits: CONNECTIONS, proxies, refused, refusals, for_operators: false };
     let handshakes = TlsHandshaker::new(tls, shared.pool.clone(), CONNECTIONS);
     let handshake_failures = HandshakeFailures::default();
-    links.spawn(info_span!("handshakes"), handshake_failures.clone().run_summary(links.clone()));
+    let summaries = run_summaries(handshake_failures.clone(), shared.link_rates.clone(), links.clone());
+    links.spawn(info_span!("handshakes"), summaries);
     let handler = LinkConnectionHandler { arrivals, handshakes, handshake_failures, shared };
     links.spawn(info_span!("grpc"), accept_loop::serve(listener, limits, handler, links.clone()));
 }
@@ -94,30 +97,12 @@ async fn admit_call(call: Call, shared: ServerContext) {
 }
 
 async fn admit_edge(call: Call, hello: Hello, shared: ServerContext) {
-    let Metrics { links_rejected: refused, refusals, .. } = &shared.link_context.metrics;
     let evidence = EdgeCredentials { hello: hello.clone(), certificate_node: call.agent.clone() };
-    if let Err(why) = shared.proven.authenticate_fresh(&evidence).await {
-        refused.count("token");
-        if refusals.may_log("token", call.from.ip()) {
-            warn!(node = %hello.node, remote_addr = %call.from, reason = %why, "edge refused");
-        }
-        shared.registry.refused(&hello.node, &why.to_string());
-        return refuse_token(call, &shared).await;
-    }
-    if shared.stopping.is_cancelled() {
-        refused.count("stopping");
-        return call.refuse(CallRejection::Stopping);
-    }
-    if let Err(taken) = shared.registry.check_name(&hello.node, hello.instance, call.from).await {
-        refused.count("name_in_use");
-        if refusals.may_log("name_in_use", call.from.ip()) {
-            warn!(node = %hello.node, remote_addr = %call.from, reason = %taken, "edge refused");
-        }
-        shared
-            .registry
-            .refused(&hello.node, &format!("another process tried to link as this node from {}", call.from));
-        return call.refuse(CallRejection::NameTaken(taken.to_string()));
-    }
+    let is_logged = match check_edge(&evidence, call.from, &shared).await {
+        Ok(is_logged) => is_logged,
+        Err(CallRejection::Token) => return refuse_token(call, &shared).await,
+        Err(why) => return call.refuse(why),
+    };
     let from = call.from;
     let ips: Arc<[_]> = hello.ips.iter().copied().collect();
     let linked = |sender: &Arc<LinkSender>| LinkedNode {
@@ -127,18 +112,20 @@ async fn admit_edge(call: Call, hello: Hello, shared: ServerContext) {
         ips: ips.clone(),
     };
     if hello.purpose == LinkPurpose::Interactive {
-        return admit_interactive(call, linked, &evidence, &shared).await;
+        return admit_interactive(call, linked, &evidence, is_logged, &shared).await;
     }
     let link = call.accept();
     let sender = link.sender.clone();
     let edge = hello.instance.map(field::debug);
-    info!(link = %sender.id, node = %hello.node, remote_addr = %from, edge, dialect = %hello.dialect, "node is linked");
+    if is_logged {
+        info!(link = %sender.id, node = %hello.node, remote_addr = %from, edge, dialect = %hello.dialect, "node is linked");
+    }
     if let Some(silent) = shared.registry.insert(linked(&sender), hello.purpose == LinkPurpose::Backup) {
         // The interactive link may also be unresponsive.
         if let Some(beside) = silent.set_interactive(None) {
-            migrate_sessions(&beside, &shared);
+            migrate_sessions(&beside, is_logged, &shared);
         }
-        migrate_sessions(&silent, &shared);
+        migrate_sessions(&silent, is_logged, &shared);
     }
     shared.proven.track(&sender, &evidence);
     shared.finder.on_linked(&hello.node);
@@ -146,7 +133,7 @@ async fn admit_edge(call: Call, hello: Hello, shared: ServerContext) {
     if shared.stopping.is_cancelled() {
         sender.drain(None);
     }
-    let why = run_link(link, &shared).await;
+    let why = run_link(link, is_logged, &shared).await;
     shared.registry.ended(&sender, &why.to_string());
     shared.finder.on_unlinked(&hello.node);
     shared.proven.untrack(&sender);
@@ -167,6 +154,46 @@ async fn refuse_token(call: Call, shared: &ServerContext) {
 /// Delay before a wrong token is answered. A permit is held as long, even if the caller has closed its connection.
 const REFUSAL_DELAY: Duration = Duration::from_secs(1);
 
+/// Checks whether an edge may link. Returns true if its link is logged. Counts and logs a refusal.
+async fn check_edge(
+    evidence: &EdgeCredentials,
+    from: SocketAddr,
+    shared: &ServerContext,
+) -> Result<bool, CallRejection> {
+    let Metrics { links_rejected: refused, refusals, .. } = &shared.link_context.metrics;
+    let hello = &evidence.hello;
+    if let Err(why) = shared.proven.authenticate_fresh(evidence).await {
+        refused.count("token");
+        if refusals.may_log("token", from.ip()) {
+            warn!(node = %hello.node, remote_addr = %from, reason = %why, "edge refused");
+        }
+        shared.registry.refused(&hello.node, &why.to_string());
+        return Err(CallRejection::Token);
+    }
+    if shared.stopping.is_cancelled() {
+        refused.count("stopping");
+        return Err(CallRejection::Stopping);
+    }
+    if let Err(taken) = shared.registry.check_name(&hello.node, hello.instance, from).await {
+        refused.count("name_in_use");
+        if refusals.may_log("name_in_use", from.ip()) {
+            warn!(node = %hello.node, remote_addr = %from, reason = %taken, "edge refused");
+        }
+        let why = format!("another process tried to link as this node from {from}");
+        shared.registry.refused(&hello.node, &why);
+        return Err(CallRejection::NameTaken(taken.to_string()));
+    }
+    match shared.link_rates.count(&hello.node) {
+        NextLink::Refused => {
+            refused.count("too_many_links");
+            let why = CallRejection::TooManyLinks { node: hello.node.clone(), links: MAX_LINKS };
+            shared.registry.refused(&hello.node, &why.to_string());
+            Err(why)
+        }
+        next => Ok(next == NextLink::Logged),
+    }
+}
+
 async fn admit_peer(call: Call, instance: Instance, beside: bool, shared: ServerContext) {
     if instance == shared.link_context.table.instance() {
         return call.refuse(CallRejection::SelfDial);
@@ -176,10 +203,10 @@ async fn admit_peer(call: Call, instance: Instance, beside: bool, shared: Server
     info!(link = %sender.id, peer = ?instance, "peer is linked");
     if let Some(peers) = &shared.peers {
         for silent in peers.add_incoming(&sender, beside) {
-            migrate_sessions(&silent, &shared);
+            migrate_sessions(&silent, true, &shared);
         }
     }
-    run_link(link, &shared).await;
+    run_link(link, true, &shared).await;
     if let Some(peers) = &shared.peers {
         peers.remove(&sender);
     }
@@ -197,7 +224,7 @@ async fn run_dialled_links(mut made: mpsc::Receiver<Link>, shared: ServerContext
         let Some(link) = link else { return };
         let (span, shared) =
             (info_span!("link", peer = link.sender.instance.map(field::debug)), shared.clone());
-        links.spawn(span, async move { drop(run_link(link, &shared).await) });
+        links.spawn(span, async move { drop(run_link(link, true, &shared).await) });
     }
 }
 
@@ -218,6 +245,16 @@ impl ConnectionHandler for LinkConnectionHandler {
     /// Only for debugging: a span costs memory and time while the link lives, which may be idle for days.
     fn span(&self, from: SocketAddr) -> Span {
         debug_span!("link", remote_addr = %from)
+    }
+
+    /// While the server stops, edges are refused before they cost a TLS handshake. Peers may still reach its sessions.
+    fn admits(&self, from: SocketAddr) -> Result<(), Rejection> {
+        let is_peer = || self.shared.peers.as_ref().is_some_and(|peers| peers.is_at(from.ip()));
+        if self.shared.stopping.is_cancelled() && !is_peer() { Err(Rejection::Stopping) } else { Ok(()) }
+    }
+
+    fn rejection_bytes(&self, _from: SocketAddr, why: Rejection) -> Bytes {
+        if why == Rejection::Stopping { Bytes::from_static(&STOPPING_ALERT) } else { Bytes::new() }
     }
 
     async fn serve(self: Arc<Self>, accepted: Accepted) {
@@ -246,6 +283,10 @@ impl ConnectionHandler for LinkConnectionHandler {
         serve(io, from, arrivals, link_context, waiting).await;
     }
 }
+
+/// A fatal TLS alert, `user_canceled`: the handshake is cancelled for a reason other than a protocol failure (RFC 8446,
+/// section 6).
+const STOPPING_ALERT: [u8; 7] = [21, 3, 3, 0, 2, 2, 90];
 
 /// Maximum number of connections without an accepted call. Most cost little, because they wait for a byte or a permit.
 /// A rejected caller retries, and the work done for it is repeated, so a crowd of edges must fit in here.
@@ -301,18 +342,8 @@ impl HandshakeFailures {
         }
     }
 
-    /// Logs a summary of the other failures once a minute, until draining begins. Cancel safe.
-    pub(crate) async fn run_summary(self, drain: Drain) {
-        loop {
-            tokio::select! {
-                biased;
-                () = drain.draining() => return self.log_summary(),
-                () = tokio::time::sleep(MINUTE) => self.log_summary(),
-            }
-        }
-    }
-
-    fn log_summary(&self) {
+    /// Ends the minute: logs a summary of the other failures.
+    fn end_minute(&self) {
         let FailureWindow { known, others } = std::mem::take(&mut *self.0.lock());
         let mut untold: Vec<_> = known.into_iter().filter(|(_, count)| count.unlogged > 0).collect();
         let failed = untold.iter().map(|(_, count)| count.unlogged).sum::<u64>() + others;
@@ -327,6 +358,20 @@ impl HandshakeFailures {
             .collect();
         let addresses = untold.len();
         warn!(failed, addresses, details = %shown.join(" | "), "more TLS handshakes failed within a minute");
+    }
+}
+
+/// Logs what was left out, once a minute, until draining begins. Cancel safe.
+async fn run_summaries(failures: HandshakeFailures, rates: LinkRates, drain: Drain) {
+    let mut is_over = false;
+    while !is_over {
+        tokio::select! {
+            biased;
+            () = drain.draining() => is_over = true,
+            () = tokio::time::sleep(MINUTE) => {}
+        }
+        failures.end_minute();
+        rates.end_minute();
     }
 }
 
@@ -369,6 +414,7 @@ pub(crate) async fn admit_interactive(
     call: Call,
     linked: impl Fn(&Arc<LinkSender>) -> LinkedNode,
     evidence: &EdgeCredentials,
+    is_logged: bool,
     shared: &ServerContext,
 ) {
     let hello = &evidence.hello;
@@ -380,16 +426,18 @@ pub(crate) async fn admit_interactive(
     let sender = link.sender.clone();
     let Some(busy) = shared.registry.add_interactive(linked(&sender)) else { return };
     shared.proven.track(&sender, evidence);
-    info!(link = %sender.id, node = %hello.node, primary = %busy.id, "interactive link accepted");
+    if is_logged {
+        info!(link = %sender.id, node = %hello.node, primary = %busy.id, "interactive link accepted");
+    }
     if shared.stopping.is_cancelled() {
         sender.drain(None);
     }
-    run(link, &busy, shared).await;
+    run(link, &busy, is_logged, shared).await;
     shared.registry.remove(&sender);
     shared.proven.untrack(&sender);
 }
 
-async fn run(mut link: Link, busy: &Arc<LinkSender>, shared: &ServerContext) {
+async fn run(mut link: Link, busy: &Arc<LinkSender>, is_logged: bool, shared: &ServerContext) {
     shared.link_context.metrics.links.opened(link.sender.peer.kind());
     let room = search_permits(shared);
     // The edge watches the link as well, but cannot report its death here: its next attempt may reach another server.
@@ -406,7 +454,7 @@ async fn run(mut link: Link, busy: &Arc<LinkSender>, shared: &ServerContext) {
                 Ok(Event::Drain(_)) => {
                     is_new = false;
                     busy.clear_interactive(&sender);
-                    migrate_sessions(&sender, shared);
+                    migrate_sessions(&sender, is_logged, shared);
                 }
                 Ok(event) => handle_event(event, &sender, &room, shared),
                 Err(why) => break why,
@@ -425,7 +473,7 @@ async fn run(mut link: Link, busy: &Arc<LinkSender>, shared: &ServerContext) {
         }
     };
     busy.clear_interactive(&sender);
-    on_link_ended(&link, &why, shared);
+    on_link_ended(&link, &why, is_logged, shared);
 }
 
 #[cfg(test)]

@@ -9,13 +9,15 @@ use tokio::net::{TcpListener, TcpStream};
 use tokio::time::Instant;
 use tunnel_base::drain::Drained;
 use tunnel_base::names::{Instance, SessionId};
+use tunnel_net::tls::Identity;
 use tunnel_proto::frame::{ErrorCode, SessionError, SessionFrame};
+use tunnel_proto::hello::Caller;
 
 use crate::support::call::Call;
 use crate::support::clients::{echoed, get, is_reset, rest};
 use crate::support::programs::{TestDir, TestServer, at, edge, edge_with, start_edge};
 use crate::support::remote::ScriptedServer;
-use crate::support::{Stopwatch, assert_eventually, beside, hurry, remote, targets, wait_until};
+use crate::support::{Stopwatch, assert_eventually, beside, hurry, remote, servers, targets, wait_until};
 
 async fn is_closed(at: SocketAddr) {
     assert_eventually("a closed port", async { while TcpStream::connect(at).await.is_ok() {} }).await;
@@ -108,10 +110,46 @@ async fn a_stopping_server_accepts_no_new_links() {
     let (connect, grpc) = (server.connect, server.server.bound.grpc);
     let stopped = beside(server.server.shutdown(pending()));
     is_closed(connect).await;
-    let refused = remote::try_link(&place, grpc, "node2", Some(Instance::random())).await.err().unwrap();
-    assert_eq!((refused.code(), refused.message()), (tonic::Code::Unavailable, "server is shutting down"));
+    let hello = remote::headers("node2", Some(Instance::random()));
+    let refused = remote::link_as_peer(&place, grpc, None, hello, "node2").await.err().unwrap();
+    assert!(refused.message().contains("UserCanceled"), "before it costs a TLS handshake: {refused}");
     drop(client);
     assert_eventually("the end of the server", stopped).await.unwrap();
+}
+
+#[tokio::test]
+async fn a_stopping_server_accepts_links_of_its_peers_only() {
+    let (place, echo) = (TestDir::new(), targets::echo().await);
+    let [first, second] = servers::start(&place, 2).try_into().ok().unwrap();
+    let _edge = edge(&place, &first, "node1").await;
+    let mut client = first.open(&at("node1", echo)).await;
+    echoed(&mut client, "before").await;
+    let grpc = first.server.bound.grpc;
+    let log = first.server.bound.log;
+    let stopped = beside(first.server.shutdown(pending()));
+    assert_eventually("the stop", async { while get(log, "/readyz").await.status == 200 {} }).await;
+    let shows = Identity { cert: place.files.cert.clone(), key: place.files.key.clone() };
+    let hello = Caller::peer_request(Instance::random());
+    remote::link_as_peer(&place, grpc, Some(shows), hello, "node1").await.unwrap();
+    // It has the address of the peers here.
+    let refused = remote::try_link(&place, grpc, "node2", Some(Instance::random())).await.err().unwrap();
+    assert_eq!((refused.code(), refused.message()), (tonic::Code::Unavailable, "server is shutting down"));
+    drop((client, second));
+    assert_eventually("the end of the server", stopped).await.unwrap();
+}
+
+#[tokio::test]
+async fn an_edge_without_another_server_seldom_dials_the_one_that_stops() {
+    let (place, echo) = (TestDir::new(), targets::echo().await);
+    let server = TestServer::start(&place);
+    let edge = edge(&place, &server, "node1").await;
+    let mut client = server.open(&at("node1", echo)).await;
+    echoed(&mut client, "before").await;
+    hurry();
+    let stopped = beside(server.server.shutdown(pending()));
+    assert_eq!(assert_eventually("the end of the server", stopped).await.unwrap(), Drained::Cut(1));
+    let refused = edge.metrics.link_dial_failures.counted("stopping");
+    assert!((2..=8).contains(&refused), "{refused} times in 25 s");
 }
 
 /// Its dials do not hold up the stop.

@@ -50,6 +50,31 @@ async fn is_ready(edge: &Edge) {
 const BETWEEN: Duration = Duration::from_millis(20);
 
 #[tokio::test]
+async fn a_node_that_links_endlessly_is_refused_for_a_while_and_others_are_not() {
+    let place = TestDir::new();
+    let server = TestServer::start(&place);
+    let grpc = server.server.bound.grpc;
+    let endless = async {
+        let mut links = 0;
+        loop {
+            // A link of a plain edge is replaced at once by that of another process.
+            match remote::try_link(&place, grpc, "node1", None).await {
+                Ok(_) => links += 1,
+                Err(refused) => break (links, refused),
+            }
+        }
+    };
+    let (links, refused) = assert_eventually("a refusal", endless).await;
+    assert_eq!((links, refused.code()), (120, Grpc::ResourceExhausted));
+    let why = "node node1 opened 120 links within a minute; another process may use its token";
+    assert_eq!(refused.message(), why);
+    assert_eq!(server.server.metrics.links_rejected.counted("too_many_links"), 1);
+    remote::link(&place, &server, "node2", None).await;
+    let edge = start_edge(&place.edge("node1", grpc, ""));
+    not_ready(&edge, &format!("link: rejected by the server: {why}")).await;
+}
+
+#[tokio::test]
 async fn an_edge_with_a_wrong_token_is_refused_and_reports_the_reason() {
     let place = TestDir::new();
     let server = TestServer::start(&place);

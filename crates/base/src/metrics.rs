@@ -447,7 +447,7 @@ const LINKS_CLOSED: [&str; 7] = [
     "write_stalled",
 ];
 
-const LINKS_REJECTED: [&str; 21] = [
+const LINKS_REJECTED: [&str; 22] = [
     "bad_metadata",
     "bad_role",
     "call_timeout",
@@ -468,10 +468,11 @@ const LINKS_REJECTED: [&str; 21] = [
     "tls",
     "tls_timeout",
     "token",
+    "too_many_links",
     "unknown_method",
 ];
 
-const DIAL_FAILURES: [&str; 18] = [
+const DIAL_FAILURES: [&str; 20] = [
     "address_unknown",
     "call_timeout",
     "closed_by_remote",
@@ -485,10 +486,12 @@ const DIAL_FAILURES: [&str; 18] = [
     "proxy",
     "refused",
     "rejected",
+    "stopping",
     "timeout",
     "tls",
     "tls_timeout",
     "token",
+    "too_many_links",
     "unreachable",
 ];
 

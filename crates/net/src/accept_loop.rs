@@ -57,8 +57,10 @@ pub struct Accepted<S = TcpStream> {
 /// The reason for rejecting a connection before it is served.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Rejection {
-    /// [`ConnectionHandler::admits`] returned false.
+    /// The access policy does not allow the source.
     Forbidden,
+    /// The process is stopping.
+    Stopping,
     /// All permits are taken, and none can be revoked.
     Full,
     /// Nearly all file descriptors are in use; the rest are reserved for running connections.
@@ -70,9 +72,9 @@ pub trait ConnectionHandler<S = TcpStream>: Send + Sync + 'static {
     /// Returns the span of the connection's log lines.
     fn span(&self, from: SocketAddr) -> Span;
 
-    /// Returns true if a connection from this address is accepted. Called before it gets a permit.
-    fn admits(&self, _from: SocketAddr) -> bool {
-        true
+    /// Checks whether a connection from this address is accepted. Called before it gets a permit.
+    fn admits(&self, _from: SocketAddr) -> Result<(), Rejection> {
+        Ok(())
     }
 
     /// Returns a few bytes in the listener's protocol to send before a rejected connection is closed; none by default.
@@ -91,6 +93,7 @@ impl Rejection {
     pub fn name(self) -> &'static str {
         match self {
             Self::Forbidden => "forbidden",
+            Self::Stopping => "stopping",
             Self::Full => "limit_reached",
             Self::OpenFiles => "file_limit",
         }
@@ -158,8 +161,8 @@ impl<H> Acceptor<H> {
         H: ConnectionHandler<S>,
         S: Connection + AsFd + 'static,
     {
-        if !self.handler.admits(from) {
-            return self.reject(socket, from, Rejection::Forbidden);
+        if let Err(why) = self.handler.admits(from) {
+            return self.reject(socket, from, why);
         }
         let most = self.max_permits(&socket);
         let Ok(permit) = self.limiter.try_acquire_below(&Source::of(from.ip()), most) else {

@@ -99,7 +99,7 @@ pub fn hint(fault: &HandshakeError) -> &'static str {
             "check that it is the server's port for links (server.links.listen), and that no firewall or load \
              balancer in between closes connections"
         }
-        HandshakeError::Other(_) => "",
+        HandshakeError::Stopping | HandshakeError::Other(_) => "",
     }
 }
 

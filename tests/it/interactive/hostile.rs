@@ -86,12 +86,12 @@ async fn an_interactive_link_without_its_primary_link_is_refused() {
 }
 
 #[tokio::test]
-async fn sessions_continue_while_hundreds_of_interactive_links_are_replaced() {
+async fn sessions_continue_while_a_hundred_interactive_links_are_replaced() {
     let (world, bulk, typed) = World::shared().await;
     let instance = Some(world.edge.table.instance());
     let link = first(&world.server).unwrap().id;
     let mut calls = Vec::new();
-    for _ in 0..300 {
+    for _ in 0..100 {
         let said = beside("node1", instance);
         calls.push(remote::dial(&world.place, world.server.server.bound.grpc, said, "node1").await.unwrap());
         interactive(&world.server);

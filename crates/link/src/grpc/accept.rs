@@ -87,6 +87,14 @@ pub enum CallRejection {
     /// This server takes no new links.
     #[error("server is shutting down")]
     Stopping,
+    /// The node has opened too many links recently.
+    #[error("node {node} opened {links} links within a minute; another process may use its token")]
+    TooManyLinks {
+        /// The node.
+        node: NodeName,
+        /// The number of links.
+        links: u32,
+    },
     /// Another live process of that name has a link.
     #[error("{0}")]
     NameTaken(String),
@@ -225,6 +233,7 @@ impl From<CallRejection> for Status {
         match why {
             CallRejection::Token => Self::unauthenticated(text),
             CallRejection::Stopping => Self::unavailable(text),
+            CallRejection::TooManyLinks { .. } => Self::resource_exhausted(text),
             CallRejection::NameTaken(_) | CallRejection::SelfDial => Self::already_exists(text),
             CallRejection::NoPrimaryLink => Self::failed_precondition(text),
         }

@@ -32,6 +32,9 @@ pub enum LinkDialError {
     /// HTTP/2 could not be negotiated, or the connection broke.
     #[error("connection broke before the server answered: {0}")]
     Broken(String),
+    /// The server is stopping, and ended the TLS handshake.
+    #[error("the server is stopping")]
+    Stopping,
     /// The server rejected this end's certificate, or requires one. In TLS 1.3 it does so after the handshake.
     #[error("the server closed the connection: {0}; its log has the reason")]
     CertificateRejected(HandshakeError),
@@ -65,15 +68,24 @@ impl LinkDialError {
     pub fn reason(&self) -> &'static str {
         match self {
             Self::Broken(_) => "closed_by_remote",
+            Self::Stopping => "stopping",
             Self::CertificateRejected(_) => "tls",
             Self::Refused { code: Code::Unauthenticated, .. } => "token",
             Self::Refused { code: Code::AlreadyExists, .. } => "name_in_use",
             Self::Refused { code: Code::FailedPrecondition, .. } => "no_primary_link",
+            Self::Refused { code: Code::ResourceExhausted, .. } => "too_many_links",
             Self::Refused { .. } => "rejected",
             Self::Itself => "self_dial",
             Self::Plain(_) | Self::Foreign(_) => "plain_dialect",
             Self::Timeout => "call_timeout",
         }
+    }
+
+    /// Returns true if the server was reached and would also reject the next attempt, if that follows soon.
+    pub fn is_refusal(&self) -> bool {
+        use Code::{ResourceExhausted, Unauthenticated, Unavailable};
+        let lasting = [ResourceExhausted, Unauthenticated, Unavailable];
+        matches!(self, Self::Stopping) || matches!(self, Self::Refused { code, .. } if lasting.contains(code))
     }
 
     /// Returns true if the server rejected our token.
@@ -234,6 +246,7 @@ fn request(authority: &str, headers: HeaderMap, body: CallBody) -> Result<Reques
 /// Returns a hint for a rejection if there is one.
 fn hint(code: Code) -> &'static str {
     match code {
+        Code::ResourceExhausted => "; give each machine its own token",
         Code::Unauthenticated => {
             "; compare token or token_file here with this node's line, or the default line, in the server's token file; \
              where nodes join by invitation, all servers need one store (server.invitations), or invite the node again"

@@ -175,6 +175,8 @@ pub enum HandshakeError {
     Protocol,
     /// The remote rejects this end's certificate, or requires one.
     AlertReceived(AlertDescription),
+    /// The server is stopping.
+    Stopping,
     /// The remote closed the connection during the handshake.
     Closed,
     /// The certificate is not valid for another reason, in the library's words.
@@ -207,6 +209,7 @@ impl HandshakeError {
             }
             rustls::Error::NoApplicationProtocol
             | rustls::Error::AlertReceived(AlertDescription::NoApplicationProtocol) => Self::Protocol,
+            rustls::Error::AlertReceived(AlertDescription::UserCanceled) => Self::Stopping,
             rustls::Error::AlertReceived(alert) if is_of_a_certificate(*alert) => Self::AlertReceived(*alert),
             other => Self::Other(printable(&other.to_string())),
         }
@@ -269,6 +272,7 @@ impl HandshakeError {
             Self::NotTls => "not_tls",
             Self::Protocol => "protocol",
             Self::AlertReceived(_) => "alert_received",
+            Self::Stopping => "stopping",
             Self::Closed => "closed_by_remote",
             Self::OtherCertificate(_) => "certificate",
             Self::Other(_) => "other",
@@ -303,6 +307,7 @@ impl fmt::Display for HandshakeError {
             Self::AlertReceived(alert) => {
                 write!(f, "it rejects the certificate, or requires one (TLS alert {alert:?})")
             }
+            Self::Stopping => f.write_str("it is stopping"),
             Self::Closed => f.write_str("it closed the connection during the handshake"),
             Self::OtherCertificate(text) | Self::Other(text) => f.write_str(text),
         }
