@@ -337,7 +337,8 @@ impl TargetDialer {
     pub async fn dial(&self, target: &Target, patience: Duration) -> Result<DialledTarget, TargetDialError> {
         let deadline = Instant::now() + patience;
         let (here, found) = self.locate(target, deadline).await?;
-        let dialled = dial_target(&found, deadline.saturating_duration_since(Instant::now())).await;
+        let left = deadline.saturating_duration_since(Instant::now());
+        let dialled = dial_target(&target.host, &found, left).await;
         let socket = dialled.map_err(|why| refusal(&why))?;
         // Checked only now, because a port is announced before it accepts connections.
         if is_announced(&socket, &here.all) {

@@ -258,7 +258,8 @@ impl ConnectEndpoint {
                 }
                 Place::At(at) => {
                     let addresses = resolve(at).await.map_err(|why| unreached(&why))?;
-                    let stream = dial(&addresses, DIAL).await.map_err(|why| unreached(&why.after(at)))?;
+                    let stream =
+                        dial(&at.host, &addresses, DIAL).await.map_err(|why| unreached(&why.after(at)))?;
                     match &self.tls {
                         None => Ok(Carrier::Tcp(self.ask(stream, request).await?)),
                         Some((tls, name)) => {

@@ -321,7 +321,8 @@ async fn page(at: &AdminAddress, path: &str) -> Result<(u16, String), String> {
     match at.as_ref()? {
         ListenAddress::Port(at) => {
             let failed = |cause: String| format!("{at}: {cause}");
-            let socket = dial(&[*at], TIMEOUT).await.map_err(|cause| failed(cause.to_string()))?;
+            let socket =
+                dial(&Host::Ip(at.ip()), &[*at], TIMEOUT).await.map_err(|cause| failed(cause.to_string()))?;
             status::exchange(socket, Method::GET, path, Bytes::new()).await.map_err(failed)
         }
         ListenAddress::Unix(socket) => {
@@ -431,7 +432,7 @@ async fn peers(settings: &ServerConfig, resolver: &Resolver, found: &mut Finding
         }
     };
     for at in all {
-        let socket = match dial(&[at], TIMEOUT).await {
+        let socket = match dial(&Host::Ip(at.ip()), &[at], TIMEOUT).await {
             Ok(socket) => socket,
             Err(why) => {
                 let hint =
@@ -625,7 +626,7 @@ async fn reach(
 ) -> Option<TcpStream> {
     let Some(proxy) = proxy else {
         let addresses = resolve(&server.at, "edge.uplink.servers", resolver, found).await?;
-        return match dial(&addresses, TIMEOUT).await {
+        return match dial(&server.at.host, &addresses, TIMEOUT).await {
             Ok(socket) => {
                 found.good("port", format!("{} accepts connections", server.at));
                 Some(socket)

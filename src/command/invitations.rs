@@ -422,8 +422,10 @@ impl<'a> JoinClient<'a> {
                 pause *= 2;
             }
             let mut may_mend = false;
-            for at in self.addresses().await.map_err(|failure| JoinError { failure, is_final: !was_sent })? {
-                match self.ask_at(at).await {
+            let found = self.addresses().await;
+            let mut left = found.map_err(|failure| JoinError { failure, is_final: !was_sent })?;
+            while !left.is_empty() {
+                match self.ask_first(&mut left).await {
                     Ok(authority) => return Ok(authority),
                     Err(JoinAttemptError::Refused(text)) => {
                         return Err(JoinError { failure: CommandError::refused(text), is_final: true });
@@ -451,11 +453,17 @@ impl<'a> JoinClient<'a> {
         Err(JoinError { failure: CommandError::unavailable(text), is_final: !was_sent })
     }
 
-    /// Requests to join at one server. First fetches its CA and compares it with the hash in the invitation. Sends the
-    /// invitation only after the server has proved its identity with that CA.
-    async fn ask_at(&self, at: SocketAddr) -> Result<String, JoinAttemptError> {
+    /// Requests to join at the first server that answers, and removes that from the list; all of them if none does.
+    ///
+    /// First fetches its CA and compares it with the hash in the invitation. Sends the invitation only after the server
+    /// has proved its identity with that CA.
+    async fn ask_first(&self, left: &mut Vec<SocketAddr>) -> Result<String, JoinAttemptError> {
         let authority = self.asked.server.to_string();
-        let anyone = self.encrypted(at, Trust::NoVerify).await?;
+        let addresses = std::mem::take(left);
+        let socket = self.connect(&addresses).await?;
+        let at = socket.peer_addr().map_err(|cause| unanswered(cause.to_string()))?;
+        left.extend(addresses.into_iter().filter(|other| *other != at));
+        let anyone = self.encrypted(socket, at, Trust::NoVerify).await?;
         let shown = call_enrol(anyone, &authority, EnrolMethod::Ca).await.map_err(|why| miss(why, false))?;
         // If there are several CAs, only this one is trusted.
         let pin = self.code.pin();
@@ -467,34 +475,40 @@ impl<'a> JoinClient<'a> {
         let pinned =
             pinned.ok_or_else(|| JoinAttemptError::Foreign(format!("{} {NOT_THE_CLOUD}", self.named(at))))?;
         self.folder.rewrite(AUTHORITY, pinned).map_err(JoinAttemptError::Here)?;
-        let proved = self.encrypted(at, Trust::Ca(self.pinned.clone())).await?;
+        let proved = self.encrypted(self.connect(&[at]).await?, at, Trust::Ca(self.pinned.clone())).await?;
         let wish = EnrolMethod::Join(self.joining.clone());
         call_enrol(proved, &authority, wish).await.map_err(|why| miss(why, true))
     }
 
+    /// Connects to the first of these addresses of the servers, or of the proxy for them, that answers.
+    async fn connect(&self, addresses: &[SocketAddr]) -> Result<TcpStream, JoinAttemptError> {
+        let server = &self.asked.server;
+        match self.proxy.as_ref().filter(|proxy| proxy.applies_to(server)) {
+            Some(proxy) => {
+                proxy.connect(addresses, server, TIMEOUT).await.map_err(|e| unanswered(e.to_string()))
+            }
+            None => dial(&server.host, addresses, TIMEOUT).await.map_err(|e| unanswered(e.after(server))),
+        }
+    }
+
     async fn encrypted(
         &self,
+        socket: TcpStream,
         at: SocketAddr,
         trust: Trust,
     ) -> Result<TlsStream<TcpStream>, JoinAttemptError> {
-        let failed = |text: String| JoinAttemptError::Unanswered { text, sent: false };
         let tls = TlsClientConfig { trust, identity: None, alpn: vec![b"h2".to_vec()] }.load();
-        let tls = tls.map_err(|cause| failed(cause.to_string()))?;
-        let socket = match self.proxy.as_ref().filter(|proxy| proxy.applies_to(&self.asked.server)) {
-            Some(proxy) => {
-                proxy.connect(&[at], &self.asked.server, TIMEOUT).await.map_err(|e| failed(e.to_string()))
-            }
-            None => dial(&[at], TIMEOUT).await.map_err(|e| failed(e.after(&self.asked.server))),
-        };
+        let tls = tls.map_err(|cause| unanswered(cause.to_string()))?;
         let accepted =
-            timeout(TIMEOUT, TlsConnector::from(tls.load()).connect(self.name.clone(), socket?)).await;
+            timeout(TIMEOUT, TlsConnector::from(tls.load()).connect(self.name.clone(), socket)).await;
         let at = self.named(at);
-        let accepted = accepted.map_err(|_| failed(format!("{at} did not complete the TLS handshake")))?;
+        let accepted =
+            accepted.map_err(|_| unanswered(format!("{at} did not complete the TLS handshake")))?;
         accepted.map_err(|cause| {
             let (error, name) = (HandshakeError::of(&cause), self.name.to_str());
             let text = format!("TLS handshake as {name:?} with {at} failed: {error}{}", hint(&error));
             let is_named = matches!(error, HandshakeError::Name(_));
-            if is_named { JoinAttemptError::Foreign(text) } else { failed(text) }
+            if is_named { JoinAttemptError::Foreign(text) } else { unanswered(text) }
         })
     }
 
@@ -519,6 +533,10 @@ impl<'a> JoinClient<'a> {
         addresses.shuffle(&mut rand::rng());
         Ok(addresses)
     }
+}
+
+fn unanswered(text: String) -> JoinAttemptError {
+    JoinAttemptError::Unanswered { text, sent: false }
 }
 
 /// Returns the hint for a failed handshake. May be empty.

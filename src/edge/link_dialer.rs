@@ -31,7 +31,7 @@ use tunnel_base::names::{Host, Instance, NodeName, Target};
 use tunnel_link::grpc::LinkContext;
 use tunnel_link::grpc::dial::{ANSWER_TIMEOUT, LinkDialError};
 use tunnel_link::link::Link;
-use tunnel_net::dial::dial;
+use tunnel_net::dial::{self, dial_in_order};
 use tunnel_net::http_proxy::HttpProxyClient;
 use tunnel_net::listen::{tune_interactive, tune_link};
 use tunnel_net::pool::Pool;
@@ -305,8 +305,9 @@ impl LinkDialer {
                 let socket = proxy.connect(&addresses, &to.at, patience).await.map_err(failed("proxy"))?;
                 return Ok((socket, None));
             }
+            dial::sort(&to.at.host, &mut addresses);
             hint.sort(&mut addresses);
-            let socket = dial(&addresses, patience).await.map_err(|why| {
+            let socket = dial_in_order(&to.at.host, &addresses, patience).await.map_err(|why| {
                 let (reason, named) = (why.reason(), Some(&to.at).filter(|_| self.servers.len() > 1));
                 failed(reason)(anyhow::anyhow!(messages::no_connection(&why, named)))
             })?;

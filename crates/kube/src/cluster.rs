@@ -203,7 +203,8 @@ async fn connect(to: &Uri) -> io::Result<TcpStream> {
         }
     };
     let at: Vec<_> = ips.into_iter().map(|ip| (ip, port).into()).collect();
-    dial(&at, REQUEST_TIMEOUT / 2).await.map_err(io::Error::other)
+    let host = host.parse().map_err(io::Error::other)?;
+    dial(&host, &at, REQUEST_TIMEOUT / 2).await.map_err(io::Error::other)
 }
 
 #[cfg(test)]

@@ -1,21 +1,25 @@
-//! Connects to one of several addresses within a timeout, from sockets with this process's mark.
+//! Connects to the first address of a host that answers (RFC 8305), from sockets with this process's mark.
 
 use std::cmp::Reverse;
-use std::collections::HashSet;
-use std::net::SocketAddr;
+use std::collections::{HashMap, HashSet};
+use std::net::{IpAddr, SocketAddr};
 use std::sync::atomic::AtomicU32;
 use std::sync::atomic::Ordering::Relaxed;
+use std::sync::{Arc, LazyLock};
 use std::time::Duration;
 use std::{fmt, io};
 
+use futures_util::StreamExt as _;
+use futures_util::stream::FuturesUnordered;
+use parking_lot::Mutex;
 use rustix::io::Errno;
 use socket2::SockRef;
 use tokio::net::{TcpSocket, TcpStream};
-use tokio::time::{Instant, timeout};
+use tokio::time::{Instant, sleep_until};
 
 use crate::fd_limit;
 use crate::listen::tune;
-use tunnel_base::names::Target;
+use tunnel_base::names::{Host, Target};
 
 /// The failures of all addresses, the most telling first: its kind decides the result and the hint.
 #[derive(Debug)]
@@ -39,38 +43,93 @@ pub enum Failure {
     Local(SocketAddr, io::Error),
 }
 
-/// Connects to the first address that responds, in the given order, within `patience` in total.
+/// Connects to the first of a host's addresses that answers, within `patience` in total.
 ///
-/// Each address gets an equal share of the remaining time, so that an unresponsive one leaves time for the others. The
-/// socket has no delay for small writes, and keep-alive. Cancel safe.
-pub async fn dial(addresses: &[SocketAddr], patience: Duration) -> Result<TcpStream, ConnectError> {
-    dial_with(addresses, patience, |_| Ok(())).await
+/// They are tried in the order of [`sort`]. The socket has no delay for small writes, and keep-alive. Cancel safe.
+pub async fn dial(
+    host: &Host,
+    addresses: &[SocketAddr],
+    patience: Duration,
+) -> Result<TcpStream, ConnectError> {
+    let mut sorted = addresses.to_vec();
+    sort(host, &mut sorted);
+    dial_in_order(host, &sorted, patience).await
 }
 
 /// Like [`dial`], but for a target, which must not use the last file descriptors.
-pub async fn dial_target(addresses: &[SocketAddr], patience: Duration) -> Result<TcpStream, ConnectError> {
-    dial_with(addresses, patience, fd_limit::leave_reserve).await
+pub async fn dial_target(
+    host: &Host,
+    addresses: &[SocketAddr],
+    patience: Duration,
+) -> Result<TcpStream, ConnectError> {
+    let mut sorted = addresses.to_vec();
+    sort(host, &mut sorted);
+    dial_with(host, &sorted, patience, fd_limit::leave_reserve).await
 }
 
+/// Like [`dial`], in the given order.
+///
+/// The next address is tried as soon as one fails, and after [`ATTEMPT_DELAY`] without an answer, while the earlier ones
+/// may still answer. So an unresponsive address costs hardly any time.
+pub async fn dial_in_order(
+    host: &Host,
+    addresses: &[SocketAddr],
+    patience: Duration,
+) -> Result<TcpStream, ConnectError> {
+    dial_with(host, addresses, patience, |_| Ok(())).await
+}
+
+/// Like [`dial_in_order`], with a check of each socket before it connects.
 async fn dial_with(
+    host: &Host,
     addresses: &[SocketAddr],
     patience: Duration,
     check: impl Fn(&TcpSocket) -> io::Result<()>,
 ) -> Result<TcpStream, ConnectError> {
-    let deadline = Instant::now() + patience;
-    let mut failed = Vec::new();
-    for (left, &at) in (1..=u32::try_from(addresses.len()).unwrap_or(u32::MAX)).rev().zip(addresses) {
-        let share = deadline.saturating_duration_since(Instant::now()) / left;
-        failed.push(match timeout(share, connect(at, &check)).await {
-            Ok(Ok(socket)) => match tune(&SockRef::from(&socket)) {
-                Ok(()) => return Ok(socket),
-                Err(cause) => Failure::Local(at, cause),
+    let (start, check) = (Instant::now(), &check);
+    let addresses = addresses.get(..MAX_ATTEMPTS).unwrap_or(addresses);
+    let delay = ATTEMPT_DELAY.min(patience / u32::try_from(addresses.len().max(1)).unwrap_or(u32::MAX));
+    let (mut next, mut left) = (start, addresses.iter());
+    let (mut trying, mut failed) = (FuturesUnordered::new(), Vec::new());
+    while left.len() > 0 || !trying.is_empty() {
+        tokio::select! {
+            biased;
+            Some((at, tried)) = trying.next() => match tried {
+                Ok(socket) => {
+                    if addresses.first() != Some(&at) && start.elapsed() >= delay {
+                        WORKED.lock().insert(host, at);
+                    }
+                    return Ok(socket);
+                }
+                Err(cause) => {
+                    failed.push(sorted(at, cause, patience));
+                    next = Instant::now();
+                }
             },
-            Ok(Err(cause)) => sorted(at, cause, share),
-            Err(_) => round_to_millis(at, share),
-        });
+            () = sleep_until(start + patience) => break,
+            () = sleep_until(next), if left.len() > 0 => {
+                next = Instant::now() + delay;
+                trying.extend(left.next().map(|&at| async move { (at, connect(at, check).await) }));
+            }
+        }
     }
+    let answered: Vec<_> = failed.iter().map(Failure::at).collect();
+    let silent = addresses.iter().filter(|at| !answered.contains(at));
+    failed.extend(silent.map(|&at| timed_out(at, patience)));
     Err(ConnectError::new(failed))
+}
+
+/// Sorts the addresses of a host: first the one that answered when an earlier one did not, then its family and the
+/// other one in turns, each in the given order.
+pub fn sort(host: &Host, addresses: &mut [SocketAddr]) {
+    let worked = addresses.first().and_then(|at| WORKED.lock().get(host, at.port()));
+    let first_family = worked.or(addresses.first().map(SocketAddr::ip)).is_some_and(|ip| ip.is_ipv4());
+    addresses.sort_by_key(|at| Some(at.ip()) != worked);
+    let (first, other): (Vec<_>, Vec<_>) = addresses.iter().partition(|at| at.is_ipv4() == first_family);
+    let first = first.into_iter().enumerate().map(|(n, at)| ((n, 0), at));
+    let mut ranked: Vec<_> = first.chain(other.into_iter().enumerate().map(|(n, at)| ((n, 1), at))).collect();
+    ranked.sort();
+    addresses.iter_mut().zip(ranked).for_each(|(place, (_, at))| *place = at);
 }
 
 /// Opens every connection of this process to another machine.
@@ -78,7 +137,9 @@ async fn connect(at: SocketAddr, check: impl Fn(&TcpSocket) -> io::Result<()>) -
     let socket = if at.is_ipv4() { TcpSocket::new_v4() } else { TcpSocket::new_v6() }?;
     check(&socket)?;
     put_on(&SockRef::from(&socket))?;
-    socket.connect(at).await
+    let socket = socket.connect(at).await?;
+    tune(&SockRef::from(&socket))?;
+    Ok(socket)
 }
 
 impl ConnectError {
@@ -189,17 +250,17 @@ impl Failure {
     }
 }
 
-/// Creates a timeout failure with the time rounded to milliseconds, for messages.
-fn round_to_millis(at: SocketAddr, patience: Duration) -> Failure {
-    let millis = (patience + Duration::from_micros(500)).as_millis();
-    Failure::Timeout(at, Duration::from_millis(u64::try_from(millis).unwrap_or(u64::MAX)))
+/// Creates a timeout failure with the time rounded to hundredths of a second, for messages.
+fn timed_out(at: SocketAddr, patience: Duration) -> Failure {
+    let hundredths = (patience + Duration::from_millis(5)).as_millis() / 10;
+    Failure::Timeout(at, Duration::from_millis(u64::try_from(hundredths * 10).unwrap_or(u64::MAX)))
 }
 
 fn sorted(at: SocketAddr, cause: io::Error, patience: Duration) -> Failure {
     use io::ErrorKind as Kind;
     match cause.kind() {
         Kind::ConnectionRefused | Kind::ConnectionReset => Failure::Refused(at),
-        Kind::TimedOut => round_to_millis(at, patience),
+        Kind::TimedOut => timed_out(at, patience),
         Kind::HostUnreachable | Kind::NetworkUnreachable | Kind::NetworkDown => {
             Failure::Unreachable(at, cause)
         }
@@ -211,6 +272,44 @@ fn sorted(at: SocketAddr, cause: io::Error, patience: Duration) -> Failure {
         _ => Failure::Local(at, cause),
     }
 }
+
+/// Time after which the next address is also tried (RFC 8305, section 5).
+const ATTEMPT_DELAY: Duration = Duration::from_millis(250);
+
+/// Maximum number of a host's addresses that are tried.
+const MAX_ATTEMPTS: usize = 16;
+
+// The addresses that answered when others did not.
+
+/// Global, so that every dial of a host by this process knows them.
+static WORKED: LazyLock<Mutex<Worked>> = LazyLock::new(Mutex::default);
+
+/// For hosts and ports with an unresponsive address, the address that answered instead, and when.
+#[derive(Debug, Default)]
+struct Worked(HashMap<(Arc<str>, u16), (IpAddr, Instant)>);
+
+impl Worked {
+    fn insert(&mut self, host: &Host, at: SocketAddr) {
+        let Host::Name(name) = host else { return };
+        if self.0.len() >= MAX_WORKED {
+            let oldest = self.0.iter().min_by_key(|(_, (_, since))| *since).map(|(key, _)| key.clone());
+            oldest.and_then(|key| self.0.remove(&key));
+        }
+        self.0.insert((name.clone(), at.port()), (at.ip(), Instant::now()));
+    }
+
+    fn get(&self, host: &Host, port: u16) -> Option<IpAddr> {
+        let Host::Name(name) = host else { return None };
+        let (ip, since) = self.0.get(&(name.clone(), port))?;
+        (since.elapsed() < WORKED_FOR).then_some(*ip)
+    }
+}
+
+/// Maximum number of hosts and ports in [`WORKED`].
+const MAX_WORKED: usize = 1000;
+
+/// Time for which that address is tried first. Then the usual order shows again whether the others answer.
+const WORKED_FOR: Duration = Duration::from_secs(600);
 
 // The mark of sockets of this process, so that nftables rules can recognise them.
 
@@ -237,6 +336,7 @@ pub(crate) fn put_on(socket: &SockRef<'_>) -> io::Result<()> {
 #[cfg(test)]
 mod tests {
     use tokio::net::TcpListener;
+    use tokio::time::timeout;
 
     use super::*;
 
@@ -259,11 +359,15 @@ mod tests {
         (listener, at, held)
     }
 
+    fn named(name: &str) -> Host {
+        name.parse().unwrap()
+    }
+
     #[tokio::test]
     async fn each_address_is_tried_in_order() {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let open = listener.local_addr().unwrap();
-        let socket = dial(&[closed().await, open], SOON).await.unwrap();
+        let socket = dial(&named("order.test"), &[closed().await, open], SOON).await.unwrap();
         assert_eq!(socket.peer_addr().unwrap(), open);
         assert!(socket.nodelay().unwrap() && SockRef::from(&socket).keepalive().unwrap());
     }
@@ -274,12 +378,12 @@ mod tests {
         let refuses = closed().await;
         let brief = Duration::from_millis(100);
         let says = async |addresses: &[SocketAddr], patience| {
-            dial(addresses, patience).await.unwrap_err().to_string()
+            dial(&named("all.test"), addresses, patience).await.unwrap_err().to_string()
         };
         assert_eq!(says(&[refuses], SOON).await, format!("{refuses} refused the connection"));
         assert_eq!(says(&[mute], brief).await, format!("{mute} did not answer within 100ms"));
         assert_eq!(says(&[], SOON).await, "no address to connect to");
-        let failed = dial(&[refuses, mute], brief).await.unwrap_err();
+        let failed = dial(&named("all.test"), &[refuses, mute], brief).await.unwrap_err();
         assert!(
             matches!(failed.first(), Some(Failure::Timeout(at, _)) if *at == mute),
             "the time was spent on this address"
@@ -289,17 +393,78 @@ mod tests {
     #[tokio::test]
     async fn what_is_said_does_not_depend_on_the_order_in_which_addresses_were_tried() {
         let [one, two] = [closed().await, closed().await];
-        let says = async |addresses: &[SocketAddr]| dial(addresses, SOON).await.unwrap_err().to_string();
+        let host = named("all.test");
+        let says =
+            async |addresses: &[SocketAddr]| dial(&host, addresses, SOON).await.unwrap_err().to_string();
         assert_eq!(says(&[one, two]).await, says(&[two, one]).await);
     }
 
+    /// Returns a listener on IPv6 loopback and its address.
+    async fn open_v6(port: u16) -> (TcpListener, SocketAddr) {
+        let listener = TcpListener::bind(("::1", port)).await.unwrap();
+        let at = listener.local_addr().unwrap();
+        (listener, at)
+    }
+
     #[tokio::test]
-    async fn a_silent_address_leaves_time_for_the_next() {
+    async fn a_silent_address_costs_a_quarter_of_a_second_once() {
         let (_listener, mute, _held) = silent().await;
-        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
-        let open = listener.local_addr().unwrap();
-        let socket = dial(&[mute, open], Duration::from_millis(400)).await.unwrap();
+        let (_open, open) = open_v6(mute.port()).await;
+        let host = named("dead-first.test");
+        let mut addresses = [mute, closed().await, open];
+        let start = Instant::now();
+        let socket = dial(&host, &addresses, Duration::from_secs(600)).await.unwrap();
         assert_eq!(socket.peer_addr().unwrap(), open);
+        assert!(start.elapsed() < Duration::from_secs(100), "much less than a share of the time");
+        sort(&host, &mut addresses);
+        assert_eq!(addresses[0], open);
+        let mut others = ["192.0.2.1:7", "192.0.2.2:7", "[2001:db8::1]:7"].map(|at| at.parse().unwrap());
+        others.iter_mut().for_each(|at: &mut SocketAddr| at.set_port(open.port()));
+        sort(&host, &mut others);
+        assert!(others[0].is_ipv6(), "the family that answered is tried first at other addresses");
+        sort(&named("other.test"), &mut others);
+        assert!(others[0].is_ipv6() && others[1].is_ipv4(), "another host keeps its order");
+    }
+
+    #[tokio::test]
+    async fn a_slow_address_may_still_answer_after_the_others_have_failed() {
+        let (listener, slow, held) = silent().await;
+        let drains = async {
+            drop(held);
+            loop {
+                drop(listener.accept().await);
+            }
+        };
+        let (host, addresses) = (named("slow.test"), [slow, closed().await]);
+        let socket = tokio::select! {
+            biased;
+            socket = dial(&host, &addresses, SOON) => socket.unwrap(),
+            () = drains => unreachable!(),
+        };
+        assert_eq!(socket.peer_addr().unwrap(), slow);
+    }
+
+    #[test]
+    fn families_take_turns_in_the_given_order() {
+        let sorted = |addresses: &[&str]| {
+            let mut addresses: Vec<SocketAddr> = addresses.iter().map(|at| at.parse().unwrap()).collect();
+            sort(&named("turns.test"), &mut addresses);
+            addresses.iter().map(ToString::to_string).collect::<Vec<_>>()
+        };
+        assert_eq!(
+            sorted(&["192.0.2.1:7", "192.0.2.2:7", "192.0.2.3:7", "[::1]:7", "[::2]:7"]),
+            ["192.0.2.1:7", "[::1]:7", "192.0.2.2:7", "[::2]:7", "192.0.2.3:7"]
+        );
+        assert_eq!(sorted(&["[::1]:7", "192.0.2.1:7"]), ["[::1]:7", "192.0.2.1:7"]);
+    }
+
+    #[test]
+    fn names_without_end_take_bounded_memory() {
+        let mut worked = Worked::default();
+        for n in 0..3 * MAX_WORKED {
+            worked.insert(&named(&format!("n{n}.test")), ([192, 0, 2, 1], 7).into());
+        }
+        assert_eq!(worked.0.len(), MAX_WORKED);
     }
 
     #[test]

@@ -117,7 +117,7 @@ impl HttpProxyClient {
         patience: Duration,
     ) -> Result<TcpStream, ProxyError> {
         let deadline = Instant::now() + patience;
-        let mut socket = dial(addresses, patience).await.map_err(ProxyError::Dial)?;
+        let mut socket = dial(&self.at.host, addresses, patience).await.map_err(ProxyError::Dial)?;
         let left = deadline.saturating_duration_since(Instant::now());
         let status = match timeout(left, self.ask(&mut socket, target)).await {
             Ok(Ok(status)) => status,

@@ -28,6 +28,7 @@ use tracing::warn;
 use crate::dial::dial;
 use crate::fd_limit;
 use crate::reload::{FileWatcher, Reload, ReloadError};
+use tunnel_base::names::Host;
 
 /// A DNS client for addresses: with the system's configuration, or for given servers only. Cheap to clone; clones share
 /// one cache.
@@ -242,7 +243,9 @@ impl RuntimeProvider for MarkedRuntime {
         patience: Option<Duration>,
     ) -> Pin<Box<dyn Send + Future<Output = io::Result<Self::Tcp>>>> {
         Box::pin(async move {
-            let socket = dial(&[server], patience.unwrap_or(ONE_TRY)).await.map_err(io::Error::other)?;
+            let patience = patience.unwrap_or(ONE_TRY);
+            let socket =
+                dial(&Host::Ip(server.ip()), &[server], patience).await.map_err(io::Error::other)?;
             fd_limit::leave_half_of_reserve(&socket)?;
             Ok(AsyncIoTokioAsStd(socket))
         })

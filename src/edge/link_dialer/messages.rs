@@ -107,6 +107,7 @@ pub fn hint(fault: &HandshakeError) -> &'static str {
 mod tests {
     use std::time::Duration;
 
+    use tunnel_base::names::Host;
     use tunnel_net::dial::dial;
 
     use super::*;
@@ -122,7 +123,8 @@ mod tests {
     #[tokio::test]
     async fn who_refuses_a_connection_may_be_another_port_than_that_for_links() {
         let closed = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
-        let said = no_connection(&dial(&[closed], Duration::from_secs(20)).await.unwrap_err(), None);
+        let dialled = dial(&Host::Ip(closed.ip()), &[closed], Duration::from_secs(20)).await;
+        let said = no_connection(&dialled.unwrap_err(), None);
         assert!(
             said.starts_with(&format!("{closed} refused the connection; nothing listens there")),
             "{said}"

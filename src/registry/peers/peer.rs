@@ -23,7 +23,7 @@ use tokio_util::sync::CancellationToken;
 use crate::registry::Registry;
 use crate::registry::peers::rendezvous::Membership;
 use tunnel_base::drain::Drain;
-use tunnel_base::names::{Instance, NodeName};
+use tunnel_base::names::{Host, Instance, NodeName};
 use tunnel_link::grpc::LinkContext;
 use tunnel_link::grpc::dial::{LinkDialError, dial_peer};
 use tunnel_link::link::Link;
@@ -563,7 +563,7 @@ impl TlsPeerDialer {
     /// An error comes with a fixed label for metrics.
     async fn connect(&self, at: SocketAddr, beside: bool) -> Result<Link, (&'static str, PeerError)> {
         let no = |cause: String| PeerError::NoLink { at, cause };
-        let socket = dial(&[at], CONNECT).await.map_err(|e| {
+        let socket = dial(&Host::Ip(at.ip()), &[at], CONNECT).await.map_err(|e| {
             let why = e.after(&at.into());
             (e.reason(), no(format!("{why}; check that it runs, and that firewalls allow this port")))
         })?;
