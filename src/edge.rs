@@ -340,6 +340,8 @@ impl Edge {
 const OPEN_TIMEOUT: Duration = Duration::from_secs(12);
 /// Readiness condition: the edge has a link.
 const LINK_CONDITION: &str = "link";
+/// Note in the readiness report: the path to the server loses large packets.
+const MTU_CONDITION: &str = "mtu";
 /// Readiness condition: a server accepts the tokens of a changed token file.
 const TOKEN_CONDITION: &str = "token";
 /// Note in the readiness report: another machine uses the same node name.

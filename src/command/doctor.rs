@@ -1,5 +1,6 @@
 //! `tunnel doctor`: checks everything that a server or an edge on this machine needs, and reports errors.
 
+mod handshakes;
 mod service_user;
 mod tokens;
 
@@ -19,6 +20,7 @@ use tokio::time::{sleep, timeout};
 use tokio_rustls::TlsConnector;
 
 use crate::acceptor::{DialerRole, TargetDialer};
+use crate::command::doctor::handshakes::handshakes;
 use crate::command::doctor::service_user::files;
 use crate::command::serve::Settings;
 use crate::command::{Format, Role, status};
@@ -27,30 +29,21 @@ use crate::config::edge::ServerAddress;
 use crate::config::listen::{AdminConfig, AdminPort, ListenAddress};
 use crate::config::server::registry::PublishTo;
 use crate::edge::config::EdgeConfig;
-use crate::edge::link_dialer::messages::{connection_hint, hint as tls_remedy};
+use crate::edge::link_dialer::messages::connection_hint;
 use crate::kubernetes::cluster;
 use crate::server::config::ServerConfig;
 use crate::startup::{NotPrepared, Startup};
-use tunnel_base::drain::Drain;
 use tunnel_base::files;
-use tunnel_base::metrics::Metrics;
-use tunnel_base::names::{Host, Instance, NodeName, Target};
-use tunnel_link::grpc::dial::LinkDialError;
-use tunnel_link::grpc::{LinkContext, PLAIN_IDLE_TIMEOUT};
-use tunnel_link::table::{SessionLimits, SessionTable};
+use tunnel_base::names::{Host, NodeName, Target};
 use tunnel_net::dial::dial;
 use tunnel_net::http_proxy::HttpProxyClient;
 use tunnel_net::interfaces::LocalAddresses;
 use tunnel_net::listen::TcpAccept;
-use tunnel_net::pool::Pool;
 use tunnel_net::resolver::Resolver;
-use tunnel_net::socket::Buffered;
 use tunnel_net::tls::certificate::{self, CertWarningKind, CertificateWarning};
 use tunnel_net::tls::handshake::HandshakeError;
 use tunnel_net::tls::{self, Identity, TlsClientConfig, Trust};
 use tunnel_proto::frame::ErrorCode;
-use tunnel_proto::halves::WindowLimits;
-use tunnel_proto::hello::{Dialect, Hello};
 
 /// Arguments of `tunnel doctor`.
 #[derive(Debug, clap::Args)]
@@ -521,8 +514,6 @@ async fn answered(settings: &ServerConfig, node: &NodeName, system: Resolver, fo
 
 // Checks of an edge: connection to the servers, mutual authentication, and targets.
 
-type Secured = tokio_rustls::client::TlsStream<Buffered<TcpStream>>;
-
 async fn look_edge(
     settings: &EdgeConfig,
     asked: &DoctorArgs,
@@ -544,10 +535,7 @@ async fn look_edge(
     for server in &client.server_addresses().collect::<Vec<_>>() {
         let proxy = proxy.as_ref().filter(|proxy| proxy.applies_to(&server.at));
         let Some(socket) = reach(server, proxy, &resolver, found).await else { continue };
-        let Some(io) = secure(settings, server, socket, found).await else { continue };
-        if !linked {
-            call(settings, server, io, found).await;
-        }
+        handshakes(settings, server, socket, proxy, linked, found).await;
     }
     let dialer = TargetDialer {
         place: DialerRole::Node(client.node.clone()),
@@ -674,102 +662,6 @@ async fn resolve(
         },
     };
     Some(addresses.into_iter().map(|ip| SocketAddr::new(ip, at.port)).collect())
-}
-
-/// Performs the TLS handshake as the edge would.
-async fn secure(
-    settings: &EdgeConfig,
-    server: &ServerAddress,
-    socket: TcpStream,
-    found: &mut Findings,
-) -> Option<Secured> {
-    let trust = Trust::Ca(settings.uplink.ca.clone());
-    let certificate = settings
-        .csr
-        .as_ref()
-        .filter(|_| settings.uplink.token.is_none() && settings.uplink.token_file.is_none())
-        .map(|csr| &csr.file);
-    if let Some(file) = certificate.filter(|file| !file.exists()) {
-        let hint =
-            "check the edge's log and that `tunnel approve` runs: kubectl apply -k deploy/kustomize/approver";
-        found.bad(
-            "certificate",
-            format!("{} does not exist yet", file.display()),
-            "a certificate, or a token",
-            hint,
-        );
-        return None;
-    }
-    let identity = certificate.map(|file| Identity { cert: file.clone(), key: file.clone() });
-    // Errors of the file or the name were already reported by the config check.
-    let config = TlsClientConfig { trust, identity, alpn: vec![b"h2".to_vec()] }.load().ok()?;
-    let name = tls::server_name(&server.dns.to_string()).ok()?;
-    let accepted = TlsConnector::from(config.load()).connect(name, Buffered::new(socket, Pool::new()));
-    match timeout(TIMEOUT, accepted).await {
-        Ok(Ok(io)) => {
-            found.good("tls", format!("{} presents a certificate for {} from our CA", server.at, server.dns));
-            Some(io)
-        }
-        Ok(Err(error)) => {
-            let fault = HandshakeError::of(&error);
-            let wanted = format!("a certificate for {}, signed by edge.uplink.ca", server.dns);
-            found.bad(check_of(&fault), format!("{}: {fault}", server.at), &wanted, tls_remedy(&fault));
-            None
-        }
-        Err(_) => {
-            let hint = "check that the program that listens there is a server";
-            found.bad("tls", format!("{}: no TLS handshake within {TIMEOUT:?}", server.at), "", hint);
-            None
-        }
-    }
-}
-
-/// Opens a link as the edge does, and closes it at once. Only this tests whether token, name and dialect are accepted.
-async fn call(settings: &EdgeConfig, server: &ServerAddress, io: Secured, found: &mut Findings) {
-    let client = &settings.uplink;
-    let text = match (&client.token, &client.token_file) {
-        (Some(token), _) => token.reveal().to_owned(),
-        (None, Some(file)) => files::read_text(file).unwrap_or_default(),
-        (None, None) => String::new(),
-    };
-    let token = text.lines().map(str::trim).find(|line| !line.is_empty()).unwrap_or_default();
-    let metrics = Metrics::edge();
-    let limits = SessionLimits {
-        windows: WindowLimits { start: 32 * 1024, max: 32 * 1024 },
-        memory: 1 << 20,
-        sessions: 1,
-        grace: Duration::ZERO,
-    };
-    let table = SessionTable::new(Instance::random(), limits, metrics.clone());
-    let link_context = LinkContext {
-        table,
-        metrics,
-        drain: Drain::new(),
-        congestion: None,
-        plain_idle_timeout: PLAIN_IDLE_TIMEOUT,
-    };
-    let authority = Target { host: server.dns.clone(), port: server.at.port }.to_string();
-    let said = Hello::edge_request(&client.node, token, link_context.table.instance());
-    match tunnel_link::grpc::dial::dial(io, &authority, &client.node, said, &link_context).await {
-        Ok(link) => {
-            found.good("token", format!("{} accepts it for {}", server.at, client.node));
-            if link.sender.dialect == Dialect::Plain {
-                let text = "the server speaks SuperEdge's dialect only, so a session ends with its link";
-                found.doubt("dialect", text, "run this program as the server too");
-            } else {
-                found.good("dialect", link.sender.dialect.to_string());
-            }
-            link.sender.close();
-        }
-        Err(why @ LinkDialError::Refused { .. }) if why.is_token_refused() => {
-            found.bad("token", why.to_string(), ACCEPTED_TOKEN, TOKEN_HINT);
-        }
-        Err(why) if why.is_name_taken() => {
-            let hint = "give each machine its own name (node, or NODE_NAME)";
-            found.bad("name", why.to_string(), "a name that no other machine has", hint);
-        }
-        Err(why) => found.bad("link", why.to_string(), "a link", "see the server's log"),
-    }
 }
 
 const ACCEPTED_TOKEN: &str = "a token or certificate that the server accepts";

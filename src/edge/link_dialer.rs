@@ -34,6 +34,7 @@ use tunnel_link::link::Link;
 use tunnel_net::dial::{self, dial_in_order};
 use tunnel_net::http_proxy::HttpProxyClient;
 use tunnel_net::listen::{tune_interactive, tune_link};
+use tunnel_net::path_mtu;
 use tunnel_net::pool::Pool;
 use tunnel_net::reload::{Reload, fingerprint};
 use tunnel_net::resolver::LookupError;
@@ -213,21 +214,34 @@ impl LinkDialer {
         let to = self.servers.get(server).context("unknown server").map_err(failed("internal"))?;
         let shown = self.certificate(to).await.map_err(failed("credentials_missing"))?;
         let patience = if self.servers.len() > 1 { FIRST_CONNECT_TIMEOUT } else { CONNECT };
-        let dialled = timeout(patience, self.dial(to, hint, patience)).await;
-        let late = |_| anyhow!(messages::no_connection_within(patience));
-        let (socket, at) = dialled.map_err(late).map_err(failed("timeout"))??;
-        let tuned = tune_link(&socket, self.link_context.congestion.as_deref());
-        tuned.context("connection closed immediately").map_err(failed("closed_by_remote"))?;
-        if purpose == LinkPurpose::Interactive {
-            tune_interactive(&socket);
-        }
+        let connect = async |again: Option<SocketAddr>| {
+            let hint = again.map_or(hint, |at| AddressHint { to: Some(at), ..hint });
+            let dialled = timeout(patience, self.dial(to, hint, patience)).await;
+            let late = |_| anyhow!(messages::no_connection_within(patience));
+            let socket = dialled.map_err(late).map_err(failed("timeout"))??;
+            let tuned = tune_link(&socket, self.link_context.congestion.as_deref());
+            tuned.context("connection closed immediately").map_err(failed("closed_by_remote"))?;
+            if purpose == LinkPurpose::Interactive {
+                tune_interactive(&socket);
+            }
+            Ok(socket)
+        };
         let shows = shown.is_some();
-        let made = self.link(to, purpose, socket, shown).await.map_err(|DialFailure { reason, error }| {
+        let shake = |socket, is_again| {
+            // The server may accept both attempts, and must not close the link that this edge keeps.
+            let is_primary = purpose == LinkPurpose::Primary;
+            let purpose = if is_again && is_primary { LinkPurpose::Backup } else { purpose };
+            self.link(to, purpose, socket, shown.clone())
+        };
+        let made = path_mtu::handshake(connect, shake).await.map_err(|DialFailure { reason, error }| {
             // A server that accepts no client certificates, or not this one, closes the connection.
             to.declined.store(shows && is_broken(&error), Relaxed);
             DialFailure { reason, error: if shows { error.context(messages::SHOWN) } else { error } }
         });
-        Ok(NewLink { link: made?, server, at, tokens })
+        let link = made?;
+        let is_proxied = self.proxy.as_ref().is_some_and(|proxy| proxy.applies_to(&to.at));
+        let at = link.sender.ends().and_then(|ends| ends.remote).filter(|_| !is_proxied);
+        Ok(NewLink { link, server, at, tokens })
     }
 
     /// Returns the TLS config that presents the certificate to that server. Returns `None` if there is no certificate
@@ -296,23 +310,20 @@ impl LinkDialer {
         to: &ServerEndpoint,
         hint: AddressHint,
         patience: Duration,
-    ) -> Result<(TcpStream, Option<SocketAddr>), DialFailure> {
+    ) -> Result<TcpStream, DialFailure> {
         let proxy = self.proxy.as_ref().filter(|proxy| proxy.applies_to(&to.at));
         let resolved = self.resolve(proxy.map_or(&to.at, HttpProxyClient::at)).await;
         let (mut addresses, failure) = resolved.map_err(failed("dns"))?;
         let dialled = async {
             if let Some(proxy) = proxy {
-                let socket = proxy.connect(&addresses, &to.at, patience).await.map_err(failed("proxy"))?;
-                return Ok((socket, None));
+                return proxy.connect(&addresses, &to.at, patience).await.map_err(failed("proxy"));
             }
             dial::sort(&to.at.host, &mut addresses);
             hint.sort(&mut addresses);
-            let socket = dial_in_order(&to.at.host, &addresses, patience).await.map_err(|why| {
+            dial_in_order(&to.at.host, &addresses, patience).await.map_err(|why| {
                 let (reason, named) = (why.reason(), Some(&to.at).filter(|_| self.servers.len() > 1));
                 failed(reason)(anyhow::anyhow!(messages::no_connection(&why, named)))
-            })?;
-            let at = socket.peer_addr().ok();
-            Ok((socket, at))
+            })
         };
         dialled.await.map_err(|DialFailure { reason, error }| match failure {
             Some(failure) => {

@@ -14,7 +14,7 @@ use crate::acceptor::SessionAcceptor;
 use crate::admin::readiness::Readiness;
 use crate::config::Secret;
 use crate::edge::link_dialer::{AddressHint, ConnectFailure, LinkDialer, NewLink};
-use crate::edge::{LINK_CONDITION, NODE_NAME_CONDITION, TOKEN_CONDITION};
+use crate::edge::{LINK_CONDITION, MTU_CONDITION, NODE_NAME_CONDITION, TOKEN_CONDITION};
 use crate::route::Uplinks;
 use tunnel_base::backoff::{Backoff, MAX_PAUSE};
 use tunnel_base::drain::Drain;
@@ -25,6 +25,7 @@ use tunnel_link::sender::signals::BackupLink;
 use tunnel_link::table::Event;
 use tunnel_link::table::traffic_class::TrafficClassifier;
 use tunnel_net::interfaces::NetworkChanges;
+use tunnel_net::path_mtu::REMEDY;
 use tunnel_proto::frame::{ErrorCode, SessionError};
 use tunnel_proto::hello::{Dialect, LinkPurpose};
 
@@ -308,6 +309,9 @@ impl Reconnector {
         self.uplinks.add(link.sender.clone());
         self.readiness.set(LINK_CONDITION, Ok(()));
         self.readiness.set_degraded(TOKEN_CONDITION, Ok(()));
+        let loss = link.sender.packet_loss();
+        self.readiness
+            .set_degraded(MTU_CONDITION, loss.map_or(Ok(()), |loss| Err(format!("{loss}; {REMEDY}"))));
         self.link_context.metrics.links.opened(link.sender.peer.kind());
     }
 

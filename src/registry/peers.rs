@@ -29,6 +29,7 @@ use crate::registry::peers::rendezvous::Membership;
 use tunnel_base::drain::Drain;
 use tunnel_base::names::{Instance, NodeName};
 use tunnel_link::sender::LinkSender;
+use tunnel_net::path_mtu::REMEDY;
 use tunnel_net::resolver::Lookup;
 use tunnel_proto::frame::{Found, Load, NodePage};
 use tunnel_proto::state::LinkId;
@@ -303,16 +304,17 @@ impl Peers {
         self.addresses().contains(&ip) || self.servers.lock().incoming.iter().any(incoming)
     }
 
-    /// Checks which listed peers cannot be linked to.
+    /// Checks which listed peers cannot be linked to, or lose large packets on the way.
     ///
     /// # Errors
     ///
-    /// At least one peer cannot be linked to; the text contains the reason for each.
+    /// There is at least one; the text contains the reason for each.
     pub fn check(&self) -> Result<(), String> {
         let mut all = self.known();
         all.retain(|peer| peer.listed.load(Relaxed));
-        let troubles: Vec<_> =
-            all.iter().filter_map(|peer| peer.last_error()).map(|why| why.to_string()).collect();
+        let failed = all.iter().filter_map(|peer| peer.last_error()).map(|why| why.to_string());
+        let lossy = all.iter().filter_map(|peer| peer.up()?.packet_loss());
+        let troubles: Vec<_> = failed.chain(lossy.map(|loss| format!("{loss}; {REMEDY}"))).collect();
         if troubles.is_empty() { Ok(()) } else { Err(troubles.join("; ")) }
     }
 

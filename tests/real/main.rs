@@ -14,6 +14,7 @@ mod wait;
 mod addresses;
 mod apiserver;
 mod audit;
+mod black_hole;
 mod broken;
 mod channelz;
 mod cluster;

@@ -54,20 +54,20 @@ fn an_edge_probes_its_link_when_addresses_or_the_default_route_change() {
 }
 
 /// Two machines with a cable between them.
-struct World {
-    place: TestDir,
-    cloud: Machine,
-    node: Machine,
+pub(crate) struct World {
+    pub(crate) place: TestDir,
+    pub(crate) cloud: Machine,
+    pub(crate) node: Machine,
 }
 
 /// A client's session. The received bytes arrive in the channel.
-struct Session {
+pub(crate) struct Session {
     client: Child,
     heard: Receiver<u8>,
 }
 
 impl World {
-    fn start() -> Option<Self> {
+    pub(crate) fn start() -> Option<Self> {
         if !have(&["nft", "ip", "ss", "nsenter", "unshare", "curl", "socat", "bash"]) || !root() {
             return None;
         }
@@ -78,7 +78,7 @@ impl World {
     }
 
     /// Starts a server on a machine, with these peers or without any.
-    fn server(&self, machine: &Machine, ip: &str, others: &[&str]) -> Running {
+    pub(crate) fn server(&self, machine: &Machine, ip: &str, others: &[&str]) -> Running {
         let mut config = self.place.cloud_config(format!("{ip}:9000").parse().unwrap(), ADMIN);
         config += &format!("[server.connect]\nlisten = \"127.0.0.1:{CONNECT}\"\nauth = \"none\"\n");
         if !others.is_empty() {
@@ -89,7 +89,7 @@ impl World {
     }
 
     /// Starts the edge of `node1` on the node, which dials that server.
-    fn edge(&self, server: &str) -> Running {
+    pub(crate) fn edge(&self, server: &str) -> Running {
         let config = self.place.edge_config("node1", &format!("{server}:9000"), EDGE_ADMIN);
         self.tunnel(&self.node, "edge", "edge", &config, EDGE_ADMIN)
     }
@@ -107,13 +107,13 @@ impl World {
     }
 
     /// Starts a server on the node that echoes its input.
-    fn echo(&self) -> Running {
+    pub(crate) fn echo(&self) -> Running {
         let mut command = self.node.command("socat");
         command.args(["TCP-LISTEN:7,bind=127.0.0.1,fork,reuseaddr,nodelay", "EXEC:cat"]);
         Running::start("echo", self.place.path(), &mut command)
     }
 
-    fn session(&self) -> Session {
+    pub(crate) fn session(&self) -> Session {
         let mut bash = self.cloud.command("bash");
         bash.args(["-c", &format!("exec 3<>/dev/tcp/127.0.0.1/{CONNECT}; cat <&3 & exec cat >&3")]);
         let mut client = bash.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
@@ -172,7 +172,7 @@ impl World {
 }
 
 impl Session {
-    fn asks(&mut self, text: &str, answer: &str) {
+    pub(crate) fn asks(&mut self, text: &str, answer: &str) {
         self.client.stdin.as_mut().unwrap().write_all(text.as_bytes()).unwrap();
         let heard: Vec<u8> = answer
             .bytes()
@@ -194,11 +194,11 @@ impl Drop for Session {
 const UP: &[&str] = &["output tcp sport PORT drop"];
 const DOWN: &[&str] = &["input tcp dport PORT drop"];
 /// The addresses of the two machines.
-const CLOUD: &str = "10.78.0.1";
-const NODE: &str = "10.78.0.2";
+pub(crate) const CLOUD: &str = "10.78.0.1";
+pub(crate) const NODE: &str = "10.78.0.2";
 /// Ports of each machine.
 const ADMIN: u16 = 9010;
-const EDGE_ADMIN: u16 = 9011;
+pub(crate) const EDGE_ADMIN: u16 = 9011;
 const CONNECT: u16 = 2222;
 /// Duration of normal traffic before each cut.
 const CALM: Duration = Duration::from_secs(3);

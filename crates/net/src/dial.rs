@@ -19,6 +19,7 @@ use tokio::time::{Instant, sleep_until};
 
 use crate::fd_limit;
 use crate::listen::tune;
+use crate::path_mtu;
 use tunnel_base::names::{Host, Target};
 
 /// The failures of all addresses, the most telling first: its kind decides the result and the hint.
@@ -137,6 +138,10 @@ async fn connect(at: SocketAddr, check: impl Fn(&TcpSocket) -> io::Result<()>) -
     let socket = if at.is_ipv4() { TcpSocket::new_v4() } else { TcpSocket::new_v6() }?;
     check(&socket)?;
     put_on(&SockRef::from(&socket))?;
+    if let Some(segment) = path_mtu::segment_limit(at.ip()) {
+        // Before the connection is made, because the remote's segments depend on it too.
+        SockRef::from(&socket).set_tcp_mss(segment)?;
+    }
     let socket = socket.connect(at).await?;
     tune(&SockRef::from(&socket))?;
     Ok(socket)

@@ -8,6 +8,7 @@ pub mod interfaces;
 pub mod keepalive;
 pub mod limiter;
 pub mod listen;
+pub mod path_mtu;
 pub mod pki;
 pub mod pool;
 pub mod reload;

@@ -38,6 +38,23 @@ pub struct TcpInfo {
     pub written: u64,
 }
 
+/// What the kernel knows of lost segments of a connection.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct LossInfo {
+    /// Retransmission timeouts of the oldest unacknowledged segment.
+    pub(crate) timeouts: u8,
+    /// Whether later segments than that one have arrived at the remote.
+    pub(crate) remote_has_gap: bool,
+    /// Whether segments have arrived here that cannot be read, because an earlier one is missing.
+    pub(crate) has_gap: bool,
+    /// The path MTU in bytes.
+    pub(crate) path_mtu: u64,
+    /// The smoothed RTT.
+    pub(crate) rtt: Duration,
+    /// Bytes received in order.
+    pub(crate) received: u64,
+}
+
 impl TcpInfoReader {
     /// Creates a reader for a connection. Returns `None` if the connection has ended.
     pub fn of(socket: &TcpStream) -> Option<Self> {
@@ -47,15 +64,20 @@ impl TcpInfoReader {
     /// Queries the kernel, which takes some microseconds. Returns `None` if it does not respond.
     pub fn read(&self) -> Option<TcpInfo> {
         let mut room = [0; ROOM];
-        let answer = ask_shared(self.from, self.to, TCP_INFO, &mut room).ok()?;
+        let answer = ask_shared(self.from, self.to, &[TCP_INFO], &mut room).ok()?;
         tcp_info(attribute(answer, TCP_INFO)?)
+    }
+
+    /// Like [`Self::read`], about lost segments.
+    pub(crate) fn losses(&self) -> Option<LossInfo> {
+        let mut room = [0; ROOM];
+        losses(ask_shared(self.from, self.to, &[TCP_INFO, MEMORY], &mut room).ok()?)
     }
 }
 
 /// Parses `struct tcp_info` of Linux 4.19 and later; newer kernels only add fields at the end.
 fn tcp_info(info: &[u8]) -> Option<TcpInfo> {
-    let short = |at: usize| Some(u32::from_ne_bytes(info.get(at..at + 4)?.try_into().ok()?));
-    let long = |at: usize| Some(u64::from_ne_bytes(info.get(at..at + 8)?.try_into().ok()?));
+    let (short, long) = (|at| number(info, at), |at| long(info, at));
     let [segment, unacknowledged, selected, lost, again] = [16, 24, 28, 32, 36].map(short);
     let segment = u64::from(segment?);
     let under_way = u64::from(unacknowledged?) + u64::from(again?);
@@ -75,6 +97,20 @@ fn tcp_info(info: &[u8]) -> Option<TcpInfo> {
     })
 }
 
+/// Parses what a response about a socket contains of lost segments.
+fn losses(answer: &[u8]) -> Option<LossInfo> {
+    let (info, memory) = (attribute(answer, TCP_INFO)?, attribute(answer, MEMORY)?);
+    Some(LossInfo {
+        timeouts: *info.get(2)?,
+        remote_has_gap: number(info, 28)? > 0,
+        // Memory for received bytes, of which none can be read.
+        has_gap: number(memory, 0)? > 0 && number(answer, RQUEUE)? == 0,
+        path_mtu: number(info, 60)?.into(),
+        rtt: Duration::from_micros(number(info, 68)?.into()),
+        received: long(info, 128)?,
+    })
+}
+
 // Queries the kernel about a socket (`sock_diag`, as `ss` does). No privilege is needed.
 
 /// Returns how many written bytes the remote's kernel has not acknowledged; 0 once the socket is closed.
@@ -84,7 +120,7 @@ fn tcp_info(info: &[u8]) -> Option<TcpInfo> {
 /// The system does not report it.
 pub fn unacknowledged(socket: &TcpStream) -> io::Result<u32> {
     let mut room = [0; ROOM];
-    match ask_open(socket, 0, &mut room)? {
+    match ask_open(socket, &[], &mut room)? {
         Some(answer) => number(answer, WQUEUE).ok_or_else(|| io::ErrorKind::UnexpectedEof.into()),
         None => Ok(0),
     }
@@ -108,7 +144,7 @@ pub struct Silence {
 /// The system does not report it.
 pub fn silence(socket: &TcpStream) -> io::Result<Option<Silence>> {
     let mut room = [0; ROOM];
-    let Some(answer) = ask_open(socket, TCP_INFO, &mut room)? else { return Ok(None) };
+    let Some(answer) = ask_open(socket, &[TCP_INFO], &mut room)? else { return Ok(None) };
     if number(answer, WQUEUE) == Some(0) {
         return Ok(None);
     }
@@ -128,11 +164,11 @@ fn silence_of(info: &[u8]) -> Option<Silence> {
 /// Queries the kernel about a socket. Returns `None` if it is closed.
 fn ask_open<'a>(
     socket: &TcpStream,
-    attribute: u16,
+    attributes: &[u16],
     room: &'a mut [u8; ROOM],
 ) -> io::Result<Option<&'a [u8]>> {
     let Ok(to) = socket.peer_addr() else { return Ok(None) };
-    match ask_shared(socket.local_addr()?, to, attribute, room) {
+    match ask_shared(socket.local_addr()?, to, attributes, room) {
         Ok(answer) => Ok(Some(answer)),
         Err(cause) if cause.raw_os_error() == Some(ENOENT) => Ok(None),
         Err(cause) => Err(cause),
@@ -140,13 +176,18 @@ fn ask_open<'a>(
 }
 
 /// Like [`ask`], over the process's socket for queries.
-fn ask_shared(from: SocketAddr, to: SocketAddr, attribute: u16, room: &mut [u8; ROOM]) -> io::Result<&[u8]> {
+fn ask_shared<'a>(
+    from: SocketAddr,
+    to: SocketAddr,
+    attributes: &[u16],
+    room: &'a mut [u8; ROOM],
+) -> io::Result<&'a [u8]> {
     let mut kernel = KERNEL.lock();
     let kernel = match &mut *kernel {
         Some(open) => open,
         none => none.insert(open()?),
     };
-    ask(kernel, from, to, attribute, room)
+    ask(kernel, from, to, attributes, room)
 }
 
 /// One socket for the process; `None` before the first query, or if the system does not support it.
@@ -180,7 +221,7 @@ pub fn head(messages: &[u8]) -> Option<(usize, u16)> {
     (len >= HEAD).then_some((len, kind(messages)?))
 }
 
-/// Queries the socket between two addresses, with an attribute unless that is 0. The response is stored in `room`.
+/// Queries the socket between two addresses, with these attributes. The response is stored in `room`.
 ///
 /// # Errors
 ///
@@ -189,10 +230,10 @@ pub(crate) fn ask<'a>(
     mut kernel: &Socket,
     from: SocketAddr,
     to: SocketAddr,
-    attribute: u16,
+    attributes: &[u16],
     room: &'a mut [u8; ROOM],
 ) -> io::Result<&'a [u8]> {
-    kernel.send(&question(from, to, attribute))?;
+    kernel.send(&question(from, to, attributes))?;
     let len = kernel.read(room)?;
     let answer = room.get(..len).unwrap_or_default();
     if kind(answer) == Some(SOCK_DIAG_BY_FAMILY) { Ok(answer) } else { Err(error(answer)) }
@@ -222,9 +263,9 @@ pub fn split(attributes: &[u8]) -> impl Iterator<Item = (u16, &[u8], &[u8])> {
 }
 
 /// Returns the request for the socket between two addresses: `struct nlmsghdr`, then `struct inet_diag_req_v2`.
-fn question(from: SocketAddr, to: SocketAddr, attribute: u16) -> Vec<u8> {
+fn question(from: SocketAddr, to: SocketAddr, attributes: &[u16]) -> Vec<u8> {
     let family = if from.is_ipv4() { AF_INET } else { AF_INET6 };
-    let wanted = if attribute == 0 { 0 } else { 1 << (attribute - 1) };
+    let wanted = attributes.iter().fold(0, |wanted, attribute| wanted | 1 << (attribute - 1));
     let mut question = Vec::with_capacity(QUESTION);
     question.extend(u32::try_from(QUESTION).unwrap_or_default().to_ne_bytes());
     question.extend(SOCK_DIAG_BY_FAMILY.to_ne_bytes());
@@ -269,6 +310,10 @@ fn number(answer: &[u8], at: usize) -> Option<u32> {
     Some(u32::from_ne_bytes(answer.get(at..at + 4)?.try_into().ok()?))
 }
 
+fn long(answer: &[u8], at: usize) -> Option<u64> {
+    Some(u64::from_ne_bytes(answer.get(at..at + 8)?.try_into().ok()?))
+}
+
 const AF_NETLINK: i32 = 16;
 const NETLINK_SOCK_DIAG: i32 = 4;
 const SOCK_DIAG_BY_FAMILY: u16 = 20;
@@ -281,14 +326,18 @@ const ENOENT: i32 = 2;
 /// The length of `struct nlmsghdr`.
 const HEAD: usize = 16;
 const QUESTION: usize = 16 + 56;
-/// Offset of `idiag_wqueue`: after the header, family and state, the two addresses, the timer, and `idiag_rqueue`.
-const WQUEUE: usize = 16 + 4 + 48 + 4 + 4;
+/// Offset of `idiag_rqueue`: after the header, family and state, the two addresses, and the timer.
+const RQUEUE: usize = 16 + 4 + 48 + 4;
+/// Offset of `idiag_wqueue`.
+const WQUEUE: usize = RQUEUE + 4;
 /// Offset of the attributes: after the header and `struct inet_diag_msg`.
 const ATTRIBUTES: usize = 16 + 72;
 /// Mask of an attribute's kind, without flags.
 const KIND: u16 = 0x3fff;
 /// The attribute with `struct tcp_info`.
 pub(crate) const TCP_INFO: u16 = 2;
+/// The attribute with the socket's memory (`INET_DIAG_SKMEMINFO`).
+const MEMORY: u16 = 7;
 /// Larger than any response about one socket.
 pub(crate) const ROOM: usize = 1024;
 
@@ -333,6 +382,7 @@ mod tests {
     fn an_answer_of_any_length_is_no_panic() {
         assert!((0..300).filter_map(|len| tcp_info(&vec![1; len])).count() == 300 - 216);
         assert!((0..300).filter_map(|len| silence_of(&vec![1; len])).count() == 300 - 60);
+        assert!((0..300).all(|len| losses(&vec![1; len]).is_none()));
     }
 }
 

@@ -234,6 +234,21 @@ impl Hello {
     }
 }
 
+/// Adds padding to the metadata of either end, so that the handshake shows whether large packets arrive.
+pub fn pad(headers: &mut HeaderMap, bytes: usize) {
+    // HPACK does not compress this letter.
+    if let Ok(mut value) = HeaderValue::from_str(&"X".repeat(bytes)) {
+        // Otherwise both ends would keep it in HPACK's table.
+        value.set_sensitive(true);
+        headers.insert(PADDING, value);
+    }
+}
+
+/// Returns true if the remote has padded its metadata, so that it expects the same.
+pub fn is_padded(headers: &HeaderMap) -> bool {
+    headers.contains_key(&PADDING)
+}
+
 fn ips(headers: &HeaderMap) -> Box<[IpAddr]> {
     let text = headers.get(&IPS).and_then(|value| value.to_str().ok()).unwrap_or_default();
     text.split(',').take(MAX_NODE_IPS).filter_map(|ip| ip.parse().ok()).collect()
@@ -292,6 +307,8 @@ const LINK: HeaderName = HeaderName::from_static("tunnel-link");
 const BACKUP: HeaderValue = HeaderValue::from_static("backup");
 /// Header with the addresses of an edge's node.
 const IPS: HeaderName = HeaderName::from_static("tunnel-node-ips");
+/// Header without meaning, as long as a full segment.
+const PADDING: HeaderName = HeaderName::from_static("tunnel-padding");
 /// Header with the version of the program, for people.
 const PROGRAM: HeaderName = HeaderName::from_static("tunnel-version");
 /// Maximum number of characters kept of the program's version.

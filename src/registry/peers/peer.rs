@@ -13,6 +13,7 @@ use arc_swap::ArcSwapOption;
 use futures_util::FutureExt as _;
 use futures_util::future::BoxFuture;
 use parking_lot::Mutex;
+use tokio::net::TcpStream;
 use tokio::sync::{Notify, mpsc, watch};
 use tokio::time::{Instant, sleep, timeout};
 use tokio_rustls::TlsConnector;
@@ -31,6 +32,7 @@ use tunnel_link::sender::LinkSender;
 use tunnel_link::sender::signals::BackupLink;
 use tunnel_net::dial::dial;
 use tunnel_net::listen::tune_link;
+use tunnel_net::path_mtu;
 use tunnel_net::pool::Pool;
 use tunnel_net::reload::Reload;
 use tunnel_net::socket::Buffered;
@@ -341,6 +343,7 @@ impl Peer {
         tracing::info!(link = %link.id, server_addr = %self.at, server, "linked to peer");
         self.becomes(PeerState::Linked(link.clone()));
         self.note(None, means);
+        means.changed.send_replace(());
         self.set_process(Some(link), means);
         means.registry.wake_all_waiters();
         means.send_greeting(link, &self.news);
@@ -563,12 +566,26 @@ impl TlsPeerDialer {
     /// An error comes with a fixed label for metrics.
     async fn connect(&self, at: SocketAddr, beside: bool) -> Result<Link, (&'static str, PeerError)> {
         let no = |cause: String| PeerError::NoLink { at, cause };
-        let socket = dial(&Host::Ip(at.ip()), &[at], CONNECT).await.map_err(|e| {
-            let why = e.after(&at.into());
-            (e.reason(), no(format!("{why}; check that it runs, and that firewalls allow this port")))
-        })?;
-        tune_link(&socket, self.link_context.congestion.as_deref())
-            .map_err(|e| ("closed_by_remote", no(e.to_string())))?;
+        let connect = async |_| {
+            let socket = dial(&Host::Ip(at.ip()), &[at], CONNECT).await.map_err(|e| {
+                let why = e.after(&at.into());
+                (e.reason(), no(format!("{why}; check that it runs, and that firewalls allow this port")))
+            })?;
+            tune_link(&socket, self.link_context.congestion.as_deref())
+                .map_err(|e| ("closed_by_remote", no(e.to_string())))?;
+            Ok(socket)
+        };
+        path_mtu::handshake(connect, |socket, is_again| self.link(at, beside || is_again, socket)).await
+    }
+
+    /// Makes the TLS and link handshakes over a connection to a peer.
+    async fn link(
+        &self,
+        at: SocketAddr,
+        beside: bool,
+        socket: TcpStream,
+    ) -> Result<Link, (&'static str, PeerError)> {
+        let no = |cause: String| PeerError::NoLink { at, cause };
         let tls = self.tls.load();
         let connector = TlsConnector::from(tls.config.clone());
         let io = connector.connect(tls.name.clone(), Buffered::new(socket, self.pool.clone())).await;

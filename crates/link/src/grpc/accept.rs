@@ -23,10 +23,11 @@ use crate::link::{Link, RemoteInfo};
 use crate::sender::signals::LinkEndpoints;
 use tunnel_base::names::NodeName;
 use tunnel_net::limiter::Permit;
+use tunnel_net::path_mtu::padding;
 use tunnel_net::socket::Connection;
 use tunnel_net::tcp_info::TcpInfoReader;
 use tunnel_proto::frame::Remote;
-use tunnel_proto::hello::{Caller, Hello, HelloError, user_agent};
+use tunnel_proto::hello::{Caller, Hello, HelloError, is_padded, pad, user_agent};
 
 /// What arrives at the listener for links.
 #[derive(Debug)]
@@ -264,8 +265,18 @@ struct ConnectionState {
 }
 
 impl CallHandler {
-    /// Returns the response, or an error to reset the call without one.
+    /// Answers a request, padded if the request is.
     async fn answer(self, request: Request<Incoming>) -> io::Result<Response<CallBody>> {
+        let bytes = is_padded(request.headers()).then(|| padding(self.shared.tcp_info.as_ref()));
+        let mut response = self.respond(request).await?;
+        if let Some(bytes) = bytes {
+            pad(response.headers_mut(), bytes);
+        }
+        Ok(response)
+    }
+
+    /// Returns the response, or an error to reset the call without one.
+    async fn respond(self, request: Request<Incoming>) -> io::Result<Response<CallBody>> {
         if enrol::is_petition(&request) {
             let arrivals = self.arrivals;
             let hand_on = move |enrol_request| arrivals.try_send(IncomingCall::Enrol(enrol_request)).is_ok();

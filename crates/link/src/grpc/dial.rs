@@ -19,12 +19,13 @@ use crate::link::{Link, OutboundStream, RemoteInfo};
 use crate::sender::signals::LinkEndpoints;
 use tunnel_base::logging::printable;
 use tunnel_base::names::{Instance, NodeName};
+use tunnel_net::path_mtu::padding;
 use tunnel_net::socket::Connection;
 use tunnel_net::tcp_info::TcpInfoReader;
 use tunnel_net::tls::handshake::HandshakeError;
 use tunnel_proto::codec::{encode, heartbeat};
 use tunnel_proto::frame::Remote;
-use tunnel_proto::hello::{Caller, Dialect, Hello, user_agent};
+use tunnel_proto::hello::{Caller, Dialect, Hello, pad, user_agent};
 
 /// Why a link to a server could not be established.
 #[derive(Debug, thiserror::Error)]
@@ -182,7 +183,7 @@ impl CallResponse {
 async fn call<IO>(
     io: IO,
     authority: &str,
-    said: HeaderMap,
+    mut said: HeaderMap,
     node: &NodeName,
     link_context: &LinkContext,
 ) -> Result<CallResponse, LinkDialError>
@@ -190,6 +191,7 @@ where
     IO: Connection + 'static,
 {
     let (ahead, tcp_info) = (ReadAhead::default(), io.tcp().and_then(TcpInfoReader::of));
+    pad(&mut said, padding(tcp_info.as_ref()));
     let ends = ends(&io);
     let broken = |e: hyper::Error| match ahead.rejection() {
         Some(alert) => LinkDialError::CertificateRejected(alert.clone()),

@@ -16,6 +16,7 @@ use crate::lock::Mutex;
 use crate::sender::{INITIAL_RTT_MICROS, LinkSender, MAX_QUEUED_REPLIES};
 use tunnel_base::metrics::Metrics;
 use tunnel_base::names::{Instance, NodeName};
+use tunnel_net::path_mtu::{self, PacketLoss};
 use tunnel_proto::frame::{
     Conflict, ErrorCode, Found, Frame, FrameKind, ListNodes, Load, NodePage, SessionError, SessionFrame,
     SessionKey,
@@ -572,6 +573,12 @@ impl LinkSender {
         self.seen.ends.get()
     }
 
+    /// Returns what is lost on the way to the remote, if the link uses small segments for that reason.
+    pub fn packet_loss(&self) -> Option<PacketLoss> {
+        let ends = self.ends().filter(|ends| ends.dialled)?;
+        path_mtu::packet_loss(ends.remote?.ip())
+    }
+
     /// Records the dialect of a remote that is another program.
     pub(crate) fn set_generation(&self, dialect: &'static str) {
         *self.seen.generation.lock() = Some(dialect);
@@ -634,7 +641,7 @@ impl LinkSender {
 #[derive(Debug)]
 pub struct BackupLink {
     metrics: Metrics,
-    /// Number of dials in a row that failed.
+    /// Number of dials in a row that failed, or only replaced a link that never answered.
     failures: u32,
     /// No backup link is dialled before this time.
     next: Instant,
@@ -683,23 +690,34 @@ impl BackupLink {
                 Ok(made) => {
                     info!(link = %link.id, "unresponsive link replaced by backup link");
                     self.metrics.backup_links.count("used");
-                    self.failures = 0;
+                    if link.min_rtt().is_some() {
+                        (self.failures, self.next) = (0, Instant::now());
+                    } else {
+                        // It never worked, and neither may its replacement.
+                        self.put_off();
+                    }
                     return made;
                 }
                 Err(why) => {
                     warn!(link = %link.id, error = %format_args!("{why:#}"), "cannot establish backup link");
                     self.metrics.backup_links.count("failed");
-                    self.next = Instant::now() + (AFTER_FAILED * (1 << self.failures.min(10))).min(MAX_PAUSE);
-                    self.failures += 1;
+                    self.put_off();
                 }
             }
         }
+    }
+
+    /// Delays the next backup link, longer each time.
+    fn put_off(&mut self) {
+        self.next = Instant::now() + (AFTER_FAILED * (1 << self.failures.min(10))).min(MAX_PAUSE);
+        self.failures += 1;
     }
 }
 
 /// Pause after a backup link that was not needed.
 const AFTER_UNNEEDED: Duration = Duration::from_secs(5);
-/// Pause after a backup link that could not be established. It doubles with each further one.
+/// Pause after a backup link that could not be established, or replaced one that never answered. It doubles with each
+/// further one.
 const AFTER_FAILED: Duration = Duration::from_millis(500);
 const MAX_PAUSE: Duration = Duration::from_secs(30);
 

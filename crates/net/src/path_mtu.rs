@@ -1,0 +1,328 @@
+//! Paths that lose large packets without notice (MTU black holes): recognised during a handshake, and then used with
+//! small segments.
+//!
+//! Both ends of a link pad their first message to more than a full segment ([`padding`]). On such a path the handshake
+//! stalls, and no session has to.
+
+use std::collections::HashMap;
+use std::fmt;
+use std::net::{IpAddr, SocketAddr};
+use std::sync::LazyLock;
+use std::time::Duration;
+
+use futures_util::StreamExt as _;
+use futures_util::stream::FuturesUnordered;
+use parking_lot::Mutex;
+use tokio::net::TcpStream;
+use tokio::time::{Instant, sleep};
+use tracing::warn;
+
+use crate::tcp_info::TcpInfoReader;
+
+/// Large packets that are lost between this machine and an address.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct PacketLoss {
+    to: IpAddr,
+    /// Size of the lost packets in bytes, if the kernel reports it.
+    lost: Option<u64>,
+    /// Maximum size of a segment that arrives, in bytes.
+    segment: u32,
+}
+
+/// Connects and makes a handshake. If the path loses large packets, makes it again with small segments.
+///
+/// `connect` is called with the address of the stalled attempt, if there was one, and `shake` with `true` then. An attempt
+/// that may only be slow continues next to the next one, and the first to finish decides. So the remote may see both
+/// finish. Cancel safe if both futures are.
+///
+/// # Errors
+///
+/// Returns the error of the attempt that finished first.
+pub async fn handshake<T, E, C, S>(
+    connect: impl Fn(Option<SocketAddr>) -> C,
+    shake: impl Fn(TcpStream, bool) -> S,
+) -> Result<T, E>
+where
+    C: Future<Output = Result<TcpStream, E>>,
+    S: Future<Output = Result<T, E>>,
+{
+    let shake = &shake;
+    let (mut attempts, mut stalled) = (FuturesUnordered::new(), None::<Stall>);
+    let (at, limit, done) = loop {
+        let socket = tokio::select! {
+            biased;
+            Some(finished) = attempts.next() => break finished,
+            socket = connect(stalled.as_ref().map(|stall| stall.at)) => socket?,
+        };
+        let (at, reader) = (socket.peer_addr().ok(), TcpInfoReader::of(&socket));
+        let limit = at.and_then(|at| segment_limit(at.ip()));
+        let is_again = stalled.is_some();
+        attempts.push(async move { (at, limit, shake(socket, is_again).await) });
+        let stalls = async {
+            match (at, SEGMENTS.into_iter().find(|size| limit.is_none_or(|limit| *size < limit))) {
+                (Some(at), Some(smaller)) => (Stall::detect(at, reader).await, smaller),
+                _ => std::future::pending().await,
+            }
+        };
+        let (mut stall, smaller) = tokio::select! {
+            biased;
+            Some(finished) = attempts.next() => break finished,
+            stall = stalls => stall,
+        };
+        if stall.is_certain {
+            attempts.clear();
+        }
+        stall.was_suspected |= stalled.is_some_and(|before| before.is_certain || before.was_suspected);
+        stall.note(smaller, Certainty::Tried);
+        stalled = Some(stall);
+    };
+    match stalled {
+        Some(stall) => stall.settle(limit.filter(|_| done.is_ok())),
+        None if limit.is_none() && done.is_ok() => drop(at.and_then(|at| KNOWN.lock().remove(&at.ip()))),
+        None => {}
+    }
+    done
+}
+
+/// Returns the number of bytes that make a first message longer than a full segment of that connection.
+pub fn padding(connection: Option<&TcpInfoReader>) -> usize {
+    let segment = connection.and_then(TcpInfoReader::read).map_or(MAX_PADDING, |info| info.segment);
+    usize::try_from(segment.min(MAX_PADDING)).unwrap_or_default()
+}
+
+/// Returns the maximum size of a segment to that address, if large packets to it are lost.
+pub(crate) fn segment_limit(to: IpAddr) -> Option<u32> {
+    known(to).filter(|known| known.certainty != Certainty::Suspected).map(|known| known.loss.segment)
+}
+
+/// Returns what is lost on the way to that address, if links to it use small segments for that reason.
+pub fn packet_loss(to: IpAddr) -> Option<PacketLoss> {
+    known(to).filter(|known| known.certainty == Certainty::Proven).map(|known| known.loss)
+}
+
+/// Returns true if the last handshake with that address was slow without small segments, for an unknown reason.
+pub fn is_suspected(to: IpAddr) -> bool {
+    known(to).is_some_and(|known| known.certainty == Certainty::Suspected)
+}
+
+fn known(to: IpAddr) -> Option<KnownLoss> {
+    KNOWN.lock().get(&to).filter(|known| known.since.elapsed() < known.certainty.lasts()).copied()
+}
+
+impl fmt::Display for PacketLoss {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { to, lost, segment } = self;
+        f.write_str("large packets")?;
+        if let Some(lost) = lost {
+            write!(f, " ({lost} bytes)")?;
+        }
+        let headers = if to.is_ipv4() { 40 } else { 60 };
+        write!(
+            f,
+            " between this machine and {to} are lost without notice, links use {} bytes",
+            segment + headers
+        )
+    }
+}
+
+/// The advice for operators.
+pub const REMEDY: &str = "lower the MTU of the interface here or at the server, or let ICMP 'fragmentation needed' pass on the way";
+
+/// Maximum segments to try, in bytes, after those of the path's MTU. 500 fits a packet that every IPv4 path passes.
+const SEGMENTS: [u32; 2] = [1000, 500];
+
+/// Maximum padding in bytes. It also has to fit the limit for headers of HTTP/2 proxies, 4 KiB at some.
+const MAX_PADDING: u64 = 2800;
+
+// The addresses to which large packets are lost.
+
+/// Global, because the kernel needs the size before each connection to such an address is made.
+static KNOWN: LazyLock<Mutex<HashMap<IpAddr, KnownLoss>>> = LazyLock::new(Mutex::default);
+
+#[derive(Debug, Clone, Copy)]
+struct KnownLoss {
+    loss: PacketLoss,
+    since: Instant,
+    certainty: Certainty,
+}
+
+/// Whether small segments help at an address.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Certainty {
+    /// They are being tried.
+    Tried,
+    /// They helped once, without proof by the kernel. A server that stalled, or another one behind the same address, has
+    /// the same effect. They are not used until it happens again.
+    Suspected,
+    /// They help.
+    Proven,
+}
+
+impl Certainty {
+    fn lasts(self) -> Duration {
+        match self {
+            // A dial that is cancelled and made again needs it.
+            Self::Tried => Duration::from_secs(60),
+            Self::Suspected | Self::Proven => KEPT_FOR,
+        }
+    }
+}
+
+/// Time for which small segments are used without trying larger ones.
+const KEPT_FOR: Duration = Duration::from_secs(3600);
+/// Maximum number of addresses in [`KNOWN`].
+const MAX_KNOWN: usize = 1000;
+
+// A handshake that does not continue, and what the kernel knows of the reason.
+
+/// A stalled handshake.
+#[derive(Debug)]
+struct Stall {
+    at: SocketAddr,
+    /// Whether the kernel has proof: later bytes arrived, and the full segment before them did not.
+    is_certain: bool,
+    /// Whether small segments helped at the dial before, or an earlier attempt had proof.
+    was_suspected: bool,
+    /// Path MTU in bytes, if the kernel reports it.
+    path_mtu: Option<u64>,
+    /// Time from the connection to the stall.
+    lasted: Duration,
+    since: Instant,
+}
+
+impl Stall {
+    /// Waits until the handshake over a new connection seems to stall.
+    async fn detect(at: SocketAddr, reader: Option<TcpInfoReader>) -> Self {
+        let start = Instant::now();
+        // The bytes received in order, and since when there is a gap after them.
+        let mut gap = (0, start);
+        loop {
+            sleep(POLL_INTERVAL).await;
+            let lasted = start.elapsed();
+            let losses = reader.as_ref().and_then(TcpInfoReader::losses);
+            let rtt = losses.map_or(Duration::ZERO, |losses| losses.rtt);
+            let is_certain = losses.is_some_and(|losses| {
+                if !losses.has_gap || losses.received != gap.0 {
+                    gap = (losses.received, Instant::now());
+                }
+                let is_remotes = losses.remote_has_gap && losses.timeouts >= MIN_TIMEOUTS;
+                is_remotes || gap.1.elapsed() >= GAP_TIMEOUT.max(rtt * 2)
+            });
+            if is_certain || lasted >= HANDSHAKE_TIMEOUT.max(rtt * RTTS_PER_HANDSHAKE) {
+                let (was_suspected, path_mtu) = (is_suspected(at.ip()), losses.map(|losses| losses.path_mtu));
+                return Self { at, is_certain, was_suspected, path_mtu, lasted, since: Instant::now() };
+            }
+        }
+    }
+
+    /// Records the maximum segment for the address.
+    fn note(&self, segment: u32, certainty: Certainty) -> PacketLoss {
+        let loss = PacketLoss { to: self.at.ip(), lost: self.path_mtu, segment };
+        let mut known = KNOWN.lock();
+        if known.len() >= MAX_KNOWN {
+            known.retain(|_, known| known.since.elapsed() < known.certainty.lasts());
+        }
+        if known.len() < MAX_KNOWN {
+            known.insert(loss.to, KnownLoss { loss, since: Instant::now(), certainty });
+        }
+        loss
+    }
+
+    /// Records whether small segments helped: `limit` is their size in the attempt that succeeded, if one did.
+    fn settle(self, limit: Option<u32>) {
+        // A busy server may also let a handshake wait, but then the next one waits just as long.
+        let helped = self.is_certain || self.lasted >= self.since.elapsed() * MIN_SPEEDUP;
+        match limit.filter(|_| helped) {
+            Some(segment) if self.is_certain || self.was_suspected => {
+                let loss = self.note(segment, Certainty::Proven);
+                warn!(error = %loss, hint = REMEDY, "path loses large packets, using small ones");
+            }
+            Some(segment) => drop(self.note(segment, Certainty::Suspected)),
+            None => drop(KNOWN.lock().remove(&self.at.ip())),
+        }
+    }
+}
+
+const POLL_INTERVAL: Duration = Duration::from_millis(100);
+/// Retransmission timeouts of a segment that is lost because of its size, and not by chance.
+const MIN_TIMEOUTS: u8 = 2;
+/// Time in which a remote retransmits a lost segment several times.
+const GAP_TIMEOUT: Duration = Duration::from_secs(1);
+/// Duration of a slow handshake, and in RTTs. It leaves time for another one within an unresponsive link's 5 s.
+const HANDSHAKE_TIMEOUT: Duration = Duration::from_millis(2500);
+const RTTS_PER_HANDSHAKE: u32 = 8;
+/// Without proof by the kernel, small segments helped if their handshake was faster than the stalled one by this factor.
+const MIN_SPEEDUP: u32 = 5;
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::AtomicU32;
+    use std::sync::atomic::Ordering::Relaxed;
+
+    use tokio::net::TcpListener;
+
+    use super::*;
+
+    /// Makes handshakes with a server at that address: the attempt with this number finishes after that time.
+    async fn finished(ip: &str, lasts: [Option<Duration>; 3]) -> (u32, Option<u32>) {
+        let listener = TcpListener::bind((ip, 0)).await.unwrap();
+        let at = listener.local_addr().unwrap();
+        let tried = AtomicU32::new(0);
+        let connect = async |_| TcpStream::connect(at).await.map_err(drop);
+        let shake = |socket: TcpStream, is_again: bool| {
+            let attempt = tried.fetch_add(1, Relaxed);
+            let lasts = lasts[attempt as usize];
+            assert_eq!(is_again, attempt > 0);
+            async move {
+                match lasts {
+                    Some(lasts) => sleep(lasts).await,
+                    None => std::future::pending().await,
+                }
+                drop(socket);
+                Ok::<_, ()>(attempt)
+            }
+        };
+        let attempt = handshake(connect, shake).await.unwrap();
+        (attempt, packet_loss(at.ip()).map(|loss| loss.segment))
+    }
+
+    const NOW: Option<Duration> = Some(Duration::ZERO);
+
+    #[tokio::test(start_paused = true)]
+    async fn a_handshake_that_stalls_twice_is_made_with_small_segments() {
+        assert_eq!(finished("127.1.1.1", [NOW, None, None]).await, (0, None));
+        for (ip, lasts, attempt) in [("127.1.1.2", [None, NOW, None], 1), ("127.1.1.3", [None, None, NOW], 2)]
+        {
+            let smallest = Some(SEGMENTS[attempt as usize - 1]);
+            assert_eq!(finished(ip, lasts).await, (attempt, None), "the server may have stalled");
+            assert_eq!((segment_limit(ip.parse().unwrap()), is_suspected(ip.parse().unwrap())), (None, true));
+            assert_eq!(finished(ip, lasts).await, (attempt, smallest));
+            assert_eq!(finished(ip, [NOW, None, None]).await, (0, smallest), "it is kept");
+            assert_eq!(segment_limit(ip.parse().unwrap()), smallest);
+        }
+        let known = "127.1.1.2".parse().unwrap();
+        assert_eq!(
+            packet_loss(known).unwrap().to_string(),
+            "large packets (65535 bytes) between this machine and 127.1.1.2 are lost without notice, links use 1040 bytes"
+        );
+        tokio::time::advance(KEPT_FOR).await;
+        assert_eq!(segment_limit(known), None, "the path may be repaired");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_slow_server_is_no_lossy_path() {
+        let slow = Some(HANDSHAKE_TIMEOUT);
+        for _ in 0..3 {
+            assert_eq!(finished("127.1.1.4", [None, slow, None]).await, (1, None), "each attempt waits");
+            let slower = Some(HANDSHAKE_TIMEOUT + Duration::from_millis(200));
+            assert_eq!(finished("127.1.1.5", [slower, None, None]).await, (0, None));
+            assert_eq!(
+                finished("127.1.1.6", [None, NOW, None]).await,
+                (1, None),
+                "it stalls once in a while"
+            );
+            assert_eq!(finished("127.1.1.6", [NOW, None, None]).await, (0, None));
+        }
+        assert_eq!(segment_limit("127.1.1.5".parse().unwrap()), None);
+    }
+}
