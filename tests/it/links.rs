@@ -156,9 +156,11 @@ async fn a_changed_token_file_applies_to_the_next_links() {
 
 async fn wait_refused(place: &TestDir, server: &TestServer) {
     let refused = async {
-        loop {
-            match remote::try_link(place, server.server.bound.grpc, "node2", Some(Instance::random())).await {
-                Err(status) => break assert_eq!(status.code(), Grpc::Unauthenticated),
+        // Each time another node, because the links of one are limited.
+        for n in 2.. {
+            let (grpc, node) = (server.server.bound.grpc, format!("node{n}"));
+            match remote::try_link(place, grpc, &node, Some(Instance::random())).await {
+                Err(status) => return assert_eq!(status.code(), Grpc::Unauthenticated),
                 Ok(_) => sleep(BETWEEN).await,
             }
         }
