@@ -157,10 +157,10 @@ fn a_cloud_named_by_an_address_of_ipv6_is_joined_by_the_command_that_invite_prin
         &[
             ("[::]:9000", format!("[::]:{grpc}")),
             (":2222", format!(":{connect}")),
-            (":51010", format!(":{log}")),
             ("[server.connect]", admin),
         ],
     );
+    set_admin(&to.join("server.toml"), log);
     let config = format!("--config={etc}/server.toml");
     let mut cloud = Running::start("server", place.path(), tunnel().args(["server", &config]));
     cloud.answers(log, "/readyz", "");

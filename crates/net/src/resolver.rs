@@ -244,8 +244,7 @@ impl RuntimeProvider for MarkedRuntime {
     ) -> Pin<Box<dyn Send + Future<Output = io::Result<Self::Tcp>>>> {
         Box::pin(async move {
             let patience = patience.unwrap_or(ONE_TRY);
-            let socket =
-                dial(&Host::Ip(server.ip()), &[server], patience).await.map_err(io::Error::other)?;
+            let socket = dial(&Host::Ip(server.ip()), &[server], patience).await.map_err(io::Error::other)?;
             fd_limit::leave_half_of_reserve(&socket)?;
             Ok(AsyncIoTokioAsStd(socket))
         })

@@ -166,7 +166,7 @@ impl NodeTokens {
     pub fn weak(&self) -> Vec<&str> {
         let is_short = |token: &str| !token.is_empty() && token.len() < MIN_TOKEN_BYTES;
         let weak = self.lines.iter().filter(|(node, line)| {
-            node.parse::<NodeName>().is_ok()
+            line_name(node).is_ok()
                 && (is_short(&line.token) || line.previous.as_deref().is_some_and(is_short))
         });
         let names: BTreeSet<_> = weak.map(|(node, _)| node.as_str()).collect();
