@@ -181,8 +181,10 @@ impl CopyTurn<'_, '_> {
                 return stop;
             }
         }
+        // Before the check: the last bytes of a side may arrive with its error, after they were read for.
+        let is_exhausted = to_a.is_exhausted() || to_b.is_exhausted();
         let lost = to_b.check_source(self, a, to_a) | to_a.check_source(self, b, to_b);
-        if CopyDirection::over(to_a, to_b) || to_a.is_exhausted() || to_b.is_exhausted() {
+        if CopyDirection::over(to_a, to_b) || is_exhausted {
             return CopyStep::Over;
         }
         if lost { CopyStep::Turn } else { CopyStep::Wait }

@@ -240,6 +240,43 @@ async fn a_side_that_cannot_be_read_ends_the_splice_after_its_last_byte() {
     );
 }
 
+/// A stream whose last bytes arrive with its error, after the first read.
+struct LateBytes {
+    takes: Vec<io::Result<Bytes>>,
+    has_arrived: bool,
+}
+
+impl ByteStream for LateBytes {
+    fn poll_read_chunk(&mut self, _: &mut Context<'_>) -> Poll<io::Result<Bytes>> {
+        match self.has_arrived && !self.takes.is_empty() {
+            true => Poll::Ready(self.takes.remove(0)),
+            false => Poll::Pending,
+        }
+    }
+
+    fn poll_write_chunk(&mut self, _: &mut Context<'_>, bytes: &mut Bytes) -> Poll<io::Result<()>> {
+        bytes.clear();
+        Poll::Ready(Ok(()))
+    }
+
+    fn poll_finish(&mut self, _: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Poll::Ready(Ok(()))
+    }
+
+    fn poll_lost(&mut self, _: &mut Context<'_>) -> Poll<io::Error> {
+        self.has_arrived = true;
+        Poll::Ready(io::ErrorKind::ConnectionReset.into())
+    }
+}
+
+#[tokio::test]
+async fn bytes_that_arrive_with_the_error_of_their_side_are_delivered() {
+    let mut client = LateBytes { takes: vec![some("late "), some("bytes")], has_arrived: false };
+    let mut target = Scripted::new(vec![], Ok(vec![]));
+    copied(&mut client, &mut target).await;
+    assert_eq!(target.gives.unwrap(), b"late bytes");
+}
+
 /// A stream that always has bytes, and counts the reads. It discards written bytes.
 struct Endless(usize);
 
