@@ -3,6 +3,7 @@
 //! A session belongs to one client connection, so that access logs, rules and identities remain exact. It is reused for
 //! following requests with the same route. Bodies are streamed; after an upgrade both streams carry raw bytes.
 
+pub mod idle_timer;
 pub mod long_url;
 pub mod message;
 pub mod upstream;
@@ -13,7 +14,6 @@ use std::io;
 use std::pin::{Pin, pin};
 use std::sync::Arc;
 use std::task::{Context, Poll, ready};
-use std::time::Duration;
 
 use bytes::Bytes;
 use futures_util::FutureExt as _;
@@ -38,11 +38,12 @@ use crate::listener::admission::{
     Admission, DeniedRequest, GrantedSession, HEAD_TIME, HandshakeOutcome, ListenerContext,
 };
 use crate::listener::denial::{Denial, automatic_response, bad_head, header_failure, reject_http2, written};
+use crate::listener::forward::idle_timer::{Deadline, IdleTimer};
 use crate::listener::forward::long_url::shorten;
 use crate::listener::forward::message::{ContinueGate, RequestBody, ResponseBody, ResponseSource};
 use crate::listener::forward::upstream::{InformationalLimit, Upstream, UpstreamError};
 use crate::listener::requests::{ParseRequest, RequestRoute, RequestRouter};
-use crate::session_io::copy::{PAUSE, wait_acknowledged};
+use crate::session_io::copy::wait_acknowledged;
 use tunnel_base::drain::Drain;
 use tunnel_base::metrics::{InFlightGuard, InFlightRequests};
 use tunnel_net::keepalive::LossDetector;
@@ -641,195 +642,6 @@ impl<C: Connection> AsyncWrite for ClientIo<C> {
 
 /// Maximum number of bytes to read ahead. Usually there are none.
 const AHEAD: usize = 1024;
-
-// Timeouts of an inactive client: between two requests, within a head, and after it has closed its write half.
-
-/// The phase of a client's connection, with its deadline.
-#[derive(Debug)]
-pub(crate) struct IdleTimer(Mutex<Inner>);
-
-/// The locked state of an [`IdleTimer`].
-#[derive(Debug)]
-struct Inner {
-    phase: ClientPhase,
-    /// Whether hyper's server must be polled: a request's body has ended, or an interim response was added.
-    asked: bool,
-    /// Whether a response was completed since the last check.
-    answered: bool,
-    /// Whether the client has disconnected or vanished.
-    lost: bool,
-    /// Interim responses of the target that are not written yet; at most [`MAX_INTERIM`] bytes.
-    interim: Vec<u8>,
-}
-
-/// The phase of a client's connection, which decides its next [`Deadline`].
-#[derive(Debug, Clone, Copy)]
-enum ClientPhase {
-    /// A head is being received since this time.
-    Head(Instant),
-    /// The request's body is being received. The target has waited for more of it since the time, if any.
-    ReadingBody(Option<Instant>),
-    /// The request is complete and its response is pending. Part of it must be sent before the deadline, if any.
-    Responding(Option<Instant>),
-    /// The response was completed at this time.
-    Idle(Instant),
-}
-
-/// The time at which a client has been inactive for too long, with the expected action.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Deadline {
-    /// The client must start another request.
-    Request(Instant),
-    /// The client must send the rest of a head.
-    Head(Instant),
-    /// The client must read its response; otherwise it is considered disconnected.
-    Answer(Instant),
-    /// The client must send more of its request's body.
-    Body(Instant),
-}
-
-impl IdleTimer {
-    /// Creates the timer of a new client, which must send a request.
-    pub(crate) fn new() -> Self {
-        let phase = ClientPhase::Head(Instant::now());
-        let interim = Vec::new();
-        Self(Mutex::new(Inner { phase, asked: false, answered: false, lost: false, interim }))
-    }
-
-    /// Records that a head is complete and whether a body follows.
-    pub(crate) fn on_head(&self, has_body: bool) {
-        self.0.lock().phase =
-            if has_body { ClientPhase::ReadingBody(None) } else { ClientPhase::Responding(None) };
-    }
-
-    /// Records that the target takes more of the request's body, and whether it has to wait for the client.
-    pub(crate) fn on_body_polled(&self, waits: bool) {
-        if let ClientPhase::ReadingBody(since) = &mut self.0.lock().phase {
-            *since = waits.then(|| since.unwrap_or_else(Instant::now));
-        }
-    }
-
-    /// Records that nothing more is read from the request's body.
-    pub(crate) fn on_body_end(&self) {
-        let mut inner = self.0.lock();
-        if let ClientPhase::ReadingBody(_) = inner.phase {
-            inner.phase = ClientPhase::Responding(None);
-            inner.asked = true;
-        }
-    }
-
-    /// Returns true if a request has been read completely and its response is not complete.
-    pub(crate) fn is_answering(&self) -> bool {
-        matches!(self.0.lock().phase, ClientPhase::Responding(_))
-    }
-
-    /// Adds an interim response for the client, and has hyper's server polled to write it. It is dropped if the client
-    /// does not read the earlier ones.
-    pub(crate) fn interim(&self, response: &[u8]) {
-        let mut inner = self.0.lock();
-        if inner.interim.len() + response.len() <= MAX_INTERIM {
-            inner.interim.extend_from_slice(response);
-            inner.asked = true;
-        }
-    }
-
-    /// Takes the interim responses to write.
-    pub(crate) fn take_interim(&self) -> Vec<u8> {
-        std::mem::take(&mut self.0.lock().interim)
-    }
-
-    /// Returns true while a head is expected.
-    pub(crate) fn is_in_head(&self) -> bool {
-        matches!(self.0.lock().phase, ClientPhase::Head(_))
-    }
-
-    /// Returns true if a request's body has ended, or an interim response was added, since the last call.
-    pub(crate) fn take_asked(&self) -> bool {
-        std::mem::take(&mut self.0.lock().asked)
-    }
-
-    /// Records that a response is complete.
-    pub(crate) fn idle(&self) {
-        let mut inner = self.0.lock();
-        inner.phase = ClientPhase::Idle(Instant::now());
-        (inner.asked, inner.answered) = (false, true);
-    }
-
-    /// Records that the client has disconnected or vanished.
-    pub(crate) fn lost(&self) {
-        self.0.lock().lost = true;
-    }
-
-    /// Returns true if the client has disconnected or vanished.
-    pub(crate) fn is_lost(&self) -> bool {
-        self.0.lock().lost
-    }
-
-    /// Returns true if a response was completed since the last call.
-    pub(crate) fn take_answered(&self) -> bool {
-        std::mem::take(&mut self.0.lock().answered)
-    }
-
-    /// Returns the client's deadline, if an action is expected of it. With `leaving`, no further request is expected.
-    pub(crate) fn deadline(&self, leaving: bool) -> Option<Deadline> {
-        match self.0.lock().phase {
-            ClientPhase::Head(since) => Some(Deadline::Head(since + HEAD_TIME)),
-            ClientPhase::ReadingBody(since) => since.map(|since| Deadline::Body(since + BODY_TIME)),
-            ClientPhase::Responding(until) => until.map(Deadline::Answer),
-            // The last bytes of a response may not fit into the system's buffers.
-            ClientPhase::Idle(since) if leaving => Some(Deadline::Answer(since + PAUSE)),
-            ClientPhase::Idle(since) => Some(Deadline::Request(since + IDLE_TIME)),
-        }
-    }
-
-    /// Records that bytes were received from the client.
-    pub(crate) fn arrived(&self) {
-        let mut inner = self.0.lock();
-        if let ClientPhase::Idle(_) = inner.phase {
-            inner.phase = ClientPhase::Head(Instant::now());
-        }
-    }
-
-    /// Records that the client closed its write half. While a response is pending, a client that still `reads` gets
-    /// [`FINISHED_TIME`], because a disconnected client looks the same.
-    pub(crate) fn finished(&self, reads: bool) {
-        if let ClientPhase::Responding(until @ None) = &mut self.0.lock().phase {
-            let patience = if reads { FINISHED_TIME } else { Duration::ZERO };
-            *until = Some(Instant::now() + patience);
-        }
-    }
-
-    /// Records that a part of the response was forwarded.
-    pub(crate) fn passed(&self) {
-        match &mut self.0.lock().phase {
-            ClientPhase::Responding(Some(until)) => *until = Instant::now() + FINISHED_TIME,
-            ClientPhase::ReadingBody(Some(since)) => *since = Instant::now(),
-            _ => {}
-        }
-    }
-}
-
-impl Deadline {
-    /// Returns the time of the deadline.
-    pub(crate) fn at(self) -> Instant {
-        match self {
-            Self::Request(at) | Self::Head(at) | Self::Answer(at) | Self::Body(at) => at,
-        }
-    }
-}
-
-/// Maximum size of interim responses that wait for a client.
-const MAX_INTERIM: usize = 16 * 1024;
-
-/// Idle timeout of a client's connection between requests, the same as that of Go's clients.
-const IDLE_TIME: Duration = Duration::from_secs(90);
-
-/// Timeout for progress of a response to a client that has closed its write half.
-const FINISHED_TIME: Duration = Duration::from_secs(30);
-
-/// Timeout for the next bytes of a request's body that the target waits for, while the response makes no progress.
-/// Long for the same reason as [`PAUSE`].
-const BODY_TIME: Duration = Duration::from_secs(600);
 
 #[cfg(test)]
 mod tests;

@@ -20,7 +20,7 @@ use parking_lot::Mutex;
 use tokio::time::{Sleep, sleep};
 
 use crate::listener::denial::Denial;
-use crate::listener::forward::IdleTimer;
+use crate::listener::forward::idle_timer::IdleTimer;
 use tunnel_base::metrics::InFlightGuard;
 
 /// A request's body that is forwarded to the target.

@@ -20,7 +20,7 @@ use tracing::Span;
 
 use crate::listener::admission::heads::{HEAD_BYTES, HEAD_FIELDS, LONG_HEAD_BYTES, LONG_HEAD_FIELDS};
 use crate::listener::admission::{GrantedSession, ListenerContext};
-use crate::listener::forward::IdleTimer;
+use crate::listener::forward::idle_timer::IdleTimer;
 use crate::listener::forward::long_url::extended;
 use crate::listener::forward::message::{BodyNotWanted, RequestBody};
 use crate::listener::requests::RequestRoute;

@@ -20,7 +20,6 @@ use tokio_rustls::rustls::{
 };
 
 use crate::reload::Reload;
-use crate::tls::handshake::HandshakeError;
 use crate::tls::{TlsParams, certificate, text};
 
 /// Trusts a client with a *server's* certificate for the cloud's name, from the cloud's CA.
@@ -197,9 +196,8 @@ fn unfit(cause: &Error, name: &ServerName<'_>) -> String {
                 .into()
         }
         cause => format!(
-            "this server's certificate is not valid for a server named {name:?}, so peers reject it: {}; reissue \
-             it for servers, for example with `tunnel init`",
-            HandshakeError::of_tls(cause)
+            "this server's certificate is not valid for a server named {name:?}, so peers reject it: {cause}; reissue \
+             it for servers, for example with `tunnel init`"
         ),
     }
 }
