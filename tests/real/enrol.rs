@@ -167,7 +167,7 @@ fn a_cloud_named_by_an_address_of_ipv6_is_joined_by_the_command_that_invite_prin
     let invited = says(&["invite", "--node", "edge7", &format!("--socket={}", socket.display())]);
     let line = invited.stdout.lines().find(|line| line.contains("echo ")).unwrap();
     assert!(line.ends_with(&format!("| tunnel join '[::1]:{grpc}' --invitation -")), "{line}");
-    let line = line.replace("tunnel join", &format!("{PROGRAM} join --out-dir {}", joined.display()));
+    let line = line.replace("tunnel join", &format!("{PROGRAM} join --install-dir {}", joined.display()));
     let ran = run("sh", &["-c", &line], None, TIMEOUT);
     assert!(ran.status.success() && ran.stdout.starts_with("edge7 has joined"), "{ran:?}");
     let edge = std::fs::read_to_string(joined.join("edge.toml")).unwrap();
