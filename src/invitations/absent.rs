@@ -6,7 +6,7 @@ use std::time::{Duration, SystemTime};
 
 use tokio::sync::watch;
 
-use tunnel_base::names::NodeName;
+use tunnel_base::names::{Host, NodeName};
 
 /// The nodes that have joined by invitation. There are none.
 #[derive(Debug)]
@@ -21,7 +21,7 @@ pub enum ServerCa {}
 pub(crate) struct IssuedInvitation {
     pub(crate) code: String,
     pub(crate) until: SystemTime,
-    pub(crate) host: Option<String>,
+    pub(crate) host: Option<Host>,
 }
 
 /// Error changing the invitations.

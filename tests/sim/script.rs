@@ -1,22 +1,14 @@
 //! Short scripts: one process, links to remotes that the script plays, and single frames in a fixed order.
 
-use std::net::SocketAddr;
 use std::pin::pin;
 use std::sync::Arc;
-use std::sync::atomic::AtomicUsize;
-use std::sync::atomic::Ordering::Relaxed;
 use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 
 use bytes::Bytes;
 use futures_util::FutureExt as _;
-use futures_util::future::BoxFuture;
-use tokio::sync::watch;
-use tokio::time::{Instant, advance, sleep};
-use tunnel::registry::peers::Peers;
-use tunnel::registry::peers::peer::{PeerDialer, PeerError};
+use tokio::time::{Instant, advance};
 use tunnel::registry::{LinkedNode, Registry};
-use tunnel_base::drain::Drain;
 use tunnel_base::metrics::Metrics;
 use tunnel_base::names::{Instance, NodeName, SessionId};
 use tunnel_link::sender::LinkSender;
@@ -470,40 +462,4 @@ async fn finds_the_older_link(leaves: impl Fn(&Registry, &LinkSender)) {
 async fn sessions_learn_at_once_that_an_older_link_is_primary_again() {
     finds_the_older_link(Registry::remove).await;
     finds_the_older_link(Registry::retire_link).await;
-}
-
-/// A dialer of links that do not answer, and nobody pulls.
-#[derive(Debug, Default)]
-struct Silent {
-    /// Number of backup links that were dialled.
-    backups: AtomicUsize,
-}
-
-impl PeerDialer for Silent {
-    fn dial(&self, _: SocketAddr, beside: bool) -> BoxFuture<'_, Result<Arc<LinkSender>, PeerError>> {
-        async move {
-            self.backups.fetch_add(usize::from(beside), Relaxed);
-            let link =
-                LinkSender::new(LinkId(1), Remote::Peer, Some(Instance::from_bits(2)), Dialect::NEWEST);
-            link.probe();
-            let _ = link.poll_pull(&mut Context::from_waker(Waker::noop()), Instant::now());
-            sleep(Duration::from_secs(6)).await;
-            Ok(link)
-        }
-        .boxed()
-    }
-}
-
-#[tokio::test(start_paused = true)]
-async fn announcements_that_a_peer_does_not_take_hold_back_no_backup_link() {
-    let registry = Registry::new(Metrics::server("", ""));
-    for number in 1..2_000 {
-        registry.insert(linked(&link(number)), false);
-    }
-    let dialer = Arc::<Silent>::default();
-    let (_list, addresses) = watch::channel(vec![([127, 0, 0, 1], 1).into()]);
-    let drain = Drain::new();
-    let _peers = Peers::new(addresses, registry, dialer.clone(), Instance::from_bits(1), drain);
-    sleep(Duration::from_secs(10)).await;
-    assert!(dialer.backups.load(Relaxed) > 0);
 }
