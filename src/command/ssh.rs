@@ -14,7 +14,7 @@ pub struct SshArgs {
     /// Flags for `tunnel connect`.
     #[command(flatten)]
     pub client: ClientArgs,
-    /// Arguments for ssh, as ssh takes them: options, [USER@]NODE, and a command.
+    /// Arguments for ssh, as ssh takes them: options, NODE or USER@NODE, and a command.
     #[arg(value_name = "ARGS", required = true, trailing_var_arg = true, allow_hyphen_values = true)]
     pub args: Vec<OsString>,
 }

@@ -70,7 +70,7 @@ pub async fn dial_target(
 
 /// Like [`dial`], in the given order.
 ///
-/// The next address is tried as soon as one fails, and after [`ATTEMPT_DELAY`] without an answer, while the earlier ones
+/// The next address is tried as soon as one fails, and after 250 ms without an answer, while the earlier ones
 /// may still answer. So an unresponsive address costs hardly any time.
 pub async fn dial_in_order(
     host: &Host,
