@@ -129,7 +129,6 @@ async fn idle_sessions_do_not_keep_an_upload_at_its_initial_window() {
     let mut idle = Vec::new();
     // More than use half of the memory.
     while edge.table.memory().0 < 600 << 10 {
-        assert!(idle.len() < 200, "idle sessions use {:?}", edge.table.memory());
         idle.push(server.open(&at("node1", echo)).await);
     }
     let reserved = edge.table.memory().0;

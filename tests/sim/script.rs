@@ -180,6 +180,20 @@ async fn a_path_that_is_lost_while_its_search_ends_is_searched_for_again() {
     assert_eq!(parked.map(|parked| parked.id()), Some(session.id()));
 }
 
+/// While a runtime ends, it drops each search as soon as that starts, so that its session needs another one.
+#[tokio::test]
+async fn who_starts_searches_gives_way_even_if_each_is_dropped_at_once() {
+    let (script, link) = (Script::new(10), link(1));
+    let session = script.opens(&link, &node(1));
+    script.hears(&link, session.id(), SessionFrame::PathLost { epoch: 1 });
+    let mut searches = 0;
+    while script.table.next_parked().now_or_never().is_some() {
+        searches += 1;
+        assert!(searches < 1000, "it never gives way");
+    }
+    assert!(searches > 1);
+}
+
 /// Its Reset would be lost, and the remote would keep the session until the resume timeout.
 #[tokio::test]
 async fn a_session_with_one_last_frame_to_send_stays_on_a_link_that_others_leave() {

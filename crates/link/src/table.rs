@@ -15,6 +15,7 @@ use std::sync::atomic::{AtomicBool, AtomicUsize};
 use std::time::Duration;
 
 use tokio::sync::Notify;
+use tokio::task::coop::consume_budget;
 use tokio::time::Instant;
 
 use crate::lock::{Mutex, MutexGuard};
@@ -586,6 +587,9 @@ impl SessionTable {
     ///
     /// Cancel safe.
     pub async fn next_parked(&self) -> Parked {
+        // A runtime that ends drops each search at once, and its session needs another one. Without this, the task that
+        // calls would never give way, and the runtime would never end.
+        consume_budget().await;
         loop {
             let came = self.came.notified();
             if let Some(parked) = self.parked.lock().pop_front() {
