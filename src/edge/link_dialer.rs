@@ -313,12 +313,12 @@ impl LinkDialer {
     ) -> Result<TcpStream, DialFailure> {
         let proxy = self.proxy.as_ref().filter(|proxy| proxy.applies_to(&to.at));
         let resolved = self.resolve(proxy.map_or(&to.at, HttpProxyClient::at)).await;
-        let (mut addresses, failure) = resolved.map_err(failed("dns"))?;
+        let (addresses, failure) = resolved.map_err(failed("dns"))?;
         let dialled = async {
             if let Some(proxy) = proxy {
                 return proxy.connect(&addresses, &to.at, patience).await.map_err(failed("proxy"));
             }
-            dial::sort(&to.at.host, &mut addresses);
+            let mut addresses = dial::in_order(&to.at.host, &addresses);
             hint.sort(&mut addresses);
             dial_in_order(&to.at.host, &addresses, patience).await.map_err(|why| {
                 let (reason, named) = (why.reason(), Some(&to.at).filter(|_| self.servers.len() > 1));

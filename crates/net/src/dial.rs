@@ -46,15 +46,13 @@ pub enum Failure {
 
 /// Connects to the first of a host's addresses that answers, within `patience` in total.
 ///
-/// They are tried in the order of [`sort`]. The socket has no delay for small writes, and keep-alive. Cancel safe.
+/// They are tried in the order of [`in_order`]. The socket has no delay for small writes, and keep-alive. Cancel safe.
 pub async fn dial(
     host: &Host,
     addresses: &[SocketAddr],
     patience: Duration,
 ) -> Result<TcpStream, ConnectError> {
-    let mut sorted = addresses.to_vec();
-    sort(host, &mut sorted);
-    dial_in_order(host, &sorted, patience).await
+    dial_in_order(host, &in_order(host, addresses), patience).await
 }
 
 /// Like [`dial`], but for a target, which must not use the last file descriptors.
@@ -63,15 +61,13 @@ pub async fn dial_target(
     addresses: &[SocketAddr],
     patience: Duration,
 ) -> Result<TcpStream, ConnectError> {
-    let mut sorted = addresses.to_vec();
-    sort(host, &mut sorted);
-    dial_with(host, &sorted, patience, fd_limit::leave_reserve).await
+    dial_with(host, &in_order(host, addresses), patience, fd_limit::leave_reserve).await
 }
 
 /// Like [`dial`], in the given order.
 ///
-/// The next address is tried as soon as one fails, and after 250 ms without an answer, while the earlier ones
-/// may still answer. So an unresponsive address costs hardly any time.
+/// The next address is tried as soon as one fails, and after 250 ms without an answer, while the earlier ones may still
+/// answer. So an unresponsive address costs hardly any time.
 pub async fn dial_in_order(
     host: &Host,
     addresses: &[SocketAddr],
@@ -103,7 +99,7 @@ async fn dial_with(
                     return Ok(socket);
                 }
                 Err(cause) => {
-                    failed.push(sorted(at, cause, patience));
+                    failed.push(failure(at, cause, patience));
                     next = Instant::now();
                 }
             },
@@ -120,17 +116,22 @@ async fn dial_with(
     Err(ConnectError::new(failed))
 }
 
-/// Sorts the addresses of a host: first the one that answered when an earlier one did not, then its family and the
-/// other one in turns, each in the given order.
-pub fn sort(host: &Host, addresses: &mut [SocketAddr]) {
+/// Returns the addresses of a host in the order of trial: first the one that answered when an earlier one did not, then
+/// its family and the other one in turns, each in the given order.
+pub fn in_order(host: &Host, addresses: &[SocketAddr]) -> Vec<SocketAddr> {
     let worked = addresses.first().and_then(|at| WORKED.lock().get(host, at.port()));
     let first_family = worked.or(addresses.first().map(SocketAddr::ip)).is_some_and(|ip| ip.is_ipv4());
-    addresses.sort_by_key(|at| Some(at.ip()) != worked);
-    let (first, other): (Vec<_>, Vec<_>) = addresses.iter().partition(|at| at.is_ipv4() == first_family);
-    let first = first.into_iter().enumerate().map(|(n, at)| ((n, 0), at));
-    let mut ranked: Vec<_> = first.chain(other.into_iter().enumerate().map(|(n, at)| ((n, 1), at))).collect();
-    ranked.sort();
-    addresses.iter_mut().zip(ranked).for_each(|(place, (_, at))| *place = at);
+    let mut sorted = addresses.to_vec();
+    sorted.sort_by_key(|at| Some(at.ip()) != worked);
+    let (first, other): (Vec<_>, Vec<_>) = sorted.into_iter().partition(|at| at.is_ipv4() == first_family);
+    let (mut first, mut other) = (first.into_iter(), other.into_iter());
+    let mut in_turns = Vec::with_capacity(addresses.len());
+    while let (one, two) = (first.next(), other.next())
+        && (one.is_some() || two.is_some())
+    {
+        in_turns.extend(one.into_iter().chain(two));
+    }
+    in_turns
 }
 
 /// Opens every connection of this process to another machine.
@@ -165,7 +166,7 @@ impl ConnectError {
         }
     }
 
-    /// Returns a fixed label for metrics: that of the most specific failure.
+    /// Returns a fixed label for metrics: that of the most telling failure.
     pub fn reason(&self) -> &'static str {
         match self.first() {
             Some(Failure::Unreachable(..)) => "unreachable",
@@ -176,7 +177,7 @@ impl ConnectError {
         }
     }
 
-    /// Returns the most specific failure, or `None` if there was no address.
+    /// Returns the most telling failure, or `None` if there was no address.
     pub fn first(&self) -> Option<&Failure> {
         self.0.first()
     }
@@ -261,7 +262,8 @@ fn timed_out(at: SocketAddr, patience: Duration) -> Failure {
     Failure::Timeout(at, Duration::from_millis(u64::try_from(hundredths * 10).unwrap_or(u64::MAX)))
 }
 
-fn sorted(at: SocketAddr, cause: io::Error, patience: Duration) -> Failure {
+/// Returns which failure the system's error means.
+fn failure(at: SocketAddr, cause: io::Error, patience: Duration) -> Failure {
     use io::ErrorKind as Kind;
     match cause.kind() {
         Kind::ConnectionRefused | Kind::ConnectionReset => Failure::Refused(at),
@@ -416,18 +418,17 @@ mod tests {
         let (_listener, mute, _held) = silent().await;
         let (_open, open) = open_v6(mute.port()).await;
         let host = named("dead-first.test");
-        let mut addresses = [mute, closed().await, open];
+        let addresses = [mute, closed().await, open];
         let start = Instant::now();
         let socket = dial(&host, &addresses, Duration::from_secs(600)).await.unwrap();
         assert_eq!(socket.peer_addr().unwrap(), open);
         assert!(start.elapsed() < Duration::from_secs(100), "much less than a share of the time");
-        sort(&host, &mut addresses);
-        assert_eq!(addresses[0], open);
+        assert_eq!(in_order(&host, &addresses)[0], open);
         let mut others = ["192.0.2.1:7", "192.0.2.2:7", "[2001:db8::1]:7"].map(|at| at.parse().unwrap());
         others.iter_mut().for_each(|at: &mut SocketAddr| at.set_port(open.port()));
-        sort(&host, &mut others);
+        let others = in_order(&host, &others);
         assert!(others[0].is_ipv6(), "the family that answered is tried first at other addresses");
-        sort(&named("other.test"), &mut others);
+        let others = in_order(&named("other.test"), &others);
         assert!(others[0].is_ipv6() && others[1].is_ipv4(), "another host keeps its order");
     }
 
@@ -452,9 +453,8 @@ mod tests {
     #[test]
     fn families_take_turns_in_the_given_order() {
         let sorted = |addresses: &[&str]| {
-            let mut addresses: Vec<SocketAddr> = addresses.iter().map(|at| at.parse().unwrap()).collect();
-            sort(&named("turns.test"), &mut addresses);
-            addresses.iter().map(ToString::to_string).collect::<Vec<_>>()
+            let addresses: Vec<SocketAddr> = addresses.iter().map(|at| at.parse().unwrap()).collect();
+            in_order(&named("turns.test"), &addresses).iter().map(ToString::to_string).collect::<Vec<_>>()
         };
         assert_eq!(
             sorted(&["192.0.2.1:7", "192.0.2.2:7", "192.0.2.3:7", "[::1]:7", "[::2]:7"]),
@@ -475,7 +475,7 @@ mod tests {
     #[test]
     fn all_addresses_are_told_and_a_silent_one_first() {
         use io::ErrorKind as Kind;
-        let of = |last: u8, kind: Kind| sorted(([192, 0, 2, last], 22).into(), kind.into(), SOON);
+        let of = |last: u8, kind: Kind| failure(([192, 0, 2, last], 22).into(), kind.into(), SOON);
         let failed = |kinds: &[Kind]| {
             ConnectError::new((1..).zip(kinds).map(|(last, kind)| of(last, *kind)).collect()).to_string()
         };
@@ -503,10 +503,10 @@ mod tests {
             (Kind::ConnectionRefused.into(), Kind::TimedOut.into(), "timeout"),
             (io::Error::from_raw_os_error(Errno::MFILE.raw_os_error()), Kind::TimedOut.into(), "local_error"),
         ] {
-            let failed = [sorted(at("192.0.2.1:22"), v4, SOON), sorted(at("[::1]:22"), v6, SOON)];
+            let failed = [failure(at("192.0.2.1:22"), v4, SOON), failure(at("[::1]:22"), v6, SOON)];
             assert_eq!(ConnectError::new(failed.into()).reason(), reason);
         }
-        let refused = |at| sorted(at, Kind::ConnectionRefused.into(), SOON);
+        let refused = |at| failure(at, Kind::ConnectionRefused.into(), SOON);
         let (one, two) = (at("192.0.2.1:22"), at("[fd00::1]:22"));
         let twice = ConnectError::new(vec![refused(one), refused(two), refused(one)]);
         assert_eq!(twice.to_string(), "192.0.2.1:22 refused the connection, and so did [fd00::1]:22");
