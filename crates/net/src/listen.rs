@@ -13,7 +13,7 @@ use std::time::Duration;
 use rustix::io::Errno;
 use socket2::{Domain, SockAddr, SockRef, Socket, Type};
 use tokio::net::{TcpListener, TcpSocket, TcpStream, UnixListener, UnixStream};
-use tracing::{error, info, warn};
+use tracing::{info, warn};
 
 use crate::keepalive::Keepalive;
 use crate::socket::Connection;
@@ -90,15 +90,11 @@ impl TcpAccept {
         bound().map_err(|cause| BindError { at, cause })
     }
 
-    /// Returns what was bound. If a default port (`implicit`) is not available, logs an error and returns `None`.
+    /// Returns what was bound. If a default port (`implicit`) is not available, logs a warning and returns `None`.
     pub fn optional(bound: Result<Self, BindError>, implicit: bool) -> Result<Option<Self>, BindError> {
         match bound {
             Err(error) if implicit => {
-                error!(
-                    %error,
-                    hint = "configure the port to use another one",
-                    "default port not available, continuing without it"
-                );
+                warn!(%error, "default port not available, continuing without it");
                 Ok(None)
             }
             bound => bound.map(Some),
