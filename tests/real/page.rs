@@ -260,6 +260,7 @@ fn the_live_page_shows_the_nodes_of_three_servers_and_who_uses_them() {
     servers[1].registry.ended(&moved, "closed");
     browser.shows("that it is missing", "elsewhere(), !document.getElementById('disconnected').hidden");
     let _back = link(&servers[0], 0);
+    browser.shows("the node that is back", &format!("{here}.join() === 'this one'"));
     let host = std::fs::read_to_string("/proc/sys/kernel/hostname").unwrap();
     assert_eq!(browser.says("document.title"), format!("{}: server", host.trim()));
 

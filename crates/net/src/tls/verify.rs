@@ -20,6 +20,7 @@ use tokio_rustls::rustls::{
 };
 
 use crate::reload::Reload;
+use crate::tls::handshake::HandshakeError;
 use crate::tls::{TlsParams, certificate, text};
 
 /// Trusts a client with a *server's* certificate for the cloud's name, from the cloud's CA.
@@ -181,6 +182,7 @@ impl ServerCertVerifier for NoVerifier {
     }
 }
 
+/// Says why peers reject this server's certificate, and what to do.
 fn unfit(cause: &Error, name: &ServerName<'_>) -> String {
     let name = name.to_str();
     match cause {
@@ -196,8 +198,8 @@ fn unfit(cause: &Error, name: &ServerName<'_>) -> String {
                 .into()
         }
         cause => format!(
-            "this server's certificate is not valid for a server named {name:?}, so peers reject it: {cause}; reissue \
-             it for servers, for example with `tunnel init`"
+            "peers reject this server: {}; reissue it for servers, for example with `tunnel init`",
+            HandshakeError::of_tls(cause)
         ),
     }
 }
