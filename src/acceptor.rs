@@ -34,7 +34,7 @@ use tunnel_net::reload::{FileWatcher, Reload};
 use tunnel_net::resolver::{LookupError, Resolver};
 use tunnel_net::socket::{Buffered, Connection, Socket};
 use tunnel_net::tls;
-use tunnel_net::tls::handshake::HandshakeError;
+use tunnel_net::tls::error::HandshakeError;
 use tunnel_proto::frame::{Category, ErrorCode, SessionError};
 
 /// Accepts sessions and dials their targets: at an edge for servers, at a server for edges. Cheap to clone.

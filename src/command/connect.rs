@@ -48,7 +48,7 @@ use tunnel_net::listen::TcpAccept;
 use tunnel_net::pool::Pool;
 use tunnel_net::resolver::Resolver;
 use tunnel_net::socket::{Connection, Socket};
-use tunnel_net::tls::handshake::HandshakeError;
+use tunnel_net::tls::error::HandshakeError;
 use tunnel_net::tls::{self, Identity, TlsClientConfig, Trust};
 
 /// Arguments of `tunnel connect`.

@@ -41,7 +41,7 @@ use tunnel_net::interfaces::LocalAddresses;
 use tunnel_net::listen::TcpAccept;
 use tunnel_net::resolver::Resolver;
 use tunnel_net::tls::certificate::{self, CertWarningKind, CertificateWarning};
-use tunnel_net::tls::handshake::HandshakeError;
+use tunnel_net::tls::error::HandshakeError;
 use tunnel_net::tls::{self, Identity, TlsClientConfig, Trust};
 use tunnel_proto::frame::ErrorCode;
 

@@ -37,7 +37,7 @@ use tunnel_link::grpc::enrol::{EnrolCallError, EnrolMethod, JoinParams, call_enr
 use tunnel_net::dial::dial;
 use tunnel_net::http_proxy::HttpProxyClient;
 use tunnel_net::resolver::Resolver;
-use tunnel_net::tls::handshake::HandshakeError;
+use tunnel_net::tls::error::HandshakeError;
 use tunnel_net::tls::{TlsClientConfig, Trust, server_name};
 
 /// Arguments of `tunnel invite`.

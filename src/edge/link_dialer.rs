@@ -40,7 +40,7 @@ use tunnel_net::reload::{Reload, fingerprint};
 use tunnel_net::resolver::LookupError;
 use tunnel_net::socket::Buffered;
 use tunnel_net::tls::certificate::NotAfter;
-use tunnel_net::tls::handshake::HandshakeError;
+use tunnel_net::tls::error::HandshakeError;
 use tunnel_net::tls::{self, Identity, TlsClientConfig, TlsError, Trust};
 use tunnel_proto::hello::{Hello, LinkPurpose};
 

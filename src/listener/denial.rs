@@ -12,7 +12,7 @@ use crate::registry::NodeNotFound;
 use crate::route::RouteError;
 use tunnel_base::addresses::LocateError;
 use tunnel_base::names::{NameError, Target};
-use tunnel_net::tls::handshake::HandshakeError;
+use tunnel_net::tls::error::HandshakeError;
 use tunnel_proto::frame::{ErrorCode, SessionError};
 
 /// A reason for denying a client its session.

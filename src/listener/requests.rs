@@ -16,7 +16,7 @@ use tunnel_base::names::{NodeName, Target};
 use tunnel_net::pool::Pool;
 use tunnel_net::reload::Reload;
 use tunnel_net::tls;
-use tunnel_net::tls::handshake::HandshakeError;
+use tunnel_net::tls::error::HandshakeError;
 
 /// A router that authorizes each request of one client, and opens sessions for them.
 pub(crate) struct RequestRouter<'a> {

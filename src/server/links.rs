@@ -31,7 +31,8 @@ use tunnel_net::accept_loop::{self, AcceptLimits, Accepted, ConnectionHandler, R
 use tunnel_net::limiter::Source;
 use tunnel_net::listen::{TcpAccept, tune_link};
 use tunnel_net::reload::Reload;
-use tunnel_net::tls::handshake::{HANDSHAKES, HandshakeError, TlsAccepted, TlsHandshaker};
+use tunnel_net::tls::error::HandshakeError;
+use tunnel_net::tls::handshake::{HANDSHAKES, TlsAccepted, TlsHandshaker};
 use tunnel_net::tls::verify::ServerTls;
 use tunnel_proto::hello::{Caller, Hello, LinkPurpose};
 

@@ -2,6 +2,7 @@
 
 pub mod certificate;
 pub mod client_hello;
+pub mod error;
 pub mod handshake;
 #[cfg(any(test, feature = "test-util"))]
 pub mod testing;

@@ -24,7 +24,7 @@ use tunnel_net::http_proxy::HttpProxyClient;
 use tunnel_net::path_mtu::{self, REMEDY};
 use tunnel_net::pool::Pool;
 use tunnel_net::socket::Buffered;
-use tunnel_net::tls::handshake::HandshakeError;
+use tunnel_net::tls::error::HandshakeError;
 use tunnel_net::tls::{self, Identity, TlsClientConfig, Trust};
 use tunnel_proto::halves::WindowLimits;
 use tunnel_proto::hello::{Dialect, Hello};

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use tunnel_base::names::Target;
 use tunnel_net::dial::{ConnectError, Failure};
-use tunnel_net::tls::handshake::HandshakeError;
+use tunnel_net::tls::error::HandshakeError;
 
 /// Returns the error text if no address of a server accepted the connection. `after` is the server if the message has
 /// named it already.

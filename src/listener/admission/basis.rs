@@ -12,7 +12,7 @@ use crate::listener::auth::Login;
 use crate::listener::denial::Denial;
 use crate::session_io::grants::UNTIL_CHANGED;
 use tunnel_base::names::NodeName;
-use tunnel_net::tls::handshake::HandshakeError;
+use tunnel_net::tls::error::HandshakeError;
 use tunnel_net::tls::verify::ClientCertificate;
 
 /// The identity of a client.

@@ -37,7 +37,7 @@ use tunnel_net::pool::Pool;
 use tunnel_net::reload::Reload;
 use tunnel_net::socket::Buffered;
 use tunnel_net::tls::PeerTls;
-use tunnel_net::tls::handshake::HandshakeError;
+use tunnel_net::tls::error::HandshakeError;
 use tunnel_proto::frame::{Found, Load};
 use tunnel_proto::hello::Dialect;
 use tunnel_proto::state::LinkId;

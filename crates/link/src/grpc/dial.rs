@@ -22,7 +22,7 @@ use tunnel_base::names::{Instance, NodeName};
 use tunnel_net::path_mtu::padding;
 use tunnel_net::socket::Connection;
 use tunnel_net::tcp_info::TcpInfoReader;
-use tunnel_net::tls::handshake::HandshakeError;
+use tunnel_net::tls::error::HandshakeError;
 use tunnel_proto::codec::{encode, heartbeat};
 use tunnel_proto::frame::Remote;
 use tunnel_proto::hello::{Caller, Dialect, Hello, pad, user_agent};

@@ -21,7 +21,7 @@ use tonic::{Code, Status};
 use tunnel_base::logging::printable;
 use tunnel_net::listen::tune_interactive;
 use tunnel_net::socket::{Connection, Hooked, ReadHook};
-use tunnel_net::tls::handshake::HandshakeError;
+use tunnel_net::tls::error::HandshakeError;
 use tunnel_proto::hello::LinkPurpose;
 
 /// Bytes read from one connection and not yet taken by its link; shared by both. Cheap to clone.

@@ -1,24 +1,19 @@
-//! TLS handshakes with clients, limited in number and time, and readable descriptions of their errors.
+//! TLS handshakes with clients, limited in number and time.
 
 use std::net::SocketAddr;
 use std::time::Duration;
-use std::{fmt, io};
 
 use tokio::io::Interest;
 use tokio::net::TcpStream;
 use tokio::time::{Instant, timeout, timeout_at};
-use tokio_rustls::rustls::pki_types::UnixTime;
-use tokio_rustls::rustls::{self, AlertDescription, CertificateError, PeerMisbehaved};
 use tokio_rustls::server::TlsStream;
 
 use crate::limiter::{ActivityTracked, FairLimiter, Limits, Permit, Source};
 use crate::pool::Pool;
 use crate::reload::Reload;
 use crate::socket::Buffered;
-use crate::tls::SUPPORTED_KEYS;
-use crate::tls::certificate::date;
+use crate::tls::error::HandshakeError;
 use crate::tls::verify::{ClientCertificate, ServerTls};
-use tunnel_base::logging::printable;
 
 /// Performs the handshakes of a port. Cheap to clone; clones share the permits.
 #[derive(Debug, Clone)]
@@ -148,210 +143,6 @@ const FIRST_BYTE: Duration = Duration::from_secs(10);
 
 /// Time limit of a handshake.
 const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(10);
-
-// Descriptions of TLS handshake errors without the library's terms.
-
-/// The error of a TLS handshake.
-///
-/// Displays what was found about the remote ("it"), without a hint, because that depends on whose configuration is
-/// concerned.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub enum HandshakeError {
-    /// The certificate was signed by a CA that is not trusted.
-    UnknownIssuer,
-    /// The certificate is for these names, and not for the expected one.
-    Name(Vec<String>),
-    /// The certificate has expired: when, and the time of this machine's clock.
-    Expired(String, String),
-    /// The certificate is not valid yet: since when it is, and the time of this machine's clock.
-    NotValidYet(String, String),
-    /// The certificate is a CA's own.
-    CaUsedAsEndEntity,
-    /// The certificate is not valid for a server, or for a client.
-    Purpose,
-    /// The remote does not speak TLS.
-    NotTls,
-    /// The remote speaks TLS, but not the required protocol over it.
-    Protocol,
-    /// The remote rejects this end's certificate, or requires one.
-    AlertReceived(AlertDescription),
-    /// The server is stopping.
-    Stopping,
-    /// The remote closed the connection during the handshake.
-    Closed,
-    /// The certificate is not valid for another reason, in the library's words.
-    OtherCertificate(String),
-    /// Another error, in the library's words.
-    Other(String),
-}
-
-impl HandshakeError {
-    /// Returns the error that made a handshake fail.
-    pub fn of(error: &io::Error) -> Self {
-        let Some(tls) = error.get_ref().and_then(|inner| inner.downcast_ref::<rustls::Error>()) else {
-            return match error.kind() {
-                io::ErrorKind::UnexpectedEof | io::ErrorKind::ConnectionReset | io::ErrorKind::BrokenPipe => {
-                    Self::Closed
-                }
-                _ => Self::Other(error.to_string()),
-            };
-        };
-        Self::of_tls(tls)
-    }
-
-    /// Returns the description of an error of the library.
-    pub fn of_tls(error: &rustls::Error) -> Self {
-        match error {
-            rustls::Error::InvalidCertificate(cause) => Self::of_certificate(cause),
-            rustls::Error::InvalidMessage(_) => Self::NotTls,
-            rustls::Error::PeerMisbehaved(PeerMisbehaved::ServerNameMustContainOneHostName) => {
-                Self::Other(BAD_SERVER_NAME.to_owned())
-            }
-            rustls::Error::NoApplicationProtocol
-            | rustls::Error::AlertReceived(AlertDescription::NoApplicationProtocol) => Self::Protocol,
-            rustls::Error::AlertReceived(AlertDescription::UserCanceled) => Self::Stopping,
-            rustls::Error::AlertReceived(alert) if is_of_a_certificate(*alert) => Self::AlertReceived(*alert),
-            other => Self::Other(printable(&other.to_string())),
-        }
-    }
-
-    fn of_certificate(cause: &CertificateError) -> Self {
-        use CertificateError as E;
-        match cause {
-            E::UnknownIssuer | E::BadSignature => Self::UnknownIssuer,
-            E::NotValidForNameContext { presented, .. } => {
-                Self::Name(presented.iter().take(MAX_NAMES).map(|name| bare(name)).collect())
-            }
-            E::NotValidForName => Self::Name(Vec::new()),
-            // The current time has no more precision than the day, so that a repeated error stays the same.
-            E::ExpiredContext { time, not_after } => Self::Expired(moment(*not_after), date(time.as_secs())),
-            E::NotValidYetContext { time, not_before } => {
-                Self::NotValidYet(moment(*not_before), date(time.as_secs()))
-            }
-            E::InvalidPurpose | E::InvalidPurposeContext { .. } => Self::Purpose,
-            E::UnsupportedSignatureAlgorithmContext { .. }
-            | E::UnsupportedSignatureAlgorithmForPublicKeyContext { .. } => Self::OtherCertificate(format!(
-                "its certificate, or that of its CA, has a signature that is not supported; expected \
-                 {SUPPORTED_KEYS}, with SHA-256 or longer"
-            )),
-            // Only the verifier of clients returns this.
-            E::ApplicationVerificationFailure => Self::OtherCertificate(
-                "its certificate was issued for an edge, which must not act as a client".into(),
-            ),
-            // The library has no separate variant for it.
-            E::Other(other) if format!("{other:?}").contains("CaUsedAsEndEntity") => Self::CaUsedAsEndEntity,
-            other => Self::OtherCertificate(printable(
-                &rustls::Error::InvalidCertificate(other.clone()).to_string(),
-            )),
-        }
-    }
-
-    /// Returns true if the error concerns the remote's certificate.
-    pub fn is_of_the_certificate(&self) -> bool {
-        matches!(
-            self,
-            Self::UnknownIssuer
-                | Self::Name(_)
-                | Self::Expired(..)
-                | Self::NotValidYet(..)
-                | Self::CaUsedAsEndEntity
-                | Self::Purpose
-                | Self::OtherCertificate(_)
-        )
-    }
-
-    /// Returns a fixed word for metrics and summaries.
-    pub fn name(&self) -> &'static str {
-        match self {
-            Self::UnknownIssuer => "unknown_issuer",
-            Self::Name(_) => "name",
-            Self::Expired(..) => "expired",
-            Self::NotValidYet(..) => "not_valid_yet",
-            Self::CaUsedAsEndEntity => "ca_used_as_end_entity",
-            Self::Purpose => "wrong_purpose",
-            Self::NotTls => "not_tls",
-            Self::Protocol => "protocol",
-            Self::AlertReceived(_) => "alert_received",
-            Self::Stopping => "stopping",
-            Self::Closed => "closed_by_remote",
-            Self::OtherCertificate(_) => "certificate",
-            Self::Other(_) => "other",
-        }
-    }
-}
-
-impl fmt::Display for HandshakeError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::UnknownIssuer => {
-                f.write_str("its certificate was signed by a CA that this end does not trust")
-            }
-            Self::Name(names) if names.is_empty() => f.write_str("its certificate is not for that name"),
-            Self::Name(names) => {
-                write!(f, "its certificate is for {}, and not for that name", names.join(", "))
-            }
-            Self::Expired(on, now) => {
-                write!(f, "its certificate expired on {on}; the time on this machine is {now}")
-            }
-            Self::NotValidYet(from, now) => {
-                write!(f, "its certificate is valid from {from}; the time on this machine is {now}")
-            }
-            Self::CaUsedAsEndEntity => {
-                f.write_str("its certificate is a CA certificate, which no server or client may present")
-            }
-            Self::Purpose => {
-                f.write_str("its certificate is not valid for this end of a connection (extended key usage)")
-            }
-            Self::NotTls => f.write_str("it does not speak TLS"),
-            Self::Protocol => f.write_str("it speaks TLS, but not the required protocol over it (ALPN)"),
-            Self::AlertReceived(alert) => {
-                write!(f, "it rejects the certificate, or requires one (TLS alert {alert:?})")
-            }
-            Self::Stopping => f.write_str("it is stopping"),
-            Self::Closed => f.write_str("it closed the connection during the handshake"),
-            Self::OtherCertificate(text) | Self::Other(text) => f.write_str(text),
-        }
-    }
-}
-
-/// The library accepts fewer server names than nodes may have.
-const BAD_SERVER_NAME: &str = "its server name (SNI) is not valid for TLS: a label is empty or longer than 63 bytes, or \
-                               the last label is a number";
-
-/// Returns true if the sender of the alert rejected a certificate, or misses one.
-fn is_of_a_certificate(alert: AlertDescription) -> bool {
-    use AlertDescription as A;
-    matches!(
-        alert,
-        A::BadCertificate
-            | A::UnsupportedCertificate
-            | A::CertificateRevoked
-            | A::CertificateExpired
-            | A::CertificateUnknown
-            | A::UnknownCA
-            | A::AccessDenied
-            | A::CertificateRequired
-            // Its signature is wrong: another CA of the same name has issued it.
-            | A::DecryptError
-    )
-}
-
-/// Returns a name without the library's notation, which is `DnsName("a.b")` and `IpAddress(10.0.0.1)`.
-fn bare(shown: &str) -> String {
-    let inner = shown.split_once('(').and_then(|(_, rest)| rest.strip_suffix(')')).unwrap_or(shown);
-    printable(inner.trim_matches('"'))
-}
-
-/// Formats a time to the minute, as `2026-11-22 12:00 UTC`.
-fn moment(at: UnixTime) -> String {
-    let hours = at.as_secs() % DAY / 3600;
-    format!("{} {hours:02}:{:02} UTC", date(at.as_secs()), at.as_secs() % 3600 / 60)
-}
-
-const DAY: u64 = 24 * 60 * 60;
-
-/// Maximum number of reported names of a certificate, which may have hundreds.
-const MAX_NAMES: usize = 5;
 
 #[cfg(test)]
 mod tests {

@@ -20,7 +20,7 @@ use tokio_rustls::rustls::{
 };
 
 use crate::reload::Reload;
-use crate::tls::handshake::HandshakeError;
+use crate::tls::error::HandshakeError;
 use crate::tls::{TlsParams, certificate, text};
 
 /// Trusts a client with a *server's* certificate for the cloud's name, from the cloud's CA.
