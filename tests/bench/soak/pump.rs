@@ -56,8 +56,7 @@ impl<'a> Pulse<'a> {
 
     /// Records progress, and the number of received bytes.
     pub(crate) fn beats(&self, taken: u64) {
-        let idle = self.idle().saturating_sub(self.plan.pause + self.plan.doze + RHYTHM);
-        self.world.stalled(self.plan.id, idle);
+        self.world.stalled(self.plan.id, self.idle(), self.plan.pause + self.plan.doze + RHYTHM);
         self.world.moved(taken);
         let now = u64::try_from(self.started.elapsed().as_millis()).unwrap_or_default();
         self.last.store(now, Relaxed);

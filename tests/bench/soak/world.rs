@@ -147,11 +147,14 @@ impl World {
         self.moved.load(Relaxed)
     }
 
-    /// Records that a session received nothing for this long.
-    pub(crate) fn stalled(&self, id: u64, time: Duration) {
+    /// Records that a session received nothing for this long, `own` of which it may have waited by itself.
+    ///
+    /// It may also have waited after its line worked again, so that both times are without it.
+    pub(crate) fn stalled(&self, id: u64, idle: Duration, own: Duration) {
+        let time = idle.saturating_sub(own);
         if time > Duration::from_secs(1) {
             self.note(&format!("{id} continues after {:.1} s", time.as_secs_f64()));
-            let silence = self.back_for(id).map_or(Duration::ZERO, |back| back.min(time));
+            let silence = self.back_for(id).map_or(Duration::ZERO, |back| back.saturating_sub(own).min(time));
             let mut book = self.book();
             book.stall = book.stall.max((time, id));
             book.silence = book.silence.max((silence, id));
