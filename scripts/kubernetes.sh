@@ -29,7 +29,7 @@ scripts/parts.sh
 scripts/goparts.sh
 if [[ $measure ]]; then
   [[ ${TUNNEL:-} ]] || cargo build --profile dist --bin tunnel
-  TUNNEL_TESTS_REQUIRE=1 TUNNEL=${TUNNEL:-$(realpath "${CARGO_TARGET_DIR:-target}")/dist/tunnel} \
+  TUNNEL_TESTS=all TUNNEL=${TUNNEL:-$(realpath "${CARGO_TARGET_DIR:-target}")/dist/tunnel} \
     cargo test --quiet --test real -- --ignored --exact measure::kubectl --nocapture
   exit
 fi
@@ -38,7 +38,7 @@ fi
 set -m
 hold=$(mktemp -u)
 mkfifo "$hold"
-TUNNEL_TESTS_REQUIRE=1 TUNNEL_PLAY_WAY=$way ${check:+env TUNNEL_PLAY_CHECK=1} \
+TUNNEL_TESTS=all TUNNEL_PLAY_WAY=$way ${check:+env TUNNEL_PLAY_CHECK=1} \
   cargo test --quiet --test real -- --ignored --exact play::kubernetes --nocapture <"$hold" &
 exec 3>"$hold"
 rm "$hold"

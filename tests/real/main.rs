@@ -1,8 +1,8 @@
 //! Tests of the built program together with other programs: ssh and its helpers, sshd, and a plain peer written in
 //! Go.
 //!
-//! A test is skipped with a message if a program that it needs is missing; with `TUNNEL_TESTS_REQUIRE=1` it fails
-//! instead.
+//! A test is skipped with a message if a program that it needs is missing. With `TUNNEL_TESTS=all` it fails instead.
+//! With `TUNNEL_TESTS=debian` the tests run that need only programs of Debian, and no long time.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 

@@ -13,7 +13,7 @@ use std::sync::atomic::{AtomicU16, Ordering};
 ///
 /// # Panics
 ///
-/// Panics if one is missing although `TUNNEL_TESTS_REQUIRE=1` is set.
+/// Panics if one is missing although `TUNNEL_TESTS` requires it.
 pub(crate) fn have(names: &[&str]) -> bool {
     let missing: Vec<_> = names.iter().copied().filter(|name| find(name).is_none()).collect();
     missing.is_empty() || skip(&format!("{} not installed", missing.join(", ")))
@@ -41,6 +41,9 @@ pub(crate) fn find(name: &str) -> Option<PathBuf> {
 /// Returns the plain peer: the program built by the test script, or otherwise built here if Go is installed.
 pub(crate) fn plain_peer() -> Option<&'static Path> {
     static BUILT: OnceLock<Option<PathBuf>> = OnceLock::new();
+    if !all() {
+        return None;
+    }
     let built = BUILT.get_or_init(|| {
         if let Ok(given) = std::env::var("TUNNEL_PLAINPEER") {
             return Some(given.into());
@@ -60,6 +63,9 @@ pub(crate) fn plain_peer() -> Option<&'static Path> {
 
 /// Returns a program that the test script has built into its cache; without it the test is skipped.
 pub(crate) fn kept(program: &str) -> Option<PathBuf> {
+    if !all() {
+        return None;
+    }
     let home = || Some(Path::new(&std::env::var("HOME").ok()?).join(".cache"));
     let cache = std::env::var("XDG_CACHE_HOME").ok().map(PathBuf::from).or_else(home)?;
     let found = Some(cache.join("tunnel-tests").join(program)).filter(|file| file.is_file());
@@ -88,13 +94,19 @@ pub(crate) fn loopback(port: u16) -> SocketAddr {
     SocketAddr::from(([127, 0, 0, 1], port))
 }
 
+/// Returns true if tests that take long, or need a program that Debian lacks, run too: `scripts/test.sh` without
+/// `--all` leaves them out.
+pub(crate) fn all() -> bool {
+    asked("TUNNEL_TESTS").as_deref() != Some("debian")
+}
+
 /// Prints that a test is skipped, and why; returns false.
 ///
 /// # Panics
 ///
-/// Panics if `TUNNEL_TESTS_REQUIRE=1` is set.
+/// Panics if `TUNNEL_TESTS` is set, because everything that the chosen tests need is then installed.
 pub(crate) fn skip(why: &str) -> bool {
-    assert!(std::env::var("TUNNEL_TESTS_REQUIRE").as_deref() != Ok("1"), "{why}");
+    assert!(asked("TUNNEL_TESTS").is_none(), "{why}");
     let test = std::thread::current();
     // Not by a macro: the test harness captures those, and prints them for failed tests only.
     let _ = writeln!(std::io::stderr(), "skipped {}: {why}", test.name().unwrap_or("a test"));

@@ -12,15 +12,16 @@ use std::sync::OnceLock;
 use serde_json::Value;
 use tempfile::TempDir;
 
-use crate::parts::{asked, free_port, have, loopback, root};
+use crate::parts::{all, asked, free_port, have, loopback, root};
 use crate::process::{ProcessOutput, Running, TIMEOUT, run, run_command};
 use crate::tunnel::{PROGRAM, TestDir, not_led_astray};
 
-/// Returns the files of one release, which all tests of this process use; `None` if a program for it is missing.
+/// Returns the files of one release, which all tests of this process use; `None` if they are not
+/// chosen or a program for it is missing.
 fn release() -> Option<&'static Path> {
     static MADE: OnceLock<Option<PathBuf>> = OnceLock::new();
     let made = MADE.get_or_init(|| {
-        if !have(&["bash", "cargo", "dpkg-deb", "gzip", "python3", "readelf", "strip", "tar"]) {
+        if !all() || !have(&["bash", "cargo", "dpkg-deb", "gzip", "python3", "readelf", "strip", "tar"]) {
             return None;
         }
         let dir = Path::new(env!("CARGO_TARGET_TMPDIR")).join("release");

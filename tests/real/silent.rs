@@ -11,14 +11,14 @@ use std::time::Duration;
 use tokio::time::Instant;
 
 use crate::network::Machine;
-use crate::parts::{asked, have, root};
+use crate::parts::{all, asked, have, root};
 use crate::process::{Running, TIMEOUT, run_command};
 use crate::tunnel::{PROGRAM, TestDir};
 use crate::wait::wait_until;
 
 #[test]
 fn a_session_continues_when_a_nat_forgets_the_connection_of_an_edge() {
-    let Some(world) = World::start() else { return };
+    let Some(world) = all().then(World::start).flatten() else { return };
     let (_server, _echo) = (world.server(&world.cloud, CLOUD, &[]), world.echo());
     let _edge = world.edge(CLOUD);
     world.cut_often(&world.node, &[DOWN, UP, &[UP[0], DOWN[0]]]);
@@ -26,7 +26,7 @@ fn a_session_continues_when_a_nat_forgets_the_connection_of_an_edge() {
 
 #[test]
 fn a_session_continues_when_a_nat_forgets_a_connection_between_servers() {
-    let Some(world) = World::start() else { return };
+    let Some(world) = all().then(World::start).flatten() else { return };
     let (_second, _echo) = (world.server(&world.node, NODE, &[NODE]), world.echo());
     let _first = world.server(&world.cloud, CLOUD, &[NODE]);
     let _edge = world.edge(NODE);
@@ -131,7 +131,7 @@ impl World {
     /// Drops the packets of the connection from a machine to a server, in one direction, the other and both. Measures
     /// the time until bytes arrive again: with data sent right after the cut, and after a pause.
     fn cut_often(&self, dials: &Machine, directions: &[&[&str]]) {
-        let times = asked("SILENT_TIMES").map_or(2, |times| times.parse().unwrap());
+        let times = asked("SILENT_TIMES").map_or(1, |times| times.parse().unwrap());
         let mut session = self.session();
         dials.sh("nft add table inet silent
             nft add chain inet silent output '{ type filter hook output priority 0; }'
