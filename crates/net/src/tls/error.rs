@@ -210,3 +210,74 @@ const DAY: u64 = 24 * 60 * 60;
 
 /// Maximum number of reported names of a certificate, which may have hundreds.
 const MAX_NAMES: usize = 5;
+
+#[cfg(test)]
+mod tests {
+    use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _, duplex};
+    use tokio_rustls::TlsConnector;
+
+    use crate::tls::testing::{TestCa, client, server};
+    use crate::tls::{ClientAuth, Identity, Trust, server_name};
+
+    use super::*;
+
+    /// Returns what each end finds when a client that trusts `trusted` expects `a.b`.
+    async fn met(shown: Identity, trusted: &TestCa) -> (Option<HandshakeError>, Option<HandshakeError>) {
+        let (near, far) = duplex(1 << 16);
+        let accept = server(shown, ClientAuth::Anonymous).load().acceptor();
+        let connect = TlsConnector::from(client(Trust::Ca(trusted.ca()), None).load());
+        let (ours, theirs) =
+            tokio::join!(connect.connect(server_name("a.b").unwrap(), near), accept.accept(far));
+        (ours.err().map(|e| HandshakeError::of(&e)), theirs.err().map(|e| HandshakeError::of(&e)))
+    }
+
+    #[tokio::test]
+    async fn each_fault_of_a_certificate_has_its_words_at_both_ends() {
+        let (ca, other) = (TestCa::new("ca"), TestCa::new("other"));
+        assert_eq!(met(ca.issue("s", "a.b"), &ca).await, (None, None));
+        let (ours, theirs) = met(ca.issue("s", "a.b"), &other).await;
+        assert_eq!(
+            (ours, theirs),
+            (
+                Some(HandshakeError::UnknownIssuer),
+                Some(HandshakeError::AlertReceived(AlertDescription::UnknownCA))
+            )
+        );
+        let (ours, _) = met(ca.issue("s", "c.d"), &ca).await;
+        assert_eq!(ours, Some(HandshakeError::Name(vec!["c.d".into()])));
+        let (ours, _) = met(ca.issue_for("s", "a.b", 1990..2001), &ca).await;
+        let told = ours.unwrap().to_string();
+        assert!(told.contains("expired on 2001-01-01 00:00 UTC; the time on this machine is 20"), "{told}");
+        let (ours, _) = met(ca.issue_for("s", "a.b", 2190..2201), &ca).await;
+        let told = ours.unwrap().to_string();
+        assert!(told.contains("valid from 2190-01-01 00:00 UTC; the time"), "{told}");
+    }
+
+    #[tokio::test]
+    async fn a_far_end_without_tls_is_told_from_one_that_goes_away() {
+        let ca = TestCa::new("ca");
+        for (says, error) in [
+            (&b"HTTP/1.1 400 Bad Request\r\n\r\n"[..], HandshakeError::NotTls),
+            (b"", HandshakeError::Closed),
+        ] {
+            let (near, mut far) = duplex(1 << 16);
+            let connect = TlsConnector::from(client(Trust::Ca(ca.ca()), None).load());
+            let plain = async {
+                far.read_u8().await.unwrap();
+                far.write_all(says).await.unwrap();
+                far.shutdown().await.unwrap();
+                far
+            };
+            let (accepted, _far) = tokio::join!(connect.connect(server_name("a.b").unwrap(), near), plain);
+            assert_eq!(HandshakeError::of(&accepted.unwrap_err()), error);
+        }
+    }
+
+    #[test]
+    fn names_are_shown_as_people_write_them() {
+        assert_eq!(
+            [bare("DnsName(\"a.b\")"), bare("IpAddress(10.0.0.1)"), bare("odd")],
+            ["a.b", "10.0.0.1", "odd"]
+        );
+    }
+}
