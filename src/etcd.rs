@@ -135,9 +135,8 @@ pub const CALL_TIMEOUT: Duration = Duration::from_secs(3);
 
 /// Generated messages of `proto/etcd.proto`.
 #[allow(missing_docs, unreachable_pub, missing_debug_implementations, clippy::all, reason = "generated")]
-pub mod wire {
-    include!(concat!(env!("OUT_DIR"), "/etcdserverpb.rs"));
-}
+#[rustfmt::skip]
+pub mod wire;
 
 /// Error of a call to etcd, of publishing or of the store of invitations.
 #[derive(Debug, thiserror::Error)]

@@ -47,6 +47,9 @@ const ORDER: [&str; 22] = [
 /// Maximum number of lines of a file without its tests. A longer file has more than one idea.
 const MAX_FILE: usize = 800;
 
+/// First words of a generated file, which is not checked.
+const GENERATED: &str = "// This file is @generated";
+
 /// A broken rule, and where it is broken.
 #[derive(Debug, PartialEq, Eq)]
 struct Fault {
@@ -149,7 +152,10 @@ fn files_below(dir: &str) -> Vec<(String, String)> {
                 open.push(path);
             } else if path.extension().is_some_and(|e| e == "rs") {
                 let name = path.strip_prefix(&root).expect("below the root").to_string_lossy().into_owned();
-                found.push((name, std::fs::read_to_string(&path).expect("a source is UTF-8")));
+                let text = std::fs::read_to_string(&path).expect("a source is UTF-8");
+                if !text.starts_with(GENERATED) {
+                    found.push((name, text));
+                }
             }
         }
     }

@@ -36,9 +36,8 @@ use tunnel_net::listen::TcpAccept;
 
 /// Generated code of `proto/channelz.proto`.
 #[allow(missing_docs, unreachable_pub, missing_debug_implementations, clippy::all, reason = "generated")]
-pub(crate) mod wire {
-    include!(concat!(env!("OUT_DIR"), "/grpc.channelz.v1.rs"));
-}
+#[rustfmt::skip]
+pub(crate) mod wire;
 
 /// Serves the port until `drain` starts. `grpc` is the address at which edges link to a server.
 pub(crate) async fn serve(listener: TcpAccept, admin: Admin, grpc: Option<SocketAddr>, drain: Drain) {
@@ -185,7 +184,7 @@ fn missing(number: i64) -> Status {
 }
 
 /// Descriptions of the services, for clients that have no copy of them.
-const FILES: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/channelz.bin"));
+const FILES: &[u8] = include_bytes!("channelz/channelz.bin");
 /// Maximum number of concurrent connections.
 const CONNECTIONS: usize = 16;
 /// Maximum number of concurrent calls per connection.

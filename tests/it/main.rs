@@ -24,6 +24,7 @@ mod edge_proxy;
 mod egress;
 mod enrol;
 mod finding;
+mod generated;
 mod heads;
 mod herd;
 mod homes;

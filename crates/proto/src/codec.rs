@@ -16,11 +16,10 @@ use crate::frame::{
 use tunnel_base::logging::printable;
 use tunnel_base::names::{Instance, NodeName, SessionId};
 
-/// Messages compiled from `proto/`.
+/// Messages generated from `proto/`.
 #[expect(missing_docs, reason = "generated; proto/*.proto documents them")]
-pub mod proto {
-    include!(concat!(env!("OUT_DIR"), "/proto.rs"));
-}
+#[rustfmt::skip]
+pub mod proto;
 
 /// An encoded message: the header and all fields but `data`, then `data` as the caller passed it.
 #[derive(Debug, Clone, Default)]

@@ -22,9 +22,8 @@ use tunnel_proto::frame::{ErrorCode, SessionError};
 
 /// The messages of `proto/enrol.proto`, compiled.
 #[allow(missing_docs, unreachable_pub, missing_debug_implementations, clippy::all, reason = "generated")]
-pub(crate) mod wire {
-    include!(concat!(env!("OUT_DIR"), "/enrol.rs"));
-}
+#[rustfmt::skip]
+pub(crate) mod wire;
 
 /// A request to a server from a machine that is not a node yet. Dropping it rejects it.
 #[derive(Debug)]

@@ -1,0 +1,38 @@
+//! The generated code is what proto/ defines. `UPDATE_REFERENCE=1` rewrites it.
+
+use std::path::Path;
+
+use tempfile::TempDir;
+
+#[test]
+fn the_generated_code_is_what_proto_defines() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let proto = root.join("proto");
+    let compile = |files: &[&str]| protox::compile(files, [&proto]).unwrap();
+    let mut channelz = protox::Compiler::new([&proto]).unwrap();
+    channelz.include_imports(true).open_file("channelz.proto").unwrap();
+
+    let made = TempDir::new().unwrap();
+    let code = || tonic_prost_build::configure().build_transport(false).out_dir(made.path());
+    let links = code().build_client(false).build_server(false).bytes(".");
+    links.compile_fds(compile(&["tunnel.proto", "extension.proto"])).unwrap();
+    code().compile_fds(compile(&["enrol.proto"])).unwrap();
+    code().build_server(false).bytes(".").compile_fds(compile(&["etcd.proto"])).unwrap();
+    code().build_client(false).compile_fds(channelz.file_descriptor_set()).unwrap();
+    std::fs::write(made.path().join("channelz.bin"), channelz.encode_file_descriptor_set()).unwrap();
+
+    for (made_file, file) in [
+        ("proto.rs", "crates/proto/src/codec/proto.rs"),
+        ("enrol.rs", "crates/link/src/grpc/enrol/wire.rs"),
+        ("etcdserverpb.rs", "src/etcd/wire.rs"),
+        ("grpc.channelz.v1.rs", "src/admin/channelz/wire.rs"),
+        ("channelz.bin", "src/admin/channelz/channelz.bin"),
+    ] {
+        let expected = std::fs::read(made.path().join(made_file)).unwrap();
+        if std::env::var_os("UPDATE_REFERENCE").is_some() {
+            std::fs::write(root.join(file), &expected).unwrap();
+        }
+        let found = std::fs::read(root.join(file)).unwrap_or_default();
+        assert!(found == expected, "{file} is old; run this test with UPDATE_REFERENCE=1");
+    }
+}
