@@ -4,25 +4,15 @@
 //! The table belongs to the kernel and outlives its owner. So its ports expire unless they are renewed, and the next
 //! process may take the table over.
 
-use std::borrow::Cow;
-use std::collections::{BTreeSet, HashSet};
+use std::collections::BTreeSet;
 use std::io::{self, Read as _, Write as _};
 use std::net::{IpAddr, SocketAddr};
 use std::process::{Command, Output, Stdio};
 use std::time::Duration;
 
 use ipnet::IpNet;
-use nftables::batch::Batch;
-use nftables::expr::{
-    BinaryOperation, Expression, Fib, FibFlag, FibResult, Meta, MetaKey, NamedExpression, Payload,
-    PayloadField, Prefix,
-};
-use nftables::schema::{
-    Chain, Element, FlushObject, NfCmd, NfListObject, Nftables, Rule, Set, SetFlag, SetType, SetTypeValue,
-    Table,
-};
-use nftables::stmt::{Match, NAT, Operator, Statement};
-use nftables::types::{NfChainPolicy, NfChainType, NfFamily, NfHook};
+use serde::Serialize;
+use serde_json::{Value, json};
 use socket2::{SockRef, Socket};
 use tokio::io::AsyncWriteExt as _;
 use tokio::net::TcpStream;
@@ -153,7 +143,7 @@ impl NftTable {
 impl InterceptRules {
     /// Checks that the name is free, or belongs to a table of this program with a dead owner.
     fn check_name_free(&self) -> Result<(), InterceptError> {
-        match wait(&["-j", "-t", "list", "table", "inet", &self.table], "") {
+        match wait(&["-j", "-t", "-f", "-"], &text(&[self.table("list")])) {
             Ok(listed) => {
                 let ours = [NODES4, NODES6, PORTS];
                 let has = |set: &&str| listed.contains(&format!("\"name\": \"{set}\""));
@@ -181,9 +171,8 @@ pub fn meant_for(socket: &TcpStream, from: IpAddr) -> io::Result<SocketAddr> {
     meant.as_socket().ok_or_else(|| io::ErrorKind::InvalidData.into())
 }
 
-fn text(commands: &Nftables<'_>) -> String {
-    // Cannot fail: the commands contain neither maps nor numbers that JSON cannot represent.
-    serde_json::to_string(commands).unwrap_or_default()
+fn text(commands: &[Value]) -> String {
+    json!({ "nftables": commands }).to_string()
 }
 
 /// nft takes milliseconds.
@@ -218,8 +207,7 @@ pub(crate) const NETLINK_NETFILTER: i32 = 12;
 pub(crate) const HEADS: usize = 20;
 const NLM_F_REQUEST: u16 = 1;
 
-// Runs nft. The nftables crate could run it too, but it leaves nft's stderr to this process. The error text there is
-// needed to recognise missing permissions.
+// Runs nft.
 
 /// Runs commands in one nft transaction. Cancel safe: the nft process is killed, but may already have applied them.
 pub(crate) async fn run(commands: &str) -> Result<(), InterceptError> {
@@ -355,7 +343,8 @@ const END: u32 = 3;
 /// More than the length of a response in bytes.
 const OWNER_ROOM: usize = 1024;
 
-// The table as nft commands in JSON. Pure.
+// The table as nft commands in JSON, as nft's language refuses names that are its keywords: recent versions refuse
+// "tunnel". Pure.
 
 /// The contents of the table's sets: connections to these addresses and ports are redirected.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
@@ -368,160 +357,118 @@ pub struct Sets {
 
 impl InterceptRules {
     /// Returns commands that replace any table of this name by the whole table with these sets.
-    pub(crate) fn whole(&self, sets: &Sets) -> Nftables<'static> {
-        let mut batch = self.without();
-        batch.add(self.table());
-        for (name, of) in
-            [(NODES4, SetType::Ipv4Addr), (NODES6, SetType::Ipv6Addr), (PORTS, SetType::InetService)]
-        {
-            batch.add(NfListObject::Set(Box::new(self.set(name, of))));
-        }
-        self.start(&mut batch, OUTPUT, NfHook::Output);
-        let led = [(NODES4, "ip", self.v4), (NODES6, "ip6", self.v6)];
-        for (nodes, family, port) in led {
-            port.into_iter().for_each(|port| batch.add(self.rule(OUTPUT, intercepted(family, nodes, port))));
+    pub(crate) fn whole(&self, sets: &Sets) -> Vec<Value> {
+        let mut commands = self.gone();
+        commands.push(self.table("add"));
+        let set = |set| self.command("add", "set", set);
+        commands.extend([
+            set(json!({ "name": NODES4, "type": "ipv4_addr" })),
+            set(json!({ "name": NODES6, "type": "ipv6_addr" })),
+            set(json!({ "name": PORTS, "type": "inet_service", "flags": ["timeout"], "timeout": SECONDS })),
+        ]);
+        commands.extend(self.chain(OUTPUT));
+        for (is_v4, port) in [(true, self.v4), (false, self.v6)] {
+            commands.extend(port.map(|port| self.rule(OUTPUT, &redirect(is_v4, port))));
         }
         if let Some((from, port)) = &self.forwarded {
-            self.start(&mut batch, PREROUTING, NfHook::Prerouting);
+            commands.extend(self.chain(PREROUTING));
             for net in from {
-                let (nodes, family) = if net.addr().is_ipv4() { (NODES4, "ip") } else { (NODES6, "ip6") };
-                let whence = is(field(family, "saddr"), network(*net));
-                let intercepted = [vec![whence], intercepted(family, nodes, *port)].concat();
-                batch.add(self.rule(PREROUTING, intercepted));
+                let is_v4 = net.addr().is_ipv4();
+                let prefix = json!({ "prefix": { "addr": net.network(), "len": net.prefix_len() } });
+                let from = equal(&field(family(is_v4), "saddr"), &prefix);
+                commands.push(self.rule(PREROUTING, &[&[from][..], &redirect(is_v4, *port)].concat()));
             }
         }
-        self.fill(&mut batch, sets);
-        batch.to_nftables()
+        commands.extend(self.fill(sets));
+        commands
     }
 
     /// Returns commands that change the sets in one transaction. The ports are always renewed.
-    pub(crate) fn change(&self, from: &Sets, to: &Sets) -> Nftables<'static> {
-        let mut batch = Batch::new();
-        for (name, left) in split_rules(from.nodes.difference(&to.nodes)) {
-            self.elements(name, left).into_iter().for_each(|left| batch.delete(left));
-        }
+    pub(crate) fn change(&self, from: &Sets, to: &Sets) -> Vec<Value> {
         let joined = to.nodes.difference(&from.nodes).copied().collect();
-        self.fill(&mut batch, &Sets { nodes: joined, ports: to.ports.clone() });
-        batch.to_nftables()
+        let mut commands = self.nodes("delete", from.nodes.difference(&to.nodes));
+        commands.extend(self.fill(&Sets { nodes: joined, ports: to.ports.clone() }));
+        commands
     }
 
     /// Returns commands that delete the table if it exists.
-    pub(crate) fn gone(&self) -> Nftables<'static> {
-        self.without().to_nftables()
-    }
-
-    fn without(&self) -> Batch<'static> {
-        let mut batch = Batch::new();
+    pub(crate) fn gone(&self) -> Vec<Value> {
         // Deleting a missing table is an error, adding an existing one is not: so add it first.
-        batch.add(self.table());
-        batch.delete(self.table());
-        batch
+        vec![self.table("add"), self.table("delete")]
     }
 
-    /// Adds nodes, and replaces the ports, each with its full timeout.
-    fn fill(&self, batch: &mut Batch<'static>, sets: &Sets) {
-        for (name, nodes) in split_rules(sets.nodes.iter()) {
-            self.elements(name, nodes).into_iter().for_each(|nodes| batch.add(nodes));
-        }
+    /// Returns commands that add nodes, and replace the ports, each with its full timeout.
+    fn fill(&self, sets: &Sets) -> Vec<Value> {
+        let mut commands = self.nodes("add", &sets.nodes);
         // An element that is added again keeps its remaining timeout, so all are removed first.
-        let ports = Box::new(self.set(PORTS, SetType::InetService));
-        batch.add_cmd(NfCmd::Flush(FlushObject::Set(ports)));
-        let ports = sets.ports.iter().map(|port| Expression::Number(u32::from(*port)));
-        self.elements(PORTS, ports.collect()).into_iter().for_each(|ports| batch.add(ports));
+        commands.push(self.command("flush", "set", json!({ "name": PORTS })));
+        commands.extend(self.elements("add", PORTS, &sets.ports));
+        commands
     }
 
-    fn table(&self) -> NfListObject<'static> {
-        NfListObject::Table(Table { family: NfFamily::INet, name: self.named(), handle: None })
-    }
-
-    fn set(&self, name: &'static str, of: SetType) -> Set<'static> {
-        let timed = name == PORTS;
-        Set {
-            family: NfFamily::INet,
-            table: self.named(),
-            name: name.into(),
-            set_type: SetTypeValue::Single(of),
-            flags: timed.then(|| HashSet::from([SetFlag::Timeout])),
-            timeout: timed.then_some(SECONDS),
-            ..Set::default()
-        }
+    /// Returns commands that add addresses to the set of their family, or delete them there.
+    fn nodes<'a>(&self, verb: &str, nodes: impl IntoIterator<Item = &'a IpAddr>) -> Vec<Value> {
+        let (v4, v6): (Vec<&IpAddr>, Vec<&IpAddr>) = nodes.into_iter().partition(|ip| ip.is_ipv4());
+        [(NODES4, v4), (NODES6, v6)]
+            .iter()
+            .filter_map(|(set, nodes)| self.elements(verb, set, nodes))
+            .collect()
     }
 
     /// Returns `None` for an empty list, which nft rejects.
-    fn elements(&self, name: &'static str, elem: Vec<Expression<'static>>) -> Option<NfListObject<'static>> {
-        let element =
-            Element { family: NfFamily::INet, table: self.named(), name: name.into(), elem: elem.into() };
-        (!element.elem.is_empty()).then_some(NfListObject::Element(element))
+    fn elements(&self, verb: &str, set: &str, elements: impl IntoIterator<Item: Serialize>) -> Option<Value> {
+        let elements: Vec<_> = elements.into_iter().map(|element| json!(element)).collect();
+        (!elements.is_empty())
+            .then(|| self.command(verb, "element", json!({ "name": set, "elem": elements })))
     }
 
-    /// Starts a chain that first accepts traffic to this machine, and the server's own traffic.
-    fn start(&self, batch: &mut Batch<'static>, name: &'static str, hook: NfHook) {
-        batch.add(NfListObject::Chain(Chain {
-            family: NfFamily::INet,
-            table: self.named(),
-            name: name.into(),
-            _type: Some(NfChainType::NAT),
-            hook: Some(hook),
-            prio: Some(PRIORITY),
-            policy: Some(NfChainPolicy::Accept),
-            ..Chain::default()
-        }));
-        let fib = Fib { result: FibResult::Type, flags: HashSet::from([FibFlag::Daddr]) };
-        let here = is(Expression::Named(NamedExpression::Fib(fib)), Expression::String("local".into()));
-        let mark = Expression::Named(NamedExpression::Meta(Meta { key: MetaKey::Mark }));
-        let masked = BinaryOperation::AND(mark, Expression::Number(self.mask));
-        let ours =
-            is(Expression::BinaryOperation(Box::new(masked)), Expression::Number(self.mark & self.mask));
-        for passes in [here, ours] {
-            batch.add(self.rule(name, vec![passes, Statement::Return(None)]));
-        }
+    /// Returns commands that add a chain. It first accepts traffic to this machine, and the server's own traffic.
+    fn chain(&self, name: &str) -> [Value; 3] {
+        let chain =
+            json!({ "name": name, "type": "nat", "hook": name, "prio": PRIORITY, "policy": "accept" });
+        let here = equal(&json!({ "fib": { "result": "type", "flags": ["daddr"] } }), &json!("local"));
+        let masked = json!({ "&": [{ "meta": { "key": "mark" } }, self.mask] });
+        let ours = equal(&masked, &json!(self.mark & self.mask));
+        let passes = |traffic| self.rule(name, &[traffic, json!({ "return": null })]);
+        [self.command("add", "chain", chain), passes(here), passes(ours)]
     }
 
-    fn rule(&self, chain: &'static str, expr: Vec<Statement<'static>>) -> NfListObject<'static> {
-        NfListObject::Rule(Rule {
-            family: NfFamily::INet,
-            table: self.named(),
-            chain: chain.into(),
-            expr: expr.into(),
-            ..Rule::default()
-        })
+    fn rule(&self, chain: &str, statements: &[Value]) -> Value {
+        self.command("add", "rule", json!({ "chain": chain, "expr": statements }))
     }
 
-    fn named(&self) -> Cow<'static, str> {
-        self.table.clone().into()
+    fn table(&self, verb: &str) -> Value {
+        json!({ verb: { "table": { "family": "inet", "name": self.table } } })
+    }
+
+    /// Returns a command about an object of the table: its kind, and its properties.
+    fn command(&self, verb: &str, kind: &str, mut object: Value) -> Value {
+        object["family"] = json!("inet");
+        object["table"] = json!(self.table);
+        json!({ verb: { kind: object } })
     }
 }
 
-/// Returns a rule that redirects traffic to the nodes and ports of the sets to a local port.
-fn intercepted(family: &'static str, nodes: &str, port: u16) -> Vec<Statement<'static>> {
-    let to = NAT { addr: None, family: None, port: Some(Expression::Number(port.into())), flags: None };
-    vec![
-        is(field(family, "daddr"), Expression::String(format!("@{nodes}").into())),
-        is(field("tcp", "dport"), Expression::String(format!("@{PORTS}").into())),
-        Statement::Redirect(Some(to)),
+/// Returns statements that redirect traffic to the nodes and ports of the sets to a local port.
+fn redirect(is_v4: bool, port: u16) -> [Value; 3] {
+    let nodes = if is_v4 { NODES4 } else { NODES6 };
+    [
+        equal(&field(family(is_v4), "daddr"), &json!(format!("@{nodes}"))),
+        equal(&field("tcp", "dport"), &json!(format!("@{PORTS}"))),
+        json!({ "redirect": { "port": port } }),
     ]
 }
 
-fn is(left: Expression<'static>, right: Expression<'static>) -> Statement<'static> {
-    Statement::Match(Match { left, right, op: Operator::EQ })
+fn equal(left: &Value, right: &Value) -> Value {
+    json!({ "match": { "op": "==", "left": left, "right": right } })
 }
 
-fn field(protocol: &'static str, field: &'static str) -> Expression<'static> {
-    let field = PayloadField { protocol: protocol.into(), field: field.into() };
-    Expression::Named(NamedExpression::Payload(Payload::PayloadField(field)))
+fn field(protocol: &str, field: &str) -> Value {
+    json!({ "payload": { "protocol": protocol, "field": field } })
 }
 
-fn network(net: IpNet) -> Expression<'static> {
-    let addr = Box::new(Expression::String(net.network().to_string().into()));
-    Expression::Named(NamedExpression::Prefix(Prefix { addr, len: net.prefix_len().into() }))
-}
-
-/// Splits addresses by family, with the name of each set.
-fn split_rules<'a>(nodes: impl Iterator<Item = &'a IpAddr>) -> [(&'static str, Vec<Expression<'static>>); 2] {
-    let (v4, v6): (Vec<&IpAddr>, Vec<&IpAddr>) = nodes.partition(|ip| ip.is_ipv4());
-    [(NODES4, v4), (NODES6, v6)].map(|(name, nodes)| {
-        (name, nodes.into_iter().map(|ip| Expression::String(ip.to_string().into())).collect())
-    })
+fn family(is_v4: bool) -> &'static str {
+    if is_v4 { "ip" } else { "ip6" }
 }
 
 /// Before the chains of kube-proxy, and of YurtTunnel's iptables rules: both are at -100.
@@ -700,10 +647,8 @@ mod tests {
 mod rules_tests {
     use std::collections::BTreeMap;
 
-    use proptest::prelude::*;
-    use serde_json::{Value, json};
-
     use super::*;
+    use proptest::prelude::*;
 
     fn catch() -> InterceptRules {
         InterceptRules {
@@ -722,15 +667,13 @@ mod rules_tests {
     }
 
     /// Returns the commands, each as its verb, its object's kind, and the object.
-    fn commands(all: &Nftables<'_>) -> Vec<(String, String, Value)> {
-        let Value::Object(mut whole) = serde_json::to_value(all).unwrap() else { panic!("an object") };
-        let Some(Value::Array(commands)) = whole.remove("nftables") else { panic!("a list") };
+    fn commands(all: &[Value]) -> Vec<(String, String, Value)> {
         let first = |value: Value| match value {
             Value::Object(of) => of.into_iter().next().unwrap(),
             other => panic!("{other}"),
         };
-        let each = commands.into_iter().map(|command| {
-            let (verb, object) = first(command);
+        let each = all.iter().map(|command| {
+            let (verb, object) = first(command.clone());
             let (kind, object) = first(object);
             assert_eq!(
                 (&object["family"], &object.get("table").unwrap_or(&object["name"])),
@@ -748,7 +691,7 @@ mod rules_tests {
     }
 
     /// Applies commands to the kernel's sets. Panics if the kernel would refuse one.
-    fn applied(all: &Nftables<'_>, held: &mut BTreeMap<String, BTreeSet<String>>) {
+    fn applied(all: &[Value], held: &mut BTreeMap<String, BTreeSet<String>>) {
         for (verb, kind, of) in commands(all) {
             let name = of["name"].as_str().unwrap_or_default().to_owned();
             match (verb.as_str(), kind.as_str()) {
