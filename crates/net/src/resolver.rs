@@ -174,12 +174,27 @@ fn hosts_of(content: &[u8]) -> Hosts {
 
 /// Returns the servers of `resolv.conf`, or a server on this machine if the file is missing or has none.
 fn system_servers(resolv_conf: Option<&Vec<u8>>) -> (ResolverConfig, ResolverOpts) {
-    let servers = resolv_conf.map_or_else(|| Err(NetError::from("no such file")), parse_resolv_conf);
+    let text = resolv_conf.ok_or_else(|| NetError::from("no such file"));
+    let servers = text.and_then(|text| parse_resolv_conf(ascii(text)));
     servers.unwrap_or_else(|cause| {
         warn!(error = %cause, file = RESOLV_CONF, "no DNS server configured, using 127.0.0.1");
         let own = NameServerConfig::udp_and_tcp(Ipv4Addr::LOCALHOST.into());
         (ResolverConfig::from_name_servers(vec![own]), ResolverOpts::default())
     })
+}
+
+/// Removes search domains that are not ASCII from a `resolv.conf`, as the parser rejects the whole file for one.
+fn ascii(resolv_conf: &[u8]) -> String {
+    let text = String::from_utf8_lossy(resolv_conf);
+    let lines = text.lines().map(|line| {
+        let (ascii, other): (Vec<_>, Vec<_>) = line.split_whitespace().partition(|word| word.is_ascii());
+        if !other.is_empty() && !line.starts_with(['#', ';']) {
+            let hint = "write it in Punycode (xn--)";
+            warn!(domain = other.join(" "), file = RESOLV_CONF, hint, "search domain is not ASCII, skipped");
+        }
+        ascii.join(" ")
+    });
+    lines.collect::<Vec<_>>().join("\n")
 }
 
 fn name_server(at: &SocketAddr) -> NameServerConfig {
@@ -396,5 +411,11 @@ mod tests {
             ("192.0.2.53", 1)
         );
         assert_eq!(options.ndots, 5);
+        let text = "# a comment \u{e9}\nnameserver 192.0.2.53\nsearch b\u{fc}cher.example a.b\n";
+        let (config, _) = system_servers(Some(&text.as_bytes().to_vec()));
+        assert_eq!(
+            (config.name_servers().len(), config.search()),
+            (1, &[Name::from_ascii("a.b").unwrap()][..])
+        );
     }
 }
