@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use rand::rngs::StdRng;
-use rand::{Rng, RngCore, SeedableRng};
+use rand::{Rng as _, RngExt as _, SeedableRng as _};
 
 /// The random numbers of a run. Clones share them.
 #[derive(Clone)]

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
 use anyhow::Result;
-use rand::Rng;
+use rand::RngExt as _;
 use rand::rngs::StdRng;
 
 use crate::cutter::{Cut, Cutter};

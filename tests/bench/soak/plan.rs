@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use rand::Rng;
+use rand::RngExt as _;
 use rand::rngs::StdRng;
 use serde::{Deserialize, Serialize};
 
