@@ -11,6 +11,7 @@ mod limits;
 pub(crate) mod lines;
 mod memory;
 mod over_line;
+mod peers;
 mod relayed;
 mod restart;
 mod resume;
@@ -61,6 +62,7 @@ struct Stand {
     relay: Proxy,
     ssh: Option<Proxy>,
     targets: Targets,
+    place: Place,
 }
 
 impl Bench {
@@ -140,7 +142,7 @@ impl Bench {
             }
             None => None,
         };
-        let stand = Stand { tunnel, relay, ssh, targets };
+        let stand = Stand { tunnel, relay, ssh, targets, place };
         for proxy in stand.all() {
             let ids: Vec<u32> = proxy.processes.iter().map(Process::id).collect();
             eprintln!("{}: processes {ids:?}, server side first", proxy.name);
