@@ -11,6 +11,7 @@ mod limits;
 pub(crate) mod lines;
 mod memory;
 mod over_line;
+mod peers;
 mod relayed;
 mod restart;
 mod resume;
@@ -61,8 +62,7 @@ struct Stand {
     relay: Proxy,
     ssh: Option<Proxy>,
     targets: Targets,
-    /// Config for starting the program again.
-    again: Option<Tunnel>,
+    place: Place,
 }
 
 impl Bench {
@@ -128,11 +128,10 @@ impl Bench {
         let dir = tempfile::tempdir_in(&self.dir)?.keep();
         let place = Place::loopback(&dir)?;
         let targets = Targets::start(None, place.edge_address)?;
-        let again = match &self.binary {
-            Some(binary) => Some(Tunnel::configure(&place, &targets, binary)?),
+        let tunnel = match &self.binary {
+            Some(binary) => Some(Tunnel::configure(&place, &targets, binary)?.reachable()?),
             None => None,
         };
-        let tunnel = again.as_ref().map(Tunnel::reachable).transpose()?;
         let mut relay = relay::start(&place, &targets)?;
         relay.until_reachable(Duration::from_secs(5))?;
         let ssh = match self.ssh.then(|| ssh::start(&place, &targets)) {
@@ -143,7 +142,7 @@ impl Bench {
             }
             None => None,
         };
-        let stand = Stand { tunnel, relay, ssh, targets, again };
+        let stand = Stand { tunnel, relay, ssh, targets, place };
         for proxy in stand.all() {
             let ids: Vec<u32> = proxy.processes.iter().map(Process::id).collect();
             eprintln!("{}: processes {ids:?}, server side first", proxy.name);

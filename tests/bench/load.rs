@@ -1,7 +1,7 @@
 //! Bulk clients: downloads, uploads, paced readers, stalled readers.
 
 use std::io::{self, Read, Write};
-use std::net::{Shutdown, TcpStream};
+use std::net::TcpStream;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::thread;
@@ -12,6 +12,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::process::Process;
 use crate::role::{Role, say, until_dismissed};
+use crate::targets::END;
 use crate::way::Way;
 
 /// The clients' task.
@@ -111,6 +112,12 @@ impl Load {
 
 impl Kind {
     fn work(self, mut stream: TcpStream, end: Option<Instant>, count: &AtomicU64) -> Result<()> {
+        stream.set_read_timeout(Some(LOST))?;
+        stream.set_write_timeout(Some(LOST))?;
+        if self != Self::Upload {
+            // Asks the source to start.
+            stream.write_all(b"g")?;
+        }
         match self {
             Self::Download => read(&mut stream, end, count, None),
             Self::Paced(rate) => read(&mut stream, end, count, Some(rate)),
@@ -146,7 +153,8 @@ fn write(stream: &mut TcpStream, end: Option<Instant>, count: &AtomicU64) -> Res
     while end.is_none_or(|end| Instant::now() < end) {
         stream.write_all(&block)?;
     }
-    stream.shutdown(Shutdown::Write)?;
+    // Not a half-close, which some programs do not pass on.
+    stream.write_all(&[END])?;
     let mut confirmed = [0; 8];
     stream.read_exact(&mut confirmed).context("an upload was not confirmed")?;
     count.fetch_add(u64::from_be_bytes(confirmed), Ordering::Relaxed);
@@ -155,5 +163,7 @@ fn write(stream: &mut TcpStream, end: Option<Instant>, count: &AtomicU64) -> Res
 
 /// Bytes of one system call: large enough that the clients do not limit a figure.
 const BLOCK: usize = 256 * 1024;
+/// A transfer without progress for this long has failed.
+const LOST: Duration = Duration::from_secs(30);
 /// Bytes of one read of a paced reader.
 const PACED_BLOCK: usize = 32 * 1024;

@@ -11,6 +11,7 @@ mod groups;
 mod line;
 mod load;
 mod nginx;
+mod peers;
 mod place;
 mod process;
 mod proxy;
@@ -19,6 +20,7 @@ mod role;
 mod sessions;
 mod soak;
 mod ssh;
+mod superedge;
 mod table;
 mod targets;
 mod tls;
@@ -50,6 +52,9 @@ struct Flags {
     /// `balance` and `resume` run only if listed here, or with --all.
     #[arg(long, value_delimiter = ',', value_enum)]
     only: Vec<Figure>,
+    /// Only a table of the program, the references, and the programs in these directories, which scripts/peers.sh prints.
+    #[arg(long, value_delimiter = ',', conflicts_with = "only")]
+    peers: Vec<PathBuf>,
     /// Every figure, including the long ones.
     #[arg(long, conflicts_with = "only")]
     all: bool,
@@ -157,6 +162,11 @@ fn main() -> Result<()> {
         edges: flags.edges,
         against: flags.against,
     };
+    if !flags.peers.is_empty() {
+        let table = bench.peers(&flags.peers)?;
+        println!("{}\n{table}", bench.heading()?);
+        return Ok(());
+    }
     let long = [
         Figure::Idle,
         Figure::Lines,

@@ -17,6 +17,8 @@ use crate::role::Role;
 #[derive(Debug)]
 pub(crate) struct Process {
     child: Child,
+    /// For starting it again.
+    command: Command,
     /// Closing it asks a process of this benchmark to end.
     input: Option<ChildStdin>,
     output: Option<BufReader<ChildStdout>>,
@@ -108,6 +110,18 @@ impl Process {
         let _ = self.child.wait();
     }
 
+    /// Starts a program again. If it still runs, it is killed first, with its descendants: sshd has one for each client.
+    pub(crate) fn start_again(&mut self) -> Result<()> {
+        ensure!(self.output.is_none(), "{} would open other ports", self.name);
+        if self.alive() {
+            let ids = tree(self.child.id())?.into_iter().map(|id| id.to_string());
+            Command::new("sh").args(["-c", "kill -KILL \"$@\"", "sh"]).args(ids).status()?;
+            self.child.wait()?;
+        }
+        self.child = self.command.spawn()?;
+        Ok(())
+    }
+
     /// Returns the exit status once it has ended.
     pub(crate) fn ended(&mut self) -> Result<Option<ExitStatus>> {
         Ok(self.child.try_wait()?)
@@ -144,13 +158,19 @@ impl Process {
         Ok(Duration::from_millis(ticks * 1000 / TICKS))
     }
 
-    /// Returns the private memory of the process and its descendants, in bytes.
+    /// Returns the private memory of the process and its descendants, in bytes: heap, stacks, and changed pages of files.
+    /// Other processes share the rest, and the kernel drops it when memory is short.
     pub(crate) fn memory(&self) -> Result<u64> {
-        let mut sum = 0;
-        for pid in tree(self.child.id())? {
-            sum += private_of(pid).unwrap_or(0);
-        }
-        Ok(sum)
+        self.status("RssAnon:")
+    }
+
+    /// Returns the resident memory of the process and its descendants, in bytes, as `ps` reports it.
+    pub(crate) fn resident(&self) -> Result<u64> {
+        self.status("VmRSS:")
+    }
+
+    fn status(&self, field: &str) -> Result<u64> {
+        Ok(tree(self.child.id())?.into_iter().filter_map(|pid| status_of(pid, field)).sum())
     }
 
     fn spawn(mut command: Command, name: &OsStr) -> Result<Self> {
@@ -158,7 +178,7 @@ impl Process {
         let mut child = command.spawn().with_context(|| format!("cannot start {command:?}"))?;
         let input = child.stdin.take();
         let output = child.stdout.take().map(BufReader::new);
-        Ok(Self { child, input, output, name, gentle: false })
+        Ok(Self { child, command, input, output, name, gentle: false })
     }
 }
 
@@ -231,11 +251,10 @@ fn stat_field(pid: u32, field: usize) -> Option<u64> {
     stat.rsplit_once(')')?.1.split_whitespace().nth(field)?.parse().ok()
 }
 
-/// Returns the private memory of a process, in bytes: heap, stacks, and changed pages of files. Other processes share the
-/// rest, and the kernel drops it when memory is short.
-fn private_of(pid: u32) -> Option<u64> {
+/// Returns a field of /proc/PID/status, in bytes.
+fn status_of(pid: u32, field: &str) -> Option<u64> {
     let status = fs::read_to_string(format!("/proc/{pid}/status")).ok()?;
-    let line = status.lines().find(|line| line.starts_with("RssAnon:"))?;
+    let line = status.lines().find(|line| line.starts_with(field))?;
     line.split_whitespace().nth(1)?.parse::<u64>().ok().map(|kib| kib * 1024)
 }
 

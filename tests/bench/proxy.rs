@@ -36,6 +36,16 @@ impl Proxy {
         self.processes.last().context("a direct route has no process")?.memory()
     }
 
+    /// Starts all its processes again and waits for an echo.
+    pub(crate) fn restart(&mut self) -> Result<()> {
+        for process in &mut self.processes {
+            process.start_again()?;
+            // Not every client retries if the server does not listen yet.
+            thread::sleep(Duration::from_secs(1));
+        }
+        self.until_reachable(Duration::from_secs(10)).map(drop)
+    }
+
     /// Retries without delay until an echo returns. Returns how long that took.
     pub(crate) fn until_reachable(&mut self, patience: Duration) -> Result<Duration> {
         let since = Instant::now();

@@ -35,7 +35,7 @@ pub(crate) fn start_longer(place: &Place, targets: &Targets) -> Result<Proxy> {
 }
 
 fn start_back(place: &Place, targets: &Targets) -> Result<Process> {
-    let targets = vec![targets.echo, targets.source, targets.sink, targets.file];
+    let targets = targets.all().to_vec();
     let certificates = place.certificates.clone();
     let role = Role::RelayBack { listen: place.edge_address, targets, certificates };
     Process::role(place.edge_space.as_deref(), &role)
@@ -47,10 +47,7 @@ fn start_front(place: &Place, mut beyond: Vec<Process>) -> Result<Proxy> {
     let certificates = place.certificates.clone();
     let role = Role::RelayFront { listen: place.cloud_address, backs, certificates };
     let mut front = Process::role(place.cloud_space.as_deref(), &role)?;
-    let ways: Vec<SocketAddr> = front.hear()?;
-    let mut ways = ways.into_iter().map(Way::straight);
-    let mut next = || ways.next().context("the relay opened too few ports");
-    let ways = Ways { echo: next()?, source: next()?, sink: next()?, file: next()? };
+    let ways = Ways::each(front.hear()?, Way::straight);
     beyond.insert(0, front);
     Ok(Proxy { name: "relay", ways, processes: beyond })
 }

@@ -1,7 +1,6 @@
 //! The second reference: `ssh -R` between an sshd and an ssh of the benchmark itself.
 
 use std::fs;
-use std::net::SocketAddr;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -25,7 +24,8 @@ pub(crate) fn start(place: &Place, targets: &Targets) -> Result<Proxy> {
     let user_key = make_key(place, "ssh-user-key")?;
     let allowed = place.file("ssh-allowed");
     fs::copy(user_key.with_extension("pub"), &allowed)?;
-    let [port, echo, source, sink, file] = free_ports()?;
+    let [port] = free_ports()?;
+    let ports = free_ports::<4>()?;
     let config = place.file("sshd.conf");
     fs::write(
         &config,
@@ -39,23 +39,20 @@ pub(crate) fn start(place: &Place, targets: &Targets) -> Result<Proxy> {
     )?;
     let config = config.display().to_string();
     let mut daemon = Process::start(None, &[sshd, "-D", "-e", "-f", &config], &place.file("sshd.log"))?;
-    let forwards =
-        [(echo, targets.echo), (source, targets.source), (sink, targets.sink), (file, targets.file)];
     let mut args: Vec<String> =
         ["ssh", "-N", "-F", "none", "-T", "-p"].iter().map(|&word| word.to_owned()).collect();
     args.extend([port.to_string(), "-i".to_owned(), user_key.display().to_string()]);
     for option in OPTIONS {
         args.extend(["-o".to_owned(), (*option).to_owned()]);
     }
-    for (from, to) in forwards {
+    for (from, to) in ports.into_iter().zip(targets.all()) {
         args.extend(["-R".to_owned(), format!("127.0.0.1:{from}:{to}")]);
     }
     args.push("127.0.0.1".to_owned());
     wait_for(port)?;
     ensure!(daemon.alive(), "sshd ended at once: {}", log(place));
     let client = Process::start(None, &args, &place.file("ssh.log"))?;
-    let way = |port: u16| Way::straight(SocketAddr::from(([127, 0, 0, 1], port)));
-    let ways = Ways { echo: way(echo), source: way(source), sink: way(sink), file: way(file) };
+    let ways = Ways::each(ports, Way::local);
     let mut proxy = Proxy { name: "ssh -R", ways, processes: vec![daemon, client] };
     proxy.until_reachable(START).with_context(|| log(place))?;
     Ok(proxy)
@@ -73,10 +70,11 @@ fn make_key(place: &Place, name: &str) -> Result<PathBuf> {
     Ok(path)
 }
 
-fn wait_for(port: u16) -> Result<()> {
+/// Waits until a server listens on a port.
+pub(crate) fn wait_for(port: u16) -> Result<()> {
     let since = std::time::Instant::now();
     while std::net::TcpStream::connect(("127.0.0.1", port)).is_err() {
-        ensure!(since.elapsed() < START, "sshd does not listen");
+        ensure!(since.elapsed() < START, "no server listens on port {port}");
         std::thread::sleep(Duration::from_millis(10));
     }
     Ok(())

@@ -43,14 +43,8 @@ impl Table {
 
     /// Returns the table as Markdown.
     pub(crate) fn markdown(&self) -> String {
-        let mut text = String::new();
         let heads = ["figure", "tunnel", "reference", "others", "value", "required", "goal", ""];
-        let _ = writeln!(text, "| {} |", heads.join(" | "));
-        let _ = writeln!(text, "|{}", " --- |".repeat(heads.len()));
-        for row in &self.rows {
-            let _ = writeln!(text, "| {} |", row.cells().join(" | "));
-        }
-        text
+        grid(&heads.map(str::to_owned), self.rows.iter().map(Row::cells))
     }
 
     /// Returns the number of requirements that were met, as a sentence.
@@ -100,6 +94,15 @@ impl Bound {
             Self::Most(_, goal) => value <= goal,
         }
     }
+}
+
+/// Returns a table as Markdown.
+pub(crate) fn grid(heads: &[String], rows: impl IntoIterator<Item: AsRef<[String]>>) -> String {
+    let mut text = format!("| {} |\n|{}\n", heads.join(" | "), " --- |".repeat(heads.len()));
+    for row in rows {
+        let _ = writeln!(text, "| {} |", row.as_ref().join(" | "));
+    }
+    text
 }
 
 /// Formats a number with its significant digits.

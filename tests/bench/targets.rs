@@ -21,9 +21,9 @@ use crate::way::{Way, Ways};
 pub(crate) struct Targets {
     /// Echoes everything.
     pub(crate) echo: SocketAddr,
-    /// Sends endlessly.
+    /// Sends endlessly after the client's first byte.
     pub(crate) source: SocketAddr,
-    /// Counts the bytes until the end, then responds with the count.
+    /// Counts the bytes, and responds with the count to [`END`] and to the end.
     pub(crate) sink: SocketAddr,
     /// Sends a file and ends.
     pub(crate) file: SocketAddr,
@@ -42,14 +42,14 @@ impl Targets {
         Ok(Self { echo: next()?, source: next()?, sink: next()?, file: next()?, _processes: [quick, bulk] })
     }
 
+    /// Returns the addresses: echo, source, sink, file.
+    pub(crate) fn all(&self) -> [SocketAddr; 4] {
+        [self.echo, self.source, self.sink, self.file]
+    }
+
     /// Returns the routes without any proxy.
     pub(crate) fn straight(&self) -> Ways {
-        Ways {
-            echo: Way::straight(self.echo),
-            source: Way::straight(self.source),
-            sink: Way::straight(self.sink),
-            file: Way::straight(self.file),
-        }
+        Ways::each(self.all(), Way::straight)
     }
 }
 
@@ -136,6 +136,9 @@ pub(crate) fn file_byte(offset: usize) -> u8 {
 
 fn source(mut client: TcpStream) -> std::io::Result<()> {
     let block = vec![0x5a; BLOCK];
+    // Some programs do not dial a target before the client has sent something. In others a session that is not read yet
+    // would stop those that are opened after it.
+    client.read_exact(&mut [0])?;
     loop {
         client.write_all(&block)?;
     }
@@ -147,7 +150,12 @@ fn sink(mut client: TcpStream) -> std::io::Result<()> {
     loop {
         match client.read(&mut block)? {
             0 => return client.write_all(&count.to_be_bytes()),
-            n => count += n as u64,
+            n => {
+                count += n as u64;
+                if block.get(n - 1) == Some(&END) {
+                    client.write_all(&count.to_be_bytes())?;
+                }
+            }
         }
     }
 }
@@ -164,6 +172,8 @@ fn file(mut client: TcpStream) -> std::io::Result<()> {
     Ok(())
 }
 
+/// The last byte of an upload.
+pub(crate) const END: u8 = 0;
 /// Length of the file in bytes.
 pub(crate) const FILE: usize = 1_000_003;
 /// Bytes of one system call of a bulk target.

@@ -11,7 +11,7 @@ use crate::place::{Place, free_ports};
 use crate::process::Process;
 use crate::proxy::Proxy;
 use crate::targets::Targets;
-use crate::way::{Way, Ways};
+use crate::way::{Address, Way, Ways};
 
 /// Parameters for starting it repeatedly, with the same ports and files.
 #[derive(Debug)]
@@ -115,8 +115,10 @@ impl Tunnel {
             place.file("token"),
         );
         fs::write(place.file(&format!("{name}.toml")), cloud)?;
-        let way =
-            |target: SocketAddr| Way { address: proxy, connect: Some(format!("{NODE}:{}", target.port())) };
+        let way = |target: SocketAddr| Way {
+            address: Address::Tcp(proxy),
+            connect: Some(format!("{NODE}:{}", target.port())),
+        };
         Ok(Self {
             binary: binary.to_owned(),
             dir: place.dir.clone(),
@@ -124,12 +126,7 @@ impl Tunnel {
             grpc,
             spaces: [place.cloud_space.clone(), place.edge_space.clone()],
             limiters: Default::default(),
-            ways: Ways {
-                echo: way(targets.echo),
-                source: way(targets.source),
-                sink: way(targets.sink),
-                file: way(targets.file),
-            },
+            ways: Ways::each(targets.all(), way),
         })
     }
 

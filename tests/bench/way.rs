@@ -2,6 +2,9 @@
 
 use std::io::{self, Read, Write};
 use std::net::{SocketAddr, TcpStream};
+use std::os::fd::OwnedFd;
+use std::os::unix::net::UnixStream;
+use std::path::PathBuf;
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
@@ -10,9 +13,16 @@ use serde::{Deserialize, Serialize};
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct Way {
     /// Address that the client connects to.
-    pub(crate) address: SocketAddr,
+    pub(crate) address: Address,
     /// `host:port` for CONNECT there; `None` if the address is the target itself.
     pub(crate) connect: Option<String>,
+}
+
+/// An address that a client can connect to.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub(crate) enum Address {
+    Tcp(SocketAddr),
+    Unix(PathBuf),
 }
 
 /// The routes of one proxy to all targets.
@@ -28,10 +38,25 @@ pub(crate) struct Ways {
     pub(crate) file: Way,
 }
 
+impl Ways {
+    /// Returns one route for each target, from values in the order of [`Targets::all`].
+    ///
+    /// [`Targets::all`]: crate::targets::Targets::all
+    pub(crate) fn each<T>(of: [T; 4], way: impl Fn(T) -> Way) -> Self {
+        let [echo, source, sink, file] = of.map(way);
+        Self { echo, source, sink, file }
+    }
+}
+
 impl Way {
     /// Returns a route without CONNECT.
     pub(crate) fn straight(address: SocketAddr) -> Self {
-        Self { address, connect: None }
+        Self { address: Address::Tcp(address), connect: None }
+    }
+
+    /// Returns a route without CONNECT to a port of this machine.
+    pub(crate) fn local(port: u16) -> Self {
+        Self::straight(([127, 0, 0, 1], port).into())
     }
 
     /// Opens the route. Returns the bytes of the target that arrived in the same read as the proxy's response.
@@ -44,8 +69,15 @@ impl Way {
 
     /// Opens the client's own connection, without sending anything. Reads have a timeout.
     pub(crate) fn dial(&self) -> io::Result<TcpStream> {
-        let stream = TcpStream::connect_timeout(&self.address, TIMEOUT)?;
-        stream.set_nodelay(true)?;
+        let stream = match &self.address {
+            Address::Tcp(address) => {
+                let stream = TcpStream::connect_timeout(address, TIMEOUT)?;
+                stream.set_nodelay(true)?;
+                stream
+            }
+            // All further calls work on either kind of socket.
+            Address::Unix(path) => OwnedFd::from(UnixStream::connect(path)?).into(),
+        };
         stream.set_read_timeout(Some(TIMEOUT))?;
         Ok(stream)
     }

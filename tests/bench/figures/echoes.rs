@@ -91,7 +91,8 @@ impl Bench {
         Ok(rounds)
     }
 
-    fn one_beside(&self, proxy: &Proxy, kind: Kind) -> Result<(Echoes, Moved)> {
+    /// Measures echoes in parallel with four sessions of this kind.
+    pub(super) fn one_beside(&self, proxy: &Proxy, kind: Kind) -> Result<(Echoes, Moved)> {
         let load = Load { way: proxy.ways.source.clone(), kind, clients: 4, time: None };
         let mut load = load.start(None)?;
         let echo = self.seldom(proxy, 4.0).measure(None)?;
@@ -100,7 +101,7 @@ impl Bench {
     }
 
     /// Returns echoes with pauses, as a person types, so that they cause no load themselves.
-    fn seldom(&self, proxy: &Proxy, seconds: f64) -> Echo {
+    pub(super) fn seldom(&self, proxy: &Proxy, seconds: f64) -> Echo {
         Echo { pause: Some(PAUSE), ..Echo::tight(&proxy.ways.echo, self.time(seconds)) }
     }
 
@@ -202,4 +203,4 @@ const PAUSE: Duration = Duration::from_millis(1);
 /// Number of stalled readers.
 const STALLED: usize = 20;
 /// Time until stalled readers receive nothing more.
-const SETTLED: Duration = Duration::from_secs(1);
+pub(super) const SETTLED: Duration = Duration::from_secs(1);

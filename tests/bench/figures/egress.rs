@@ -14,7 +14,7 @@ use crate::sessions::{OpenTls, Opened};
 use crate::table::{Row, Table, median};
 use crate::targets::Targets;
 use crate::tunnel::{NODE, Tunnel};
-use crate::way::Way;
+use crate::way::{Address, Way};
 
 impl Bench {
     /// Measures both with a full handshake, in which the client presents a certificate.
@@ -42,7 +42,8 @@ impl Bench {
             &Role::TlsEchoTarget { listen: place.edge_address, certificates: files.clone() },
         )?;
         let direct = Way::straight(far.hear()?);
-        let through = Way { address: egress, connect: Some(format!("{NODE}:{}", targets.echo.port())) };
+        let through =
+            Way { address: Address::Tcp(egress), connect: Some(format!("{NODE}:{}", targets.echo.port())) };
         let mut times = [Vec::new(), Vec::new()];
         for _ in 0..self.rounds {
             for (way, times) in [&through, &direct].into_iter().zip(&mut times) {

@@ -89,7 +89,7 @@ fn weigh(proxy: &Proxy, count: usize) -> Result<Weights> {
 }
 
 /// Returns the edge side's memory once it has not changed for half a second.
-fn steady(proxy: &Proxy) -> Result<u64> {
+pub(super) fn steady(proxy: &Proxy) -> Result<u64> {
     let mut last = proxy.edge_memory()?;
     for _ in 0..20 {
         thread::sleep(Duration::from_millis(500));

@@ -12,7 +12,7 @@ impl Bench {
     /// Measures both, each restarted at once, and after a pause of one second.
     pub(crate) fn restart(&self, table: &mut Table) -> Result<()> {
         let mut stand = self.stand()?;
-        let (Some(again), Some(mut proxy)) = (stand.again.take(), stand.tunnel.take()) else {
+        let Some(mut proxy) = stand.tunnel.take() else {
             eprintln!("restart: skipped, measures only the program");
             return Ok(());
         };
@@ -27,7 +27,7 @@ impl Bench {
                     process.kill();
                     thread::sleep(absence);
                     let since = Instant::now();
-                    *process = if which == 0 { again.server()? } else { again.edge()? };
+                    process.start_again()?;
                     proxy.until_reachable(TIMEOUT)?;
                     took.push(since.elapsed().as_secs_f64());
                 }

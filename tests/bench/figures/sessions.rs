@@ -60,7 +60,8 @@ impl Bench {
         Ok(())
     }
 
-    fn opened(&self, proxy: &Proxy, loops: usize) -> Result<Opened> {
+    /// Opens sessions to the echo target in this number of loops.
+    pub(super) fn opened(&self, proxy: &Proxy, loops: usize) -> Result<Opened> {
         let open = Open { way: proxy.ways.echo.clone(), loops, time: self.time(2.0) };
         Process::role(None, &Role::Open(open))?.hear()
     }
