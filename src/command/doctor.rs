@@ -35,6 +35,7 @@ use crate::server::config::ServerConfig;
 use crate::startup::{NotPrepared, Startup};
 use tunnel_base::files;
 use tunnel_base::names::{Host, NodeName, Target};
+use tunnel_link::grpc::dial::TOKEN_HINT;
 use tunnel_net::dial::dial;
 use tunnel_net::http_proxy::HttpProxyClient;
 use tunnel_net::interfaces::LocalAddresses;
@@ -205,6 +206,20 @@ impl Findings {
         self.add(check, CheckStatus::Error, found, wanted, hint);
     }
 
+    /// Adds a refused token. The hint of the error's text is in its own line, with what only the server's side knows.
+    fn bad_token(&mut self, error: &str) {
+        let hint = format!(
+            "{}; check that a Node of this name has an edge label; see the server's log",
+            TOKEN_HINT.trim_start_matches("; ")
+        );
+        self.bad(
+            "token",
+            error.replace(TOKEN_HINT, ""),
+            "a token or certificate that the server accepts",
+            &hint,
+        );
+    }
+
     fn add(
         &mut self,
         check: &'static str,
@@ -280,13 +295,14 @@ fn certificate(file: &Path, key: &str, found: &mut Findings) {
 /// Adds the conditions of a running program, which are the lines of its `/readyz`. Most of them are warnings.
 fn conditions(program: &'static str, body: &str, found: &mut Findings) {
     for line in body.lines().filter(|line| *line != "ok") {
+        let line = line.replace(TOKEN_HINT, "");
         match line.split(':').next() {
             Some("link") => {
                 found.bad(program, line, "", "see the check that fails below, or the log of the edge")
             }
             Some("draining") => found.bad(program, line, "", "start it again once it has ended"),
             Some("node_name") => found.bad("name", line, "", "give each machine its own name"),
-            Some("token") => found.bad("token", line, ACCEPTED_TOKEN, TOKEN_HINT),
+            Some("token") => found.bad_token(&line),
             Some("certificates") if line.contains(" expired on ") => {
                 found.bad("certificate dates", line, "files that are valid now", "")
             }
@@ -663,10 +679,6 @@ async fn resolve(
     };
     Some(addresses.into_iter().map(|ip| SocketAddr::new(ip, at.port)).collect())
 }
-
-const ACCEPTED_TOKEN: &str = "a token or certificate that the server accepts";
-const TOKEN_HINT: &str = "compare token or token_file here with this node's line in the server's token file, and check that a \
-                          Node of this name has an edge label; see the server's log";
 
 #[cfg(test)]
 mod tests {

@@ -317,8 +317,8 @@ pub(crate) fn tls_note(node: &NodeName) -> String {
     match tls::server_name(node.as_str()) {
         Ok(_) => String::new(),
         Err(_) => format!(
-            "note: {node} is no valid server name for TLS; [server.https] reaches it with mode = \"passthrough\", or by the \
-             Host of clients that send no server name\n"
+            "note: {node} is no valid server name for TLS; [server.https] reaches it with mode = \"passthrough\", or, \
+             without target_cert, by the Host of clients that send no server name\n"
         ),
     }
 }

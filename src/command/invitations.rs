@@ -322,8 +322,9 @@ pub async fn run(asked: &JoinArgs, env: &Environment, stdin: impl Read) -> Resul
     };
     Ok(format!(
         "{node} has joined; in {to}, for this user only: edge.toml, certs/ca.crt, token/token{more}\nnext, here:\n  tunnel edge -c {to}/edge.toml\n\
-         or, to let systemd start it now and at every boot:\n{readable}  systemctl enable --now {start}\n",
+         or, to let systemd start it now and at every boot:\n{readable}  systemctl enable --now {start}\n{note}",
         readable = service::make_readable(&asked.install_dir),
+        note = tls_note(node),
     ))
 }
 

@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use clap::Subcommand;
 
 use crate::command::file_edit::FileEdit;
-use crate::command::init::random_token;
+use crate::command::init::{random_token, tls_note};
 use crate::command::status::Table;
 use crate::command::{CommandError, Role, examples};
 use crate::config::Environment;
@@ -80,7 +80,9 @@ fn list(file: &Path) -> Result<String, CommandError> {
     }
     let errors = tokens.errors().iter();
     let errors: String = errors.map(|(line, error)| format!("\nline {line}: {error}")).collect();
-    Ok(format!("{table}{errors}\n"))
+    let nodes = tokens.entries().into_iter().filter_map(|(node, _)| node.parse().ok());
+    let notes: String = nodes.map(|node| tls_note(&node)).collect();
+    Ok(format!("{table}{errors}\n{notes}"))
 }
 
 fn start(file: &Path, node: &NodeName, out: Option<&Path>) -> Result<String, CommandError> {

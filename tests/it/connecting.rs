@@ -10,7 +10,7 @@ use tunnel::command::CommandError;
 use tunnel::command::connect::{self, ConnectArgs};
 use tunnel_net::tls::{ClientAuth, Identity, TlsParams, TlsServerConfig};
 
-use crate::support::clients::{ESTABLISHED, echoed, is_reset, reset, rest};
+use crate::support::clients::{self, ESTABLISHED, echoed, is_reset, reset, rest};
 use crate::support::programs::{TestDir, TestServer, at, edge};
 use crate::support::{assert_eventually, beside, targets};
 
@@ -79,6 +79,31 @@ async fn a_refusal_is_printed_in_the_servers_words() {
     let said = assert_eventually("the refusal", local.says.recv()).await.unwrap();
     assert!(said.starts_with(&format!("tunnel: 502 node {nobody} is not connected")), "{said}");
     local.ends().await;
+}
+
+/// A server that was taken over, or another program at its address.
+#[tokio::test]
+async fn a_refusal_of_a_hostile_server_controls_no_terminal() {
+    let wild = "\u{1b}[2J\u{1b}]0;title\u{7}\u{9b}31m\u{202e}";
+    for body in [wild.to_owned(), format!("{wild}\r\n{wild}\n")] {
+        let answer = format!(
+            "HTTP/1.1 403 \u{9b}31m\u{202e}\r\nX: \u{9b}31m\r\nContent-Length: {}\r\nConnection: close\r\n\r\n{body}",
+            body.len()
+        );
+        let hostile = targets::serve(move |mut socket| {
+            let answer = answer.clone();
+            async move {
+                let _ = clients::head(&mut socket).await;
+                let _ = socket.write_all(answer.as_bytes()).await;
+            }
+        });
+        let mut local = Local::start(&[&format!("--server=http://{}", hostile.await), "node1:22"]).await;
+        is_reset(&mut local.client().await).await;
+        let said = assert_eventually("the refusal", local.says.recv()).await.unwrap();
+        assert!(said.starts_with("tunnel: 403 "), "{said:?}");
+        assert!(said.chars().all(|c| c == '\n' || !c.is_control() && c != '\u{202e}'), "{said:?}");
+        local.ends().await;
+    }
 }
 
 #[tokio::test]

@@ -6,10 +6,11 @@ use std::time::Duration;
 use rcgen::{
     BasicConstraints, CertificateParams, ExtendedKeyUsagePurpose, IsCa, Issuer, KeyPair, date_time_ymd,
 };
-use tunnel::command::doctor::{self, DoctorArgs};
+use tunnel::command::doctor::{self, DoctorArgs, Findings};
 use tunnel::command::{Format, Role};
 
 use crate::certificates::Authority;
+use crate::support::clients::get;
 use crate::support::programs::{NAME, TOKEN, TestDir, TestServer, at, edge, start_edge};
 use crate::support::remote::ScriptedServer;
 use crate::support::servers;
@@ -46,7 +47,13 @@ async fn found_in(
         one["status"] != "error" || one["check"] == "config" || !text(one, "hint").is_empty()
     };
     assert!(json.iter().all(mended), "each error has a hint: {json:#?}");
+    assert!(remedies(&found) <= 1, "{}", found.text());
     all
+}
+
+/// Returns how often the remedy for a refused token is printed.
+fn remedies(found: &Findings) -> usize {
+    found.text().matches("compare token or token_file").count()
 }
 
 /// Checks that exactly this check fails.
@@ -325,6 +332,31 @@ async fn a_check_of_the_config_fails_with_an_expired_certificate() {
     });
     let all = found(&place, Role::Server, &place.cloud(""), |_| ()).await;
     assert!(has(&all, "config", "error", "server.links.cert"), "{all:#?}");
+}
+
+#[tokio::test]
+async fn the_remedy_for_a_refused_token_is_printed_once_also_if_the_edge_runs() {
+    let place = TestDir::new();
+    let server = TestServer::start(&place);
+    let text = place.edge("node1", server.server.bound.grpc, "").replace(TOKEN, "wrong");
+    let edge = start_edge(&text);
+    let admin = edge.bound.log.unwrap();
+    assert_eventually("the edge is refused", async {
+        while !get(admin, "/readyz").await.body.contains("invalid token") {}
+    })
+    .await;
+    let config = Some(place.file("doctor.toml", &text.replace("127.0.0.1:0", &admin.to_string())));
+    let asked = DoctorArgs {
+        role: Role::Edge,
+        config,
+        target: Vec::new(),
+        node: None,
+        kubeconfig: None,
+        output: Format::Text,
+    };
+    let found = assert_eventually("the doctor's findings", doctor::run(&asked, |_| None)).await;
+    assert_eq!(remedies(&found), 1, "{}", found.text());
+    assert!(found.text().contains("FAIL edge") && found.text().contains("FAIL token"), "{}", found.text());
 }
 
 #[tokio::test]

@@ -7,12 +7,13 @@ use std::time::Duration;
 
 use clap::Parser as _;
 use tunnel::command::invitations::{self, InvitationsArgs, InvitationsCommand, JoinArgs};
+use tunnel::command::token::{self, TokenCommand};
 use tunnel::command::{Args, Command, CommandError, Format};
 use tunnel::config::Environment;
 use tunnel::invitations::InvitationCode;
 
 use crate::support::clients::echoed;
-use crate::support::programs::{NAME, TestDir, TestServer, at, start_edge};
+use crate::support::programs::{NAME, TOKEN, TestDir, TestServer, at, start_edge};
 use crate::support::{hurry, servers, targets, wait_within};
 
 /// Starts servers that share a file of invitations. Their token file admits none of the test's nodes.
@@ -188,6 +189,25 @@ async fn a_unit_of_other_content_is_kept_and_prevents_a_join() {
     assert_eq!(std::fs::read_to_string(&unit).unwrap(), "theirs");
     std::fs::remove_file(&unit).unwrap();
     join(servers[0].server.bound.grpc, &code, &to).await.unwrap();
+}
+
+#[tokio::test]
+async fn each_command_that_makes_a_node_reports_a_name_that_tls_rejects() {
+    let place = TestDir::new();
+    let (server, socket) = with_socket(&place);
+    for (node, is_rejected) in [("worker-7.9", true), (&"x".repeat(64), true), ("edge7", false)] {
+        let line = ["tunnel", "invite", "--node", node, "--socket", socket.to_str().unwrap()];
+        let Command::Invite(asked) = Args::parse_from(line).command else { panic!("{line:?}") };
+        let invited = invitations::invite(asked, &Environment::default()).await.unwrap();
+        let code = invited.split_once("echo ").unwrap().1.split(' ').next().unwrap();
+        let joined = join(server.server.bound.grpc, code, &place.path().join(node)).await.unwrap();
+        let file = Some(place.file("tokens", &format!("{node}:{TOKEN}\n")));
+        let listed = token::run(&TokenCommand::List { file }).unwrap();
+        for told in [invited, joined, listed] {
+            let note = format!("note: {node} is no valid server name for TLS");
+            assert_eq!(told.contains(&note), is_rejected, "{told}");
+        }
+    }
 }
 
 #[tokio::test]

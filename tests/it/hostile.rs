@@ -122,6 +122,33 @@ async fn flooded(node: &str, most: usize, code: ErrorCode) {
 }
 
 #[tokio::test]
+async fn endless_pings_and_resumes_leave_a_bounded_number_of_answers() {
+    let (place, echo) = (TestDir::new(), targets::echo().await);
+    let server = TestServer::start(&place);
+    let (mut bad, _edge) = both(&place, &server).await;
+    let instance = Some(Instance::random());
+    let resume =
+        SessionFrame::Resume { received: 0, limit: 1, epoch: 1, instance, opener: None, target: None };
+    // It does not read the answers meanwhile.
+    for number in 0..10_000 {
+        bad.say(SessionId::random(), resume.clone()).await;
+        bad.send(to_message(Frame { node: bad.node.clone(), body: FrameKind::Ping(Some(number)) })).await;
+    }
+    echoed(&mut server.open(&at("node1", echo)).await, "hello").await;
+    let waiting = server.link("bad").unwrap().sender.waiting();
+    assert!(waiting <= 1001, "{waiting}");
+    assert_eq!(server.server.table.relayed(), (0, 0));
+    let (_, answer) = bad.word().await;
+    assert!(
+        matches!(&answer, SessionFrame::Reset { refusal, .. } if refusal.code == ErrorCode::NotAllowed),
+        "{answer:?}"
+    );
+    echoed(&mut server.open(&at("node1", echo)).await, "hello").await;
+    drop(bad);
+    server.assert_idle().await;
+}
+
+#[tokio::test]
 async fn an_edge_that_sends_but_never_reads_loses_its_link_and_sessions() {
     let (place, echo) = (TestDir::new(), targets::echo().await);
     let server = TestServer::start(&place);

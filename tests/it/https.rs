@@ -395,7 +395,7 @@ async fn metrics_tools_reach_a_node_by_host() {
 }
 
 /// Starts a web server on this machine's own address that responds to each request with the head that it received.
-async fn repeats_heads() -> SocketAddr {
+pub(crate) async fn repeats_heads() -> SocketAddr {
     targets::serve_at(&format!("{}:0", own_address()), |mut socket| async move {
         while let Ok(head) = head(&mut socket).await {
             let answer = format!("HTTP/1.1 200 OK\r\nContent-Length: {}\r\n\r\n{head}", head.len());

@@ -1,6 +1,10 @@
 //! Strangers that must be refused: expired and foreign certificates, guessed tokens, pages of strangers at the admin
 //! port, clients that look for ports of tunnel processes behind an edge, and impostors at the admin socket.
 
+mod calls;
+mod spellings;
+mod tls;
+
 use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -232,6 +236,14 @@ async fn a_page_that_uses_dns_rebinding_reads_and_changes_nothing() {
         let two = "Host: localhost\r\nHost: evil.example\r\n";
         assert!(matches!(request("PUT /debug/flags/v", two).await.status, 400 | 403));
         assert_eq!(get(port, health).await.status, 200);
+        // A preflight gets no permission, and what changes something is only at the socket.
+        for line in ["OPTIONS /debug/flags/v", "OPTIONS /status", "POST /invitations", "POST /revocations"] {
+            let headers =
+                "Host: localhost\r\nOrigin: http://evil.example\r\nAccess-Control-Request-Method: PUT\r\n";
+            let answer = request(line, headers).await;
+            assert!(matches!(answer.status, 404..=406), "{line}: {answer:?}");
+            assert!(!answer.head.to_lowercase().contains("access-control"), "{line}: {answer:?}");
+        }
         // The host is accepted; the request fails only because ports set no log level.
         for host in ["localhost", "127.0.0.1:9010", "[::1]:9010", "10.1.2.3:9010"] {
             let answer = request("PUT /debug/flags/v", &format!("Host: {host}\r\n")).await;

@@ -16,6 +16,7 @@ use crate::support::line::Line;
 use crate::support::programs::{NAME, TOKEN, TestDir, TestServer, at, edge, start_edge};
 use crate::support::raw::{PING, Raw};
 use crate::support::{assert_eventually, beside, hurry, remote, targets, wait_until, wait_within};
+use crate::words::Lines;
 
 /// Waits until the edge's readiness page is a 503 that contains `because`.
 async fn not_ready(edge: &Edge, because: &str) {
@@ -51,6 +52,7 @@ const BETWEEN: Duration = Duration::from_millis(20);
 
 #[tokio::test]
 async fn a_node_that_links_endlessly_is_refused_for_a_while_and_others_are_not() {
+    let (lines, _guard) = Lines::start();
     let place = TestDir::new();
     let server = TestServer::start(&place);
     let grpc = server.server.bound.grpc;
@@ -69,6 +71,9 @@ async fn a_node_that_links_endlessly_is_refused_for_a_while_and_others_are_not()
     let why = "node node1 opened 120 links within a minute; another process may use its token";
     assert_eq!(refused.message(), why);
     assert_eq!(server.server.metrics.links_rejected.counted("too_many_links"), 1);
+    wait_until("all have ended", || server.server.metrics.links.all() == 0).await;
+    assert_eq!(lines.count("node is linked"), 10);
+    assert!(lines.count("link has ended") <= 10);
     remote::link(&place, &server, "node2", None).await;
     let edge = start_edge(&place.edge("node1", grpc, ""));
     not_ready(&edge, &format!("link: rejected by the server: {why}")).await;

@@ -1,18 +1,23 @@
 //! Paths that stop responding: a backup link is dialled, and the first link that answers carries the sessions.
 
 use std::net::SocketAddr;
+use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::time::{Instant, sleep};
 use tunnel::edge::Edge;
+use tunnel::registry::LinkedNode;
 use tunnel_base::names::{Instance, SessionId};
-use tunnel_proto::frame::SessionFrame;
-use tunnel_proto::hello::Hello;
+use tunnel_link::sender::LinkSender;
+use tunnel_proto::codec::from_message;
+use tunnel_proto::frame::{FrameKind, Remote, SessionFrame};
+use tunnel_proto::hello::{Dialect, Hello};
+use tunnel_proto::state::LinkId;
 
 use crate::support::clients::echoed;
 use crate::support::line::{Line, Silent};
-use crate::support::peer::open_word;
+use crate::support::peer::{open_word, say_to};
 use crate::support::programs::{TestDir, TestServer, at, edge, start_edge};
 use crate::support::remote::{ScriptedServer, old};
 use crate::support::servers;
@@ -228,4 +233,43 @@ async fn a_link_between_servers_survives_lost_bytes_of_the_dialling_end() {
 #[tokio::test]
 async fn a_link_between_servers_survives_lost_bytes_of_the_accepting_end() {
     servers_resume_after(Silent::Down).await;
+}
+
+/// Nodes with long names, so that the announcements of all of them do not fit into the windows of a link.
+const NODES: u64 = 6000;
+
+#[tokio::test]
+async fn announcements_that_a_peer_does_not_take_delay_no_backup_link() {
+    let place = TestDir::new();
+    let mut peer = ScriptedServer::start(&place).await;
+    let lines = servers::peers(&[peer.at]);
+    let server = TestServer::from_text(&servers::config(&place, servers::addresses(1)[0], &lines));
+    let mut first = peer.call().await;
+    for number in 0..NODES {
+        let node = format!("{}{number}", "n".repeat(200)).parse().unwrap();
+        let sender = LinkSender::new(LinkId((1 << 40) + number), Remote::Edge(node), None, Dialect::NEWEST);
+        let from = SocketAddr::from(([127, 0, 0, 1], 1));
+        let linked = LinkedNode { sender, instance: Some(Instance::random()), from, ips: Arc::default() };
+        server.server.registry.insert(linked, false);
+    }
+    first.answer(Some(Instance::random()));
+    // More than the first two announcements of a link: those of all nodes are on their way.
+    for _ in 0..10 {
+        let announced = async {
+            loop {
+                let message = first.next().await.expect("the stream continues");
+                let body = from_message(message, &Remote::Peer).unwrap().body;
+                if matches!(body, FrameKind::Found(_)) {
+                    return;
+                }
+            }
+        };
+        assert_eventually("an announcement", announced).await;
+    }
+    // Only a link of sessions is watched.
+    say_to(&first, "node1", SessionId::random(), SessionFrame::Data("x".into())).await;
+    // From now on the peer reads nothing.
+    hurry();
+    let second = peer.call().await;
+    assert!(second.headers.get("tunnel-link").is_some_and(|mark| mark == "backup"), "{:?}", second.headers);
 }

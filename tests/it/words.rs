@@ -2,14 +2,22 @@
 
 use std::io::{self, Write};
 use std::sync::{Arc, LazyLock, Mutex};
+use std::time::Duration;
 
+use base64::Engine;
+use base64::engine::general_purpose::STANDARD;
 use bytes::{BufMut, BytesMut};
 use tracing::Dispatch;
 use tracing::subscriber::DefaultGuard;
+use tracing_subscriber::layer::SubscriberExt as _;
+use tunnel_base::logging::LogLevel;
 use tunnel_base::names::Instance;
+use tunnel_proto::frame::{ErrorCode, SessionError, SessionFrame};
+use tunnel_proto::hello::Hello;
 
-use crate::support::clients::ask;
-use crate::support::programs::{TestDir, TestServer};
+use crate::http_proxy::site;
+use crate::support::clients::{ask, get, is_reset};
+use crate::support::programs::{TOKEN, TestDir, TestServer, edge};
 use crate::support::raw::Raw;
 use crate::support::{remote, wait_until};
 
@@ -19,10 +27,16 @@ pub(crate) struct Lines(Arc<Mutex<Vec<u8>>>);
 
 impl Lines {
     pub(crate) fn start() -> (Self, DefaultGuard) {
+        Self::at(0)
+    }
+
+    /// Like [`Self::start`], but with the level of `-v` with that number.
+    fn at(verbosity: i32) -> (Self, DefaultGuard) {
         LazyLock::force(&SECOND);
         let lines = Self::default();
         let to = lines.clone();
-        let log = tracing_subscriber::fmt().with_ansi(false).with_writer(move || to.clone()).finish();
+        let log = tracing_subscriber::fmt::layer().with_ansi(false).with_writer(move || to.clone());
+        let log = tracing_subscriber::registry().with(LogLevel::new(verbosity).0).with(log);
         (lines, tracing::subscriber::set_default(log))
     }
 
@@ -108,6 +122,112 @@ async fn a_clients_head_forges_no_line() {
     assert!(text.chars().all(|c| c == '\n' || !c.is_control() && c != '\u{2028}'), "{text:?}");
     assert!(!text.contains("forged"), "{text}");
 }
+
+/// Text that ends a line, clears a terminal's screen, sets its title, changes its colour, and reverses the direction of
+/// writing.
+const WILD: &str = "no\r\n2026-01-01T00:00:00Z INFO forged\u{1b}[2J\u{1b}]0;title\u{7}\u{9b}31m\u{202e}\0";
+
+#[tokio::test]
+async fn the_reasons_of_a_hostile_edge_are_plain_text_everywhere() {
+    let (lines, _guard) = Lines::start();
+    let place = TestDir::new();
+    let server = TestServer::start(&place);
+    let mut scripted = remote::link(&place, &server, "node1", Some(Instance::random())).await;
+    let is_plain = |text: &str| text.chars().all(|c| c == '\n' || !c.is_control() && c != '\u{202e}');
+    let refuses = async {
+        let (id, SessionFrame::Open { epoch, .. }) = scripted.word().await else { panic!("an Open first") };
+        let refusal = SessionError { code: ErrorCode::TargetUnreachable, reason: WILD.into() };
+        scripted.say(id, SessionFrame::Refused { epoch, refusal }).await;
+    };
+    let (answer, ()) = tokio::join!(server.ask("node1:22"), refuses);
+    assert_eq!(answer.status, 502);
+    assert!(answer.head.split("\r\n").all(is_plain) && is_plain(&answer.body), "{answer:?}");
+    assert!(!answer.head.contains("\r\n2026"), "{answer:?}");
+    // The same as the end of a session that was open.
+    let opens = async {
+        let (id, SessionFrame::Open { epoch, .. }) = scripted.word().await else { panic!("an Open first") };
+        scripted.say(id, SessionFrame::Opened { limit: 1000, epoch, instance: None }).await;
+        (id, epoch)
+    };
+    let (mut client, (id, epoch)) = tokio::join!(server.open("node1:22"), opens);
+    let refusal = SessionError { code: ErrorCode::Cancelled, reason: WILD.into() };
+    scripted.say(id, SessionFrame::Reset { epoch, refusal }).await;
+    is_reset(&mut client).await;
+    wait_until("both are logged", || lines.count("tunnel::access") == 2).await;
+    assert!(is_plain(&lines.text()), "{:?}", lines.text());
+    assert_eq!(lines.count("forged"), lines.count("tunnel::access"), "{}", lines.text());
+    let status = get(server.server.bound.log, "/status").await;
+    assert!(is_plain(&status.body), "{status:?}");
+}
+
+#[tokio::test]
+async fn no_level_of_the_log_has_a_secret() {
+    let (lines, _guard) = Lines::at(9);
+    let place = TestDir::new();
+    let users = place.file("htpasswd", &format!("ops:{}\n", bcrypt::hash(PASSWORD, 4).unwrap()));
+    let auth = format!("auth = \"basic\"\nusers = {users:?}\n");
+    let store = place.path().join("enrolled");
+    let server = TestServer::with(
+        &place,
+        &format!(
+            "{auth}[server.http_proxy]\nlisten = \"127.0.0.1:0\"\n{auth}\
+             [server.invitations]\nstore = \"file\"\nfile = {store:?}\n"
+        ),
+    );
+    let mut scripted = remote::link(&place, &server, "node1", Some(Instance::random())).await;
+    let login = |password: &str| format!("Proxy-Authorization: Basic {}\r\n", STANDARD.encode(password));
+    let (right, wrong) = (login(&format!("ops:{PASSWORD}")), login("ops:WRONG-PASSWORD"));
+    let refuses = async {
+        let (id, SessionFrame::Open { epoch, .. }) = scripted.word().await else { panic!("an Open first") };
+        let refusal = SessionError::new(ErrorCode::TargetUnreachable, "no");
+        scripted.say(id, SessionFrame::Refused { epoch, refusal }).await;
+        id
+    };
+    let head = format!("CONNECT node1:22 HTTP/1.1\r\n{right}\r\n");
+    let (answer, id) = tokio::join!(ask(server.connect, &head), refuses);
+    assert_eq!(answer.status, 502, "{answer:?}");
+    ask(server.connect, &format!("CONNECT node1:22 HTTP/1.1\r\n{wrong}\r\n")).await;
+    let site = site("the site").await;
+    let _node2 = edge(&place, &server, "node2").await;
+    let url = format!("http://node2:{}/path?QUERY", site.port());
+    let head = format!(
+        "GET {url} HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer BEARER\r\nCookie: COOKIE\r\n{right}Connection: close\r\n\r\n"
+    );
+    assert_eq!(ask(server.port("http_proxy"), &head).await.status, 200);
+    let enrolment = server.server.enrolment.as_ref().unwrap();
+    let node = "node3".parse().unwrap();
+    let code = enrolment.invite(&node, Duration::from_secs(60), "test").await.unwrap().code;
+    let (joined, grpc) = ("JOINEDTOKEN".repeat(3), server.server.bound.grpc);
+    enrolment.join([127, 0, 0, 1].into(), &code.secret(), "node3", &joined).await.unwrap();
+    let headers = Hello::edge_request(&node, &joined, Instance::random());
+    let _node3 = remote::dial(&place, grpc, headers, "node3").await.unwrap();
+    let text = lines.text();
+    assert!(text.contains("TRACE") && text.contains("node3") && text.contains(" h2::"), "{text}");
+    let (topic, digits) = (id.topic(), id.topic().replace('-', ""));
+    assert!(text.contains(&digits[..8]), "{digits}");
+    let encoded =
+        [format!("ops:{PASSWORD}"), "ops:WRONG-PASSWORD".into()].map(|plain| STANDARD.encode(plain));
+    let secrets = [
+        TOKEN,
+        PASSWORD,
+        "WRONG-PASSWORD",
+        &encoded[0],
+        &encoded[1],
+        "BEARER",
+        "COOKIE",
+        "QUERY",
+        &joined,
+        &code.to_string(),
+        &topic[8..],
+        &digits[8..],
+    ];
+    for secret in secrets {
+        let found: Vec<_> = text.lines().filter(|line| line.contains(secret)).take(3).collect();
+        assert!(found.is_empty(), "{secret}: {found:#?}");
+    }
+}
+
+const PASSWORD: &str = "CORRECT-PASSWORD";
 
 #[tokio::test]
 async fn endless_refusals_are_summed_up_and_all_are_counted() {

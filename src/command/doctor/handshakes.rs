@@ -8,7 +8,7 @@ use tokio::net::TcpStream;
 use tokio::time::timeout;
 use tokio_rustls::TlsConnector;
 
-use crate::command::doctor::{ACCEPTED_TOKEN, Findings, TIMEOUT, TOKEN_HINT, check_of};
+use crate::command::doctor::{Findings, TIMEOUT, check_of};
 use crate::config::edge::ServerAddress;
 use crate::edge::config::EdgeConfig;
 use crate::edge::link_dialer::messages::hint as tls_remedy;
@@ -171,7 +171,7 @@ async fn call(
         }
         Err(LinkDialError::Refused { .. }) if linked => {}
         Err(why @ LinkDialError::Refused { .. }) if why.is_token_refused() => {
-            found.bad("token", why.to_string(), ACCEPTED_TOKEN, TOKEN_HINT);
+            found.bad_token(&why.to_string());
         }
         Err(why) if why.is_name_taken() => {
             let hint = "give each machine its own name (node, or NODE_NAME)";

@@ -249,13 +249,14 @@ fn request(authority: &str, headers: HeaderMap, body: CallBody) -> Result<Reques
 fn hint(code: Code) -> &'static str {
     match code {
         Code::ResourceExhausted => "; give each machine its own token",
-        Code::Unauthenticated => {
-            "; compare token or token_file here with this node's line, or the default line, in the server's token file; \
-             where nodes join by invitation, all servers need one store (server.invitations), or invite the node again"
-        }
+        Code::Unauthenticated => TOKEN_HINT,
         _ => "",
     }
 }
+
+/// The hint of the text of [`LinkDialError::is_token_refused`], which begins with its separator.
+pub const TOKEN_HINT: &str = "; compare token or token_file here with this node's line, or the default line, in the server's token file; \
+                              where nodes join by invitation, all servers need one store (server.invitations), or invite the node again";
 
 /// Interval of HTTP/2's pings. A Go server treats pings more often than every 15 s as an attack.
 const PING_PEER_AFTER: Duration = Duration::from_secs(20);

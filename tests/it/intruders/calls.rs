@@ -1,0 +1,181 @@
+//! Callers of the port for links without the right to be that node or server, and floods of HTTP/2 before any proof.
+
+use http::{HeaderMap, HeaderValue};
+use tonic::Code;
+use tunnel_base::names::Instance;
+use tunnel_proto::hello::{Caller, Hello};
+
+use crate::support::clients::echoed;
+use crate::support::programs::{TOKEN, TestDir, TestServer, at, edge};
+use crate::support::raw::{DATA, END_HEADERS, HEADERS, MOST, PING, Raw, SETTINGS};
+use crate::support::{assert_eventually, hurry, remote, targets, wait_until};
+
+/// Returns the metadata of an edge's call with this JSON.
+fn claims(json: &str) -> HeaderMap {
+    let mut headers = Hello::edge_request(&"node1".parse().unwrap(), "", Instance::random());
+    headers.insert("authorization", HeaderValue::from_str(&format!("Bearer {json}")).unwrap());
+    headers
+}
+
+#[tokio::test]
+async fn no_form_of_a_name_or_token_makes_a_caller_another_node() {
+    let place = TestDir::new();
+    place.file("token", &format!("node1:{TOKEN}\nnode2:fedcba9876543210\nnode3:\ndefault:0000\n"));
+    let server = TestServer::start(&place);
+    // A wrong token is answered after a second.
+    hurry();
+    let claim = |node: &str, token: &str| format!(r#"{{"nodename":"{node}","token":"{token}"}}"#);
+    let mut wrong = Vec::new();
+    for (json, expected) in [
+        (claim("node2", TOKEN), Code::Unauthenticated),
+        (claim("NODE2", TOKEN), Code::Unauthenticated),
+        (claim("node1", ""), Code::Unauthenticated),
+        (claim("node1", "fedcba9876543210"), Code::Unauthenticated),
+        (claim("node1", "0123456789ABCDEF"), Code::Unauthenticated),
+        (claim("node1", "0123456789abcde"), Code::Unauthenticated),
+        (claim("node1", "0123456789abcdef0"), Code::Unauthenticated),
+        (claim("node1", r"0123456789abcdef\u0000"), Code::Unauthenticated),
+        // The default token is for nodes without a line, and a line without a token blocks its node.
+        (claim("node1", "0000"), Code::Unauthenticated),
+        (claim("Node3", "0000"), Code::Unauthenticated),
+        (claim("node3", ""), Code::Unauthenticated),
+        (claim("default", "0000"), Code::Unknown),
+        (claim("-", "0000"), Code::Unknown),
+        (claim("pod", "0000"), Code::Unknown),
+        (claim("", "0000"), Code::Unknown),
+        (claim("127.0.0.1", "0000"), Code::Unknown),
+        (claim(r"node4\r\nnode1", "0000"), Code::Unknown),
+        (claim(r"node4\u0000", "0000"), Code::Unknown),
+        (claim("node4:0000", "0000"), Code::Unknown),
+        (claim(&"n".repeat(254), "0000"), Code::Unknown),
+        // The last of two members counts, for the name and for the proof.
+        (format!(r#"{{"nodename":"node1","token":"{TOKEN}","nodename":"node2"}}"#), Code::Unauthenticated),
+        (claim("node1", &"0".repeat(14_000)), Code::Unauthenticated),
+        (format!("{}{}", "[".repeat(7000), "]".repeat(7000)), Code::Unknown),
+        (r#"{"nodename":["node1"],"token":7}"#.to_owned(), Code::Unknown),
+        ("{".to_owned(), Code::Unknown),
+    ] {
+        let called = remote::dial(&place, server.server.bound.grpc, claims(&json), "node1").await;
+        let code = called.err().map(|status| status.code());
+        if code != Some(expected) {
+            wrong.push((json.chars().take(80).collect::<String>(), code));
+        }
+    }
+    assert!(wrong.is_empty(), "{wrong:#?}");
+    assert!(server.server.registry.nodes().is_empty());
+    // Its own name in another case, with its own token.
+    remote::dial(&place, server.server.bound.grpc, claims(&claim("NODE1", TOKEN)), "node1").await.unwrap();
+    server.has("node1").await;
+}
+
+#[tokio::test]
+async fn the_certificate_of_a_client_makes_no_caller_an_edge_or_a_server() {
+    let place = TestDir::new();
+    let server = TestServer::start(&place);
+    let grpc = server.server.bound.grpc;
+    let client = place.client("system:kube-apiserver");
+    let instance = Instance::random();
+    for headers in [Caller::peer_request(instance), remote::headers("node1", Some(instance))] {
+        for shows in [Some(client.clone()), None] {
+            let is_edge = headers.contains_key("authorization");
+            let called = remote::link_as_peer(&place, grpc, shows.clone(), headers.clone(), "node1").await;
+            // An edge that shows nothing has its token.
+            assert_eq!(called.is_ok(), is_edge && shows.is_none(), "{headers:?}, {shows:?}");
+        }
+    }
+    assert_eq!(server.server.metrics.links_rejected.counted("tls"), 2);
+}
+
+/// What a client sends endlessly over HTTP/2. Settings, pings and priorities cost little, and end with the time for the
+/// call of a link.
+#[derive(Debug, Clone, Copy)]
+enum Flood {
+    /// Calls that are reset at once.
+    Resets,
+    /// A head that never ends, in long pieces.
+    Continuations,
+    /// The same in empty pieces.
+    EmptyContinuations,
+    Settings,
+    Pings,
+    Priorities,
+    /// Empty pieces of a call's body.
+    EmptyData,
+    /// Heads of a few bytes that become long: each refers to one long field again and again.
+    Compressed,
+}
+
+impl Flood {
+    /// Sends what has to come first.
+    async fn begin(self, to: &mut Raw) {
+        match self {
+            Self::Continuations | Self::EmptyContinuations => drop(to.frame(HEADERS, 0, 1, &[]).await),
+            Self::EmptyData => drop(to.call(&HeaderMap::new()).await),
+            _ => {}
+        }
+    }
+
+    /// Sends it once more. Returns false once the connection has ended.
+    async fn goes_on(self, to: &mut Raw, number: u32) -> bool {
+        let stream = 2 * number + 1;
+        match self {
+            Self::Resets => {
+                let stream = to.call(&HeaderMap::new()).await;
+                to.frame(RST_STREAM, 0, stream, &[0, 0, 0, 8]).await
+            }
+            Self::Continuations => to.frame(CONTINUATION, 0, 1, &[0; 16_384]).await,
+            Self::EmptyContinuations => to.frame(CONTINUATION, 0, 1, &[]).await,
+            Self::Settings => to.frame(SETTINGS, 0, 0, &[]).await,
+            Self::Pings => to.frame(PING, 0, 0, &[0; 8]).await,
+            Self::Priorities => to.frame(PRIORITY, 0, stream, &[0, 0, 0, 0, 1]).await,
+            Self::EmptyData => to.frame(DATA, 0, 1, &[]).await,
+            Self::Compressed => {
+                // A literal that enters the table, of a name of one byte and a value of 4000; then its index.
+                let mut block = vec![0x40, 1, b'x', 0x7f, 0xa1, 0x1e];
+                block.extend([b'y'; 4000]);
+                block.extend([0xbe; 12_000]);
+                to.frame(HEADERS, END_HEADERS, stream, &block).await
+            }
+        }
+    }
+}
+
+#[tokio::test]
+async fn floods_of_http_2_before_any_proof_end_with_their_connection() {
+    let (place, echo) = (TestDir::new(), targets::echo().await);
+    let server = TestServer::start(&place);
+    let _edge = edge(&place, &server, "node1").await;
+    let mut floods = Vec::new();
+    for flood in [
+        Flood::Resets,
+        Flood::Continuations,
+        Flood::EmptyContinuations,
+        Flood::Settings,
+        Flood::Pings,
+        Flood::Priorities,
+        Flood::EmptyData,
+        Flood::Compressed,
+    ] {
+        let mut raw = Raw::connect(&place, server.server.bound.grpc, "node1", MOST).await;
+        flood.begin(&mut raw).await;
+        let mut sent = 0;
+        while sent < MANY && flood.goes_on(&mut raw, sent).await {
+            sent += 1;
+        }
+        floods.push((flood, raw));
+    }
+    echoed(&mut server.open(&at("node1", echo)).await, "hello").await;
+    hurry();
+    for (flood, raw) in &mut floods {
+        let ended = async { while raw.next().await.is_some() {} };
+        assert_eventually(&format!("the end of {flood:?}"), ended).await;
+    }
+    assert_eq!(server.server.metrics.links_rejected.counted("call_timeout"), 3, "the others end at once");
+    wait_until("only the edge is left", || server.server.metrics.links.all() == 1).await;
+    echoed(&mut server.open(&at("node1", echo)).await, "hello").await;
+}
+
+const MANY: u32 = 2000;
+const PRIORITY: u8 = 2;
+const RST_STREAM: u8 = 3;
+const CONTINUATION: u8 = 9;
