@@ -1,5 +1,5 @@
 #!/bin/sh
-# Builds the program as it is packaged (profile dist) and measures it: scripts/bench.sh [--profile fast] [flags of the benchmark].
+# Builds the program as the README says and measures it: scripts/bench.sh [--profile fast] [flags of the benchmark].
 # `cargo bench --profile fast --bench compare -- --help` lists these flags. During development use
 # `--quick --only bulk,echo`.
 #
@@ -11,7 +11,7 @@ set -eu
 helps "$@"
 cd "$(dirname "$0")/.."
 
-profile=dist
+profile=release
 if [ "${1:-}" = --profile ]; then
     profile=$2
     shift 2

@@ -5,7 +5,7 @@
 #   --way WAY       how kube-apiserver reaches the kubelet: egress (its egress selector, over mutual TLS; the default),
 #                   unix (its egress selector, over a Unix socket) or names (DNS resolves the node's name to the server)
 #   --check         run the printed commands, and exit
-#   --measure       measure kubectl through the tunnel and without it, with a build of the profile dist, and exit
+#   --measure       measure kubectl through the tunnel and without it, with a release build, and exit
 #   TUNNEL=FILE     absolute path of the program; otherwise a debug build
 set -euo pipefail
 # shellcheck source=scripts/help.sh
@@ -28,8 +28,8 @@ case $way in egress | unix | names) ;; *) echo "--way $way: expected egress, uni
 scripts/parts.sh
 scripts/goparts.sh
 if [[ $measure ]]; then
-  [[ ${TUNNEL:-} ]] || cargo build --profile dist --bin tunnel
-  TUNNEL_TESTS=all TUNNEL=${TUNNEL:-$(realpath "${CARGO_TARGET_DIR:-target}")/dist/tunnel} \
+  [[ ${TUNNEL:-} ]] || cargo build --release --bin tunnel
+  TUNNEL_TESTS=all TUNNEL=${TUNNEL:-$(realpath "${CARGO_TARGET_DIR:-target}")/release/tunnel} \
     cargo test --quiet --test real -- --ignored --exact measure::kubectl --nocapture
   exit
 fi

@@ -40,7 +40,7 @@ export SOURCE_DATE_EPOCH
 if [[ ! $binary ]]; then
   TUNNEL_REVISION=$(git rev-parse --short HEAD) deploy/docker/static.sh
   host=$(rustc -vV | sed -n 's/^host: //p')
-  binary=${CARGO_TARGET_DIR:-target}/$host/dist/tunnel
+  binary=${CARGO_TARGET_DIR:-target}/$host/release/tunnel
 fi
 built=$("$binary" --version | cut -d' ' -f2)
 [[ $built == "${version:-$built}" ]] || { echo "the program has version $built, not $version" >&2 && exit 1; }

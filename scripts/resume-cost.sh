@@ -9,7 +9,7 @@ set -eu
 helps "$@"
 cd "$(dirname "$0")/.."
 
-profile=dist
+profile=release
 if [ "${1:-}" = --profile ]; then
     profile=$2
     shift 2

@@ -1,10 +1,10 @@
 #!/usr/bin/env bash
 # Builds the program with a static glibc, which needs no file of a machine, and fails if it is not static:
-#   deploy/docker/static.sh [PROFILE]     dist, or another profile of Cargo.toml
+#   deploy/docker/static.sh [PROFILE]     release, or another profile of Cargo.toml
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 
-profile=${1:-dist}
+profile=${1:-release}
 host=$(rustc -vV | sed -n 's/^host: //p')
 # With --target, the flag does not apply to build scripts and macros, which must be loadable.
 RUSTFLAGS="${RUSTFLAGS:-} -C target-feature=+crt-static" \

@@ -116,8 +116,8 @@ impl Bench {
         let kernel = String::from_utf8_lossy(&kernel.stdout);
         let build = match &self.binary {
             None => "references only",
-            Some(path) if path.components().any(|part| part.as_os_str() == "dist") => "profile dist",
-            Some(_) => "not the profile dist",
+            Some(path) if path.components().any(|part| part.as_os_str() == "release") => "profile release",
+            Some(_) => "not the profile release",
         };
         let speed = if self.quick { ", quick" } else { "" };
         Ok(format!("{cores} cores of {model}, Linux {}, {build}{speed}\n", kernel.trim()))

@@ -39,7 +39,7 @@ use crate::table::Table;
 /// Measures `tunnel` against a bare TLS relay and `ssh -R`; prints a Markdown table.
 #[derive(Debug, Parser)]
 struct Flags {
-    /// Program under test. Default: target/dist/tunnel, otherwise target/fast/tunnel.
+    /// Program under test. Default: target/release/tunnel, otherwise target/fast/tunnel.
     #[arg(long)]
     tunnel: Option<PathBuf>,
     /// Measure the references only.

@@ -37,7 +37,7 @@ use crate::soak::world::{HANG, World};
 #[derive(Debug, Parser)]
 #[command(name = "soak")]
 pub(crate) struct Flags {
-    /// Program under test. Default: target/dist/tunnel, otherwise target/fast/tunnel.
+    /// Program under test. Default: target/release/tunnel, otherwise target/fast/tunnel.
     #[arg(long)]
     tunnel: Option<PathBuf>,
     /// Duration of fault injection, in seconds.

@@ -180,11 +180,11 @@ impl Tunnel {
     }
 }
 
-/// Returns the path of the program: the given one, otherwise the build of the profile dist or fast.
+/// Returns the path of the program: the given one, otherwise the build of the profile release or fast.
 pub(crate) fn find(named: Option<&Path>) -> Result<PathBuf> {
     let choices = match named {
         Some(path) => vec![path.to_owned()],
-        None => vec!["target/dist/tunnel".into(), "target/fast/tunnel".into()],
+        None => vec!["target/release/tunnel".into(), "target/fast/tunnel".into()],
     };
     let found = choices.iter().find(|path| path.is_file());
     let found =
