@@ -342,7 +342,9 @@ async fn the_remedy_for_a_refused_token_is_printed_once_also_if_the_edge_runs() 
     let edge = start_edge(&text);
     let admin = edge.bound.log.unwrap();
     assert_eventually("the edge is refused", async {
-        while !get(admin, "/readyz").await.body.contains("invalid token") {}
+        while !get(admin, "/readyz").await.body.contains("invalid token") {
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
     })
     .await;
     let config = Some(place.file("doctor.toml", &text.replace("127.0.0.1:0", &admin.to_string())));
