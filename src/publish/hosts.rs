@@ -256,13 +256,14 @@ mod tests {
                 scope.spawn(move || {
                     for turn in 0..25 {
                         let mine = names(&[&format!("n{server}"), &format!("turn{turn}-{server}")]);
-                        let written = || write(file, ip(server), &mine, SeenSigns::new(), Instant::now());
                         // On a busy machine a writer may wait longer for the others than it would in a server.
-                        let done = std::iter::repeat_with(written).find_map(|written| match written {
-                            Err(SharedFileError::Locked(_)) => None,
-                            other => Some(other),
-                        });
-                        done.unwrap().unwrap();
+                        let written = loop {
+                            match write(file, ip(server), &mine, SeenSigns::new(), Instant::now()) {
+                                Err(SharedFileError::Locked(_)) => {}
+                                other => break other,
+                            }
+                        };
+                        written.unwrap();
                         let now = fs::read_to_string(file).unwrap();
                         assert!(now.contains(&format!("10.0.0.{server}    turn{turn}-{server}\n")), "{now}");
                         assert!(now.ends_with(foreign), "{now}");
