@@ -13,7 +13,7 @@ use std::process::Command;
 use std::thread::{self, JoinHandle};
 
 use crate::network::Machine;
-use crate::parts::{have, kept, root};
+use crate::parts::{all, have, kept, root};
 use crate::process::{ProcessOutput, Running, TIMEOUT, run_command};
 use crate::tunnel::{PROGRAM, TOKEN, TestDir};
 use crate::wait::wait_until;
@@ -51,7 +51,8 @@ fn a_client_on_the_host_reaches_kubelets_by_address_over_tls() {
 
 #[test]
 fn the_next_server_takes_over_the_table_of_a_killed_server() {
-    let Some(world) = World::start(1) else { return };
+    // Waits until the ports of the killed server have expired.
+    let Some(world) = all().then(|| World::start(1)).flatten() else { return };
     let tables = world.fixed();
     let mut server = world.server(&tables);
     let (_kubelet, edge) = (world.kubelet(1), world.edge(1, ""));
