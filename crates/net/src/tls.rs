@@ -6,7 +6,7 @@ pub mod error;
 pub mod handshake;
 #[cfg(any(test, feature = "test-util"))]
 pub mod testing;
-pub mod tickets;
+mod tickets;
 pub mod verify;
 
 use std::path::{Path, PathBuf};
@@ -27,6 +27,7 @@ use tracing::warn;
 use crate::reload::FileWatcher;
 use crate::reload::{Reload, ReloadError};
 use crate::tls::certificate::SingleCertResolver;
+use crate::tls::tickets::Tickets;
 use crate::tls::verify::{
     ClientVerifier, EdgeCertVerifier, EdgeCerts, NoVerifier, PeerCertVerifier, ServerTls,
 };
@@ -137,15 +138,15 @@ impl TlsServerConfig {
             Some(verifier) => builder.with_client_cert_verifier(verifier),
             None => builder.with_no_client_auth(),
         };
+        let chain = identity.cert.clone();
         let shown = SingleCertResolver::new(identity, self.identity.cert.clone());
         let mut config = builder.with_cert_resolver(Arc::new(shown));
         config.alpn_protocols.clone_from(&self.alpn);
         // A session resumed by its id does not check whether its certificate is still valid; a session resumed by a
         // ticket does.
         config.session_storage = Arc::new(NoServerSessionStorage {});
-        // Tickets are stored by clients: thousands of edges that reconnect at once to any server resume without using
-        // memory here.
-        config.ticketer = Arc::new(self.tickets(cert, key, cas, Arc::clone(&config.time_provider))?);
+        // Tickets are stored by clients, so sessions that may be resumed use no memory here.
+        config.ticketer = Arc::new(Tickets::new(&chain, Arc::clone(&config.time_provider))?);
         Ok(ServerTls::new(config, clients))
     }
 }

@@ -36,7 +36,8 @@ pub(crate) fn server_at(identity: Identity, clients: ClientAuth, clock: &SetTime
     let mut tls = settings.config(&cert, &key, &cas).unwrap();
     let config = Arc::get_mut(&mut tls.config).unwrap();
     config.time_provider = Arc::new(clock.clone());
-    config.ticketer = Arc::new(settings.tickets(&cert, &key, &cas, Arc::new(clock.clone())).unwrap());
+    let chain = certs(&settings.identity.cert, &cert).unwrap();
+    config.ticketer = Arc::new(Tickets::new(&chain, Arc::new(clock.clone())).unwrap());
     tls
 }
 

@@ -519,14 +519,15 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn an_edge_with_a_certificate_resumes_at_any_server() {
+    async fn an_edge_with_a_certificate_resumes_its_tls_session() {
         let (cloud, cluster) = (TestCa::new("cloud"), Cluster::new());
         let agents = EdgeCerts { ca: cluster.dir.path().join("ca.crt") };
         let peers = ClientAuth::Peers(cloud.ca(), None);
         let (identity, clients) = (cloud.issue("pod", "a.b"), ClientAuth::Edges(agents, Box::new(peers)));
         let edge = client(Trust::Ca(cloud.ca()), Some(cluster.issue(EDGE.0, &["node1"]))).load();
+        let config = server(identity, clients).load().config.clone();
         for expected in [HandshakeKind::Full, HandshakeKind::Resumed] {
-            assert_eq!(meet(&edge, &server(identity.clone(), clients.clone()).load().config).await, expected);
+            assert_eq!(meet(&edge, &config).await, expected);
         }
     }
 

@@ -4,14 +4,15 @@ use std::sync::atomic::Ordering::Relaxed;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _, duplex};
 use tokio_rustls::rustls::client::{Resumption, Tls12Resumption};
 use tokio_rustls::rustls::crypto::aws_lc_rs;
+use tokio_rustls::rustls::pki_types::ServerName;
 use tokio_rustls::rustls::{ClientConfig, HandshakeKind, ServerConfig, version};
 use tokio_rustls::{TlsAcceptor, TlsConnector};
 
 use crate::tls::certificate::EDGE;
 use crate::tls::testing::{TestCa, client, server};
 use crate::tls::tests::{SetTime, server_at};
-use crate::tls::verify::{EdgeCerts, NoVerifier};
-use crate::tls::{self, Identity, Trust, roots};
+use crate::tls::verify::EdgeCerts;
+use crate::tls::{self, ClientAuth, Identity, Trust, roots};
 
 use super::*;
 
@@ -39,73 +40,20 @@ pub(crate) async fn meet(edge: &Arc<ClientConfig>, peer_server: &Arc<ServerConfi
 }
 
 #[tokio::test]
-async fn a_session_of_one_server_is_resumed_at_any_other_and_after_its_restart() {
+async fn a_session_is_resumed_only_at_the_process_that_issued_the_ticket() {
     let ca = TestCa::new("ca");
     let identity = ca.issue("s", "a.b");
-    let edge = client(Trust::Ca(ca.ca()), None).load();
-    let fresh = || peer_server(&identity, ClientAuth::Anonymous);
-    assert_eq!(meet(&edge, &fresh()).await, HandshakeKind::Full);
-    for _ in 0..3 {
-        assert_eq!(meet(&edge, &fresh()).await, HandshakeKind::Resumed);
+    for (clients, shown) in [
+        (ClientAuth::Anonymous, None),
+        (ClientAuth::Required(ca.ca()), Some(ca.issue("c", "client"))),
+        (ClientAuth::Peers(ca.ca(), None), Some(identity.clone())),
+    ] {
+        let client = client(Trust::Ca(ca.ca()), shown).load();
+        let [one, other] = [(); 2].map(|()| peer_server(&identity, clients.clone()));
+        assert_eq!(meet(&client, &one).await, HandshakeKind::Full);
+        assert_eq!(meet(&client, &one).await, HandshakeKind::Resumed);
+        assert_eq!(meet(&client, &other).await, HandshakeKind::Full);
     }
-}
-
-#[tokio::test]
-async fn a_server_with_other_files_takes_no_ticket() {
-    let ca = TestCa::new("ca");
-    let identity = ca.issue("s", "a.b");
-    let peers = || ClientAuth::Peers(ca.ca(), None);
-    let renewed = ca.issue("renewed", "a.b");
-    let alone = peer_server(&identity, ClientAuth::Anonymous);
-    for other in [peer_server(&renewed, peers()), alone.clone()] {
-        let edge = client(Trust::Ca(ca.ca()), None).load();
-        assert_eq!(meet(&edge, &peer_server(&identity, peers())).await, HandshakeKind::Full);
-        assert_eq!(meet(&edge, &other).await, HandshakeKind::Full);
-    }
-}
-
-#[tokio::test]
-async fn once_another_authority_is_believed_no_ticket_of_before_is_taken() {
-    let (ca, one, later) = (TestCa::new("ca"), TestCa::new("one"), TestCa::new("later"));
-    let identity = ca.issue("s", "a.b");
-    let edge = client(Trust::Ca(ca.ca()), None).load();
-    let asks = || peer_server(&identity, ClientAuth::Peers(one.ca(), None));
-    assert_eq!(meet(&edge, &asks()).await, HandshakeKind::Full);
-    assert_eq!(meet(&edge, &asks()).await, HandshakeKind::Resumed);
-    std::fs::copy(later.ca(), one.ca()).unwrap();
-    assert_eq!(meet(&edge, &asks()).await, HandshakeKind::Full);
-}
-
-#[tokio::test]
-async fn where_clients_are_known_by_their_certificates_a_ticket_is_for_the_server_alone_that_gave_it() {
-    let ca = TestCa::new("ca");
-    let identity = ca.issue("s", "a.b");
-    let clients = ClientAuth::Required(ca.ca());
-    let edge = client(Trust::Ca(ca.ca()), Some(ca.issue("c", "client"))).load();
-    let one = peer_server(&identity, clients.clone());
-    assert_eq!(meet(&edge, &one).await, HandshakeKind::Full);
-    assert_eq!(meet(&edge, &one).await, HandshakeKind::Resumed);
-    assert_eq!(meet(&edge, &peer_server(&identity, clients)).await, HandshakeKind::Full);
-}
-
-#[tokio::test]
-async fn tickets_of_tls_1_2_are_for_the_server_alone_that_gave_them() {
-    let ca = TestCa::new("ca");
-    let identity = ca.issue("s", "a.b");
-    let provider = Arc::new(aws_lc_rs::default_provider());
-    let trust = client(Trust::Ca(ca.ca()), None).load();
-    let mut edge = ClientConfig::builder_with_provider(provider)
-        .with_protocol_versions(&[&version::TLS12])
-        .unwrap()
-        .dangerous()
-        .with_custom_certificate_verifier(Arc::new(NoVerifier(trust.crypto_provider().clone())))
-        .with_no_client_auth();
-    edge.alpn_protocols = vec![b"h2".to_vec()];
-    let edge = Arc::new(edge);
-    let one = peer_server(&identity, ClientAuth::Anonymous);
-    assert_eq!(meet(&edge, &one).await, HandshakeKind::Full);
-    assert_eq!(meet(&edge, &one).await, HandshakeKind::Resumed);
-    assert_eq!(meet(&edge, &peer_server(&identity, ClientAuth::Anonymous)).await, HandshakeKind::Full);
 }
 
 /// Returns a client of TLS 1.2 with that certificate and these kinds of resumption.
@@ -181,99 +129,38 @@ async fn an_expired_certificate_gets_in_by_no_session_of_before_neither_by_ticke
 /// The middle of 2029.
 const YEAR_2029: u64 = 1_877_000_000;
 
+const DAY: u64 = 24 * 3600;
+
 /// A session in the library's format, up to the last field that is parsed.
 const SESSION: &[u8] = &[1, 3, b'a', b'.', b'b', 3, 4, 9, 9, 2, 8, 8, 1, 0, 7];
 
-fn tickets(key: &[u8], until: u64, clock: &SetTime) -> Tickets {
-    let scope = TicketScope { key, parts: vec![b"certificate", b"ca"] };
-    let shared = Some(Shared::new(&scope, clock.0.load(Relaxed)).unwrap());
-    let own = aws_lc_rs::Ticketer::new().unwrap();
-    Tickets { until, clock: Arc::new(clock.clone()), shared, own }
-}
-
-fn clock() -> SetTime {
-    SetTime(Arc::new(AtomicU64::new(1000 * DAY + 7)))
-}
-
-#[test]
-fn a_ticket_is_taken_for_a_week_also_where_clocks_differ() {
-    let clock = clock();
-    let made = tickets(b"key", u64::MAX, &clock).encrypt(SESSION).unwrap();
-    let after = |seconds: i64| {
-        let clock = SetTime(Arc::new(AtomicU64::new(clock.0.load(Relaxed).saturating_add_signed(seconds))));
-        tickets(b"key", u64::MAX, &clock).decrypt(&made)
-    };
-    let day = i64::try_from(DAY).unwrap();
-    for ahead in [-day, -8, 0, day, 7 * day] {
-        assert_eq!(after(ahead).as_deref(), Some(SESSION), "{ahead}");
-    }
-    assert_eq!((after(8 * day), after(-2 * day)), (None, None));
-}
-
-#[test]
-fn a_process_that_runs_for_days_goes_on_giving_tickets_that_others_take() {
-    let clock = clock();
-    let (one, other) = (tickets(b"key", u64::MAX, &clock), tickets(b"key", u64::MAX, &clock));
-    for _ in 0..20 {
-        assert_eq!(other.decrypt(&one.encrypt(SESSION).unwrap()).as_deref(), Some(SESSION));
-        clock.0.fetch_add(DAY, Relaxed);
-    }
-}
-
 #[test]
 fn no_ticket_outlives_the_certificate() {
-    let clock = clock();
-    let end = clock.0.load(Relaxed) + 100;
-    let tickets = tickets(b"key", end, &clock);
+    let ca = TestCa::new("ca");
+    let file = std::fs::read(ca.issue_for("s", "a.b", 2020..2030).cert).unwrap();
+    let chain = tls::certs(std::path::Path::new("s"), &file).unwrap();
+    let end = *certificate::validity(&chain[0]).unwrap().end();
+    let clock = SetTime(Arc::new(AtomicU64::new(end - 100)));
+    let tickets = Tickets::new(&chain, Arc::new(clock.clone())).unwrap();
     let made = tickets.encrypt(SESSION).unwrap();
-    assert_eq!(tickets.lifetime(), 100);
+    assert_eq!((tickets.lifetime(), tickets.decrypt(&made).as_deref()), (100, Some(SESSION)));
+    assert_eq!(tickets.encrypt(&[2, 3, 4, 9, 9, 0, 1, 0]), None, "unknown format");
     clock.0.store(end, Relaxed);
     assert_eq!((tickets.encrypt(SESSION), tickets.decrypt(&made), tickets.lifetime()), (None, None, 0));
 }
 
 #[test]
-fn what_was_sealed_by_another_key_or_changed_on_its_way_is_not_opened() {
-    let clock = clock();
-    let (one, other) = (tickets(b"key", u64::MAX, &clock), tickets(b"other", u64::MAX, &clock));
-    let made = one.encrypt(SESSION).unwrap();
-    assert_eq!(other.decrypt(&made), None);
-    for at in 0..made.len() {
-        let mut changed = made.clone();
-        changed[at] ^= 1;
-        assert_eq!(one.decrypt(&changed), None, "byte {at}");
-        assert_eq!(one.decrypt(&made[..at]), None, "{at} bytes");
-    }
-    assert_ne!(made, one.encrypt(SESSION).unwrap(), "each ticket has its own nonce");
-}
-
-#[test]
-fn of_a_session_of_tls_1_2_nobody_else_is_given_a_ticket() {
-    let clock = clock();
-    let (one, other) = (tickets(b"key", u64::MAX, &clock), tickets(b"key", u64::MAX, &clock));
-    let mut session = SESSION.to_vec();
-    session[6] = 3;
-    let made = one.encrypt(&session).unwrap();
-    assert_eq!((one.decrypt(&made), other.decrypt(&made)), (Some(session), None));
-}
-
-#[test]
-fn of_a_session_its_version_and_the_clients_own_certificate_are_read() {
+fn the_clients_certificate_is_read_from_a_session() {
     let chain = [0, 0, 9, 0, 0, 2, b'm', b'e', 0, 0, 1, b'o', 5];
     for name in [&[0][..], &[1, 0], &[1, 2, b'a', b'b']] {
         for (shown, leaf) in [([&[1][..], &chain].concat(), Some(&b"me"[..])), (vec![0, 5], None)] {
             let text = [name, &[3, 4, 9, 9, 1, 8, 1], &shown].concat();
-            assert_eq!(
-                TicketSession::read(&text),
-                Some(TicketSession { version: ProtocolVersion::TLSv1_3, leaf })
-            );
+            assert_eq!(client_certificate(&text), Some(leaf));
         }
     }
     let whole = [&[0, 3, 4, 9, 9, 0, 1, 1][..], &chain[..12]].concat();
-    assert!(TicketSession::read(&whole).is_some());
+    assert!(client_certificate(&whole).is_some());
     for len in 0..whole.len() {
-        assert_eq!(TicketSession::read(&whole[..len]), None, "{len} bytes");
+        assert_eq!(client_certificate(&whole[..len]), None, "{len} bytes");
     }
-    let tickets = tickets(b"key", u64::MAX, &clock());
-    assert_eq!(tickets.encrypt(&[2, 3, 4, 9, 9, 0, 1, 0]), None, "unknown format");
-    assert_eq!(tickets.encrypt(&whole), None, "an invalid certificate is not valid now");
 }
