@@ -63,7 +63,6 @@ impl Reconnector {
     /// Dials a server, serves the link and redials, until the edge stops.
     pub(crate) async fn run(self: Arc<Self>) {
         let (mut backoff, mut second) = (Backoff::new(), BackupLink::new(self.link_context.metrics.clone()));
-        let mut said = LogDedup::default();
         let links = self.link_context.drain.clone();
         let mut changes = [self.dialer.tokens.changes(), self.dialer.tls.changes()];
         let (mut server, mut hint, mut made) = (0, AddressHint::default(), None);
@@ -88,7 +87,6 @@ impl Reconnector {
             };
             match next {
                 Ok(next) => {
-                    said = LogDedup::default();
                     server = next.server;
                     let started = Instant::now();
                     let (outcome, carried) = self.serve_link(next, &mut second).await;
@@ -105,11 +103,11 @@ impl Reconnector {
                     // A link to a server that stops has only its earlier sessions: no new one reaches this node.
                     let kept = if self.uplinks.is_linked() { "; only earlier sessions continue" } else { "" };
                     self.readiness.set(LINK_CONDITION, Err(format!("{text}{kept}")));
-                    if said.is_new(&text) {
-                        warn!(error = %text, max_backoff = ?MAX_PAUSE, "cannot connect to server, retrying");
-                    }
                     if is_refused {
                         backoff.refused();
+                    }
+                    if backoff.is_worth_logging() {
+                        warn!(error = %text, max_backoff = ?MAX_PAUSE, "cannot connect to server, retrying");
                     }
                     if is_name_taken {
                         self.wait_name_free().await;
@@ -232,7 +230,7 @@ impl Reconnector {
             std::future::pending::<()>().await;
         }
         let mut changes = self.dialer.tokens.changes();
-        let (mut backoff, mut said) = (Backoff::new(), LogDedup::default());
+        let mut backoff = Backoff::new();
         loop {
             while Arc::ptr_eq(tokens, &self.dialer.tokens.load()) {
                 if changes.changed().await.is_err() {
@@ -254,11 +252,11 @@ impl Reconnector {
                 }
                 Err(why) => {
                     let text = format!("{why:#}");
-                    if said.is_new(&text) {
-                        warn!(error = %text, max_backoff = ?MAX_PAUSE, "cannot link with changed token, retrying");
-                    }
                     if self.dialer.is_refused(&why) {
                         backoff.refused();
+                    }
+                    if backoff.is_worth_logging() {
+                        warn!(error = %text, max_backoff = ?MAX_PAUSE, "cannot link with changed token, retrying");
                     }
                     // The older link hides the error until it ends, and then the node is lost.
                     self.readiness.set_degraded(
@@ -367,32 +365,6 @@ const MIN_BODY_LIMIT: u64 = 256 * 1024;
 const ALIKE_LINKS: u32 = 3;
 const BODY_LIMIT: &str = "a proxy between this edge and the server seems to limit the size of a request; remove the limit, in nginx \
                           with client_max_body_size 0";
-
-/// The last two logged errors, without durations, which depend on the addresses tried before.
-///
-/// There are two, because attempts with and without a certificate may fail alternately.
-#[derive(Debug, Default)]
-struct LogDedup([String; 2]);
-
-impl LogDedup {
-    /// Returns true if the error is not among the last logged ones, and records it.
-    fn is_new(&mut self, text: &str) -> bool {
-        let untimed: Vec<_> = text.split(' ').filter(|word| !is_time(word)).collect();
-        let untimed = untimed.join(" ");
-        if self.0.contains(&untimed) {
-            return false;
-        }
-        self.0 = [untimed, std::mem::take(&mut self.0[0])];
-        true
-    }
-}
-
-/// Returns true if a word is a duration in seconds or milliseconds, as formatted in messages.
-fn is_time(word: &str) -> bool {
-    let word = word.trim_end_matches([',', ';', ':']);
-    let number = word.strip_suffix("ms").or_else(|| word.strip_suffix('s'));
-    number.is_some_and(|number| number.parse::<f64>().is_ok())
-}
 
 /// Mean interval of attempts to reach preferred servers; it varies randomly by half.
 const FAIL_BACK_INTERVAL: Duration = Duration::from_secs(60);
@@ -657,20 +629,6 @@ mod tests {
             "short links do not count"
         );
         assert_eq!(told(&[10, 90, 10, 90, 10, 90]), [false; 6]);
-    }
-
-    #[test]
-    fn the_same_trouble_is_logged_once_however_long_each_address_was_waited_for() {
-        let mut said = LogDedup::default();
-        let told = |time: &str| {
-            format!("10.0.0.1:9000 did not answer within {time}; 10.0.0.2:9000 refused the connection")
-        };
-        assert!(said.is_new(&told("10s")));
-        assert!(!said.is_new(&told("5s")) && !said.is_new(&told("3.334s")) && !said.is_new(&told("900ms")));
-        assert!(said.is_new("10.0.0.1:9000 refused the connection"));
-        assert!(!said.is_new(&told("2s")), "alternating errors");
-        assert!(said.is_new("TLS handshake timed out") && said.is_new("it was 502"));
-        assert!(said.is_new(&told("10s")) && said.is_new("it was 503"), "other numbers make a difference");
     }
 }
 

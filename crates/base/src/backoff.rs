@@ -47,6 +47,12 @@ impl Backoff {
         self.tries = self.tries.max(FAST_RETRIES + 1);
     }
 
+    /// Returns true if the failure of the latest attempt should be logged: the first failure, the one that ends the short
+    /// delays, and after that one in [`LOGGED_TRIES`].
+    pub fn is_worth_logging(&self) -> bool {
+        self.tries == 1 || self.tries == FAST_RETRIES + 1 || self.tries.is_multiple_of(LOGGED_TRIES)
+    }
+
     /// Returns the upper bound of the next delay.
     fn ceiling(&self) -> Duration {
         match self.tries {
@@ -76,6 +82,10 @@ const FAST_RETRIES: u32 = 9;
 /// Upper bound of all delays. Edges find a restarted server within half a minute, and attempts at a dead one cost
 /// little.
 pub const MAX_PAUSE: Duration = Duration::from_secs(30);
+
+/// One in so many failures is logged: every twelve minutes at the longest delays, so that a week without a server takes
+/// 900 lines.
+const LOGGED_TRIES: u32 = 32;
 
 /// Lifetime after which a link is a success. Dialling once in this time costs no more than [`BRISK_PAUSE`] does, and a
 /// session may wait for a link that has carried none so far.
@@ -116,6 +126,28 @@ mod tests {
         assert_eq!(backoff.pause(1.0), 2 * BRISK_PAUSE);
         backoff.refused();
         assert_eq!(backoff.pause(1.0), 4 * BRISK_PAUSE);
+    }
+
+    #[test]
+    fn the_first_failures_are_logged_and_a_week_of_failures_is_not_a_flood() {
+        let logged = |backoff: &mut Backoff, tries: u32| -> Vec<u32> {
+            let failures = (1..=tries).filter(|_| {
+                backoff.pause(0.5);
+                backoff.is_worth_logging()
+            });
+            failures.collect()
+        };
+        assert_eq!(logged(&mut Backoff::new(), 100), [1, 10, 32, 64, 96]);
+        let week = 7 * 24 * 3600 / 22;
+        assert_eq!(logged(&mut Backoff::new(), week).len(), 861);
+
+        let mut refused = Backoff::new();
+        assert_eq!(logged(&mut refused, 3), [1]);
+        refused.refused();
+        assert!(refused.is_worth_logging(), "the first refusal");
+        refused.pause(0.5);
+        refused.refused();
+        assert!(!refused.is_worth_logging(), "the second refusal");
     }
 
     proptest! {
