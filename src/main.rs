@@ -26,12 +26,11 @@ use std::io::Write as _;
 use std::path::Path;
 use std::process::ExitCode;
 
-use tokio::runtime::Handle;
 use tokio::signal::unix::{SignalKind, signal};
 use tracing::{error, field, info, warn};
 
 fn main() -> ExitCode {
-    let args = match on_own_stack(|| Args::read(std::env::args_os())) {
+    let args = match Args::read(std::env::args_os()) {
         Ok(args) => args,
         Err(error) => {
             // If the output is closed, nothing else can show the error.
@@ -92,7 +91,7 @@ fn run(role: Role, args: &ServeArgs) -> ExitCode {
     info!(version = env!("CARGO_PKG_VERSION"), role = role.name(), config = %config.display(), "starting");
     args.warn_of_ignored();
     let kubeconfig = args.kubeconfig.as_deref();
-    let settings = on_own_stack(|| Settings::read(role, &config, kubeconfig, variable, &mut startup));
+    let settings = Settings::read(role, &config, kubeconfig, variable, &mut startup);
     let refused = match runtime(role) {
         Ok(runtime) => match runtime.block_on(serve(settings, startup, logs.level())) {
             Ok(drained) => {
@@ -150,7 +149,7 @@ fn check(asked: &ConfigArgs, output: Format) -> ExitCode {
     let logs = Logs::start(logs);
     let (mut startup, kubeconfig) = (Startup::checking(), asked.kubeconfig.as_deref());
     for role in &file.roles {
-        let read = on_own_stack(|| Settings::read(*role, &file.path, kubeconfig, variable, &mut startup));
+        let read = Settings::read(*role, &file.path, kubeconfig, variable, &mut startup);
         if let Ok((settings, _)) = read {
             match runtime(*role) {
                 Ok(runtime) => runtime.block_on(async { settings.check(&mut startup) }),
@@ -227,11 +226,7 @@ async fn serve(
             Ok(server.shutdown(signals.next()).await)
         }
         Settings::Edge(settings) => {
-            let runtime = Handle::current();
-            let edge = on_own_stack(|| {
-                let _entered = runtime.enter();
-                Edge::start(*settings, Some(level))
-            })?;
+            let edge = Edge::start(*settings, Some(level))?;
             edge.watch_config(config);
             ends(&mut signals).await;
             Ok(edge.shutdown(signals.next()).await)
@@ -352,13 +347,6 @@ fn runtime(role: Role) -> std::io::Result<tokio::runtime::Runtime> {
         builder.worker_threads(EDGE_THREADS).thread_keep_alive(SPARE_THREAD);
     }
     builder.event_interval(LOOK_AFTER).enable_all().build()
-}
-
-/// Runs `work` on a thread of its own. Parsing and starting use much stack. It is returned to the system when the thread
-/// ends, whereas the main thread would keep it.
-fn on_own_stack<T: Send>(work: impl FnOnce() -> T + Send) -> T {
-    let done = std::thread::scope(|scope| scope.spawn(work).join());
-    done.unwrap_or_else(|panic| std::panic::resume_unwind(panic))
 }
 
 /// Makes the C library keep freed memory at the ends of its heaps, up to twice [`KEPT`] for each heap. By default it
