@@ -60,7 +60,6 @@ impl NodeHistory {
         was.gone = None;
         if was.error.is_none() {
             self.nodes.remove(&hash);
-            tunnel_pages::shrink(&mut self.nodes);
         }
     }
 

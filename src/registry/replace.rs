@@ -258,9 +258,7 @@ impl NodeLinks {
             return self.linked.insert(node.clone(), older);
         }
         self.past.on_unlinked(node);
-        let gone = self.linked.remove(node);
-        tunnel_pages::shrink(&mut self.linked);
-        gone
+        self.linked.remove(node)
     }
 }
 

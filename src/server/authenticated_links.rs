@@ -246,9 +246,7 @@ impl AuthenticatedLinks {
 
     /// Forgets a link that has ended.
     pub(crate) fn untrack(&self, sender: &LinkSender) {
-        let mut links = self.lock();
-        links.remove(&sender.id);
-        tunnel_pages::shrink(&mut links);
+        self.lock().remove(&sender.id);
     }
 
     /// Closes each link whose token was revoked, until draining begins.

@@ -122,13 +122,13 @@ fn type_of_impl<'a>(at: impl Fn(usize) -> &'a str, i: usize) -> Option<&'a str> 
 
 #[test]
 fn only_names_of_files_are_compared_with_the_disk() {
-    let text = "`net/dial.rs` and `golden.rs`, below `crates/pages`:\n`src/x.rs`, `route`, `a/b`, `grep x.rs`, `proto/e.proto`";
+    let text = "`net/dial.rs` and `golden.rs`, below `crates/kube`:\n`src/x.rs`, `route`, `a/b`, `grep x.rs`, `proto/e.proto`";
     let found: Vec<_> = files(text).into_iter().map(|file| (file, on_disk(file))).collect();
     let places = found.iter().map(|(file, place)| (*file, place.as_str())).collect::<Vec<_>>();
     assert_eq!(
         places,
         [
-            ("crates/pages", "src/crates/pages"),
+            ("crates/kube", "src/crates/kube"),
             ("golden.rs", "src/golden.rs"),
             ("net/dial.rs", "crates/net/src/dial.rs"),
             ("proto/e.proto", "crates/proto/e.proto"),

@@ -188,9 +188,7 @@ struct Done {
 
 impl Drop for Done {
     fn drop(&mut self) {
-        let mut running = self.drain.running();
-        running.tasks.remove(&self.id);
-        tunnel_pages::shrink(&mut running.tasks);
+        self.drain.running().tasks.remove(&self.id);
     }
 }
 

@@ -10,8 +10,8 @@ use std::collections::hash_map::Entry;
 use std::collections::{HashMap, VecDeque};
 use std::net::SocketAddr;
 use std::sync::Arc;
+use std::sync::atomic::AtomicUsize;
 use std::sync::atomic::Ordering::Relaxed;
-use std::sync::atomic::{AtomicBool, AtomicUsize};
 use std::time::Duration;
 
 use tokio::sync::Notify;
@@ -60,8 +60,6 @@ pub struct SessionTable {
     pub(crate) unreserved: Arc<Budget>,
     shards: Vec<Mutex<HashMap<SessionId, Arc<SessionCore>>>>,
     count: AtomicUsize,
-    /// Whether a session or a link has ended since free memory was last released, or the process has just started.
-    freed: AtomicBool,
     ended: Mutex<Tombstones>,
     /// The sessions that were opened from elsewhere.
     clients: Mutex<ByClient>,
@@ -118,7 +116,6 @@ impl SessionTable {
             limits,
             shards: (0..SHARDS).map(|_| Mutex::default()).collect(),
             count: AtomicUsize::new(0),
-            freed: AtomicBool::new(true),
             ended: Mutex::default(),
             clients: Mutex::new(ByClient::new(usize::MAX)),
             orphans: Mutex::new(ByClient::new(MAX_ORPHANS)),
@@ -503,7 +500,6 @@ impl SessionTable {
                 self.metrics.resets.count(code.name());
             }
             self.count.fetch_sub(1, Relaxed);
-            self.freed.store(true, Relaxed);
         }
         for by_client in [&self.clients, &self.orphans] {
             by_client.lock().remove(&id, now);
@@ -524,7 +520,6 @@ impl SessionTable {
             shared.link_ended(sender.id, why.clone(), now);
         }
         self.relays.link_ended(sender.id, relayed.into_iter().map(|key| key.id));
-        self.freed.store(true, Relaxed);
         sessions
     }
 

@@ -3,7 +3,6 @@
 use std::collections::HashMap;
 use std::net::{IpAddr, Ipv6Addr, SocketAddr};
 use std::sync::Arc;
-use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
 
 use tokio::time::{Instant, sleep};
@@ -247,22 +246,14 @@ impl SessionTable {
     }
 
     /// Gives up old sessions and releases unused buffers of `pool` every few seconds, until draining starts.
-    ///
-    /// Less often it returns free memory to the system, so that a process that was large for a while, or has just
-    /// started, does not stay large.
     pub async fn upkeep(self: Arc<Self>, pool: Pool, drain: Drain) {
         let mut ticks = tokio::time::interval(UPKEEP);
-        let mut trimmed = Instant::now();
         loop {
             tokio::select! {
                 () = drain.draining() => return,
                 _ = ticks.tick() => {
                     self.tick(Instant::now());
                     pool.trim();
-                    if trimmed.elapsed() >= TRIM_INTERVAL && self.freed.swap(false, Relaxed) {
-                        trimmed = Instant::now();
-                        tunnel_pages::trim_heap();
-                    }
                 }
             }
         }
@@ -284,8 +275,6 @@ impl SessionTable {
 
 /// Interval of the periodic work.
 const UPKEEP: Duration = Duration::from_secs(5);
-/// Minimum time between two calls of `trim_heap`, which takes some milliseconds in a process of hundreds of MiB.
-const TRIM_INTERVAL: Duration = Duration::from_secs(20);
 /// No opener retries for longer than this, so an ended id is kept at least this long.
 const LATEST_OPEN: Duration = Duration::from_secs(60);
 
