@@ -145,7 +145,7 @@ async fn all_ports_in_use_or_a_missing_key_prevent_the_start() {
 async fn an_edge_reads_its_token_and_its_target_addresses_as_configured() {
     let place = TestDir::new();
     place.file("mine", &format!("{TOKEN}\n"));
-    let banner = targets::serve_at("[::1]:0", |mut socket| async move {
+    let banner = targets::serve_ipv6(|mut socket| async move {
         let _ = socket.write_all(b"over IPv6").await;
     })
     .await;

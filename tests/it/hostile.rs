@@ -414,7 +414,7 @@ async fn targets_outside_the_policy_are_refused_in_any_spelling() {
 
 #[tokio::test]
 async fn the_default_policy_is_this_machine_and_nothing_else() {
-    let (place, echo) = (TestDir::new(), targets::serve_at("[::1]:0", targets::echo_one).await);
+    let (place, echo) = (TestDir::new(), targets::serve_ipv6(targets::echo_one).await);
     let mut server = ScriptedServer::start(&place).await;
     let _edge = start_edge(&place.edge("node1", server.at, ""));
     let mut call = server.call().await;

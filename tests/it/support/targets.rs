@@ -1,9 +1,10 @@
 //! Targets of sessions.
 
+use std::future::pending;
 use std::net::SocketAddr;
 
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
-use tokio::net::{TcpListener, TcpStream};
+use tokio::net::{TcpListener, TcpSocket, TcpStream};
 use tokio::sync::mpsc;
 
 use super::beside;
@@ -21,7 +22,13 @@ pub(crate) async fn serve_at<F>(at: &str, task: impl Fn(TcpStream) -> F + Send +
 where
     F: Future<Output = ()> + Send + 'static,
 {
-    let listener = TcpListener::bind(at).await.unwrap();
+    serve_on(TcpListener::bind(at).await.unwrap(), task)
+}
+
+fn serve_on<F>(listener: TcpListener, task: impl Fn(TcpStream) -> F + Send + 'static) -> SocketAddr
+where
+    F: Future<Output = ()> + Send + 'static,
+{
     let at = listener.local_addr().unwrap();
     beside(async move {
         while let Ok((socket, _)) = listener.accept().await {
@@ -30,6 +37,26 @@ where
         }
     });
     at
+}
+
+/// Like [`serve`], but at `[::1]`. The same port of 127.0.0.1, which edges dial first for the node's own name, is kept
+/// from other tests: edges refuse the port of another test's server.
+pub(crate) async fn serve_ipv6<F>(task: impl Fn(TcpStream) -> F + Send + 'static) -> SocketAddr
+where
+    F: Future<Output = ()> + Send + 'static,
+{
+    loop {
+        let listener = TcpListener::bind("[::1]:0").await.unwrap();
+        let unused = TcpSocket::new_v4().unwrap();
+        let at = SocketAddr::from(([127, 0, 0, 1], listener.local_addr().unwrap().port()));
+        if unused.bind(at).is_ok() {
+            beside(async move {
+                let _unused = unused;
+                pending::<()>().await;
+            });
+            return serve_on(listener, task);
+        }
+    }
 }
 
 /// Sends all bytes back, and ends when the client does.
