@@ -35,7 +35,6 @@ use crate::server::config::ServerConfig;
 use crate::startup::{NotPrepared, Startup};
 use tunnel_base::files;
 use tunnel_base::names::{Host, NodeName, Target};
-use tunnel_link::grpc::dial::TOKEN_HINT;
 use tunnel_net::dial::dial;
 use tunnel_net::http_proxy::HttpProxyClient;
 use tunnel_net::interfaces::LocalAddresses;
@@ -206,18 +205,16 @@ impl Findings {
         self.add(check, CheckStatus::Error, found, wanted, hint);
     }
 
-    /// Adds a refused token. The hint of the error's text is in its own line, with what only the server's side knows.
-    fn bad_token(&mut self, error: &str) {
-        let hint = format!(
-            "{}; check that a Node of this name has an edge label; see the server's log",
-            TOKEN_HINT.trim_start_matches("; ")
-        );
-        self.bad(
-            "token",
-            error.replace(TOKEN_HINT, ""),
-            "a token or certificate that the server accepts",
-            &hint,
-        );
+    /// Returns true if what was found contains this text.
+    fn contains(&self, text: &str) -> bool {
+        self.0.iter().any(|finding| finding.found.contains(text))
+    }
+
+    /// Adds a refused token, with the hint of its error, and one about the server.
+    fn bad_token(&mut self, error: impl Into<String>, hint: Option<&str>) {
+        let at_server = "check that a Node of this name has an edge label; see the server's log";
+        let hint = hint.map_or(at_server.to_owned(), |hint| format!("{hint}; {at_server}"));
+        self.bad("token", error, "a token or certificate that the server accepts", &hint);
     }
 
     fn add(
@@ -295,14 +292,14 @@ fn certificate(file: &Path, key: &str, found: &mut Findings) {
 /// Adds the conditions of a running program, which are the lines of its `/readyz`. Most of them are warnings.
 fn conditions(program: &'static str, body: &str, found: &mut Findings) {
     for line in body.lines().filter(|line| *line != "ok") {
-        let line = line.replace(TOKEN_HINT, "");
         match line.split(':').next() {
             Some("link") => {
                 found.bad(program, line, "", "see the check that fails below, or the log of the edge")
             }
             Some("draining") => found.bad(program, line, "", "start it again once it has ended"),
             Some("node_name") => found.bad("name", line, "", "give each machine its own name"),
-            Some("token") => found.bad_token(&line),
+            // The edge's text has the hint of its error.
+            Some("token") => found.bad_token(line, None),
             Some("certificates") if line.contains(" expired on ") => {
                 found.bad("certificate dates", line, "files that are valid now", "")
             }

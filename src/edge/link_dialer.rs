@@ -163,11 +163,11 @@ impl LinkDialer {
             failed.is_refused |= self.is_refused(&why);
             failed.is_name_taken = why.downcast_ref().is_some_and(LinkDialError::is_name_taken);
             if failed.is_name_taken {
-                failed.text = format!("{why:#}");
+                failed.text = messages::no_link(&why);
                 break;
             }
             let between = if failed.text.is_empty() { "" } else { "; " };
-            failed.text += &format!("{between}{why:#}");
+            failed.text += &format!("{between}{}", messages::no_link(&why));
         }
         Err(failed)
     }

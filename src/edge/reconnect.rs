@@ -13,7 +13,7 @@ use tracing::{debug, field, info, info_span, warn};
 use crate::acceptor::SessionAcceptor;
 use crate::admin::readiness::Readiness;
 use crate::config::Secret;
-use crate::edge::link_dialer::{AddressHint, ConnectFailure, LinkDialer, NewLink};
+use crate::edge::link_dialer::{AddressHint, ConnectFailure, LinkDialer, NewLink, messages};
 use crate::edge::{LINK_CONDITION, MTU_CONDITION, NODE_NAME_CONDITION, TOKEN_CONDITION};
 use crate::route::Uplinks;
 use tunnel_base::backoff::{Backoff, MAX_PAUSE};
@@ -251,7 +251,7 @@ impl Reconnector {
                     return made;
                 }
                 Err(why) => {
-                    let text = format!("{why:#}");
+                    let text = messages::no_link(&why);
                     if self.dialer.is_refused(&why) {
                         backoff.refused();
                     }

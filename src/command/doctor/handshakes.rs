@@ -51,10 +51,11 @@ pub(super) async fn handshakes(
         }
         (None, None) => dial(&Host::Ip(at.ip()), &[at], TIMEOUT).await.map_err(|_| Findings::default()),
     };
+    let before: &Findings = found;
     let shake = async |socket, _| {
-        let mut found = Findings::default();
-        let Some(io) = secure(settings, server, socket, &mut found).await else { return Err(found) };
-        if call(settings, server, io, linked, &mut found).await { Ok(found) } else { Err(found) }
+        let mut made = Findings::default();
+        let Some(io) = secure(settings, server, socket, &mut made).await else { return Err(made) };
+        if call(settings, server, io, linked, before, &mut made).await { Ok(made) } else { Err(made) }
     };
     let (Ok(made) | Err(made)) = path_mtu::handshake(connect, shake).await;
     let answered = made.is_well();
@@ -123,21 +124,16 @@ async fn secure(
 }
 
 /// Opens a link as the edge does, and closes it at once. Only this tests whether token, name and dialect are accepted.
-/// Returns true if the server has answered.
+/// `before` are the findings of earlier checks. Returns true if the server has answered.
 async fn call(
     settings: &EdgeConfig,
     server: &ServerAddress,
     io: Secured,
     linked: bool,
+    before: &Findings,
     found: &mut Findings,
 ) -> bool {
     let client = &settings.uplink;
-    let text = match (&client.token, &client.token_file) {
-        (Some(token), _) => token.reveal().to_owned(),
-        (None, Some(file)) => files::read_text(file).unwrap_or_default(),
-        (None, None) => String::new(),
-    };
-    let token = text.lines().map(str::trim).find(|line| !line.is_empty()).unwrap_or_default();
     let metrics = Metrics::edge();
     let limits = SessionLimits {
         windows: WindowLimits { start: 32 * 1024, max: 32 * 1024 },
@@ -156,7 +152,7 @@ async fn call(
     let authority = Target { host: server.dns.clone(), port: server.at.port }.to_string();
     let said = match linked {
         true => HeaderMap::new(),
-        false => Hello::edge_request(&client.node, token, link_context.table.instance()),
+        false => Hello::edge_request(&client.node, &token(settings), link_context.table.instance()),
     };
     match tunnel_link::grpc::dial::dial(io, &authority, &client.node, said, &link_context).await {
         Ok(link) => {
@@ -171,16 +167,27 @@ async fn call(
         }
         Err(LinkDialError::Refused { .. }) if linked => {}
         Err(why @ LinkDialError::Refused { .. }) if why.is_token_refused() => {
-            found.bad_token(&why.to_string());
+            // A running edge has reported the same error with its hint.
+            found.bad_token(why.to_string(), why.hint().filter(|hint| !before.contains(hint)));
         }
         Err(why) if why.is_name_taken() => {
             let hint = "give each machine its own name (node, or NODE_NAME)";
             found.bad("name", why.to_string(), "a name that no other machine has", hint);
         }
         Err(why) => {
-            found.bad("link", why.to_string(), "a link", "see the server's log");
+            found.bad("link", why.to_string(), "a link", why.hint().unwrap_or("see the server's log"));
             return matches!(why, LinkDialError::Refused { .. });
         }
     }
     true
+}
+
+/// Returns the edge's first token, or an empty text.
+fn token(settings: &EdgeConfig) -> String {
+    let text = match (&settings.uplink.token, &settings.uplink.token_file) {
+        (Some(token), _) => token.reveal().to_owned(),
+        (None, Some(file)) => files::read_text(file).unwrap_or_default(),
+        (None, None) => String::new(),
+    };
+    text.lines().map(str::trim).find(|line| !line.is_empty()).unwrap_or_default().to_owned()
 }

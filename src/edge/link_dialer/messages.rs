@@ -5,6 +5,7 @@ use std::io;
 use std::time::Duration;
 
 use tunnel_base::names::Target;
+use tunnel_link::grpc::dial::LinkDialError;
 use tunnel_net::dial::{ConnectError, Failure};
 use tunnel_net::tls::error::HandshakeError;
 
@@ -26,6 +27,14 @@ pub fn connection_hint(failure: Option<&Failure>) -> &'static str {
         Some(Failure::Unreachable(_, cause)) if cause.kind() != io::ErrorKind::HostUnreachable => NO_ROUTE,
         Some(Failure::Timeout(..) | Failure::Unreachable(..)) => UNREACHED,
         Some(Failure::Local(..)) | None => "",
+    }
+}
+
+/// Returns the error text of a failed attempt to link, with the hint if the server rejected the link.
+pub(crate) fn no_link(error: &anyhow::Error) -> String {
+    match error.downcast_ref().and_then(LinkDialError::hint) {
+        Some(hint) => format!("{error:#}; {hint}"),
+        None => format!("{error:#}"),
     }
 }
 

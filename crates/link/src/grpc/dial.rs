@@ -40,7 +40,7 @@ pub enum LinkDialError {
     #[error("the server closed the connection: {0}; its log has the reason")]
     CertificateRejected(HandshakeError),
     /// The server rejected the call. The usual causes are a wrong token or node name.
-    #[error("rejected by the server: {message} ({code:?}){}", hint(*code))]
+    #[error("rejected by the server: {message} ({code:?})")]
     Refused {
         /// The gRPC status code.
         code: Code,
@@ -79,6 +79,15 @@ impl LinkDialError {
             Self::Itself => "self_dial",
             Self::Plain(_) | Self::Foreign(_) => "plain_dialect",
             Self::Timeout => "call_timeout",
+        }
+    }
+
+    /// Returns a hint for the operator of the dialling program, if there is one.
+    pub fn hint(&self) -> Option<&'static str> {
+        match self {
+            Self::Refused { code: Code::ResourceExhausted, .. } => Some("give each machine its own token"),
+            Self::Refused { code: Code::Unauthenticated, .. } => Some(TOKEN_HINT),
+            _ => None,
         }
     }
 
@@ -245,18 +254,8 @@ fn request(authority: &str, headers: HeaderMap, body: CallBody) -> Result<Reques
     Ok(request)
 }
 
-/// Returns a hint for a rejection if there is one.
-fn hint(code: Code) -> &'static str {
-    match code {
-        Code::ResourceExhausted => "; give each machine its own token",
-        Code::Unauthenticated => TOKEN_HINT,
-        _ => "",
-    }
-}
-
-/// The hint of the text of [`LinkDialError::is_token_refused`], which begins with its separator.
-pub const TOKEN_HINT: &str = "; compare token or token_file here with this node's line, or the default line, in the server's token file; \
-                              where nodes join by invitation, all servers need one store (server.invitations), or invite the node again";
+const TOKEN_HINT: &str = "compare token or token_file here with this node's line, or the default line, in the server's token file; \
+                          where nodes join by invitation, all servers need one store (server.invitations), or invite the node again";
 
 /// Interval of HTTP/2's pings. A Go server treats pings more often than every 15 s as an attack.
 const PING_PEER_AFTER: Duration = Duration::from_secs(20);
