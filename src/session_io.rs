@@ -65,7 +65,7 @@ impl<P> OpenSession<P> {
         };
         let session = this.record_end(result, &why);
         if ended.by == Side::A && ended.how != EndKind::Finished {
-            session.break_off(SessionError::new(ErrorCode::Cancelled, why));
+            session.break_off(SessionError::new(ErrorCode::ConnectionFailed, why));
             return None;
         }
         if ended.how == EndKind::Finished {
@@ -74,10 +74,11 @@ impl<P> OpenSession<P> {
         Some(session)
     }
 
-    /// Like [`Self::end`], but this end breaks off the session: `result` is a fixed word, `why` the reason as text.
-    pub(crate) fn break_off(self, result: &'static str, why: &str) {
+    /// Like [`Self::end`], but this end breaks off the session. `result` is a fixed word for the access line, and `why`
+    /// is sent to the remote.
+    pub(crate) fn break_off(self, result: &'static str, why: SessionError) {
         if let Some(this) = self.unless_revoked() {
-            this.record_end(result, why).break_off(SessionError::new(ErrorCode::Cancelled, why));
+            this.record_end(result, &why.reason).break_off(why);
         }
     }
 
@@ -138,14 +139,12 @@ impl LocalPeer {
         format!("the {}'s connection failed: ", self.name())
     }
 
-    /// Returns the fixed word for a session that the remote reset.
-    ///
-    /// The code for a failed connection is the same as for any end that its owner requested. Only the text differs, so
-    /// it is compared here, and both ends use the same word.
+    /// Returns the fixed word for a session that the remote reset: the same word as at the remote if a connection failed.
     fn reset_by_other(self, why: &SessionError) -> &'static str {
-        let other = self.other();
-        let failed = why.code == ErrorCode::Cancelled && why.reason.starts_with(&other.failure());
-        if failed { other.failed() } else { why.code.name() }
+        match why.code {
+            ErrorCode::ConnectionFailed => self.other().failed(),
+            code => code.name(),
+        }
     }
 }
 

@@ -462,6 +462,7 @@ fn refused(refusal: &SessionError) -> (StatusCode, &'static str, &'static str) {
         | ErrorCode::UnknownSession
         | ErrorCode::ProtocolError
         | ErrorCode::Cancelled
+        | ErrorCode::ConnectionFailed
         | ErrorCode::Internal => (StatusCode::BAD_GATEWAY, "search the server's log for the trace"),
     };
     (status, refusal.code.name(), next)
@@ -515,6 +516,7 @@ fn in_general(code: ErrorCode) -> &'static str {
         ErrorCode::NodeNotConnected => "the node is not connected",
         ErrorCode::Overloaded => "the node accepts no more sessions",
         ErrorCode::NoError | ErrorCode::UnknownSession | ErrorCode::Cancelled => "the session was cancelled",
+        ErrorCode::ConnectionFailed => "the connection at the other end failed",
         ErrorCode::ProtocolError => "protocol error",
         ErrorCode::Internal => "internal error",
     }

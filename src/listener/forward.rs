@@ -50,6 +50,7 @@ use tunnel_net::keepalive::LossDetector;
 use tunnel_net::limiter::Source;
 use tunnel_net::reload::Reload;
 use tunnel_net::socket::{Connection, Socket};
+use tunnel_proto::frame::{ErrorCode, SessionError};
 
 /// Serves a client's requests until the client disconnects or is idle for too long, draining starts, or client and
 /// target switch to another protocol.
@@ -171,10 +172,8 @@ async fn finish<C: Connection>(
         }
         (ended, switched) => {
             if let Some(opened) = switched {
-                opened.break_off(
-                    "client_io_error",
-                    "the client's connection failed: it did not read the response",
-                );
+                let why = "the client's connection failed: it did not read the response";
+                opened.break_off("client_io_error", SessionError::new(ErrorCode::ConnectionFailed, why));
             }
             match ended {
                 ServeEnd::Hyper(ended) => ended.err(),
@@ -447,7 +446,7 @@ impl<'a> Exchange<'a> {
         };
         if !requested {
             let why = "it switched to another protocol without a request";
-            opened.break_off("upstream_invalid", why);
+            opened.break_off("upstream_invalid", SessionError::new(ErrorCode::Cancelled, why));
             return Err(Denial::UpstreamFailed(why.to_owned()));
         }
         message::pass_answer(&mut head, &body, &Method::GET)

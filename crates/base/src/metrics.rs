@@ -396,8 +396,9 @@ impl LatencyHistogram {
 // The fixed values of labels. Each is exposed from the start.
 
 /// The names of the protocol's error codes: results of sessions, and reasons of resets.
-pub const CODES: [&str; 13] = [
+pub const CODES: [&str; 14] = [
     "cancelled",
+    "connection_failed",
     "internal",
     "node_not_allowed",
     "node_not_connected",

@@ -287,6 +287,8 @@ pub enum ErrorCode {
     NodeNotAllowed = 11,
     /// The target is a port of the dialling program itself. No setting allows that.
     OwnPort = 12,
+    /// The connection of the client or the target at that end failed.
+    ConnectionFailed = 13,
 }
 
 impl SessionError {
@@ -299,7 +301,7 @@ impl SessionError {
 impl ErrorCode {
     /// Returns the code of a number from the wire. Unknown numbers become [`Self::Internal`].
     pub fn from_wire(number: u32) -> Self {
-        const ALL: [ErrorCode; 13] = [
+        const ALL: [ErrorCode; 14] = [
             ErrorCode::NoError,
             ErrorCode::TargetRefused,
             ErrorCode::TargetTimeout,
@@ -313,6 +315,7 @@ impl ErrorCode {
             ErrorCode::Internal,
             ErrorCode::NodeNotAllowed,
             ErrorCode::OwnPort,
+            ErrorCode::ConnectionFailed,
         ];
         usize::try_from(number).ok().and_then(|at| ALL.get(at).copied()).unwrap_or(Self::Internal)
     }
@@ -333,6 +336,7 @@ impl ErrorCode {
             Self::Internal => "internal",
             Self::NodeNotAllowed => "node_not_allowed",
             Self::OwnPort => "own_port",
+            Self::ConnectionFailed => "connection_failed",
         }
     }
 }
@@ -458,7 +462,7 @@ mod tests {
 
     #[test]
     fn each_code_is_exposed_in_metrics_before_its_first_event() {
-        let mut names: Vec<_> = (0..13).map(|code| ErrorCode::from_wire(code).name()).collect();
+        let mut names: Vec<_> = (0..14).map(|code| ErrorCode::from_wire(code).name()).collect();
         names.sort_unstable();
         assert_eq!(names, tunnel_base::metrics::CODES);
     }

@@ -167,7 +167,7 @@ async fn an_answer_that_is_no_http_is_told_to_the_client_and_in_the_log() {
 #[tokio::test]
 async fn why_a_session_was_reset_is_told_to_the_client() {
     let (mut site, target, _) = asked(GET).await;
-    let why = SessionError::new(ErrorCode::Cancelled, "the target's connection failed: reset");
+    let why = SessionError::new(ErrorCode::ConnectionFailed, "the target's connection failed: reset");
     target.session.break_off(why);
     let head = site.head().await;
     assert!(head.starts_with(

@@ -288,8 +288,7 @@ impl Upstream {
             if !answered {
                 over.pipe.set_status(StatusCode::BAD_GATEWAY);
             }
-            let reason = format!("invalid response from the target: {why}");
-            over.pipe.into_opened(over.unused).break_off("upstream_invalid", &reason);
+            over.pipe.into_opened(over.unused).break_off("upstream_invalid", invalid(&why));
         }
         UpstreamError::Target(why)
     }
@@ -340,7 +339,7 @@ impl Upstream {
             (Some(ended), _) => ended,
             (None, Some(error)) if !error.is_user() => {
                 let why = described(&error);
-                opened.break_off("upstream_invalid", &format!("invalid response from the target: {why}"));
+                opened.break_off("upstream_invalid", invalid(&why));
                 return Some(SessionError::new(ErrorCode::ProtocolError, why));
             }
             (None, Some(error)) if error.source().is_some_and(|cause| cause.is::<BodyNotWanted>()) => {
@@ -420,6 +419,11 @@ fn long_client() -> Builder {
     let mut client = client();
     client.max_headers(LONG_HEAD_FIELDS).max_header_size(LONG_HEAD_BYTES).max_buf_size(LONG_HEAD_BYTES);
     client
+}
+
+/// Returns the error that ends the session of an invalid response.
+fn invalid(why: &str) -> SessionError {
+    SessionError::new(ErrorCode::Cancelled, format_args!("invalid response from the target: {why}"))
 }
 
 /// Describes why a response is invalid.
