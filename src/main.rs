@@ -26,8 +26,13 @@ use std::io::Write as _;
 use std::path::Path;
 use std::process::ExitCode;
 
+use tikv_jemallocator::Jemalloc;
 use tokio::signal::unix::{SignalKind, signal};
 use tracing::{error, field, info, warn};
+
+/// Returns freed memory to the system after some seconds, on a thread of its own: docs/decisions.md#the-allocator.
+#[global_allocator]
+static ALLOCATOR: Jemalloc = Jemalloc;
 
 fn main() -> ExitCode {
     let args = match Args::read(std::env::args_os()) {
@@ -341,20 +346,11 @@ async fn terminal_closed() {
 }
 
 fn runtime(role: Role) -> std::io::Result<tokio::runtime::Runtime> {
-    keep_heap();
     let mut builder = tokio::runtime::Builder::new_multi_thread();
     if role == Role::Edge {
         builder.worker_threads(EDGE_THREADS).thread_keep_alive(SPARE_THREAD);
     }
     builder.event_interval(LOOK_AFTER).enable_all().build()
-}
-
-/// Makes the C library keep freed memory at the ends of its heaps, up to twice [`KEPT`] for each heap. By default it
-/// returns everything above 128 KiB at once. Where one thread frees what another allocated, that caused 80,000 page
-/// faults for each GiB. The threshold follows the largest block freed so far (mallopt(3), M_MMAP_THRESHOLD), so this
-/// frees one large block.
-fn keep_heap() {
-    drop(std::hint::black_box(Vec::<u8>::with_capacity(KEPT)));
 }
 
 /// Returns an environment variable, or `None` if it is unset or empty.
@@ -374,8 +370,6 @@ fn print_stderr(text: &str) {
     eprintln!("{text}");
 }
 
-/// Half of the bytes that each heap may keep: about what a process holds in flight at full speed.
-const KEPT: usize = 2 << 20;
 /// Number of task polls after which a busy thread polls its sockets. With tokio's default of 61 and the long polls of
 /// bulk transfers, a keystroke would wait for milliseconds before it is read.
 const LOOK_AFTER: u32 = 6;

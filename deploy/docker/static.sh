@@ -6,6 +6,8 @@ cd "$(dirname "$0")/../.."
 
 profile=${1:-release}
 host=$(rustc -vV | sed -n 's/^host: //p')
+# The allocator does not start where pages are larger than those it was compiled for: up to 64 KiB on aarch64.
+[[ $host != aarch64-* ]] || export JEMALLOC_SYS_WITH_LG_PAGE=16
 # With --target, the flag does not apply to build scripts and macros, which must be loadable.
 RUSTFLAGS="${RUSTFLAGS:-} -C target-feature=+crt-static" \
   cargo build --locked --profile "$profile" --target "$host" --bin tunnel
