@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Compiles the program without optional parts, with each one alone, and with all of them. Run it before a release: it
-# takes minutes, because most combinations compile some dependencies again.
+# Compiles the program without optional parts, with each one alone, and with both. Run it before a release: it takes
+# minutes, because most combinations compile some dependencies again.
 set -euo pipefail
 # shellcheck source=scripts/help.sh
 . "$(dirname "$0")/help.sh"
@@ -16,6 +16,6 @@ cd "$(dirname "$0")/.."
 export RUSTFLAGS=-Dwarnings CARGO_TARGET_DIR=${CARGO_TARGET_DIR:-target}/features
 hack() { cargo hack check --quiet --locked --package tunnel "$@"; }
 
-step 'none, each and all' hack --each-feature
+step 'none, each and both' hack --each-feature
 step 'what a build without parts says' cargo test --quiet --locked --no-default-features --package tunnel \
   --package tunnel-link --lib -- serve::tests::parts foreign::

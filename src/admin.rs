@@ -1,6 +1,5 @@
 //! The admin ports for operators and machines: access control, and the response of each path.
 
-#[cfg_attr(not(feature = "channelz"), path = "admin/channelz/absent.rs")]
 pub mod channelz;
 pub mod health;
 pub mod nodes;

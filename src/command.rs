@@ -1,6 +1,5 @@
 //! The command line, shell completions and man pages. Each command has its file.
 
-#[cfg_attr(not(feature = "csr"), path = "command/approve/absent.rs")]
 pub mod approve;
 pub mod cert;
 pub mod client;
@@ -11,11 +10,10 @@ pub mod doctor;
 pub mod exit_code;
 pub mod file_edit;
 pub mod init;
-#[cfg_attr(not(feature = "invitations"), path = "command/invitations/absent.rs")]
 pub mod invitations;
 pub mod migrate;
 pub mod output_dir;
-#[cfg(all(test, feature = "csr", feature = "invitations"))]
+#[cfg(test)]
 mod reference_tests;
 pub mod serve;
 pub mod service;
@@ -281,13 +279,6 @@ pub enum Command {
     },
 }
 
-/// Arguments of a command that is not compiled in; it says so.
-#[derive(Debug, Clone, clap::Args)]
-pub struct AnyArgs {
-    #[arg(hide = true, trailing_var_arg = true, allow_hyphen_values = true)]
-    all: Vec<OsString>,
-}
-
 /// The role of a process: server or edge.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, ValueEnum)]
 pub enum Role {
@@ -418,7 +409,11 @@ fn examples(lines: [&str; 2]) -> String {
 
 /// The version, with the optional parts that are compiled in.
 static VERSION: LazyLock<String> = LazyLock::new(|| {
-    format!("{} (features: {})", env!("CARGO_PKG_VERSION"), parts::compiled_in().join(", "))
+    format!(
+        "{} (features: {})",
+        env!("CARGO_PKG_VERSION"),
+        parts::compiled_in().collect::<Vec<_>>().join(", ")
+    )
 });
 
 // Shell completions and man pages, generated from the command line's definition.

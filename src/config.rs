@@ -10,7 +10,6 @@ pub mod edge;
 pub mod listen;
 pub mod live;
 pub mod server;
-#[cfg_attr(not(feature = "superedge"), path = "config/superedge/absent.rs")]
 pub mod superedge;
 pub mod table;
 pub mod value;

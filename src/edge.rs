@@ -31,12 +31,12 @@ use crate::edge::config::EdgeConfig as Settings;
 use crate::edge::link_dialer::known_addresses::KnownAddresses;
 use crate::edge::link_dialer::{EdgeCertificate, LinkDialer, ServerEndpoint};
 use crate::edge::reconnect::Reconnector;
-use crate::kubernetes::csr;
 use crate::listener::access::{AccessPolicyBuilder, ListenerPolicies};
 use crate::listener::admission::destination::EdgeRouting;
 use crate::listener::admission::heads::long_heads;
 use crate::listener::admission::{ListenerContext, sessions};
 use crate::listener::http_proxy::{self, EdgeProxy};
+use crate::parts::with_kubernetes;
 use crate::route::{SessionRouter, Uplinks};
 use crate::session_io::grants::Grants;
 use crate::startup::{NotPrepared, Startup, StartupErrorKind, StartupErrors};
@@ -118,9 +118,8 @@ impl Edge {
         edge.spawn_upkeep(&keeper, pool);
         if let Some(settings) = certificate {
             let told = keeper.clone();
-            csr::keep_edge(settings, &keeper.dialer.node, &edge.links, move |of, state| {
-                told.certified(of, state)
-            });
+            let report = move |of, state| told.certified(of, state);
+            with_kubernetes!(api::csr::keep_edge(settings, &keeper.dialer.node, &edge.links, report), else ());
         }
         edge.links.spawn(info_span!("network"), keeper.clone().follow_network());
         edge.links.spawn(info_span!("link", node = %keeper.dialer.node), keeper.run());

@@ -18,7 +18,7 @@
 //! | [`tunnel_proto`] | frames and the state of one session end, without I/O |
 //! | [`tunnel_link`] | links, and the sessions that outlive them |
 //! | `tunnel_kube` | the Kubernetes API; only in builds for a cluster |
-//! | `parts`, [`config`], [`etcd`], [`intercept`] | optional parts; settings; etcd; nftables |
+//! | `parts`, [`config`], [`etcd`], [`intercept`] | parts that a build may lack; settings; etcd; nftables |
 //! | [`registry`], [`publish`], [`invitations`] | where each node is connected; its DNS records; machines that join |
 //! | [`route`], [`session_io`], [`acceptor`] | from a request to an open session; copying its bytes; dialling targets |
 //! | [`admin`], [`kubernetes`], [`listener`], [`startup`] | the admin API; a cluster; client ports; startup errors |
@@ -64,12 +64,11 @@
 //! effects.
 
 #![cfg_attr(
-    not(feature = "default"),
+    not(feature = "kubernetes"),
     allow(
         dead_code,
-        clippy::needless_pass_by_value,
-        clippy::unused_self,
-        reason = "only optional parts use some functions and arguments"
+        unused_variables,
+        reason = "only calls into `kubernetes::api` use some functions and arguments"
     )
 )]
 
@@ -79,9 +78,7 @@ pub mod command;
 pub mod config;
 pub mod edge;
 pub mod etcd;
-#[cfg(feature = "intercept")]
 pub mod intercept;
-#[cfg_attr(not(feature = "invitations"), path = "invitations/absent.rs")]
 pub mod invitations;
 pub mod kubernetes;
 pub mod listener;

@@ -12,7 +12,6 @@ pub mod forward;
 pub mod http;
 pub mod http_proxy;
 pub mod https;
-#[cfg_attr(not(feature = "intercept"), path = "listener/intercept/absent.rs")]
 pub mod intercept;
 pub mod requests;
 pub mod socks5;

@@ -15,7 +15,6 @@ use tunnel::command::{
 use tunnel::config::live::ConfigFile;
 use tunnel::config::{ConfigError, Environment};
 use tunnel::edge::Edge;
-use tunnel::kubernetes::csr::IssuedCertificates;
 use tunnel::server::Server;
 use tunnel::startup::{NotPrepared, Signals, Startup, StartupErrorKind, StartupErrors, SystemdNotifier};
 use tunnel_base::drain::Drained;
@@ -220,12 +219,11 @@ async fn serve(
     info!("{}", fd_limit::raise());
     match settings {
         Settings::Cloud(settings) => {
-            let issued = tokio::select! {
-                issued = IssuedCertificates::wait_ready(settings.csr.as_ref()) => issued,
+            tokio::select! {
+                () = Server::wait_for_certificates(&settings) => {}
                 () = signals.next() => return Ok(Drained::Finished),
-            };
+            }
             let server = Server::start(*settings, Some(level))?;
-            server.keep(issued);
             server.watch_config(config);
             ends(&mut signals).await;
             Ok(server.shutdown(signals.next()).await)

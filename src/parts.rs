@@ -1,36 +1,36 @@
-//! Which optional parts of the program are compiled in.
+//! The parts of the program that a build may lack: cargo's features.
 
-use tunnel_base::part;
-use tunnel_base::parts::Part;
+/// `Ok` if the part is compiled in, otherwise the reason why it cannot be used, with a hint.
+pub(crate) type Part = Result<(), &'static str>;
 
-/// The addresses of a cluster's Nodes, pods and Services.
-pub(crate) const ADDRESSES: Part = part!("addresses", "the address watch of Kubernetes");
-/// gRPC's debugging port.
-pub(crate) const CHANNELZ: Part = part!("channelz", "gRPC's debugging port");
-/// The pods of servers, ConfigMaps and Secrets.
-pub(crate) const CLUSTER: Part = part!("cluster", "Kubernetes");
-/// Certificates that a cluster's signers issue.
-pub(crate) const CSR: Part = part!("csr", "certificates by Kubernetes");
-/// Interception of traffic to addresses of nodes.
-pub(crate) const INTERCEPT: Part = part!("intercept", "interception");
-/// Machines that join by invitation.
-pub(crate) const INVITATIONS: Part = part!("invitations", "invitations");
-/// Objects of Kubernetes that servers keep up to date.
-pub(crate) const KEEP: Part = part!("keep", "node names and node ports in Kubernetes");
-/// Files and remote ends of SuperEdge.
-pub(crate) const SUPEREDGE: Part = part!("superedge", "SuperEdge's config and dialect");
+/// All that talks to kube-apiserver.
+pub(crate) const KUBERNETES: Part = if cfg!(feature = "kubernetes") {
+    Ok(())
+} else {
+    Err("this program was built without Kubernetes; build it with cargo's feature \"kubernetes\"")
+};
+/// SuperEdge's config files, and links to its programs.
+pub(crate) const SUPEREDGE: Part = tunnel_link::SUPEREDGE;
 
 /// Returns the names of the features that are compiled in.
-pub(crate) fn compiled_in() -> Vec<&'static str> {
-    let all = [
-        ("addresses", ADDRESSES),
-        ("channelz", CHANNELZ),
-        ("cluster", CLUSTER),
-        ("csr", CSR),
-        ("intercept", INTERCEPT),
-        ("invitations", INVITATIONS),
-        ("keep", KEEP),
-        ("superedge", SUPEREDGE),
-    ];
-    all.into_iter().filter(|(_, part)| part.is_ok()).map(|(name, _)| name).collect()
+pub(crate) fn compiled_in() -> impl Iterator<Item = &'static str> {
+    let all = [("kubernetes", KUBERNETES), ("superedge", SUPEREDGE)];
+    all.into_iter().filter(|(_, part)| part.is_ok()).map(|(name, _)| name)
 }
+
+/// Evaluates a call into `kubernetes::api`, which it imports as `api`. A build without that module takes the value after `else`: it refuses each
+/// config that needs a cluster, so it does not get here with one.
+macro_rules! with_kubernetes {
+    ($call:expr, else $otherwise:expr) => {{
+        #[cfg(feature = "kubernetes")]
+        {
+            use $crate::kubernetes::api;
+            $call
+        }
+        #[cfg(not(feature = "kubernetes"))]
+        {
+            $otherwise
+        }
+    }};
+}
+pub(crate) use with_kubernetes;

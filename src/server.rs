@@ -1,9 +1,9 @@
 //! Builds, runs and stops a server.
 
 pub mod authenticated_links;
+pub(crate) mod cluster;
 pub mod config;
 pub mod config_files;
-#[cfg_attr(not(feature = "invitations"), path = "server/invitations/absent.rs")]
 pub mod invitations;
 pub mod link_events;
 pub mod link_rates;
@@ -13,7 +13,7 @@ pub mod registry;
 
 use std::collections::BTreeSet;
 use std::future::Future;
-use std::net::{IpAddr, SocketAddr};
+use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -31,19 +31,17 @@ use crate::admin::status::{Clock, ServerView};
 use crate::admin::{Admin, Listeners, ProcessView};
 use crate::config::live::ConfigFile;
 use crate::config::server::MEMORY;
-use crate::config::server::addresses::AddressSettings;
 use crate::invitations::Enrolment;
-use crate::kubernetes::cluster::{self, ServerPods};
-use crate::kubernetes::csr::IssuedCertificates;
-use crate::kubernetes::{ClusterNodes, addresses, keep};
 use crate::listener::access::{AccessPolicyBuilder, ListenerPolicies};
 use crate::listener::admission::heads::long_heads;
 use crate::listener::admission::{self, ListenerContext};
 use crate::listener::{BoundListener, ListenerDeps, ListenerSetup, connect};
+use crate::parts::with_kubernetes;
 use crate::registry::peers::Peers;
 use crate::registry::{Finder, Registry};
 use crate::route::SessionRouter;
 use crate::server::authenticated_links::AuthenticatedLinks;
+use crate::server::cluster::ClusterView;
 use crate::server::config::ServerConfig;
 use crate::server::config_files::{LivePolicies, ServerFiles};
 use crate::server::link_rates::LinkRates;
@@ -191,6 +189,13 @@ impl Server {
         config.follow(ServerConfig::examine, &self.files, &self.stopping.links, apply);
     }
 
+    /// Waits until the cluster's signers have issued the certificates that the config requires. Cancel safe.
+    pub async fn wait_for_certificates(settings: &ServerConfig) {
+        if let Some(csr) = &settings.csr {
+            with_kubernetes!(api::csr::wait_issued(csr).await, else ());
+        }
+    }
+
     /// Finds all errors that would prevent a start, and starts nothing. A check also finds certificates that clients
     /// would reject.
     pub fn validate(settings: &ServerConfig, startup: &mut Startup) {
@@ -299,10 +304,8 @@ pub(crate) struct ServerCore {
     pub(crate) files: FileWatcher,
     /// Its tasks, in the order in which they are stopped.
     pub(crate) shutdown: Shutdown,
-    /// The servers as reported by Kubernetes.
-    pub(crate) servers: ServerPods,
-    /// Addresses in the DNS records of nodes that do not belong to any server.
-    pub(crate) service_addresses: watch::Receiver<BTreeSet<IpAddr>>,
+    /// What it knows of its Kubernetes cluster.
+    pub(crate) cluster: ClusterView,
     /// Links that this server has dialled to peers; `None` if it has none.
     pub(crate) dialled_links: Option<mpsc::Receiver<Link>>,
 }
@@ -316,12 +319,11 @@ impl ServerCore {
         let link_context = link_context(settings, &metrics, &links);
         let (table, authority) = (link_context.table.clone(), files.authority.clone());
         let enrolment = invitations::start(settings, authority, &files.resolver, &readiness, &links);
+        let cluster = ClusterView::follow(settings, port, own_ports(settings, own), &readiness, &links);
         let (registry, pool, grants) = (Registry::new(metrics.clone()), Pool::new(), Grants::default());
-        let proven = authenticated_links(settings, files, enrolment.clone(), &registry, &table, &links);
+        let proven =
+            authenticated_links(settings, files, enrolment.clone(), &cluster, &registry, &table, &links);
         let (zone, policies) = (zone(settings, proven.clone()), LivePolicies::new(settings));
-        let servers = ServerPods::follow(settings.peers.cluster.as_ref(), settings.pod_ip, port, &links);
-        let no_servers =
-            keep::node_names(settings.node_names.as_ref(), &settings.pod_name, &readiness, &links);
         let joined = FinderDeps {
             link_context: &link_context,
             pool: &pool,
@@ -329,11 +331,11 @@ impl ServerCore {
             tls: files.peers.clone(),
             resolver: &files.resolver,
             dns: &files.dns,
-            no_servers: &no_servers,
+            no_servers: &cluster.service_addresses,
             registry: registry.clone(),
             port,
         };
-        let (finder, several) = peers::finder(&settings.peers, joined, &servers, &readiness);
+        let (finder, several) = peers::finder(&settings.peers, joined, cluster.pods.as_ref(), &readiness);
         stopping.has_peers = several.is_some();
         let (dialer, (peers, made)) = (dialer(settings, &policies, files), several.unzip());
         let context = ServerContext {
@@ -343,8 +345,8 @@ impl ServerCore {
             route: SessionRouter::new(finder.clone(), table, session.open_timeout, session.resume_timeout),
             finder,
             peers,
-            ports: keep::ports(settings.ports.as_ref(), own_ports(settings, own), &readiness, &links),
-            addresses: address_book(&settings.addresses, &readiness, &links),
+            ports: cluster.ports.clone(),
+            addresses: cluster.addresses.clone(),
             direct: DirectDialer::new(client_dialer(&dialer, &policies), session.open_timeout),
             backend: SessionAcceptor::new(dialer, pool.clone(), grants.clone(), metrics, clients),
             link_context,
@@ -363,8 +365,7 @@ impl ServerCore {
             readiness,
             files: FileWatcher::new(&links),
             shutdown: stopping,
-            servers,
-            service_addresses: no_servers,
+            cluster,
             dialled_links: made,
         }
         .with_upkeep(files)
@@ -421,39 +422,22 @@ impl ServerCore {
     }
 }
 
-/// Returns the address book, kept up to date with the cluster if one is configured.
-fn address_book(settings: &AddressSettings, readiness: &Readiness, drain: &Drain) -> Arc<AddressBook> {
-    let book = Arc::new(AddressBook::new(settings.nodes.clone(), settings.cluster.is_some()));
-    if let Some(cluster) = &settings.cluster {
-        addresses::follow(cluster, &book, readiness, drain);
-    }
-    book
-}
-
 /// Returns the ports at which this server listens.
 fn own_ports(settings: &ServerConfig, own: &[SocketAddr]) -> BTreeSet<u16> {
     let metrics = settings.links.metrics_listen.map(|at| at.port());
     own.iter().map(SocketAddr::port).chain(metrics).collect()
 }
 
-/// Watches the Nodes of the cluster, if the config uses anything that requires the permission to list Nodes.
-fn follow_nodes(settings: &ServerConfig, drain: &Drain) -> Option<ClusterNodes> {
-    let names = settings.node_names.as_ref();
-    let certificates = settings.csr.as_ref().filter(|csr| csr.edge_ca.is_some());
-    let cluster = settings.addresses.cluster.as_ref();
-    let cluster = cluster.or(certificates.map(|csr| &csr.cluster)).or(names.map(|names| &names.cluster));
-    cluster::follow_nodes(cluster?, names.map(|names| names.edges.clone()), drain)
-}
-
 fn authenticated_links(
     settings: &ServerConfig,
     files: &ServerFiles,
     enrolment: Option<Arc<Enrolment>>,
+    cluster: &ClusterView,
     registry: &Arc<Registry>,
     table: &Arc<SessionTable>,
     links: &Drain,
 ) -> Arc<AuthenticatedLinks> {
-    let nodes = follow_nodes(settings, links);
+    let nodes = cluster.nodes.clone();
     let certificates = config_files::edge_cas(settings).is_some();
     let (tokens, registry, table) = (files.tokens.clone(), registry.clone(), table.clone());
     AuthenticatedLinks::start(tokens, enrolment, nodes, certificates, registry, table, links)
@@ -572,11 +556,6 @@ pub(crate) struct Shutdown {
 }
 
 impl Server {
-    /// Renews the certificates until the server stops; `/readyz` reports what prevents it.
-    pub fn keep(&self, issued: IssuedCertificates) {
-        issued.keep(&self.readiness, &self.stopping.links);
-    }
-
     /// Shuts the server down. It becomes unready and asks its edges to link elsewhere. With peers, it still accepts
     /// clients for a moment, until balancers notice. Then it closes its listeners, and waits for sessions until the
     /// deadline or until `at_once` completes.

@@ -16,10 +16,9 @@ use crate::admin::readiness::Readiness;
 use crate::command::CommandError;
 use crate::command::status::exchange;
 use crate::config::Environment;
+use crate::config::cluster::ClusterSettings;
+use crate::parts::{self, with_kubernetes};
 use tunnel_base::drain::Drain;
-use tunnel_kube::cluster::Cluster;
-use tunnel_kube::csr::approver::Approver;
-use tunnel_kube::csr::names::NameLookup;
 use tunnel_net::listen::TcpAccept;
 
 /// Arguments of `tunnel approve`.
@@ -70,6 +69,7 @@ pub async fn approve(
     if let Some(what) = asked.probe {
         return check(asked.health_listen, what).await;
     }
+    parts::KUBERNETES.map_err(CommandError::usage)?;
     let inside = env.kubernetes_service_host.is_some();
     if asked.kubeconfig.is_none() && !inside {
         let text = "this process runs outside a cluster; set its kubeconfig with --kubeconfig";
@@ -79,10 +79,9 @@ pub async fn approve(
         TcpAccept::bind(asked.health_listen).map_err(|error| CommandError::unavailable(error.to_string()))?;
     let pods = format!("system:serviceaccount:{}", asked.service_account);
     let namespace = asked.service_account.split_once(':').map(|(namespace, _)| namespace.to_owned());
-    let cluster = Cluster { kubeconfig: asked.kubeconfig.clone(), namespace };
-    let names = asked.names.iter().map(|name| name.to_ascii_lowercase()).collect();
-    let approver =
-        Approver::new(cluster, pods.clone(), NameLookup { services: asked.services.clone(), names });
+    let cluster = ClusterSettings { kubeconfig: asked.kubeconfig.clone(), namespace, service: None };
+    let (services, names) =
+        (asked.services.clone(), asked.names.iter().map(|name| name.to_ascii_lowercase()));
     let (readiness, pulse, drain) = (Readiness::waiting_for(&[REQUESTS]), Watchdog::new(), Drain::new());
     let (shown, felt) = (readiness.clone(), pulse.clone());
     let report = move |state| {
@@ -90,7 +89,7 @@ pub async fn approve(
         shown.set(REQUESTS, state);
     };
     info!(account = %pods, health = %listener.at(), "approver started");
-    drain.spawn(info_span!("approver"), approver.run(report, drain.clone()));
+    with_kubernetes!(api::csr::approve(&cluster, pods, services, names.collect(), report, &drain), else ());
     drain.spawn(info_span!("health"), health(listener, readiness, pulse, drain.clone()));
     stop.await;
     drain.start();

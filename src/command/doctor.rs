@@ -30,7 +30,7 @@ use crate::config::listen::{AdminConfig, AdminPort, ListenAddress};
 use crate::config::server::registry::PublishTo;
 use crate::edge::config::EdgeConfig;
 use crate::edge::link_dialer::messages::connection_hint;
-use crate::kubernetes::cluster;
+use crate::parts::with_kubernetes;
 use crate::server::config::ServerConfig;
 use crate::startup::{NotPrepared, Startup};
 use tunnel_base::files;
@@ -376,7 +376,8 @@ fn certificates(settings: &ServerConfig, found: &mut Findings) {
 /// Checks that the cluster has a Node on which the manifests allow servers to run.
 async fn places(settings: &ServerConfig, found: &mut Findings) {
     let Some(cluster) = &settings.addresses.cluster else { return };
-    match cluster::nodes(cluster.clone(), Some(SERVERS)).await {
+    let nodes = with_kubernetes!(api::cluster::nodes(cluster.clone(), Some(SERVERS)).await, else Ok(Default::default()));
+    match nodes {
         Ok(nodes) if nodes.is_empty() => {
             let text = format!("no Node has the label {SERVERS}, so servers of the manifests stay Pending");
             found.doubt(

@@ -12,7 +12,6 @@ use crate::command::{CommandError, shell_word};
 use crate::config::{ConfigError, ConfigErrors, Environment, Warning};
 use crate::edge::Edge;
 use crate::edge::config::EdgeConfig;
-use crate::parts;
 use crate::server::Server;
 use crate::server::config::ServerConfig;
 use crate::startup::Startup;
@@ -385,20 +384,13 @@ token_file = "{dir}/token/token"
 # HTTP CONNECT, for this machine only. For other machines, set another address, and allow_from or auth.
 [server.connect]
 listen = "127.0.0.1:2222"
-"#
-        );
-        if parts::INVITATIONS.is_ok() {
-            // Writing to a String cannot fail.
-            let _ = write!(
-                text,
-                r#"
+
 # Nodes that join with `tunnel invite` and `tunnel join`. Without an open invitation no machine can join.
 [server.invitations]
 store = "file"
 file = "{enrolled}/enrolled"
 "#
-            );
-        }
+        );
         if !self.clients.is_empty() {
             let names: Vec<_> = self.clients.iter().map(|name| format!("\"{name}\"")).collect();
             let names = names.join(", ");

@@ -1,8 +1,6 @@
 //! `tunnel migrate`: a config that replaces another tunnel's.
 
-#[cfg(feature = "superedge")]
 mod superedge;
-#[cfg(feature = "cluster")]
 mod yurttunnel;
 
 use std::io::{self, Read};
@@ -47,7 +45,7 @@ pub enum Origin {
 pub fn run(asked: &MigrateArgs, stdin: impl Read) -> Result<String, CommandError> {
     let part = match asked.from {
         Origin::Superedge => parts::SUPEREDGE,
-        Origin::Yurttunnel => parts::CLUSTER,
+        Origin::Yurttunnel => parts::KUBERNETES,
     };
     part.map_err(CommandError::usage)?;
     let mut stdin = Some(stdin);
@@ -64,22 +62,6 @@ pub fn run(asked: &MigrateArgs, stdin: impl Read) -> Result<String, CommandError
     match asked.from {
         Origin::Superedge => superedge::migrate(&texts),
         Origin::Yurttunnel => yurttunnel::migrate(&texts, asked.role),
-    }
-}
-
-/// Is not called: [`run`] refuses.
-#[cfg(not(feature = "superedge"))]
-mod superedge {
-    pub(crate) fn migrate(_: &[(String, String)]) -> Result<String, super::CommandError> {
-        Ok(String::new())
-    }
-}
-
-/// Is not called: [`run`] refuses.
-#[cfg(not(feature = "cluster"))]
-mod yurttunnel {
-    pub(crate) fn migrate(_: &[(String, String)], _: super::Role) -> Result<String, super::CommandError> {
-        Ok(String::new())
     }
 }
 

@@ -158,7 +158,7 @@ impl Settings {
                 edge.csr.is_none().then_some(unused)
             }
             Self::Cloud(cloud) => {
-                if let Err(why) = parts::CLUSTER {
+                if let Err(why) = parts::KUBERNETES {
                     return Some(why);
                 }
                 let asks =

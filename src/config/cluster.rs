@@ -5,8 +5,8 @@ use std::path::PathBuf;
 use serde::de::{Deserialize, Deserializer, Error};
 
 use crate::config::Environment;
+use crate::parts;
 use tunnel_base::names::NodeName;
-use tunnel_base::parts::Part;
 
 /// The Kubernetes cluster that this process uses.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
@@ -19,13 +19,13 @@ pub struct ClusterSettings {
     pub service: Option<String>,
 }
 
-/// Returns the cluster for a part of the program, without the Service of the servers.
+/// Returns the cluster, without the Service of the servers.
 ///
 /// # Errors
 ///
 /// Returns the reason and a hint if Kubernetes cannot be used.
-pub(crate) fn reached(part: Part, env: &Environment) -> Result<ClusterSettings, &'static str> {
-    part?;
+pub(crate) fn reached(env: &Environment) -> Result<ClusterSettings, &'static str> {
+    parts::KUBERNETES?;
     let namespace = env.pod_namespace.clone().filter(|name| !name.is_empty());
     let cluster = ClusterSettings { kubeconfig: env.kubeconfig.clone(), namespace, service: None };
     let inside = env.kubernetes_service_host.as_ref().is_some_and(|host| !host.is_empty());

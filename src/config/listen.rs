@@ -8,7 +8,6 @@ use serde::{Deserialize, Serialize, Serializer};
 
 use crate::config::table::ConfigTable;
 use crate::config::{Diagnostics, Environment, WarningKind, value};
-use crate::parts;
 use tunnel_base::policy::{CertificateGlob, Network, Networks, Rules};
 use tunnel_base::serde_forms::filled;
 
@@ -154,9 +153,7 @@ pub(crate) fn warn_reachable(
         report.warn(key, WarningKind::Insecure, text);
     }
     let Some(channelz) = channelz else { return };
-    if let Err(why) = parts::CHANNELZ {
-        table.error("channelz_listen", Some(channelz.to_string()), why, report);
-    } else if !channelz.ip().is_loopback() {
+    if !channelz.ip().is_loopback() {
         let text = format!(
             "anyone who reaches {channelz} can read the addresses and names of all links; use 127.0.0.1:{}",
             channelz.port()

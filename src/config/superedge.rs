@@ -23,8 +23,20 @@ use crate::parts;
 
 use Change::{Dropped, Filled, List, Port, Rules, Same, Split, Text, TlsVersion};
 
-/// Returns the file in the program's schema. A file without the table `mode` is in it already.
-pub(crate) fn translate<'t>(file: DeTable<'t>, env: &Environment, report: &mut Diagnostics) -> DeTable<'t> {
+/// Returns the file in the program's schema. A file without the table `mode` is in it already. In a build without
+/// SuperEdge's config that table is an error.
+pub(crate) fn translate<'t>(
+    mut file: DeTable<'t>,
+    env: &Environment,
+    report: &mut Diagnostics,
+) -> DeTable<'t> {
+    if let Err(why) = parts::SUPEREDGE {
+        if let Some((mode, _)) = file.remove_entry("mode") {
+            let found = Some("the table of SuperEdge's files".to_owned());
+            report.place_fault(Some(mode.span().start), "mode", found, why);
+        }
+        return file;
+    }
     translate_for(Purpose::Run(env), file, report)
 }
 
@@ -434,7 +446,7 @@ impl<'t> Translation<'_, 't> {
             }
         }
         if let Purpose::Run(env) = purpose
-            && let Err(why) = cluster::reached(parts::CLUSTER, env)
+            && let Err(why) = cluster::reached(env)
         {
             let used = [&configmap, &service].into_iter().flatten();
             let tables: BTreeSet<_> =

@@ -9,7 +9,7 @@ use crate::admin::readiness::Readiness;
 use crate::config::server::invitations::InvitationStore;
 use crate::invitations::store::{EnrolmentState, EtcdSharedState, FileSharedState, SharedState};
 use crate::invitations::{Enrolment, JoinRefusal, ServerCa};
-use crate::kubernetes::secret;
+use crate::parts::with_kubernetes;
 use crate::server::ServerContext;
 use crate::server::config::ServerConfig;
 use crate::server::registry::etcd_access;
@@ -61,7 +61,10 @@ fn store(settings: &ServerConfig, resolver: &Resolver) -> Option<Box<dyn SharedS
             let key = format!("{}/{ETCD_KEY}", settings.etcd.prefix);
             Box::new(EtcdSharedState::new(etcd_access(settings.etcd), &key, resolver.clone()))
         }
-        InvitationStore::Secret => secret::shared(&settings.cluster?, settings.secret)?,
+        InvitationStore::Secret => {
+            let cluster = settings.cluster?;
+            with_kubernetes!(api::secret::shared(&cluster, settings.secret), else return None)
+        }
     })
 }
 

@@ -10,7 +10,7 @@ use tracing::{error, info_span, warn};
 use crate::admin::readiness::Readiness;
 use crate::config::server::LinkListenerConfig;
 use crate::config::server::peers::PeerConfig;
-use crate::kubernetes::cluster::ServerPods;
+use crate::kubernetes::ServerPods;
 use crate::registry::peers::peer::TlsPeerDialer;
 use crate::registry::peers::{PeerAddressSource, Peers};
 use crate::registry::search::Dns;
@@ -82,7 +82,7 @@ pub(crate) fn dialer(settings: &ServerConfig, startup: &mut Startup) -> Option<R
 pub(crate) fn finder(
     asked: &PeerConfig,
     joined: FinderDeps<'_>,
-    pods: &ServerPods,
+    pods: Option<&ServerPods>,
     readiness: &Readiness,
 ) -> (Arc<Finder>, Option<PeerParts>) {
     let FinderDeps { link_context, pool, zone, tls, resolver, dns, no_servers, registry, port } = joined;
@@ -96,7 +96,11 @@ pub(crate) fn finder(
         Host::Name(name) => Some((name.to_string(), service.port)),
         Host::Ip(_) => None,
     });
-    let named = PeerAddressSource { list: asked.addresses.clone(), service, cluster: pods.peers() };
+    let named = PeerAddressSource {
+        list: asked.addresses.clone(),
+        service,
+        cluster: pods.map(|pods| pods.peers.clone()),
+    };
     let addresses = named.follow(Arc::new(resolver.clone()), drain);
     let (dialer, made) = TlsPeerDialer::new(tls, pool.clone(), link_context.clone());
     let peers = Peers::new(addresses, registry.clone(), dialer, own, drain.clone());
@@ -127,12 +131,12 @@ fn report(peers: Arc<Peers>, readiness: Readiness, drain: &Drain) {
 /// found. `unlinked` is true if this server cannot link to peers.
 fn report_unasked(
     finder: Arc<Finder>,
-    pods: &ServerPods,
+    pods: Option<&ServerPods>,
     unlinked: bool,
     readiness: Readiness,
     drain: &Drain,
 ) {
-    let (Some(mut listed), Some(mut unlisted)) = (pods.peers(), pods.unlisted()) else { return };
+    let Some(ServerPods { peers: mut listed, mut unlisted, .. }) = pods.cloned() else { return };
     let draining = drain.clone();
     drain.spawn(info_span!("report"), async move {
         loop {

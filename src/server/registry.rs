@@ -14,8 +14,8 @@ use crate::admin::readiness::DNS_CONDITION;
 use crate::config::server::peers::PeerConfig;
 use crate::config::server::registry::{EtcdSettings, PublishTo};
 use crate::etcd::EtcdAccess;
-use crate::kubernetes::cluster;
 use crate::listener::intercept;
+use crate::parts::with_kubernetes;
 use crate::publish::etcd::{EtcdParams, EtcdRecords};
 use crate::publish::hosts::Hosts;
 use crate::publish::record_policy::RecordPolicy;
@@ -38,7 +38,12 @@ pub(crate) fn spawn_publisher(settings: &ServerConfig, dns: Resolver, core: &Ser
         registry: core.context.registry.clone(),
         store,
         zone: core.zone.clone(),
-        vet: record_policy(&settings.peers, dns, settings.pod_ip, (servers, core.service_addresses.clone())),
+        vet: record_policy(
+            &settings.peers,
+            dns,
+            settings.pod_ip,
+            (servers, core.cluster.service_addresses.clone()),
+        ),
         metrics: core.context.link_context.metrics.clone(),
         report: Box::new(move |state| readiness.set_degraded(DNS_CONDITION, state)),
     };
@@ -87,7 +92,8 @@ fn store(settings: &ServerConfig, core: &ServerCore, servers: &PeerLiveness) -> 
             let servers = servers.clone();
             let lives =
                 move |server| -> BoxFuture<'static, bool> { Box::pin(servers.clone().answers(server)) };
-            core.servers.records(settings.peers.cluster.as_ref()?, name, server, lives)
+            let (cluster, pods) = (settings.peers.cluster.as_ref()?, core.cluster.pods.as_ref());
+            with_kubernetes!(Some(api::cluster::records(cluster, name, server, pods, lives)), else None)
         }
     }
 }
@@ -105,7 +111,12 @@ fn record_policy(
         Box::pin(async move { known || servers.answers(ip).await })
     });
     if let Some(cluster) = peers.cluster.clone() {
-        vet.set_nodes(move || Box::pin(cluster::nodes(cluster.clone(), None)));
+        vet.set_nodes(move || {
+            let cluster = cluster.clone();
+            Box::pin(async {
+                with_kubernetes!(api::cluster::nodes(cluster, None).await, else Ok(BTreeSet::new()))
+            })
+        });
     }
     vet
 }

@@ -8,7 +8,6 @@ pub mod files;
 pub mod logging;
 pub mod metrics;
 pub mod names;
-pub mod parts;
 pub mod policy;
 pub mod process;
 pub mod serde_forms;

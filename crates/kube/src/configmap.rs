@@ -14,7 +14,7 @@ use tokio::time::{Instant, timeout};
 use tracing::{debug, info};
 
 use crate::cluster::{Cluster, ClusterError, REQUEST_TIMEOUT};
-use crate::members::KnownEndpoints;
+use tunnel_base::addresses::cluster_state::KnownEndpoints;
 use tunnel_base::policy::zone;
 
 /// Our lines in the key `hosts` of a ConfigMap: `<address>    <name>`. Of other lines, only those of dead servers are

@@ -13,19 +13,8 @@ use tracing::debug;
 
 use crate::cluster::{Cluster, ClusterError};
 use crate::watcher::{ObjectWatcher, WatchHandler};
+use tunnel_base::addresses::cluster_state::{Endpoints, KnownEndpoints};
 use tunnel_base::drain::Drain;
-
-/// Endpoints of a Service; `None` until they are known.
-pub type KnownEndpoints = Option<Endpoints>;
-
-/// Addresses of the endpoints of a Service. Each address is in one of the two sets.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Endpoints {
-    /// Endpoints that receive traffic from clients.
-    pub ready: BTreeSet<IpAddr>,
-    /// Endpoints that are starting, stopping, failing or on an unreachable machine.
-    pub unready: BTreeSet<IpAddr>,
-}
 
 /// A watch of the endpoints of a Service. The last known endpoints apply while kube-apiserver does not answer.
 #[derive(Debug)]

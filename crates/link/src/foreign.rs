@@ -32,10 +32,18 @@ use tunnel_proto::hello::Dialect;
 use tunnel_proto::superedge::generations::{Generation, SuperEdgeCodec};
 use tunnel_proto::superedge::{Decoded, PlainEvent};
 
-/// Returns why a link with this dialect must be refused: never, as this build has SuperEdge's.
-#[expect(clippy::unnecessary_wraps, reason = "a build without SuperEdge's dialect refuses it")]
-pub(crate) fn check(_: Dialect) -> Result<(), &'static str> {
+/// `Ok` if SuperEdge's dialect is compiled in, otherwise the reason why it cannot be used, with a hint.
+pub const SUPEREDGE: Result<(), &str> = if cfg!(feature = "superedge") {
     Ok(())
+} else {
+    Err(
+        "this program was built without SuperEdge's config and dialect; build it with cargo's feature \"superedge\"",
+    )
+};
+
+/// Returns why a link with this dialect must be refused, if it must.
+pub(crate) fn check(dialect: Dialect) -> Result<(), &'static str> {
+    if dialect == Dialect::Plain { SUPEREDGE } else { Ok(()) }
 }
 
 /// The other dialect on one link, with the state that stands in for the remote. Shared by both directions of the link.
@@ -411,6 +419,12 @@ mod tests {
                 prop_assert!(unread <= Duration::from_secs(5), "unread for {unread:?} of 6 s");
             }
         }
+    }
+
+    #[test]
+    fn a_build_without_superedge_refuses_links_of_its_dialect_alone() {
+        assert_eq!(check(Dialect::NEWEST), Ok(()));
+        assert_eq!(check(Dialect::Plain), SUPEREDGE);
     }
 
     /// After a long time of reading, everything may be used again, and nothing is kept for sessions of before.

@@ -5,7 +5,6 @@
 
 pub mod accept;
 pub mod dial;
-#[cfg_attr(not(feature = "invitations"), path = "grpc/enrol/absent.rs")]
 pub mod enrol;
 pub mod read_ahead;
 

@@ -4,11 +4,9 @@ pub mod budget;
 pub mod codec;
 pub mod frame;
 #[cfg(test)]
-#[cfg(feature = "superedge")]
 pub mod golden;
 pub mod halves;
 pub mod hello;
 pub mod state;
-#[cfg(feature = "superedge")]
 pub mod superedge;
 pub mod window;

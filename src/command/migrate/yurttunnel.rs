@@ -7,6 +7,7 @@ use serde_json::Value;
 
 use crate::command::migrate::yurttunnel::Mapping::{Changed, Gone, Kept, Unknown};
 use crate::command::{CommandError, Role};
+use crate::parts::with_kubernetes;
 use tunnel_base::logging::printable;
 use tunnel_base::names::Target;
 use tunnel_base::policy::ports::ProxyPorts;
@@ -235,8 +236,10 @@ impl YurtObjects {
     ///
     /// Returns an error if it is neither YAML nor JSON.
     pub(crate) fn add(&mut self, text: &str) -> Result<(), String> {
-        let objects: Vec<Value> = serde_saphyr::from_multiple(text)
-            .map_err(|cause| format!("neither YAML nor JSON as kubectl prints it: {}", first_line(&cause)))?;
+        let objects =
+            with_kubernetes!(api::objects(text).map_err(|cause| first_line(&cause)), else Ok(Vec::new()));
+        let objects: Vec<Value> = objects
+            .map_err(|cause: String| format!("neither YAML nor JSON as kubectl prints it: {cause}"))?;
         objects.iter().for_each(|object| self.take(object, LISTS_IN_LISTS));
         Ok(())
     }

@@ -1,13 +1,11 @@
 mod addresses;
 mod csr;
-#[cfg(feature = "intercept")]
 mod intercept;
 mod modules;
 mod nodes;
 mod parts;
 mod reference;
 mod registry;
-#[cfg(feature = "superedge")]
 mod superedge;
 
 use std::fmt::Write;

@@ -6,7 +6,6 @@ use serde::{Deserialize, Serialize, Serializer};
 use crate::config::cluster::{self, ClusterSettings};
 use crate::config::table::ConfigTable;
 use crate::config::{Diagnostics, Environment};
-use crate::parts;
 use tunnel_base::names::NodeName;
 use tunnel_base::policy;
 
@@ -56,7 +55,7 @@ pub(crate) fn read(
     let mut addresses: AddressSettings = table.fields(report);
     let is_set = table.has("kubernetes");
     if addresses.kubernetes || by_address && !is_set {
-        match cluster::reached(parts::ADDRESSES, env) {
+        match cluster::reached(env) {
             Ok(cluster) => addresses.cluster = Some(cluster),
             Err(why) if is_set => table.error("kubernetes", Some("true".to_owned()), why, report),
             Err(_) => {}

@@ -8,7 +8,6 @@ use crate::config::cluster::{self, ClusterSettings};
 use crate::config::server::registry::{self, EtcdSettings};
 use crate::config::table::ConfigTable;
 use crate::config::{Diagnostics, Environment, value};
-use crate::parts;
 
 /// `[server.invitations]`: the invitations of a cloud (tunnel invite, tunnel join), and the nodes that have joined. A node
 /// that has joined must use the token that it made then, or one from a line in the token file; the default token does not
@@ -75,17 +74,15 @@ pub(crate) fn read(
     let mut invitations: InvitationConfig = table.fields(report);
     let is_etcd = invitations.store == InvitationStore::Etcd;
     invitations.etcd = registry::etcd(&mut table, is_etcd, ETCD_PREFIX, report);
-    match (invitations.store, parts::INVITATIONS) {
-        (InvitationStore::None, _) => {}
-        (_, Err(why)) => table.error("store", Some("not available".to_owned()), why, report),
-        (InvitationStore::File, _) if !table.has("file") => {
+    match invitations.store {
+        InvitationStore::File if !table.has("file") => {
             table.error("file", None, "set a file on a disk that all servers share", report);
         }
-        (InvitationStore::Secret, _) => match cluster::reached(parts::CLUSTER, env) {
+        InvitationStore::Secret => match cluster::reached(env) {
             Ok(cluster) => invitations.cluster = Some(cluster),
             Err(why) => table.error("store", Some("requires Kubernetes".to_owned()), why, report),
         },
-        (InvitationStore::File | InvitationStore::Etcd, _) => {}
+        InvitationStore::None | InvitationStore::File | InvitationStore::Etcd => {}
     }
     table.close(&invitations, report);
     invitations

@@ -13,7 +13,6 @@ use crate::config::cluster::{self, ClusterSettings, reached};
 use crate::config::table::ConfigTable;
 use crate::config::value::{self, Millis};
 use crate::config::{Diagnostics, Environment};
-use crate::parts;
 use tunnel_base::names::Host;
 use tunnel_base::policy::Glob;
 
@@ -120,7 +119,7 @@ fn issuing_cluster(
     env: &Environment,
     report: &mut Diagnostics,
 ) -> Option<ClusterSettings> {
-    let reached = reached(parts::CSR, env);
+    let reached = reached(env);
     if let (Err(why), true) = (&reached, wanted) {
         table.error(key, Some("requires Kubernetes".to_owned()), *why, report);
     }
@@ -283,7 +282,7 @@ fn keeping_cluster(
     env: &Environment,
     report: &mut Diagnostics,
 ) -> Option<ClusterSettings> {
-    let reached = reached(parts::KEEP, env);
+    let reached = reached(env);
     let error = |why| table.error("configmap", Some("requires Kubernetes".to_owned()), why, report);
     reached.map_err(error).ok()
 }

@@ -9,7 +9,6 @@ use crate::config::cluster::{self, ClusterSettings};
 use crate::config::server::registry::{self, DnsConfig, PublishTo};
 use crate::config::table::ConfigTable;
 use crate::config::{Diagnostics, Environment, value};
-use crate::parts;
 use tunnel_base::names::{Host, NodeName, Target};
 
 /// `[server.peers]`: where the peers are, the other servers of this cloud. They are queried for a node if DNS has no
@@ -87,7 +86,7 @@ pub(crate) fn read(
     report: &mut Diagnostics,
 ) -> (DnsConfig, PeerConfig) {
     let (mut dns_table, mut table) = (cloud.table("dns", report), cloud.table("peers", report));
-    let reached = cluster::reached(parts::CLUSTER, env);
+    let reached = cluster::reached(env);
     let dns = registry::read(&mut dns_table, reached.as_ref().err().copied(), report);
     let mut peers: PeerConfig = table.fields(report);
     if let Err(why) = reached

@@ -26,6 +26,18 @@ pub struct ClusterState {
     pub sides: HashMap<String, ServiceSide>,
 }
 
+/// Endpoints of a Service; `None` until they are known.
+pub type KnownEndpoints = Option<Endpoints>;
+
+/// Addresses of the endpoints of a Service. Each address is in one of the two sets.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Endpoints {
+    /// Endpoints that receive traffic from clients.
+    pub ready: BTreeSet<IpAddr>,
+    /// Endpoints that are starting, stopping, failing or on an unreachable machine.
+    pub unready: BTreeSet<IpAddr>,
+}
+
 /// The facts about a Kubernetes Node that the address book keeps.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct NodeInfo {

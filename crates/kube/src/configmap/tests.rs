@@ -7,9 +7,8 @@ use kube::Client;
 use kube::client::Body;
 use serde_json::{Value, json};
 
-use crate::members::Endpoints;
-
 use super::*;
+use tunnel_base::addresses::cluster_state::Endpoints;
 
 /// A fake kube-apiserver that holds one ConfigMap.
 #[derive(Default)]

@@ -4,7 +4,6 @@ use crate::listener::https::{HttpsConfig, HttpsMode, TargetIdentity};
 
 use super::*;
 use crate::config::server::kubernetes::ProfileKind;
-use crate::parts;
 
 const CLOSED: &str =
     "[server.connect]\nlisten = \"127.0.0.1:22\"\n[server.https]\nports = { \"1\" = \"127.0.0.1:2\" }\n";
@@ -63,15 +62,11 @@ fn a_server_shows_targets_a_certificate_for_proved_clients_only() {
 fn certificates_are_asked_for_by_profile() {
     let outside = "[server.csr]\nprofiles = [\"proxy-client\"]\n";
     let told = errors(outside);
-    let why = if parts::CSR.is_ok() { "--kubeconfig" } else { "built without" };
-    assert!(told[0].contains("server.csr.profiles") && told[0].contains(why), "{told:?}");
+    assert!(told[0].contains("server.csr.profiles") && told[0].contains("--kubeconfig"), "{told:?}");
     assert_eq!(cloud("[server.csr]\n").0.csr, None);
     let told = errors("[server.csr]\nprofiles = [\"agent\"]\nlifetime = \"9m\"\nnames = [\"a:1\"]\n");
     for wanted in ["expected \"server\" or \"proxy-client\"", "lifetime", "without a port"] {
         assert!(told.iter().any(|told| told.contains(wanted)), "{wanted}: {told:?}");
-    }
-    if parts::CSR.is_err() {
-        return;
     }
     let inside =
         Environment { kubernetes_service_host: Some("10.96.0.1".to_owned()), ..Environment::default() };
@@ -95,9 +90,6 @@ fn an_edge_and_its_servers_say_whether_certificates_prove_it() {
     assert_eq!(edge(&format!("{LEAST}[edge.csr]\nenabled = false\n")).0.csr, None);
     let told = errors("[server.csr]\nedge_ca = \"/ca\"\n");
     assert!(told[0].contains("server.csr.edge_ca"), "{told:?}");
-    if parts::CSR.is_err() {
-        return;
-    }
     let env = Environment { kubeconfig: Some("/k".into()), node_ip: Some("10.0.0.7".to_owned()), ..node1() };
     let text = format!("{LEAST}{outside}lifetime = \"24h\"\n");
     let csr = EdgeConfig::read(&text, &env).unwrap().0.csr.unwrap();
@@ -113,9 +105,6 @@ fn an_edge_with_a_certificate_needs_no_token() {
     assert_ne!(tokenless, LEAST);
     let told = edge_faults(&tokenless).to_string();
     assert!(told.contains("edge.uplink.token") && told.contains("enabled = true in [edge.csr]"), "{told}");
-    if parts::CSR.is_err() {
-        return;
-    }
     let env = Environment { kubeconfig: Some("/k".into()), ..node1() };
     let text = format!("{tokenless}[edge.csr]\nenabled = true\n");
     let (edge, warnings) = EdgeConfig::read(&text, &env).unwrap();

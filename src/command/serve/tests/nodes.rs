@@ -40,7 +40,6 @@ fn neither_table_is_there_by_default_and_both_need_kubernetes() {
     }
 }
 
-#[cfg(feature = "keep")]
 mod inside {
     use super::*;
 

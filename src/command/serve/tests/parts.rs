@@ -1,7 +1,7 @@
-//! Tables of optional parts, in builds with and without them.
+//! Tables of parts that a build may lack, in builds with and without them.
 
 use super::*;
-use crate::parts::{ADDRESSES, CHANNELZ, CLUSTER, CSR, INTERCEPT, INVITATIONS, KEEP, SUPEREDGE};
+use crate::parts::{KUBERNETES, SUPEREDGE};
 
 /// Returns the errors of a server's config.
 fn server(text: &str) -> Vec<String> {
@@ -28,25 +28,22 @@ fn inside() -> Environment {
 
 #[test]
 fn a_table_of_a_part_that_is_not_compiled_in_is_an_error_with_the_name_of_its_feature() {
-    for (part, text) in [
-        (CLUSTER, "[server.dns]\npublish = \"configmap\"\n"),
-        (CLUSTER, "[server.peers]\nkubernetes_service = \"tunnel\"\n"),
-        (INVITATIONS.and(CLUSTER), "[server.invitations]\nstore = \"secret\"\n"),
-        (ADDRESSES, "[server.addresses]\nkubernetes = true\n"),
-        (CSR, "[server.csr]\nprofiles = [\"proxy-client\"]\n"),
-        (KEEP, "[server.node_ports]\n"),
-        (KEEP, "[server.node_names]\n"),
-        (CHANNELZ, "[server.links]\nchannelz_listen = \"127.0.0.1:5000\"\n"),
-        (INTERCEPT, "[server.intercept]\nnetworks = [\"10.0.0.0/8\"]\n"),
-        (INVITATIONS, "[server.invitations]\nstore = \"file\"\nfile = \"/f\"\n"),
+    for text in [
+        "[server.dns]\npublish = \"configmap\"\n",
+        "[server.peers]\nkubernetes_service = \"tunnel\"\n",
+        "[server.invitations]\nstore = \"secret\"\n",
+        "[server.addresses]\nkubernetes = true\n",
+        "[server.csr]\nprofiles = [\"proxy-client\"]\n",
+        "[server.node_ports]\n",
+        "[server.node_names]\n",
     ] {
-        match (part, server(text).as_slice()) {
+        match (KUBERNETES, server(text).as_slice()) {
             (Ok(()), errors) => assert!(errors.is_empty(), "{text}: {errors:?}"),
             (Err(why), [error]) => assert!(error.contains(why), "{text}: {error}"),
             (Err(_), errors) => panic!("{text}: {errors:?}"),
         }
     }
-    match (CSR, edge("[edge.csr]\nenabled = true\n").as_slice()) {
+    match (KUBERNETES, edge("[edge.csr]\nenabled = true\n").as_slice()) {
         (Ok(()), errors) => assert!(errors.is_empty(), "{errors:?}"),
         (Err(why), errors) => assert!(errors.len() == 1 && errors[0].contains(why), "{errors:?}"),
     }

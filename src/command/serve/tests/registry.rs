@@ -5,7 +5,6 @@ use crate::config::server::peers::{PeerConfig, PeerKey};
 use crate::config::server::registry::{DnsConfig, EtcdEndpoint, EtcdSettings, PublishTo};
 
 use super::*;
-use crate::parts;
 
 fn read(lines: &str) -> Result<(ServerConfig, Vec<Warning>), ConfigErrors> {
     let env = Environment { pod_ip: Some("10.0.0.7".to_owned()), ..Environment::default() };
@@ -132,9 +131,6 @@ const NODES: &str =
 
 #[test]
 fn superedges_tables_publish_in_its_configmap_unless_we_say_otherwise() {
-    if parts::CLUSTER.is_err() {
-        return;
-    }
     let cluster = |service: Option<&str>| {
         Some(ClusterSettings {
             kubeconfig: None,
@@ -193,11 +189,6 @@ fn superedges_tables_load_with_a_warning_where_there_is_no_kubernetes() {
         let (cloud, warnings) = cloud(&format!("[mode.cloud.ssh]\nport = 22\n{text}"));
         assert_eq!(warned(&warnings, WarningKind::Unsupported), tables, "{text}");
         assert_eq!((cloud.dns.publish, cloud.peers.cluster), (PublishTo::None, None));
-    }
-    if parts::CLUSTER.is_err() {
-        let (_, warnings) = inside(NODES, None).unwrap();
-        assert_eq!(warned(&warnings, WarningKind::Unsupported), [dns]);
-        assert!(warnings[0].text.contains("cargo's feature"), "{}", warnings[0].text);
     }
 }
 

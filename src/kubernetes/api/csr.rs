@@ -1,39 +1,34 @@
-//! Certificates that the cluster's signers issue for this server or edge.
+//! Certificates that the cluster's signers issue for servers and edges, and their approval.
+
+use std::collections::BTreeSet;
 
 use futures_util::future::join_all;
 use tracing::info_span;
 
 use crate::admin::readiness::Readiness;
+use crate::config::cluster::ClusterSettings;
 use crate::config::server::kubernetes::{EdgeCsrConfig, ProfileKind, ServerCsrConfig};
-use crate::kubernetes::cluster::access;
+use crate::kubernetes::api::cluster::access;
 use tunnel_base::drain::Drain;
 use tunnel_base::names::NodeName;
 use tunnel_kube::cluster::Cluster;
 use tunnel_kube::csr::Profile;
+use tunnel_kube::csr::approver::Approver;
 use tunnel_kube::csr::names::NameLookup;
 use tunnel_kube::csr::renewer::{CertificateNames, CertificateRenewer};
 
-/// The certificates of a server that signers issue; by default none.
-#[derive(Debug, Default)]
-#[must_use = "they are renewed by `Server::keep`"]
-pub struct IssuedCertificates(Vec<CertificateRenewer>);
+/// Waits until there is a certificate of each kind that the config requires; a server that presents them cannot start
+/// earlier. Retries forever and logs the reasons. Cancel safe.
+pub(crate) async fn wait_issued(csr: &ServerCsrConfig) {
+    join_all(renewers(csr).iter_mut().map(CertificateRenewer::first)).await;
+}
 
-impl IssuedCertificates {
-    /// Waits until there is a certificate of each kind that the config requires; a server that presents them cannot
-    /// start earlier. Retries forever and logs the reasons. Cancel safe.
-    pub async fn wait_ready(settings: Option<&ServerCsrConfig>) -> Self {
-        let mut renewers = settings.map(renewers).unwrap_or_default();
-        join_all(renewers.iter_mut().map(CertificateRenewer::first)).await;
-        Self(renewers)
-    }
-
-    /// Renews the certificates until draining starts; `readiness` reports what prevents it.
-    pub(crate) fn keep(self, readiness: &Readiness, drain: &Drain) {
-        for renewer in self.0 {
-            let (readiness, condition) = (readiness.clone(), renewer.profile().condition());
-            let report = move |state| readiness.set_degraded(condition, state);
-            drain.spawn(info_span!("csr"), renewer.keep(report, drain.clone()));
-        }
+/// Renews a server's certificates until draining starts; `readiness` reports what prevents it.
+pub(crate) fn keep_server(csr: &ServerCsrConfig, readiness: &Readiness, drain: &Drain) {
+    for renewer in renewers(csr) {
+        let (readiness, condition) = (readiness.clone(), renewer.profile().condition());
+        let report = move |state| readiness.set_degraded(condition, state);
+        drain.spawn(info_span!("csr"), renewer.keep(report, drain.clone()));
     }
 }
 
@@ -66,4 +61,18 @@ pub(crate) fn keep_edge(
     let renewer = CertificateRenewer::new(cluster, Profile::Edge, file, names, lifetime);
     let report = move |state| report(Profile::Edge.condition(), state);
     drain.spawn(info_span!("csr"), renewer.keep(report, drain.clone()));
+}
+
+/// Approves and denies certificate requests until draining starts. `account` is the service account of the servers, in
+/// whose namespace the `services` are. `report` receives the state of the list of requests.
+pub(crate) fn approve(
+    cluster: &ClusterSettings,
+    account: String,
+    services: Vec<String>,
+    names: BTreeSet<String>,
+    report: impl Fn(Result<(), String>) + Send + Sync + 'static,
+    drain: &Drain,
+) {
+    let approver = Approver::new(access(cluster), account, NameLookup { services, names });
+    drain.spawn(info_span!("approver"), approver.run(report, drain.clone()));
 }

@@ -6,7 +6,7 @@ use tracing::info_span;
 
 use crate::admin::readiness::Readiness;
 use crate::config::cluster::ClusterSettings;
-use crate::kubernetes::cluster::access;
+use crate::kubernetes::api::cluster::access;
 use tunnel_base::addresses::AddressBook;
 use tunnel_base::drain::Drain;
 use tunnel_kube::address_watch::AddressWatch;

@@ -8,21 +8,20 @@ use tracing::info_span;
 
 use crate::admin::readiness::Readiness;
 use crate::config::server::kubernetes::{NodeNameSettings, NodePortsConfig};
-use crate::kubernetes::cluster::access;
+use crate::kubernetes::api::cluster::access;
 use tunnel_base::drain::Drain;
 use tunnel_base::policy::ports::ProxyPorts;
 use tunnel_kube::reconcile::node_names::{NodeNameParams, NodeNames};
 use tunnel_kube::reconcile::ports::{PortParams, PortWatch};
 
-/// Returns the ports of nodes that are redirected here, kept up to date with a ConfigMap if one is configured. Its
-/// errors appear in `readiness`. `own` are the ports at which this server listens.
+/// Returns the ports of nodes that are redirected here, kept up to date with a ConfigMap. Its errors appear in
+/// `readiness`. `own` are the ports at which this server listens.
 pub(crate) fn ports(
-    settings: Option<&NodePortsConfig>,
+    ports: &NodePortsConfig,
     own: BTreeSet<u16>,
     readiness: &Readiness,
     drain: &Drain,
 ) -> watch::Receiver<ProxyPorts> {
-    let Some(ports) = settings else { return watch::Sender::default().subscribe() };
     let params = PortParams {
         cluster: access(&ports.cluster),
         namespace: ports.namespace.clone(),
@@ -39,15 +38,14 @@ pub(crate) fn ports(
     known
 }
 
-/// Maintains the names of nodes for DNS if that is configured; errors appear in `readiness`. Returns the addresses in
-/// these records that do not belong to any server. `pod_name` identifies this server to the others.
+/// Maintains the names of nodes for DNS; errors appear in `readiness`. Returns the addresses in these records that do
+/// not belong to any server. `pod_name` identifies this server to the others.
 pub(crate) fn node_names(
-    settings: Option<&NodeNameSettings>,
+    names: &NodeNameSettings,
     pod_name: &str,
     readiness: &Readiness,
     drain: &Drain,
 ) -> watch::Receiver<BTreeSet<IpAddr>> {
-    let Some(names) = settings else { return watch::Sender::default().subscribe() };
     let params = NodeNameParams {
         cluster: access(&names.cluster),
         namespace: names.namespace.clone(),

@@ -4,12 +4,12 @@ use futures_util::future::BoxFuture;
 
 use crate::config::cluster::ClusterSettings;
 use crate::invitations::store::{Revision, SharedState, SharedStateError};
-use crate::kubernetes::cluster::access;
+use crate::kubernetes::api::cluster::access;
 use tunnel_kube::secret::{SecretText, SharedSecret};
 
 /// Returns the Secret of a name as the store of invitations.
-pub(crate) fn shared(cluster: &ClusterSettings, name: String) -> Option<Box<dyn SharedState>> {
-    Some(Box::new(SharedSecret::new(access(cluster), name, SECRET_KEY)))
+pub(crate) fn shared(cluster: &ClusterSettings, name: String) -> Box<dyn SharedState> {
+    Box::new(SharedSecret::new(access(cluster), name, SECRET_KEY))
 }
 
 impl SharedState for SharedSecret {

@@ -1,0 +1,93 @@
+//! The pods of the servers, the Nodes, and records in a ConfigMap.
+
+use std::collections::BTreeSet;
+use std::net::{IpAddr, SocketAddr};
+
+use futures_util::future::BoxFuture;
+use tokio::time::Instant;
+use tracing::info_span;
+
+use crate::config::cluster::ClusterSettings;
+use crate::kubernetes::{ClusterNodes, ServerPods};
+use crate::publish::{PublishError, RecordStore};
+use tunnel_base::drain::Drain;
+use tunnel_kube::cluster::Cluster;
+use tunnel_kube::configmap::{ConfigMap, ConfigMapParams, GATHERING, LivenessProbe};
+use tunnel_kube::members::{EndpointWatch, NodeWatch};
+
+/// Converts the config of a cluster.
+pub(crate) fn access(cluster: &ClusterSettings) -> Cluster {
+    let ClusterSettings { kubeconfig, namespace, .. } = cluster.clone();
+    Cluster { kubeconfig, namespace }
+}
+
+/// Watches the pods of the servers. `service` is the Service that lists them, `own` this server's address with the
+/// gRPC port of all servers.
+pub(crate) fn follow_pods(
+    cluster: &ClusterSettings,
+    service: String,
+    own: SocketAddr,
+    drain: &Drain,
+) -> ServerPods {
+    let watch = EndpointWatch::new(access(cluster), service, own);
+    let pods = ServerPods { endpoints: watch.endpoints(), peers: watch.peers(), unlisted: watch.unlisted() };
+    drain.spawn(info_span!("server_pods"), watch.follow(drain.clone()));
+    pods
+}
+
+/// Returns a store for the records of the server at an address, in the ConfigMap of a name. `lives` checks which
+/// servers with records are alive. Without `pods`, records of dead servers remain.
+pub(crate) fn records(
+    cluster: &ClusterSettings,
+    name: String,
+    server: IpAddr,
+    pods: Option<&ServerPods>,
+    lives: impl Fn(IpAddr) -> BoxFuture<'static, bool> + Send + Sync + 'static,
+) -> Box<dyn RecordStore> {
+    let (cluster, endpoints) = (access(cluster), pods.map(|pods| pods.endpoints.clone()));
+    let lives = LivenessProbe::new(lives);
+    Box::new(ConfigMap::new(ConfigMapParams { cluster, name, server, endpoints, lives }))
+}
+
+impl RecordStore for ConfigMap {
+    fn write<'a>(&'a mut self, records: &'a BTreeSet<String>) -> BoxFuture<'a, Result<(), PublishError>> {
+        Box::pin(async { Ok(Self::write(self, records).await?) })
+    }
+
+    fn withdraw(&mut self) -> BoxFuture<'_, Result<(), PublishError>> {
+        Box::pin(async { Ok(Self::withdraw(self).await?) })
+    }
+
+    fn servers(&self) -> BoxFuture<'_, BTreeSet<IpAddr>> {
+        Box::pin(std::future::ready(Self::servers(self)))
+    }
+
+    fn due(&self) -> Instant {
+        Self::due(self)
+    }
+
+    fn gathering(&self) -> std::time::Duration {
+        GATHERING
+    }
+}
+
+/// Watches the Nodes of a cluster. `edges` is the label of edges from the config, with its value.
+pub(crate) fn follow_nodes(
+    cluster: &ClusterSettings,
+    edges: Option<(String, String)>,
+    drain: &Drain,
+) -> ClusterNodes {
+    let watch = NodeWatch::new(access(cluster), edges);
+    let nodes = watch.known();
+    drain.spawn(info_span!("nodes"), watch.follow(drain.clone()));
+    nodes
+}
+
+/// Returns the names of all Nodes with this label (`name=value`), or of all Nodes.
+///
+/// # Errors
+///
+/// Returns why they cannot be listed.
+pub(crate) async fn nodes(cluster: ClusterSettings, label: Option<&str>) -> Result<BTreeSet<String>, String> {
+    access(&cluster).nodes(label).await.map_err(|cause| cause.to_string())
+}
