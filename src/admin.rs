@@ -96,8 +96,6 @@ pub struct Listeners {
     pub local: Option<UnixAccept>,
     /// Listener for gRPC's debugging clients.
     pub channelz: Option<TcpAccept>,
-    /// Address at which edges link to a server; it is not served here.
-    pub grpc: Option<SocketAddr>,
 }
 
 /// Serves an admin port until `drain` starts.
@@ -151,15 +149,29 @@ impl ConnectionHandler<UnixStream> for Served {
 }
 
 impl Admin {
-    /// Serves the configured admin ports until `drain` starts; see [`serve`].
-    pub fn spawn(&self, listeners: Listeners, drain: &Drain) {
+    /// Creates the data of a process that starts now. `level` and `level_at_ports` are as in the fields.
+    pub fn new(
+        side: ProcessView,
+        viewers: AdminUsers,
+        metrics: Metrics,
+        readiness: Readiness,
+        level: Option<LogLevel>,
+        level_at_ports: bool,
+    ) -> Self {
+        let (clock, streams) = (Clock::now(), EventStreamLimiter::default());
+        Self { side, metrics, readiness, level, level_at_ports, clock, viewers, streams }
+    }
+
+    /// Serves the configured admin ports until `drain` starts; see [`serve`]. `grpc` is the address at which edges link
+    /// to a server.
+    pub fn spawn(&self, listeners: Listeners, grpc: Option<SocketAddr>, drain: &Drain) {
         for (listener, port) in [(listeners.log, Port::Log), (listeners.metrics, Port::Metrics)] {
             if let Some(listener) = listener {
                 drain.spawn(info_span!("admin"), serve(listener, self.clone(), port, drain.clone()));
             }
         }
         if let Some(listener) = listeners.channelz {
-            let serving = channelz::serve(listener, self.clone(), listeners.grpc, drain.clone());
+            let serving = channelz::serve(listener, self.clone(), grpc, drain.clone());
             drain.spawn(info_span!("channelz"), serving);
         }
         if let Some(listener) = listeners.local {

@@ -20,10 +20,10 @@ use tokio_rustls::rustls::ClientConfig;
 use tracing::{info, info_span, warn};
 
 use crate::acceptor::{DialerRole, SessionAcceptor, TargetDialer, TargetTls};
-use crate::admin::page::{AdminUsers, EventStreamLimiter};
+use crate::admin::page::AdminUsers;
 use crate::admin::readiness::{DRAINING_CONDITION, Readiness};
-use crate::admin::status::{Clock, EdgeView};
-use crate::admin::{Admin, Listeners, ProcessView};
+use crate::admin::status::EdgeView;
+use crate::admin::{self, Admin, ProcessView};
 use crate::config::Secret;
 use crate::config::edge::{MEMORY, TargetTlsConfig, UplinkConfig};
 use crate::config::live::ConfigFile;
@@ -51,7 +51,7 @@ use tunnel_link::grpc::{LinkContext, PLAIN_IDLE_TIMEOUT};
 use tunnel_link::table::{SessionLimits, SessionTable};
 use tunnel_net::http_proxy::{HttpProxyClient, ProxyError};
 use tunnel_net::interfaces::LocalAddresses;
-use tunnel_net::listen::{TcpAccept, UnixAccept};
+use tunnel_net::listen::TcpAccept;
 use tunnel_net::pool::Pool;
 use tunnel_net::reload::{FileWatcher, Reload};
 use tunnel_net::resolver::Resolver;
@@ -104,7 +104,7 @@ impl Edge {
     pub fn start(settings: Settings, level: Option<LogLevel>) -> Result<Self, StartupErrors> {
         let mut startup = Startup::default();
         let prepared = prepare(&settings, &mut startup);
-        let (files, ports, proxy, (viewers, policies)) = startup.finish(prepared)?;
+        let Prepared { files, admin: ports, proxy, policies, viewers } = startup.finish(prepared)?;
         let mut edge = Self::new(&settings, &ports, proxy.as_ref().map(EdgeProxy::at));
         policies.watch(&edge.files);
         let level_at_ports = settings.uplink.admin_port.sets_level;
@@ -123,15 +123,10 @@ impl Edge {
         }
         edge.links.spawn(info_span!("network"), keeper.clone().follow_network());
         edge.links.spawn(info_span!("link", node = %keeper.dialer.node), keeper.run());
-        let listeners = Listeners {
-            log: ports.log,
-            metrics: ports.metrics,
-            local: ports.admin,
-            channelz: ports.channelz,
-            grpc: None,
-        };
-        let admin = edge.admin(viewers, level, level_at_ports);
-        admin.spawn(listeners, &edge.admin);
+        let view = EdgeView { uplinks: edge.uplinks.clone(), table: edge.table.clone() };
+        let (metrics, readiness) = (edge.metrics.clone(), edge.readiness.clone());
+        let admin = Admin::new(ProcessView::Edge(view), viewers, metrics, readiness, level, level_at_ports);
+        admin.spawn(ports, None, &edge.admin);
         let shown = cert.into_iter().map(|cert| ("edge.target_tls.cert".to_owned(), cert)).collect();
         let authorities = vec![("edge.uplink.ca".to_owned(), ca)];
         admin.follow_files(shown, authorities, &edge.files, &edge.admin);
@@ -184,7 +179,7 @@ impl Edge {
     /// Creates the core, before any task is started.
     fn new(
         Settings { uplink, session, allow, .. }: &Settings,
-        ports: &AdminListeners,
+        ports: &admin::Listeners,
         proxy: Option<SocketAddr>,
     ) -> Self {
         let metrics = Metrics::edge();
@@ -288,20 +283,6 @@ impl Edge {
         links.spawn(info_span!("resume_parked"), self.route.clone().resume_parked(links.clone()));
     }
 
-    fn admin(&self, viewers: AdminUsers, level: Option<LogLevel>, level_at_ports: bool) -> Admin {
-        let view = EdgeView { uplinks: self.uplinks.clone(), table: self.table.clone() };
-        Admin {
-            side: ProcessView::Edge(view),
-            clock: Clock::now(),
-            viewers,
-            streams: EventStreamLimiter::default(),
-            metrics: self.metrics.clone(),
-            readiness: self.readiness.clone(),
-            level,
-            level_at_ports,
-        }
-    }
-
     /// Shuts the edge down: reports not ready, accepts no new sessions, and waits for running sessions until the drain
     /// timeout or until `at_once` completes.
     pub async fn shutdown(self, at_once: impl Future<Output = ()>) -> Drained {
@@ -376,30 +357,24 @@ pub(crate) struct EdgeFiles {
     pub(crate) resolver: Resolver,
 }
 
-/// The bound ports of an edge for operators, each `None` if there is none.
-#[derive(Debug)]
-pub(crate) struct AdminListeners {
-    /// Health, log level and metrics. `None` if the default port could not be bound.
-    pub(crate) log: Option<TcpAccept>,
-    /// Metrics only.
-    pub(crate) metrics: Option<TcpAccept>,
-    /// channelz, gRPC's debugging service.
-    pub(crate) channelz: Option<TcpAccept>,
-    /// Unix socket for commands on this machine.
-    pub(crate) admin: Option<UnixAccept>,
+/// The files and ports of the config.
+pub(crate) struct Prepared {
+    files: EdgeFiles,
+    admin: admin::Listeners,
+    proxy: Option<EdgeProxy>,
+    policies: AccessPolicyBuilder,
+    /// The users that may view the admin page from other machines.
+    viewers: AdminUsers,
 }
-
-/// The files and ports of the config, and the users that may view the admin page from other machines.
-pub(crate) type Prepared = (EdgeFiles, AdminListeners, Option<EdgeProxy>, (AdminUsers, AccessPolicyBuilder));
 
 /// Reads all files and binds all ports of the config.
 pub(crate) fn prepare(settings: &Settings, startup: &mut Startup) -> Result<Prepared, NotPrepared> {
     let files = EdgeFiles::read(settings, startup);
-    let ports = AdminListeners::bind(settings, startup);
+    let admin = admin_listeners(settings, startup);
     let proxy = settings.http_proxy.as_ref().map(|proxy| EdgeProxy::bind(proxy, startup)).transpose();
     let mut policies = AccessPolicyBuilder::default();
     let viewers = policies.viewers("edge.admin.users", &settings.admin, startup);
-    Ok((files?, ports?, proxy?, (viewers?, policies)))
+    Ok(Prepared { files: files?, admin: admin?, proxy: proxy?, policies, viewers: viewers? })
 }
 
 impl EdgeFiles {
@@ -427,22 +402,17 @@ impl EdgeFiles {
     }
 }
 
-impl AdminListeners {
-    /// Binds all ports.
-    pub(crate) fn bind(settings: &Settings, startup: &mut Startup) -> Result<Self, NotPrepared> {
-        let log = startup.bind_optional(
-            "edge.uplink.admin_listen",
-            settings.uplink.admin_listen,
-            settings.uplink.admin_port.is_default,
-        );
-        let metrics = settings.uplink.metrics_listen;
-        let metrics =
-            metrics.map(|at| startup.bind_public(&format!("{TABLE}.metrics_listen"), at)).transpose();
-        let channelz = settings.uplink.channelz_listen;
-        let channelz = channelz.map(|at| startup.bind(&format!("{TABLE}.channelz_listen"), at)).transpose();
-        let admin = startup.bind_admin("edge.admin.listen", &settings.admin);
-        Ok(Self { log: log?, metrics: metrics?, channelz: channelz?, admin: admin? })
-    }
+/// Binds the admin ports.
+fn admin_listeners(settings: &Settings, startup: &mut Startup) -> Result<admin::Listeners, NotPrepared> {
+    let uplink = &settings.uplink;
+    let log =
+        startup.bind_optional("edge.uplink.admin_listen", uplink.admin_listen, uplink.admin_port.is_default);
+    let metrics = uplink.metrics_listen;
+    let metrics = metrics.map(|at| startup.bind_public(&format!("{TABLE}.metrics_listen"), at)).transpose();
+    let channelz = uplink.channelz_listen;
+    let channelz = channelz.map(|at| startup.bind(&format!("{TABLE}.channelz_listen"), at)).transpose();
+    let local = startup.bind_admin("edge.admin.listen", &settings.admin);
+    Ok(admin::Listeners { log: log?, metrics: metrics?, channelz: channelz?, local: local? })
 }
 
 /// Reads the tokens from the config, or from a file that contains nothing else and is watched. There are one or two, or

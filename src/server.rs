@@ -17,18 +17,19 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
+use arc_swap::ArcSwap;
 use futures_util::FutureExt as _;
 use futures_util::future::join_all;
-use tokio::sync::{Semaphore, mpsc, oneshot, watch};
+use tokio::sync::{Semaphore, mpsc, oneshot};
 use tokio::time::{Instant, sleep, sleep_until, timeout};
 use tokio_util::sync::CancellationToken;
 use tracing::{info, info_span, warn};
 
 use crate::acceptor::{DialerRole, DirectDialer, SessionAcceptor, TargetDialer};
-use crate::admin::page::{AdminUsers, EventStreamLimiter};
+use crate::admin::page::AdminUsers;
 use crate::admin::readiness::{DRAINING_CONDITION, Readiness};
-use crate::admin::status::{Clock, ServerView};
-use crate::admin::{Admin, Listeners, ProcessView};
+use crate::admin::status::ServerView;
+use crate::admin::{self, Admin, ProcessView};
 use crate::config::live::ConfigFile;
 use crate::config::server::MEMORY;
 use crate::invitations::Enrolment;
@@ -38,6 +39,7 @@ use crate::listener::admission::{self, ListenerContext};
 use crate::listener::{BoundListener, ListenerDeps, ListenerSetup, connect};
 use crate::parts::with_kubernetes;
 use crate::registry::peers::Peers;
+use crate::registry::search::Dns;
 use crate::registry::{Finder, Registry};
 use crate::route::SessionRouter;
 use crate::server::authenticated_links::AuthenticatedLinks;
@@ -45,25 +47,22 @@ use crate::server::cluster::ClusterView;
 use crate::server::config::ServerConfig;
 use crate::server::config_files::{LivePolicies, ServerFiles};
 use crate::server::link_rates::LinkRates;
-use crate::server::peers::FinderDeps;
 use crate::session_io::grants::Grants;
 use crate::startup::{NotPrepared, Startup, StartupErrors};
-use tunnel_base::addresses::AddressBook;
 use tunnel_base::drain::{Drain, Drained};
 use tunnel_base::logging::LogLevel;
 use tunnel_base::metrics::Metrics;
 use tunnel_base::names::Instance;
-use tunnel_base::policy::ports::ProxyPorts;
+use tunnel_base::policy::targets::Targets;
 use tunnel_base::policy::zone::Zone;
 use tunnel_base::process::third_of_memory;
 use tunnel_link::grpc::LinkContext;
 use tunnel_link::link::Link;
 use tunnel_link::table::{SessionLimits, SessionTable};
 use tunnel_net::interfaces::LocalAddresses;
-use tunnel_net::listen::{TcpAccept, UnixAccept};
+use tunnel_net::listen::TcpAccept;
 use tunnel_net::pool::Pool;
 use tunnel_net::reload::FileWatcher;
-use tunnel_net::resolver::Resolver;
 use tunnel_proto::frame::{ErrorCode, SessionError};
 use tunnel_proto::halves::WindowLimits;
 
@@ -82,6 +81,13 @@ pub struct ServerAddresses {
     pub channelz: Option<SocketAddr>,
 }
 
+impl ServerAddresses {
+    /// Returns the address of the CONNECT listener; `None` if there is none.
+    pub fn connect(&self) -> Option<SocketAddr> {
+        self.clients.iter().find(|(name, _)| *name == connect::KIND.name).map(|(_, at)| *at)
+    }
+}
+
 /// A running server: its addresses, and how to stop it.
 #[derive(Debug)]
 pub struct Server {
@@ -95,22 +101,74 @@ pub struct Server {
     pub table: Arc<SessionTable>,
     /// The nodes that join by invitation; `None` if that is not enabled.
     pub enrolment: Option<Arc<Enrolment>>,
-    finder: Arc<Finder>,
-    readiness: Readiness,
-    files: FileWatcher,
-    stopping: Shutdown,
-    policies: LivePolicies,
+    context: Arc<ServerContext>,
     listener_policies: ListenerPolicies,
-    grants: Grants,
+    /// Each completes once no more clients are redirected to a listener.
+    redirects: Vec<oneshot::Receiver<()>>,
+    drain_timeout: Duration,
 }
 
 /// The files and ports named by the config, prepared before anything runs.
-struct PreparedListeners {
+struct Prepared {
     files: ServerFiles,
-    ports: BaseListeners,
-    builder: AccessPolicyBuilder,
-    client_ports: Vec<BoundListener>,
+    /// For edges and peers.
+    grpc: TcpAccept,
+    admin: admin::Listeners,
+    /// For clients.
+    listeners: Vec<BoundListener>,
+    policies: AccessPolicyBuilder,
     viewers: AdminUsers,
+}
+
+/// The state shared by the tasks of a server.
+#[derive(Debug)]
+pub(crate) struct ServerContext {
+    // Links and sessions.
+    pub(crate) link_context: LinkContext,
+    pub(crate) registry: Arc<Registry>,
+    pub(crate) finder: Arc<Finder>,
+    /// The peers; `None` if this server has none.
+    pub(crate) peers: Option<Arc<Peers>>,
+    pub(crate) route: SessionRouter,
+    pub(crate) pool: Pool,
+    /// Dials targets of the cloud for edges.
+    pub(crate) backend: SessionAcceptor,
+    /// Dials targets outside of nodes for clients.
+    pub(crate) direct: DirectDialer,
+    // Who may do what.
+    pub(crate) proven: Arc<AuthenticatedLinks>,
+    /// The nodes that join by invitation; `None` if that is not enabled.
+    pub(crate) enrolment: Option<Arc<Enrolment>>,
+    /// The access rules for what can be reached through this server.
+    pub(crate) policies: LivePolicies,
+    /// Grants of the sessions with an end here.
+    pub(crate) grants: Grants,
+    /// Permits for concurrent searches of all edges.
+    pub(crate) search_permits: Arc<Semaphore>,
+    /// Permits for pinging older links of nodes that have linked again.
+    pub(crate) move_permits: Arc<Semaphore>,
+    /// How many links each node has opened recently.
+    pub(crate) link_rates: LinkRates,
+    // The surroundings.
+    /// The names of nodes outside of this server.
+    pub(crate) zone: Arc<Zone>,
+    pub(crate) cluster: ClusterView,
+    /// Reported at `/readyz`.
+    pub(crate) readiness: Readiness,
+    /// Reloads files when they change.
+    pub(crate) watcher: FileWatcher,
+    /// Cancelled when the server begins to stop; no call is accepted from then on.
+    pub(crate) stopping: CancellationToken,
+    pub(crate) drains: Drains,
+}
+
+/// The tasks in the order in which they are stopped: clients first, links when no session needs them, admin ports last.
+#[derive(Debug, Default)]
+pub(crate) struct Drains {
+    pub(crate) clients: Drain,
+    pub(crate) publisher: Drain,
+    pub(crate) links: Drain,
+    pub(crate) admin: Drain,
 }
 
 impl Server {
@@ -121,72 +179,45 @@ impl Server {
     /// Contains every file that cannot be used and every configured port that cannot be bound. Nothing runs then.
     pub fn start(settings: ServerConfig, level: Option<LogLevel>) -> Result<Self, StartupErrors> {
         let mut startup = Startup::default();
-        let prepared = PreparedListeners::new(&settings, &mut startup);
-        let PreparedListeners { files, ports, builder, client_ports, viewers } = startup.finish(prepared)?;
-        let port = ports.grpc.at().port();
-        let mut core = ServerCore::new(&settings, &files, port, &ports.local_addresses(&client_ports));
-        let bound = ServerAddresses {
-            grpc: ports.grpc.at(),
-            clients: client_ports.iter().filter_map(|port| Some((port.name, port.at?))).collect(),
-            log: ports.log.as_ref().map_or(settings.links.admin_listen, TcpAccept::at),
-            metrics: ports.metrics.as_ref().map(TcpAccept::at),
-            channelz: ports.channelz.as_ref().map(TcpAccept::at),
-        };
-        let listener_policies = builder.watch(&core.files);
-        let deps = core.listener_deps(&settings);
-        core.shutdown.redirects = client_ports.into_iter().filter_map(|port| (port.spawn)(&deps)).collect();
-        registry::spawn_publisher(&settings, files.dns, &core, port);
-        let server = Self {
+        let prepared = Prepared::new(&settings, &mut startup);
+        let prepared = startup.finish(prepared)?;
+        let bound = prepared.addresses(&settings);
+        let (context, dialled_links) = ServerContext::new(&settings, &prepared);
+        let context = Arc::new(context);
+        context.spawn_upkeep(&prepared.files);
+        let Prepared { files, grpc, admin: admin_ports, listeners, policies, viewers } = prepared;
+        let admin_addr = admin_ports.log.as_ref().map(TcpAccept::at);
+        let listener_policies = policies.watch(&context.watcher);
+        let deps = context.listener_deps(&settings);
+        let redirects = listeners.into_iter().filter_map(|listener| (listener.spawn)(&deps)).collect();
+        registry::spawn_publisher(&settings, &files, &context, bound.grpc.port());
+        context.spawn_admin(&settings, admin_ports, viewers, level, bound.grpc);
+        registry::spawn_balance(&context, &settings);
+        let admin_addr = admin_addr.map(tracing::field::display);
+        let connect_addr = bound.connect().map(tracing::field::display);
+        links::spawn(grpc, settings.links.proxy_protocol, files.tls, dialled_links, context.clone());
+        info!(links_addr = %bound.grpc, connect_addr, admin_addr, "server started");
+        Ok(Self {
             bound,
-            metrics: core.context.link_context.metrics.clone(),
-            registry: core.context.registry.clone(),
-            table: core.context.link_context.table.clone(),
-            enrolment: core.context.enrolment.clone(),
-            finder: core.context.finder.clone(),
-            readiness: core.readiness,
-            files: core.files,
-            stopping: core.shutdown,
-            policies: core.context.policies.clone(),
+            metrics: context.link_context.metrics.clone(),
+            registry: context.registry.clone(),
+            table: context.link_context.table.clone(),
+            enrolment: context.enrolment.clone(),
+            context,
             listener_policies,
-            grants: core.context.grants.clone(),
-        };
-        let view = ServerView {
-            registry: server.registry.clone(),
-            table: server.table.clone(),
-            peers: core.context.peers.clone(),
-            publishes: settings.dns.publish.name(),
-            enrolment: core.context.enrolment.clone(),
-            port,
-        };
-        let admin_addr = ports.log.as_ref().map(|port| tracing::field::display(port.at()));
-        let admin = server.admin(view, viewers, level, settings.links.admin_port.sets_level);
-        let listeners = Listeners {
-            log: ports.log,
-            metrics: ports.metrics,
-            local: ports.admin,
-            channelz: ports.channelz,
-            grpc: Some(server.bound.grpc),
-        };
-        let drain = &server.stopping.admin;
-        admin.spawn(listeners, drain);
-        admin.follow_files(settings.certificates(), settings.ca_files(), &server.files, drain);
-        registry::spawn_balance(&core.context, &settings);
-        let proxies = settings.links.proxy_protocol;
-        links::spawn(ports.grpc, proxies, files.tls, core.dialled_links, core.context);
-        let connect_addr = server.bound.connect().map(tracing::field::display);
-        info!(links_addr = %server.bound.grpc, connect_addr, admin_addr, "server started");
-        Ok(server)
+            redirects,
+            drain_timeout: settings.session.drain_timeout,
+        })
     }
 
     /// Reloads the access rules when the config changes, and ends the sessions that they no longer allow.
     pub fn watch_config(&self, config: ConfigFile) {
-        let (policies, listener_policies) = (self.policies.clone(), self.listener_policies.clone());
-        let grants = self.grants.clone();
+        let (context, listener_policies) = (self.context.clone(), self.listener_policies.clone());
         let apply = move |settings: &ServerConfig| {
-            policies.apply(settings, &listener_policies);
-            grants.rights_changed();
+            context.policies.apply(settings, &listener_policies);
+            context.grants.rights_changed();
         };
-        config.follow(ServerConfig::examine, &self.files, &self.stopping.links, apply);
+        config.follow(ServerConfig::examine, &self.context.watcher, &self.context.drains.links, apply);
     }
 
     /// Waits until the cluster's signers have issued the certificates that the config requires. Cancel safe.
@@ -200,278 +231,231 @@ impl Server {
     /// would reject.
     pub fn validate(settings: &ServerConfig, startup: &mut Startup) {
         // The errors are in `startup`.
-        let _ = PreparedListeners::new(settings, startup);
+        let _ = Prepared::new(settings, startup);
         if startup.is_check() {
             for (key, file) in settings.server_certificates() {
                 startup.check_dates(&key, &file);
             }
         }
     }
-
-    fn admin(
-        &self,
-        view: ServerView,
-        viewers: AdminUsers,
-        level: Option<LogLevel>,
-        level_at_ports: bool,
-    ) -> Admin {
-        Admin {
-            side: ProcessView::Cloud(view),
-            clock: Clock::now(),
-            viewers,
-            streams: EventStreamLimiter::default(),
-            metrics: self.metrics.clone(),
-            readiness: self.readiness.clone(),
-            level,
-            level_at_ports,
-        }
-    }
 }
 
-impl ServerAddresses {
-    /// Returns the address of the CONNECT listener; `None` if there is none.
-    pub fn connect(&self) -> Option<SocketAddr> {
-        self.clients.iter().find(|(name, _)| *name == connect::KIND.name).map(|(_, at)| *at)
-    }
-}
-
-impl PreparedListeners {
+impl Prepared {
     /// Prepares everything.
     fn new(settings: &ServerConfig, startup: &mut Startup) -> Result<Self, NotPrepared> {
         let files = ServerFiles::read(settings, startup);
-        let ports = BaseListeners::bind(settings, startup);
-        let mut builder = AccessPolicyBuilder::default();
-        let viewers = builder.viewers("server.admin.users", &settings.admin, startup);
-        let mut setup = ListenerSetup { policies: &mut builder, tls: &settings.tls, startup };
+        let grpc = startup.bind("server.links.listen", settings.links.listen);
+        let admin = admin_listeners(settings, startup);
+        let mut policies = AccessPolicyBuilder::default();
+        let viewers = policies.viewers("server.admin.users", &settings.admin, startup);
+        let mut setup = ListenerSetup { policies: &mut policies, tls: &settings.tls, startup };
         // All of them, so that each error is noted.
         let bound: Vec<_> = settings.listeners.iter().map(|listener| listener.bind(&mut setup)).collect();
-        let client_ports = bound.into_iter().collect::<Result<Vec<_>, _>>()?.into_iter().flatten().collect();
-        Ok(Self { files: files?, ports: ports?, builder, client_ports, viewers: viewers? })
+        let listeners = bound.into_iter().collect::<Result<Vec<_>, _>>()?.into_iter().flatten().collect();
+        Ok(Self { files: files?, grpc: grpc?, admin: admin?, listeners, policies, viewers: viewers? })
+    }
+
+    /// Returns the ports at which this server listens.
+    fn own_ports(&self) -> BTreeSet<u16> {
+        let admin::Listeners { log, metrics, channelz, .. } = &self.admin;
+        let ports = [log, metrics, channelz].into_iter().flatten().map(TcpAccept::at);
+        let clients = self.listeners.iter().filter_map(|listener| listener.at);
+        ports.chain(clients).chain([self.grpc.at()]).map(|at| at.port()).collect()
+    }
+
+    fn addresses(&self, settings: &ServerConfig) -> ServerAddresses {
+        let admin = &self.admin;
+        ServerAddresses {
+            grpc: self.grpc.at(),
+            clients: self.listeners.iter().filter_map(|port| Some((port.name, port.at?))).collect(),
+            log: admin.log.as_ref().map_or(settings.links.admin_listen, TcpAccept::at),
+            metrics: admin.metrics.as_ref().map(TcpAccept::at),
+            channelz: admin.channelz.as_ref().map(TcpAccept::at),
+        }
     }
 }
 
-// The state shared by the tasks of a server.
-
-/// The state shared by the tasks of a server. Cheap to clone.
-#[derive(Debug, Clone)]
-pub(crate) struct ServerContext {
-    pub(crate) proven: Arc<AuthenticatedLinks>,
-    /// The nodes that join by invitation; `None` if that is not enabled.
-    pub(crate) enrolment: Option<Arc<Enrolment>>,
-    pub(crate) registry: Arc<Registry>,
-    pub(crate) finder: Arc<Finder>,
-    /// The peers; `None` if this server has none.
-    pub(crate) peers: Option<Arc<Peers>>,
-    pub(crate) route: SessionRouter,
-    pub(crate) link_context: LinkContext,
-    pub(crate) pool: Pool,
-    /// Cancelled when the server begins to stop; no call is accepted from then on.
-    pub(crate) stopping: CancellationToken,
-    /// Dials targets of the cloud for edges.
-    pub(crate) backend: SessionAcceptor,
-    /// Maps addresses to nodes.
-    pub(crate) addresses: Arc<AddressBook>,
-    /// The ports of nodes that are redirected here, and which of them are ports of the node's loopback.
-    pub(crate) ports: watch::Receiver<ProxyPorts>,
-    /// Dials targets outside of nodes for clients.
-    pub(crate) direct: DirectDialer,
-    /// The access rules for what can be reached through this server.
-    pub(crate) policies: LivePolicies,
-    /// Grants of the sessions with an end here.
-    pub(crate) grants: Grants,
-    /// Permits for concurrent searches of all edges.
-    pub(crate) search_permits: Arc<Semaphore>,
-    /// How many links each node has opened recently.
-    pub(crate) link_rates: LinkRates,
-    /// Permits for pinging older links of nodes that have linked again.
-    pub(crate) move_permits: Arc<Semaphore>,
+/// Binds the admin ports.
+fn admin_listeners(settings: &ServerConfig, startup: &mut Startup) -> Result<admin::Listeners, NotPrepared> {
+    let links = &settings.links;
+    let log =
+        startup.bind_optional("server.links.admin_listen", links.admin_listen, links.admin_port.is_default);
+    let metrics = links.metrics_listen;
+    let metrics = metrics.map(|at| startup.bind_public("server.links.metrics_listen", at)).transpose();
+    let channelz = links.channelz_listen;
+    let channelz = channelz.map(|at| startup.bind("server.links.channelz_listen", at)).transpose();
+    let local = startup.bind_admin("server.admin.listen", &settings.admin);
+    Ok(admin::Listeners { log: log?, metrics: metrics?, channelz: channelz?, local: local? })
 }
 
-// The core of a server: its sessions, the nodes linked to it, and how it finds peers.
-
-/// The core, to which this module adds ports, listeners and the publisher.
-#[derive(Debug)]
-pub(crate) struct ServerCore {
-    /// The state shared by the tasks.
-    pub(crate) context: ServerContext,
-    /// The names of nodes outside of this server.
-    pub(crate) zone: Arc<Zone>,
-    /// A client of the system's DNS servers.
-    pub(crate) resolver: Resolver,
-    /// Reported at `/readyz`.
-    pub(crate) readiness: Readiness,
-    /// Reloads files when they change.
-    pub(crate) files: FileWatcher,
-    /// Its tasks, in the order in which they are stopped.
-    pub(crate) shutdown: Shutdown,
-    /// What it knows of its Kubernetes cluster.
-    pub(crate) cluster: ClusterView,
-    /// Links that this server has dialled to peers; `None` if it has none.
-    pub(crate) dialled_links: Option<mpsc::Receiver<Link>>,
-}
-
-impl ServerCore {
-    /// Builds the core and spawns its tasks. `port` is the gRPC port, `own` the addresses at which this server listens.
-    pub(crate) fn new(settings: &ServerConfig, files: &ServerFiles, port: u16, own: &[SocketAddr]) -> Self {
-        let metrics = Metrics::server(&settings.pod_namespace, &settings.pod_name);
-        let (mut stopping, readiness) = (new_shutdown(settings), Readiness::waiting_for(&[]));
-        let (links, clients, session) = (stopping.links.clone(), stopping.clients.clone(), &settings.session);
-        let link_context = link_context(settings, &metrics, &links);
-        let (table, authority) = (link_context.table.clone(), files.authority.clone());
-        let enrolment = invitations::start(settings, authority, &files.resolver, &readiness, &links);
-        let cluster = ClusterView::follow(settings, port, own_ports(settings, own), &readiness, &links);
-        let (registry, pool, grants) = (Registry::new(metrics.clone()), Pool::new(), Grants::default());
-        let proven =
-            authenticated_links(settings, files, enrolment.clone(), &cluster, &registry, &table, &links);
-        let (zone, policies) = (zone(settings, proven.clone()), LivePolicies::new(settings));
-        let joined = FinderDeps {
-            link_context: &link_context,
-            pool: &pool,
-            zone: &zone,
-            tls: files.peers.clone(),
-            resolver: &files.resolver,
-            dns: &files.dns,
-            no_servers: &cluster.service_addresses,
-            registry: registry.clone(),
-            port,
+impl ServerContext {
+    /// Builds the state, and starts what keeps it up to date. Also returns the links that this server dials to peers, if
+    /// it has any.
+    fn new(settings: &ServerConfig, prepared: &Prepared) -> (Self, Option<mpsc::Receiver<Link>>) {
+        let files = &prepared.files;
+        let port = prepared.grpc.at().port();
+        let session = &settings.session;
+        let drains = Drains::default();
+        let readiness = Readiness::waiting_for(&[]);
+        let link_context = link_context(settings, &drains.links);
+        let table = link_context.table.clone();
+        let metrics = link_context.metrics.clone();
+        let registry = Registry::new(metrics.clone());
+        let cluster = ClusterView::follow(settings, port, prepared.own_ports(), &readiness, &drains.links);
+        let enrolment = invitations::start(settings, files, &readiness, &drains.links);
+        let proven = authenticated_links(settings, files, &enrolment, &cluster, &registry, &link_context);
+        let zone = zone(settings, proven.clone());
+        let pool = Pool::new();
+        let grants = Grants::default();
+        let policies = LivePolicies::new(settings);
+        let (peers, dialled_links) =
+            peers::start(&settings.peers, files, cluster.pods.as_ref(), &registry, &pool, &link_context)
+                .unzip();
+        let dns = Dns::new(Arc::new(files.dns.clone()), zone.clone());
+        let dns = dns.excluding(cluster.service_addresses.clone());
+        let finder = match &peers {
+            None => Finder::without_peers(registry.clone(), table.instance()),
+            Some(peers) => Finder::new(registry.clone(), table.instance(), peers.clone(), dns, port),
         };
-        let (finder, several) = peers::finder(&settings.peers, joined, cluster.pods.as_ref(), &readiness);
-        stopping.has_peers = several.is_some();
-        let (dialer, (peers, made)) = (dialer(settings, &policies, files), several.unzip());
-        let context = ServerContext {
-            proven,
-            enrolment,
-            registry,
+        let for_edges = dialer(settings, files, DialerRole::ForEdges, &policies.for_edges);
+        let for_clients = dialer(settings, files, DialerRole::ForClients, &policies.for_clients);
+        let clients = drains.clients.clone();
+        let context = Self {
             route: SessionRouter::new(finder.clone(), table, session.open_timeout, session.resume_timeout),
+            registry,
             finder,
             peers,
-            ports: cluster.ports.clone(),
-            addresses: cluster.addresses.clone(),
-            direct: DirectDialer::new(client_dialer(&dialer, &policies), session.open_timeout),
-            backend: SessionAcceptor::new(dialer, pool.clone(), grants.clone(), metrics, clients),
+            backend: SessionAcceptor::new(for_edges, pool.clone(), grants.clone(), metrics, clients),
+            direct: DirectDialer::new(for_clients, session.open_timeout),
             link_context,
             pool,
-            stopping: stopping.started.clone(),
+            proven,
+            enrolment,
             policies,
             grants,
             search_permits: Arc::new(Semaphore::new(link_events::MAX_SEARCHES)),
-            link_rates: LinkRates::default(),
             move_permits: Arc::new(Semaphore::new(link_events::MAX_CONCURRENT_MOVES)),
-        };
-        Self {
-            context,
+            link_rates: LinkRates::default(),
             zone,
-            resolver: files.resolver.clone(),
-            readiness,
-            files: FileWatcher::new(&links),
-            shutdown: stopping,
             cluster,
-            dialled_links: made,
-        }
-        .with_upkeep(files)
+            readiness,
+            watcher: FileWatcher::new(&drains.links),
+            stopping: CancellationToken::new(),
+            drains,
+        };
+        (context, dialled_links)
     }
 
     /// Returns what the listeners share.
     fn listener_deps(&self, settings: &ServerConfig) -> ListenerDeps {
-        let shared = self.context.clone();
         let session = &settings.session;
         let context = ListenerContext {
             listener: "",
             policy: Arc::default(),
-            grants: shared.grants,
+            grants: self.grants.clone(),
             sessions: admission::sessions(session.max_sessions, session.max_per_client),
             long_heads: long_heads(false),
-            pool: shared.pool,
-            route: shared.route,
-            addresses: shared.addresses,
-            direct: Some(shared.direct),
+            pool: self.pool.clone(),
+            route: self.route.clone(),
+            addresses: self.cluster.addresses.clone(),
+            direct: Some(self.direct.clone()),
             edge_routing: None,
-            metrics: shared.link_context.metrics,
-            drain: self.shutdown.clients.clone(),
+            metrics: self.link_context.metrics.clone(),
+            drain: self.drains.clients.clone(),
         };
+        let proven = self.proven.clone();
         ListenerDeps {
             context,
             zone: self.zone.clone(),
-            registry: shared.registry,
-            finder: shared.finder,
-            peers: shared.peers,
-            ports: shared.ports,
-            claims: Arc::new(move || shared.proven.address_claims()),
+            registry: self.registry.clone(),
+            finder: self.finder.clone(),
+            peers: self.peers.clone(),
+            ports: self.cluster.ports.clone(),
+            claims: Arc::new(move || proven.address_claims()),
             readiness: self.readiness.clone(),
-            stopping: shared.stopping,
-            links: self.shutdown.links.clone(),
-            files: self.files.clone(),
+            stopping: self.stopping.clone(),
+            links: self.drains.links.clone(),
+            files: self.watcher.clone(),
             resume_timeout: session.resume_timeout,
             asks_kubernetes: settings.addresses.cluster.is_some(),
         }
     }
 
-    /// Spawns the tasks that watch files and remove expired state.
-    fn with_upkeep(self, files: &ServerFiles) -> Self {
-        let (drain, LinkContext { table, metrics, .. }) = (&self.shutdown.links, &self.context.link_context);
-        files.watch(&self.files);
+    /// Starts the tasks that watch files, report on peers and remove expired state.
+    fn spawn_upkeep(self: &Arc<Self>, files: &ServerFiles) {
+        let (drain, LinkContext { table, metrics, .. }) = (&self.drains.links, &self.link_context);
+        files.watch(&self.watcher);
+        peers::spawn_reports(self);
         drain.spawn(info_span!("refusals"), metrics.refusals.clone().sum_up(drain.clone().started()));
-        let upkeep = table.clone().upkeep(self.context.pool.clone(), drain.clone());
-        drain.spawn(info_span!("upkeep"), upkeep);
-        let grants = self.context.grants.clone();
-        drain.spawn(info_span!("grants"), grants.follow(self.files.clone(), drain.clone()));
-        let relays = link_events::judge_relays(self.context.clone(), drain.clone());
-        drain.spawn(info_span!("relays"), relays);
-        drain.spawn(info_span!("resume_parked"), self.context.route.clone().resume_parked(drain.clone()));
-        self
+        drain.spawn(info_span!("upkeep"), table.clone().upkeep(self.pool.clone(), drain.clone()));
+        drain.spawn(info_span!("grants"), self.grants.clone().follow(self.watcher.clone(), drain.clone()));
+        drain.spawn(info_span!("relays"), link_events::judge_relays(self.clone(), drain.clone()));
+        drain.spawn(info_span!("resume_parked"), self.route.clone().resume_parked(drain.clone()));
     }
-}
 
-/// Returns the ports at which this server listens.
-fn own_ports(settings: &ServerConfig, own: &[SocketAddr]) -> BTreeSet<u16> {
-    let metrics = settings.links.metrics_listen.map(|at| at.port());
-    own.iter().map(SocketAddr::port).chain(metrics).collect()
+    /// Serves the admin ports.
+    fn spawn_admin(
+        &self,
+        settings: &ServerConfig,
+        ports: admin::Listeners,
+        viewers: AdminUsers,
+        level: Option<LogLevel>,
+        grpc: SocketAddr,
+    ) {
+        let view = ServerView {
+            registry: self.registry.clone(),
+            table: self.link_context.table.clone(),
+            peers: self.peers.clone(),
+            publishes: settings.dns.publish.name(),
+            enrolment: self.enrolment.clone(),
+            port: grpc.port(),
+        };
+        let (metrics, readiness) = (self.link_context.metrics.clone(), self.readiness.clone());
+        let level_at_ports = settings.links.admin_port.sets_level;
+        let admin = Admin::new(ProcessView::Cloud(view), viewers, metrics, readiness, level, level_at_ports);
+        let drain = &self.drains.admin;
+        admin.spawn(ports, Some(grpc), drain);
+        admin.follow_files(settings.certificates(), settings.ca_files(), &self.watcher, drain);
+    }
 }
 
 fn authenticated_links(
     settings: &ServerConfig,
     files: &ServerFiles,
-    enrolment: Option<Arc<Enrolment>>,
+    enrolment: &Option<Arc<Enrolment>>,
     cluster: &ClusterView,
     registry: &Arc<Registry>,
-    table: &Arc<SessionTable>,
-    links: &Drain,
+    LinkContext { table, drain, .. }: &LinkContext,
 ) -> Arc<AuthenticatedLinks> {
-    let nodes = cluster.nodes.clone();
     let certificates = config_files::edge_cas(settings).is_some();
-    let (tokens, registry, table) = (files.tokens.clone(), registry.clone(), table.clone());
-    AuthenticatedLinks::start(tokens, enrolment, nodes, certificates, registry, table, links)
+    let (tokens, enrolment, nodes) = (files.tokens.clone(), enrolment.clone(), cluster.nodes.clone());
+    AuthenticatedLinks::start(tokens, enrolment, nodes, certificates, registry.clone(), table.clone(), drain)
 }
 
-fn new_shutdown(settings: &ServerConfig) -> Shutdown {
-    Shutdown {
-        started: CancellationToken::new(),
-        has_peers: false,
-        redirects: Vec::new(),
-        clients: Drain::new(),
-        publisher: Drain::new(),
-        links: Drain::new(),
-        admin: Drain::new(),
-        deadline: settings.session.drain_timeout,
-    }
+fn dialer(
+    settings: &ServerConfig,
+    files: &ServerFiles,
+    place: DialerRole,
+    targets: &Arc<ArcSwap<Targets>>,
+) -> TargetDialer {
+    let own = LocalAddresses::of_interfaces(settings.pod_ip.into_iter().collect());
+    TargetDialer { place, own, targets: targets.clone(), resolver: files.resolver.clone() }
 }
 
-fn link_context(settings: &ServerConfig, metrics: &Metrics, links: &Drain) -> LinkContext {
-    LinkContext {
-        table: SessionTable::new(Instance::random(), limits(settings), metrics.clone()),
-        metrics: metrics.clone(),
-        drain: links.clone(),
-        congestion: settings.links.congestion.as_deref().map(Arc::from),
-        plain_idle_timeout: settings.session.superedge_idle_timeout,
-    }
-}
-
-fn limits(settings: &ServerConfig) -> SessionLimits {
-    SessionLimits {
+fn link_context(settings: &ServerConfig, links: &Drain) -> LinkContext {
+    let metrics = Metrics::server(&settings.pod_namespace, &settings.pod_name);
+    let limits = SessionLimits {
         windows: WINDOWS,
         memory: settings.session.buffer_memory.unwrap_or_else(|| third_of_memory(MEMORY)),
         sessions: settings.session.max_sessions,
         grace: settings.session.resume_timeout,
+    };
+    LinkContext {
+        table: SessionTable::new(Instance::random(), limits, metrics.clone()),
+        metrics,
+        drain: links.clone(),
+        congestion: settings.links.congestion.as_deref().map(Arc::from),
+        plain_idle_timeout: settings.session.superedge_idle_timeout,
     }
 }
 
@@ -480,98 +464,29 @@ fn zone(settings: &ServerConfig, proven: Arc<AuthenticatedLinks>) -> Arc<Zone> {
     Arc::new(Zone::new(settings.dns.zone.clone(), patterns, move |node: &_| proven.has_node(node)))
 }
 
-/// Returns the dialer for edges.
-fn dialer(settings: &ServerConfig, policies: &LivePolicies, files: &ServerFiles) -> TargetDialer {
-    TargetDialer {
-        place: DialerRole::ForEdges,
-        own: LocalAddresses::of_interfaces(settings.pod_ip.into_iter().collect()),
-        targets: policies.for_edges.clone(),
-        resolver: files.resolver.clone(),
-    }
-}
-
-/// Returns the same dialer for clients.
-fn client_dialer(dialer: &TargetDialer, policies: &LivePolicies) -> TargetDialer {
-    TargetDialer { place: DialerRole::ForClients, targets: policies.for_clients.clone(), ..dialer.clone() }
-}
-
 /// Receive windows of a server's sessions, in bytes.
 const WINDOWS: WindowLimits = WindowLimits { start: 64 * 1024, max: 4 << 20 };
 
-// The ports of a server, bound before anything runs.
-
-/// The bound ports of a server for edges, peers and operators.
-#[derive(Debug)]
-pub(crate) struct BaseListeners {
-    /// gRPC, for edges and peers.
-    pub(crate) grpc: TcpAccept,
-    /// Health, log level and metrics; `None` if the default port was not available.
-    pub(crate) log: Option<TcpAccept>,
-    /// Only metrics.
-    pub(crate) metrics: Option<TcpAccept>,
-    /// For gRPC's debugging clients.
-    pub(crate) channelz: Option<TcpAccept>,
-    /// For commands on this machine.
-    pub(crate) admin: Option<UnixAccept>,
-}
-
-impl BaseListeners {
-    /// Binds all ports.
-    pub(crate) fn bind(settings: &ServerConfig, startup: &mut Startup) -> Result<Self, NotPrepared> {
-        let links = &settings.links;
-        let grpc = startup.bind("server.links.listen", links.listen);
-        let (admin, is_default) = (links.admin_listen, links.admin_port.is_default);
-        let log = startup.bind_optional("server.links.admin_listen", admin, is_default);
-        let metrics =
-            links.metrics_listen.map(|at| startup.bind_public("server.links.metrics_listen", at)).transpose();
-        let channelz = links.channelz_listen;
-        let channelz = channelz.map(|at| startup.bind("server.links.channelz_listen", at)).transpose();
-        let admin = startup.bind_admin("server.admin.listen", &settings.admin);
-        Ok(Self { grpc: grpc?, log: log?, metrics: metrics?, channelz: channelz?, admin: admin? })
-    }
-
-    /// Returns the addresses at which this server listens, except the port for metrics.
-    pub(crate) fn local_addresses(&self, listeners: &[BoundListener]) -> Vec<SocketAddr> {
-        let more = self.log.iter().chain(&self.channelz).map(TcpAccept::at);
-        [self.grpc.at()].into_iter().chain(more).chain(listeners.iter().filter_map(|port| port.at)).collect()
-    }
-}
-
 // Shuts a server down without aborting sessions that can resume elsewhere.
-
-/// The tasks in the order in which they are stopped: clients first, links when no session needs them, admin ports last.
-#[derive(Debug)]
-pub(crate) struct Shutdown {
-    /// Cancelled when the server begins to stop; no call is accepted from then on.
-    pub(crate) started: CancellationToken,
-    /// Whether there are peers that take over.
-    pub(crate) has_peers: bool,
-    /// Each completes once no more clients are redirected to a listener.
-    pub(crate) redirects: Vec<oneshot::Receiver<()>>,
-    pub(crate) clients: Drain,
-    pub(crate) publisher: Drain,
-    pub(crate) links: Drain,
-    pub(crate) admin: Drain,
-    pub(crate) deadline: Duration,
-}
 
 impl Server {
     /// Shuts the server down. It becomes unready and asks its edges to link elsewhere. With peers, it still accepts
     /// clients for a moment, until balancers notice. Then it closes its listeners, and waits for sessions until the
     /// deadline or until `at_once` completes.
     pub async fn shutdown(self, at_once: impl Future<Output = ()>) -> Drained {
-        let Shutdown { started, has_peers: several, redirects, clients, publisher, links, admin, deadline } =
-            self.stopping;
-        let (at_once, until) = (at_once.shared(), Instant::now() + deadline);
-        self.readiness.set(DRAINING_CONDITION, Err("stopping".into()));
+        let ServerContext { registry, finder, readiness, stopping, drains, .. } = &*self.context;
+        let Drains { clients, publisher, links, admin } = drains;
+        let (at_once, deadline) = (at_once.shared(), self.drain_timeout);
+        let until = Instant::now() + deadline;
+        readiness.set(DRAINING_CONDITION, Err("stopping".into()));
         info!(sessions = self.table.len(), timeout = ?deadline, "draining");
-        started.cancel();
+        stopping.cancel();
         // Started first, so that balancers stop sending clients here.
         publisher.start();
-        self.registry.drain_all();
+        registry.drain_all();
         // From then on, traffic to nodes goes there directly, not to a listener that is about to close.
-        let _ = timeout(CLOSE_TIMEOUT.min(deadline), join_all(redirects)).await;
-        if several {
+        let _ = timeout(CLOSE_TIMEOUT.min(deadline), join_all(self.redirects)).await;
+        if self.context.peers.is_some() {
             tokio::select! {
                 () = sleep(LISTEN_GRACE.min(deadline / 4)) => {}
                 () = at_once.clone() => {}
@@ -598,8 +513,8 @@ impl Server {
         links.start();
         sleep(FLUSH_TIMEOUT).await;
         self.table.wait_closed().await;
-        self.registry.close_all();
-        self.finder.close_links();
+        registry.close_all();
+        finder.close_links();
         links.finish(CLOSE_TIMEOUT, std::future::pending()).await;
         admin.finish(CLOSE_TIMEOUT, std::future::pending()).await;
         drained

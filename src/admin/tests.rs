@@ -68,16 +68,8 @@ fn table() -> Arc<SessionTable> {
 }
 
 fn admin(side: ProcessView) -> Admin {
-    Admin {
-        side,
-        clock: Clock::now(),
-        viewers: AdminUsers::default(),
-        streams: EventStreamLimiter::default(),
-        metrics: Metrics::server("ns", "pod"),
-        readiness: Readiness::waiting_for(&["link"]),
-        level: None,
-        level_at_ports: true,
-    }
+    let (metrics, readiness) = (Metrics::server("ns", "pod"), Readiness::waiting_for(&["link"]));
+    Admin::new(side, AdminUsers::default(), metrics, readiness, None, true)
 }
 
 /// Sends a request over a real connection. Returns the status and the body.
@@ -314,7 +306,7 @@ async fn the_socket_answers_its_owner_whatever_the_host() {
     let path = dir.path().join("server.sock");
     let drain = Drain::new();
     let listeners = Listeners { local: Some(UnixAccept::bind(&path).unwrap()), ..Listeners::default() };
-    cloud(&["a"]).spawn(listeners, &drain);
+    cloud(&["a"]).spawn(listeners, None, &drain);
     let mut socket = tokio::net::UnixStream::connect(&path).await.unwrap();
     socket.write_all(b"GET /status HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n").await.unwrap();
     let mut answer = String::new();

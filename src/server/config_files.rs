@@ -3,15 +3,16 @@
 use std::sync::Arc;
 
 use arc_swap::ArcSwap;
-use tracing::warn;
+use tracing::{error, warn};
 
+use crate::config::server::LinkListenerConfig;
 use crate::config::server::invitations::InvitationStore;
 use crate::invitations::ServerCa;
 use crate::listener::access::ListenerPolicies;
 use crate::listener::authenticated::tls_params;
 use crate::listener::egress;
+use crate::server::authenticated_links;
 use crate::server::config::ServerConfig;
-use crate::server::{authenticated_links, invitations, peers};
 use crate::startup::{NotPrepared, Startup, StartupErrorKind};
 use tunnel_base::policy::Glob;
 use tunnel_base::policy::targets::Targets;
@@ -19,7 +20,7 @@ use tunnel_base::policy::tokens::NodeTokens;
 use tunnel_net::reload::{FileWatcher, Reload};
 use tunnel_net::resolver::Resolver;
 use tunnel_net::tls::verify::{EdgeCerts, ServerTls};
-use tunnel_net::tls::{self, ClientAuth, Identity, PeerTls, TlsServerConfig};
+use tunnel_net::tls::{self, ClientAuth, Identity, PeerTls, PeerTlsConfig, TlsServerConfig};
 
 /// The contents of the files.
 #[derive(Debug)]
@@ -56,8 +57,8 @@ impl ServerFiles {
     pub(crate) fn read(settings: &ServerConfig, startup: &mut Startup) -> Result<Self, NotPrepared> {
         let tls = tls(settings, startup);
         // The errors of the certificate are already noted.
-        let peers = tls.as_ref().ok().and_then(|_| peers::dialer(settings, startup));
-        let authority = tls.as_ref().map_or(Ok(None), |_| invitations::read_ca(settings, startup));
+        let peers = tls.as_ref().ok().and_then(|_| peers(settings, startup));
+        let authority = tls.as_ref().map_or(Ok(None), |_| invitation_ca(settings, startup));
         let (certificates, egress) = (edge_cas(settings).is_some(), settings.has_listener(&egress::KIND));
         let invitations = settings.invitations.store != InvitationStore::None;
         let file = &settings.links.token_file;
@@ -113,6 +114,52 @@ fn tls(settings: &ServerConfig, startup: &mut Startup) -> Result<Reload<ServerTl
     startup.collect(StartupErrorKind::Config, &[CERT, KEY], server.load())
 }
 
+/// Reads the TLS files for dialling peers. Returns `None` if no peers are configured, or the files do not allow links
+/// to them. The latter is an error if the config names peers, otherwise a warning.
+fn peers(settings: &ServerConfig, startup: &mut Startup) -> Option<Reload<PeerTls>> {
+    let asked = &settings.peers;
+    if !asked.several {
+        return None;
+    }
+    let why = match peer_tls(&settings.links, asked.certificate_name.as_deref()) {
+        Ok(tls) => return Some(tls),
+        Err(why) => why,
+    };
+    match asked.named {
+        Some(named) if named.must_link => {
+            let error = format!("it names peers, but none can be linked to: {why}; {REMEDY}");
+            let _ = startup.collect(StartupErrorKind::Config, &[named.key], Err::<(), _>(error));
+        }
+        Some(named) => error!(
+            key = startup.spelled(named.key),
+            error = %why,
+            hint = REMEDY,
+            "cannot link to peers, only nodes linked here are reachable"
+        ),
+        None => warn!(error = %why, hint = REMEDY, "cannot ask peers for their nodes"),
+    }
+    None
+}
+
+fn peer_tls(links: &LinkListenerConfig, name: Option<&str>) -> Result<Reload<PeerTls>, String> {
+    let name = name.map(tls::server_name).transpose().map_err(|cause| cause.to_string())?;
+    let identity = Identity { cert: links.cert.clone(), key: links.key.clone() };
+    PeerTlsConfig { identity, ca: links.peer_ca.clone(), name }.load().map_err(|cause| cause.to_string())
+}
+
+/// Reads the CA and certificate for joining nodes, if joining is enabled.
+fn invitation_ca(
+    settings: &ServerConfig,
+    startup: &mut Startup,
+) -> Result<Option<Reload<ServerCa>>, NotPrepared> {
+    if settings.invitations.store == InvitationStore::None {
+        return Ok(None);
+    }
+    let links = &settings.links;
+    let authority = ServerCa::load(links.peer_ca.clone(), links.cert.clone());
+    startup.collect(StartupErrorKind::Config, &["server.links.peer_ca"], authority).map(Some)
+}
+
 /// Returns the CAs of certificates that edges may present; `None` if they may present none.
 pub(crate) fn edge_cas(settings: &ServerConfig) -> Option<EdgeCerts> {
     Some(EdgeCerts { ca: settings.csr.as_ref()?.edge_ca.clone()? })
@@ -148,6 +195,10 @@ fn publisher(settings: &ServerConfig, startup: &mut Startup) {
 fn not_empty(text: &[u8]) -> Result<(), &'static str> {
     if text.trim_ascii().is_empty() { Err("file is empty; write its content into it") } else { Ok(()) }
 }
+
+/// The hint for servers that cannot link to each other.
+pub(crate) const REMEDY: &str = "give all servers a cert from one CA, and put that CA into the file of peer_ca in [server.links], by \
+                      default /etc/tunnel/certs/ca.crt";
 
 const CERT: &str = "server.links.cert";
 const KEY: &str = "server.links.key";

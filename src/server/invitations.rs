@@ -8,42 +8,27 @@ use tracing::{info_span, warn};
 use crate::admin::readiness::Readiness;
 use crate::config::server::invitations::InvitationStore;
 use crate::invitations::store::{EnrolmentState, EtcdSharedState, FileSharedState, SharedState};
-use crate::invitations::{Enrolment, JoinRefusal, ServerCa};
+use crate::invitations::{Enrolment, JoinRefusal};
 use crate::parts::with_kubernetes;
 use crate::server::ServerContext;
 use crate::server::config::ServerConfig;
+use crate::server::config_files::ServerFiles;
 use crate::server::registry::etcd_access;
-use crate::startup::{NotPrepared, Startup, StartupErrorKind};
 use tunnel_base::drain::Drain;
 use tunnel_base::logging;
 use tunnel_link::grpc::enrol::{EnrolMethod, EnrolRequest, JoinParams};
-use tunnel_net::reload::Reload;
 use tunnel_net::resolver::Resolver;
 use tunnel_proto::frame::{ErrorCode, SessionError};
-
-/// Reads the CA and certificate for joining nodes, if joining is enabled.
-pub(crate) fn read_ca(
-    settings: &ServerConfig,
-    startup: &mut Startup,
-) -> Result<Option<Reload<ServerCa>>, NotPrepared> {
-    if settings.invitations.store == InvitationStore::None {
-        return Ok(None);
-    }
-    let links = &settings.links;
-    let authority = ServerCa::load(links.peer_ca.clone(), links.cert.clone());
-    startup.collect(StartupErrorKind::Config, &["server.links.peer_ca"], authority).map(Some)
-}
 
 /// Opens the store and watches it. Returns `None` if joining by invitation is not enabled.
 pub(crate) fn start(
     settings: &ServerConfig,
-    authority: Option<Reload<ServerCa>>,
-    resolver: &Resolver,
+    files: &ServerFiles,
     readiness: &Readiness,
     drain: &Drain,
 ) -> Option<Arc<Enrolment>> {
-    let authority = authority?;
-    let cell = store(settings, resolver)?;
+    let authority = files.authority.clone()?;
+    let cell = store(settings, &files.resolver)?;
     let enrolment = Enrolment::new(cell, authority);
     let readiness = readiness.clone();
     let report = move |state| readiness.set_degraded(INVITATIONS_CONDITION, state);
@@ -80,13 +65,13 @@ pub(crate) async fn joined(
 }
 
 /// Authorizes an enrolment request from a caller that is not a node yet, in its own task.
-pub(crate) fn spawn(enrol_request: EnrolRequest, shared: ServerContext) {
+pub(crate) fn spawn(enrol_request: EnrolRequest, shared: Arc<ServerContext>) {
     let (links, span) =
         (shared.link_context.drain.clone(), info_span!("enrol", remote_addr = %enrol_request.from));
     links.spawn(span, judge(enrol_request, shared));
 }
 
-async fn judge(enrol_request: EnrolRequest, shared: ServerContext) {
+async fn judge(enrol_request: EnrolRequest, shared: Arc<ServerContext>) {
     let refused = &shared.link_context.metrics.links_rejected;
     let Some(enrolment) = &shared.enrolment else {
         refused.count("no_invitations");

@@ -29,7 +29,7 @@ use tunnel_link::table::{Event, RelayRequest, TableFull};
 use tunnel_proto::frame::{ErrorCode, Found, Remote, SessionError};
 
 /// Drives a link until it ends. `is_logged` is false for one of many links of its node.
-pub(crate) async fn run_link(mut link: Link, is_logged: bool, shared: &ServerContext) -> LinkEnd {
+pub(crate) async fn run_link(mut link: Link, is_logged: bool, shared: &Arc<ServerContext>) -> LinkEnd {
     shared.link_context.metrics.links.opened(link.sender.peer.kind());
     let room = search_permits(shared);
     let why = loop {
@@ -43,7 +43,7 @@ pub(crate) async fn run_link(mut link: Link, is_logged: bool, shared: &ServerCon
 }
 
 /// Returns the permits for concurrent searches of one more link.
-pub(crate) fn search_permits(shared: &ServerContext) -> SearchPermits {
+pub(crate) fn search_permits(shared: &Arc<ServerContext>) -> SearchPermits {
     let own = Arc::new(Semaphore::new(MAX_SEARCHES_PER_EDGE));
     SearchPermits { per_link: own, all: shared.search_permits.clone() }
 }
@@ -53,7 +53,7 @@ pub(crate) fn handle_event(
     event: Event,
     sender: &Arc<LinkSender>,
     room: &SearchPermits,
-    shared: &ServerContext,
+    shared: &Arc<ServerContext>,
 ) {
     match event {
         Event::Incoming(offer) => {
@@ -93,7 +93,7 @@ pub(crate) fn handle_event(
 }
 
 /// Handles the end of a link.
-pub(crate) fn on_link_ended(link: &Link, why: &LinkEnd, is_logged: bool, shared: &ServerContext) {
+pub(crate) fn on_link_ended(link: &Link, why: &LinkEnd, is_logged: bool, shared: &Arc<ServerContext>) {
     shared.link_context.metrics.links.closed(link.sender.peer.kind());
     shared.link_context.metrics.links_closed.count(why.name());
     let sessions = link.end(why);
@@ -107,7 +107,7 @@ pub(crate) fn on_link_ended(link: &Link, why: &LinkEnd, is_logged: bool, shared:
 ///
 /// The link itself stays. The edge may have dialled the new link as a backup because the old one did not answer. If the
 /// old one then answers first, the edge closes the new one, and the sessions return.
-pub(crate) fn migrate_sessions(left: &Arc<LinkSender>, is_logged: bool, shared: &ServerContext) {
+pub(crate) fn migrate_sessions(left: &Arc<LinkSender>, is_logged: bool, shared: &Arc<ServerContext>) {
     let table = &shared.link_context.table;
     table.detach_relays(left, None);
     let sessions = table.leave(left, None, |_| true);
@@ -119,7 +119,12 @@ pub(crate) fn migrate_sessions(left: &Arc<LinkSender>, is_logged: bool, shared: 
 
 /// Retires older links of a node that has linked at the server `at`, here or as `found` elsewhere. Pings them and drops
 /// them if they do not answer.
-pub(crate) fn retire_old_links(at: Instance, node: NodeName, found: Option<Found>, shared: &ServerContext) {
+pub(crate) fn retire_old_links(
+    at: Instance,
+    node: NodeName,
+    found: Option<Found>,
+    shared: &Arc<ServerContext>,
+) {
     if shared.peers.is_none() {
         return;
     }
@@ -148,7 +153,7 @@ pub(crate) const MAX_CONCURRENT_MOVES: usize = 10_000;
 // Requests that arrive over links: which are relayed to a node, dialled by this server or refused.
 
 /// Handles a request that arrived over a link. `room` limits the concurrent searches of this link.
-pub(crate) fn handle_request(request: RelayRequest, shared: &ServerContext, room: &SearchPermits) {
+pub(crate) fn handle_request(request: RelayRequest, shared: &Arc<ServerContext>, room: &SearchPermits) {
     match &request.from().peer {
         Remote::Edge(edge) if !shared.proven.is_valid(request.from()) => {
             let why = format!("the credentials of node {edge} were revoked");
@@ -168,7 +173,7 @@ pub(crate) fn handle_request(request: RelayRequest, shared: &ServerContext, room
 }
 
 /// Relays the request of an edge if it is allowed, in its own task, because the search for a path may take seconds.
-fn spawn_relay(request: RelayRequest, shared: &ServerContext, room: &SearchPermits) {
+fn spawn_relay(request: RelayRequest, shared: &Arc<ServerContext>, room: &SearchPermits) {
     let span = info_span!("relay", node = %request.node());
     let (room, shared) = (room.clone(), shared.clone());
     shared.link_context.drain.clone().spawn(span, async move {
@@ -187,7 +192,7 @@ fn spawn_relay(request: RelayRequest, shared: &ServerContext, room: &SearchPermi
 }
 
 /// Refuses a request of an edge for something that it may not reach; counts and logs that.
-fn refuse(request: RelayRequest, why: SessionError, access: &EdgeAccess, shared: &ServerContext) {
+fn refuse(request: RelayRequest, why: SessionError, access: &EdgeAccess, shared: &Arc<ServerContext>) {
     let metrics = &shared.link_context.metrics;
     let (entry, at) = access.log_entry(shared);
     metrics.sessions.refused(LISTENER, why.code.name());
@@ -196,7 +201,7 @@ fn refuse(request: RelayRequest, why: SessionError, access: &EdgeAccess, shared:
 }
 
 /// Dials a target of the cloud for an edge. A target with the address of another node is at that node's edge.
-fn dial_for_edge(request: RelayRequest, shared: &ServerContext) {
+fn dial_for_edge(request: RelayRequest, shared: &Arc<ServerContext>) {
     if shared.stopping.is_cancelled() {
         // With this code the edge tries the server that it links to next.
         return request.refuse(SessionError::new(ErrorCode::NodeNotConnected, "this server is stopping"));
@@ -215,8 +220,8 @@ fn dial_for_edge(request: RelayRequest, shared: &ServerContext) {
 
 /// Returns the other node at which a target of the edge `own` is, and the target there. Returns `None` if the address
 /// book names no such node, or edges may not reach that.
-fn target_at_node(asked: &Target, own: &NodeName, shared: &ServerContext) -> Option<(NodeName, Target)> {
-    let (node, target) = match shared.addresses.locate(asked, rand::random()).ok()? {
+fn target_at_node(asked: &Target, own: &NodeName, shared: &Arc<ServerContext>) -> Option<(NodeName, Target)> {
+    let (node, target) = match shared.cluster.addresses.locate(asked, rand::random()).ok()? {
         Location::Node { node, target, .. } => (node, target),
         Location::Direct(_) => {
             let node = shared.route.node_named_by_address(&asked.host)?;
@@ -236,7 +241,7 @@ async fn bridge_to_node(
     from: Arc<LinkSender>,
     node: NodeName,
     target: Target,
-    shared: ServerContext,
+    shared: Arc<ServerContext>,
 ) {
     let session = offer.id();
     let access = EdgeAccess { session, from, node: node.clone(), target: Some(target.clone()) };
@@ -267,7 +272,12 @@ async fn bridge_to_node(
 
 /// Copies between the two ends of a session that this server bridges, while `access` allows it. It is `None` for a
 /// peer's session, which the peer judges.
-async fn bridge(offer: IncomingSession, session: Session, access: Option<EdgeAccess>, shared: ServerContext) {
+async fn bridge(
+    offer: IncomingSession,
+    session: Session,
+    access: Option<EdgeAccess>,
+    shared: Arc<ServerContext>,
+) {
     let grant = access.map(|access| {
         let (policies, judged) = (shared.policies.clone(), access.clone());
         let judge = move || judged.judge_node(&policies).map(|()| UNTIL_CHANGED).map_err(|why| why.reason);
@@ -313,7 +323,7 @@ impl EdgeAccess {
     }
 
     /// Returns an error if the edge may not reach this now. With [`ErrorCode::NodeNotConnected`] that is not known.
-    async fn judge(&self, shared: &ServerContext) -> Result<(), SessionError> {
+    async fn judge(&self, shared: &Arc<ServerContext>) -> Result<(), SessionError> {
         if self.from.peer.node() != Some(&self.node) {
             return self.judge_node(&shared.policies);
         }
@@ -347,7 +357,7 @@ impl EdgeAccess {
     }
 
     /// Returns an access log entry, and the address of the edge.
-    fn log_entry(&self, shared: &ServerContext) -> (AccessLogEntry, IpAddr) {
+    fn log_entry(&self, shared: &Arc<ServerContext>) -> (AccessLogEntry, IpAddr) {
         let requester = self.from.peer.node();
         let linked = requester.and_then(|requester| shared.registry.link_of(requester));
         let at = linked.map_or(Ipv4Addr::UNSPECIFIED.into(), |linked| linked.from.ip());
@@ -359,14 +369,14 @@ impl EdgeAccess {
         (entry, at)
     }
 
-    fn log_revoked(&self, why: &SessionError, shared: &ServerContext) {
+    fn log_revoked(&self, why: &SessionError, shared: &Arc<ServerContext>) {
         self.log_entry(shared).0.end(REVOKED, &why.reason);
     }
 }
 
 /// Judges the sessions that this server relays for edges after each change of rights, and resets those that are no
 /// longer allowed. Returns when draining starts.
-pub(crate) async fn judge_relays(shared: ServerContext, drain: Drain) {
+pub(crate) async fn judge_relays(shared: Arc<ServerContext>, drain: Drain) {
     let mut changes = shared.grants.changes();
     loop {
         tokio::select! {
@@ -379,7 +389,7 @@ pub(crate) async fn judge_relays(shared: ServerContext, drain: Drain) {
     }
 }
 
-async fn judge_relay(session: RelayedSession, shared: &ServerContext) {
+async fn judge_relay(session: RelayedSession, shared: &Arc<ServerContext>) {
     let RelayedSession { key, from, target } = session;
     let access = EdgeAccess { session: key.id, from, node: key.node, target };
     match access.judge(shared).await {
@@ -529,7 +539,7 @@ const LOOKED_FOR: Duration = Duration::from_secs(6);
 // resume, so this server is an end of both sessions.
 
 /// Accepts the request as the end of the session, and opens a plain session to the node.
-pub(crate) fn accept_for_plain(request: RelayRequest, plain: Arc<LinkSender>, shared: &ServerContext) {
+pub(crate) fn accept_for_plain(request: RelayRequest, plain: Arc<LinkSender>, shared: &Arc<ServerContext>) {
     let of_edge = matches!(request.from().peer, Remote::Edge(_));
     let (node, access) = (request.node().clone(), of_edge.then(|| EdgeAccess::of(&request)));
     if let Some(offer) = request.offer() {
@@ -545,7 +555,7 @@ async fn bridge_to_plain(
     node: NodeName,
     plain: Arc<LinkSender>,
     access: Option<EdgeAccess>,
-    shared: ServerContext,
+    shared: Arc<ServerContext>,
 ) {
     let (client, table) = (offer.client().to_owned(), &shared.link_context.table);
     let opening = match table.open(node.clone(), offer.target().clone(), offer.category(), client, LISTENER) {

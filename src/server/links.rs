@@ -43,7 +43,7 @@ pub(crate) fn spawn(
     proxies: Networks,
     tls: Reload<ServerTls>,
     made: Option<mpsc::Receiver<Link>>,
-    shared: ServerContext,
+    shared: Arc<ServerContext>,
 ) {
     let links = shared.link_context.drain.clone();
     if let Some(made) = made {
@@ -63,7 +63,7 @@ pub(crate) fn spawn(
 }
 
 /// Accepts or refuses calls, each in its own task, because pinging an older link takes a while.
-async fn accept_calls(mut arrivals: mpsc::Receiver<IncomingCall>, shared: ServerContext) {
+async fn accept_calls(mut arrivals: mpsc::Receiver<IncomingCall>, shared: Arc<ServerContext>) {
     let links = shared.link_context.drain.clone();
     loop {
         let arrival = tokio::select! {
@@ -90,14 +90,14 @@ async fn accept_calls(mut arrivals: mpsc::Receiver<IncomingCall>, shared: Server
     }
 }
 
-async fn admit_call(call: Call, shared: ServerContext) {
+async fn admit_call(call: Call, shared: Arc<ServerContext>) {
     match call.caller.clone() {
         Caller::Edge(hello) => admit_edge(call, hello, shared).await,
         Caller::Peer { instance, backup: beside, .. } => admit_peer(call, instance, beside, shared).await,
     }
 }
 
-async fn admit_edge(call: Call, hello: Hello, shared: ServerContext) {
+async fn admit_edge(call: Call, hello: Hello, shared: Arc<ServerContext>) {
     let evidence = EdgeCredentials { hello: hello.clone(), certificate_node: call.agent.clone() };
     let is_logged = match check_edge(&evidence, call.from, &shared).await {
         Ok(is_logged) => is_logged,
@@ -141,7 +141,7 @@ async fn admit_edge(call: Call, hello: Hello, shared: ServerContext) {
 }
 
 /// Answers a wrong token late, and few of a source at once, so that guesses take long. A right token never waits here.
-async fn refuse_token(call: Call, shared: &ServerContext) {
+async fn refuse_token(call: Call, shared: &Arc<ServerContext>) {
     match shared.proven.refusal_permits.try_acquire(&Source::of(call.from.ip())) {
         Ok(_permit) => {
             // Ends early if the server stops.
@@ -159,7 +159,7 @@ const REFUSAL_DELAY: Duration = Duration::from_secs(1);
 async fn check_edge(
     evidence: &EdgeCredentials,
     from: SocketAddr,
-    shared: &ServerContext,
+    shared: &Arc<ServerContext>,
 ) -> Result<bool, CallRejection> {
     let Metrics { links_rejected: refused, refusals, .. } = &shared.link_context.metrics;
     let hello = &evidence.hello;
@@ -195,7 +195,7 @@ async fn check_edge(
     }
 }
 
-async fn admit_peer(call: Call, instance: Instance, beside: bool, shared: ServerContext) {
+async fn admit_peer(call: Call, instance: Instance, beside: bool, shared: Arc<ServerContext>) {
     if instance == shared.link_context.table.instance() {
         return call.refuse(CallRejection::SelfDial);
     }
@@ -214,7 +214,7 @@ async fn admit_peer(call: Call, instance: Instance, beside: bool, shared: Server
 }
 
 /// Drives the links that this server has dialled to peers.
-async fn run_dialled_links(mut made: mpsc::Receiver<Link>, shared: ServerContext) {
+async fn run_dialled_links(mut made: mpsc::Receiver<Link>, shared: Arc<ServerContext>) {
     let links = shared.link_context.drain.clone();
     loop {
         let link = tokio::select! {
@@ -239,7 +239,7 @@ pub(crate) struct LinkConnectionHandler {
     /// edge would only dial again later.
     pub(crate) handshakes: TlsHandshaker,
     pub(crate) handshake_failures: HandshakeFailures,
-    pub(crate) shared: ServerContext,
+    pub(crate) shared: Arc<ServerContext>,
 }
 
 impl ConnectionHandler for LinkConnectionHandler {
@@ -416,7 +416,7 @@ pub(crate) async fn admit_interactive(
     linked: impl Fn(&Arc<LinkSender>) -> LinkedNode,
     evidence: &EdgeCredentials,
     is_logged: bool,
-    shared: &ServerContext,
+    shared: &Arc<ServerContext>,
 ) {
     let hello = &evidence.hello;
     if !shared.registry.may_add_interactive(&hello.node, hello.instance) {
@@ -438,7 +438,7 @@ pub(crate) async fn admit_interactive(
     shared.proven.untrack(&sender);
 }
 
-async fn run(mut link: Link, busy: &Arc<LinkSender>, is_logged: bool, shared: &ServerContext) {
+async fn run(mut link: Link, busy: &Arc<LinkSender>, is_logged: bool, shared: &Arc<ServerContext>) {
     shared.link_context.metrics.links.opened(link.sender.peer.kind());
     let room = search_permits(shared);
     // The edge watches the link as well, but cannot report its death here: its next attempt may reach another server.

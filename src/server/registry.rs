@@ -1,17 +1,14 @@
 //! The tasks around the registry: publishing, and rebalancing between servers.
 
-use std::collections::BTreeSet;
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 use std::time::Duration;
 
 use futures_util::future::BoxFuture;
-use tokio::sync::watch;
 use tokio::time::{Instant, MissedTickBehavior, interval};
 use tracing::info_span;
 
 use crate::admin::readiness::DNS_CONDITION;
-use crate::config::server::peers::PeerConfig;
 use crate::config::server::registry::{EtcdSettings, PublishTo};
 use crate::etcd::EtcdAccess;
 use crate::listener::intercept;
@@ -22,37 +19,33 @@ use crate::publish::record_policy::RecordPolicy;
 use crate::publish::{Publisher, RecordStore};
 use crate::registry::balance::{Balance, NodeCounts};
 use crate::registry::peers::{ANNOUNCE_INTERVAL, PeerLoad, Peers};
+use crate::server::ServerContext;
 use crate::server::config::ServerConfig;
-use crate::server::{ServerContext, ServerCore};
-use tunnel_net::resolver::Resolver;
+use crate::server::config_files::ServerFiles;
 use tunnel_net::tls::Identity;
 use tunnel_proto::frame::Load;
 
-/// Publishes the nodes of this server if that is configured. `dns` resolves names, to find those with another owner;
-/// `port` is the gRPC port of all servers.
-pub(crate) fn spawn_publisher(settings: &ServerConfig, dns: Resolver, core: &ServerCore, port: u16) {
-    let servers = PeerLiveness { peers: core.context.peers.clone(), port };
-    let Some(store) = store(settings, core, &servers) else { return };
-    let readiness = core.readiness.clone();
+/// Publishes the nodes of this server if that is configured. `grpc` is the port of all servers.
+pub(crate) fn spawn_publisher(
+    settings: &ServerConfig,
+    files: &ServerFiles,
+    shared: &ServerContext,
+    grpc: u16,
+) {
+    let servers = PeerLiveness { peers: shared.peers.clone(), port: grpc };
+    let Some(store) = store(settings, files, shared, &servers) else { return };
+    let readiness = shared.readiness.clone();
     let publisher = Publisher {
-        registry: core.context.registry.clone(),
+        registry: shared.registry.clone(),
         store,
-        zone: core.zone.clone(),
-        vet: record_policy(
-            &settings.peers,
-            dns,
-            settings.pod_ip,
-            (servers, core.cluster.service_addresses.clone()),
-        ),
-        metrics: core.context.link_context.metrics.clone(),
+        zone: shared.zone.clone(),
+        vet: record_policy(settings, files, shared, servers),
+        metrics: shared.link_context.metrics.clone(),
         report: Box::new(move |state| readiness.set_degraded(DNS_CONDITION, state)),
     };
-    let drain = &core.shutdown.publisher;
+    let drain = &shared.drains.publisher;
     drain.spawn(info_span!("publisher"), publisher.run(drain.clone()));
 }
-
-/// Peers, and addresses that are treated as servers in DNS although they belong to none.
-type PeerAddresses = (PeerLiveness, watch::Receiver<BTreeSet<IpAddr>>);
 
 /// The publisher's check whether a server answers at an address. It decides which records are of dead servers, and
 /// which addresses in DNS belong to servers.
@@ -76,7 +69,12 @@ impl PeerLiveness {
 
 /// Returns the store for records, or `None` if nothing is published. `servers` checks which servers with records are
 /// alive.
-fn store(settings: &ServerConfig, core: &ServerCore, servers: &PeerLiveness) -> Option<Box<dyn RecordStore>> {
+fn store(
+    settings: &ServerConfig,
+    files: &ServerFiles,
+    shared: &ServerContext,
+    servers: &PeerLiveness,
+) -> Option<Box<dyn RecordStore>> {
     // The config check ensures that there is an address.
     let (dns, server) = (&settings.dns, settings.pod_ip?);
     match dns.publish {
@@ -85,36 +83,37 @@ fn store(settings: &ServerConfig, core: &ServerCore, servers: &PeerLiveness) -> 
         PublishTo::Etcd => {
             let access = etcd_access(dns.etcd.clone());
             let params = EtcdParams { prefix: dns.etcd.prefix.clone(), access, address: server };
-            Some(Box::new(EtcdRecords::new(params, core.resolver.clone())))
+            Some(Box::new(EtcdRecords::new(params, files.resolver.clone())))
         }
         PublishTo::ConfigMap => {
             let name = dns.configmap.clone();
             let servers = servers.clone();
             let lives =
                 move |server| -> BoxFuture<'static, bool> { Box::pin(servers.clone().answers(server)) };
-            let (cluster, pods) = (settings.peers.cluster.as_ref()?, core.cluster.pods.as_ref());
+            let (cluster, pods) = (settings.peers.cluster.as_ref()?, shared.cluster.pods.as_ref());
             with_kubernetes!(Some(api::cluster::records(cluster, name, server, pods, lives)), else None)
         }
     }
 }
 
-/// Returns the check whether a name has another owner. It resolves the name with `resolver` and compares the addresses
-/// with servers that are alive, and with `no_servers`, which nodes' records contain for other clients.
+/// Returns the check whether a name has another owner. It resolves the name and compares the addresses with servers
+/// that are alive, and with those of no server, which nodes' records contain for other clients.
 fn record_policy(
-    peers: &PeerConfig,
-    resolver: Resolver,
-    own: Option<IpAddr>,
-    (servers, no_servers): PeerAddresses,
+    settings: &ServerConfig,
+    files: &ServerFiles,
+    shared: &ServerContext,
+    servers: PeerLiveness,
 ) -> RecordPolicy {
-    let mut vet = RecordPolicy::new(resolver, move |ip| {
+    let (own, no_servers) = (settings.pod_ip, shared.cluster.service_addresses.clone());
+    let mut vet = RecordPolicy::new(files.dns.clone(), move |ip| {
         let (servers, known) = (servers.clone(), Some(ip) == own || no_servers.borrow().contains(&ip));
         Box::pin(async move { known || servers.answers(ip).await })
     });
-    if let Some(cluster) = peers.cluster.clone() {
+    if let Some(cluster) = settings.peers.cluster.clone() {
         vet.set_nodes(move || {
             let cluster = cluster.clone();
             Box::pin(async {
-                with_kubernetes!(api::cluster::nodes(cluster, None).await, else Ok(BTreeSet::new()))
+                with_kubernetes!(api::cluster::nodes(cluster, None).await, else Ok(Default::default()))
             })
         });
     }
@@ -137,7 +136,7 @@ pub(crate) fn etcd_access(etcd: EtcdSettings) -> EtcdAccess {
 // peers if it has too many.
 
 /// Spawns the task, which runs until the server's links end.
-pub(crate) fn spawn_balance(shared: &ServerContext, settings: &ServerConfig) {
+pub(crate) fn spawn_balance(shared: &Arc<ServerContext>, settings: &ServerConfig) {
     let (moves, catches) = (settings.peers.rebalance, settings.has_listener(&intercept::KIND));
     let Some(peers) = shared.peers.clone() else { return };
     let (shared, drain) = (shared.clone(), shared.link_context.drain.clone());
