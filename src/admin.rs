@@ -111,7 +111,7 @@ where
     let proxies = Networks::default();
     let limits = AcceptLimits { permits, proxies, refused, refusals, for_operators: true };
     let handler = Served { admin, port, drain: drain.clone() };
-    accept_loop::serve(listener, limits, handler, drain).await;
+    accept_loop::run(listener, limits, handler, drain).await;
 }
 
 /// The handler of connections of one port.
@@ -127,7 +127,7 @@ impl ConnectionHandler for Served {
         info_span!("admin", remote_addr = %from)
     }
 
-    async fn serve(self: Arc<Self>, accepted: Accepted) {
+    async fn handle(self: Arc<Self>, accepted: Accepted) {
         let requester = Requester::Address(accepted.from.ip());
         let answer = |request| self.admin.answer(request, self.port, requester, &self.drain);
         connection(accepted.socket, answer, &self.drain, &accepted.permit).await;
@@ -139,7 +139,7 @@ impl ConnectionHandler<UnixStream> for Served {
         info_span!("admin", socket = true)
     }
 
-    async fn serve(self: Arc<Self>, accepted: Accepted<UnixStream>) {
+    async fn handle(self: Arc<Self>, accepted: Accepted<UnixStream>) {
         // The system cannot name a client that has disconnected.
         let Ok(user) = accepted.socket.peer_cred() else { return };
         let requester = Requester::User(user.uid());

@@ -35,7 +35,7 @@ use crate::config::server::Tls;
 use crate::config::table::ConfigTable;
 use crate::config::{Diagnostics, Environment};
 use crate::listener::access::{AccessPolicyBuilder, ListenerAccess};
-use crate::listener::admission::{ListenerContext, ListenerProtocol, serve};
+use crate::listener::admission::{ListenerContext, ListenerProtocol};
 use crate::listener::http::NodePortConfig;
 use crate::registry::peers::Peers;
 use crate::registry::{Finder, Registry};
@@ -210,7 +210,7 @@ impl BoundListener {
             let (proxies, protocol) = (access.proxies(), protocol(deps));
             let policy = access.policy(Some(deps.zone.clone()));
             let context = ListenerContext { listener: name, policy, ..deps.context.clone() };
-            let serving = serve(protocol, listener, proxies, context);
+            let serving = admission::run(protocol, listener, proxies, context);
             deps.context.drain.spawn(info_span!("clients", listener = name), serving);
             None
         });

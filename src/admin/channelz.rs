@@ -46,7 +46,7 @@ pub(crate) async fn serve(listener: TcpAccept, admin: Admin, grpc: Option<Socket
     let proxies = Networks::default();
     let limits = AcceptLimits { permits, proxies, refused, refusals, for_operators: true };
     let handler = Debugging { entities: Arc::new(Entities::new(admin, grpc)), drain: drain.clone() };
-    accept_loop::serve(listener, limits, handler, drain).await;
+    accept_loop::run(listener, limits, handler, drain).await;
 }
 
 /// The handler of connections to the channelz port of a process: tells gRPC's debugging clients about its links.
@@ -61,7 +61,7 @@ impl ConnectionHandler for Debugging {
         info_span!("channelz", remote_addr = %from)
     }
 
-    async fn serve(self: Arc<Self>, accepted: Accepted) {
+    async fn handle(self: Arc<Self>, accepted: Accepted) {
         let channelz = ChannelzServer::from_arc(self.entities.clone()).max_decoding_message_size(MAX_BYTES);
         let reflection = || reflection::Builder::configure().register_encoded_file_descriptor_set(FILES);
         let (v1, v1alpha) = match (reflection().build_v1(), reflection().build_v1alpha()) {

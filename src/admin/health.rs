@@ -53,7 +53,7 @@ pub async fn health(listener: TcpAccept, readiness: Readiness, pulse: Watchdog, 
     let (proxies, refused) = (Networks::default(), connections_rejected);
     let limits = AcceptLimits { permits: CONNECTIONS, proxies, refused, refusals, for_operators: true };
     let handler = Health { readiness, pulse, drain: drain.clone() };
-    accept_loop::serve(listener, limits, handler, drain).await;
+    accept_loop::run(listener, limits, handler, drain).await;
 }
 
 /// The handler of connections to the port of [`health`]: answers `/livez` and `/readyz`.
@@ -70,7 +70,7 @@ impl ConnectionHandler for Health {
         info_span!("health", remote_addr = %from)
     }
 
-    async fn serve(self: Arc<Self>, accepted: Accepted) {
+    async fn handle(self: Arc<Self>, accepted: Accepted) {
         let answer = async |request: Request<Incoming>| self.answer(request.uri().path()).map(Reply::Left);
         connection(accepted.socket, answer, &self.drain, &accepted.permit).await;
     }

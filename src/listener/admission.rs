@@ -269,7 +269,7 @@ impl<C> HandshakeOutcome<C> {
 
 /// Serves clients until draining starts; the drain then waits for the connected ones. A connection from a network in
 /// `proxies` must start with a PROXY header.
-pub async fn serve<L, F>(protocol: F, listener: L, proxies: Networks, context: ListenerContext)
+pub async fn run<L, F>(protocol: F, listener: L, proxies: Networks, context: ListenerContext)
 where
     L: Accept,
     F: ListenerProtocol<L::AnyStream>,
@@ -280,16 +280,16 @@ where
     let permits = max_pending(context.edge_routing.is_some());
     let limits = AcceptLimits { permits, proxies, refused, refusals, for_operators: false };
     let (drain, context) = (context.drain.clone(), Arc::new(context));
-    accept_loop::serve(listener, limits, ProtocolHandler { protocol, context }, drain).await;
+    accept_loop::run(listener, limits, ClientHandler { protocol, context }, drain).await;
 }
 
 /// Serves accepted connections with a listener's protocol: checks the source, runs the handshake, then the session.
-struct ProtocolHandler<F> {
+struct ClientHandler<F> {
     protocol: F,
     context: Arc<ListenerContext>,
 }
 
-impl<S, F> ConnectionHandler<S> for ProtocolHandler<F>
+impl<S, F> ConnectionHandler<S> for ClientHandler<F>
 where
     S: Connection + 'static,
     F: ListenerProtocol<S>,
@@ -323,7 +323,7 @@ where
         told
     }
 
-    async fn serve(self: Arc<Self>, accepted: Accepted<S>) {
+    async fn handle(self: Arc<Self>, accepted: Accepted<S>) {
         let Accepted { socket, from, permit } = accepted;
         let (head_done, head_is_done) = oneshot::channel();
         let category = self.protocol.category();
@@ -393,10 +393,11 @@ pub struct DeniedRequest {
     pub trace: String,
 }
 
-/// The admission of one client, from its connection to its session. It holds a connection permit or, after a denied
-/// request, a session permit until the client has disconnected.
+/// The admission of one client, from its connection to its session. It holds a permit until the client has
+/// disconnected, or its session has one.
 ///
-/// A protocol with one request per connection calls [`Self::open`], which releases the connection permit.
+/// A protocol with one request per connection calls [`Self::open`], which exchanges the connection permit for a session
+/// permit.
 ///
 /// A protocol with many requests per connection calls [`Self::authorize`] for each of them, opens sessions with
 /// [`AuthorizedRequest::open`], and calls [`Self::mark_idle`] after each response. Its clients keep their connection
@@ -412,13 +413,21 @@ pub struct Admission {
     pub proof: ClientIdentity,
     /// Dropped once the head is read.
     head_done: Option<oneshot::Sender<()>>,
-    connection_permit: Option<Permit>,
-    session_permit: Option<SessionPermit>,
+    permit: ClientPermit,
 }
 
-/// A request that has passed all checks. It owns its data, so that it can outlive the [`Admission`].
+/// The permit of a client without a session.
 #[derive(Debug)]
-#[must_use = "dropping it logs in the access log that the client disconnected"]
+enum ClientPermit {
+    /// Its connection is limited.
+    Connection(Permit),
+    /// It has requested a session, so its connection keeps no other client from connecting.
+    Session(#[expect(dead_code, reason = "it is held")] SessionPermit),
+}
+
+/// A request that has passed all checks. It owns its data, so that it can outlive the [`Admission`]. Without
+/// [`Self::open`] it has no line in the access log: the session that serves it has one.
+#[derive(Debug)]
 pub struct AuthorizedRequest {
     context: Arc<ListenerContext>,
     category: Category,
@@ -433,7 +442,7 @@ impl Admission {
         context: Arc<ListenerContext>,
         category: Category,
         from: SocketAddr,
-        limiter: Permit,
+        permit: Permit,
         head_done: oneshot::Sender<()>,
     ) -> Self {
         Self {
@@ -442,14 +451,16 @@ impl Admission {
             from,
             proof: ClientIdentity::None,
             head_done: Some(head_done),
-            connection_permit: Some(limiter),
-            session_permit: None,
+            permit: ClientPermit::Connection(permit),
         }
     }
 
-    /// Returns the connection permit, which is held until the session is opened.
-    pub(crate) fn permit(&self) -> Option<&Permit> {
-        self.connection_permit.as_ref()
+    /// Returns the connection permit; `None` once a session was requested with [`Self::open`].
+    pub(crate) fn connection_permit(&self) -> Option<&Permit> {
+        match &self.permit {
+            ClientPermit::Connection(permit) => Some(permit),
+            ClientPermit::Session(_) => None,
+        }
     }
 
     /// Returns the client's address.
@@ -473,8 +484,10 @@ impl Admission {
         request: Result<OpenRequest, Denial>,
         trace: String,
     ) -> Result<GrantedSession, DeniedRequest> {
-        let authorized = self.authorize(request, trace).await?;
-        authorized.open_with(&mut self.connection_permit, &mut self.session_permit).await
+        let (authorized, permit) = self.authorize(request, trace).await?.with_permit()?;
+        // Opening may take long; a client that has passed the checks must not keep others from connecting meanwhile.
+        self.permit = ClientPermit::Session(permit.clone());
+        authorized.open_with(permit).await
     }
 
     /// Like [`Self::open`], for a listener that knows the node. Returns `None` if the client disconnected meanwhile.
@@ -505,7 +518,7 @@ impl Admission {
         trace: String,
     ) -> Result<AuthorizedRequest, DeniedRequest> {
         self.head_done = None;
-        if let Some(permit) = &self.connection_permit {
+        if let Some(permit) = self.connection_permit() {
             permit.mark_active();
         }
         let mut access = AccessLogEntry::start(self.context.listener, self.from.to_string());
@@ -514,6 +527,7 @@ impl Admission {
         let (context, category, from) = (Arc::clone(&self.context), self.category, self.from);
         match self.check(request, &mut access).await {
             Ok((destination, basis)) => {
+                access.set_pending(true);
                 Ok(AuthorizedRequest { context, category, from, basis, destination, access })
             }
             Err(denial) => Err(DeniedRequest::new(denial, access, &context, from)),
@@ -522,7 +536,7 @@ impl Admission {
 
     /// Marks the permit as idle after a response: from now on this process waits for the client.
     pub fn mark_idle(&self) {
-        if let Some(permit) = &self.connection_permit {
+        if let Some(permit) = self.connection_permit() {
             permit.mark_idle();
         }
     }
@@ -551,15 +565,14 @@ impl Admission {
         let listener = self.context.listener;
         (access.user, _) = identity.judge(&policy, listener)?;
         let user = access.user.clone();
-        let permit = |node: &_, port| policy.authorize(user.as_deref(), from, node, port).is_ok();
-        let mut destination = self.locate(&policy, node, target, permit)?;
+        let may = |node: &_, port| policy.authorize(user.as_deref(), from, node, port).is_ok();
+        let mut destination = self.locate(&policy, node, target, may)?;
         let (node, port) = (destination.node.clone(), destination.target.port);
         access.node = Some(node.clone());
         let policy_now = self.context.policy.clone();
         let basis = AccessBasis { policy: policy_now, listener, from, identity, node, port, direct: None };
         basis.judge()?;
-        let may = |direct: &Target| permit(&NodeName::direct(), direct.port);
-        destination.direct = destination.direct.filter(may);
+        destination.direct = destination.direct.filter(|direct| may(&NodeName::direct(), direct.port));
         Ok((destination, basis))
     }
 
@@ -676,39 +689,39 @@ impl AuthorizedRequest {
         self.from.ip().is_loopback() || self.access.user.is_some()
     }
 
-    /// Discards the access log entry of a request that needs no session: the session that serves it has an entry.
-    pub fn forget(self) {
-        self.access.discard();
-    }
-
     /// Opens a session; counts and logs it. Cancel safe: dropping the future leaves no session.
     ///
     /// # Errors
     ///
     /// Returns the denial for the client.
     pub async fn open(self) -> Result<GrantedSession, DeniedRequest> {
-        self.open_with(&mut None, &mut None).await
+        let (request, permit) = self.with_permit()?;
+        request.open_with(permit).await
     }
 
-    /// Like [`Self::open`], but releases the connection permit once it has a session permit. It leaves that in
-    /// `session_permit` if it returns a denial.
-    async fn open_with(
-        self,
-        connection_permit: &mut Option<Permit>,
-        session_permit: &mut Option<SessionPermit>,
-    ) -> Result<GrantedSession, DeniedRequest> {
-        let Self { context, category, from, basis, destination, mut access } = self;
-        let key = ClientKey::of(access.user.as_deref(), from.ip());
-        let mut permit = context.sessions.try_acquire(&key);
-        if permit.as_ref().is_err_and(|full| *full == AcquireError::Total) && context.route.evict_orphan() {
-            permit = context.sessions.try_acquire(&key);
+    /// Acquires a session permit for this request.
+    fn with_permit(self) -> Result<(Self, SessionPermit), DeniedRequest> {
+        let sessions = &self.context.sessions;
+        let key = ClientKey::of(self.access.user.as_deref(), self.from.ip());
+        let mut permit = sessions.try_acquire(&key);
+        if permit.as_ref().is_err_and(|full| *full == AcquireError::Total)
+            && self.context.route.evict_orphan()
+        {
+            permit = sessions.try_acquire(&key);
         }
-        let permit = match permit {
-            Ok(permit) => Arc::new(permit),
-            Err(full) => return Err(DeniedRequest::new(context.no_permit(full), access, &context, from)),
-        };
-        // Opening may take long; a client that has passed the checks must not keep others from connecting meanwhile.
-        *connection_permit = None;
+        match permit {
+            Ok(permit) => Ok((self, Arc::new(permit))),
+            Err(full) => {
+                let denial = self.context.no_permit(full);
+                Err(DeniedRequest::new(denial, self.access, &self.context, self.from))
+            }
+        }
+    }
+
+    /// Opens the session, which keeps the permit.
+    async fn open_with(self, permit: SessionPermit) -> Result<GrantedSession, DeniedRequest> {
+        let Self { context, category, from, basis, destination, mut access } = self;
+        access.set_pending(false);
         let started = Instant::now();
         let opened = match destination.session_request(&context, category, &access, &permit) {
             None => destination.dial(&context).await,
@@ -742,10 +755,7 @@ impl AuthorizedRequest {
                 let alive = context.metrics.sessions.start(access.listener);
                 Ok(OpenSession { session, buffered: Bytes::new(), access, grant, alive, permit })
             }
-            Err(denial) => {
-                *session_permit = Some(permit);
-                Err(DeniedRequest::new(denial, access, &context, from))
-            }
+            Err(denial) => Err(DeniedRequest::new(denial, access, &context, from)),
         }
     }
 }

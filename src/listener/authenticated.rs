@@ -63,7 +63,7 @@ impl<F: ListenerProtocol<TlsSocket>> ListenerProtocol<TcpStream> for OverTls<F> 
         socket: TcpStream,
         admission: &mut Admission,
     ) -> HandshakeOutcome<F::Connection> {
-        let Some(permit) = admission.permit() else {
+        let Some(permit) = admission.connection_permit() else {
             return HandshakeOutcome::Failed { reason: "tls", socket: None };
         };
         let failure = match self.acceptor.accept(socket, admission.from(), permit).await {

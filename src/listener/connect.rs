@@ -127,7 +127,7 @@ impl<C: Connection + 'static> ListenerProtocol<C> for Connect {
     }
 
     async fn handshake(&self, socket: C, admission: &mut Admission) -> HandshakeOutcome<C> {
-        serve(socket, admission).await
+        handshake(socket, admission).await
     }
 }
 
@@ -137,7 +137,7 @@ impl<C: Connection + 'static> ListenerProtocol<C> for Connect {
 /// together with the 200 as an error. It fits into any socket's empty buffer, so it needs no timeout. A client that
 /// closes its write half early, as `nc` does, is still served. The opening is dropped when [`Connection::gone`] reports
 /// that the client disconnected. Not cancel safe.
-pub(crate) async fn serve<C: Connection>(socket: C, admission: &mut Admission) -> HandshakeOutcome<C> {
+pub(crate) async fn handshake<C: Connection>(socket: C, admission: &mut Admission) -> HandshakeOutcome<C> {
     let ConnectHead { version, trace, request, mut socket, buffered } = match read_head(socket).await {
         Ok(head) => head,
         Err(BadHead { reason, mut socket, rejected }) => {

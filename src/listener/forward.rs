@@ -35,7 +35,7 @@ use tracing::debug;
 
 use crate::listener::admission::heads::{HEAD_BYTES, HEAD_FIELDS, LONG_HEAD_BYTES, LONG_HEAD_FIELDS};
 use crate::listener::admission::{
-    Admission, DeniedRequest, GrantedSession, HEAD_TIME, HandshakeOutcome, ListenerContext,
+    Admission, AuthorizedRequest, DeniedRequest, GrantedSession, HEAD_TIME, HandshakeOutcome, ListenerContext,
 };
 use crate::listener::denial::{Denial, automatic_response, bad_head, header_failure, reject_http2, written};
 use crate::listener::forward::idle_timer::{Deadline, IdleTimer};
@@ -334,10 +334,11 @@ impl<'a> Exchange<'a> {
         under_way: InFlightGuard,
     ) -> Result<Response<ResponseBody>, DeniedRequest> {
         let mut router = self.router.lock().await;
-        let route = match message::check(&mut head) {
+        let authorized = match message::check(&mut head) {
             Ok(()) => router.route(Ok(&head)).await?,
             Err(denial) => router.route(Err(denial)).await?,
         };
+        let route = RequestRoute::of(&authorized);
         let (method, version) = (head.method.clone(), head.version);
         let upgrades = message::pass_request(&mut head, &body);
         let waits = version == Version::HTTP_11 && message::expects_continue(&head.headers);
@@ -356,7 +357,7 @@ impl<'a> Exchange<'a> {
                 }
             }
         });
-        let (sender, answer) = self.send(&mut router, &route, request, &informational).await?;
+        let (sender, answer) = self.send(&router, &route, authorized, request, &informational).await?;
         if answer.status() == StatusCode::SWITCHING_PROTOCOLS {
             let switched = self.switch(answer, upgrades, under_way).await;
             return switched.map_err(|denial| router.failed(denial));
@@ -383,8 +384,9 @@ impl<'a> Exchange<'a> {
     /// was not sent.
     async fn send(
         &self,
-        router: &mut RequestRouter<'a>,
+        router: &RequestRouter<'a>,
         route: &RequestRoute,
+        authorized: AuthorizedRequest,
         mut request: Request<RequestBody>,
         informational: &Arc<InformationalLimit>,
     ) -> Result<(SendRequest<RequestBody>, Response<Incoming>), DeniedRequest> {
@@ -394,41 +396,21 @@ impl<'a> Exchange<'a> {
             kept = None;
             self.upstream.close();
         }
-        loop {
-            let again = kept.as_ref().and_then(|_| self.repeatable(&request));
-            let fresh = kept.is_none();
-            let mut sender = match kept.take() {
-                Some(sender) => sender,
-                None => {
-                    let opened = router.open(route).await?;
-                    let started = self.upstream.start(opened, url_end.clone()).await;
-                    started.map_err(|error| router.failed(Denial::UpstreamFailed(error.to_string())))?
-                }
+        if let Some(mut sender) = kept {
+            let again = self.repeatable(&request);
+            request = match (self.upstream.send(&mut sender, request, informational).await, again) {
+                (Ok(answer), _) => return Ok((sender, answer)),
+                (Err(UpstreamError::Unsent(unsent)), _) => *unsent,
+                (Err(UpstreamError::Silence(_)), Some(again)) => again,
+                (Err(error), _) => return Err(router.failed(error.into())),
             };
-            let denial = match self.upstream.send(&mut sender, request, informational).await {
-                Ok(answer) => return Ok((sender, answer)),
-                Err(UpstreamError::Unsent(unsent)) if !fresh => {
-                    request = *unsent;
-                    continue;
-                }
-                Err(UpstreamError::Unsent(_)) => {
-                    Denial::UpstreamFailed("it closed the connection".to_owned())
-                }
-                Err(UpstreamError::Silence(why)) => match again {
-                    Some(again) => {
-                        request = again;
-                        continue;
-                    }
-                    None => Denial::UpstreamFailed(why),
-                },
-                Err(UpstreamError::Body) => {
-                    Denial::Request("the body ends early, or its chunked coding is invalid")
-                }
-                Err(UpstreamError::Timeout(why)) => Denial::UpstreamTimeout(why),
-                Err(UpstreamError::Busy) => Denial::Busy(TOO_MANY_LONG_HEADS),
-                Err(UpstreamError::Target(why)) => Denial::UpstreamFailed(why),
-            };
-            return Err(router.failed(denial));
+        }
+        let opened = router.open(authorized).await?;
+        let started = self.upstream.start(opened, url_end).await;
+        let mut sender = started.map_err(|error| router.failed(Denial::UpstreamFailed(error.to_string())))?;
+        match self.upstream.send(&mut sender, request, informational).await {
+            Ok(answer) => Ok((sender, answer)),
+            Err(error) => Err(router.failed(error.into())),
         }
     }
 

@@ -213,7 +213,7 @@ impl ListenerProtocol<TcpStream> for NodePort {
     }
 
     async fn handshake(&self, socket: TcpStream, admission: &mut Admission) -> HandshakeOutcome<TcpStream> {
-        self.serve(socket, Transport::Plain, admission).await
+        self.forward(socket, Transport::Plain, admission).await
     }
 }
 
@@ -234,7 +234,7 @@ impl ListenerProtocol<TlsSocket> for NodePort {
 
     async fn handshake(&self, socket: TlsSocket, admission: &mut Admission) -> HandshakeOutcome<TlsSocket> {
         let transport = Transport::of(&socket);
-        Box::pin(self.serve(socket, transport, admission)).await
+        Box::pin(self.forward(socket, transport, admission)).await
     }
 }
 
@@ -253,7 +253,7 @@ impl Transport {
 
 impl NodePort {
     /// Serves a client.
-    async fn serve<C: Connection>(
+    async fn forward<C: Connection>(
         &self,
         socket: C,
         transport: Transport,

@@ -18,7 +18,7 @@ use crate::config::table::ConfigTable;
 use crate::config::{Diagnostics, Environment, WarningKind, value};
 use crate::listener::access::{AccessPolicyBuilder, ListenerAccess, ListenerPolicies};
 use crate::listener::admission::{
-    Admission, HandshakeOutcome, ListenerContext, ListenerProtocol, OpenRequest, serve,
+    self, Admission, HandshakeOutcome, ListenerContext, ListenerProtocol, OpenRequest,
 };
 use crate::listener::denial::Denial;
 use crate::listener::forward::forward;
@@ -181,7 +181,7 @@ impl EdgeProxy {
         let policies = policies.watch(files);
         let context = ListenerContext { listener: KIND.name, policy: access.policy(None), ..context };
         let drain = context.drain.clone();
-        drain.spawn(info_span!("clients"), serve(Proxy, listener, proxies, context));
+        drain.spawn(info_span!("clients"), admission::run(Proxy, listener, proxies, context));
         policies
     }
 }
@@ -217,7 +217,7 @@ impl<C: Connection + 'static> ListenerProtocol<C> for Proxy {
         let connects = begin == CONNECT;
         let socket = Hooked { io: socket, hook: Begun(begin) };
         let served = if connects {
-            connect::serve(socket, admission).await
+            connect::handshake(socket, admission).await
         } else {
             forward(socket, admission, None, &plain).await
         };

@@ -24,8 +24,6 @@ pub(crate) struct RequestRouter<'a> {
     admission: &'a mut Admission,
     /// TLS config of this process towards targets. `None` leaves TLS to the edge that dials them, if it uses TLS.
     tls: Option<Reload<ClientConfig>>,
-    /// The request that was authorized last, until a session is opened for it.
-    permitted: Option<AuthorizedRequest>,
     /// Whether responses to the client may contain addresses and times.
     trusted: bool,
     trace: String,
@@ -42,6 +40,14 @@ pub(crate) struct RequestRoute {
     target: Target,
 }
 
+impl RequestRoute {
+    /// Returns the route of an authorized request.
+    pub(crate) fn of(authorized: &AuthorizedRequest) -> Self {
+        let user = authorized.user().map(str::to_owned);
+        Self { user, node: authorized.node().clone(), target: authorized.target().clone() }
+    }
+}
+
 impl<'a> RequestRouter<'a> {
     /// Creates the router for the requests of one client. With `tls`, this process speaks TLS with the targets; their
     /// certificates must have the nodes' names.
@@ -50,11 +56,10 @@ impl<'a> RequestRouter<'a> {
         tls: Option<Reload<ClientConfig>>,
         parse: &'a ParseRequest<'a>,
     ) -> Self {
-        Self { parse, admission, tls, permitted: None, trusted: false, trace: String::new() }
+        Self { parse, admission, tls, trusted: false, trace: String::new() }
     }
 
-    /// Authorizes a request and returns its route. An error in the head is reported only to clients that may use the
-    /// listener.
+    /// Authorizes a request. An error in the head is reported only to clients that may use the listener.
     ///
     /// # Errors
     ///
@@ -62,19 +67,15 @@ impl<'a> RequestRouter<'a> {
     pub(crate) async fn route(
         &mut self,
         head: Result<&Parts, Denial>,
-    ) -> Result<RequestRoute, DeniedRequest> {
-        self.let_go();
+    ) -> Result<AuthorizedRequest, DeniedRequest> {
         self.trace = head.as_ref().map_or_else(|_| new_trace(), |head| trace_of(&head.headers));
         let request = head.and_then(self.parse);
-        let permitted = self.admission.authorize(request, self.trace.clone()).await?;
-        if let Some(permit) = self.admission.permit() {
+        let authorized = self.admission.authorize(request, self.trace.clone()).await?;
+        if let Some(permit) = self.admission.connection_permit() {
             permit.suspend();
         }
-        let user = permitted.user().map(str::to_owned);
-        let route = RequestRoute { user, node: permitted.node().clone(), target: permitted.target().clone() };
-        self.trusted = permitted.is_trusted();
-        self.permitted = Some(permitted);
-        Ok(route)
+        self.trusted = authorized.is_trusted();
+        Ok(authorized)
     }
 
     /// Returns the denial of a request whose head cannot be parsed. Only clients that may use the listener get the
@@ -86,19 +87,17 @@ impl<'a> RequestRouter<'a> {
         }
     }
 
-    /// Opens a session for the last authorized request. Cancel safe: dropping the future leaves no session.
+    /// Opens a session for an authorized request. Cancel safe: dropping the future leaves no session.
     ///
     /// # Errors
     ///
     /// Returns the denial for the client.
-    pub(crate) async fn open(&mut self, route: &RequestRoute) -> Result<GrantedSession, DeniedRequest> {
-        let Some(permitted) = self.permitted.take() else {
-            return Err(self.failed(Denial::UpstreamFailed("the session ended twice".to_owned())));
-        };
-        let opened = permitted.open().await?;
+    pub(crate) async fn open(&self, authorized: AuthorizedRequest) -> Result<GrantedSession, DeniedRequest> {
+        let node = authorized.node().clone();
+        let opened = authorized.open().await?;
         let Some(tls) = &self.tls else { return Ok(opened) };
         // Load the config for each session, so that a renewed certificate applies without ending sessions.
-        let encrypted = encrypted(opened, &route.node, tls.load(), self.admission.context().pool.clone());
+        let encrypted = encrypted(opened, &node, tls.load(), self.admission.context().pool.clone());
         encrypted.await.map_err(|error| self.failed(Denial::TargetTls(error)))
     }
 
@@ -110,19 +109,6 @@ impl<'a> RequestRouter<'a> {
     /// Records that the client has its response, so that this process now waits for the client.
     pub(crate) fn answered(&self) {
         self.admission.mark_idle();
-    }
-
-    /// Discards the access log entry of a request without its own session: the reused session has an entry.
-    fn let_go(&mut self) {
-        if let Some(permitted) = self.permitted.take() {
-            permitted.forget();
-        }
-    }
-}
-
-impl Drop for RequestRouter<'_> {
-    fn drop(&mut self) {
-        self.let_go();
     }
 }
 

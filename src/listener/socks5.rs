@@ -109,7 +109,7 @@ impl<C: Connection + 'static> ListenerProtocol<C> for Socks5 {
     }
 
     async fn handshake(&self, mut socket: C, admission: &mut Admission) -> HandshakeOutcome<C> {
-        match serve(&mut socket, admission).await {
+        match handshake(&mut socket, admission).await {
             Ok(Some(session)) => HandshakeOutcome::Opened { session, socket, buffered: Bytes::new() },
             Ok(None) => HandshakeOutcome::Closed(Some(socket)),
             Err(reason) => HandshakeOutcome::Failed { reason, socket: Some(socket) },
@@ -122,7 +122,7 @@ impl<C: Connection + 'static> ListenerProtocol<C> for Socks5 {
 /// # Errors
 ///
 /// Returns a label for metrics if the client left, or speaks another protocol.
-async fn serve<C: Connection>(
+async fn handshake<C: Connection>(
     socket: &mut C,
     admission: &mut Admission,
 ) -> Result<Option<GrantedSession>, &'static str> {

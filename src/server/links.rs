@@ -59,7 +59,7 @@ pub(crate) fn spawn(
     let summaries = run_summaries(handshake_failures.clone(), shared.link_rates.clone(), links.clone());
     links.spawn(info_span!("handshakes"), summaries);
     let handler = LinkConnectionHandler { arrivals, handshakes, handshake_failures, shared };
-    links.spawn(info_span!("grpc"), accept_loop::serve(listener, limits, handler, links.clone()));
+    links.spawn(info_span!("grpc"), accept_loop::run(listener, limits, handler, links.clone()));
 }
 
 /// Accepts or refuses calls, each in its own task, because pinging an older link takes a while.
@@ -258,7 +258,7 @@ impl ConnectionHandler for LinkConnectionHandler {
         if why == Rejection::Stopping { Bytes::from_static(&STOPPING_ALERT) } else { Bytes::new() }
     }
 
-    async fn serve(self: Arc<Self>, accepted: Accepted) {
+    async fn handle(self: Arc<Self>, accepted: Accepted) {
         let Accepted { socket, from, permit } = accepted;
         let refused = &self.shared.link_context.metrics.links_rejected;
         if let Err(e) = tune_link(&socket, self.shared.link_context.congestion.as_deref()) {

@@ -15,7 +15,7 @@ use crate::logging::ACCESS;
 use crate::names::{NodeName, SessionId, Target};
 
 /// The access line of one session, filled while it runs. [`Self::end`] writes it; dropping it writes it with the result
-/// `aborted`.
+/// `aborted`, unless [`Self::set_pending`] was called.
 #[derive(Debug)]
 pub struct AccessLogEntry {
     /// Name of the listener (`connect`, ...), or `acceptor` at the end that dials the target.
@@ -41,7 +41,8 @@ pub struct AccessLogEntry {
     /// HTTP status of the response; `None` at the edge, which sends no response to clients.
     pub status: Option<u16>,
     started: Instant,
-    written: bool,
+    /// Whether dropping it writes nothing.
+    silent: bool,
 }
 
 impl AccessLogEntry {
@@ -60,7 +61,7 @@ impl AccessLogEntry {
             resumed: 0,
             status: None,
             started: Instant::now(),
-            written: false,
+            silent: false,
         }
     }
 
@@ -76,19 +77,19 @@ impl AccessLogEntry {
 
     /// Like [`Self::end`], for a refused client at `from`. Writes no line if there are too many similar ones.
     pub fn refuse(mut self, result: &'static str, why: &str, from: IpAddr, refusals: &Refusals) {
-        self.written = true;
+        self.silent = true;
         if refusals.may_log(result, from) {
             self.write(result, why);
         }
     }
 
-    /// Drops the entry without writing a line.
-    pub fn discard(mut self) {
-        self.written = true;
+    /// Sets whether the session is not requested yet. Dropping the entry then writes no line.
+    pub fn set_pending(&mut self, is_pending: bool) {
+        self.silent = is_pending;
     }
 
     fn write(&mut self, result: &str, why: &str) {
-        self.written = true;
+        self.silent = true;
         let seconds = self.age().as_secs_f64();
         info!(
             target: ACCESS,
@@ -112,7 +113,7 @@ impl AccessLogEntry {
 
 impl Drop for AccessLogEntry {
     fn drop(&mut self) {
-        if !self.written {
+        if !self.silent {
             self.write(
                 "aborted",
                 "the process stopped, or the client disconnected while the session was being opened",

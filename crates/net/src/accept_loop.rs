@@ -1,7 +1,7 @@
 //! The accept loop of every listener: accepts, reads a balancer's header, acquires a permit, and passes the connection
 //! on or rejects it.
 //!
-//! A listener implements [`ConnectionHandler`] and calls [`serve`]. The loop deals with permits, sources,
+//! A listener implements [`ConnectionHandler`] and calls [`run`]. The loop deals with permits, sources,
 //! balancers and the lack of file descriptors. A connection holds a permit until [`Accepted::permit`] is dropped, which
 //! the handler does once the client is authenticated.
 
@@ -43,7 +43,7 @@ pub struct AcceptLimits {
     pub for_operators: bool,
 }
 
-/// An accepted connection with its permit, as [`serve`] passes it to the handler.
+/// An accepted connection with its permit, as [`run`] passes it to the handler.
 #[derive(Debug)]
 pub struct Accepted<S = TcpStream> {
     /// The stream.
@@ -67,7 +67,7 @@ pub enum Rejection {
     OpenFiles,
 }
 
-/// Serves the connections that [`serve`] accepts.
+/// Serves the connections that [`run`] accepts.
 pub trait ConnectionHandler<S = TcpStream>: Send + Sync + 'static {
     /// Returns the span of the connection's log lines.
     fn span(&self, from: SocketAddr) -> Span;
@@ -85,7 +85,7 @@ pub trait ConnectionHandler<S = TcpStream>: Send + Sync + 'static {
     }
 
     /// Serves a connection until it ends.
-    fn serve(self: Arc<Self>, connection: Accepted<S>) -> impl Future<Output = ()> + Send;
+    fn handle(self: Arc<Self>, connection: Accepted<S>) -> impl Future<Output = ()> + Send;
 }
 
 impl Rejection {
@@ -101,7 +101,7 @@ impl Rejection {
 }
 
 /// Accepts connections until draining begins. Each is served in its own task, which the drain waits for.
-pub async fn serve<L, H>(listener: L, limits: AcceptLimits, handler: H, drain: Drain)
+pub async fn run<L, H>(listener: L, limits: AcceptLimits, handler: H, drain: Drain)
 where
     L: Accept,
     H: ConnectionHandler<L::AnyStream>,
@@ -170,7 +170,7 @@ impl<H> Acceptor<H> {
         };
         let lost = permit.revoked();
         // Boxed, so that the future is not stored a second time in the task.
-        let serving = Box::pin(Arc::clone(&self.handler).serve(Accepted { socket, from, permit }));
+        let serving = Box::pin(Arc::clone(&self.handler).handle(Accepted { socket, from, permit }));
         let refused = self.refused.clone();
         self.drain.spawn(self.handler.span(from), async move {
             tokio::select! {

@@ -51,7 +51,7 @@ impl Served {
         let context = context(policy, drain.clone(), table, Some(link));
         let at = tempfile::tempdir().unwrap();
         let listener = UnixListener::bind(at.path().join("socket")).unwrap();
-        let serving = serve(protocol, line::Bound(listener), Networks::default(), context.clone());
+        let serving = run(protocol, line::Bound(listener), Networks::default(), context.clone());
         drain.spawn(Span::none(), serving);
         Self { context, offered, at }
     }
@@ -227,8 +227,8 @@ async fn a_session_that_is_carried_holds_no_slot_at_the_door() {
     let limiter = FairLimiter::new(Limits::permits(1));
     let permit = limiter.try_acquire(&Source::of(STRANGER.ip())).unwrap();
     let (mut client, socket) = UnixStream::pair().unwrap();
-    let front = Arc::new(ProtocolHandler { protocol: Switch, context });
-    drain.spawn(Span::none(), front.serve(Accepted { socket, from: STRANGER, permit }));
+    let front = Arc::new(ClientHandler { protocol: Switch, context });
+    drain.spawn(Span::none(), front.handle(Accepted { socket, from: STRANGER, permit }));
     client.write_all(b"node1:22\n").await.unwrap();
     let mut far = offered.recv().await.unwrap().accept();
     client.write_all(b"carried").await.unwrap();

@@ -38,7 +38,7 @@ where
         pending::<()>().await;
     };
     tokio::select! {
-        done = Box::pin(serve(socket, &mut admission)) => done,
+        done = Box::pin(handshake(socket, &mut admission)) => done,
         () = accepts => unreachable!(),
     }
 }

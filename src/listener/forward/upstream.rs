@@ -20,6 +20,8 @@ use tracing::Span;
 
 use crate::listener::admission::heads::{HEAD_BYTES, HEAD_FIELDS, LONG_HEAD_BYTES, LONG_HEAD_FIELDS};
 use crate::listener::admission::{GrantedSession, ListenerContext};
+use crate::listener::denial::Denial;
+use crate::listener::forward::TOO_MANY_LONG_HEADS;
 use crate::listener::forward::idle_timer::IdleTimer;
 use crate::listener::forward::long_url::extended;
 use crate::listener::forward::message::{BodyNotWanted, RequestBody};
@@ -105,6 +107,18 @@ pub(crate) enum UpstreamError {
     Busy,
     /// The target sent an invalid response.
     Target(String),
+}
+
+impl From<UpstreamError> for Denial {
+    fn from(error: UpstreamError) -> Self {
+        match error {
+            UpstreamError::Unsent(_) => Self::UpstreamFailed("it closed the connection".to_owned()),
+            UpstreamError::Body => Self::Request("the body ends early, or its chunked coding is invalid"),
+            UpstreamError::Silence(why) | UpstreamError::Target(why) => Self::UpstreamFailed(why),
+            UpstreamError::Timeout(why) => Self::UpstreamTimeout(why),
+            UpstreamError::Busy => Self::Busy(TOO_MANY_LONG_HEADS),
+        }
+    }
 }
 
 /// Counts the informational responses (1xx) to one request, which hyper reads endlessly.
