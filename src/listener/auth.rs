@@ -16,7 +16,8 @@ use tokio::time::{Instant, timeout};
 use tracing::warn;
 
 use crate::listener::denial::{Denial, NAME_CHARS};
-use tunnel_net::limiter::{FairLimiter, Limits, LoginThrottle, Source, Who};
+use tunnel_net::fair_map::FairMap;
+use tunnel_net::limiter::{FairLimiter, Limits, Source};
 use tunnel_net::reload::Reload;
 
 /// User names and bcrypt password hashes from an htpasswd file.
@@ -157,7 +158,7 @@ impl PasswordChecker {
             self.failures.lock().add(who, Instant::now());
             return Err(Denial::Password(login.user.chars().take(NAME_CHARS).collect()));
         }
-        self.failures.lock().forget(&who, Instant::now());
+        self.failures.lock().forget(&who);
         self.recent.lock().add(print, Instant::now());
         Ok(login)
     }
@@ -280,6 +281,62 @@ pub(crate) const LOGIN_TTL: Duration = Duration::from_secs(60);
 /// Maximum number of cached logins, about 100 bytes each.
 const RECENT: usize = 16 * 1024;
 
+// Counts wrong passwords, and delays sources with too many.
+
+/// Wrong passwords of the last minute, by source and user.
+///
+/// A source that tries many names does not push out the failures of others.
+#[derive(Debug)]
+struct LoginThrottle(FairMap<Source, Who, Count>);
+
+/// A source, and a keyed hash of a user name.
+type Who = (Source, u64);
+
+/// The number of recent failures of one source and user.
+#[derive(Debug)]
+struct Count {
+    failed: u32,
+    since: Instant,
+}
+
+impl LoginThrottle {
+    /// Creates a throttle without failures.
+    fn new() -> Self {
+        Self(FairMap::new(MAX_KEYS))
+    }
+
+    /// Returns true if this source and user failed too often, so that their next password must not be checked yet.
+    fn check(&self, who: &Who, now: Instant) -> bool {
+        let recent = |count: &&Count| now.saturating_duration_since(count.since) < WINDOW;
+        self.0.get(who).filter(recent).is_some_and(|count| count.failed >= ALLOWED)
+    }
+
+    /// Records a failure.
+    fn add(&mut self, who: Who, now: Instant) {
+        let Some(count) = self.0.renew(&who, now) else {
+            self.0.insert(&who.0.clone(), who, Count { failed: 1, since: now }, now);
+            return;
+        };
+        if now.saturating_duration_since(count.since) >= WINDOW {
+            (count.failed, count.since) = (0, now);
+        }
+        count.failed += 1;
+    }
+
+    /// Removes the failures after a correct password.
+    fn forget(&mut self, who: &Who) {
+        self.0.remove(who);
+    }
+}
+
+/// Maximum number of entries (source and user); about 300 bytes each.
+const MAX_KEYS: usize = 4096;
+
+/// Wrong passwords within [`WINDOW`] after which no more are checked until it ends.
+const ALLOWED: u32 = 10;
+
+const WINDOW: Duration = Duration::from_secs(60);
+
 #[cfg(test)]
 mod tests;
 
@@ -297,5 +354,28 @@ mod recent_tests {
         }
         assert!(recent.since.len() <= RECENT && recent.order.len() <= RECENT);
         assert!(!recent.holds(3 * RECENT as u128 - 1, now + LOGIN_TTL));
+    }
+}
+
+#[cfg(test)]
+mod failures_tests {
+    use super::*;
+
+    fn source(last: u8) -> Source {
+        Source::of([10, 0, 0, last].into())
+    }
+
+    #[test]
+    fn one_source_drives_out_its_own_failures_only() {
+        let (mut failures, now) = (LoginThrottle::new(), Instant::now());
+        for _ in 0..ALLOWED {
+            failures.add((source(1), 0), now);
+        }
+        for name in 0..3 * MAX_KEYS as u64 {
+            failures.add((source(2), name), now);
+        }
+        assert!(failures.check(&(source(1), 0), now));
+        failures.forget(&(source(1), 0));
+        assert!(!failures.check(&(source(1), 0), now));
     }
 }

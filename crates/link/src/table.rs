@@ -417,7 +417,7 @@ impl SessionTable {
         self.clients.lock().insert(&source, id, (), now);
         // It may have ended before it was added.
         if self.session(id).is_none() {
-            self.clients.lock().remove(&id, now);
+            self.clients.lock().remove(&id);
         }
         // Inserted here before it joins the link: a link that ends looks up its sessions in the table.
         if !sender.attach(&shared.key) {
@@ -502,7 +502,7 @@ impl SessionTable {
             self.count.fetch_sub(1, Relaxed);
         }
         for by_client in [&self.clients, &self.orphans] {
-            by_client.lock().remove(&id, now);
+            by_client.lock().remove(&id);
         }
     }
 }

@@ -2,6 +2,7 @@
 
 pub mod accept_loop;
 pub mod dial;
+pub mod fair_map;
 pub mod fd_limit;
 pub mod http_proxy;
 pub mod interfaces;

@@ -12,7 +12,7 @@ use crate::table::SessionTable;
 use crate::table::session::{Expiry, SessionCore};
 use tunnel_base::drain::Drain;
 use tunnel_base::names::{NodeName, SessionId};
-use tunnel_net::limiter::FairMap;
+use tunnel_net::fair_map::FairMap;
 use tunnel_net::pool::Pool;
 use tunnel_proto::budget::Budget;
 use tunnel_proto::frame::{ErrorCode, Opener, SessionError};
@@ -31,7 +31,7 @@ impl SessionTable {
         for _ in 0..MAX_CANDIDATES {
             let Some((id, since)) = self.clients.lock().victim_for(newcomer) else { break };
             let Some(session) = self.session(id) else {
-                self.clients.lock().remove(&id, Instant::now());
+                self.clients.lock().remove(&id);
                 continue;
             };
             let last = session.last_frame();
@@ -44,7 +44,7 @@ impl SessionTable {
             }
         }
         let Some((_, session)) = idlest else { return false };
-        self.clients.lock().remove(&session.key.id, Instant::now());
+        self.clients.lock().remove(&session.key.id);
         session.reset_unread(SessionError::new(
             ErrorCode::Overloaded,
             "evicted in favour of another client: its own client has most sessions, and it was idle for longest",
@@ -118,11 +118,11 @@ impl SessionTable {
             if orphans.get(&id).is_some() { None } else { orphans.insert(&session.client, id, (), now) }
         };
         if let Some(lost) = lost {
-            self.evict(lost, "sessions");
+            self.evict(lost.key, "sessions");
         }
         // It may have ended before it was added.
         if self.session(id).is_none() {
-            self.orphans.lock().remove(&id, now);
+            self.orphans.lock().remove(&id);
         }
     }
 
@@ -130,8 +130,8 @@ impl SessionTable {
     /// is none.
     pub fn evict_orphan(&self, reason: &'static str) -> bool {
         loop {
-            let Some(id) = self.orphans.lock().pop(Instant::now()) else { return false };
-            if self.evict(id, reason) {
+            let Some(oldest) = self.orphans.lock().pop() else { return false };
+            if self.evict(oldest.key, reason) {
                 return true;
             }
         }
@@ -190,8 +190,8 @@ impl Tombstones {
         self.0.insert(client, id, Ended { at: now, why }, now);
     }
 
-    pub(crate) fn forget_before(&mut self, before: Instant, now: Instant) {
-        self.0.retain(|ended| ended.at > before, now);
+    pub(crate) fn forget_before(&mut self, before: Instant) {
+        self.0.retain(|ended| ended.at > before);
     }
 }
 
@@ -223,7 +223,7 @@ impl SessionTable {
         self.metrics.sessions_relayed.set(i64::try_from(self.relays.len()).unwrap_or(i64::MAX));
         self.show_memory();
         if let Some(long_ago) = now.checked_sub(self.limits.grace.max(LATEST_OPEN)) {
-            self.ended.lock().forget_before(long_ago, now);
+            self.ended.lock().forget_before(long_ago);
         }
         let grace = self.limits.grace;
         let why = SessionError::new(ErrorCode::Cancelled, format!("no path for {grace:?}"));
@@ -237,7 +237,7 @@ impl SessionTable {
                 if expiry == Expiry::Evictable {
                     self.add_orphan(&session);
                 } else {
-                    self.orphans.lock().remove(&session.key.id, now);
+                    self.orphans.lock().remove(&session.key.id);
                 }
                 let last = session.last_frame();
                 self.clients.lock().renew(&session.key.id, last);
@@ -404,7 +404,7 @@ mod ended_tests {
             ended.add(&"ann".into(), id, why, now);
             assert_eq!(ended.refusal(id).map(|refusal| refusal.code), Some(told), "{why:?}");
         }
-        ended.forget_before(now, now);
+        ended.forget_before(now);
         assert_eq!(ended.refusal(id), None);
     }
 

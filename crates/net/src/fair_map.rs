@@ -1,0 +1,218 @@
+//! A bounded map of data about many sources. When it is full, the source with most entries loses its oldest.
+
+use std::collections::{BTreeSet, HashMap};
+use std::hash::Hash;
+
+use tokio::time::Instant;
+
+/// A bounded map that sources share fairly: a source that fills the map does not push out data about others.
+///
+/// Each call costs a few steps in ordered sets of any size. An entry takes about 300 bytes.
+#[derive(Debug)]
+pub struct FairMap<S, K, V> {
+    most: usize,
+    entries: HashMap<K, Entry<S, V>>,
+    /// The keys of each source, in the order in which it loses them: idle ones first, then by time.
+    by_source: HashMap<S, BTreeSet<(bool, Instant, K)>>,
+    /// Sources by their number of keys.
+    by_count: BTreeSet<(usize, S)>,
+}
+
+/// A value in a [`FairMap`], with its position among those of its source.
+#[derive(Debug)]
+struct Entry<S, V> {
+    source: S,
+    active: bool,
+    since: Instant,
+    value: V,
+}
+
+/// The entry of a [`FairMap`] that is lost next.
+#[derive(Debug)]
+pub struct Victim<K> {
+    /// Number of entries of its source, which has most.
+    pub count: usize,
+    /// Whether it is active. Then all entries of its source are.
+    pub active: bool,
+    /// Time of the last change of `active`, or of the last renewal.
+    pub since: Instant,
+    /// Its key.
+    pub key: K,
+}
+
+/// An entry that was removed from a [`FairMap`].
+#[derive(Debug)]
+pub struct Removed<S, K, V> {
+    /// Its source.
+    pub source: S,
+    /// Its key.
+    pub key: K,
+    /// Its value.
+    pub value: V,
+}
+
+impl<S: Clone + Ord + Hash, K: Copy + Ord + Hash, V> FairMap<S, K, V> {
+    /// Creates a map for at most `most` entries.
+    pub fn new(most: usize) -> Self {
+        Self { most, entries: HashMap::new(), by_source: HashMap::new(), by_count: BTreeSet::new() }
+    }
+
+    /// Returns the number of entries.
+    pub fn len(&self) -> usize {
+        self.entries.len()
+    }
+
+    /// Returns true if there are no entries.
+    pub fn is_empty(&self) -> bool {
+        self.entries.is_empty()
+    }
+
+    /// Returns the number of entries of a source.
+    pub fn count(&self, source: &S) -> usize {
+        self.by_source.get(source).map_or(0, BTreeSet::len)
+    }
+
+    /// Returns the value of a key.
+    pub fn get(&self, key: &K) -> Option<&V> {
+        self.entries.get(key).map(|entry| &entry.value)
+    }
+
+    /// Returns the value of a key for changes, and makes its entry the newest of its source.
+    pub fn renew(&mut self, key: &K, now: Instant) -> Option<&mut V> {
+        self.mark(key, false, now)
+    }
+
+    /// Marks an entry as active or idle as of `now`, and returns its value. A source loses its idle entries first.
+    pub fn mark(&mut self, key: &K, active: bool, now: Instant) -> Option<&mut V> {
+        let entry = self.entries.get_mut(key)?;
+        if let Some(keys) = self.by_source.get_mut(&entry.source) {
+            keys.remove(&(entry.active, entry.since, *key));
+            keys.insert((active, now, *key));
+        }
+        (entry.active, entry.since) = (active, now);
+        Some(&mut entry.value)
+    }
+
+    /// Sets the value of a key, even if it came from another source before. Returns the entry that was pushed out for
+    /// it.
+    pub fn insert(&mut self, source: &S, key: K, value: V, now: Instant) -> Option<Removed<S, K, V>> {
+        self.remove(&key);
+        let lost = if self.len() >= self.most { self.pop() } else { None };
+        self.entries.insert(key, Entry { source: source.clone(), active: false, since: now, value });
+        self.change_keys(source, |keys| keys.insert((false, now, key)));
+        lost
+    }
+
+    /// Returns the entry that [`Self::pop`] would remove.
+    pub fn victim(&self) -> Option<Victim<K>> {
+        let (count, source) = self.by_count.last()?;
+        let (active, since, key) = *self.by_source.get(source)?.first()?;
+        Some(Victim { count: *count, active, since, key })
+    }
+
+    /// Returns the oldest key of the source with most, and when it was last renewed. Returns `None` unless that source
+    /// would still have more keys than `newcomer` if it lost this one to it.
+    pub fn victim_for(&self, newcomer: &S) -> Option<(K, Instant)> {
+        let victim = self.victim()?;
+        (self.count(newcomer) + 1 < victim.count).then_some((victim.key, victim.since))
+    }
+
+    /// Removes the oldest entry of the source with most, and returns it.
+    pub fn pop(&mut self) -> Option<Removed<S, K, V>> {
+        let key = self.victim()?.key;
+        self.remove(&key)
+    }
+
+    /// Removes the oldest entry of a source, and returns it.
+    pub fn pop_of(&mut self, source: &S) -> Option<Removed<S, K, V>> {
+        let (_, _, key) = *self.by_source.get(source)?.first()?;
+        self.remove(&key)
+    }
+
+    /// Removes the entry of a key, and returns it.
+    pub fn remove(&mut self, key: &K) -> Option<Removed<S, K, V>> {
+        let Entry { source, active, since, value } = self.entries.remove(key)?;
+        self.change_keys(&source, |keys| keys.remove(&(active, since, *key)));
+        Some(Removed { source, key: *key, value })
+    }
+
+    /// Removes all keys with values for which `kept` returns false. Frees memory if none is left.
+    pub fn retain(&mut self, mut kept: impl FnMut(&V) -> bool) {
+        let removed: Vec<K> =
+            self.entries.iter().filter(|(_, entry)| !kept(&entry.value)).map(|(key, _)| *key).collect();
+        for key in removed {
+            self.remove(&key);
+        }
+        if self.entries.is_empty() {
+            self.entries.shrink_to_fit();
+            self.by_source.shrink_to_fit();
+        }
+    }
+
+    /// Changes the keys of a source, and its position by their number. A source without keys is removed.
+    fn change_keys(&mut self, source: &S, change: impl FnOnce(&mut BTreeSet<(bool, Instant, K)>) -> bool) {
+        let keys = self.by_source.entry(source.clone()).or_default();
+        let before = keys.len();
+        change(keys);
+        let after = keys.len();
+        self.by_count.remove(&(before, source.clone()));
+        if after == 0 {
+            self.by_source.remove(source);
+        } else {
+            self.by_count.insert((after, source.clone()));
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::{BTreeMap, HashSet};
+    use std::time::Duration;
+
+    use proptest::prelude::*;
+
+    use super::*;
+
+    /// Removes from the model what it may lose, and checks that the map has lost nothing else.
+    fn follow(model: &mut BTreeMap<u8, Vec<(u8, u8)>>, map: &FairMap<u8, (u8, u8), (u8, u8)>) {
+        let lost: Vec<_> = model.values().flatten().copied().filter(|key| map.get(key).is_none()).collect();
+        assert_eq!(lost.len(), 1);
+        let fullest = model.values().map(Vec::len).max();
+        let keys = model.entry(lost[0].0).or_default();
+        // A source with as many keys, not counting the new one, may lose one instead.
+        assert!(Some(keys.len() + 1) >= fullest && keys[0] == lost[0], "{lost:?} of {keys:?}");
+        keys.remove(0);
+    }
+
+    proptest! {
+        #[test]
+        fn it_is_bounded_and_the_source_with_most_loses_its_oldest(
+            most in 1usize..8,
+            steps in prop::collection::vec((0u8..4, 0u8..12, any::<bool>()), 1..80),
+        ) {
+            let (mut map, mut now) = (FairMap::new(most), Instant::now());
+            // The keys of each source, oldest first.
+            let mut model: BTreeMap<u8, Vec<(u8, u8)>> = BTreeMap::new();
+            for (source, key, adds) in steps {
+                now += Duration::from_nanos(1);
+                let key = (source, key);
+                let keys = model.entry(source).or_default();
+                keys.retain(|known| *known != key);
+                if !adds {
+                    map.remove(&key);
+                    continue;
+                }
+                keys.push(key);
+                map.insert(&source, key, key, now);
+                if model.values().map(Vec::len).sum::<usize>() > most {
+                    follow(&mut model, &map);
+                }
+            }
+            let held: HashSet<_> = model.into_values().flatten().collect();
+            prop_assert!(held.len() <= most && held.iter().all(|key| map.get(key) == Some(key)));
+            prop_assert_eq!(map.len(), held.len());
+            map.retain(|_| false);
+            prop_assert!(map.is_empty() && map.by_source.is_empty() && map.by_count.is_empty());
+        }
+    }
+}
