@@ -88,11 +88,6 @@ impl ProxyPorts {
     pub fn is_on_loopback(&self, port: u16) -> bool {
         KUBELET.contains(&port) || self.loopback.contains(&port)
     }
-
-    /// Returns all ports of nodes that clients are redirected to servers for: the kubelet's, HTTP and HTTPS.
-    pub fn all_ports(&self) -> BTreeSet<u16> {
-        KUBELET.into_iter().chain(self.http.iter().copied()).chain(self.https.iter().copied()).collect()
-    }
 }
 
 /// No HTTP or HTTPS ports. The loopback ports are the default for a ConfigMap without that key.
@@ -227,7 +222,6 @@ mod tests {
         assert_eq!(wrong, [""; 0]);
         assert_eq!(ports.http, set(&[9051, 9052, 9053]));
         assert_eq!(ports.https, set(&[9443, 9444]));
-        assert_eq!(ports.all_ports(), set(&[9051, 9052, 9053, 9443, 9444, 10250, 10255]));
         let on_loopback = |port| ports.is_on_loopback(port);
         assert_eq!([10250, 10255, 10266, 10267, 9051].map(on_loopback), [true, true, true, false, false]);
     }
