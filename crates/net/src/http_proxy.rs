@@ -2,11 +2,12 @@
 
 use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
-use std::{fmt, io};
+use std::{fmt, io, iter};
 
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
 use ipnet::IpNet;
+use percent_encoding::percent_decode_str;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 use tokio::time::{Instant, timeout};
@@ -93,7 +94,8 @@ impl HttpProxyClient {
         let at: Target = at.map_err(|_| ProxyError::Address(place.to_owned()))?;
         let authorization = credentials.map(|credentials| {
             let (user, password) = credentials.split_once(':').unwrap_or((credentials, ""));
-            let plain = [&decoded(user)[..], b":", &decoded(password)].concat();
+            let (user, password) = (percent_decode_str(user), percent_decode_str(password));
+            let plain: Vec<u8> = user.chain(iter::once(b':')).chain(password).collect();
             format!("Basic {}", STANDARD.encode(plain))
         });
         Ok(Some(Self { at, authorization, exempt: Exempt::new(no_proxy) }))
@@ -178,25 +180,6 @@ async fn head_of(socket: &mut TcpStream) -> io::Result<Vec<u8>> {
         }
     }
     Err(io::Error::new(io::ErrorKind::InvalidData, "the header of the response is too long"))
-}
-
-/// Decodes percent codes (`%41` is `A`). Other text is unchanged.
-fn decoded(text: &str) -> Vec<u8> {
-    let mut plain = Vec::with_capacity(text.len());
-    let mut rest = text.as_bytes();
-    while let [first, after @ ..] = rest {
-        let code = match rest {
-            [b'%', high, low, ..] => hex(*high).zip(hex(*low)).map(|(high, low)| high << 4 | low),
-            _ => None,
-        };
-        plain.push(code.unwrap_or(*first));
-        rest = if code.is_some() { after.get(2..).unwrap_or_default() } else { after };
-    }
-    plain
-}
-
-fn hex(digit: u8) -> Option<u8> {
-    char::from(digit).to_digit(16).and_then(|value| u8::try_from(value).ok())
 }
 
 /// Port of an `http://` URL without one.
