@@ -73,19 +73,21 @@ impl fmt::Debug for LocalAddresses {
     }
 }
 
-/// Each address with the index of its interface.
-type Interfaces = Vec<(IpAddr, Option<u32>)>;
-
-fn interfaces() -> io::Result<Interfaces> {
-    Ok(if_addrs::get_if_addrs()?.into_iter().map(|one| (one.ip(), one.index)).collect())
+/// Returns the addresses of all interfaces.
+///
+/// # Errors
+///
+/// The kernel does not list addresses.
+fn interfaces() -> io::Result<Vec<InterfaceAddress>> {
+    let mut found = Vec::new();
+    list(RTM_GETADDR, |message| found.extend(address(message)))?;
+    Ok(found)
 }
 
-fn sort(given: &[IpAddr], found: &[(IpAddr, Option<u32>)], dummies: &HashSet<u32>) -> Addresses {
-    let is_used = |(ip, index): &&(IpAddr, Option<u32>)| {
-        !is_link_local(*ip) && index.is_some_and(|index| !dummies.contains(&index))
-    };
-    let with = |found: &mut dyn Iterator<Item = &(IpAddr, Option<u32>)>| {
-        given.iter().copied().chain(found.map(|(ip, _)| *ip)).collect()
+fn sort(given: &[IpAddr], found: &[InterfaceAddress], dummies: &HashSet<u32>) -> Addresses {
+    let is_used = |at: &&InterfaceAddress| !is_link_local(at.ip) && !dummies.contains(&at.index);
+    let with = |found: &mut dyn Iterator<Item = &InterfaceAddress>| {
+        given.iter().copied().chain(found.map(|at| at.ip)).collect()
     };
     Addresses { all: with(&mut found.iter()), own: with(&mut found.iter().filter(is_used)) }
 }
@@ -243,11 +245,12 @@ struct Network {
 impl Network {
     fn read() -> io::Result<Self> {
         let dummies = dummies()?;
-        let (mut addresses, mut default_routes) = (BTreeSet::new(), BTreeSet::new());
-        list(RTM_GETADDR, |message| {
-            let used = address(message).filter(|at| !at.is_tentative && !is_link_local(at.ip));
-            addresses.extend(used.filter(|at| !dummies.contains(&at.index)).map(|at| at.ip));
-        })?;
+        let addresses = interfaces()?
+            .into_iter()
+            .filter(|at| !at.is_tentative && !is_link_local(at.ip) && !dummies.contains(&at.index))
+            .map(|at| at.ip)
+            .collect();
+        let mut default_routes = BTreeSet::new();
         list(RTM_GETROUTE, |message| default_routes.extend(default_route(message)))?;
         Ok(Self { addresses, default_routes })
     }
@@ -350,23 +353,22 @@ mod tests {
     #[test]
     fn link_local_addresses_and_those_of_dummy_interfaces_are_not_own_unless_they_are_given() {
         let found: Vec<_> = [
-            ("127.0.0.1", Some(1)),
-            ("10.0.0.5", Some(2)),
-            ("169.254.2.1", Some(2)),
-            ("fe80::1", Some(2)),
-            ("::ffff:169.254.2.2", Some(2)),
-            ("fd00::5", Some(2)),
-            ("10.96.0.1", Some(3)),
-            ("fd00::96", Some(3)),
-            ("10.1.1.1", None),
+            ("127.0.0.1", 1),
+            ("10.0.0.5", 2),
+            ("169.254.2.1", 2),
+            ("fe80::1", 2),
+            ("::ffff:169.254.2.2", 2),
+            ("fd00::5", 2),
+            ("10.96.0.1", 3),
+            ("fd00::96", 3),
         ]
         .into_iter()
-        .map(|(ip, index)| (ip.parse().unwrap(), index))
+        .map(|(ip, index)| InterfaceAddress { ip: ip.parse().unwrap(), index, is_tentative: false })
         .collect();
         let given = ips(&["192.0.2.7", "169.254.7.7"]);
         let Addresses { all, own } = sort(&given, &found, &HashSet::from([3]));
         assert_eq!(own, ips(&["192.0.2.7", "169.254.7.7", "127.0.0.1", "10.0.0.5", "fd00::5"]));
-        assert_eq!((all.len(), &all[..2]), (11, &given[..]));
+        assert_eq!((all.len(), &all[..2]), (10, &given[..]));
     }
 
     fn attribute(kind: u16, value: &[u8]) -> Vec<u8> {
