@@ -6,7 +6,7 @@ use std::pin::Pin;
 use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
-use bytes::{Buf, Bytes};
+use bytes::{Buf, Bytes, BytesMut};
 use futures_util::FutureExt as _;
 use socket2::SockRef;
 use tokio::io::{AsyncRead, AsyncWrite, Interest, ReadBuf};
@@ -408,6 +408,11 @@ impl<D> ByteStreamIo<D> {
     pub fn into_inner(self) -> D {
         self.inner
     }
+
+    /// Returns the inner stream and the bytes that were read from it and not returned. Drops unsent bytes.
+    pub fn into_parts(self) -> (D, Bytes) {
+        (self.inner, self.unread)
+    }
 }
 
 /// Ends as its inner stream does.
@@ -443,15 +448,33 @@ impl<D: ByteStream> AsyncRead for ByteStreamIo<D> {
 }
 
 impl<D: ByteStream> AsyncWrite for ByteStreamIo<D> {
-    fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
+    fn poll_write(self: Pin<&mut Self>, cx: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
+        self.poll_write_vectored(cx, &[IoSlice::new(bytes)])
+    }
+
+    fn poll_write_vectored(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        pieces: &[IoSlice<'_>],
+    ) -> Poll<io::Result<usize>> {
         ready!(self.poll_push(cx))?;
-        let taken = bytes.get(..CHUNK).unwrap_or(bytes);
-        self.unsent = Bytes::copy_from_slice(taken);
+        let all: usize = pieces.iter().map(|piece| piece.len()).sum();
+        let mut taken = BytesMut::with_capacity(all.min(CHUNK));
+        for piece in pieces {
+            let room = CHUNK - taken.len();
+            taken.extend_from_slice(piece.get(..room).unwrap_or(piece));
+        }
+        let length = taken.len();
+        self.unsent = taken.freeze();
         // The rest is buffered here, and thus counts as written.
         match self.poll_push(cx) {
             Poll::Ready(Err(cause)) => Poll::Ready(Err(cause)),
-            _ => Poll::Ready(Ok(taken.len())),
+            _ => Poll::Ready(Ok(length)),
         }
+    }
+
+    fn is_write_vectored(&self) -> bool {
+        true
     }
 
     fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {

@@ -7,6 +7,7 @@ use bytes::{Bytes, BytesMut};
 use tokio::io::{AsyncRead, AsyncReadExt as _};
 
 use crate::listener::admission::heads::LONG_HEAD_BYTES;
+use tunnel_net::socket::CHUNK;
 
 /// Reads the request line, which starts with `begin`. Returns all bytes read, without the end of a URL that is too
 /// long, and that end.
@@ -37,7 +38,10 @@ pub(crate) async fn shorten<S: AsyncRead + Unpin>(
     // The library checks only the start. It would also drop a fragment, with which the end would be in the wrong place.
     let is_plain = |byte: &u8| byte.is_ascii_graphic() && *byte != b'#';
     let cut = start + KEPT;
-    if end <= cut || !head.get(start..end).is_some_and(|url| url.iter().all(is_plain)) {
+    if end <= cut
+        || cut + VERSION.len() > CHUNK
+        || !head.get(start..end).is_some_and(|url| url.iter().all(is_plain))
+    {
         return Ok((head.freeze(), None));
     }
     let rest = head.split_off(end);
@@ -46,15 +50,15 @@ pub(crate) async fn shorten<S: AsyncRead + Unpin>(
     Ok((head.freeze(), Some(url_end)))
 }
 
-/// Returns the head of a request with the end of its URL.
+/// Returns a request with the end of its URL, given the first [`CHUNK`] bytes of it.
 pub(crate) fn extended(head: &[u8], url_end: &[u8]) -> Bytes {
     let url = head.windows(VERSION.len()).position(|bytes| bytes == VERSION).unwrap_or(head.len());
     let (start, rest) = head.split_at(url);
     [start, url_end, rest].concat().into()
 }
 
-/// Bytes of a URL that pass through the library, which accepts 65,534.
-const KEPT: usize = 65_000;
+/// Bytes of a URL that pass through the library, which accepts 65,534. They fit with a method into one [`CHUNK`].
+const KEPT: usize = 60_000;
 
 /// The end of a request line after the URL, in which no blank can be.
 const VERSION: &[u8] = b" HTTP/1.1\r\n";

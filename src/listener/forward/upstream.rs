@@ -2,17 +2,16 @@
 
 use std::error::Error;
 use std::future::poll_fn;
-use std::io::{self, IoSlice};
-use std::pin::Pin;
+use std::io;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use std::task::{Context, Poll, ready};
 
-use bytes::{Bytes, BytesMut};
+use bytes::Bytes;
 use http::{Method, Request, Response, StatusCode};
 use hyper::body::Incoming;
 use hyper::client::conn::http1::{Builder, Connection, SendRequest};
-use hyper::rt::{Read, ReadBufCursor, Write};
+use hyper_util::rt::TokioIo;
 use parking_lot::Mutex;
 use prometheus_client::metrics::counter::Counter;
 use tokio_util::sync::CancellationToken;
@@ -34,6 +33,7 @@ use tunnel_base::drain::Drain;
 use tunnel_base::metrics::Metrics;
 use tunnel_net::ByteStream;
 use tunnel_net::limiter::{FairLimiter, Permit, Source};
+use tunnel_net::socket::ByteStreamIo;
 use tunnel_proto::frame::{ErrorCode, SessionError};
 
 /// The current session of a client, if any. The task that serves the client polls it together with hyper's server.
@@ -76,7 +76,7 @@ enum State {
     /// There is no session.
     None,
     /// hyper reads and writes the session.
-    Running(Box<Connection<HyperSession, RequestBody>>),
+    Running(Box<Connection<HttpIo, RequestBody>>),
     /// hyper has given the session back.
     Ended(Box<FinishedSession>),
 }
@@ -86,8 +86,8 @@ enum State {
 /// It is then ended and recorded or, after a protocol switch, handed over with the bytes that hyper had read.
 #[derive(Debug)]
 struct FinishedSession {
-    pipe: HyperSession,
-    /// Bytes that hyper had read and not parsed.
+    pipe: HttpSession,
+    /// Bytes that were read and not parsed.
     unused: Bytes,
     /// Why hyper stopped, if it failed.
     error: Option<hyper::Error>,
@@ -201,8 +201,8 @@ impl Upstream {
         url_end: Option<Bytes>,
     ) -> Result<SendRequest<RequestBody>, hyper::Error> {
         self.inner.lock().grant = Some(opened.grant.clone());
-        let pipe = HyperSession { url_end, ..HyperSession::new(opened, &self.metrics) };
-        let (sender, connection) = client().handshake(pipe).await?;
+        let session = HttpSession { url_end, ..HttpSession::new(opened, &self.metrics) };
+        let (sender, connection) = client().handshake(TokioIo::new(ByteStreamIo::new(session))).await?;
         let mut inner = self.inner.lock();
         (inner.state, inner.answered) = (State::Running(Box::new(connection)), false);
         inner.long_head = None;
@@ -219,8 +219,8 @@ impl Upstream {
         stand_in: Request<RequestBody>,
     ) -> hyper::Result<Response<Incoming>> {
         let opened = over.pipe.into_opened(over.unused);
-        let pipe = HyperSession { muted: Some(false), ..HyperSession::new(opened, &self.metrics) };
-        let (new, connection) = long_client().handshake(pipe).await?;
+        let session = HttpSession { muted: Some(false), ..HttpSession::new(opened, &self.metrics) };
+        let (new, connection) = long_client().handshake(TokioIo::new(ByteStreamIo::new(session))).await?;
         *sender = new;
         {
             let mut inner = self.inner.lock();
@@ -385,7 +385,8 @@ impl Inner {
         match std::mem::replace(&mut self.state, State::None) {
             State::Running(connection) => {
                 let parts = connection.into_parts();
-                Some(FinishedSession { pipe: parts.io, unused: parts.read_buf, error: None })
+                let (pipe, unread) = parts.io.into_inner().into_parts();
+                Some(FinishedSession { pipe, unused: joined(parts.read_buf, unread), error: None })
             }
             state => {
                 self.state = state;
@@ -456,16 +457,20 @@ const FINISHED: CopyEnd = CopyEnd { by: Side::A, how: EndKind::Finished };
 const ABORTED: CopyEnd =
     CopyEnd { by: Side::A, how: EndKind::ReadFailed(std::io::ErrorKind::ConnectionAborted) };
 
-// Adapter of a session to hyper's traits for connections.
+// A session as hyper's connection: counts the bytes, and notes how the target's end ended.
 
-/// An open session that hyper reads and writes, and that counts the bytes.
+/// The connection that hyper reads and writes.
+type HttpIo = TokioIo<ByteStreamIo<HttpSession>>;
+
+/// An open session that carries HTTP.
+///
+/// Discards bytes that the target no longer accepts: it may have responded already, and the next read returns the
+/// error.
 #[derive(Debug)]
-pub(crate) struct HyperSession {
+pub(crate) struct HttpSession {
     opened: GrantedSession,
     up: Counter,
     down: Counter,
-    /// Bytes accepted from hyper but not yet by the session, which has no room.
-    unsent: Bytes,
     /// Set if hyper's writes are dropped, because the request was sent before. Whether hyper has written it again;
     /// hyper takes nothing as a response before.
     muted: Option<bool>,
@@ -474,13 +479,12 @@ pub(crate) struct HyperSession {
     ended: Option<CopyEnd>,
 }
 
-impl HyperSession {
+impl HttpSession {
     pub(crate) fn new(opened: GrantedSession, metrics: &Metrics) -> Self {
         Self {
             opened,
             up: metrics.bytes_to_target.clone(),
             down: metrics.bytes_to_client.clone(),
-            unsent: Bytes::new(),
             muted: None,
             url_end: None,
             ended: None,
@@ -500,34 +504,8 @@ impl HyperSession {
     /// Returns the session; `unused` are the bytes that hyper has read but not consumed.
     pub(crate) fn into_opened(self, unused: Bytes) -> GrantedSession {
         let mut opened = self.opened;
-        if opened.buffered.is_empty() {
-            opened.buffered = unused;
-        } else if !unused.is_empty() {
-            opened.buffered = [unused, opened.buffered].concat().into();
-        }
+        opened.buffered = joined(unused, opened.buffered);
         opened
-    }
-
-    /// Writes the bytes that wait for room in the session.
-    fn poll_push(&mut self, cx: &mut Context<'_>) -> Poll<()> {
-        let mut unsent = std::mem::take(&mut self.unsent);
-        while !unsent.is_empty() {
-            let before = unsent.len();
-            let written = self.opened.session.poll_write_chunk(cx, &mut unsent);
-            ByteCounter { one: &mut self.opened.access.up, all: &self.up }.add(before - unsent.len());
-            match written {
-                Poll::Ready(Ok(())) => {}
-                Poll::Ready(Err(cause)) => {
-                    self.note(EndKind::WriteFailed(cause.kind()));
-                    break;
-                }
-                Poll::Pending => {
-                    self.unsent = unsent;
-                    return Poll::Pending;
-                }
-            }
-        }
-        Poll::Ready(())
     }
 
     fn note(&mut self, how: EndKind) {
@@ -535,92 +513,72 @@ impl HyperSession {
     }
 }
 
-impl Read for HyperSession {
-    fn poll_read(
-        mut self: Pin<&mut Self>,
-        cx: &mut Context<'_>,
-        mut buf: ReadBufCursor<'_>,
-    ) -> Poll<io::Result<()>> {
+impl ByteStream for HttpSession {
+    fn poll_read_chunk(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<Bytes>> {
         if self.muted == Some(false) {
             // hyper writes within the same poll.
             cx.waker().wake_by_ref();
             return Poll::Pending;
         }
-        if self.opened.buffered.is_empty() {
-            let read = self.opened.session.poll_read_chunk(cx);
-            if read.is_pending()
-                && let Poll::Ready(cause) = self.opened.session.poll_lost(cx)
-            {
-                self.note(EndKind::WriteFailed(cause.kind()));
-                return Poll::Ready(Err(cause));
-            }
-            match ready!(read) {
-                Ok(bytes) if bytes.is_empty() => self.note(EndKind::Finished),
-                Ok(bytes) => {
-                    let Self { opened, down, .. } = &mut *self;
-                    ByteCounter { one: &mut opened.access.down, all: down }.add(bytes.len());
-                    opened.buffered = bytes;
-                }
-                Err(cause) => {
-                    self.note(EndKind::ReadFailed(cause.kind()));
-                    return Poll::Ready(Err(cause));
-                }
-            }
+        if !self.opened.buffered.is_empty() {
+            return Poll::Ready(Ok(std::mem::take(&mut self.opened.buffered)));
         }
-        let fits = self.opened.buffered.len().min(buf.remaining());
-        buf.put_slice(&self.opened.buffered.split_to(fits));
-        Poll::Ready(Ok(()))
+        let read = self.opened.session.poll_read_chunk(cx);
+        if read.is_pending()
+            && let Poll::Ready(cause) = self.opened.session.poll_lost(cx)
+        {
+            self.note(EndKind::WriteFailed(cause.kind()));
+            return Poll::Ready(Err(cause));
+        }
+        let read = ready!(read);
+        match &read {
+            Ok(bytes) if bytes.is_empty() => self.note(EndKind::Finished),
+            Ok(bytes) => {
+                ByteCounter { one: &mut self.opened.access.down, all: &self.down }.add(bytes.len());
+            }
+            Err(cause) => self.note(EndKind::ReadFailed(cause.kind())),
+        }
+        Poll::Ready(read)
     }
-}
 
-/// Discards bytes that the target no longer accepts: it may have responded already, and the next read returns the
-/// error.
-impl Write for HyperSession {
-    fn poll_write(self: Pin<&mut Self>, cx: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
-        self.poll_write_vectored(cx, &[IoSlice::new(bytes)])
-    }
-
-    fn poll_write_vectored(
-        mut self: Pin<&mut Self>,
-        cx: &mut Context<'_>,
-        pieces: &[IoSlice<'_>],
-    ) -> Poll<io::Result<usize>> {
-        ready!(self.poll_push(cx));
-        let all: usize = pieces.iter().map(|piece| piece.len()).sum();
+    fn poll_write_chunk(&mut self, cx: &mut Context<'_>, bytes: &mut Bytes) -> Poll<io::Result<()>> {
         if let Some(is_asked) = &mut self.muted {
             *is_asked = true;
-            return Poll::Ready(Ok(all));
+            bytes.clear();
+            return Poll::Ready(Ok(()));
         }
-        if let Some((head, url_end)) = pieces.first().zip(self.url_end.take()) {
-            self.unsent = extended(head, &url_end);
-            let _ = self.poll_push(cx);
-            return Poll::Ready(Ok(head.len()));
+        if let Some(url_end) = self.url_end.take() {
+            *bytes = extended(bytes, &url_end);
         }
-        let mut bytes = BytesMut::with_capacity(all.min(CHUNK));
-        for piece in pieces {
-            let left = CHUNK - bytes.len();
-            bytes.extend_from_slice(piece.get(..left).unwrap_or(piece));
+        let before = bytes.len();
+        let written = ready!(self.opened.session.poll_write_chunk(cx, bytes));
+        ByteCounter { one: &mut self.opened.access.up, all: &self.up }.add(before - bytes.len());
+        if let Err(cause) = written {
+            self.note(EndKind::WriteFailed(cause.kind()));
+            bytes.clear();
         }
-        let length = bytes.len();
-        self.unsent = bytes.freeze();
-        // Unsent bytes are written with the next flush.
-        let _ = self.poll_push(cx);
-        Poll::Ready(Ok(length))
+        Poll::Ready(Ok(()))
     }
 
-    fn is_write_vectored(&self) -> bool {
-        true
+    fn poll_flush(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        if let Err(cause) = ready!(self.opened.session.poll_flush(cx)) {
+            self.note(EndKind::WriteFailed(cause.kind()));
+        }
+        Poll::Ready(Ok(()))
     }
 
-    fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        self.poll_push(cx).map(Ok)
-    }
-
-    fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        ready!(self.poll_push(cx));
+    fn poll_finish(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         self.opened.session.poll_finish(cx)
     }
 }
 
-/// Maximum number of bytes copied into one write to the session.
-const CHUNK: usize = 64 * 1024;
+/// Returns bytes, followed by those read after them.
+fn joined(first: Bytes, rest: Bytes) -> Bytes {
+    if first.is_empty() {
+        rest
+    } else if rest.is_empty() {
+        first
+    } else {
+        [first, rest].concat().into()
+    }
+}
