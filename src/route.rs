@@ -304,7 +304,7 @@ impl<'a> PathSearch<'a> {
 
     /// Returns the link to ask over next, if it is a plain one.
     pub(crate) fn plain(&self) -> Option<Arc<LinkSender>> {
-        self.path.as_ref().map(|path| path.sender.clone()).filter(|link| !link.resumes)
+        self.path.as_ref().map(|path| path.sender.clone()).filter(|link| link.is_plain())
     }
 
     /// Searches for the first path. Cancel safe.

@@ -19,7 +19,6 @@ use tunnel_net::interfaces::{Addresses, LocalAddresses};
 use tunnel_net::resolver::Resolver;
 use tunnel_proto::frame::{FrameKind, Remote, SessionKey};
 use tunnel_proto::halves::WindowLimits;
-use tunnel_proto::hello::Dialect;
 use tunnel_proto::state::LinkId;
 
 use super::*;
@@ -53,8 +52,7 @@ impl Pair {
         };
         let backend =
             SessionAcceptor::new(place, Pool::new(), Grants::default(), metrics.clone(), drain.clone());
-        let sender =
-            |n| LinkSender::new(LinkId(n), Remote::Server("edge-1".parse().unwrap()), None, Dialect::Plain);
+        let sender = |n| LinkSender::new(LinkId(n), Remote::Server("edge-1".parse().unwrap()), None);
         let (near, far) = (sender(1), sender(2));
         pump(&drain, &near, &far, &acceptor, Some(backend));
         pump(&drain, &far, &near, &opener, None);

@@ -105,7 +105,7 @@ pub struct LinkStatus {
     /// Name and version that the remote program reports.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub version: Option<String>,
-    /// `plain` or `superedge-0.9` for a program of SuperEdge, or `extended/` with the version that both ends support.
+    /// `extended`, or `plain` or `superedge-0.9` for a program of SuperEdge.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub dialect: Option<String>,
     /// Time of its creation.
@@ -347,7 +347,7 @@ impl Admin {
             address: ends.and_then(|ends| ends.remote).map(|at| at.to_string()),
             instance: link.instance.map(|process| format!("{process:?}")),
             version: ends.and_then(|ends| ends.version.as_deref()).map(str::to_owned),
-            dialect: Some(link.dialect_name()),
+            dialect: Some(link.dialect_name().to_owned()),
             since: Some(self.clock.time(link.created_at())),
             rtt_seconds: link.measured_round_trip().map(|trip| trip.as_secs_f64()),
             sessions: link.sessions(),

@@ -22,7 +22,6 @@ use tunnel_link::table::{SessionLimits, SessionTable};
 use tunnel_net::limiter::{FairLimiter, Limits, Source};
 use tunnel_proto::frame::Remote;
 use tunnel_proto::halves::WindowLimits;
-use tunnel_proto::hello::Dialect;
 use tunnel_proto::state::LinkId;
 
 use super::*;
@@ -31,7 +30,7 @@ fn cloud(nodes: &[&str]) -> Admin {
     let registry = Registry::new(Metrics::server("", ""));
     for (number, node) in (1..).zip(nodes) {
         let peer = Remote::Edge(node.parse().unwrap());
-        let sender = LinkSender::new(LinkId(number), peer, None, Dialect::Plain);
+        let sender = LinkSender::new(LinkId(number), peer, None);
         registry.insert(
             LinkedNode {
                 sender,
@@ -56,7 +55,7 @@ fn edge(linked: bool) -> Admin {
     let node: NodeName = "node1".parse().unwrap();
     let uplinks = Uplinks::new(node.clone());
     if linked {
-        uplinks.add(LinkSender::new(LinkId(1), Remote::Server(node), None, Dialect::NEWEST));
+        uplinks.add(LinkSender::new(LinkId(1), Remote::Server(node), Some(Instance::random())));
     }
     admin(ProcessView::Edge(EdgeView { uplinks, table: table() }))
 }
@@ -280,10 +279,7 @@ async fn the_status_of_an_edge_says_why_it_is_not_linked() {
         (0, vec!["link not_ready the cloud refused our token".to_owned()])
     );
     let told: Status = serde_json::from_str(&ask(&edge(true), Port::Log, "GET /status").await.1).unwrap();
-    assert_eq!(
-        (told.links[0].name.as_str(), told.links[0].dialect.as_deref()),
-        ("server", Some("extended/4"))
-    );
+    assert_eq!((told.links[0].name.as_str(), told.links[0].dialect.as_deref()), ("server", Some("extended")));
 }
 
 #[tokio::test]

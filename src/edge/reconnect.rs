@@ -27,7 +27,7 @@ use tunnel_link::table::traffic_class::TrafficClassifier;
 use tunnel_net::interfaces::NetworkChanges;
 use tunnel_net::path_mtu::REMEDY;
 use tunnel_proto::frame::{ErrorCode, SessionError};
-use tunnel_proto::hello::{Dialect, LinkPurpose};
+use tunnel_proto::hello::LinkPurpose;
 
 /// The task that keeps the edge linked to a server.
 #[derive(Debug)]
@@ -141,7 +141,7 @@ impl Reconnector {
         let NewLink { mut link, server, at, tokens } = made;
         self.dialer.on_linked(server, link.sender.instance);
         let instance = link.sender.instance.map(field::debug);
-        info!(link = %link.sender.id, server = self.dialer.display_name(server), instance, dialect = %link.sender.dialect, "linked");
+        info!(link = %link.sender.id, server = self.dialer.display_name(server), instance, dialect = link.sender.dialect_name(), "linked");
         self.began(&link);
         let mut fail_back = Box::pin(self.fail_back(server));
         // Prefer the same server, where sessions resume at once.
@@ -226,7 +226,7 @@ impl Reconnector {
         server: usize,
         hint: AddressHint,
     ) -> NewLink {
-        if !older.dialect.supports(Dialect::BACKUP_LINKS) {
+        if older.is_plain() {
             std::future::pending::<()>().await;
         }
         let mut changes = self.dialer.tokens.changes();
@@ -461,7 +461,7 @@ const POLL_INTERVAL: Duration = Duration::from_millis(250);
 impl Reconnector {
     /// Keeps an interactive link in addition to `busy` while bulk and interactive sessions share that.
     ///
-    /// There is none to a server of an older version or with a short RTT. Never returns; when the future is dropped,
+    /// There is none to a plain server or with a short RTT. Never returns; when the future is dropped,
     /// the interactive link is handed over.
     pub(crate) async fn run_interactive(
         self: &Arc<Self>,
@@ -469,7 +469,7 @@ impl Reconnector {
         server: usize,
         at: Option<SocketAddr>,
     ) {
-        if !busy.dialect.supports(Dialect::INTERACTIVE) {
+        if busy.is_plain() {
             std::future::pending::<()>().await;
         }
         let (mut sorting, mut backoff) = (TrafficClassifier::default(), Backoff::new());

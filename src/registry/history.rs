@@ -318,15 +318,15 @@ mod tests {
     #[tokio::test]
     async fn pages_contain_every_node_once_in_the_order_of_names() {
         use tunnel_base::metrics::Metrics;
+        use tunnel_base::names::Instance;
         use tunnel_proto::frame::Remote;
-        use tunnel_proto::hello::Dialect;
         use tunnel_proto::state::LinkId;
 
         let registry = Registry::new(Metrics::server("", ""));
         let mut names: Vec<String> = (0..25).map(|n| format!("node-{n}")).collect();
         for (id, name) in (0..).zip(&names) {
             let peer = Remote::Edge(name.parse().unwrap());
-            let sender = LinkSender::new(LinkId(id), peer, None, Dialect::NEWEST);
+            let sender = LinkSender::new(LinkId(id), peer, Some(Instance::random()));
             let from = ([10, 0, 0, 1], 1).into();
             registry.insert(LinkedNode { sender, instance: None, from, ips: Arc::default() }, false);
         }
@@ -419,7 +419,6 @@ mod overview_tests {
     use tunnel_base::metrics::Metrics;
     use tunnel_base::names::Instance;
     use tunnel_proto::frame::Remote;
-    use tunnel_proto::hello::Dialect;
     use tunnel_proto::state::LinkId;
 
     use super::*;
@@ -427,7 +426,7 @@ mod overview_tests {
     fn link(registry: &Registry, id: u64, node: &str) -> Arc<LinkSender> {
         let instance = Some(Instance::from_bits(1));
         let peer = Remote::Edge(node.parse().unwrap());
-        let sender = LinkSender::new(LinkId(id), peer, instance, Dialect::NEWEST);
+        let sender = LinkSender::new(LinkId(id), peer, instance);
         let linked = LinkedNode {
             sender: sender.clone(),
             instance,

@@ -14,7 +14,6 @@ use crate::registry::{Finder, NodeLocation, NodeNotFound};
 use tunnel_base::names::{Instance, NodeName};
 use tunnel_link::sender::LinkSender;
 use tunnel_proto::frame::Found;
-use tunnel_proto::hello::Dialect;
 
 /// A cache of nodes at peers, and of nodes that were recently not found.
 #[derive(Debug, Default)]
@@ -321,7 +320,7 @@ impl Finder {
             others.known.claim(node, found.ips);
         }
         self.registry.wake_waiters(node);
-        if found.here && from.dialect.supports(Dialect::LOCATION_REPLICAS) {
+        if found.here {
             let forwarded = Found {
                 at: Some(at),
                 instance: found.instance,
@@ -350,10 +349,7 @@ impl Finder {
     /// Returns the answer about a node that is not linked here.
     fn elsewhere(&self, to: &LinkSender, node: &NodeName, question: u64) -> Found {
         let away = Found::not_here(question);
-        let Some(others) = self.others.as_ref().filter(|_| to.dialect.supports(Dialect::LOCATION_REPLICAS))
-        else {
-            return away;
-        };
+        let Some(others) = &self.others else { return away };
         let last = others.known.last_server(node);
         // A cached location may be out of date; the server that has the node now may be one that this server does not
         // know.
@@ -557,10 +553,9 @@ mod announce_tests {
         let own = Instance::from_bits(1);
         let finder = Finder::new(Registry::new(Metrics::server("", "")), own, peers.clone(), nowhere(), 1);
         let server = |id| Instance::from_bits(u128::from(id));
-        let link = |id, dialect| LinkSender::new(LinkId(id), Remote::Peer, Some(server(id)), dialect);
-        let [first, second, requester] = [7, 8, 9].map(|id| link(id, Dialect::NEWEST));
-        let older = link(10, Dialect::Extended(2));
-        for link in [&first, &second, &requester, &older] {
+        let link = |id| LinkSender::new(LinkId(id), Remote::Peer, Some(server(id)));
+        let [first, second, requester] = [7, 8, 9].map(link);
+        for link in [&first, &second, &requester] {
             peers.add_incoming(link, false);
         }
         settled().await;
@@ -569,14 +564,12 @@ mod announce_tests {
         let here = Found { here: true, instance: Some(server(77)), ..Found::not_here(0) };
         assert_eq!(finder.on_found(&first, node, here.clone()), Some(server(7)));
         finder.answer(&requester, node, 5);
-        finder.answer(&older, node, 5);
         assert_eq!(told(&requester), [Found { at: Some(server(7)), ..Found::not_here(5) }]);
-        assert_eq!(told(&older), [Found::not_here(5)], "it does not support location replicas");
         assert_eq!(finder.on_found(&second, node, here), Some(server(8)));
         settled().await;
         let moved = Found { at: Some(server(8)), instance: Some(server(77)), ..Found::not_here(0) };
         assert_eq!((told(&first), told(&requester)), (vec![moved.clone()], vec![moved.clone()]));
-        assert_eq!((told(&second), told(&older)), (vec![], vec![moved.clone()]), "an older server drops it");
+        assert_eq!(told(&second), []);
         // Like the other two servers that receive it.
         assert_eq!(finder.on_found(&second, node, moved.clone()), Some(server(8)));
         assert_eq!(
@@ -592,9 +585,7 @@ mod announce_tests {
         let registry = Registry::new(Metrics::server("", ""));
         let finder = Finder::new(registry.clone(), Instance::from_bits(1), peers.clone(), nowhere(), 1);
         let node: &NodeName = &"node1".parse().unwrap();
-        let link = |id, peer| {
-            LinkSender::new(LinkId(id), peer, Some(Instance::from_bits(id.into())), Dialect::NEWEST)
-        };
+        let link = |id, peer| LinkSender::new(LinkId(id), peer, Some(Instance::from_bits(id.into())));
         let (requester, other) = (link(9, Remote::Peer), link(8, Remote::Peer));
         peers.add_incoming(&requester, false);
         peers.add_incoming(&other, false);
@@ -634,7 +625,7 @@ mod announce_tests {
         let finder = Finder::new(registry, Instance::from_bits(1), peers.clone(), nowhere(), 1);
         let node: &NodeName = &"node1".parse().unwrap();
         let server = |id| Instance::from_bits(u128::from(id));
-        let link = |id| LinkSender::new(LinkId(id), Remote::Peer, Some(server(id)), Dialect::NEWEST);
+        let link = |id| LinkSender::new(LinkId(id), Remote::Peer, Some(server(id)));
         let links @ [first, second] = &[7, 8].map(link);
         links.iter().for_each(|link| drop(peers.add_incoming(link, false)));
         settled().await;

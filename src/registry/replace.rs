@@ -151,8 +151,7 @@ impl Finder {
             return;
         }
         let same = found.instance == linked.instance;
-        // A server of version 1 sends no age and does not understand a Conflict, so both links stay.
-        let older = found.age.is_none_or(|age| age < linked.sender.age());
+        let older = found.age.is_some_and(|age| age < linked.sender.age());
         if !closes_unless_it_answers(&linked.sender, node, found).await || same || !older {
             return;
         }
@@ -279,7 +278,8 @@ impl Registry {
     pub fn drain_some(&self, most: usize, mut to: impl FnMut() -> Option<SocketAddr>) -> usize {
         let mut links: Vec<_> = {
             let nodes = self.nodes.lock();
-            let may = |link: &LinkSender| link.resumes && !link.is_drained() && link.age() >= MIN_LINK_AGE;
+            let may =
+                |link: &LinkSender| !link.is_plain() && !link.is_drained() && link.age() >= MIN_LINK_AGE;
             nodes.linked.values().map(|linked| &linked.sender).filter(|link| may(link)).cloned().collect()
         };
         links.sort_by_cached_key(|link| (link.sessions(), Reverse(link.age())));
@@ -330,14 +330,13 @@ mod tests {
 mod interactive_tests {
     use tunnel_base::metrics::Metrics;
     use tunnel_proto::frame::Remote;
-    use tunnel_proto::hello::Dialect;
     use tunnel_proto::state::LinkId;
 
     use super::*;
 
     fn linked(number: u64, instance: u128) -> LinkedNode {
         let (peer, instance) = (Remote::Edge("node1".parse().unwrap()), Some(Instance::from_bits(instance)));
-        let sender = LinkSender::new(LinkId(number), peer, instance, Dialect::NEWEST);
+        let sender = LinkSender::new(LinkId(number), peer, instance);
         LinkedNode { sender, instance, from: ([10, 0, 0, 1], 1).into(), ips: Arc::default() }
     }
 
@@ -395,17 +394,15 @@ mod moves_tests {
     use tunnel_base::metrics::Metrics;
     use tunnel_base::names::Instance;
     use tunnel_proto::frame::Remote;
-    use tunnel_proto::hello::Dialect;
     use tunnel_proto::state::LinkId;
 
     use super::*;
 
     /// Inserts and returns a new link of the node with that number.
-    fn linked(registry: &Registry, number: u64, dialect: Dialect) -> Arc<LinkSender> {
+    fn linked(registry: &Registry, number: u64, instance: Option<Instance>) -> Arc<LinkSender> {
         static LINKS: AtomicU64 = AtomicU64::new(0);
         let peer = Remote::Edge(format!("node{number}").parse().unwrap());
-        let instance = (dialect != Dialect::Plain).then(|| Instance::from_bits(number.into()));
-        let sender = LinkSender::new(LinkId(LINKS.fetch_add(1, Relaxed)), peer, instance, dialect);
+        let sender = LinkSender::new(LinkId(LINKS.fetch_add(1, Relaxed)), peer, instance);
         let from = ([10, 0, 0, 1], 1).into();
         registry.insert(LinkedNode { sender: sender.clone(), instance, from, ips: Arc::default() }, false);
         sender
@@ -414,10 +411,10 @@ mod moves_tests {
     #[tokio::test(start_paused = true)]
     async fn those_that_are_asked_have_settled_and_understand_it_and_are_asked_once() {
         let registry = Registry::new(Metrics::server("", ""));
-        let plain = linked(&registry, 1, Dialect::Plain);
-        let old = [2, 3].map(|number| linked(&registry, number, Dialect::Extended(1)));
+        let plain = linked(&registry, 1, None);
+        let old = [2, 3].map(|number| linked(&registry, number, Some(Instance::random())));
         advance(MIN_LINK_AGE).await;
-        let new = linked(&registry, 4, Dialect::NEWEST);
+        let new = linked(&registry, 4, Some(Instance::random()));
         assert_eq!(registry.node_counts(), (4, 0));
         assert_eq!(registry.drain_some(1, || None), 1);
         assert_eq!(registry.node_counts(), (4, 1));
@@ -430,11 +427,11 @@ mod moves_tests {
     async fn a_node_that_leaves_is_not_found_and_keeps_one_link_for_its_sessions() {
         let registry = Registry::new(Metrics::server("", ""));
         let node = "node1".parse().unwrap();
-        let old = linked(&registry, 1, Dialect::NEWEST);
+        let old = linked(&registry, 1, Some(Instance::from_bits(1)));
         registry.retire_link(&old);
         assert!(registry.link_of(&node).is_none() && !old.is_closed());
         assert_eq!(registry.node_counts(), (0, 0));
-        let new = linked(&registry, 1, Dialect::NEWEST);
+        let new = linked(&registry, 1, Some(Instance::from_bits(1)));
         registry.retire_link(&old);
         assert!(registry.link_of(&node).is_some(), "the node was not found by that link");
         registry.retire_link(&new);

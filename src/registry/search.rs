@@ -400,7 +400,6 @@ mod tests {
     use tunnel_base::policy::zone::Zone;
     use tunnel_net::resolver::Resolver;
     use tunnel_proto::frame::{Found, FrameKind};
-    use tunnel_proto::hello::Dialect;
 
     use super::*;
 
@@ -416,7 +415,7 @@ mod tests {
     }
 
     fn link(id: u64, server: u64) -> Arc<LinkSender> {
-        LinkSender::new(LinkId(id), Remote::Peer, Some(Instance::from_bits(server.into())), Dialect::NEWEST)
+        LinkSender::new(LinkId(id), Remote::Peer, Some(Instance::from_bits(server.into())))
     }
 
     /// Returns a context with an empty cache and a DNS that does not answer.

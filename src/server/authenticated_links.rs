@@ -369,7 +369,7 @@ mod tests {
     use tunnel_link::table::SessionLimits;
     use tunnel_proto::frame::Remote;
     use tunnel_proto::halves::WindowLimits;
-    use tunnel_proto::hello::{Dialect, LinkPurpose};
+    use tunnel_proto::hello::LinkPurpose;
 
     use super::*;
 
@@ -383,7 +383,6 @@ mod tests {
             node: node("node1"),
             token: token.to_owned(),
             instance: None,
-            dialect: Dialect::Plain,
             purpose: LinkPurpose::Primary,
             ips: Box::default(),
         };
@@ -465,7 +464,7 @@ mod tests {
         let proven =
             AuthenticatedLinks::start(tokens, None, Some(nodes.subscribe()), true, registry, table, &drain);
         let track = |id, name| {
-            let sender = LinkSender::new(LinkId(id), Remote::Edge(node(name)), None, Dialect::NEWEST);
+            let sender = LinkSender::new(LinkId(id), Remote::Edge(node(name)), Some(Instance::random()));
             let mut evidence = evidence("shared", None);
             evidence.hello.node = node(name);
             proven.track(&sender, &evidence);

@@ -244,7 +244,7 @@ async fn bridge_to_node(
     shared: Arc<ServerContext>,
 ) {
     let session = offer.id();
-    let access = EdgeAccess { session, from, node: node.clone(), target: Some(target.clone()) };
+    let access = EdgeAccess { session, from, node: node.clone(), target: target.clone() };
     let (category, client) = (offer.category(), offer.client().to_owned());
     let request = SessionRequest { node, target, category, client, listener: LISTENER, permit: None };
     let opened = tokio::select! {
@@ -313,13 +313,13 @@ struct EdgeAccess {
     session: SessionId,
     from: Arc<LinkSender>,
     node: NodeName,
-    target: Option<Target>,
+    target: Target,
 }
 
 impl EdgeAccess {
     fn of(request: &RelayRequest) -> Self {
         let (from, node) = (request.from().clone(), request.node().clone());
-        Self { session: request.id(), from, node, target: request.target().cloned() }
+        Self { session: request.id(), from, node, target: request.target().clone() }
     }
 
     /// Returns an error if the edge may not reach this now. With [`ErrorCode::NodeNotConnected`] that is not known.
@@ -328,16 +328,10 @@ impl EdgeAccess {
             return self.judge_node(&shared.policies);
         }
         // A session to the cloud that a peer has dialled. This server judges it as if it dialled.
-        let Some(target) = &self.target else {
-            // An older edge does not name it. The server that has dialled judges the session by its own targets.
-            let why = "edges may not have the server dial targets: server.edge_access.targets is empty";
-            let may = !shared.policies.for_edges.load().is_empty();
-            return if may { Ok(()) } else { Err(SessionError::new(ErrorCode::NotAllowed, why)) };
-        };
-        if target_at_node(target, &self.node, shared).is_some() {
+        if target_at_node(&self.target, &self.node, shared).is_some() {
             return Ok(());
         }
-        let checked = shared.backend.dialer().check(target, CHECK_TIMEOUT).await;
+        let checked = shared.backend.dialer().check(&self.target, CHECK_TIMEOUT).await;
         checked.map_err(|why| match SessionError::from(why) {
             why @ SessionError { code: ErrorCode::NotAllowed, .. } => why,
             SessionError { reason, .. } => SessionError::new(ErrorCode::NodeNotConnected, reason),
@@ -365,7 +359,7 @@ impl EdgeAccess {
         entry.id = Some(self.session);
         entry.user = requester.map(ToString::to_string);
         entry.node = Some(self.node.clone());
-        entry.target = self.target.clone();
+        entry.target = Some(self.target.clone());
         (entry, at)
     }
 
@@ -487,7 +481,7 @@ impl SessionRouter {
             request.refuse(SessionError::new(ErrorCode::UnknownSession, why));
             return None;
         }
-        if !linked.sender.resumes {
+        if linked.sender.is_plain() {
             return Some((request, linked.sender));
         }
         request.pass(&linked.sender);

@@ -119,7 +119,7 @@ async fn admit_edge(call: Call, hello: Hello, shared: Arc<ServerContext>) {
     let sender = link.sender.clone();
     let edge = hello.instance.map(field::debug);
     if is_logged {
-        info!(link = %sender.id, node = %hello.node, remote_addr = %from, edge, dialect = %hello.dialect, "node is linked");
+        info!(link = %sender.id, node = %hello.node, remote_addr = %from, edge, dialect = sender.dialect_name(), "node is linked");
     }
     if let Some(silent) = shared.registry.insert(linked(&sender), hello.purpose == LinkPurpose::Backup) {
         // The interactive link may also be unresponsive.

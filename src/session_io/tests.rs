@@ -20,7 +20,6 @@ use tunnel_net::ByteStream;
 use tunnel_net::pool::Pool;
 use tunnel_proto::frame::{Category, FrameKind, Remote, SessionKey};
 use tunnel_proto::halves::WindowLimits;
-use tunnel_proto::hello::Dialect;
 use tunnel_proto::state::LinkId;
 
 use super::*;
@@ -33,8 +32,7 @@ pub(crate) fn linked(drain: &Drain) -> (Arc<SessionTable>, Arc<LinkSender>, mpsc
     let grace = Duration::from_secs(60);
     let limits = SessionLimits { windows, memory: 16 << 20, sessions: 9, grace };
     let table = || SessionTable::new(Instance::random(), limits.clone(), Metrics::edge());
-    let sender =
-        |n| LinkSender::new(LinkId(n), Remote::Server("node1".parse().unwrap()), None, Dialect::Plain);
+    let sender = |n| LinkSender::new(LinkId(n), Remote::Server("node1".parse().unwrap()), None);
     let (near, far, opener, acceptor) = (sender(1), sender(2), table(), table());
     let (offers, offered) = mpsc::channel::<IncomingSession>(1);
     for (from, back, to) in [(&near, &far, &acceptor), (&far, &near, &opener)] {

@@ -102,18 +102,17 @@ async fn the_same_process_at_two_servers_is_no_conflict() {
     first.send(StreamMsg { r#type: "pong".into(), ..was_asked }).await;
     let (first, second) =
         (beside(async move { first.ends().await }), beside(async move { second.ends().await }));
-    let mut other = scripted(&place, &servers[0], 7, false).await;
+    let mut other = scripted(&place, &servers[0], 7).await;
     tells(&mut other, found(1, Some(Duration::from_secs(100)))).await;
     tokio::time::sleep(Duration::from_millis(200)).await;
     assert_eq!((conflicts(&servers[0]), conflicts(&servers[1])), (0, 0));
     assert!(!first.is_finished() && !second.is_finished());
 }
 
-/// Links to the server as a peer that the test plays, of protocol version 1 if `old`.
-async fn scripted(place: &TestDir, server: &TestServer, number: u128, old: bool) -> Call {
+/// Links to the server as a peer that the test plays.
+async fn scripted(place: &TestDir, server: &TestServer, number: u128) -> Call {
     let shows = Identity { cert: place.files.cert.clone(), key: place.files.key.clone() };
     let headers = Caller::peer_request(Instance::from_bits(number));
-    let headers = if old { remote::old(headers) } else { headers };
     remote::link_as_peer(place, server.server.bound.grpc, Some(shows), headers, "node1").await.unwrap()
 }
 
@@ -168,7 +167,9 @@ async fn link_ages_decide_as_each_server_has_measured_them() {
     // Alone in its list: the peer is the test, which links to it.
     let server = TestServer::from_text(&servers::config(&place, all[0], &servers::peers(&all[..1])));
     let link = living(&place, &server, 2).await;
-    let mut other = scripted(&place, &server, 7, false).await;
+    let mut other = scripted(&place, &server, 7).await;
+    // Without an age, nothing is compared.
+    tells(&mut other, found(3, None)).await;
     // The peer's link is younger: this server keeps the name.
     tells(&mut other, found(3, Some(Duration::from_millis(1)))).await;
     is_told_of_a_conflict(&mut other, 2).await;
@@ -188,7 +189,7 @@ async fn if_both_servers_claim_the_older_link_one_is_evicted() {
     let all = servers::addresses(2);
     let server = TestServer::from_text(&servers::config(&place, all[0], &servers::peers(&all[..1])));
     let link = living(&place, &server, 5).await;
-    let mut other = scripted(&place, &server, 7, false).await;
+    let mut other = scripted(&place, &server, 7).await;
     for (theirs, stays) in [(9, true), (3, false)] {
         tells(&mut other, found(theirs, Some(Duration::from_millis(1)))).await;
         is_told_of_a_conflict(&mut other, 5).await;
@@ -199,19 +200,4 @@ async fn if_both_servers_claim_the_older_link_one_is_evicted() {
         assert_eventually("the end of the link", link).await.unwrap().unwrap().code(),
         Grpc::AlreadyExists
     );
-}
-
-#[tokio::test]
-async fn with_a_server_of_version_1_both_links_stay_and_a_conflict_is_counted() {
-    let place = TestDir::new();
-    let all = servers::addresses(2);
-    let server = TestServer::from_text(&servers::config(&place, all[0], &servers::peers(&all[..1])));
-    let link = living(&place, &server, 5).await;
-    let mut other = scripted(&place, &server, 7, true).await;
-    tells(&mut other, found(3, None)).await;
-    wait_until("the conflict is counted", || conflicts(&server) == 1).await;
-    tells(&mut other, found(3, None)).await;
-    let more = tokio::time::timeout(Duration::from_millis(200), hears(&mut other)).await;
-    assert!(more.is_err(), "an old server does not understand {more:?}");
-    assert!(!link.is_finished());
 }

@@ -126,9 +126,14 @@ async fn endless_pings_and_resumes_leave_a_bounded_number_of_answers() {
     let (place, echo) = (TestDir::new(), targets::echo().await);
     let server = TestServer::start(&place);
     let (mut bad, _edge) = both(&place, &server).await;
-    let instance = Some(Instance::random());
-    let resume =
-        SessionFrame::Resume { received: 0, limit: 1, epoch: 1, instance, opener: None, target: None };
+    let resume = SessionFrame::Resume {
+        received: 0,
+        limit: 1,
+        epoch: 1,
+        instance: Some(Instance::random()),
+        opener: None,
+        target: echo.into(),
+    };
     // It does not read the answers meanwhile.
     for number in 0..10_000 {
         bad.say(SessionId::random(), resume.clone()).await;

@@ -60,3 +60,4 @@ mod smuggling;
 mod socks5;
 mod status;
 mod tcp;
+mod version;

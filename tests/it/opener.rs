@@ -4,13 +4,11 @@ use std::net::SocketAddr;
 
 use tokio::io::AsyncReadExt;
 use tunnel_base::names::{Instance, NodeName, SessionId};
-use tunnel_net::tls::Identity;
 use tunnel_proto::codec::to_message;
 use tunnel_proto::frame::{Category, ErrorCode, Frame, FrameKind, Opener, SessionFrame};
-use tunnel_proto::hello::{Caller, Hello};
 
 use crate::support::call::Call;
-use crate::support::programs::{TOKEN, TestDir, TestServer, edge, start_edge};
+use crate::support::programs::{TestDir, TestServer, edge, start_edge};
 use crate::support::remote::{self, ScriptedServer};
 use crate::support::{assert_eventually, servers, targets};
 
@@ -36,17 +34,13 @@ fn open(target: SocketAddr, opener: Option<Opener>) -> SessionFrame {
     SessionFrame::Open { target: target.into(), limit: 1000, epoch: 1, client: String::new(), opener }
 }
 
-fn resume(epoch: u64, instance: Option<Instance>, opener: Option<Opener>) -> SessionFrame {
-    resume_to(None, epoch, instance, opener)
-}
-
-fn resume_to(
-    target: Option<SocketAddr>,
+fn resume(
+    target: SocketAddr,
     epoch: u64,
     instance: Option<Instance>,
     opener: Option<Opener>,
 ) -> SessionFrame {
-    let target = target.map(Into::into);
+    let target = target.into();
     SessionFrame::Resume { received: 0, limit: 1000, epoch, instance, opener, target }
 }
 
@@ -96,7 +90,7 @@ async fn a_session_of_two_edges_cannot_be_taken_over_by_a_third() {
     for (n, server) in servers.iter().enumerate() {
         let mut stranger = link(&place, server, &format!("stranger{n}"), 9).await;
         let forged = Some(Opener::Node("opener".parse().unwrap()));
-        say_to(&stranger, "acceptor", id, resume(50, acceptor, forged)).await;
+        say_to(&stranger, "acceptor", id, resume(echo, 50, acceptor, forged)).await;
         is_unknown(&mut stranger, 50).await;
         echoes(&mut opener, id, "undisturbed").await;
     }
@@ -110,7 +104,7 @@ async fn a_session_of_two_edges_cannot_be_taken_over_by_a_third() {
             epoch,
             instance: acceptor,
             opener: None,
-            target: Some(echo.into()),
+            target: echo.into(),
         };
         say_to(&opener, "acceptor", id, resume).await;
         is_resumed(&mut opener, epoch).await;
@@ -122,6 +116,7 @@ async fn a_session_of_two_edges_cannot_be_taken_over_by_a_third() {
 async fn a_clients_session_cannot_be_taken_over_even_by_its_acceptor() {
     let place = TestDir::new();
     let servers = start(&place, 3);
+    let target = ([127, 0, 0, 1], 22).into();
     let mut acceptor = link(&place, &servers[1], "acceptor", 1).await;
     let itself = Some(Instance::from_bits(1));
     let accepts = async {
@@ -134,10 +129,10 @@ async fn a_clients_session_cannot_be_taken_over_even_by_its_acceptor() {
     let (mut client, id) = tokio::join!(servers[0].open("acceptor:22"), accepts);
     for (n, server) in servers.iter().enumerate().skip(1) {
         let mut stranger = link(&place, server, &format!("stranger{n}"), 9).await;
-        say_to(&stranger, "acceptor", id, resume(50, itself, None)).await;
+        say_to(&stranger, "acceptor", id, resume(target, 50, itself, None)).await;
         is_unknown(&mut stranger, 50).await;
     }
-    acceptor.say(id, resume(50, Some(Instance::from_bits(9)), None)).await;
+    acceptor.say(id, resume(target, 50, Some(Instance::from_bits(9)), None)).await;
     is_unknown(&mut acceptor, 50).await;
     acceptor.say(id, SessionFrame::Data("hello".into())).await;
     let mut heard = [0; 5];
@@ -156,12 +151,12 @@ async fn a_session_to_the_cloud_cannot_be_taken_over_by_another_edge() {
     assert_eq!(holder, Some(servers[0].server.table.instance()));
     for (n, server) in servers.iter().enumerate() {
         let mut stranger = link(&place, server, &format!("stranger{n}"), 9).await;
-        stranger.say(id, resume_to(Some(echo), 50, holder, None)).await;
+        stranger.say(id, resume(echo, 50, holder, None)).await;
         is_unknown(&mut stranger, 50).await;
     }
     let mut stranger = link(&place, &servers[0], "stranger", 9).await;
     let nowhere = Some(Instance::from_bits(9));
-    for another in [resume_to(Some(echo), 51, nowhere, None), open(echo, None)] {
+    for another in [resume(echo, 51, nowhere, None), open(echo, None)] {
         stranger.say(id, another.clone()).await;
         is_unknown(&mut stranger, another.epoch().unwrap()).await;
     }
@@ -179,7 +174,7 @@ async fn an_edge_lets_only_the_opener_resume_a_session() {
     call.say(id, open(echo, server(1))).await;
     let acceptor = opened(&mut call, id).await;
     assert_eq!(acceptor, Some(edge.table.instance()));
-    call.say(id, resume(2, acceptor, server(2))).await;
+    call.say(id, resume(echo, 2, acceptor, server(2))).await;
     is_unknown(&mut call, 2).await;
     call.say(
         id,
@@ -197,84 +192,8 @@ async fn an_edge_lets_only_the_opener_resume_a_session() {
     drop(call);
     let mut call = cloud.call().await;
     call.answer(Some(Instance::from_bits(3)));
-    call.say(id, resume(3, acceptor, server(2))).await;
+    call.say(id, resume(echo, 3, acceptor, server(2))).await;
     is_unknown(&mut call, 3).await;
-    call.say(id, resume(3, acceptor, server(1))).await;
+    call.say(id, resume(echo, 3, acceptor, server(1))).await;
     is_resumed(&mut call, 3).await;
-}
-
-/// Links to the server as a peer of version 1.
-async fn old_server(place: &TestDir, server: &TestServer, number: u128, node: &str) -> Call {
-    let shows = Identity { cert: place.files.cert.clone(), key: place.files.key.clone() };
-    let headers = remote::old(Caller::peer_request(Instance::from_bits(number)));
-    remote::link_as_peer(place, server.server.bound.grpc, Some(shows), headers, node).await.unwrap()
-}
-
-#[tokio::test]
-async fn sessions_of_old_servers_resume_through_old_and_new_ones() {
-    let (place, echo) = (TestDir::new(), targets::echo().await);
-    let servers = start(&place, 1);
-    let _edge = edge(&place, &servers[0], "node1").await;
-    let (mut first, id) = (old_server(&place, &servers[0], 7, "node1").await, SessionId::random());
-    first.say(id, open(echo, None)).await;
-    let acceptor = opened(&mut first, id).await;
-    // Through another old server, through a new one, which names the opener, and through an old one again.
-    for (epoch, opener) in [(2, None), (3, server(8)), (4, None)] {
-        let mut next = old_server(&place, &servers[0], 8, "node1").await;
-        next.say(id, resume(epoch, acceptor, opener)).await;
-        is_resumed(&mut next, epoch).await;
-        first = next;
-    }
-    echoes(&mut first, id, "after").await;
-    // By now the opener is known.
-    let mut stranger = link(&place, &servers[0], "stranger", 9).await;
-    say_to(&stranger, "node1", id, resume(50, acceptor, None)).await;
-    is_unknown(&mut stranger, 50).await;
-    echoes(&mut first, id, "undisturbed").await;
-}
-
-#[tokio::test]
-async fn an_edge_serves_servers_of_version_1_and_2_in_turns() {
-    let (place, echo) = (TestDir::new(), targets::echo().await);
-    let mut cloud = ScriptedServer::start(&place).await;
-    let _edge = start_edge(&place.edge("node1", cloud.at, ""));
-    let (id, mut acceptor) = (SessionId::random(), None);
-    for (epoch, opener) in [(1, None), (2, None), (3, server(1)), (4, None), (5, server(1))] {
-        let mut call = cloud.call().await;
-        let headers = Hello::response(Instance::from_bits(u128::from(epoch)));
-        call.answer_as(if opener.is_some() { headers } else { remote::old(headers) });
-        if epoch == 1 {
-            call.say(id, open(echo, None)).await;
-            acceptor = opened(&mut call, id).await;
-        } else {
-            call.say(id, resume(epoch, acceptor, opener)).await;
-            is_resumed(&mut call, epoch).await;
-        }
-    }
-}
-
-#[tokio::test]
-async fn edges_of_version_1_open_accept_and_resume_at_a_new_server() {
-    let place = TestDir::new();
-    let servers = start(&place, 2);
-    let old = async |server: &TestServer, name: &str, instance| {
-        let hello = Hello::edge_request(&name.parse().unwrap(), TOKEN, Instance::from_bits(instance));
-        let call = remote::dial(&place, server.server.bound.grpc, remote::old(hello), name).await.unwrap();
-        server.has(name).await;
-        call
-    };
-    let mut acceptor = old(&servers[0], "acceptor", 1).await;
-    let itself = Some(Instance::from_bits(1));
-    let (mut opener, id) = (old(&servers[1], "opener", 2).await, SessionId::random());
-    say_to(&opener, "acceptor", id, open(([127, 0, 0, 1], 22).into(), None)).await;
-    assert!(matches!(acceptor.word().await, (asked, SessionFrame::Open { epoch: 1, .. }) if asked == id));
-    acceptor.say(id, SessionFrame::Opened { limit: 1000, epoch: 1, instance: itself }).await;
-    assert_eq!(opened(&mut opener, id).await, itself);
-    drop((opener, acceptor));
-    let (mut acceptor, mut opener) =
-        (old(&servers[1], "acceptor", 1).await, old(&servers[0], "opener", 2).await);
-    say_to(&opener, "acceptor", id, resume(2, itself, None)).await;
-    assert!(matches!(acceptor.word().await, (asked, SessionFrame::Resume { epoch: 2, .. }) if asked == id));
-    acceptor.say(id, SessionFrame::Resumed { received: 0, limit: 1000, epoch: 2 }).await;
-    is_resumed(&mut opener, 2).await;
 }

@@ -317,7 +317,8 @@ fn own(place: &TestDir) -> Option<Identity> {
 }
 
 fn resume(instance: Option<Instance>) -> SessionFrame {
-    SessionFrame::Resume { received: 0, limit: 1000, epoch: 2, instance, opener: None, target: None }
+    let target = "127.0.0.1:22".parse().unwrap();
+    SessionFrame::Resume { received: 0, limit: 1000, epoch: 2, instance, opener: None, target }
 }
 
 #[tokio::test]

@@ -19,7 +19,6 @@ use tunnel::server::config::ServerConfig;
 use tunnel_base::names::Instance;
 use tunnel_link::sender::LinkSender;
 use tunnel_proto::frame::{Category, Remote};
-use tunnel_proto::hello::Dialect;
 use tunnel_proto::state::LinkId;
 
 use crate::cut::{End, Line};
@@ -135,7 +134,7 @@ fn link(server: &Server, number: u64) -> Arc<LinkSender> {
 fn link_beside(server: &Server, number: u64, id: LinkId, beside: bool) -> Arc<LinkSender> {
     let peer = Remote::Edge(format!("node{number:04}").parse().unwrap());
     let instance: Option<Instance> = format!("{number:032x}").parse().ok();
-    let sender = LinkSender::new(id, peer, instance, Dialect::NEWEST);
+    let sender = LinkSender::new(id, peer, instance);
     server.registry.insert(
         LinkedNode { sender: sender.clone(), instance, from: ([10, 0, 0, 1], 9).into(), ips: Arc::default() },
         beside,

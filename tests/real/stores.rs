@@ -19,12 +19,11 @@ use tunnel::publish::record_policy::RecordPolicy;
 use tunnel::registry::{LinkedNode, Registry};
 use tunnel_base::drain::Drain;
 use tunnel_base::metrics::Metrics;
-use tunnel_base::names::NodeName;
+use tunnel_base::names::{Instance, NodeName};
 use tunnel_base::policy::zone::Zone;
 use tunnel_link::sender::LinkSender;
 use tunnel_net::resolver::Resolver;
 use tunnel_proto::frame::Remote;
-use tunnel_proto::hello::Dialect;
 use tunnel_proto::state::LinkId;
 
 use crate::parts::{asked, free_port, kept};
@@ -60,7 +59,7 @@ impl Pod {
 
     fn link(&self, node: usize) {
         let name: NodeName = format!("node-{node:07}").parse().unwrap();
-        let sender = LinkSender::new(LinkId(node as u64), Remote::Edge(name), None, Dialect::NEWEST);
+        let sender = LinkSender::new(LinkId(node as u64), Remote::Edge(name), Some(Instance::random()));
         self.registry.insert(
             LinkedNode { sender, instance: None, from: ([127, 0, 0, 1], 1).into(), ips: Arc::default() },
             false,

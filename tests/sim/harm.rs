@@ -7,7 +7,6 @@ use tokio::time::Instant;
 use tunnel::registry::LinkedNode;
 use tunnel_link::sender::LinkSender;
 use tunnel_proto::frame::{ErrorCode, SessionError};
-use tunnel_proto::hello::Dialect;
 use tunnel_proto::state::LinkId;
 
 use super::line::{HEALED, Line};
@@ -46,7 +45,7 @@ impl Simulation {
         let outboxes = [0, 1].map(|side| {
             let (me, other) = (&self.processes[at[side]], &self.processes[at[1 - side]]);
             let far = Some(other.table.instance());
-            LinkSender::new(LinkId(self.links * 2 + side as u64), me.sees(other), far, Dialect::NEWEST)
+            LinkSender::new(LinkId(self.links * 2 + side as u64), me.sees(other), far)
         });
         self.ledger.note(|| format!("link {} is created between {at:?}", self.links));
         let mut plan = self.plan.clone();

@@ -17,7 +17,6 @@ use tunnel_link::table::{Event, SessionLimits, SessionTable};
 use tunnel_net::ByteStream as _;
 use tunnel_proto::frame::{Category, ErrorCode, FrameKind, Remote, SessionError, SessionFrame, SessionKey};
 use tunnel_proto::halves::WindowLimits;
-use tunnel_proto::hello::Dialect;
 use tunnel_proto::state::LinkId;
 
 /// A server with some limits.
@@ -98,7 +97,7 @@ fn node(number: u64) -> NodeName {
 
 /// Returns a link to the edge of the node with that number.
 fn link(number: u64) -> Arc<LinkSender> {
-    LinkSender::new(LinkId(number), Remote::Edge(node(number)), None, Dialect::NEWEST)
+    LinkSender::new(LinkId(number), Remote::Edge(node(number)), Some(Instance::random()))
 }
 
 fn opens(epoch: u64) -> SessionFrame {
@@ -107,8 +106,8 @@ fn opens(epoch: u64) -> SessionFrame {
 }
 
 fn resumes(epoch: u64, at: Instance) -> SessionFrame {
-    let instance = Some(at);
-    SessionFrame::Resume { received: 0, limit: 1 << 40, epoch, instance, opener: None, target: None }
+    let (instance, target) = (Some(at), "10.0.0.1:22".parse().unwrap());
+    SessionFrame::Resume { received: 0, limit: 1 << 40, epoch, instance, opener: None, target }
 }
 
 /// Takes the next frame about a session that a link sends.
@@ -225,7 +224,7 @@ async fn share(returns: u64) -> f64 {
         fill(&mut moved, 1 << 20);
         // It leaves a link that takes nothing, and returns when the backup link ends.
         script.table.leave(&a, Some(&node(1)), |_| true);
-        let c = LinkSender::new(LinkId(10 + number), c.peer.clone(), None, Dialect::NEWEST);
+        let c = LinkSender::new(LinkId(10 + number), c.peer.clone(), Some(Instance::random()));
         script.resumes(&c, epoch + 1);
         script.ends(&c);
         script.resumes(&a, epoch + 2);
@@ -257,7 +256,8 @@ async fn a_session_that_leaves_a_link_and_returns_has_the_same_share_as_before()
 #[tokio::test]
 async fn resumes_that_alternate_between_two_links_leave_nothing_behind_there() {
     let (script, links) = (Script::new(10), [1, 2].map(|_| link(1)));
-    let links = [links[0].clone(), LinkSender::new(LinkId(2), links[1].peer.clone(), None, Dialect::NEWEST)];
+    let links =
+        [links[0].clone(), LinkSender::new(LinkId(2), links[1].peer.clone(), Some(Instance::random()))];
     let session = script.accepts(&links[0]).unwrap();
     let mine = script.table.instance();
     for epoch in 2..20_000 {
@@ -461,7 +461,8 @@ fn linked(sender: &Arc<LinkSender>) -> LinkedNode {
 /// gone.
 async fn finds_the_older_link(leaves: impl Fn(&Registry, &LinkSender)) {
     let registry = Registry::new(Metrics::server("", ""));
-    let (older, backup) = (link(1), LinkSender::new(LinkId(2), link(1).peer.clone(), None, Dialect::NEWEST));
+    let (older, backup) =
+        (link(1), LinkSender::new(LinkId(2), link(1).peer.clone(), Some(Instance::random())));
     registry.insert(linked(&older), false);
     registry.insert(linked(&backup), true);
     let node = node(1);

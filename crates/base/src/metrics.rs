@@ -448,7 +448,7 @@ const LINKS_CLOSED: [&str; 7] = [
     "write_stalled",
 ];
 
-const LINKS_REJECTED: [&str; 22] = [
+const LINKS_REJECTED: [&str; 23] = [
     "bad_metadata",
     "bad_role",
     "call_timeout",
@@ -463,6 +463,7 @@ const LINKS_REJECTED: [&str; 22] = [
     "no_primary_link",
     "overloaded",
     "plain_dialect",
+    "protocol_version",
     "proxy_header",
     "stopping",
     "timed_out",
@@ -473,7 +474,7 @@ const LINKS_REJECTED: [&str; 22] = [
     "unknown_method",
 ];
 
-const DIAL_FAILURES: [&str; 20] = [
+const DIAL_FAILURES: [&str; 21] = [
     "address_unknown",
     "call_timeout",
     "closed_by_remote",
@@ -484,6 +485,7 @@ const DIAL_FAILURES: [&str; 20] = [
     "name_in_use",
     "no_primary_link",
     "plain_dialect",
+    "protocol_version",
     "proxy",
     "refused",
     "rejected",

@@ -144,7 +144,7 @@ mod tests {
                 epoch: 1,
                 instance: None,
                 opener: None,
-                target: None,
+                target: "node1:22".parse().unwrap(),
             },
             SessionFrame::Resumed { received: 1, limit: 1, epoch: 1 },
             SessionFrame::PathLost { epoch: 1 },

@@ -21,8 +21,8 @@ use http_body::Frame;
 use tokio::sync::oneshot;
 use tonic::Status;
 
-use crate::foreign::ForeignDialect;
 use crate::link::OutboundStream;
+use crate::plain::PlainRemote;
 
 use crate::sender::LinkSender;
 use crate::sender::signals::LinkEndpoints;
@@ -33,7 +33,6 @@ use tunnel_base::names::Instance;
 use tunnel_net::socket::Connection;
 use tunnel_proto::codec::EncodedMessage;
 use tunnel_proto::frame::Remote;
-use tunnel_proto::hello::Dialect;
 use tunnel_proto::state::LinkId;
 
 /// What all links of this process share.
@@ -52,17 +51,12 @@ pub struct LinkContext {
 }
 
 /// Creates the outbound side of a new link.
-fn outbound(
-    peer: Remote,
-    instance: Option<Instance>,
-    dialect: Dialect,
-    link_context: &LinkContext,
-) -> OutboundStream {
+fn outbound(peer: Remote, instance: Option<Instance>, link_context: &LinkContext) -> OutboundStream {
     let id = LinkId(NEXT_LINK.fetch_add(1, Relaxed));
-    let sender = LinkSender::new(id, peer, instance, dialect);
+    let sender = LinkSender::new(id, peer, instance);
     let LinkContext { table, plain_idle_timeout, .. } = link_context;
-    let foreign = ForeignDialect::of(dialect, &sender, table, *plain_idle_timeout);
-    OutboundStream { sender, foreign }
+    let plain = PlainRemote::of(&sender, table, *plain_idle_timeout);
+    OutboundStream { sender, plain }
 }
 
 /// Returns the addresses of a connection.
@@ -108,7 +102,7 @@ pub(crate) enum CallBody {
     /// Nothing: the call was rejected.
     #[default]
     Refused,
-    /// A heartbeat, until the server has answered and the dialect is known.
+    /// A heartbeat, until the server has answered and its dialect is known.
     Greeting {
         /// The heartbeat, until it is sent.
         first: Option<EncodedMessage>,

@@ -1,14 +1,14 @@
 //! Links, and sessions that outlive them.
 
 pub mod congestion;
-mod foreign;
 mod frame_log;
 pub mod grpc;
 pub mod link;
 mod lock;
+mod plain;
 pub mod relay;
 pub mod schedule;
 pub mod sender;
 pub mod table;
 
-pub use foreign::SUPEREDGE;
+pub use plain::SUPEREDGE;

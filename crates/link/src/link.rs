@@ -11,10 +11,9 @@ use hyper::body::Incoming;
 use tokio::time::{Instant, sleep_until};
 use tokio_util::sync::{CancellationToken, DropGuard};
 
-use crate::foreign::{ForeignDialect, ForeignReader};
 use crate::frame_log::log_frame;
 use crate::grpc::read_ahead::{ReadAhead, StreamEnd};
-
+use crate::plain::{PlainReader, PlainRemote};
 use crate::sender::LinkSender;
 use crate::sender::signals::{
     IDLE_TIMEOUT, Keepalive, KeepaliveAction, Liveness, PING_AFTER, PING_CALLER_AFTER,
@@ -32,8 +31,8 @@ pub struct Link {
     pub sender: Arc<LinkSender>,
     table: Arc<SessionTable>,
     metrics: Metrics,
-    /// The dialect of a remote that is another program; `None` if it is this one.
-    foreign: Option<ForeignReader>,
+    /// Reads from the remote if that is plain.
+    plain: Option<PlainReader>,
     /// Whether the remote dialled this end. Then heartbeats are requests to answer; otherwise they are responses.
     answers: bool,
     incoming: Incoming,
@@ -65,8 +64,8 @@ impl Link {
         metrics: Metrics,
     ) -> Self {
         let now = Instant::now();
-        let OutboundStream { sender, foreign } = outbound;
-        let foreign = foreign.map(|dialect| ForeignReader::new(dialect, metrics.clone(), far.answers));
+        let OutboundStream { sender, plain } = outbound;
+        let plain = plain.map(|remote| PlainReader::new(remote, metrics.clone(), far.answers));
         Self {
             sender,
             table,
@@ -81,12 +80,12 @@ impl Link {
                 last_received: now,
                 last_ping: now,
                 looked: now,
-                silence_limit: foreign.as_ref().map_or(IDLE_TIMEOUT, ForeignReader::silence_limit),
+                silence_limit: plain.as_ref().map_or(IDLE_TIMEOUT, PlainReader::silence_limit),
                 ask_after: if far.answers { PING_CALLER_AFTER } else { PING_AFTER },
                 watches: !far.answers,
                 watched: None,
             },
-            foreign,
+            plain,
             _connection: far.connection.drop_guard(),
         }
     }
@@ -105,8 +104,8 @@ impl Link {
             if let Some(event) = self.events.pop_front() {
                 return Ok(event);
             }
-            if let Some(foreign) = &mut self.foreign
-                && foreign.pause_if_full(&self.ahead).await
+            if let Some(plain) = &mut self.plain
+                && plain.pause_if_full(&self.ahead).await
             {
                 self.alive.last_received = Instant::now();
             }
@@ -161,7 +160,7 @@ impl Link {
                     }
                 }
                 () = sleep_until(next) => self.check_keepalive()?,
-                () = rescheduled(self.foreign.as_ref()) => {}
+                () = rescheduled(self.plain.as_ref()) => {}
             }
         }
     }
@@ -173,8 +172,8 @@ impl Link {
             return Err(LinkEnd::TimedOut(self.alive.silence_limit));
         }
         self.check_remote_reads(now)?;
-        if let Some(foreign) = &mut self.foreign {
-            foreign.tick(&mut self.alive.last_ping, now, &mut self.events);
+        if let Some(plain) = &mut self.plain {
+            plain.tick(&mut self.alive.last_ping, now, &mut self.events);
             return Ok(());
         }
         let life = if self.alive.watches { self.sender.life(now) } else { Liveness::default() };
@@ -186,10 +185,10 @@ impl Link {
         Ok(())
     }
 
-    /// Returns when to check the link's liveness, and sessions of a foreign dialect, next.
+    /// Returns when to check the link's liveness, and the sessions of a plain remote, next.
     fn next_check_at(&self) -> Instant {
         let next = self.alive.next();
-        let due = self.foreign.as_ref().and_then(ForeignReader::next_due);
+        let due = self.plain.as_ref().and_then(PlainReader::next_due);
         due.map_or(next, |due| due.min(next))
     }
 
@@ -198,7 +197,7 @@ impl Link {
     /// Otherwise the last frames queued for it, and their sessions, would be kept forever. A plain remote may stop
     /// reading for as long as one of its targets does.
     fn check_remote_reads(&self, now: Instant) -> Result<(), LinkEnd> {
-        let unread = self.sender.resumes
+        let unread = !self.sender.is_plain()
             && self.sender.blocked_since().is_some_and(|since| now - since >= WRITE_STALL_TIMEOUT);
         if unread { Err(LinkEnd::WriteStalled) } else { Ok(()) }
     }
@@ -207,8 +206,8 @@ impl Link {
     fn on_message(&mut self, message: StreamMsg) {
         let now = Instant::now();
         self.sender.count_received(message.data.len());
-        if let Some(foreign) = &mut self.foreign {
-            return foreign.on_message(message, now, &mut self.events);
+        if let Some(plain) = &mut self.plain {
+            return plain.on_message(message, now, &mut self.events);
         }
         let frame = match from_message(message, &self.sender.peer) {
             Ok(frame) => frame,
@@ -240,10 +239,10 @@ impl Link {
     }
 }
 
-/// Waits until the next check of a foreign dialect may be due sooner, or forever on another link.
-async fn rescheduled(foreign: Option<&ForeignReader>) {
-    match foreign {
-        Some(foreign) => foreign.rescheduled().await,
+/// Waits until the next check of a plain remote may be due sooner, or forever on another link.
+async fn rescheduled(plain: Option<&PlainReader>) {
+    match plain {
+        Some(plain) => plain.rescheduled().await,
         None => std::future::pending().await,
     }
 }
@@ -261,15 +260,15 @@ const YIELD_COST_PER_MESSAGE: usize = 128;
 #[derive(Debug, Clone)]
 pub(crate) struct OutboundStream {
     pub(crate) sender: Arc<LinkSender>,
-    /// The dialect of a remote that is another program; `None` if it is this one.
-    pub(crate) foreign: Option<Arc<ForeignDialect>>,
+    /// Represents the remote if that is plain.
+    pub(crate) plain: Option<Arc<PlainRemote>>,
 }
 
 impl OutboundStream {
     /// Polls for the next message to send. Returns `None` once the link is closed.
     pub(crate) fn poll_message(&self, cx: &mut Context<'_>) -> Poll<Option<EncodedMessage>> {
-        if let Some(foreign) = &self.foreign {
-            return foreign.poll_message(cx);
+        if let Some(plain) = &self.plain {
+            return plain.poll_message(cx);
         }
         let frame = ready!(self.sender.poll_pull(cx, Instant::now()));
         Poll::Ready(frame.map(|frame| {

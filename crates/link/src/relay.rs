@@ -23,7 +23,6 @@ use crate::sender::LinkSender;
 use tunnel_base::names::{NodeName, SessionId, Target};
 use tunnel_proto::budget::{Budget, LinkReservation};
 use tunnel_proto::frame::{ErrorCode, Opener, Remote, SessionError, SessionFrame, SessionKey};
-use tunnel_proto::hello::Dialect;
 use tunnel_proto::state::LinkId;
 
 /// The bindings of all sessions that this process relays between two links.
@@ -101,13 +100,13 @@ impl RelayTable {
         let opener = self.hop(attempt, &attempt.from);
         let mut bindings = self.bindings.lock();
         let known = bindings.all.get(&attempt.key.id);
-        if known.is_some_and(|known| known.has_other_opener(attempt)) {
+        if known.is_some_and(|known| known.by != attempt.opener) {
             return BindOutcome::WrongOpener;
         }
         if known.is_some_and(|known| known.epoch >= attempt.epoch) {
             return BindOutcome::Stale;
         }
-        let by = attempt.opener.clone().or_else(|| known.and_then(|known| known.by.clone()));
+        let by = attempt.opener.clone();
         let (epoch, target) = (attempt.epoch, attempt.target.clone());
         let seeker = Some(SearchGuard(attempt.changed.clone()));
         let binding = Binding { epoch, by, target, opener: opener.clone(), acceptor: None, seeker };
@@ -187,11 +186,7 @@ impl RelayTable {
             return false;
         }
         let epoch = binding.epoch;
-        // A remote of version 1 does not know ResetAt. It gets Reset, which it does not answer, so this server answers
-        // for it.
-        let unheard = matches!(frame, SessionFrame::ResetAt { .. })
-            && to.as_ref().is_some_and(|to| !to.link.dialect.supports(Dialect::RESET_AT));
-        let last = unheard || is_last(&frame);
+        let last = is_last(&frame);
         // The answer to an older attempt, or its end, does not concern this one. An epoch newer than the binding's
         // does: the opener gave up a newer attempt before its Open or Resume was sent, and has left this one too.
         if last && frame.epoch().is_some_and(|of| of < epoch) {
@@ -216,18 +211,9 @@ impl RelayTable {
         drop((seeker, removed));
         let what = if last { "relay released" } else { "relayed session answered by acceptor" };
         log(bound, what, Some(&frame));
-        let frame = match frame {
-            SessionFrame::ResetAt { refusal, .. } if unheard => {
-                back.cut(SessionFrame::Reset { epoch, refusal: SessionError::new(ErrorCode::NoError, "") });
-                SessionFrame::Reset { epoch, refusal }
-            }
-            frame => {
-                if last {
-                    back.close();
-                }
-                frame
-            }
-        };
+        if last {
+            back.close();
+        }
         let Some(to) = to else { return last };
         if to.push(frame).is_err() {
             self.path_lost(id, Some(epoch));
@@ -312,8 +298,8 @@ pub struct RelayedSession {
     pub key: SessionKey,
     /// The link of the edge that has opened it.
     pub from: Arc<LinkSender>,
-    /// The target, if its last request named one.
-    pub target: Option<Target>,
+    /// The target of its last request.
+    pub target: Target,
 }
 
 // An Open or Resume to be relayed, and the search for its path.
@@ -324,10 +310,9 @@ pub(crate) struct Attempt {
     pub(crate) key: SessionKey,
     pub(crate) epoch: u64,
     pub(crate) from: Arc<LinkSender>,
-    /// The opener of the session, if it is known.
+    /// The opener of the session.
     pub(crate) opener: Option<Opener>,
-    /// The target, if the request names it.
-    pub(crate) target: Option<Target>,
+    pub(crate) target: Target,
     /// Notified whenever its binding has changed, for the search for its path.
     pub(crate) changed: Arc<Notify>,
 }
@@ -360,9 +345,14 @@ pub(crate) struct SearchGuard(pub(crate) Arc<Notify>);
 
 impl Attempt {
     /// Creates an attempt for an Open or Resume.
-    pub(crate) fn new(from: &Arc<LinkSender>, key: SessionKey, frame: &mut SessionFrame) -> Self {
+    pub(crate) fn new(
+        from: &Arc<LinkSender>,
+        key: SessionKey,
+        target: Target,
+        frame: &mut SessionFrame,
+    ) -> Self {
         let opener = frame.opener().and_then(|opener| opener.clone());
-        let (epoch, target) = (frame.epoch().unwrap_or(0), frame.target().cloned());
+        let epoch = frame.epoch().unwrap_or(0);
         Self { key, epoch, from: from.clone(), opener, target, changed: Arc::default() }
     }
 }
@@ -420,10 +410,10 @@ impl Bindings {
 #[derive(Debug)]
 pub(crate) struct Binding {
     pub(crate) epoch: u64,
-    /// The opener of the session, once it is known.
+    /// The opener of the session.
     pub(crate) by: Option<Opener>,
-    /// The target, if the newest request names it.
-    pub(crate) target: Option<Target>,
+    /// The target of the newest request.
+    pub(crate) target: Target,
     pub(crate) opener: RelayLeg,
     /// `None` while a path to the acceptor is searched.
     pub(crate) acceptor: Option<RelayLeg>,
@@ -444,15 +434,6 @@ impl Binding {
         }
         let acceptor = self.acceptor.clone().filter(|acceptor| acceptor.link.id == link)?;
         Some((acceptor, Some(self.opener.clone())))
-    }
-
-    /// Returns true if another process opened the session. An older server does not send the opener; then the edge that
-    /// accepted the session may not resume it.
-    pub(crate) fn has_other_opener(&self, attempt: &Attempt) -> bool {
-        let accepted = |hop: &RelayLeg| hop.link.peer == attempt.from.peer && hop.link.peer != Remote::Peer;
-        let unknown = self.by.is_none();
-        !Opener::is_compatible(self.by.as_ref(), attempt.opener.as_ref())
-            || unknown && self.acceptor.as_ref().is_some_and(accepted)
     }
 }
 

@@ -40,7 +40,6 @@ use crate::sender::signals::{LinkStats, RttEstimator, WatchWindow};
 use tunnel_base::names::{Instance, NodeName, SessionId};
 use tunnel_proto::budget::{Budget, Reservation};
 use tunnel_proto::frame::{Frame, FrameKind, Remote, SessionFrame, SessionKey};
-use tunnel_proto::hello::Dialect;
 use tunnel_proto::state::LinkId;
 
 /// The sending side of one link, shared by its sessions, its read loop and its gRPC stream.
@@ -52,10 +51,6 @@ pub struct LinkSender {
     pub peer: Remote,
     /// The remote process; `None` on a plain link.
     pub instance: Option<Instance>,
-    /// Whether its sessions can be resumed over another link; false on a plain link.
-    pub resumes: bool,
-    /// The dialect that both ends have agreed on.
-    pub dialect: Dialect,
     /// Notified when a reader of a session on a plain link has taken bytes.
     pub(crate) read: Notify,
     /// Notified at each answer to a ping.
@@ -86,20 +81,17 @@ pub struct LinkSender {
 
 impl LinkSender {
     /// Creates the sending side of a new link to `peer`. An extended link has congestion control.
-    pub fn new(id: LinkId, peer: Remote, instance: Option<Instance>, dialect: Dialect) -> Arc<Self> {
-        let resumes = dialect != Dialect::Plain;
+    pub fn new(id: LinkId, peer: Remote, instance: Option<Instance>) -> Arc<Self> {
         Arc::new(Self {
             id,
             peer,
             instance,
-            resumes,
-            dialect,
             read: Notify::new(),
             answered: Notify::new(),
             closed: CancellationToken::new(),
             drained: AtomicBool::new(false),
             dismissed: OnceLock::new(),
-            waiting: Mutex::new(SendQueue::new(resumes)),
+            waiting: Mutex::new(SendQueue::new(instance.is_some())),
             members: Mutex::new(Some(LinkSessions::default())),
             interactive: Mutex::default(),
             room: OnceLock::new(),
@@ -111,6 +103,12 @@ impl LinkSender {
             watch: WatchWindow::default(),
             seen: LinkStats::default(),
         })
+    }
+
+    /// Returns true if the remote is plain: a program of SuperEdge, which knows no limits, no resuming and no signals.
+    /// Sessions end with such a link.
+    pub fn is_plain(&self) -> bool {
+        self.instance.is_none()
     }
 
     /// Polls for the next frame to send. Returns `None` once the link is closed.

@@ -23,7 +23,7 @@ use crate::relay::{Attempt, AttemptState, BindOutcome, RelayTable, RelayedSessio
 use crate::sender::signals::{UNKNOWN, unknown};
 use crate::sender::{DetachedSessions, LinkSender};
 use crate::table::closed::{ByClient, MAX_ORPHANS, Tombstones, client_of, source};
-use crate::table::session::{Search, SessionCore, SessionView};
+use crate::table::session::{Origin, Search, SessionCore, SessionView};
 use crate::table::stream::{IncomingSession, Parked, PendingOpen, Session};
 use tunnel_base::metrics::Metrics;
 use tunnel_base::names::{Instance, NodeName, SessionId, Target};
@@ -254,14 +254,11 @@ impl SessionTable {
         mut frame: SessionFrame,
         now: Instant,
     ) -> Option<Event> {
-        let opener = frame.opener().and_then(|said| {
-            *said = Opener::verified(said.take(), &sender.peer, sender.instance);
-            said.clone()
-        });
+        if let Some(opener) = frame.opener() {
+            *opener = Opener::verified(opener.take(), &sender.peer, sender.instance);
+        }
         let mut known = self.session(key.id);
-        let may_join =
-            |shared: &Arc<SessionCore>| shared.is_of(opener.as_ref()) && shared.is_to(frame.target());
-        if known.as_ref().is_some_and(|shared| !may_join(shared)) {
+        if known.as_ref().is_some_and(|shared| !shared.is_of_origin(&frame)) {
             self.reject_opener(sender, &key, &frame);
             return None;
         }
@@ -278,9 +275,6 @@ impl SessionTable {
         }
         if resumes {
             self.metrics.resumed.inc();
-        }
-        if let Some(opener) = opener {
-            shared.opened_by(opener);
         }
         None
     }
@@ -299,16 +293,20 @@ impl SessionTable {
         // A server's requests to an edge are meant for that edge; a link to it carries nothing else.
         let elsewhere = !matches!(sender.peer, Remote::Server(_));
         match &mut frame {
-            SessionFrame::Open { client, .. } if elsewhere => {
+            SessionFrame::Open { client, target, .. } if elsewhere => {
                 // An edge must never get the rights of another listener, nor another edge's name.
                 if let Some(edge) = edge {
                     (key.category, *client) = (Category::HttpProxy, client_of(edge));
                 }
-                self.on_request(Attempt::new(sender, key, &mut frame), frame)
+                let target = target.clone();
+                self.on_request(Attempt::new(sender, key, target, &mut frame), frame)
             }
             // Only an edge that gives up a pending open does not know the process.
-            SessionFrame::Resume { instance, .. } if elsewhere && *instance != Some(self.instance) => {
-                self.on_request(Attempt::new(sender, key, &mut frame), frame)
+            SessionFrame::Resume { instance, target, .. }
+                if elsewhere && *instance != Some(self.instance) =>
+            {
+                let target = target.clone();
+                self.on_request(Attempt::new(sender, key, target, &mut frame), frame)
             }
             SessionFrame::Open { .. } => self.on_open(sender, key, frame).map(Event::Incoming),
             SessionFrame::Resume { epoch, opener, .. } => {
@@ -379,7 +377,11 @@ impl SessionTable {
         key: SessionKey,
         open: SessionFrame,
     ) -> Option<IncomingSession> {
-        let SessionFrame::Open { target, limit, epoch, client, opener } = open else { return None };
+        let SessionFrame::Open { ref target, limit, epoch, ref client, ref opener } = open else {
+            return None;
+        };
+        let (target, client) = (target.clone(), client.clone());
+        let origin = Origin { opener: opener.clone(), target: target.clone() };
         let source = source(&client);
         let ended = self.ended.lock().refusal(key.id);
         let halves = if let Some(refusal) = ended {
@@ -396,19 +398,15 @@ impl SessionTable {
                 return None;
             }
         };
-        if !sender.resumes {
+        if sender.is_plain() {
             recv.lift_limit(self.room_unread(sender));
         }
         let end = SessionState::acceptor(sender.id, epoch, limit, send, recv);
         let from = Some(sender.clone());
-        let shared = SessionCore::new(key, self, source.clone(), end, from, None, Some(target.clone()));
-        if let Some(opener) = opener.clone() {
-            shared.opened_by(opener);
-        }
+        let shared = SessionCore::new(key, self, source.clone(), end, from, None, Some(origin));
         if let Err(first) = self.insert(&shared) {
             // The same Open has just arrived on another link, which another task reads.
-            if first.is_of(opener.as_ref()) {
-                let open = SessionFrame::Open { target, limit, epoch, client, opener };
+            if first.is_of_origin(&open) {
                 first.on_frame(sender, open, Instant::now());
             }
             return None;
@@ -423,7 +421,7 @@ impl SessionTable {
         if !sender.attach(&shared.key) {
             shared.link_ended(sender.id, None, Instant::now());
         }
-        let patience = if sender.resumes { DIAL_TIMEOUT } else { PLAIN_DIAL_TIMEOUT };
+        let patience = if sender.is_plain() { PLAIN_DIAL_TIMEOUT } else { DIAL_TIMEOUT };
         Some(IncomingSession { session: Session::new(shared), target, client, patience })
     }
 
@@ -513,7 +511,7 @@ impl SessionTable {
     /// Handles the end of a link: parks its sessions, or ends them with `why` if the remote cannot resume, and sends
     /// PathLost to the other side of relayed ones. Returns the number of sessions with an end here that ran on it.
     pub fn link_ended(&self, sender: &LinkSender, why: &SessionError, now: Instant) -> usize {
-        let why = (!sender.resumes).then(|| why.clone());
+        let why = sender.is_plain().then(|| why.clone());
         let DetachedSessions { own, relayed } = sender.detach_all();
         let sessions = own.len();
         for shared in own.into_iter().filter_map(|key| self.session(key.id)) {
@@ -668,8 +666,8 @@ impl RelayRequest {
     }
 
     /// Returns the target to dial there, which a Resume repeats.
-    pub fn target(&self) -> Option<&Target> {
-        self.attempt.target.as_ref()
+    pub fn target(&self) -> &Target {
+        &self.attempt.target
     }
 
     /// Waits until its opener no longer waits for this attempt.
@@ -722,8 +720,8 @@ impl RelayRequest {
     fn is_valid_next_hop(&self, to: &LinkSender) -> bool {
         let from = &self.attempt.from;
         let second_hop = from.peer == Remote::Peer && to.peer == Remote::Peer;
-        let back = from.id == to.id || to.instance.is_some() && to.instance == from.instance;
-        !second_hop && !back && to.resumes
+        let back = from.id == to.id || to.instance == from.instance;
+        !second_hop && !back && !to.is_plain()
     }
 
     /// Passes the request on: this server relays the session from now on.

@@ -356,7 +356,7 @@ fn parts(frame: SessionFrame) -> (&'static str, String, Bytes) {
         SessionFrame::Resume { received, limit, epoch, instance, opener, target } => {
             let (instance, opener) = (instance_bytes(instance), text(opener));
             let control = Control { received, limit, epoch, instance, opener, ..blank };
-            return (RESUME, target.map(|target| target.to_string()).unwrap_or_default(), pack(&control));
+            return (RESUME, target.to_string(), pack(&control));
         }
         SessionFrame::Resumed { received, limit, epoch } => {
             ("resumed", Control { received, limit, epoch, ..blank })
@@ -396,9 +396,7 @@ fn session_frame(message: StreamMsg) -> Result<SessionFrame, FrameError> {
             epoch: c.epoch,
             instance: Instance::from_bytes(&c.instance),
             opener: c.opener.parse().ok(),
-            target: (!message.addr.is_empty())
-                .then(|| message.addr.parse().map_err(|_| FrameError::BadField))
-                .transpose()?,
+            target: message.addr.parse().map_err(|_| FrameError::BadField)?,
         },
         "resumed" => SessionFrame::Resumed { received: c.received, limit: c.limit, epoch: c.epoch },
         "path-lost" => SessionFrame::PathLost { epoch: c.epoch },
@@ -656,14 +654,14 @@ mod extension_tests {
             (any::<u64>(), refusal()).prop_map(|(epoch, refusal)| SessionFrame::Reset { epoch, refusal }),
             (any::<u64>(), any::<u64>())
                 .prop_map(|(received, limit)| SessionFrame::Credit { received, limit }),
-            (any::<u64>(), any::<u64>(), any::<u64>(), instance(), opener(), any::<bool>()).prop_map(
-                |(received, limit, epoch, instance, opener, named)| SessionFrame::Resume {
+            (any::<u64>(), any::<u64>(), any::<u64>(), instance(), opener()).prop_map(
+                |(received, limit, epoch, instance, opener)| SessionFrame::Resume {
                     received,
                     limit,
                     epoch,
                     instance,
                     opener,
-                    target: named.then(|| "[fd00::1]:22".parse().unwrap()),
+                    target: "[fd00::1]:22".parse().unwrap(),
                 }
             ),
             (any::<u64>(), any::<u64>(), any::<u64>())

@@ -104,9 +104,9 @@ pub struct Found {
     /// Age of the last frame from the node at the sender, in whole milliseconds. If the node is not connected there:
     /// the time since it was, at the sender or at a peer known to the sender; zero if unknown.
     pub silence: Duration,
-    /// The node's process; `None` with the plain dialect.
+    /// The node's process; `None` if it is plain.
     pub instance: Option<Instance>,
-    /// Age of the node's link in whole milliseconds; `None` from a server of version 1.
+    /// Age of the node's link in whole milliseconds, if the node is connected to the sender.
     pub age: Option<Duration>,
     /// The server that the sender believes the node is connected to, if that is not the sender itself.
     pub at: Option<Instance>,
@@ -144,7 +144,7 @@ pub struct SessionKey {
 /// - `received`: the offset up to which it has stored them; an end of stream counts as one.
 /// - `epoch`: the number of the attempt to open or resume that the frame belongs to.
 /// - `instance`: the process that holds the acceptor.
-/// - `opener`: the party that opened the session, if known.
+/// - `opener`: the party that opened the session. An edge names none, as its server adds it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[expect(missing_docs, reason = "the fields are documented above, once for all variants")]
 pub enum SessionFrame {
@@ -175,7 +175,7 @@ pub enum SessionFrame {
         epoch: u64,
         instance: Option<Instance>,
         opener: Option<Opener>,
-        target: Option<Target>,
+        target: Target,
     },
     /// The acceptor's reply to Resume. Precedes data of that direction.
     Resumed { received: u64, limit: u64, epoch: u64 },
@@ -219,15 +219,6 @@ impl SessionFrame {
     pub fn opener(&mut self) -> Option<&mut Option<Opener>> {
         match self {
             Self::Open { opener, .. } | Self::Resume { opener, .. } => Some(opener),
-            _ => None,
-        }
-    }
-
-    /// Returns the target of an Open, or of a Resume that names one.
-    pub fn target(&self) -> Option<&Target> {
-        match self {
-            Self::Open { target, .. } => Some(target),
-            Self::Resume { target, .. } => target.as_ref(),
             _ => None,
         }
     }
@@ -413,23 +404,12 @@ impl Opener {
     /// opener `sent`.
     ///
     /// An edge is the node that it has proved to be, whatever its frame contains. A peer vouches for its edges, and
-    /// opens for its clients as itself. An edge trusts its server. Returns `None` if a server on the path is too old to
-    /// send an opener.
+    /// opens for its clients as itself. An edge trusts its server. A plain server names no opener.
     pub fn verified(sent: Option<Self>, peer: &Remote, instance: Option<Instance>) -> Option<Self> {
         match (peer, sent) {
             (Remote::Edge(node), _) => Some(Self::Node(node.clone())),
             (Remote::Peer, Some(Self::Server(_))) => instance.map(Self::Server),
             (Remote::Peer | Remote::Server(_), sent) => sent,
-        }
-    }
-
-    /// Returns true if two openers are equal, or one of them is unknown.
-    ///
-    /// An edge cannot hide its name, because its server adds it. So an unknown opener came through an older server.
-    pub fn is_compatible(one: Option<&Self>, other: Option<&Self>) -> bool {
-        match (one, other) {
-            (Some(one), Some(other)) => one == other,
-            _ => true,
         }
     }
 }

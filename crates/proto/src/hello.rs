@@ -1,4 +1,4 @@
-//! The hello of a link: gRPC metadata in both directions, from which both ends derive the dialect.
+//! The hello of a link: gRPC metadata in both directions, which identifies both ends and the version of the protocol.
 
 use std::fmt;
 use std::net::IpAddr;
@@ -9,15 +9,6 @@ use serde::{Deserialize, Serialize};
 use crate::frame::MAX_NODE_IPS;
 use tunnel_base::names::{Instance, NodeName};
 
-/// The dialect of the protocol that both ends of a link speak.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Dialect {
-    /// SuperEdge's messages only. Sessions end with the link.
-    Plain,
-    /// The extension, with resumable sessions. The number is the version that both ends support.
-    Extended(u8),
-}
-
 /// The hello that an edge sends with the call for a link.
 #[derive(Clone, PartialEq, Eq)]
 pub struct Hello {
@@ -25,10 +16,8 @@ pub struct Hello {
     pub node: NodeName,
     /// Secret that proves the node's name.
     pub token: String,
-    /// The caller's process; `None` with the plain dialect.
+    /// The caller's process; `None` if the caller is plain.
     pub instance: Option<Instance>,
-    /// Dialect of both ends.
-    pub dialect: Dialect,
     /// Purpose of the link next to an older link of the same process.
     pub purpose: LinkPurpose,
     /// Addresses that the caller claims for its node, at most 8.
@@ -52,12 +41,10 @@ pub enum LinkPurpose {
 pub enum Caller {
     /// An edge, with a token that proves its name.
     Edge(Hello),
-    /// Another server, which has presented the cloud's certificate. Its dialect is always extended.
+    /// Another server, which has presented the cloud's certificate. It is never plain.
     Peer {
         /// The server's process.
         instance: Instance,
-        /// Dialect of both ends.
-        dialect: Dialect,
         /// Whether an older link of the same process stays open until that server closes one of them.
         backup: bool,
     },
@@ -87,38 +74,20 @@ pub enum HelloError {
     /// A caller with the role of a server does not speak the extended dialect.
     #[error("server does not speak the extended dialect")]
     PlainPeer,
+    /// The remote speaks another version of the extended dialect.
+    #[error(transparent)]
+    OtherVersion(#[from] OtherVersion),
 }
 
-impl Dialect {
-    /// The newest dialect of this program.
-    pub const NEWEST: Self = Self::Extended(VERSION);
-    /// First version in which Open and Resume carry the opener, Found carries the age of the link, and an edge receives
-    /// a Conflict about its name.
-    pub const CONFLICTS: u8 = 2;
-    /// First version in which an end sends ResetAt after its last bytes if its connection failed, and receives a reply.
-    pub const RESET_AT: u8 = 2;
-    /// First version in which a server keeps an older link of a process next to a new backup link.
-    pub const BACKUP_LINKS: u8 = 2;
-    /// First version in which servers announce their number of nodes to each other.
-    pub const PEER_LOAD: u8 = 2;
-    /// First version in which a server announces a node only to the node's location replicas, which store its location.
-    pub const LOCATION_REPLICAS: u8 = 3;
-    /// First version in which a server accepts an interactive link next to one that is busy with bulk data.
-    pub const INTERACTIVE: u8 = 4;
-
-    /// Returns true if both ends support `version` of the extension, or a newer one.
-    pub fn supports(self, version: u8) -> bool {
-        matches!(self, Self::Extended(both) if both >= version)
-    }
-}
-
-impl fmt::Display for Dialect {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Plain => f.write_str("plain"),
-            Self::Extended(version) => write!(f, "extended/{version}"),
-        }
-    }
+/// The remote speaks another version of the extended dialect, so neither end understands the other.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error(
+    "the remote speaks version {remote:?} of the protocol, and this program version {VERSION}; \
+     install the same release at both ends"
+)]
+pub struct OtherVersion {
+    /// Version that the remote announced, cut to 20 characters.
+    pub remote: String,
 }
 
 impl Caller {
@@ -133,12 +102,8 @@ impl Caller {
         if !certified {
             return Err(HelloError::NoCertificate);
         }
-        match agreed(headers) {
-            (dialect, Some(instance)) => {
-                Ok(Self::Peer { instance, dialect, backup: purpose(headers, dialect) == LinkPurpose::Backup })
-            }
-            (_, None) => Err(HelloError::PlainPeer),
-        }
+        let instance = remote_instance(headers)?.ok_or(HelloError::PlainPeer)?;
+        Ok(Self::Peer { instance, backup: headers.get(&LINK) == Some(&BACKUP) })
     }
 
     /// Returns the metadata of a server's request to a peer.
@@ -155,15 +120,7 @@ impl Caller {
         headers
     }
 
-    /// Returns the dialect of both ends.
-    pub fn dialect(&self) -> Dialect {
-        match self {
-            Self::Edge(hello) => hello.dialect,
-            Self::Peer { dialect, .. } => *dialect,
-        }
-    }
-
-    /// Returns the caller's process; `None` with the plain dialect.
+    /// Returns the caller's process; `None` if the caller is plain.
     pub fn instance(&self) -> Option<Instance> {
         match self {
             Self::Edge(hello) => hello.instance,
@@ -180,15 +137,17 @@ impl Hello {
         let json = text.strip_prefix("Bearer ").unwrap_or(&text);
         let claim = Credentials::read(json)?;
         let node = claim.nodename.parse().map_err(|e| HelloError::BadName(format!("{e}")))?;
-        let (dialect, instance) = agreed(headers);
+        let instance = remote_instance(headers)?;
+        let is_backup = instance.is_some() && headers.get(&LINK) == Some(&BACKUP);
         let purpose = match headers.get(&ROLE).map(HeaderValue::as_bytes) {
-            None | Some(EDGE) => purpose(headers, dialect),
-            Some(INTERACTIVE) if dialect.supports(Dialect::INTERACTIVE) => LinkPurpose::Interactive,
+            None | Some(EDGE) if is_backup => LinkPurpose::Backup,
+            None | Some(EDGE) => LinkPurpose::Primary,
+            Some(INTERACTIVE) if instance.is_some() => LinkPurpose::Interactive,
             Some(role) => {
                 return Err(HelloError::BadRole(String::from_utf8_lossy(role).chars().take(20).collect()));
             }
         };
-        Ok(Self { node, token: claim.token, instance, dialect, purpose, ips: ips(headers) })
+        Ok(Self { node, token: claim.token, instance, purpose, ips: ips(headers) })
     }
 
     /// Returns the metadata of an edge's request.
@@ -204,10 +163,7 @@ impl Hello {
         headers
     }
 
-    /// Adds the purpose of the link to an edge's request.
-    ///
-    /// A server keeps the older link only if it has [`Dialect::BACKUP_LINKS`], or [`Dialect::INTERACTIVE`] for an
-    /// interactive link. Any other server closes it.
+    /// Adds the purpose of the link to an edge's request. A plain server ignores it, and closes the older link.
     pub fn with_purpose(headers: &mut HeaderMap, purpose: LinkPurpose) {
         match purpose {
             LinkPurpose::Primary => None,
@@ -228,9 +184,9 @@ impl Hello {
         local_headers(instance)
     }
 
-    /// Parses the metadata of a server's response.
-    pub fn from_response(headers: &HeaderMap) -> (Dialect, Option<Instance>) {
-        agreed(headers)
+    /// Parses the metadata of a server's response. Returns the server's process; `None` if the server is plain.
+    pub fn from_response(headers: &HeaderMap) -> Result<Option<Instance>, OtherVersion> {
+        remote_instance(headers)
     }
 }
 
@@ -254,20 +210,15 @@ fn ips(headers: &HeaderMap) -> Box<[IpAddr]> {
     text.split(',').take(MAX_NODE_IPS).filter_map(|ip| ip.parse().ok()).collect()
 }
 
-fn purpose(headers: &HeaderMap, dialect: Dialect) -> LinkPurpose {
-    let silent = dialect.supports(Dialect::BACKUP_LINKS) && headers.get(&LINK) == Some(&BACKUP);
-    if silent { LinkPurpose::Backup } else { LinkPurpose::Primary }
-}
-
 impl fmt::Debug for Hello {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Hello({}, {:?}, {:?})", self.node, self.dialect, self.instance)
+        write!(f, "Hello({}, {:?})", self.node, self.instance)
     }
 }
 
 fn local_headers(instance: Instance) -> HeaderMap {
     let mut headers = HeaderMap::new();
-    headers.insert(DIALECT, HeaderValue::from(u16::from(VERSION)));
+    headers.insert(DIALECT, HeaderValue::from_static(VERSION));
     if let Ok(value) = HeaderValue::from_str(&instance.to_string()) {
         headers.insert(INSTANCE, value);
     }
@@ -284,21 +235,23 @@ pub fn user_agent(headers: &HeaderMap) -> Option<Box<str>> {
     (!text.is_empty()).then(|| text.into())
 }
 
-fn agreed(headers: &HeaderMap) -> (Dialect, Option<Instance>) {
-    let text = |name: &HeaderName| headers.get(name).and_then(|value| value.to_str().ok());
-    let version = text(&DIALECT).and_then(|v| v.parse::<u64>().ok()).filter(|v| *v > 0);
-    let instance = text(&INSTANCE).and_then(|i| i.parse().ok());
-    match (version, instance) {
-        (Some(version), Some(instance)) => {
-            let both = version.min(u64::from(VERSION));
-            (Dialect::Extended(u8::try_from(both).unwrap_or(VERSION)), Some(instance))
+/// Returns the remote's process. A remote that announces no version, or no process, is plain.
+fn remote_instance(headers: &HeaderMap) -> Result<Option<Instance>, OtherVersion> {
+    match headers.get(&DIALECT) {
+        None => Ok(None),
+        Some(version) if version != VERSION => {
+            let remote = String::from_utf8_lossy(version.as_bytes()).chars().take(20).collect();
+            Err(OtherVersion { remote })
         }
-        _ => (Dialect::Plain, None),
+        Some(_) => {
+            let text = headers.get(&INSTANCE).and_then(|value| value.to_str().ok());
+            Ok(text.and_then(|text| text.parse().ok()))
+        }
     }
 }
 
-/// Highest version of the extended dialect that this program supports.
-const VERSION: u8 = 4;
+/// Version of the extended dialect. A change that a remote without it would misunderstand needs a new number.
+const VERSION: &str = "4";
 const DIALECT: HeaderName = HeaderName::from_static("tunnel-dialect");
 const INSTANCE: HeaderName = HeaderName::from_static("tunnel-instance");
 const ROLE: HeaderName = HeaderName::from_static("tunnel-role");
@@ -316,8 +269,7 @@ const PROGRAM_CHARS: usize = 40;
 /// Role of a server. Without a role, or with another known one, the caller is an edge.
 const PEER: &[u8] = b"peer";
 const EDGE: &[u8] = b"edge";
-/// Role of an edge's interactive link. It is a role because older servers refuse an unknown role, but ignore an unknown
-/// header.
+/// Role of an edge's interactive link.
 const INTERACTIVE: &[u8] = b"interactive";
 
 /// The JSON in `authorization`. Member names are case-insensitive, as in Go.
@@ -354,18 +306,21 @@ mod tests {
     }
 
     #[test]
-    fn an_edge_says_who_it_is_and_both_agree_on_the_smaller_version() {
+    fn an_edge_identifies_itself_and_another_version_is_refused() {
         let node = "edge-1".parse().unwrap();
         let mut headers = Hello::edge_request(&node, "a<b>&c", Instance::from_bits(3));
         let hello = Hello::from_request(&headers).unwrap();
         assert_eq!(hello.token, "a<b>&c");
-        assert_eq!((hello.dialect, hello.instance), (Dialect::Extended(4), Some(Instance::from_bits(3))));
-        for (said, agreed) in [("1", 1), ("3", 3), ("7", 4), ("70000", 4)] {
-            headers.insert("tunnel-dialect", HeaderValue::from_static(said));
-            assert_eq!(Hello::from_request(&headers).unwrap().dialect, Dialect::Extended(agreed));
+        assert_eq!(hello.instance, Some(Instance::from_bits(3)));
+        for version in ["1", "3", "5", "70000", "", "x", " 4"] {
+            headers.insert("tunnel-dialect", HeaderValue::from_static(version));
+            let refused = OtherVersion { remote: version.into() };
+            assert_eq!(Hello::from_request(&headers), Err(refused.clone().into()));
+            assert_eq!(Hello::from_response(&headers), Err(refused));
         }
+        headers.insert("tunnel-dialect", HeaderValue::from_static("4"));
         headers.remove("tunnel-instance");
-        assert_eq!(Hello::from_request(&headers).unwrap().dialect, Dialect::Plain);
+        assert_eq!(Hello::from_request(&headers).unwrap().instance, None);
     }
 
     #[test]
@@ -383,18 +338,13 @@ mod tests {
     }
 
     #[test]
-    fn a_link_beside_another_is_marked_and_the_mark_counts_only_where_both_know_it() {
+    fn a_backup_link_is_marked_and_a_plain_edge_has_none() {
         let node = "edge-1".parse().unwrap();
         let mut headers = Hello::edge_request(&node, "t", Instance::from_bits(3));
         let purpose_of = |headers: &HeaderMap| Hello::from_request(headers).unwrap().purpose;
         assert_eq!(purpose_of(&headers), LinkPurpose::Primary);
         Hello::with_purpose(&mut headers, LinkPurpose::Backup);
-        for version in 1..=4_u8 {
-            headers.insert("tunnel-dialect", HeaderValue::from(u16::from(version)));
-            let known =
-                if version >= Dialect::BACKUP_LINKS { LinkPurpose::Backup } else { LinkPurpose::Primary };
-            assert_eq!(purpose_of(&headers), known, "version {version}");
-        }
+        assert_eq!(purpose_of(&headers), LinkPurpose::Backup);
         for other in ["0", "2"] {
             headers.insert("tunnel-link", HeaderValue::from_static(other));
             assert_eq!(purpose_of(&headers), LinkPurpose::Primary);
@@ -409,18 +359,10 @@ mod tests {
     }
 
     #[test]
-    fn an_interactive_link_has_a_role_of_its_own_and_who_does_not_know_it_refuses() {
+    fn an_interactive_link_has_its_own_role() {
         let mut headers = Hello::edge_request(&"edge-1".parse().unwrap(), "t", Instance::from_bits(3));
         Hello::with_purpose(&mut headers, LinkPurpose::Interactive);
-        for version in 1..=4_u8 {
-            headers.insert("tunnel-dialect", HeaderValue::from(u16::from(version)));
-            let read = Hello::from_request(&headers).map(|hello| hello.purpose);
-            let refused = Err(HelloError::BadRole("interactive".into()));
-            assert_eq!(
-                read,
-                if version >= Dialect::INTERACTIVE { Ok(LinkPurpose::Interactive) } else { refused }
-            );
-        }
+        assert_eq!(Hello::from_request(&headers).unwrap().purpose, LinkPurpose::Interactive);
         headers.remove("tunnel-instance");
         assert!(
             Hello::from_request(&headers).is_err(),
@@ -458,7 +400,7 @@ mod tests {
         ] {
             let hello = Hello::from_request(&request(text)).unwrap();
             assert_eq!((hello.node.as_str(), hello.token.as_str()), ("n1", "t"));
-            assert_eq!(hello.dialect, Dialect::Plain);
+            assert_eq!(hello.instance, None);
         }
         assert_eq!(Hello::from_request(&HeaderMap::new()), Err(HelloError::NoToken));
         assert!(matches!(Hello::from_request(&request("Bearer nonsense")), Err(HelloError::NotJson(_))));
@@ -479,8 +421,7 @@ mod tests {
     #[test]
     fn a_server_needs_its_certificate_its_instance_and_no_token() {
         let ours = Caller::peer_request(Instance::from_bits(5));
-        let server =
-            Caller::Peer { instance: Instance::from_bits(5), dialect: Dialect::NEWEST, backup: false };
+        let server = Caller::Peer { instance: Instance::from_bits(5), backup: false };
         assert_eq!(Caller::from_request(&ours, true), Ok(server));
         assert_eq!(Caller::from_request(&ours, false), Err(HelloError::NoCertificate));
         let mut plain = ours.clone();
@@ -497,10 +438,7 @@ mod tests {
         for certified in [false, true] {
             let caller = Caller::from_request(&headers, certified).unwrap();
             assert!(matches!(&caller, Caller::Edge(hello) if hello.node.as_str() == "n1"));
-            assert_eq!(
-                (caller.instance(), caller.dialect()),
-                (Some(Instance::from_bits(3)), Dialect::NEWEST)
-            );
+            assert_eq!(caller.instance(), Some(Instance::from_bits(3)));
         }
     }
 }

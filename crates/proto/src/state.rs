@@ -274,16 +274,13 @@ impl SessionState {
                 let (target, client) = (target.clone(), client.clone());
                 SessionFrame::Open { target, limit: self.recv.limit(), epoch, client, opener: None }
             }
-            (PendingFrame::Open, Role::Acceptor) => return (None, Actions::default()),
+            (PendingFrame::Open | PendingFrame::Resume, Role::Acceptor) => return (None, Actions::default()),
             (PendingFrame::Opened, _) => {
                 SessionFrame::Opened { limit: self.recv.limit(), epoch, instance: None }
             }
-            (PendingFrame::Resume, role) => {
+            (PendingFrame::Resume, Role::Opener { target, .. }) => {
                 let (received, limit) = self.recv.credit();
-                let target = match role {
-                    Role::Opener { target, .. } => Some(target.clone()),
-                    Role::Acceptor => None,
-                };
+                let target = target.clone();
                 SessionFrame::Resume { received, limit, epoch, instance: self.instance, opener: None, target }
             }
             (PendingFrame::Resumed, _) => {
@@ -434,12 +431,12 @@ impl SessionState {
     }
 
     fn opened(&mut self, limit: u64, epoch: u64, instance: Option<Instance>) -> Actions {
-        if !self.asks_to_open() || epoch != self.epoch {
+        if !self.awaits_opened() || epoch != self.epoch {
             return DROPPED;
         }
         self.phase = Phase::Open;
         self.instance = instance;
-        // The opening was cancelled just now. The remote of an open session learns that from a ResetAt.
+        // If the opening was cancelled just now, the acceptor learns it from a ResetAt.
         self.answer = None;
         match self.send.acknowledge(0, limit) {
             Ok(()) => Actions { state: true, write: true, ..Actions::default() },
@@ -448,25 +445,23 @@ impl SessionState {
     }
 
     fn refused(&mut self, epoch: u64, refusal: SessionError, now: Instant) -> Actions {
-        if !self.asks_to_open() || epoch != self.epoch {
+        if !self.awaits_opened() || epoch != self.epoch {
             return DROPPED;
         }
         if self.phase == Phase::Opening && refusal.code == ErrorCode::NodeNotConnected {
             self.path = None;
             return Actions { state: true, ..Actions::default() };
         }
-        // A Resume that is refused has reached the acceptor, wherever it is.
-        let answers_open =
-            self.phase == Phase::Opening || matches!(self.answer, Some(PendingFrame::Reset(_)));
-        if answers_open && self.open_unanswered && !self.recv.is_endless() {
+        if self.open_unanswered && !self.recv.is_endless() {
             return self.refused_elsewhere(refusal, now);
         }
         self.close(refusal)
     }
 
-    /// Returns true if the reply to an Open is pending. A cancelled opening requests it with a Resume.
-    fn asks_to_open(&self) -> bool {
-        self.phase == Phase::Opening || self.phase == Phase::Resuming && self.is_broken_off()
+    /// Returns true if the reply to the newest Open is pending. After a cancelled opening it is, until its Reset is sent.
+    fn awaits_opened(&self) -> bool {
+        let cancelled = self.phase == Phase::Resuming && matches!(self.answer, Some(PendingFrame::Reset(_)));
+        self.phase == Phase::Opening || cancelled
     }
 
     fn on_resumed(&mut self, received: u64, limit: u64, epoch: u64) -> Actions {

@@ -27,7 +27,7 @@ use tunnel_net::socket::Buffered;
 use tunnel_net::tls::error::HandshakeError;
 use tunnel_net::tls::{self, Identity, TlsClientConfig, Trust};
 use tunnel_proto::halves::WindowLimits;
-use tunnel_proto::hello::{Dialect, Hello};
+use tunnel_proto::hello::Hello;
 
 type Secured = tokio_rustls::client::TlsStream<Buffered<TcpStream>>;
 
@@ -157,11 +157,11 @@ async fn call(
     match tunnel_link::grpc::dial::dial(io, &authority, &client.node, said, &link_context).await {
         Ok(link) => {
             found.good("token", format!("{} accepts it for {}", server.at, client.node));
-            if link.sender.dialect == Dialect::Plain {
+            if link.sender.is_plain() {
                 let text = "the server speaks SuperEdge's dialect only, so a session ends with its link";
                 found.doubt("dialect", text, "run this program as the server too");
             } else {
-                found.good("dialect", link.sender.dialect.to_string());
+                found.good("dialect", link.sender.dialect_name());
             }
             link.sender.close();
         }
@@ -176,7 +176,7 @@ async fn call(
         }
         Err(why) => {
             found.bad("link", why.to_string(), "a link", why.hint().unwrap_or("see the server's log"));
-            return matches!(why, LinkDialError::Refused { .. });
+            return matches!(why, LinkDialError::Refused { .. } | LinkDialError::OtherVersion(_));
         }
     }
     true

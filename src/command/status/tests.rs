@@ -12,7 +12,7 @@ fn told() -> Status {
         address: Some("10.0.0.5:40312".into()),
         instance: Some("00000001".into()),
         version: Some("0.1.0".into()),
-        dialect: Some("extended/2".into()),
+        dialect: Some("extended".into()),
         since: Some(1_000_000.0),
         rtt_seconds: Some(0.0123),
         sessions: 4,
@@ -69,14 +69,14 @@ server 3f2a1b9c, version 0.1.0, up 1d6h, ready
 published: 1 records (hosts), 2 failures; failing: the disk is full
 refusals in the last hour: 3 token, 1 tls
 
-NODE   STATE   LINKED  RTT    SESSIONS  SENT     RECEIVED  VERSION  DIALECT     ADDRESS         LAST ERROR
-edge7  linked  3h12m   12 ms  4         1.2 MiB  7 B       0.1.0    extended/2  10.0.0.5:40312  nothing was [2J received (3h13m ago)
+NODE   STATE   LINKED  RTT    SESSIONS  SENT     RECEIVED  VERSION  DIALECT   ADDRESS         LAST ERROR
+edge7  linked  3h12m   12 ms  4         1.2 MiB  7 B       0.1.0    extended  10.0.0.5:40312  nothing was [2J received (3h13m ago)
 
 NOT LINKED HERE  AGO  LAST ERROR
 edge9            20s  nothing was [2J received
 
-PEER           STATE       LINKED  RTT    SESSIONS  SENT     RECEIVED  VERSION  DIALECT     ADDRESS         LAST ERROR
-10.0.0.7:9000  not_linked  -       12 ms  4         1.2 MiB  7 B       0.1.0    extended/2  10.0.0.5:40312  nothing was [2J received (3h13m ago)";
+PEER           STATE       LINKED  RTT    SESSIONS  SENT     RECEIVED  VERSION  DIALECT   ADDRESS         LAST ERROR
+10.0.0.7:9000  not_linked  -       12 ms  4         1.2 MiB  7 B       0.1.0    extended  10.0.0.5:40312  nothing was [2J received (3h13m ago)";
     assert_eq!(text, wanted, "\n{text}");
 }
 

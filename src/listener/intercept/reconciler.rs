@@ -309,9 +309,8 @@ impl InterceptedAddresses {
     }
 }
 
-// Searches for nodes whose addresses would be intercepted and that are not known to be linked anywhere. This server
-// receives announcements of every node, but older servers announce only the nodes that it is a replica of or has asked
-// for.
+// Searches for nodes whose addresses would be intercepted and that are not known to be linked anywhere. Linked servers
+// announce every node to this one, but a server that only DNS names may have no link.
 
 /// The nodes that were searched for, and when.
 #[derive(Debug)]

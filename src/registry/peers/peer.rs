@@ -39,7 +39,6 @@ use tunnel_net::socket::Buffered;
 use tunnel_net::tls::PeerTls;
 use tunnel_net::tls::error::HandshakeError;
 use tunnel_proto::frame::{Found, Load};
-use tunnel_proto::hello::Dialect;
 use tunnel_proto::state::LinkId;
 
 /// A peer. One task runs [`Self::run`] for it.
@@ -65,7 +64,7 @@ pub(crate) struct Peer {
     link: AtomicU64,
     /// Why the last attempt to link failed; `None` once one succeeds.
     trouble: Mutex<Option<PeerError>>,
-    /// Its process at its last link, if it may be a location replica; none once it is unknown whether it lives.
+    /// Its process at its last link; none once it is unknown whether it lives.
     process: ArcSwapOption<Instance>,
 }
 
@@ -142,8 +141,7 @@ impl Peer {
         self.wanted.notify_one();
     }
 
-    /// Returns its process, if it may be a location replica and is not known to have ended. It may have no link at
-    /// present.
+    /// Returns its process, if it is not known to have ended. It may have no link at present.
     pub(crate) fn process(&self) -> Option<Instance> {
         self.process.load().as_deref().copied()
     }
@@ -151,7 +149,7 @@ impl Peer {
     /// Records the process at the end of its link, or that its process is unknown because its link was lost. Only its
     /// task calls this.
     fn set_process(&self, link: Option<&LinkSender>, means: &DialContext) {
-        let (new, old) = (link.and_then(process), self.process());
+        let (new, old) = (link.and_then(|link| link.instance), self.process());
         if new == old {
             return;
         }
@@ -437,11 +435,6 @@ pub(crate) enum PeerState {
     Linked(Arc<LinkSender>),
     /// Its task has ended, or the address is this server's own.
     Stopped(PeerError),
-}
-
-/// Returns the server at a link's remote end, if it may be a location replica.
-pub(crate) fn process(link: &LinkSender) -> Option<Instance> {
-    link.instance.filter(|_| link.dialect.supports(Dialect::LOCATION_REPLICAS))
 }
 
 // Making a link to a peer, and why there is none.

@@ -8,44 +8,25 @@ use std::time::Duration;
 use tokio::task::yield_now;
 use tokio::time::{Instant, sleep};
 
-use crate::registry::peers::peer::{UNSOLICITED, process};
+use crate::registry::peers::peer::UNSOLICITED;
 use crate::registry::peers::rendezvous::{Member, Members, MembershipChange};
-use crate::registry::peers::{HandleKind, IncomingPeer, MAX_KNOWN, PeerHandle, Peers};
+use crate::registry::peers::{HandleKind, MAX_KNOWN, PeerHandle, Peers};
 use tunnel_base::names::{Instance, NodeName};
 use tunnel_proto::frame::Found;
-use tunnel_proto::hello::Dialect;
 
 impl Peers {
-    /// Announces that a node is linked here now: to its location replicas, to servers that intercept, and to servers
-    /// without support for replicas.
+    /// Announces that a node is linked here now: to its location replicas, and to servers that intercept.
     pub fn announce(&self, node: &NodeName) {
         for told in self.members().announcement_targets(node) {
             self.announce_to(told.server, node, None);
         }
-        let older = |incoming: &IncomingPeer| !incoming.sender.dialect.supports(Dialect::LOCATION_REPLICAS);
-        let (unknown, any_older) = {
+        let unknown: Vec<_> = {
             let servers = self.servers.lock();
-            let unknown = servers.known.values().filter(|peer| peer.process().is_none());
-            (unknown.cloned().collect::<Vec<_>>(), servers.incoming.iter().any(older))
+            servers.known.values().filter(|peer| peer.process().is_none()).cloned().collect()
         };
+        // The process of a peer is only known once it is linked; if that is a replica, it gets all its announcements then.
         for peer in unknown.iter().filter(|peer| !peer.is_self()) {
-            match peer.up() {
-                Some(up) if !up.dialect.supports(Dialect::LOCATION_REPLICAS) => peer.announce(node, None),
-                Some(_) => {}
-                // Its process is only known once it is linked; if that is a replica, it gets all its announcements
-                // then.
-                None => peer.request_link(),
-            }
-        }
-        if !any_older {
-            return;
-        }
-        let (known, incoming) = self.servers();
-        let linked: Vec<_> = known.iter().filter_map(|peer| peer.up()?.instance).collect();
-        for incoming in incoming.iter().filter(|incoming| older(incoming)) {
-            if incoming.sender.instance.is_none_or(|server| !linked.contains(&server)) {
-                incoming.news.add(node, None);
-            }
+            peer.request_link();
         }
     }
 
@@ -104,14 +85,11 @@ impl Peers {
     pub fn has_converged(&self) -> bool {
         let same = self.dial_context.membership.lock().age() >= CONVERGENCE_TIME;
         same && {
-            let (known, incoming) = self.servers();
+            let (known, _) = self.servers();
             known
                 .iter()
                 .filter(|server| server.listed.load(Relaxed))
                 .all(|server| server.is_self() || server.process().is_some())
-                && incoming
-                    .iter()
-                    .all(|incoming| incoming.sender.dialect.supports(Dialect::LOCATION_REPLICAS))
         }
     }
 
@@ -186,7 +164,7 @@ impl Peers {
     fn candidates(&self) -> Vec<Member> {
         let (known, incoming) = self.servers();
         let known = known.iter().filter_map(|peer| peer.process());
-        let incoming = incoming.iter().filter_map(|incoming| process(&incoming.sender));
+        let incoming = incoming.iter().filter_map(|incoming| incoming.sender.instance);
         let servers: Vec<_> = [self.dial_context.own].into_iter().chain(known).chain(incoming).collect();
         let membership = self.dial_context.membership.lock();
         let member = |server| Member { server, generation: membership.generation(server), catches: false };

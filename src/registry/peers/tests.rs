@@ -18,14 +18,13 @@ use tunnel_net::reload::Reload;
 use tunnel_net::tls::{self, PeerTls, TlsClientConfig, Trust};
 use tunnel_proto::frame::{ListedNode, MAX_PAGE_NODES, Remote};
 use tunnel_proto::halves::WindowLimits;
-use tunnel_proto::hello::Dialect;
 
 use super::*;
 
 /// Returns a peer that has made a link to this server.
 pub(crate) fn server(number: u64) -> PeerHandle {
     let instance = Some(Instance::from_bits(number.into()));
-    PeerHandle(HandleKind::Incoming(LinkSender::new(LinkId(number), Remote::Peer, instance, Dialect::NEWEST)))
+    PeerHandle(HandleKind::Incoming(LinkSender::new(LinkId(number), Remote::Peer, instance)))
 }
 
 /// Returns the peers of a server with this list, at addresses where nothing listens.
@@ -82,7 +81,7 @@ async fn who_is_off_the_list_stays_a_server_as_long_as_its_link_lives() {
     let PeerHandle(HandleKind::Known(peer)) = peers.all().pop().unwrap() else { panic!("it is on the list") };
     // It is dialled at once, unsuccessfully.
     peers.changes().changed().await.unwrap();
-    let link = LinkSender::new(LinkId(7), Remote::Peer, Some(Instance::from_bits(7)), Dialect::NEWEST);
+    let link = LinkSender::new(LinkId(7), Remote::Peer, Some(Instance::from_bits(7)));
     peer.set_linked(&link);
     tell.send_replace(vec!["127.0.0.1:2".parse().unwrap()]);
     while !names(&peers.all()).contains(&"127.0.0.1:2".to_owned()) {
@@ -203,12 +202,12 @@ async fn addresses_that_dns_makes_up_are_bounded_and_forgotten() {
 #[tokio::test]
 async fn an_answer_goes_to_who_asked_over_that_link_and_no_other() {
     let (peers, _tell, _made) = peers(&[]);
-    let link = LinkSender::new(LinkId(7), Remote::Peer, Some(Instance::from_bits(7)), Dialect::NEWEST);
+    let link = LinkSender::new(LinkId(7), Remote::Peer, Some(Instance::from_bits(7)));
     peers.add_incoming(&link, false);
     let server = peers.all().pop().unwrap();
     let node = "node1".parse().unwrap();
     let found = |question| Found { here: true, ..Found::not_here(question) };
-    let other = LinkSender::new(LinkId(8), Remote::Peer, None, Dialect::NEWEST);
+    let other = LinkSender::new(LinkId(8), Remote::Peer, Some(Instance::random()));
     let answers = async {
         while peers.questions.lock().is_empty() {
             tokio::task::yield_now().await;
@@ -245,9 +244,7 @@ async fn answer_pages(peers: &Peers, link: &LinkSender, answers: impl Fn(u64) ->
 #[tokio::test(start_paused = true)]
 async fn the_nodes_of_all_peers_are_listed_and_a_silent_peer_is_named() {
     let (peers, _tell, _made) = peers(&["127.0.0.1:1"]);
-    let link = |id: u64| {
-        LinkSender::new(LinkId(id), Remote::Peer, Some(Instance::from_bits(id.into())), Dialect::NEWEST)
-    };
+    let link = |id: u64| LinkSender::new(LinkId(id), Remote::Peer, Some(Instance::from_bits(id.into())));
     let (told, silent) = (link(7), link(8));
     peers.add_incoming(&told, false);
     peers.add_incoming(&silent, false);
@@ -271,7 +268,7 @@ async fn the_nodes_of_all_peers_are_listed_and_a_silent_peer_is_named() {
 #[tokio::test(start_paused = true)]
 async fn a_peer_with_nodes_without_end_gets_its_share_of_the_list() {
     let (peers, _tell, _made) = peers(&[]);
-    let link = LinkSender::new(LinkId(7), Remote::Peer, Some(Instance::from_bits(7)), Dialect::NEWEST);
+    let link = LinkSender::new(LinkId(7), Remote::Peer, Some(Instance::from_bits(7)));
     peers.add_incoming(&link, false);
     let full = |question: u64| {
         let names: Vec<_> = (0..MAX_PAGE_NODES).map(|n| format!("node-{question}-{n}")).collect();
@@ -295,7 +292,7 @@ async fn a_peer_with_nodes_without_end_gets_its_share_of_the_list() {
 #[tokio::test(start_paused = true)]
 async fn a_server_that_has_linked_again_is_asked_over_the_newer_link_and_a_dead_one_is_closed() {
     let (peers, _tell, _made) = peers(&[]);
-    let link = |id| LinkSender::new(LinkId(id), Remote::Peer, Some(Instance::from_bits(7)), Dialect::NEWEST);
+    let link = |id| LinkSender::new(LinkId(id), Remote::Peer, Some(Instance::from_bits(7)));
     let (old, new) = (link(1), link(2));
     peers.add_incoming(&old, false);
     peers.add_incoming(&new, false);
@@ -314,7 +311,7 @@ async fn a_server_that_is_linked_both_ways_is_asked_once() {
     };
     // It is dialled at once, unsuccessfully.
     peers.changes().changed().await.unwrap();
-    let link = |id| LinkSender::new(LinkId(id), Remote::Peer, Some(Instance::from_bits(7)), Dialect::NEWEST);
+    let link = |id| LinkSender::new(LinkId(id), Remote::Peer, Some(Instance::from_bits(7)));
     peers.add_incoming(&link(1), false);
     assert_eq!(peers.all().len(), 2, "not yet known to be the same server");
     known.set_linked(&link(2));
@@ -349,7 +346,7 @@ async fn who_waits_for_a_node_looks_again_once_another_server_is_linked() {
     let (peers, _tell, _made) = peers(&[]);
     let registry = peers.dial_context.registry.clone();
     let arrival = registry.arrival(&"node1".parse().unwrap());
-    let link = LinkSender::new(LinkId(7), Remote::Peer, Some(Instance::from_bits(7)), Dialect::NEWEST);
+    let link = LinkSender::new(LinkId(7), Remote::Peer, Some(Instance::from_bits(7)));
     peers.add_incoming(&link, false);
     assert!(arrival.wait().now_or_never().is_some());
 }
@@ -361,9 +358,7 @@ async fn loads_count_while_they_are_fresh_and_all_servers_are_known() {
         panic!("it is on the list")
     };
     peers.changes().changed().await.unwrap();
-    let link = |id: u64| {
-        LinkSender::new(LinkId(id), Remote::Peer, Some(Instance::from_bits(id.into())), Dialect::NEWEST)
-    };
+    let link = |id: u64| LinkSender::new(LinkId(id), Remote::Peer, Some(Instance::from_bits(id.into())));
     let load = |nodes| Load { nodes, stopping: false, intercepts: false };
     let (dialled, incoming) = (link(7), link(8));
     peers.add_incoming(&incoming, false);
@@ -379,7 +374,7 @@ async fn loads_count_while_they_are_fresh_and_all_servers_are_known() {
     peers.remove(&incoming);
     assert_eq!(peers.loads(), Some(vec![known]));
     // The same server has also made a link from its side.
-    let same = LinkSender::new(LinkId(9), Remote::Peer, dialled.instance, Dialect::NEWEST);
+    let same = LinkSender::new(LinkId(9), Remote::Peer, dialled.instance);
     peers.add_incoming(&same, false);
     assert_eq!(peers.loads(), Some(vec![known]));
     tokio::time::advance(Duration::from_secs(20)).await;
@@ -391,8 +386,7 @@ async fn loads_count_while_they_are_fresh_and_all_servers_are_known() {
 async fn a_server_that_is_told_of_loads_under_many_names_keeps_a_bounded_number() {
     let (peers, _tell, _made) = peers(&[]);
     for id in 0..MAX_KNOWN as u64 + 10 {
-        let link =
-            LinkSender::new(LinkId(id), Remote::Peer, Some(Instance::from_bits(id.into())), Dialect::NEWEST);
+        let link = LinkSender::new(LinkId(id), Remote::Peer, Some(Instance::from_bits(id.into())));
         peers.on_load(&link, Load { nodes: 1, stopping: false, intercepts: false });
     }
     assert_eq!(peers.loads.lock().len(), MAX_KNOWN);

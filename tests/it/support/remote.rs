@@ -92,12 +92,6 @@ async fn connect(
     Box::pin(TlsConnector::from(client.load().unwrap().load()).connect(name, socket)).await
 }
 
-/// Returns the metadata as a program of version 1 sends it.
-pub(crate) fn old(mut headers: HeaderMap) -> HeaderMap {
-    headers.insert("tunnel-dialect", HeaderValue::from_static("1"));
-    headers
-}
-
 /// Links to a server with this metadata. Its messages are about `node`.
 pub(crate) async fn dial(
     place: &TestDir,

@@ -6,7 +6,6 @@ use std::process::Command;
 use tunnel_base::names::NodeName;
 use tunnel_link::sender::LinkSender;
 use tunnel_proto::frame::{Found, Frame, FrameKind, Remote};
-use tunnel_proto::hello::Dialect;
 use tunnel_proto::state::LinkId;
 
 use super::figures::memory;
@@ -39,7 +38,7 @@ async fn measure() {
         .collect::<Vec<_>>();
     let (names, others) = (|| (0..30_000).map(|n| format!("node-{n:07}").parse::<NodeName>().unwrap()), 3);
     let links: Vec<_> = (0..others)
-        .map(|n| LinkSender::new(LinkId(1 << 40 | n), Remote::Peer, Some(net.instance()), Dialect::NEWEST))
+        .map(|n| LinkSender::new(LinkId(1 << 40 | n), Remote::Peer, Some(net.instance())))
         .collect();
     let told = |body: &dyn Fn() -> FrameKind| {
         let before = memory();

@@ -17,7 +17,6 @@ use tunnel_base::names::{Instance, NodeName};
 use tunnel_link::sender::LinkSender;
 use tunnel_net::resolver::{Lookup, LookupError};
 use tunnel_proto::frame::Remote;
-use tunnel_proto::hello::Dialect;
 use tunnel_proto::state::LinkId;
 
 use super::figures::Figures;
@@ -151,9 +150,7 @@ impl PeerDialer for Wires {
                 sleep(Duration::from_secs(1)).await;
                 return Err(PeerError::NoLink { at, cause: "no answer".to_owned() });
             }
-            let end = |instance| {
-                LinkSender::new(LinkId(self.net.number()), Remote::Peer, Some(instance), Dialect::NEWEST)
-            };
+            let end = |instance| LinkSender::new(LinkId(self.net.number()), Remote::Peer, Some(instance));
             let (there, back) = (end(far.own), end(self.own));
             far.peers.add_incoming(&back, beside);
             near.drain.spawn(Span::none(), carry([near.clone(), far.clone()], [there.clone(), back.clone()]));

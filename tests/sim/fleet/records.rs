@@ -17,7 +17,6 @@ use tunnel_base::policy::zone::Zone;
 use tunnel_link::sender::LinkSender;
 use tunnel_net::resolver::Resolver;
 use tunnel_proto::frame::Remote;
-use tunnel_proto::hello::Dialect;
 use tunnel_proto::state::LinkId;
 
 use super::HANDSHAKE;
@@ -85,7 +84,7 @@ impl Cloud {
         let (name, at) = &mut self.nodes[node];
         *at = server;
         self.links += 1;
-        let sender = LinkSender::new(LinkId(self.links), Remote::Edge(name.clone()), None, Dialect::Plain);
+        let sender = LinkSender::new(LinkId(self.links), Remote::Edge(name.clone()), None);
         let from = (self.servers[server].ip, 1).into();
         let linked = LinkedNode { sender, instance: None, from, ips: Arc::default() };
         self.servers[server].registry.insert(linked, false);

@@ -21,7 +21,6 @@ use tunnel_link::sender::LinkSender;
 use tunnel_link::table::{SessionLimits, SessionTable};
 use tunnel_proto::frame::{Found, Frame, FrameKind, Load, Remote};
 use tunnel_proto::halves::WindowLimits;
-use tunnel_proto::hello::Dialect;
 use tunnel_proto::state::LinkId;
 
 use super::figures::Figures;
@@ -92,7 +91,7 @@ impl SimServer {
     /// Connects a node's edge to this server.
     pub(crate) fn links(self: &Arc<Self>, net: &Net, node: &NodeName, process: Instance) {
         let (id, peer) = (LinkId(net.number()), Remote::Edge(node.clone()));
-        let sender = LinkSender::new(id, peer, Some(process), Dialect::NEWEST);
+        let sender = LinkSender::new(id, peer, Some(process));
         let linked = LinkedNode {
             sender: sender.clone(),
             instance: Some(process),

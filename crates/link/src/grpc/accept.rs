@@ -13,13 +13,13 @@ use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 use tonic::Status;
 
-use crate::foreign;
 use crate::grpc::enrol::{self, EnrolRequest};
 use crate::grpc::read_ahead::{Bounded, ReadAhead};
 use crate::grpc::{
     CallBody, FRAME, GRPC, LinkContext, METADATA, PATH, PING_TIMEOUT, SEND_BUFFER, WINDOW, ends, outbound,
 };
 use crate::link::{Link, RemoteInfo};
+use crate::plain;
 use crate::sender::signals::LinkEndpoints;
 use tunnel_base::names::NodeName;
 use tunnel_net::limiter::Permit;
@@ -185,7 +185,7 @@ fn http() -> http2::Builder<TokioExecutor> {
 impl Call {
     /// Accepts the call and returns its link.
     pub fn accept(self) -> Link {
-        let (instance, dialect) = (self.caller.instance(), self.caller.dialect());
+        let instance = self.caller.instance();
         let peer = match self.caller {
             Caller::Edge(hello) => {
                 self.shared.ahead.stands_beside(hello.purpose);
@@ -194,7 +194,7 @@ impl Call {
             Caller::Peer { .. } => Remote::Peer,
         };
         let ConnectionState { link_context, ahead, tcp_info, connection, accepted } = self.shared;
-        let outbound = outbound(peer, instance, dialect, &link_context);
+        let outbound = outbound(peer, instance, &link_context);
         outbound.sender.set_tcp_info_reader(tcp_info);
         outbound.sender.set_endpoints(self.ends);
         let mut response = Response::new(CallBody::Stream { outbound: outbound.clone(), trailers: true });
@@ -292,9 +292,12 @@ impl CallHandler {
             Err(e @ (HelloError::BadRole(_) | HelloError::NoCertificate)) => {
                 return self.refuse(Status::unauthenticated(e.to_string()), "bad_role");
             }
+            Err(e @ HelloError::OtherVersion(_)) => {
+                return self.refuse(Status::unimplemented(e.to_string()), "protocol_version");
+            }
             Err(e) => return self.refuse(Status::unknown(e.to_string()), "bad_metadata"),
         };
-        if let Err(why) = foreign::check(caller.dialect()) {
+        if let Err(why) = plain::check(caller.instance()) {
             return self.refuse(Status::unimplemented(why), "plain_dialect");
         }
         let (answer, answered) = oneshot::channel();

@@ -10,12 +10,12 @@ use tokio_util::sync::{CancellationToken, DropGuard};
 use tonic::{Code, Status};
 use tracing::Span;
 
-use crate::foreign;
 use crate::grpc::read_ahead::{Bounded, ReadAhead, cause};
 use crate::grpc::{
     CallBody, FRAME, GRPC, LinkContext, METADATA, PATH, PING_TIMEOUT, SEND_BUFFER, WINDOW, ends, outbound,
 };
 use crate::link::{Link, OutboundStream, RemoteInfo};
+use crate::plain;
 use crate::sender::signals::LinkEndpoints;
 use tunnel_base::logging::printable;
 use tunnel_base::names::{Instance, NodeName};
@@ -25,7 +25,7 @@ use tunnel_net::tcp_info::TcpInfoReader;
 use tunnel_net::tls::error::HandshakeError;
 use tunnel_proto::codec::{encode, heartbeat};
 use tunnel_proto::frame::Remote;
-use tunnel_proto::hello::{Caller, Dialect, Hello, pad, user_agent};
+use tunnel_proto::hello::{Caller, Hello, OtherVersion, pad, user_agent};
 
 /// Why a link to a server could not be established.
 #[derive(Debug, thiserror::Error)]
@@ -58,7 +58,10 @@ pub enum LinkDialError {
     Plain(String),
     /// The remote server is SuperEdge's, and this program is built without its dialect.
     #[error("the server speaks only SuperEdge's dialect: {0}")]
-    Foreign(&'static str),
+    NoPlain(&'static str),
+    /// The server speaks another version of the protocol.
+    #[error(transparent)]
+    OtherVersion(#[from] OtherVersion),
     /// The server did not answer within 10 s.
     #[error("no answer from the server within {ANSWER_TIMEOUT:?}")]
     Timeout,
@@ -77,7 +80,8 @@ impl LinkDialError {
             Self::Refused { code: Code::ResourceExhausted, .. } => "too_many_links",
             Self::Refused { .. } => "rejected",
             Self::Itself => "self_dial",
-            Self::Plain(_) | Self::Foreign(_) => "plain_dialect",
+            Self::Plain(_) | Self::NoPlain(_) => "plain_dialect",
+            Self::OtherVersion(_) => "protocol_version",
             Self::Timeout => "call_timeout",
         }
     }
@@ -95,7 +99,11 @@ impl LinkDialError {
     pub fn is_refusal(&self) -> bool {
         use Code::{ResourceExhausted, Unauthenticated, Unavailable};
         let lasting = [ResourceExhausted, Unauthenticated, Unavailable];
-        matches!(self, Self::Stopping) || matches!(self, Self::Refused { code, .. } if lasting.contains(code))
+        match self {
+            Self::Stopping | Self::OtherVersion(_) => true,
+            Self::Refused { code, .. } => lasting.contains(code),
+            _ => false,
+        }
     }
 
     /// Returns true if the server rejected our token.
@@ -122,7 +130,7 @@ where
 {
     let answered = call(io, authority, said, node, link_context).await?;
     answered.refusal()?;
-    foreign::check(answered.dialect).map_err(LinkDialError::Foreign)?;
+    plain::check(answered.instance).map_err(LinkDialError::NoPlain)?;
     Ok(answered.link(Remote::Server(node.clone()), link_context))
 }
 
@@ -155,7 +163,6 @@ struct CallResponse {
     ahead: ReadAhead,
     tcp_info: Option<TcpInfoReader>,
     ends: LinkEndpoints,
-    dialect: Dialect,
     instance: Option<Instance>,
     /// Passes the link's outbound stream to the body of the call.
     agree: oneshot::Sender<OutboundStream>,
@@ -177,7 +184,7 @@ impl CallResponse {
     }
 
     fn link(self, peer: Remote, link_context: &LinkContext) -> Link {
-        let outbound = outbound(peer, self.instance, self.dialect, link_context);
+        let outbound = outbound(peer, self.instance, link_context);
         outbound.sender.set_tcp_info_reader(self.tcp_info);
         outbound.sender.set_endpoints(self.ends);
         // Fails only if the body was dropped with its connection; then the link's first read fails too.
@@ -236,9 +243,9 @@ where
         .map_err(|_| LinkDialError::Timeout)?
         .map_err(broken)?;
     let (headers, incoming) = response.into_parts();
-    let (dialect, instance) = Hello::from_response(&headers.headers);
+    let instance = Hello::from_response(&headers.headers)?;
     let ends = LinkEndpoints { version: user_agent(&headers.headers), dialled: true, ..ends };
-    Ok(CallResponse { headers, incoming, ahead, tcp_info, ends, dialect, instance, agree, connection })
+    Ok(CallResponse { headers, incoming, ahead, tcp_info, ends, instance, agree, connection })
 }
 
 fn request(authority: &str, headers: HeaderMap, body: CallBody) -> Result<Request<CallBody>, LinkDialError> {

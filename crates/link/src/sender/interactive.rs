@@ -71,9 +71,8 @@ impl LinkSender {
 
 #[cfg(test)]
 mod tests {
-    use tunnel_base::names::NodeName;
+    use tunnel_base::names::{Instance, NodeName};
     use tunnel_proto::frame::{Category, Remote, SessionKey};
-    use tunnel_proto::hello::Dialect;
     use tunnel_proto::state::LinkId;
 
     use super::*;
@@ -81,7 +80,7 @@ mod tests {
     #[tokio::test]
     async fn a_session_that_is_meant_for_the_link_beside_goes_there_while_that_lives() {
         let [busy, first, second] = [1, 2, 3].map(|number| {
-            LinkSender::new(LinkId(number), Remote::Server(NodeName::none()), None, Dialect::NEWEST)
+            LinkSender::new(LinkId(number), Remote::Server(NodeName::none()), Some(Instance::random()))
         });
         let [meant, other] = [(); 2].map(|()| SessionId::random());
         let key = SessionKey { id: meant, category: Category::Ssh, node: NodeName::none() };

@@ -191,9 +191,8 @@ pub(crate) mod tests {
     use crate::schedule::{
         ControlOutcome, ControlQueue, Entry, FrameSource, QueuePlaces, QueuedFlow, SendOutcome,
     };
-    use tunnel_base::names::{NodeName, SessionId};
+    use tunnel_base::names::{Instance, NodeName, SessionId};
     use tunnel_proto::frame::{Category, FrameKind, Remote, SessionFrame, SessionKey};
-    use tunnel_proto::hello::Dialect;
     use tunnel_proto::state::{ControlPriority, LinkId};
 
     use super::*;
@@ -229,7 +228,7 @@ pub(crate) mod tests {
 
     /// Returns a link with that RTT according to the kernel.
     fn link(millis: u64) -> (Arc<LinkSender>, Arc<Speaker>) {
-        let link = LinkSender::new(LinkId(1), Remote::Server(NodeName::none()), None, Dialect::NEWEST);
+        let link = LinkSender::new(LinkId(1), Remote::Server(NodeName::none()), Some(Instance::random()));
         let rtt = Duration::from_millis(millis);
         link.lock().pacing.acks.read(&reading(rtt), Instant::now());
         let key = SessionKey { id: SessionId::from_bits(1), category: Category::Ssh, node: NodeName::none() };
@@ -313,7 +312,7 @@ pub(crate) mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn on_a_short_way_or_an_unknown_one_nothing_waits() {
-        let unknown = LinkSender::new(LinkId(2), Remote::Peer, None, Dialect::NEWEST);
+        let unknown = LinkSender::new(LinkId(2), Remote::Peer, Some(Instance::random()));
         for link in [link(4).0, unknown] {
             for number in 0..10 {
                 link.pong(Some(number));
@@ -349,7 +348,6 @@ mod tcp_info_tests {
 
     use tunnel_base::names::NodeName;
     use tunnel_proto::frame::Remote;
-    use tunnel_proto::hello::Dialect;
     use tunnel_proto::state::LinkId;
 
     use super::*;
@@ -361,7 +359,7 @@ mod tcp_info_tests {
         let (_far, near) = tokio::join!(far, listener.accept());
         let (near, _) = near.unwrap();
         let reader = TcpInfoReader::of(&near).unwrap();
-        let link = LinkSender::new(LinkId(1), Remote::Edge(NodeName::none()), None, Dialect::Plain);
+        let link = LinkSender::new(LinkId(1), Remote::Edge(NodeName::none()), None);
         let assumed = link.round_trip();
         link.set_tcp_info_reader(Some(reader));
         assert!(link.round_trip() < assumed, "{:?}", link.round_trip());

@@ -21,7 +21,6 @@ use tunnel_proto::frame::{
     Conflict, ErrorCode, Found, Frame, FrameKind, ListNodes, Load, NodePage, SessionError, SessionFrame,
     SessionKey,
 };
-use tunnel_proto::hello::Dialect;
 
 impl LinkSender {
     /// Replies to a frame about an unknown session. Excess replies are dropped, because the remote retries.
@@ -57,7 +56,7 @@ impl LinkSender {
     /// Sends a Drain frame: a server requests that its edge links to another server, preferably to the one at `to`, or
     /// an edge confirms that it has.
     ///
-    /// Returns false if too much waits to be sent, or if the remote does not know Drain.
+    /// Returns false if too much waits to be sent, or if the remote is plain.
     pub fn drain(&self, to: Option<SocketAddr>) -> bool {
         let said = self.peer.node().is_some_and(|node| self.signal(node, FrameKind::Drain(to)));
         self.drained.fetch_or(said, Relaxed);
@@ -69,12 +68,9 @@ impl LinkSender {
         self.drained.load(Relaxed)
     }
 
-    /// Sends a peer the number of nodes that are connected here. Does nothing if the remote speaks version 1, which
-    /// lacks the frame.
+    /// Sends a peer the number of nodes that are connected here.
     pub fn load(&self, load: Load) {
-        if self.dialect.supports(Dialect::PEER_LOAD) {
-            self.signal(&NodeName::none(), FrameKind::Load(load));
-        }
+        self.signal(&NodeName::none(), FrameKind::Load(load));
     }
 
     /// Requests a page of a peer's nodes. Returns false if too much waits to be sent.
@@ -92,13 +88,10 @@ impl LinkSender {
         self.signal(&NodeName::none(), FrameKind::NodePage(page))
     }
 
-    /// Sends an edge or a peer a Conflict frame: among the processes of that name, `keeps` keeps it. Does nothing if
-    /// the remote speaks version 1, which lacks the frame.
+    /// Sends an edge or a peer a Conflict frame: among the processes of that name, `keeps` keeps it.
     pub fn conflict(&self, node: &NodeName, keeps: Option<Instance>, why: impl fmt::Display) {
-        if self.dialect.supports(Dialect::CONFLICTS) {
-            let reason = SessionError::new(ErrorCode::Overloaded, why).reason;
-            self.signal(node, FrameKind::Conflict(Conflict { instance: keeps, reason }));
-        }
+        let reason = SessionError::new(ErrorCode::Overloaded, why).reason;
+        self.signal(node, FrameKind::Conflict(Conflict { instance: keeps, reason }));
     }
 
     /// Closes the link of an edge because another process keeps its name, and sends the edge the reason.
@@ -120,7 +113,7 @@ impl LinkSender {
 
     fn signal(&self, node: &NodeName, body: FrameKind) -> bool {
         let mut waiting = self.lock();
-        let room = waiting.replies.len() < MAX_QUEUED_REPLIES && !waiting.closed && self.resumes;
+        let room = waiting.replies.len() < MAX_QUEUED_REPLIES && !waiting.closed && !self.is_plain();
         if room {
             waiting.replies.push_back(Frame { node: node.clone(), body });
             waiting.wake();
@@ -579,15 +572,15 @@ impl LinkSender {
         path_mtu::packet_loss(ends.remote?.ip())
     }
 
-    /// Records the dialect of a remote that is another program.
+    /// Records the dialect of a plain remote.
     pub(crate) fn set_generation(&self, dialect: &'static str) {
         *self.seen.generation.lock() = Some(dialect);
     }
 
     /// Returns the name of the dialect for the status.
-    pub fn dialect_name(&self) -> String {
+    pub fn dialect_name(&self) -> &'static str {
         let generation = *self.seen.generation.lock();
-        generation.map_or_else(|| self.dialect.to_string(), str::to_owned)
+        generation.unwrap_or(if self.is_plain() { "plain" } else { "extended" })
     }
 
     /// Counts a sent message with `bytes` of data.
@@ -657,8 +650,8 @@ impl BackupLink {
     ///
     /// Returns the backup link if it is ready before the unresponsive link answers. Otherwise the dial is dropped and
     /// the wait starts again after a pause, which doubles with each failed dial. After an unneeded dial it does not,
-    /// because the link's timeout grows with the silence that was a false alarm. Never returns if the remote would close
-    /// the older link in favour of the new one.
+    /// because the link's timeout grows with the silence that was a false alarm. Never returns for a plain link: its
+    /// server closes the older link in favour of the new one.
     ///
     /// # Cancel safety
     ///
@@ -668,7 +661,7 @@ impl BackupLink {
         F: Future<Output = Result<T, E>>,
         E: fmt::Display,
     {
-        if !link.dialect.supports(Dialect::BACKUP_LINKS) {
+        if link.is_plain() {
             std::future::pending::<()>().await;
         }
         loop {
@@ -904,14 +897,13 @@ mod alive_tests {
 #[cfg(test)]
 mod seen_tests {
     use tunnel_proto::frame::Remote;
-    use tunnel_proto::hello::Dialect;
     use tunnel_proto::state::LinkId;
 
     use super::*;
 
     #[tokio::test]
     async fn a_link_tells_what_went_over_it_and_no_round_trip_before_the_first() {
-        let link = LinkSender::new(LinkId(1), Remote::Peer, None, Dialect::NEWEST);
+        let link = LinkSender::new(LinkId(1), Remote::Peer, Some(Instance::random()));
         assert_eq!((link.measured_round_trip(), link.ends()), (None, None));
         link.count_sent(5);
         link.count_sent(0);
@@ -941,7 +933,7 @@ mod second_tests {
 
     /// Returns a link that has pinged its remote, and the number of that ping.
     fn asked() -> (Arc<LinkSender>, u64) {
-        let link = LinkSender::new(LinkId(1), Remote::Server(NodeName::none()), None, Dialect::NEWEST);
+        let link = LinkSender::new(LinkId(1), Remote::Server(NodeName::none()), Some(Instance::random()));
         let number = asks(&link);
         (link, number)
     }

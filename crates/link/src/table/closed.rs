@@ -311,7 +311,6 @@ mod departed_tests {
     use tunnel_net::ByteStream as _;
     use tunnel_proto::frame::{Category, ErrorCode, Remote, SessionError, SessionFrame, SessionKey};
     use tunnel_proto::halves::WindowLimits;
-    use tunnel_proto::hello::Dialect;
     use tunnel_proto::state::LinkId;
 
     use super::*;
@@ -322,7 +321,7 @@ mod departed_tests {
         let windows = WindowLimits { start: 1000, max: 1000 };
         let limits = SessionLimits { windows, memory, sessions: SESSIONS, grace: Duration::from_secs(60) };
         let table = SessionTable::new(Instance::from_bits(1), limits, Metrics::edge());
-        (table, LinkSender::new(LinkId(1), Remote::Edge("node1".parse().unwrap()), None, Dialect::NEWEST))
+        (table, LinkSender::new(LinkId(1), Remote::Edge("node1".parse().unwrap()), Some(Instance::random())))
     }
 
     /// Returns a session that was aborted with undelivered bytes which the remote has no room for.

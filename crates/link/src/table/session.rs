@@ -3,7 +3,7 @@
 use std::any::Any;
 use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::Relaxed;
-use std::sync::{Arc, OnceLock, Weak};
+use std::sync::{Arc, Weak};
 use std::task::Waker;
 use std::time::Duration;
 
@@ -19,7 +19,6 @@ use crate::sender::LinkSender;
 use crate::table::SessionTable;
 use tunnel_base::names::{Instance, NodeName, SessionId, Target};
 use tunnel_proto::frame::{ErrorCode, Opener, Remote, SessionError, SessionFrame, SessionKey};
-use tunnel_proto::hello::Dialect;
 use tunnel_proto::state::{Actions, LinkId, Phase, SessionState};
 use tunnel_proto::window::LinkRtt;
 
@@ -36,13 +35,19 @@ pub(crate) struct SessionCore {
     pub client: Arc<str>,
     /// Opener: the listener that accepted the client.
     listener: Option<&'static str>,
-    /// At the acceptor: the opener, once it is known.
-    opener: OnceLock<Opener>,
-    /// At the acceptor: the target of the Open.
-    target: Option<Target>,
+    /// Acceptor: the origin of the session.
+    origin: Option<Origin>,
     /// A copy of [`Inner::stay`] that is read without the lock.
     stay: AtomicU64,
     inner: Mutex<Inner>,
+}
+
+/// The party that opened a session, and the target of its Open. Each later Open or Resume must have the same: only the
+/// opener may resume a session, and a server authorizes a Resume by its target.
+#[derive(Debug)]
+pub(crate) struct Origin {
+    pub(crate) opener: Option<Opener>,
+    pub(crate) target: Target,
 }
 
 /// The part of a [`SessionCore`] that changes, under its lock.
@@ -104,7 +109,7 @@ impl SessionCore {
         state: SessionState,
         sender: Option<Arc<LinkSender>>,
         listener: Option<&'static str>,
-        target: Option<Target>,
+        origin: Option<Origin>,
     ) -> Arc<Self> {
         let logged = LoggedState::of(&state);
         logged.log_begin(&key);
@@ -114,8 +119,7 @@ impl SessionCore {
             started: Instant::now(),
             client,
             listener,
-            opener: OnceLock::new(),
-            target,
+            origin,
             stay: AtomicU64::new(0),
             inner: Mutex::new(Inner {
                 state,
@@ -168,21 +172,15 @@ impl SessionCore {
         !dropped
     }
 
-    /// Records the opener; afterwards no other process may resume the session.
-    pub(crate) fn opened_by(&self, opener: Opener) {
-        // The first opener stays: `set` fails if there is one.
-        let _ = self.opener.set(opener);
-    }
-
-    /// Returns true if that opener may resume the session, or if one of the two is unknown.
-    pub(crate) fn is_of(&self, opener: Option<&Opener>) -> bool {
-        Opener::is_compatible(self.opener.get(), opener)
-    }
-
-    /// Returns true if the session was opened to that target, or if one of the two is unknown. A server authorizes a
-    /// Resume by its target, so the opener must not name another one than in its Open.
-    pub(crate) fn is_to(&self, target: Option<&Target>) -> bool {
-        self.target.as_ref().is_none_or(|own| target.is_none_or(|target| own == target))
+    /// Returns false if the frame is an Open or Resume of another opener than the session's, or to another target.
+    pub(crate) fn is_of_origin(&self, frame: &SessionFrame) -> bool {
+        match (&self.origin, frame) {
+            (
+                Some(origin),
+                SessionFrame::Open { opener, target, .. } | SessionFrame::Resume { opener, target, .. },
+            ) => origin.opener == *opener && origin.target == *target,
+            _ => true,
+        }
     }
 
     /// Returns the process of the remote end, once that is known.
@@ -195,7 +193,7 @@ impl SessionCore {
         self.with_state(|inner| {
             let actions = inner.state.abandon(why, Instant::now());
             // A plain remote does not answer, and its sessions end with its link.
-            let plain = inner.sender.as_ref().is_some_and(|sender| !sender.resumes);
+            let plain = inner.sender.as_ref().is_some_and(|sender| sender.is_plain());
             ((), if plain && inner.state.is_broken_off() { inner.state.evict().1 } else { actions })
         });
         self.orphan();
@@ -402,7 +400,7 @@ impl FrameSource for SessionCore {
             let (mut frame, mut actions) =
                 if held { (None, Actions::default()) } else { self.next_frame(inner, link, longest, now) };
             if let Some(SessionFrame::ResetAt { refusal, .. }) = &frame
-                && !inner.sender.as_ref().is_some_and(|sender| sender.dialect.supports(Dialect::RESET_AT))
+                && inner.sender.as_ref().is_none_or(|sender| sender.is_plain())
             {
                 let (reset, over) = inner.state.reset_instead(refusal.clone());
                 (frame, actions) = (Some(reset), over);
@@ -469,7 +467,7 @@ impl SessionCore {
     /// Returns the link's RTTs for the path to the session's remote end.
     pub(crate) fn path_rtt(&self, inner: &Inner) -> LinkRtt {
         let Some(sender) = &inner.sender else { return LinkRtt::default() };
-        let far = match self.opener.get() {
+        let far = match self.origin.as_ref().and_then(|origin| origin.opener.as_ref()) {
             Some(Opener::Server(opener)) => Some(*opener),
             Some(Opener::Node(_)) | None => inner.state.instance(),
         };
@@ -487,7 +485,7 @@ impl SessionCore {
     /// ends later, its list contains the session.
     pub(crate) fn ask(self: &Arc<Self>, sender: &Arc<LinkSender>, process: Option<Instance>, again: bool) {
         let alive = sender.attach(&self.key);
-        let room = self.table.upgrade().filter(|_| !sender.resumes).map(|table| table.room_unread(sender));
+        let room = self.table.upgrade().filter(|_| sender.is_plain()).map(|table| table.room_unread(sender));
         let (here, left) = self.with_state(|inner| {
             let before = inner.state.path().filter(|path| *path != sender.id).and(inner.sender.clone());
             let epoch = inner.state.epoch();

@@ -79,7 +79,7 @@ impl ByteStream for Session {
         self.shared.with_state(|inner| {
             let rtt = self.shared.path_rtt(inner);
             let read = if let Some(bytes) = inner.state.recv.take(Instant::now(), rtt) {
-                if let Some(sender) = inner.sender.as_ref().filter(|sender| !sender.resumes) {
+                if let Some(sender) = inner.sender.as_ref().filter(|sender| sender.is_plain()) {
                     sender.read.notify_one();
                 }
                 Poll::Ready(Ok(bytes))

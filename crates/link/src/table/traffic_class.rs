@@ -194,7 +194,6 @@ mod tests {
     use tunnel_base::names::{Instance, NodeName};
     use tunnel_proto::frame::{Category, FrameKind, Remote, SessionFrame, SessionKey};
     use tunnel_proto::halves::WindowLimits;
-    use tunnel_proto::hello::Dialect;
     use tunnel_proto::state::LinkId;
 
     use super::*;
@@ -217,8 +216,9 @@ mod tests {
         let limits = SessionLimits { windows, memory: 1 << 20, sessions: 10, grace: Duration::from_secs(60) };
         let table = SessionTable::new(Instance::from_bits(1), limits, Metrics::server("", ""));
         let node: NodeName = "node1".parse().unwrap();
-        let [busy, beside] = [1, 2]
-            .map(|number| LinkSender::new(LinkId(number), Remote::Edge(node.clone()), None, Dialect::NEWEST));
+        let [busy, beside] = [1, 2].map(|number| {
+            LinkSender::new(LinkId(number), Remote::Edge(node.clone()), Some(Instance::random()))
+        });
         let opening = table
             .open(node.clone(), "node1:22".parse().unwrap(), Category::Ssh, "me".into(), "test")
             .unwrap();
@@ -291,7 +291,7 @@ mod tests {
 
     #[test]
     fn slow_bulk_of_many_is_bulk_and_what_one_terminal_says_is_not() {
-        let busy = LinkSender::new(LinkId(1), Remote::Peer, None, Dialect::NEWEST);
+        let busy = LinkSender::new(LinkId(1), Remote::Peer, Some(Instance::random()));
         let bulk = |sessions: u128, each: u64, every: u64| {
             let mut sorting = TrafficClassifier::default();
             for look in 0..16 {

@@ -43,12 +43,11 @@ pub struct Control {
     /// 16 bytes: the process at the other end
     #[prost(bytes = "bytes", tag = "9")]
     pub instance: ::prost::bytes::Bytes,
-    /// Open and Resume: the opener of the session. `node/` and the name of an edge, or `pod/` and the 32 hex digits of the
-    /// process that opened it for a client. The server with an edge's link sets it, and ignores the edge's own value. A
-    /// server that opens a session sets itself. Over a link between servers `node/` is unchanged, and `pod/` is the
+    /// Open and Resume: the opener of the session. `node/` and the name of an edge, or `server/` and the 32 hex digits of
+    /// the process that opened it for a client. The server with an edge's link sets it, and ignores the edge's own value. A
+    /// server that opens a session sets itself. Over a link between servers `node/` is unchanged, and `server/` is the
     /// sending server. The acceptor of a session, and every server that relays it, store the opener. An Open or Resume of
-    /// another opener is answered like one for an unknown session. If either value is absent, they are not compared: no
-    /// edge can omit it, but a server of version 1 does.
+    /// another opener is answered like one for an unknown session.
     #[prost(string, tag = "10")]
     pub opener: ::prost::alloc::string::String,
     /// Found: milliseconds since that node's link was made, measured by its server; never 0.
@@ -72,8 +71,7 @@ pub struct Control {
     #[prost(bool, tag = "16")]
     pub intercepts: bool,
 }
-/// A page of the nodes that are linked to the sender, in the order of their names. A remote that does not know the frame
-/// ignores it.
+/// A page of the nodes that are linked to the sender, in the order of their names.
 #[derive(Clone, PartialEq, ::prost::Message)]
 pub struct NodePage {
     /// number of the request

@@ -218,7 +218,7 @@ impl SessionState {
         Some(SessionFrame::ResetAt { total, refusal: departed.why.clone() })
     }
 
-    /// Sends a Reset instead of a ResetAt, and nothing more, on a path to a remote that does not know ResetAt.
+    /// Sends a Reset instead of a ResetAt, and nothing more, on a path to a plain remote.
     pub fn reset_instead(&mut self, why: SessionError) -> (SessionFrame, Actions) {
         (SessionFrame::Reset { epoch: self.epoch, refusal: why.clone() }, self.close(why))
     }

@@ -12,7 +12,6 @@ use tunnel_base::policy::{Networks, network};
 use tunnel_link::sender::LinkSender;
 use tunnel_net::tls::testing::client_certificate;
 use tunnel_proto::frame::{Category, Remote};
-use tunnel_proto::hello::Dialect;
 use tunnel_proto::state::LinkId;
 
 use super::*;
@@ -40,7 +39,8 @@ struct Site {
 impl Site {
     fn new() -> Self {
         let registry = Registry::new(Metrics::edge());
-        let edge4 = LinkSender::new(LinkId(1), Remote::Edge("edge4".parse().unwrap()), None, Dialect::NEWEST);
+        let edge4 =
+            LinkSender::new(LinkId(1), Remote::Edge("edge4".parse().unwrap()), Some(Instance::random()));
         registry.insert(
             LinkedNode {
                 sender: edge4,

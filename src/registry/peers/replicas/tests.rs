@@ -20,13 +20,13 @@ use tunnel_proto::state::LinkId;
 use super::*;
 
 /// Returns a link to a server; its process has the number `server`.
-fn link(id: u64, server: u64, dialect: Dialect) -> Arc<LinkSender> {
-    LinkSender::new(LinkId(id), Remote::Peer, Some(Instance::from_bits(u128::from(server) << 64)), dialect)
+fn link(id: u64, server: u64) -> Arc<LinkSender> {
+    LinkSender::new(LinkId(id), Remote::Peer, Some(Instance::from_bits(u128::from(server) << 64)))
 }
 
 /// Adds peers that have made links; `first` is the number of the first.
 fn linked_servers(peers: &Peers, first: u64, count: u64) -> Vec<Arc<LinkSender>> {
-    let servers: Vec<_> = (first..first + count).map(|id| link(id, id, Dialect::NEWEST)).collect();
+    let servers: Vec<_> = (first..first + count).map(|id| link(id, id)).collect();
     for server in &servers {
         peers.add_incoming(server, false);
     }
@@ -40,7 +40,7 @@ fn node(n: u64) -> NodeName {
 /// Links `count` nodes here.
 fn link_nodes(peers: &Peers, count: u64) {
     for n in 0..count {
-        let sender = LinkSender::new(LinkId(1000 + n), Remote::Edge(node(n)), None, Dialect::NEWEST);
+        let sender = LinkSender::new(LinkId(1000 + n), Remote::Edge(node(n)), Some(Instance::random()));
         let linked =
             LinkedNode { sender, instance: None, from: ([127, 0, 0, 1], 1).into(), ips: Arc::default() };
         peers.dial_context.registry.insert(linked, false);
@@ -68,15 +68,12 @@ fn number_announced(servers: &[Arc<LinkSender>]) -> usize {
 async fn a_node_is_announced_to_its_homes_and_to_a_server_that_comes_only_those_that_it_is_a_home_of() {
     let (peers, _addresses, _made) = peers(&[]);
     let servers = linked_servers(&peers, 10, 10);
-    let older = link(30, 30, Dialect::Extended(2));
-    peers.add_incoming(&older, false);
     settled().await;
     link_nodes(&peers, 200);
     settled().await;
     let own = (0..200).filter(|n| peers.is_replica_for(&node(*n))).count();
     assert_eq!(number_announced(&servers) + own, 3 * 200);
-    assert_eq!(announced(&older).len(), 200, "it does not support location replicas");
-    let new = link(40, 40, Dialect::NEWEST);
+    let new = link(40, 40);
     peers.add_incoming(&new, false);
     settled().await;
     let its = announced(&new);
@@ -138,16 +135,10 @@ async fn a_server_that_intercepts_is_told_of_every_node_and_of_each_that_goes() 
 }
 
 #[tokio::test(start_paused = true)]
-async fn homes_have_converged_once_the_servers_have_been_the_same_for_long_and_none_is_old_or_away() {
+async fn homes_have_converged_once_the_servers_have_been_the_same_for_long_and_none_is_away() {
     let (peers, addresses, _made) = peers(&[]);
     assert!(!peers.has_converged());
     sleep(CONVERGENCE_TIME + Duration::from_secs(1)).await;
-    assert!(peers.has_converged());
-    let older = link(7, 7, Dialect::Extended(2));
-    peers.add_incoming(&older, false);
-    settled().await;
-    assert!(!peers.has_converged(), "it does not announce its nodes to location replicas");
-    peers.remove(&older);
     assert!(peers.has_converged());
     addresses.send_replace(vec!["127.0.0.1:1".parse().unwrap()]);
     settled().await;
@@ -180,7 +171,7 @@ async fn a_server_that_is_stopping_is_no_home_any_more_and_its_nodes_get_others(
     settled().await;
     assert_eq!((peers.other_members(), peers.dial_context.membership.lock().stopping.len()), (4, 0));
     // An announcement by an unknown server is not kept.
-    peers.on_load(&link(90, 90, Dialect::NEWEST), stopping);
+    peers.on_load(&link(90, 90), stopping);
     assert!(peers.dial_context.membership.lock().stopping.is_empty());
 }
 
@@ -213,12 +204,12 @@ impl PeerDialer for TheseLinks {
 async fn what_a_lost_link_may_not_have_carried_is_announced_over_the_other_one_of_that_server() {
     let at: SocketAddr = "127.0.0.1:2".parse().unwrap();
     let (_list, addresses) = watch::channel(vec![at]);
-    let dialed = link(500, 2, Dialect::NEWEST);
+    let dialed = link(500, 2);
     let dialer = Arc::new(TheseLinks(Mutex::new(vec![dialed.clone()])));
     let registry = Registry::new(Metrics::server("", ""));
     let peers = Peers::new(addresses, registry, dialer.clone(), Instance::from_bits(1), Drain::new());
     // The server has also made a link to this one.
-    let made = link(600, 2, Dialect::NEWEST);
+    let made = link(600, 2);
     peers.add_incoming(&made, false);
     settled().await;
     link_nodes(&peers, 100);
@@ -229,7 +220,7 @@ async fn what_a_lost_link_may_not_have_carried_is_announced_over_the_other_one_o
     settled().await;
     assert_eq!(announced(&made).len(), 100);
     // A new link comes up, and the one that has carried announcements is lost.
-    let again = link(501, 2, Dialect::NEWEST);
+    let again = link(501, 2);
     dialer.0.lock().push(again.clone());
     sleep(Duration::from_secs(60)).await;
     announced(&again);
@@ -238,7 +229,7 @@ async fn what_a_lost_link_may_not_have_carried_is_announced_over_the_other_one_o
     settled().await;
     assert_eq!(announced(&again).len(), 100);
     // Nothing was sent over this one.
-    let idle = link(601, 2, Dialect::NEWEST);
+    let idle = link(601, 2);
     peers.add_incoming(&idle, false);
     settled().await;
     idle.close();
@@ -255,7 +246,7 @@ impl PeerDialer for OnePeer {
     fn dial(&self, at: SocketAddr, _beside: bool) -> BoxFuture<'_, Result<Arc<LinkSender>, PeerError>> {
         let number = self.0.fetch_add(1, Relaxed) as u64;
         let refused = PeerError::NoLink { at, cause: "refused".to_owned() };
-        ready(if at.port() == 2 { Ok(link(500 + number, 2, Dialect::NEWEST)) } else { Err(refused) }).boxed()
+        ready(if at.port() == 2 { Ok(link(500 + number, 2)) } else { Err(refused) }).boxed()
     }
 }
 
@@ -292,7 +283,7 @@ async fn servers_that_link_and_vanish_without_end_cost_their_own_announcements_a
     number_announced(&servers);
     let mut said = 0;
     for round in 0..50 {
-        let new = link(100 + round, 100 + round, Dialect::NEWEST);
+        let new = link(100 + round, 100 + round);
         peers.add_incoming(&new, false);
         settled().await;
         said += number_announced(std::slice::from_ref(&new));
@@ -305,7 +296,7 @@ async fn servers_that_link_and_vanish_without_end_cost_their_own_announcements_a
     assert!((50 * 60..50 * 2 * 100).contains(&said), "{said}");
     // Faster changes are not all processed, and none stays.
     for round in 0..1000 {
-        let new = link(1000 + round, 1000 + round, Dialect::NEWEST);
+        let new = link(1000 + round, 1000 + round);
         peers.add_incoming(&new, false);
         sleep(Duration::from_millis(10)).await;
         peers.remove(&new);

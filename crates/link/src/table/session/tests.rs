@@ -21,7 +21,6 @@ use tunnel_proto::frame::{
     Category, ErrorCode, Frame, FrameKind, Remote, SessionError, SessionFrame, SessionKey,
 };
 use tunnel_proto::halves::{RecvHalf, SendHalf, WindowLimits};
-use tunnel_proto::hello::Dialect;
 use tunnel_proto::state::LinkId;
 use tunnel_proto::state::SessionState;
 
@@ -32,7 +31,7 @@ fn table() -> Arc<SessionTable> {
 }
 
 fn link(id: u64) -> Arc<LinkSender> {
-    LinkSender::new(LinkId(id), Remote::Edge("node1".parse().unwrap()), None, Dialect::NEWEST)
+    LinkSender::new(LinkId(id), Remote::Edge("node1".parse().unwrap()), Some(Instance::random()))
 }
 
 fn opener(table: &Arc<SessionTable>) -> Arc<SessionCore> {
@@ -113,7 +112,7 @@ async fn the_least_round_trip_of_a_way_is_known_only_where_the_link_leads_to_the
         (Remote::Server(node()), Some(near), true),
         (Remote::Server(node()), Some(behind), false),
     ] {
-        let link = LinkSender::new(LinkId(1), peer, Some(near), Dialect::NEWEST);
+        let link = LinkSender::new(LinkId(1), peer, Some(near));
         let session = opener(&table);
         session.ask(&link, end, false);
         session.on_frame(&link, SessionFrame::Opened { limit: 9, epoch: 1, instance: end }, Instant::now());
@@ -237,7 +236,7 @@ async fn a_session_whose_seeker_was_lost_gets_another() {
 #[tokio::test]
 async fn an_opening_that_was_asked_on_a_plain_link_before_has_a_limit_on_the_next() {
     let (table, link) = (table(), link(2));
-    let plain = LinkSender::new(LinkId(1), Remote::Edge("node1".parse().unwrap()), None, Dialect::Plain);
+    let plain = LinkSender::new(LinkId(1), Remote::Edge("node1".parse().unwrap()), None);
     let session = opener(&table);
     let mut limits = Vec::new();
     for link in [&plain, &link] {
@@ -284,7 +283,7 @@ async fn an_opening_that_is_refused_leaves_no_acceptor_of_an_older_open() {
         let (here, there) = (table(), table());
         let links = [link(1), link(2)];
         let far = [1, 2].map(|id| {
-            LinkSender::new(LinkId(id), Remote::Server("node1".parse().unwrap()), None, Dialect::NEWEST)
+            LinkSender::new(LinkId(id), Remote::Server("node1".parse().unwrap()), Some(Instance::random()))
         });
         let (node, target) = ("node1".parse().unwrap(), "node1:22".parse().unwrap());
         let opening = here.open(node, target, Category::Ssh, "c".into(), "test").unwrap();
@@ -323,7 +322,7 @@ async fn credits_that_wait_are_no_reason_to_refuse_a_session() {
     let windows = WindowLimits { start: 16, max: 16 };
     let limits = SessionLimits { windows, memory: 1 << 20, sessions: 2000, grace: Duration::from_secs(60) };
     let (table, now) = (SessionTable::new(Instance::from_bits(1), limits, Metrics::edge()), Instant::now());
-    let link = LinkSender::new(LinkId(1), Remote::Server("node1".parse().unwrap()), None, Dialect::NEWEST);
+    let link = LinkSender::new(LinkId(1), Remote::Server("node1".parse().unwrap()), Some(Instance::random()));
     let on_frame = |id, frame| table.on_frame(&link, key(id), frame, now);
     let open = || SessionFrame::Open {
         target: "[::1]:1".parse().unwrap(),

@@ -1,10 +1,10 @@
-//! Links to a remote that speaks another program's dialect: SuperEdge's.
+//! Links to a plain remote: a program of SuperEdge, which speaks its own dialect.
 //!
 //! Such a remote knows no limits, no half-close, no resume and no signals. Everything that it lacks is done here on its
 //! behalf, so that sessions and the read loop handle only this program's own frames. A message may stand for several
 //! frames, such as an Open that the remote never sends.
 //!
-//! The rest of a link only asks [`ForeignDialect::of`] whether there is such a dialect. So all that differs between
+//! The rest of a link only asks [`PlainRemote::of`] whether the remote is plain. So all that differs between
 //! generations of the remote program stays here and in the codec: which one it is, what it leaves out, and timeouts.
 
 use std::collections::{HashMap, VecDeque};
@@ -24,11 +24,10 @@ use crate::sender::signals::IDLE_TIMEOUT;
 use crate::table::session::SessionCore;
 use crate::table::{Event, SessionTable};
 use tunnel_base::metrics::Metrics;
-use tunnel_base::names::{NodeName, SessionId};
+use tunnel_base::names::{Instance, NodeName, SessionId};
 use tunnel_proto::codec::proto::StreamMsg;
 use tunnel_proto::codec::{EncodedMessage, encode};
 use tunnel_proto::frame::{ErrorCode, Frame, Remote, SessionError, SessionKey};
-use tunnel_proto::hello::Dialect;
 use tunnel_proto::superedge::generations::{Generation, SuperEdgeCodec};
 use tunnel_proto::superedge::{Decoded, PlainEvent};
 
@@ -41,31 +40,30 @@ pub const SUPEREDGE: Result<(), &str> = if cfg!(feature = "superedge") {
     )
 };
 
-/// Returns why a link with this dialect must be refused, if it must.
-pub(crate) fn check(dialect: Dialect) -> Result<(), &'static str> {
-    if dialect == Dialect::Plain { SUPEREDGE } else { Ok(()) }
+/// Returns why a link to that process must be refused, if it must. A plain remote has no instance.
+pub(crate) fn check(instance: Option<Instance>) -> Result<(), &'static str> {
+    if instance.is_none() { SUPEREDGE } else { Ok(()) }
 }
 
-/// The other dialect on one link, with the state that stands in for the remote. Shared by both directions of the link.
+/// The state that represents a plain remote on its link. Shared by both directions of the link.
 #[derive(Debug)]
-pub(crate) struct ForeignDialect {
+pub(crate) struct PlainRemote {
     sender: Arc<LinkSender>,
     table: Arc<SessionTable>,
     codec: Mutex<SuperEdgeCodec>,
-    /// Notified when a frame of this side has changed when [`ForeignReader::tick`] is due.
+    /// Notified when a frame of this side has changed when [`PlainReader::tick`] is due.
     rescheduled: Notify,
 }
 
-impl ForeignDialect {
-    /// Returns the state of a new link, or `None` if its dialect is this program's own. If the remote reports no ends,
-    /// sessions end after `idle_timeout` without traffic.
+impl PlainRemote {
+    /// Returns the state of a new link, or `None` if its remote is not plain. If the remote reports no ends, sessions
+    /// end after `idle_timeout` without traffic.
     pub(crate) fn of(
-        dialect: Dialect,
         sender: &Arc<LinkSender>,
         table: &Arc<SessionTable>,
         idle_timeout: Duration,
     ) -> Option<Arc<Self>> {
-        if dialect != Dialect::Plain {
+        if !sender.is_plain() {
             return None;
         }
         let node = sender.peer.node().cloned().unwrap_or_else(NodeName::none);
@@ -128,10 +126,10 @@ impl ForeignDialect {
     }
 }
 
-/// The reading direction of a link with a [`ForeignDialect`]. It has backpressure, which the dialect lacks.
+/// The reading direction of a link to a [`PlainRemote`]. It has backpressure, which the dialect lacks.
 #[derive(Debug)]
-pub(crate) struct ForeignReader {
-    dialect: Arc<ForeignDialect>,
+pub(crate) struct PlainReader {
+    remote: Arc<PlainRemote>,
     metrics: Metrics,
     /// Whether the remote dialled this end. Then heartbeats are requests to answer; otherwise they are responses.
     answers: bool,
@@ -190,9 +188,9 @@ enum OverLimit {
     Process,
 }
 
-impl ForeignReader {
-    pub(crate) fn new(dialect: Arc<ForeignDialect>, metrics: Metrics, answers: bool) -> Self {
-        Self { dialect, metrics, answers, generation: None, fed: None, pauses: ReadPauses::default() }
+impl PlainReader {
+    pub(crate) fn new(remote: Arc<PlainRemote>, metrics: Metrics, answers: bool) -> Self {
+        Self { remote, metrics, answers, generation: None, fed: None, pauses: ReadPauses::default() }
     }
 
     /// Returns the idle time after which the link is closed.
@@ -202,22 +200,22 @@ impl ForeignReader {
 
     /// Handles a message from the remote.
     pub(crate) fn on_message(&mut self, message: StreamMsg, now: Instant, events: &mut VecDeque<Event>) {
-        let mut codec = self.dialect.codec.lock();
+        let mut codec = self.remote.codec.lock();
         let meaning = codec.on_message(message, now);
         let replies = codec.has_messages();
         drop(codec);
         if replies {
-            self.dialect.sender.wake_outbound();
+            self.remote.sender.wake_outbound();
         }
         self.report_generation();
         match meaning {
             PlainEvent::Session(decoded) => {
                 for frame in &decoded.frames {
-                    log_session_frame("frame received", self.dialect.sender.id, decoded.id, frame);
+                    log_session_frame("frame received", self.remote.sender.id, decoded.id, frame);
                 }
                 self.deliver(decoded, now, events);
             }
-            PlainEvent::Heartbeat if self.answers => self.dialect.sender.pong(None),
+            PlainEvent::Heartbeat if self.answers => self.remote.sender.pong(None),
             PlainEvent::Heartbeat | PlainEvent::Answered => {}
             PlainEvent::Unknown(reason) => self.metrics.frames_dropped.count(reason),
         }
@@ -225,17 +223,17 @@ impl ForeignReader {
 
     fn deliver(&mut self, decoded: Decoded, now: Instant, events: &mut VecDeque<Event>) {
         self.fed = Some(decoded.id);
-        events.extend(self.dialect.deliver(decoded, now));
+        events.extend(self.remote.deliver(decoded, now));
     }
 
     /// Logs the remote's generation, and shows it in the status and the metrics, once it is known or has changed.
     fn report_generation(&mut self) {
-        let known = self.dialect.codec.lock().generation();
+        let known = self.remote.codec.lock().generation();
         let (Some(generation), before) = (known, self.generation) else { return };
         if before == known {
             return;
         }
-        let (sender, dialect) = (&self.dialect.sender, generation.dialect());
+        let (sender, dialect) = (&self.remote.sender, generation.dialect());
         self.count_link();
         self.generation = known;
         sender.set_generation(dialect);
@@ -257,29 +255,29 @@ impl ForeignReader {
     /// Sends a heartbeat if one is due, and handles sessions for which a time has come: the target has ended and has
     /// received all its data, or the remote does not report what this end waits for.
     pub(crate) fn tick(&mut self, last_ping: &mut Instant, now: Instant, events: &mut VecDeque<Event>) {
-        let due = self.dialect.codec.lock().due(now);
+        let due = self.remote.codec.lock().due(now);
         for id in due {
-            let taken = self.dialect.unread(id) == 0;
-            let decoded = self.dialect.codec.lock().on_due(id, taken, now);
+            let taken = self.remote.unread(id) == 0;
+            let decoded = self.remote.codec.lock().on_due(id, taken, now);
             if let Some(decoded) = decoded {
                 self.deliver(decoded, now, events);
             }
         }
-        let idle = self.dialect.codec.lock().tick(now);
+        let idle = self.remote.codec.lock().tick(now);
         if !self.answers && now - *last_ping >= HEARTBEAT_INTERVAL {
             *last_ping = now;
-            self.dialect.sender.ping();
+            self.remote.sender.ping();
         }
         for decoded in idle {
             self.deliver(decoded, now, events);
         }
         self.report_generation();
-        self.dialect.sender.wake_outbound();
+        self.remote.sender.wake_outbound();
     }
 
     /// Returns when to call [`Self::tick`] for sessions or the remote's generation.
     pub(crate) fn next_due(&self) -> Option<Instant> {
-        self.dialect.codec.lock().next_due()
+        self.remote.codec.lock().next_due()
     }
 
     /// Waits until [`Self::next_due`] may be sooner than before.
@@ -288,7 +286,7 @@ impl ForeignReader {
     ///
     /// Cancel safe.
     pub(crate) async fn rescheduled(&self) {
-        self.dialect.rescheduled.notified().await;
+        self.remote.rescheduled.notified().await;
     }
 
     /// Leaves the link unread while the last session to receive data, its link or the process has too much unread.
@@ -313,7 +311,7 @@ impl ForeignReader {
             // Timed out or notified, the next check sees both. Readers on other links do not notify this one.
             let patience = if matches!(over, OverLimit::Process) { left.min(LOOK_INTERVAL) } else { left };
             let stalled = ahead.stall();
-            let _ = timeout(patience, self.dialect.sender.read.notified()).await;
+            let _ = timeout(patience, self.remote.sender.read.notified()).await;
             drop(stalled);
             self.pauses.add(fed, now.elapsed(), Instant::now());
             paused = true;
@@ -322,12 +320,12 @@ impl ForeignReader {
     }
 
     fn over(&self, fed: SessionId) -> Option<OverLimit> {
-        let ForeignDialect { sender, table, codec, .. } = &*self.dialect;
+        let PlainRemote { sender, table, codec, .. } = &*self.remote;
         let (early, all_early) = codec.lock().early(fed);
         if early >= PLAIN_QUEUE || all_early >= MAX_EARLY {
             return Some(OverLimit::Early);
         }
-        match self.dialect.unread(fed) {
+        match self.remote.unread(fed) {
             0 => None,
             most if most >= PLAIN_QUEUE => Some(OverLimit::Session),
             _ if table.unreserved.is_exhausted() => Some(OverLimit::Process),
@@ -337,12 +335,12 @@ impl ForeignReader {
     }
 
     fn give_up(&self, fed: SessionId, over: OverLimit) {
-        let ForeignDialect { sender, table, .. } = &*self.dialect;
+        let PlainRemote { sender, table, .. } = &*self.remote;
         let found = match over {
             OverLimit::Early => {
-                let reset = self.dialect.codec.lock().give_up_early(fed);
+                let reset = self.remote.codec.lock().give_up_early(fed);
                 // A session whose target is not reached yet has no event.
-                let _ = reset.map(|reset| self.dialect.deliver(reset, Instant::now()));
+                let _ = reset.map(|reset| self.remote.deliver(reset, Instant::now()));
                 return sender.wake_outbound();
             }
             OverLimit::Session => None,
@@ -364,7 +362,7 @@ fn largest_backlog(sessions: Vec<Arc<SessionCore>>) -> Option<Arc<SessionCore>> 
     unread.filter(|(bytes, _)| *bytes > 0).max_by_key(|(bytes, _)| *bytes).map(|(_, session)| session)
 }
 
-impl Drop for ForeignReader {
+impl Drop for PlainReader {
     fn drop(&mut self) {
         self.count_link();
     }
@@ -423,8 +421,8 @@ mod tests {
 
     #[test]
     fn a_build_without_superedge_refuses_links_of_its_dialect_alone() {
-        assert_eq!(check(Dialect::NEWEST), Ok(()));
-        assert_eq!(check(Dialect::Plain), SUPEREDGE);
+        assert_eq!(check(Some(Instance::random())), Ok(()));
+        assert_eq!(check(None), SUPEREDGE);
     }
 
     /// After a long time of reading, everything may be used again, and nothing is kept for sessions of before.
