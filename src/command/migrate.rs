@@ -30,7 +30,7 @@ pub struct MigrateArgs {
 /// The other tunnel software whose deployment `tunnel migrate` reads.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub enum Origin {
-    /// SuperEdge's tunnel, or this program before its config had a schema.
+    /// SuperEdge's tunnel.
     Superedge,
     /// OpenYurt's tunnel.
     Yurttunnel,

@@ -15,7 +15,8 @@ use serde::de::{
 use serde::forward_to_deserialize_any;
 use toml::de::{DeTable, DeValue};
 
-use crate::config::table::{ConfigTable, suggestion};
+use crate::config::table::ConfigTable;
+use crate::config::value::suggestion;
 use crate::config::{Diagnostics, value};
 
 impl ConfigTable<'_> {
@@ -455,7 +456,7 @@ mod tests {
 
     #[test]
     fn a_key_that_resembles_none_gets_a_list_of_those_that_are_known() {
-        let suggested = |key| crate::config::table::suggestion(key, ["server", "edge"].into_iter());
+        let suggested = |key| suggestion(key, ["server", "edge"].into_iter());
         assert_eq!(suggested("servr"), "did you mean server?");
         assert_eq!(suggested("unknown"), "known here are server, edge");
     }

@@ -1,8 +1,7 @@
 //! Translates SuperEdge's files, whose tables are `[mode.cloud]` and `[mode.edge]`, into the program's schema.
 //!
 //! Only this file and its `rows` know SuperEdge's spellings and its defaults. All of SuperEdge's parsers ignore case and
-//! `_`, so both are ignored here too. Keys that this program had below those tables before it had a schema are errors;
-//! `tunnel migrate superedge` converts them.
+//! `_`, so both are ignored here too.
 
 pub(crate) mod rows;
 
@@ -11,17 +10,16 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, SocketAddr};
 use std::ops::Range;
 
-use strsim::osa_distance;
 use toml::Spanned;
 use toml::de::{DeTable, DeValue};
 
 use crate::config::cluster;
-use crate::config::superedge::rows::{ACCESS, Change, EDGE, EDGE_OURS, LISTENERS, Row, SERVER, SERVER_OURS};
-use crate::config::value::ValueError;
+use crate::config::superedge::rows::{Change, EDGE, Row, SERVER};
+use crate::config::value::{ValueError, suggestion};
 use crate::config::{Diagnostics, Environment, ParsedConfig, WarningKind, value};
 use crate::parts;
 
-use Change::{Dropped, Filled, List, Port, Rules, Same, Split, Text, TlsVersion};
+use Change::{Dropped, Filled, List, Port, Split, TlsVersion};
 
 /// Returns the file in the program's schema. A file without the table `mode` is in it already. In a build without
 /// SuperEdge's config that table is an error.
@@ -40,8 +38,7 @@ pub(crate) fn translate<'t>(
     translate_for(Purpose::Run(env), file, report)
 }
 
-/// Converts a file of SuperEdge, which may also have keys that this program had in such files. What depends on the
-/// cluster is kept wherever this runs.
+/// Converts a file of SuperEdge. What depends on the cluster is kept wherever this runs.
 pub fn convert(text: &str) -> ParsedConfig<toml::Table> {
     let mut report = Diagnostics::default();
     let file = report.parse(text);
@@ -113,13 +110,12 @@ fn translate_for<'t>(purpose: Purpose<'_>, mut file: DeTable<'t>, report: &mut D
     };
     for (role, settings) in roles {
         let (new, rows) = match fold(role.get_ref()).as_str() {
-            "cloud" => ("server", rows(SERVER, SERVER_OURS, &LISTENERS)),
-            "edge" => ("edge", rows(EDGE, EDGE_OURS, &[("http_proxy", "http_proxy")])),
+            "cloud" => ("server", rows(SERVER)),
+            "edge" => ("edge", rows(EDGE)),
             unknown => {
-                let is_cloud = osa_distance(unknown, "cloud") < osa_distance(unknown, "edge");
-                let nearest = if is_cloud { "cloud" } else { "edge" };
                 let key = format!("mode.{}", value::excerpt(role.get_ref()));
-                report.unknown(role.span().start, &key, &format!("did you mean {nearest}?"));
+                let hint = suggestion(unknown, ["cloud", "edge"].into_iter());
+                report.unknown(role.span().start, &key, &hint);
                 continue;
             }
         };
@@ -130,7 +126,7 @@ fn translate_for<'t>(purpose: Purpose<'_>, mut file: DeTable<'t>, report: &mut D
             continue;
         }
         report.spelling.0.insert(new.to_owned(), shown.clone());
-        for row in rows.iter().filter(|row| !row.is_ours && !row.old.contains(&"*".to_owned())) {
+        for row in rows.iter().filter(|row| !row.old.contains(&"*".to_owned())) {
             spell(row, new, &shown, report);
         }
         let place = settings.span();
@@ -168,27 +164,16 @@ struct SplitRow {
     old: Vec<String>,
     new: Vec<String>,
     change: Change,
-    /// Whether it is this program's, so that a file of SuperEdge cannot have it.
-    is_ours: bool,
 }
 
-fn rows(theirs: &[Row], ours: &[Row], listeners: &[(&str, &str)]) -> Vec<SplitRow> {
-    let split = |old: &str, new: &str, change, is_ours| SplitRow {
-        written: old.to_owned(),
+fn rows(rows: &[Row]) -> Vec<SplitRow> {
+    let split = |(old, new, change): &Row| SplitRow {
+        written: (*old).to_owned(),
         old: old.split('.').map(fold).collect(),
         new: new.split('.').filter(|part| !part.is_empty()).map(str::to_owned).collect(),
-        change,
-        is_ours,
+        change: *change,
     };
-    let access = listeners.iter().flat_map(|(old, new)| {
-        ACCESS.iter().map(move |key| {
-            let change = if *key == "rules" { Rules } else { Same };
-            split(&format!("{old}.{key}"), &format!("{new}.{key}"), change, true)
-        })
-    });
-    let theirs = theirs.iter().map(|(old, new, change)| split(old, new, *change, false));
-    let ours = ours.iter().map(|(old, new, change)| split(old, new, *change, true));
-    theirs.chain(ours).chain(access).collect()
+    rows.iter().map(split).collect()
 }
 
 /// A value of the file that is a row's.
@@ -233,6 +218,10 @@ impl<'t> Translation<'_, 't> {
                     self.open_table(&path, &shown, &place);
                     self.gather(table, &path, &shown);
                 }
+                value @ DeValue::Table(_) if exact => {
+                    let found = Some(value::shown(&value));
+                    self.report.place_fault(Some(place.start), &shown, found, "expected a value");
+                }
                 value if exact => self.leaves.push(Leaf { path, shown, place, value }),
                 value if deeper => {
                     let found = Some(value::shown(&value));
@@ -246,26 +235,9 @@ impl<'t> Translation<'_, 't> {
     /// Records an unknown key, with the most similar known one.
     fn unknown(&mut self, path: &[String], shown: &str, place: usize) {
         let Some((last, table)) = path.split_last() else { return };
-        let known = |rows: &[Row]| -> Vec<String> {
-            let parts = rows.iter().filter_map(|(old, ..)| {
-                let folded: Vec<_> = old.split('.').map(fold).collect();
-                let part = old.split('.').nth(table.len())?;
-                (folded.iter().zip(table).all(|(a, b)| a == b || a == "*") && part != "*")
-                    .then(|| part.to_owned())
-            });
-            parts.collect()
-        };
-        let (theirs, ours) = if self.role == "server" { (SERVER, SERVER_OURS) } else { (EDGE, EDGE_OURS) };
-        let mut names = known(theirs);
-        names.extend(known(ours));
-        if self.rows.iter().any(|row| row.old.len() == path.len() && row.continues(table, "allowfrom")) {
-            names.extend(ACCESS.map(str::to_owned));
-        }
-        let wanted = match names.iter().min_by_key(|known| osa_distance(last, &fold(known))) {
-            Some(nearest) => format!("did you mean {nearest}?"),
-            None => "no key is known here; remove it".to_owned(),
-        };
-        self.report.unknown(place, shown, &wanted);
+        let below = self.rows.iter().filter(|row| row.begins_with(table));
+        let known: BTreeSet<_> = below.filter_map(|row| row.written.split('.').nth(table.len())).collect();
+        self.report.unknown(place, shown, &suggestion(last, known.into_iter().filter(|part| *part != "*")));
     }
 
     /// Creates the table that an old one becomes, so that it is present even if it is empty.
@@ -299,9 +271,6 @@ impl<'t> Translation<'_, 't> {
             let row = rows.iter().find(|row| row.old.len() == leaf.path.len() && row.begins_with(&leaf.path));
             let Some(row) = row else { continue };
             let new = row.renamed(&leaf.path, row.new.len());
-            if row.is_ours && matches!(purpose, Purpose::Run(_)) {
-                self.refuse(&leaf, &new);
-            }
             if let Some(difference) = difference(row, &leaf.value) {
                 self.report.warn(leaf.shown.clone(), WarningKind::Unexpected, difference);
             }
@@ -309,17 +278,6 @@ impl<'t> Translation<'_, 't> {
         }
         self.defaults(purpose);
         self.table
-    }
-
-    /// Records an error about a key that is this program's.
-    fn refuse(&mut self, leaf: &Leaf<'t>, new: &[String]) {
-        let Some((key, table)) = new.split_last() else { return };
-        let wanted = format!(
-            "its place is [{}] {key}, in a file without [mode]; `tunnel migrate superedge FILE` prints this file in that form",
-            self.full(table),
-        );
-        let found = Some("SuperEdge has no such key".to_owned());
-        self.report.place_fault(Some(leaf.place.start), &leaf.shown, found, wanted);
     }
 
     /// Sets the key of the schema. `set` are the values so far, with the keys that set them.
@@ -457,18 +415,11 @@ impl<'t> Translation<'_, 't> {
             }
             return;
         }
-        let given = |key: &str| leaves.iter().any(|leaf| leaf.path == ["registry", key]);
-        if let Some((name, leaf)) = configmap
-            && !given("publish")
-        {
+        if let Some((name, leaf)) = configmap {
             self.imply(&["dns", "publish"], leaf, "configmap");
-            if !given("configmap") {
-                self.imply(&["dns", "configmap"], leaf, &name);
-            }
+            self.imply(&["dns", "configmap"], leaf, &name);
         }
-        if let Some((name, leaf)) = service
-            && !given("service")
-        {
+        if let Some((name, leaf)) = service {
             self.imply(&["peers", "kubernetes_service"], leaf, &name);
             let text = "several servers also need peer_ca of [server.links], and the right to list and watch endpointslices";
             self.remark(purpose, &leaf.shown, text);
@@ -585,42 +536,8 @@ fn changed<'t>(
             "VersionTLS10" | "VersionTLS11" => DeValue::String(text),
             _ => return Err(value::wrong(&DeValue::String(text), "expected VersionTLS12 or VersionTLS13")),
         },
-        (Rules, value) => folded(value),
-        (Text(old, new), DeValue::String(text)) => DeValue::String(respelled(&text, old, new).into()),
-        (Text(old, new), DeValue::Array(mut items)) => {
-            for item in items.iter_mut() {
-                if let DeValue::String(text) = item.get_mut() {
-                    *text = respelled(text, old, new).into();
-                }
-            }
-            DeValue::Array(items)
-        }
         (_, value) => value,
     }))
-}
-
-fn respelled(text: &str, old: &str, new: &str) -> String {
-    text.strip_prefix(old).map_or_else(|| text.to_owned(), |rest| format!("{new}{rest}"))
-}
-
-/// Returns a list of tables with folded keys.
-fn folded(value: DeValue<'_>) -> DeValue<'_> {
-    match value {
-        DeValue::Array(mut items) => {
-            for item in items.iter_mut() {
-                let inner = std::mem::replace(item.get_mut(), DeValue::Boolean(false));
-                *item.get_mut() = folded(inner);
-            }
-            DeValue::Array(items)
-        }
-        DeValue::Table(table) => {
-            let fold = |(name, value): (Spanned<Cow<'_, str>>, _)| {
-                (Spanned::new(name.span(), fold(name.get_ref()).into()), value)
-            };
-            DeValue::Table(table.into_iter().map(fold).collect())
-        }
-        value => value,
-    }
 }
 
 /// Ignores case and `_`: SuperEdge's old spelling is its new one without `_`, and its parser ignores case.

@@ -4,7 +4,6 @@ use std::collections::BTreeMap;
 use std::fmt;
 
 use serde::Serialize;
-use strsim::osa_distance;
 use toml::Spanned;
 use toml::de::{DeTable, DeValue};
 
@@ -166,7 +165,7 @@ impl<'t> ConfigTable<'t> {
     /// Records an error for every key that was never requested, with the most similar known key.
     pub(crate) fn finish(self, report: &mut Diagnostics) {
         for entry in self.entries.values() {
-            let wanted = suggestion(&entry.name, self.asked.keys().copied());
+            let wanted = value::suggestion(&entry.name, self.asked.keys().copied());
             report.unknown(entry.place, &self.key(value::excerpt(&entry.name)), &wanted);
         }
     }
@@ -195,22 +194,3 @@ impl<'t> ConfigTable<'t> {
         entry
     }
 }
-
-/// Returns the hint for an unknown key: the most similar known one, unless it differs in more than half of its letters.
-pub(super) fn suggestion<'k>(unknown: &str, known: impl Iterator<Item = &'k str>) -> String {
-    let unknown = value::excerpt(unknown);
-    let known: Vec<_> = known.map(|known| (osa_distance(&unknown, known), known)).collect();
-    match known.iter().min_by_key(|(distance, _)| *distance) {
-        Some((distance, nearest)) if 2 * distance <= nearest.len() => format!("did you mean {nearest}?"),
-        Some(_) => {
-            let some =
-                known.iter().take(MAX_SUGGESTED).map(|(_, known)| *known).collect::<Vec<_>>().join(", ");
-            let more = if known.len() > MAX_SUGGESTED { ", and others" } else { "" };
-            format!("known here are {some}{more}")
-        }
-        None => "no key is known here; remove it".to_owned(),
-    }
-}
-
-/// Maximum number of known keys that a hint lists.
-const MAX_SUGGESTED: usize = 8;

@@ -8,6 +8,7 @@ use std::time::Duration;
 
 use serde::de::{Deserialize, Deserializer, Error};
 use serde::ser::{Serialize, Serializer};
+use strsim::osa_distance;
 use toml::de::{DeInteger, DeValue};
 
 /// The error of parsing a config value: what was found, and what is allowed.
@@ -70,6 +71,25 @@ pub(crate) fn excerpt(text: &str) -> String {
     }
     short
 }
+
+/// Returns the hint for an unknown key: the most similar known one, unless it differs in more than half of its letters.
+pub(super) fn suggestion<'k>(unknown: &str, known: impl Iterator<Item = &'k str>) -> String {
+    let unknown = excerpt(unknown);
+    let known: Vec<_> = known.map(|known| (osa_distance(&unknown, known), known)).collect();
+    match known.iter().min_by_key(|(distance, _)| *distance) {
+        Some((distance, nearest)) if 2 * distance <= nearest.len() => format!("did you mean {nearest}?"),
+        Some(_) => {
+            let some =
+                known.iter().take(MAX_SUGGESTED).map(|(_, known)| *known).collect::<Vec<_>>().join(", ");
+            let more = if known.len() > MAX_SUGGESTED { ", and others" } else { "" };
+            format!("known here are {some}{more}")
+        }
+        None => "no key is known here; remove it".to_owned(),
+    }
+}
+
+/// Maximum number of known keys that a hint lists.
+const MAX_SUGGESTED: usize = 8;
 
 /// Returns a key by its parts. Names that the user chose are in quotes.
 pub(crate) fn path(parts: &[String]) -> String {
