@@ -26,7 +26,7 @@ use tunnel_link::table::Event;
 use tunnel_link::table::traffic_class::TrafficClassifier;
 use tunnel_net::interfaces::NetworkChanges;
 use tunnel_net::path_mtu::REMEDY;
-use tunnel_proto::frame::{ErrorCode, SessionError};
+use tunnel_proto::frame::{ErrorCode, Frame, FrameKind, SessionError};
 use tunnel_proto::hello::LinkPurpose;
 
 /// The task that keeps the edge linked to a server.
@@ -155,7 +155,7 @@ impl Reconnector {
             let outcome = tokio::select! {
                 biased;
                 event = link.next() => match event {
-                    Ok(Event::Drain(to)) => {
+                    Ok(Event::Signal(Frame { body: FrameKind::Drain(to), .. })) => {
                         info!("server requested a link to another server");
                         // A server that stops names no address. It refuses further links, and may soon be back.
                         if to.is_some() {
@@ -285,21 +285,15 @@ impl Reconnector {
                 offer.refuse(SessionError::new(ErrorCode::Overloaded, "the edge is stopping"));
             }
             Event::Incoming(offer) => self.backend.serve_incoming(offer),
-            Event::Conflict(_, said) => {
+            Event::Signal(Frame { body: FrameKind::Conflict(conflict), .. }) => {
                 self.readiness.note_until(
                     NODE_NAME_CONDITION,
-                    said.reason,
+                    conflict.reason,
                     Instant::now() + CONFLICT_SHOWN_FOR,
                 );
             }
-            // A server never sends these to an edge, except Drain: a second one has no effect.
-            Event::RelayRequest(_)
-            | Event::Find(..)
-            | Event::Found(..)
-            | Event::Drain(_)
-            | Event::Load(_)
-            | Event::ListNodes(_)
-            | Event::NodePage(_) => {}
+            // A server sends an edge no others, except Drain: a second one has no effect.
+            Event::RelayRequest(_) | Event::Signal(_) => {}
         }
     }
 
@@ -579,7 +573,7 @@ impl Reconnector {
         let why = loop {
             tokio::select! {
                 event = link.next() => match event {
-                    Ok(Event::Drain(_)) => break None,
+                    Ok(Event::Signal(Frame { body: FrameKind::Drain(_), .. })) => break None,
                     Ok(event) => {
                         self.handle_event(event);
                     }

@@ -26,7 +26,7 @@ use tunnel_link::relay::RelayedSession;
 use tunnel_link::sender::LinkSender;
 use tunnel_link::table::stream::{IncomingSession, OpenOutcome, Session};
 use tunnel_link::table::{Event, RelayRequest, TableFull};
-use tunnel_proto::frame::{ErrorCode, Found, Remote, SessionError};
+use tunnel_proto::frame::{ErrorCode, Found, Frame, FrameKind, Remote, SessionError};
 
 /// Drives a link until it ends. `is_logged` is false for one of many links of its node.
 pub(crate) async fn run_link(mut link: Link, is_logged: bool, shared: &Arc<ServerContext>) -> LinkEnd {
@@ -62,33 +62,41 @@ pub(crate) fn handle_event(
             offer.refuse(SessionError::new(ErrorCode::NotAllowed, why));
         }
         Event::RelayRequest(request) => handle_request(request, shared, room),
-        Event::Find(node, question) => shared.finder.answer(sender, &node, question),
-        Event::Found(node, found) => {
+        Event::Signal(frame) => handle_signal(frame, sender, shared),
+    }
+}
+
+fn handle_signal(Frame { node, body }: Frame, sender: &Arc<LinkSender>, shared: &ServerContext) {
+    match body {
+        FrameKind::Find(question) => shared.finder.answer(sender, &node, question),
+        FrameKind::Found(found) => {
             if let Some(at) = shared.finder.on_found(sender, &node, found.clone()) {
                 retire_old_links(at, node, Some(found), shared);
             }
         }
-        Event::Conflict(node, conflict) => shared.finder.on_conflict(&node, conflict),
-        Event::Drain(_) => {
+        FrameKind::Conflict(conflict) => shared.finder.on_conflict(&node, conflict),
+        FrameKind::Drain(_) => {
             // The edge has another link now and is found by that.
             shared.registry.retire_link(sender);
             shared.link_context.table.detach_relays(sender, None);
         }
-        Event::Load(load) => {
+        FrameKind::Load(load) => {
             if let Some(peers) = &shared.peers {
                 peers.on_load(sender, load);
             }
         }
-        Event::ListNodes(asked) => {
+        FrameKind::ListNodes(asked) => {
             if let Some(peers) = &shared.peers {
                 peers.answer_page(sender, &asked);
             }
         }
-        Event::NodePage(page) => {
+        FrameKind::NodePage(page) => {
             if let Some(peers) = &shared.peers {
                 peers.on_node_page(sender, page);
             }
         }
+        // The link handles these.
+        FrameKind::Session(..) | FrameKind::Ping(_) | FrameKind::Pong(_) => {}
     }
 }
 

@@ -34,6 +34,7 @@ use tunnel_net::reload::Reload;
 use tunnel_net::tls::error::HandshakeError;
 use tunnel_net::tls::handshake::{HANDSHAKES, TlsAccepted, TlsHandshaker};
 use tunnel_net::tls::verify::ServerTls;
+use tunnel_proto::frame::{Frame, FrameKind};
 use tunnel_proto::hello::{Caller, Hello, LinkPurpose};
 
 /// Serves links until the server stops: callers open them at the listener, or they were `made` to peers. Load balancers
@@ -452,7 +453,7 @@ async fn run(mut link: Link, busy: &Arc<LinkSender>, is_logged: bool, shared: &A
     let why = loop {
         tokio::select! {
             event = link.next() => match event {
-                Ok(Event::Drain(_)) => {
+                Ok(Event::Signal(Frame { body: FrameKind::Drain(_), .. })) => {
                     is_new = false;
                     busy.clear_interactive(&sender);
                     migrate_sessions(&sender, is_logged, shared);

@@ -27,6 +27,7 @@ use tunnel_net::listen::tune_link;
 use tunnel_net::pool::Pool;
 use tunnel_net::socket::Buffered;
 use tunnel_net::tls::{self, TlsClientConfig, Trust};
+use tunnel_proto::frame::{Frame, FrameKind};
 use tunnel_proto::halves::WindowLimits;
 use tunnel_proto::hello::Hello;
 
@@ -199,7 +200,7 @@ impl Edge {
         self.counts.at[at].fetch_add(1, Relaxed);
         let why = loop {
             match link.next().await {
-                Ok(Event::Drain(_)) => break None,
+                Ok(Event::Signal(Frame { body: FrameKind::Drain(_), .. })) => break None,
                 // These edges receive no other requests.
                 Ok(_event) => {}
                 Err(why) => break Some(why),

@@ -15,7 +15,7 @@ pub(crate) fn log_frame(what: &str, link: LinkId, frame: &Frame) {
     }
     let node = &frame.node;
     match &frame.body {
-        FrameKind::Session(id, _, word) => log_session_frame(what, link, *id, word),
+        FrameKind::Session(id, _, frame) => log_session_frame(what, link, *id, frame),
         FrameKind::Ping(number) => trace!(target: FRAMES, %link, kind = "Ping", number, "{what}"),
         FrameKind::Pong(number) => trace!(target: FRAMES, %link, kind = "Pong", number, "{what}"),
         FrameKind::Find(number) => trace!(target: FRAMES, %link, kind = "Find", number, %node, "{what}"),
@@ -25,8 +25,8 @@ pub(crate) fn log_frame(what: &str, link: LinkId, frame: &Frame) {
         }
         FrameKind::Drain(_) => trace!(target: FRAMES, %link, kind = "Drain", %node, "{what}"),
         FrameKind::Conflict(_) => trace!(target: FRAMES, %link, kind = "Conflict", %node, "{what}"),
-        FrameKind::ListNodes(asked) => {
-            trace!(target: FRAMES, %link, kind = "ListNodes", number = asked.question, "{what}");
+        FrameKind::ListNodes(request) => {
+            trace!(target: FRAMES, %link, kind = "ListNodes", number = request.question, "{what}");
         }
         FrameKind::NodePage(page) => {
             trace!(target: FRAMES, %link, kind = "NodePage", number = page.question, nodes = page.nodes.len(), "{what}");
@@ -42,19 +42,8 @@ pub(crate) fn log_session_frame(what: &str, link: LinkId, session: SessionId, wo
     if !enabled!(target: FRAMES, Level::TRACE) {
         return;
     }
-    let (kind, bytes) = match word {
-        SessionFrame::Open { .. } => ("Open", None),
-        SessionFrame::Opened { .. } => ("Opened", None),
-        SessionFrame::Refused { .. } => ("Refused", None),
-        SessionFrame::Data(bytes) => ("Data", Some(bytes.len())),
-        SessionFrame::Fin { .. } => ("Fin", None),
-        SessionFrame::ResetAt { .. } => ("ResetAt", None),
-        SessionFrame::Reset { .. } => ("Reset", None),
-        SessionFrame::Credit { .. } => ("Credit", None),
-        SessionFrame::Resume { .. } => ("Resume", None),
-        SessionFrame::Resumed { .. } => ("Resumed", None),
-        SessionFrame::PathLost { .. } => ("PathLost", None),
-    };
+    let kind = word.name();
+    let bytes = if let SessionFrame::Data(bytes) = word { Some(bytes.len()) } else { None };
     let (received, limit) = match word {
         SessionFrame::Open { limit, .. } | SessionFrame::Opened { limit, .. } => (None, Some(*limit)),
         SessionFrame::Credit { received, limit }

@@ -214,7 +214,6 @@ impl Link {
             Err(bad) => return self.metrics.frames_dropped.count(bad.reason()),
         };
         log_frame("frame received", self.sender.id, &frame);
-        let node = frame.node;
         match frame.body {
             FrameKind::Ping(None) if !self.answers => {}
             FrameKind::Ping(number) => self.sender.pong(number),
@@ -223,18 +222,12 @@ impl Link {
                 self.metrics.rtt.observe(rtt);
             }
             FrameKind::Pong(None) => {}
-            FrameKind::Session(id, category, frame) => {
+            FrameKind::Session(id, category, session_frame) => {
                 self.sender.mark_active(now);
-                let key = SessionKey { id, category, node };
-                self.events.extend(self.table.on_frame(&self.sender, key, frame, now));
+                let key = SessionKey { id, category, node: frame.node };
+                self.events.extend(self.table.on_frame(&self.sender, key, session_frame, now));
             }
-            FrameKind::Find(question) => self.events.push_back(Event::Find(node, question)),
-            FrameKind::Found(found) => self.events.push_back(Event::Found(node, found)),
-            FrameKind::Drain(to) => self.events.push_back(Event::Drain(to)),
-            FrameKind::Load(load) => self.events.push_back(Event::Load(load)),
-            FrameKind::ListNodes(asked) => self.events.push_back(Event::ListNodes(asked)),
-            FrameKind::NodePage(page) => self.events.push_back(Event::NodePage(page)),
-            FrameKind::Conflict(conflict) => self.events.push_back(Event::Conflict(node, conflict)),
+            _ => self.events.push_back(Event::Signal(frame)),
         }
     }
 }

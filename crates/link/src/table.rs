@@ -8,7 +8,6 @@ pub mod traffic_class;
 
 use std::collections::hash_map::Entry;
 use std::collections::{HashMap, VecDeque};
-use std::net::SocketAddr;
 use std::sync::Arc;
 use std::sync::atomic::AtomicUsize;
 use std::sync::atomic::Ordering::Relaxed;
@@ -29,8 +28,7 @@ use tunnel_base::metrics::Metrics;
 use tunnel_base::names::{Instance, NodeName, SessionId, Target};
 use tunnel_proto::budget::{Budget, LinkReservation};
 use tunnel_proto::frame::{
-    Category, Conflict, ErrorCode, Found, ListNodes, Load, NodePage, Opener, Remote, SessionError,
-    SessionFrame, SessionKey,
+    Category, ErrorCode, Frame, Opener, Remote, SessionError, SessionFrame, SessionKey,
 };
 use tunnel_proto::halves::{RecvHalf, SendHalf, WindowLimits};
 use tunnel_proto::state::SessionState;
@@ -79,21 +77,8 @@ pub enum Event {
     Incoming(IncomingSession),
     /// A request to reach a node through this server.
     RelayRequest(RelayRequest),
-    /// A peer asks whether a node is connected here; the answer must repeat the number.
-    Find(NodeName, u64),
-    /// A peer's answer or announcement about a node.
-    Found(NodeName, Found),
-    /// A server requests that its edge links to another server, preferably to the one at that address, or an edge
-    /// confirms that it has.
-    Drain(Option<SocketAddr>),
-    /// Another process has that node's name; sent by a server to its edge or to a peer.
-    Conflict(NodeName, Conflict),
-    /// A peer reports how many nodes it has.
-    Load(Load),
-    /// A peer requests a page of the nodes that are connected here.
-    ListNodes(ListNodes),
-    /// A peer has sent a page of its nodes.
-    NodePage(NodePage),
+    /// A frame that is about no session, and that the link itself does not handle.
+    Signal(Frame),
 }
 
 /// The limit of sessions is reached, or no memory is left to reserve.

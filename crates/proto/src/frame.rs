@@ -215,6 +215,23 @@ impl Found {
 }
 
 impl SessionFrame {
+    /// Returns the name that docs/protocol.md#frames gives the frame.
+    pub fn name(&self) -> &'static str {
+        match self {
+            Self::Open { .. } => "Open",
+            Self::Opened { .. } => "Opened",
+            Self::Refused { .. } => "Refused",
+            Self::Data(_) => "Data",
+            Self::Fin { .. } => "Fin",
+            Self::ResetAt { .. } => "ResetAt",
+            Self::Reset { .. } => "Reset",
+            Self::Credit { .. } => "Credit",
+            Self::Resume { .. } => "Resume",
+            Self::Resumed { .. } => "Resumed",
+            Self::PathLost { .. } => "PathLost",
+        }
+    }
+
     /// Returns the opener field of frames that have one.
     pub fn opener(&mut self) -> Option<&mut Option<Opener>> {
         match self {
