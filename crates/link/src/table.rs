@@ -30,7 +30,9 @@ use tunnel_proto::budget::{Budget, LinkReservation};
 use tunnel_proto::frame::{
     Category, ErrorCode, Frame, Opener, Remote, SessionError, SessionFrame, SessionKey,
 };
-use tunnel_proto::halves::{RecvHalf, SendHalf, WindowLimits};
+use tunnel_proto::halves::WindowLimits;
+use tunnel_proto::halves::recv::RecvHalf;
+use tunnel_proto::halves::send::SendHalf;
 use tunnel_proto::state::SessionState;
 
 /// Limits for all sessions of one process.

@@ -9,7 +9,8 @@ use std::fmt;
 use tokio::time::Instant;
 
 use crate::frame::{ErrorCode, SessionError, SessionFrame};
-use crate::halves::{RecvHalf, SendHalf};
+use crate::halves::recv::RecvHalf;
+use crate::halves::send::SendHalf;
 use crate::state::ending::Orphan;
 use tunnel_base::names::{Instance, Target};
 

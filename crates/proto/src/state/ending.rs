@@ -3,7 +3,7 @@
 use tokio::time::Instant;
 
 use crate::frame::{ErrorCode, SessionError, SessionFrame};
-use crate::halves::AckError;
+use crate::halves::send::AckError;
 use crate::state::{Actions, PendingFrame, Phase, SessionState};
 
 /// The state of a session whose owner has left before its end.

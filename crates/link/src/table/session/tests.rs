@@ -20,7 +20,9 @@ use tunnel_proto::budget::Budget;
 use tunnel_proto::frame::{
     Category, ErrorCode, Frame, FrameKind, Remote, SessionError, SessionFrame, SessionKey,
 };
-use tunnel_proto::halves::{RecvHalf, SendHalf, WindowLimits};
+use tunnel_proto::halves::WindowLimits;
+use tunnel_proto::halves::recv::RecvHalf;
+use tunnel_proto::halves::send::SendHalf;
 use tunnel_proto::state::LinkId;
 use tunnel_proto::state::SessionState;
 
