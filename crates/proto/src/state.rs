@@ -385,21 +385,21 @@ impl SessionState {
     /// Handles a frame that arrived over the link `from`.
     pub fn on_frame(&mut self, from: LinkId, frame: SessionFrame, now: Instant) -> Actions {
         match frame {
-            SessionFrame::Open { limit, epoch, .. } => self.asked_again(from, epoch, None, limit),
+            SessionFrame::Open { limit, epoch, .. } => self.handle_open(from, epoch, limit),
             SessionFrame::Resume { received, limit, epoch, .. } => {
-                self.asked_again(from, epoch, Some(received), limit)
+                self.handle_resume(from, epoch, received, limit)
             }
             _ if self.path != Some(from) => DROPPED,
-            SessionFrame::Opened { limit, epoch, instance } => self.opened(limit, epoch, instance),
-            SessionFrame::Refused { epoch, refusal } => self.refused(epoch, refusal, now),
-            SessionFrame::Resumed { received, limit, epoch } => self.on_resumed(received, limit, epoch),
+            SessionFrame::Opened { limit, epoch, instance } => self.handle_opened(limit, epoch, instance),
+            SessionFrame::Refused { epoch, refusal } => self.handle_refused(epoch, refusal, now),
+            SessionFrame::Resumed { received, limit, epoch } => self.handle_resumed(received, limit, epoch),
             SessionFrame::PathLost { epoch } if epoch >= self.epoch => self.lose_path(now),
             SessionFrame::PathLost { .. } => DROPPED,
-            SessionFrame::Reset { epoch, refusal } => self.reset(epoch, refusal, now),
+            SessionFrame::Reset { epoch, refusal } => self.handle_reset(epoch, refusal, now),
             SessionFrame::ResetAt { total, refusal }
                 if matches!(self.phase, Phase::Open | Phase::LastAck) =>
             {
-                self.on_reset_at(total, refusal)
+                self.handle_reset_at(total, refusal)
             }
             SessionFrame::ResetAt { .. } => DROPPED,
             SessionFrame::Data(_) | SessionFrame::Fin { .. } | SessionFrame::Credit { .. }
@@ -431,7 +431,7 @@ impl SessionState {
         }
     }
 
-    fn opened(&mut self, limit: u64, epoch: u64, instance: Option<Instance>) -> Actions {
+    fn handle_opened(&mut self, limit: u64, epoch: u64, instance: Option<Instance>) -> Actions {
         if !self.awaits_opened() || epoch != self.epoch {
             return DROPPED;
         }
@@ -445,7 +445,7 @@ impl SessionState {
         }
     }
 
-    fn refused(&mut self, epoch: u64, refusal: SessionError, now: Instant) -> Actions {
+    fn handle_refused(&mut self, epoch: u64, refusal: SessionError, now: Instant) -> Actions {
         if !self.awaits_opened() || epoch != self.epoch {
             return DROPPED;
         }
@@ -465,7 +465,7 @@ impl SessionState {
         self.phase == Phase::Opening || cancelled
     }
 
-    fn on_resumed(&mut self, received: u64, limit: u64, epoch: u64) -> Actions {
+    fn handle_resumed(&mut self, received: u64, limit: u64, epoch: u64) -> Actions {
         if self.phase != Phase::Resuming || epoch != self.epoch {
             return DROPPED;
         }
@@ -477,7 +477,7 @@ impl SessionState {
         }
     }
 
-    fn reset(&mut self, epoch: u64, refusal: SessionError, now: Instant) -> Actions {
+    fn handle_reset(&mut self, epoch: u64, refusal: SessionError, now: Instant) -> Actions {
         match self.phase {
             Phase::Parked => DROPPED,
             Phase::Resuming if epoch != self.epoch => DROPPED,
@@ -491,38 +491,70 @@ impl SessionState {
         }
     }
 
-    /// Handles an Open (without `received`) or a Resume at an acceptor.
-    fn asked_again(&mut self, from: LinkId, epoch: u64, received: Option<u64>, limit: u64) -> Actions {
+    /// Handles an Open at an acceptor.
+    fn handle_open(&mut self, from: LinkId, epoch: u64, limit: u64) -> Actions {
         if self.is_opener() || epoch <= self.epoch {
             return DROPPED;
         }
-        if self.phase == Phase::Closing {
-            // Send the last frame to the opener's current link: the previous link may be dead without notice.
-            (self.epoch, self.path) = (epoch, Some(from));
-            return Actions::default();
+        let is_new = self.recv.is_untouched() && (self.is_empty() || self.send.is_untouched());
+        match self.phase {
+            Phase::Closing => self.close_on(from, epoch),
+            Phase::Accepting => self.continue_on(from, epoch, 0, limit, None),
+            Phase::Open | Phase::Parked if is_new => {
+                self.continue_on(from, epoch, 0, limit, Some(PendingFrame::Opened))
+            }
+            _ => DROPPED,
         }
-        if self.phase == Phase::Accepting && received.is_some() {
+    }
+
+    /// Handles a Resume at an acceptor.
+    fn handle_resume(&mut self, from: LinkId, epoch: u64, received: u64, limit: u64) -> Actions {
+        if self.is_opener() || epoch <= self.epoch {
+            return DROPPED;
+        }
+        match self.phase {
+            Phase::Closing => self.close_on(from, epoch),
             // A session that was not open yet is resumed only to cancel it.
-            (self.epoch, self.path) = (epoch, Some(from));
-            return self.on_open_cancelled();
+            Phase::Accepting => {
+                self.set_path(from, epoch);
+                self.on_open_cancelled()
+            }
+            Phase::Open | Phase::Parked | Phase::LastAck => {
+                self.resumed += 1;
+                self.continue_on(from, epoch, received, limit, Some(PendingFrame::Resumed))
+            }
+            _ => DROPPED,
         }
-        let fresh = self.recv.is_untouched() && (self.is_empty() || self.send.is_untouched());
-        let answer = match (self.phase, received) {
-            (Phase::Accepting, _) => None,
-            (Phase::Open | Phase::Parked, None) if fresh => Some(PendingFrame::Opened),
-            (Phase::Open | Phase::Parked | Phase::LastAck, Some(_)) => Some(PendingFrame::Resumed),
-            _ => return DROPPED,
-        };
+    }
+
+    fn set_path(&mut self, link: LinkId, epoch: u64) {
         self.epoch = epoch;
-        self.path = Some(from);
+        self.path = Some(link);
+    }
+
+    /// Sends the last frame to the opener's current link: the previous link may be dead without notice.
+    fn close_on(&mut self, link: LinkId, epoch: u64) -> Actions {
+        self.set_path(link, epoch);
+        Actions::default()
+    }
+
+    /// Continues on another link: sends `answer`, and then the bytes that the opener has not received.
+    fn continue_on(
+        &mut self,
+        link: LinkId,
+        epoch: u64,
+        received: u64,
+        limit: u64,
+        answer: Option<PendingFrame>,
+    ) -> Actions {
+        self.set_path(link, epoch);
         self.waits_since = None;
-        if let Err(bad) = self.resume_sending(received.unwrap_or(0), limit) {
+        if let Err(bad) = self.resume_sending(received, limit) {
             return self.on_protocol_error(bad);
         }
         if answer.is_some() && self.phase != Phase::LastAck {
             self.phase = Phase::Open;
         }
-        self.resumed += u32::from(answer == Some(PendingFrame::Resumed));
         self.answer = answer;
         self.close_if_complete(Actions { write: true, ..Actions::default() })
     }

@@ -224,7 +224,7 @@ impl SessionState {
     }
 
     /// Answers a ResetAt once all bytes of the remote's owner have arrived, so that the remote need not keep them.
-    pub(crate) fn on_reset_at(&mut self, total: u64, why: SessionError) -> Actions {
+    pub(crate) fn handle_reset_at(&mut self, total: u64, why: SessionError) -> Actions {
         match self.recv.on_reset_at(total) {
             Ok(()) => {
                 self.answer = Some(PendingFrame::Reset(SessionError::new(ErrorCode::NoError, "")));
