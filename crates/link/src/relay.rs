@@ -67,7 +67,7 @@ impl RelayTable {
             let bindings = self.bindings.lock();
             let binding = bindings.all.get(&id).filter(|binding| binding.seeker.is_none())?;
             let acceptor = binding.acceptor.as_ref().filter(|acceptor| acceptor.link.id == link)?;
-            [binding.opener.queue.clone(), acceptor.queue.clone()]
+            [binding.opener_leg.queue.clone(), acceptor.queue.clone()]
         };
         Some(queues.iter().map(|queue| queue.passed()).sum())
     }
@@ -85,10 +85,10 @@ impl RelayTable {
     /// Returns the sessions that edges with a link here have opened.
     pub(crate) fn of_edges(&self) -> Vec<RelayedSession> {
         let bindings = self.bindings.lock();
-        let of_edge = |binding: &&Binding| matches!(binding.opener.link.peer, Remote::Edge(_));
+        let of_edge = |binding: &&Binding| matches!(binding.opener_leg.link.peer, Remote::Edge(_));
         let view = |binding: &Binding| RelayedSession {
-            key: binding.opener.queue.key().clone(),
-            from: binding.opener.link.clone(),
+            key: binding.opener_leg.queue.key().clone(),
+            from: binding.opener_leg.link.clone(),
             target: binding.target.clone(),
         };
         bindings.all.values().filter(of_edge).map(view).collect()
@@ -97,31 +97,32 @@ impl RelayTable {
     /// Registers an Open or Resume: it gets the binding if its epoch is the newest and it comes from the session's
     /// opener.
     pub(crate) fn on_request(&self, attempt: &Attempt) -> BindOutcome {
-        let opener = self.hop(attempt, &attempt.from);
+        let opener_leg = self.hop(attempt, &attempt.from);
         let mut bindings = self.bindings.lock();
         let known = bindings.all.get(&attempt.key.id);
-        if known.is_some_and(|known| known.by != attempt.opener) {
+        if known.is_some_and(|known| known.opener != attempt.opener) {
             return BindOutcome::WrongOpener;
         }
         if known.is_some_and(|known| known.epoch >= attempt.epoch) {
             return BindOutcome::Stale;
         }
-        let by = attempt.opener.clone();
+        let opener = attempt.opener.clone();
         let (epoch, target) = (attempt.epoch, attempt.target.clone());
         let seeker = Some(SearchGuard(attempt.changed.clone()));
-        let binding = Binding { epoch, by, target, opener: opener.clone(), acceptor: None, seeker };
+        let binding =
+            Binding { epoch, opener, target, opener_leg: opener_leg.clone(), acceptor: None, seeker };
         let bound = binding.bound();
         let before = bindings.insert(attempt.key.id, binding);
         drop(bindings);
         log(bound, "searching path for relayed session", None);
         if let Some(before) = before {
-            before.opener.close();
+            before.opener_leg.close();
             // The new attempt may lead elsewhere. The acceptor reached by the previous attempt would then wait forever.
             if let Some(acceptor) = before.acceptor {
                 acceptor.cut(SessionFrame::PathLost { epoch: before.epoch });
             }
         }
-        self.admit(attempt, &opener);
+        self.admit(attempt, &opener_leg);
         BindOutcome::Newest
     }
 
@@ -158,7 +159,7 @@ impl RelayTable {
         let Some(binding) = binding else { return };
         log(binding.bound(), "relay released, no path found", frame.as_ref());
         // The queue to the opener is empty, as no acceptor was reached: the answer need not go through it.
-        binding.opener.close();
+        binding.opener_leg.close();
         if let Some(frame) = frame {
             attempt.from.reply(&attempt.key, frame);
         }
@@ -178,7 +179,7 @@ impl RelayTable {
         let mut bindings = self.bindings.lock();
         let Some(binding) = bindings.all.get_mut(&id) else { return false };
         let Some((back, to)) = binding.legs(from.id) else { return false };
-        let of_opener = binding.opener.link.id == from.id;
+        let of_opener = binding.opener_leg.link.id == from.id;
         if let SessionFrame::Opened { .. } | SessionFrame::Resumed { .. } | SessionFrame::Refused { .. } =
             frame
             && of_opener
@@ -232,12 +233,12 @@ impl RelayTable {
             let affected = bindings
                 .all
                 .get(&id)
-                .is_some_and(|b| uses(&b.opener) || b.acceptor.as_ref().is_some_and(uses));
+                .is_some_and(|b| uses(&b.opener_leg) || b.acceptor.as_ref().is_some_and(uses));
             let binding = if affected { bindings.remove(&id) } else { None };
             drop(bindings);
             let Some(binding) = binding else { continue };
             log(binding.bound(), "relay released, link ended", None);
-            for hop in [Some(binding.opener), binding.acceptor].into_iter().flatten() {
+            for hop in [Some(binding.opener_leg), binding.acceptor].into_iter().flatten() {
                 if uses(&hop) {
                     hop.close();
                 } else {
@@ -268,7 +269,7 @@ impl RelayTable {
         let Some(binding) = binding else { return };
         let frame = frame(binding.epoch);
         log(binding.bound(), "relay released by this server", Some(&frame));
-        for hop in [Some(binding.opener), binding.acceptor].into_iter().flatten() {
+        for hop in [Some(binding.opener_leg), binding.acceptor].into_iter().flatten() {
             hop.cut(frame.clone());
         }
     }
@@ -385,7 +386,7 @@ struct Bindings {
 impl Bindings {
     fn insert(&mut self, id: SessionId, binding: Binding) -> Option<Binding> {
         let before = self.remove(&id);
-        if let Remote::Edge(edge) = &binding.opener.link.peer {
+        if let Remote::Edge(edge) = &binding.opener_leg.link.peer {
             *self.requested.entry(edge.clone()).or_default() += 1;
         }
         self.all.insert(id, binding);
@@ -394,7 +395,7 @@ impl Bindings {
 
     fn remove(&mut self, id: &SessionId) -> Option<Binding> {
         let binding = self.all.remove(id)?;
-        if let Remote::Edge(edge) = &binding.opener.link.peer
+        if let Remote::Edge(edge) = &binding.opener_leg.link.peer
             && let Some(count) = self.requested.get_mut(edge)
         {
             *count -= 1;
@@ -411,10 +412,10 @@ impl Bindings {
 pub(crate) struct Binding {
     pub(crate) epoch: u64,
     /// The opener of the session.
-    pub(crate) by: Option<Opener>,
+    pub(crate) opener: Option<Opener>,
     /// The target of the newest request.
     pub(crate) target: Target,
-    pub(crate) opener: RelayLeg,
+    pub(crate) opener_leg: RelayLeg,
     /// `None` while a path to the acceptor is searched.
     pub(crate) acceptor: Option<RelayLeg>,
     /// The search for that path, until the attempt is answered; `None` if there is none.
@@ -424,16 +425,16 @@ pub(crate) struct Binding {
 impl Binding {
     /// Returns true if this attempt created the binding.
     pub(crate) fn is_of(&self, attempt: &Attempt) -> bool {
-        self.epoch == attempt.epoch && self.opener.link.id == attempt.from.id
+        self.epoch == attempt.epoch && self.opener_leg.link.id == attempt.from.id
     }
 
     /// Returns the leg on that link, and the other one if there is one. Returns `None` if no leg is on that link.
     pub(crate) fn legs(&self, link: LinkId) -> Option<(RelayLeg, Option<RelayLeg>)> {
-        if self.opener.link.id == link {
-            return Some((self.opener.clone(), self.acceptor.clone()));
+        if self.opener_leg.link.id == link {
+            return Some((self.opener_leg.clone(), self.acceptor.clone()));
         }
         let acceptor = self.acceptor.clone().filter(|acceptor| acceptor.link.id == link)?;
-        Some((acceptor, Some(self.opener.clone())))
+        Some((acceptor, Some(self.opener_leg.clone())))
     }
 }
 
@@ -479,9 +480,9 @@ impl Binding {
     /// Returns the fields of its log line, or `None` if such lines are not logged.
     pub(crate) fn bound(&self) -> Option<LoggedBinding> {
         enabled!(Level::DEBUG).then(|| LoggedBinding {
-            session: self.opener.queue.key().clone(),
+            session: self.opener_leg.queue.key().clone(),
             epoch: self.epoch,
-            link: self.opener.link.id,
+            link: self.opener_leg.link.id,
             acceptor_link: self.acceptor.as_ref().map(|leg| leg.link.id),
         })
     }

@@ -162,8 +162,8 @@ impl Buf for EncodedMessage {
     fn chunks_vectored<'a>(&'a self, into: &mut [std::io::IoSlice<'a>]) -> usize {
         let parts = [&self.head, &self.data].into_iter().filter(|part| !part.is_empty());
         let mut filled = 0;
-        for (permit, part) in into.iter_mut().zip(parts) {
-            *permit = std::io::IoSlice::new(part);
+        for (slice, part) in into.iter_mut().zip(parts) {
+            *slice = std::io::IoSlice::new(part);
             filled += 1;
         }
         filled

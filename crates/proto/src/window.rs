@@ -1,5 +1,6 @@
-//! Measures a session's RTT over its whole path, by the bytes that follow a Credit.
+//! How far a session's receive window grows: by the RTT over its whole path, and the bytes that its reader takes in one.
 //!
+//! The RTT is measured by the bytes that follow a Credit.
 //! A ping measures the first link only; there may be more servers on the path. The time from a Credit that raises the
 //! limit to the first byte above the old limit is one RTT, if the sender was blocked at that limit. If the sender had
 //! not reached the limit, or had nothing to send, the time would be too long.
