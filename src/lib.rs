@@ -42,14 +42,13 @@
 //! # Several servers
 //!
 //! ```text
-//!           local? ─▶ remembered? ─▶ Find to its replicas ─▶ DNS, alone for 50 ms ─▶ Find to all ─▶ first fresh yes
-//! registry: local links  last Found  registry::peers         registry::search         registry::peers
+//!           local? ────────▶ announced by a peer? ────▶ Find to all peers, and a query to DNS ─▶ first fresh yes
+//! registry: local links      registry::nodes_at_peers   registry::search
 //! ```
 //!
-//! Servers link to each other as edges link to servers, with the server certificate on both sides. Three servers, the
-//! node's location replicas, keep where a node is connected; every server derives them from the node's name. A server
-//! that gains a node's link announces it to the replicas at once. They notify the servers concerned, so the old server
-//! drops its link and sessions follow without waiting for DNS.
+//! Servers link to each other as edges link to servers, with the server certificate on both sides. A server that gains or
+//! loses a node's link announces that to all its peers at once, so the old server drops its link and sessions follow
+//! without waiting for DNS.
 //!
 //! One search serves the sessions that clients open, that edges open, and that are resumed through a server
 //! ([`route`]). It queries one path at a time, and the next one after 3 s without an answer or if the node is not

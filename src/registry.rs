@@ -2,12 +2,12 @@
 
 pub mod balance;
 pub mod history;
-pub mod location_cache;
+pub mod nodes_at_peers;
 pub mod peers;
 pub mod replace;
 pub mod search;
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::fmt;
 use std::net::{IpAddr, SocketAddr};
 use std::pin::pin;
@@ -20,9 +20,9 @@ use tokio::sync::watch;
 use tokio::time::{Instant, timeout_at};
 
 use crate::registry::history::NodeHistory;
-use crate::registry::location_cache::{LocationCache, Subscribers};
+use crate::registry::nodes_at_peers::{NodeAtPeer, NodesAtPeers};
+use crate::registry::peers::Peers;
 use crate::registry::peers::peer::PeerError;
-use crate::registry::peers::{NodeLocationAnswer, Peers};
 use crate::registry::replace::Conflicts;
 use crate::registry::search::{Dns, NodeQuery, Searches};
 use tunnel_base::addresses::{AddressClaim, ClaimSource};
@@ -52,16 +52,6 @@ pub struct Registry {
     /// Notified whenever the set of linked nodes may have changed.
     changed: watch::Sender<()>,
     metrics: Metrics,
-}
-
-/// The location of a node, as far as this server knows without asking peers.
-#[derive(Debug, Clone)]
-pub enum NodeLocation {
-    /// Linked to this server.
-    Here(LinkedNode),
-    /// Not linked to this server, but possibly to a peer. The time since it was last linked here; `None` if that was
-    /// never, or is forgotten.
-    NotHere(Option<Duration>),
 }
 
 /// The name is held by another process, and its link is alive.
@@ -105,18 +95,31 @@ impl Registry {
         Arc::new(Self { nodes: Mutex::default(), awaited, conflicts, changed, metrics })
     }
 
-    /// Returns the node's link if it is linked here, otherwise the time since it last was.
-    pub fn find(&self, node: &NodeName) -> NodeLocation {
-        let nodes = self.nodes.lock();
-        match nodes.linked.get(node) {
-            Some(linked) => NodeLocation::Here(linked.clone()),
-            None => NodeLocation::NotHere(nodes.past.gone(node).map(|at| at.elapsed())),
-        }
-    }
-
     /// Returns the link of a node if it is linked here.
     pub fn link_of(&self, node: &NodeName) -> Option<LinkedNode> {
         self.nodes.lock().linked.get(node).cloned()
+    }
+
+    /// Returns how long ago the node was last linked here; `None` if it is linked now, or that is not remembered.
+    pub fn last_linked(&self, node: &NodeName) -> Option<Duration> {
+        let nodes = self.nodes.lock();
+        match nodes.linked.get(node) {
+            // Its task, on another thread, is about to remove it.
+            Some(linked) => linked.sender.is_closed().then_some(Duration::ZERO),
+            None => nodes.past.gone(node).map(|at| at.elapsed()),
+        }
+    }
+
+    /// Returns what this server, with process `own`, answers to a peer's `question` about the node.
+    pub(crate) fn found(&self, node: &NodeName, question: u64, own: Instance) -> Found {
+        match self.link_of(node).filter(|linked| !linked.sender.is_closed()) {
+            Some(linked) => linked.found(question, own),
+            None => {
+                // 0 means never.
+                let silence = self.last_linked(node).map_or(Duration::ZERO, |since| since.max(MILLISECOND));
+                Found { silence, ..Found::not_here(question) }
+            }
+        }
     }
 
     /// Returns a waiter for the node. Each later link of the node, here or at a peer, wakes it.
@@ -169,7 +172,7 @@ impl Registry {
         instance: Option<Instance>,
         from: SocketAddr,
     ) -> Result<(), NameInUse> {
-        let NodeLocation::Here(old) = self.find(node) else { return Ok(()) };
+        let Some(old) = self.link_of(node) else { return Ok(()) };
         if old.instance.is_none() || old.instance == instance {
             return Ok(());
         }
@@ -256,6 +259,7 @@ impl Registry {
     }
 }
 
+const MILLISECOND: Duration = Duration::from_millis(1);
 /// Time for an old link to answer a ping when another process requests its name.
 const PONG_TIMEOUT: Duration = Duration::from_secs(2);
 
@@ -355,7 +359,7 @@ pub struct LinkedNode {
 impl LinkedNode {
     /// Returns the answer to a peer's `question` about this node. `own` is this server's process. It is reported for a
     /// plain node, because this server is the end of that node's sessions.
-    pub fn found(&self, question: u64, own: Instance) -> Found {
+    fn found(&self, question: u64, own: Instance) -> Found {
         Found {
             here: true,
             silence: self.sender.idle_for(),
@@ -367,7 +371,7 @@ impl LinkedNode {
     }
 }
 
-// Finding a node: linked here, otherwise at its last known location, otherwise by DNS and by asking peers.
+// Finding a node: linked here, otherwise at a peer that has announced it, otherwise by asking all peers and DNS.
 
 /// A finder of nodes, here and at peers.
 #[derive(Debug)]
@@ -395,9 +399,8 @@ pub enum Unasked {
 #[derive(Debug)]
 struct FindPeers {
     peers: Arc<Peers>,
-    known: Arc<LocationCache>,
+    nodes: Arc<NodesAtPeers>,
     searches: Searches,
-    interest: Subscribers,
 }
 
 /// A path to a node: the link over which a session is opened or resumed.
@@ -418,14 +421,10 @@ impl Finder {
     /// Returns a finder for a server with peers; `own` is this process. A peer that DNS names is asked at `port`,
     /// unless a list gives another port for it.
     pub fn new(registry: Arc<Registry>, own: Instance, peers: Arc<Peers>, dns: Dns, port: u16) -> Arc<Self> {
-        let known = Arc::new(LocationCache::default());
-        let searches = Searches::new(peers.clone(), known.clone(), dns, port);
-        Arc::new(Self {
-            registry,
-            own,
-            others: Some(FindPeers { peers, known, searches, interest: Subscribers::default() }),
-            unasked: Mutex::default(),
-        })
+        let nodes = Arc::<NodesAtPeers>::default();
+        let searches = Searches::new(peers.clone(), nodes.clone(), dns, port);
+        let others = Some(FindPeers { peers, nodes, searches });
+        Arc::new(Self { registry, own, others, unasked: Mutex::default() })
     }
 
     /// Sets why servers that should be peers cannot be asked, for the error of a node that is not found.
@@ -449,131 +448,134 @@ impl Finder {
     /// # Errors
     ///
     /// No server has the node; the error names the peers that were asked.
-    pub async fn find(
+    pub async fn find_path(
         &self,
         node: &NodeName,
         instance: Option<Instance>,
         not: Option<&LinkSender>,
     ) -> Result<Path, NodeNotFound> {
-        let wanted = NodeQuery::new(node, instance, not);
-        if let Ok(path) = self.find_cached(&wanted) {
-            return Ok(path);
-        }
-        let mut searching = pin!(self.search(wanted.clone()));
-        let mut came = false;
+        let query = NodeQuery::new(node, instance, not);
+        let mut searching = pin!(self.search(&query));
+        let mut has_linked = false;
         loop {
-            // The waiter is created before the second check, so a node that links in between ends the wait below. The
-            // search would not notice it, because it only asks peers.
+            // The waiter is created before the check, so a node that links in between ends the wait below. The search
+            // would not notice it, because it only asks peers.
             let arrival = self.registry.arrival(node);
-            let missing = match self.find_cached(&wanted) {
-                Ok(path) => return Ok(path),
-                // The node has linked, but as another process than the requested one. The caller decides how long it
-                // still waits for that one.
-                Err(missing) if came && missing.another => return Err(missing),
-                Err(missing) => missing,
-            };
-            let not_found = tokio::select! {
+            if let Some(path) = self.known_path(&query) {
+                return Ok(path);
+            }
+            // The node has linked, but as another process than the requested one. The caller decides how long it still
+            // waits for that one.
+            if has_linked && self.is_another(&query) {
+                return Err(self.complete(&query, NodeNotFound::default()));
+            }
+            tokio::select! {
                 biased;
-                found = &mut searching => match found {
-                    Ok(yes) => return Ok(Path { sender: yes.sender, instance: yes.instance }),
-                    Err(not_found) => not_found,
-                },
-                () = arrival.wait() => {
-                    came = true;
-                    continue;
-                }
-            };
-            let another = missing.another || not_found.another;
-            let moving = missing.moving || not_found.moving;
-            let seen = missing.seen.into_iter().chain(not_found.seen).min();
-            let unasked = *self.unasked.lock();
-            return Err(NodeNotFound { seen, another, moving, unasked, ..not_found });
+                found = &mut searching => return found.map_err(|missing| self.complete(&query, missing)),
+                () = arrival.wait() => has_linked = true,
+            }
         }
     }
 
-    /// Returns true if the node is known to be linked, without asking peers. What a peer said of its nodes before its
-    /// current link was made does not apply: nothing has confirmed or withdrawn it since.
+    /// Asks the peers, unless that has failed a moment ago.
+    async fn search(&self, query: &NodeQuery) -> Result<Path, NodeNotFound> {
+        let Some(others) = &self.others else { return Err(NodeNotFound::default()) };
+        if !query.is_any() {
+            return others.searches.join(query.clone()).await;
+        }
+        if let Some(missing) = others.nodes.recent_failure(&query.node) {
+            return Err(missing);
+        }
+        others.searches.join(query.clone()).await.inspect_err(|missing| {
+            others.nodes.record_failure(&query.node, missing);
+            others.nodes.doubt(&query.node, None);
+        })
+    }
+
+    /// Adds to the error of a search what this server knows without asking.
+    fn complete(&self, query: &NodeQuery, missing: NodeNotFound) -> NodeNotFound {
+        let at_peers = self.others.as_ref().and_then(|others| others.nodes.last_seen(&query.node));
+        let seen =
+            missing.seen.into_iter().chain(self.registry.last_linked(&query.node)).chain(at_peers).min();
+        let another = missing.another || self.is_another(query);
+        NodeNotFound { seen, another, unasked: *self.unasked.lock(), ..missing }
+    }
+
+    /// Returns a path without asking: the node is linked here, or to a peer that has announced it.
+    fn known_path(&self, query: &NodeQuery) -> Option<Path> {
+        self.known_paths(&query.node).find(|path| query.accepts(path.instance, &path.sender))
+    }
+
+    /// Returns true if the node is known to be linked as another process than the requested one.
+    fn is_another(&self, query: &NodeQuery) -> bool {
+        self.known_paths(&query.node).any(|path| !query.is_of(path.instance))
+    }
+
+    fn known_paths(&self, node: &NodeName) -> impl Iterator<Item = Path> {
+        let here = self.registry.link_of(node).filter(|linked| !linked.sender.is_closed());
+        let here = here.map(|linked| Path { sender: linked.sender, instance: linked.instance });
+        here.into_iter().chain(self.path_by_peer(node))
+    }
+
+    /// Returns the path to a node at a peer. What the peer said over a link that has ended does not count: that the node
+    /// has left may be lost with the link.
+    fn path_by_peer(&self, node: &NodeName) -> Option<Path> {
+        let others = self.others.as_ref()?;
+        let at = others.nodes.get(node)?;
+        let links = others.peers.links();
+        if !links.iter().any(|link| link.id == at.link) {
+            return None;
+        }
+        let sender = links.into_iter().find(|link| link.instance == Some(at.server))?;
+        Some(Path { sender, instance: at.instance })
+    }
+
+    /// Returns true if the node is known to be linked, without asking peers.
     pub fn knows(&self, node: &NodeName) -> bool {
-        let Ok(Path { sender, .. }) = self.find_cached(&NodeQuery::new(node, None, None)) else {
-            return false;
-        };
-        let heard = || self.others.as_ref().and_then(|others| others.known.age(node));
-        sender.peer != Remote::Peer || heard().is_some_and(|heard| heard <= sender.age())
+        self.known_paths(node).next().is_some()
+    }
+
+    /// Returns true if the node is known to be linked as another process than this one.
+    pub fn is_replaced(&self, node: &NodeName, instance: Instance) -> bool {
+        self.is_another(&NodeQuery::new(node, Some(instance), None))
     }
 
     /// Returns the node that is named by this host's address, if a search may find it: it is or was linked here, or
     /// peers can be asked.
     pub fn node_named_by_address(&self, host: &Host) -> Option<NodeName> {
         let node = host.node().filter(|node| node.address().is_some())?;
-        let may_find =
-            self.others.is_some() || !matches!(self.registry.find(&node), NodeLocation::NotHere(None));
-        may_find.then_some(node)
+        let was_here =
+            || self.registry.link_of(&node).is_some() || self.registry.last_linked(&node).is_some();
+        (self.others.is_some() || was_here()).then_some(node)
     }
 
     /// Returns the address claims of edges at peers, for nodes that are known to be there.
     pub fn claims(&self) -> Vec<AddressClaim> {
-        let Some(others) = &self.others else { return Vec::new() };
-        let mut said = others.known.claims();
-        said.retain(|(node, _)| self.knows(node));
+        let nodes = self.nodes_at_linked_peers(|at| !at.ips.is_empty());
         let claim = |node: &NodeName, ip: &IpAddr| AddressClaim {
             ip: *ip,
             node: node.clone(),
             by: ClaimSource::Edge,
         };
-        said.iter().flat_map(|(node, ips)| ips.iter().map(move |ip| claim(node, ip))).collect()
+        nodes.iter().flat_map(|(node, at)| at.ips.iter().map(move |ip| claim(node, ip))).collect()
     }
 
     /// Returns the node with the oldest link to this server, and whether there are others. If none is linked here,
     /// returns the first by name of the nodes known to be at peers.
     pub fn oldest_link(&self) -> Option<(NodeName, bool)> {
-        self.registry.longest().or_else(|| self.others.as_ref()?.known.first())
+        if let Some(oldest) = self.registry.longest() {
+            return Some(oldest);
+        }
+        let nodes = self.nodes_at_linked_peers(|_| true);
+        let (first, _) = nodes.iter().min_by_key(|(node, _)| node.as_str())?;
+        Some((first.clone(), nodes.len() > 1))
     }
 
-    /// Returns a path without a search: the node is linked here, or at a remembered peer to which there is a link.
-    fn find_cached(&self, wanted: &NodeQuery) -> Result<Path, NodeNotFound> {
-        let node = &wanted.node;
-        let mut missing = NodeNotFound::default();
-        match self.registry.find(node) {
-            // The link is already closed and its task, on another thread, is about to remove it.
-            NodeLocation::Here(linked) if linked.sender.is_closed() => missing.seen = Some(Duration::ZERO),
-            NodeLocation::Here(linked) if wanted.accepts(linked.instance, &linked.sender) => {
-                return Ok(Path { sender: linked.sender, instance: linked.instance });
-            }
-            NodeLocation::Here(linked) => missing.another = !wanted.is_of(linked.instance),
-            NodeLocation::NotHere(seen) => missing.seen = seen,
-        }
-        missing.moving = missing.seen.is_some_and(|seen| seen < RELINK_WINDOW);
-        if let Some(others) = &self.others
-            && let Some((server, instance)) = others.known.of(node)
-            && let Some(sender) = others.peers.current(server).and_then(|server| server.up())
-        {
-            if wanted.accepts(instance, &sender) {
-                return Ok(Path { sender, instance });
-            }
-            missing.another |= !wanted.is_of(instance);
-        }
-        Err(missing)
-    }
-
-    async fn search(&self, wanted: NodeQuery) -> Result<NodeLocationAnswer, NodeNotFound> {
-        let Some(others) = &self.others else { return Err(NodeNotFound::default()) };
-        let node = wanted.node.clone();
-        let any = wanted.is_any();
-        let missed = if any { others.known.negative_age(&node) } else { None };
-        let found = match missed {
-            Some(not_found) => Err(not_found),
-            None => others.searches.join(wanted).await.inspect_err(|not_found| {
-                if any {
-                    others.known.insert_negative(&node, not_found);
-                }
-            }),
-        };
-        found.map_err(|not_found| {
-            let lost = others.known.lost(&node);
-            let moving = lost.into_iter().chain(not_found.seen).any(|since| since < RELINK_WINDOW);
-            let seen = not_found.seen.into_iter().chain(others.known.seen(&node)).min();
-            NodeNotFound { seen, moving, ..not_found }
-        })
+    /// Returns the nodes for which `is` is true and that are known to be at peers, as in [`Self::path_by_peer`].
+    fn nodes_at_linked_peers(&self, is: impl Fn(&NodeAtPeer) -> bool) -> Vec<(NodeName, NodeAtPeer)> {
+        let Some(others) = &self.others else { return Vec::new() };
+        let up: HashSet<_> = others.peers.links().iter().map(|link| link.id).collect();
+        others.nodes.filter(|at| is(at) && up.contains(&at.link))
     }
 
     /// Returns a path to the peer with the process `instance`. Takes 1 s at most. Cancel safe.
@@ -591,12 +593,6 @@ impl Finder {
         }
     }
 
-    /// Returns true if the node is known to be linked as another process than this one.
-    pub fn is_another(&self, node: &NodeName, instance: Instance) -> bool {
-        let wanted = NodeQuery::new(node, Some(instance), None);
-        self.find_cached(&wanted).is_err_and(|missing| missing.another)
-    }
-
     /// Closes all links to peers.
     pub fn close_links(&self) {
         for link in self.others.iter().flat_map(|others| others.peers.links()) {
@@ -606,8 +602,8 @@ impl Finder {
 
     /// Invalidates this path: its server reported that the node is not connected there.
     pub fn invalidate(&self, node: &NodeName, path: &Path) {
-        if let Some(others) = &self.others {
-            others.known.forget(node, &others.peers.peer_of(&path.sender));
+        if let Some(others) = self.others.as_ref().filter(|_| path.sender.peer == Remote::Peer) {
+            others.nodes.doubt(node, path.sender.instance);
         }
     }
 
@@ -641,8 +637,7 @@ const CONTEST_PONG_TIMEOUT: Duration = Duration::from_secs(1);
 /// No server has the node: the peers that were asked, and their answers.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct NodeNotFound {
-    /// Time since the node was last linked here or known to be at a peer; `None` if it was never seen. Peers that were
-    /// asked contribute what they know.
+    /// Time since the node was last linked here, or to a peer; `None` if it was never seen, or is linked.
     pub seen: Option<Duration>,
     /// Why DNS returned no server, if DNS was queried.
     pub dns: Option<String>,
@@ -652,8 +647,6 @@ pub struct NodeNotFound {
     pub trouble: Vec<PeerError>,
     /// Whether it was found, but as another process than the requested one.
     pub another: bool,
-    /// Whether it was linked a moment ago and may be linking to another server.
-    pub moving: bool,
     /// Why servers that may have it were not asked.
     pub unasked: Option<Unasked>,
 }
@@ -661,7 +654,12 @@ pub struct NodeNotFound {
 impl NodeNotFound {
     /// Returns true if no server remembers a link from that node; it may have no edge at all.
     pub fn is_unknown_node(&self) -> bool {
-        self.seen.is_none() && !self.moving && !self.another
+        self.seen.is_none() && !self.another
+    }
+
+    /// Returns true if the node was linked a moment ago and may be linking to another server.
+    pub fn is_moving(&self) -> bool {
+        self.seen.is_some_and(|seen| seen < RELINK_WINDOW)
     }
 
     /// Returns the complete message, to be placed after the node's name.

@@ -320,7 +320,7 @@ impl<'a> PathSearch<'a> {
                 (self.path, self.tried) = (Some(path), false);
                 Ok(())
             }
-            Ok(Err(missing)) if !missing.moving && self.instance.is_none() => Err(missing),
+            Ok(Err(missing)) if !missing.is_moving() && self.instance.is_none() => Err(missing),
             Ok(Err(_)) | Err(_) => self.next().await,
         }
     }
@@ -469,7 +469,7 @@ impl PathSource {
         not: Option<&LinkSender>,
     ) -> Result<Path, NodeNotFound> {
         match self {
-            Self::Server(finder) => finder.find(node, instance, not).await,
+            Self::Server(finder) => finder.find_path(node, instance, not).await,
             Self::Servers(finder) => finder.find_server(instance).await,
             Self::Edge(uplinks) => {
                 let newest =
@@ -508,7 +508,7 @@ impl PathSource {
     /// Returns true if the node is known to be connected as another process, here or elsewhere.
     pub(crate) fn is_another(&self, node: &NodeName, instance: Option<Instance>) -> bool {
         match self {
-            Self::Server(finder) => instance.is_some_and(|instance| finder.is_another(node, instance)),
+            Self::Server(finder) => instance.is_some_and(|instance| finder.is_replaced(node, instance)),
             Self::Servers(_) | Self::Edge(_) => false,
         }
     }
@@ -586,9 +586,9 @@ impl Uplinks {
 
     /// Returns the reason why there is no link. A link that was closed recently is about to be replaced.
     pub fn not_linked_reason(&self) -> NodeNotFound {
-        let lost = *self.lost.lock();
-        let moving = lost.is_some_and(|at| at.elapsed() < RELINK_WINDOW);
-        NodeNotFound { moving, ..NodeNotFound::default() }
+        let lost = self.lost.lock().map(|at| at.elapsed());
+        let seen = lost.filter(|lost| *lost < RELINK_WINDOW);
+        NodeNotFound { seen, ..NodeNotFound::default() }
     }
 
     /// Returns true if there is a link.

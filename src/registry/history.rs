@@ -229,14 +229,6 @@ impl Registry {
         Some((node.clone(), nodes.linked.len() > 1))
     }
 
-    /// Returns the `most` nodes with the oldest links here, the oldest first.
-    pub fn oldest(&self, most: usize) -> Vec<NodeName> {
-        let nodes = self.nodes.lock();
-        let mut all: Vec<_> = nodes.linked.iter().map(|(node, linked)| (linked.sender.age(), node)).collect();
-        all.sort_by_key(|(age, _)| std::cmp::Reverse(*age));
-        all.into_iter().take(most).map(|(_, node)| node.clone()).collect()
-    }
-
     /// Returns up to `most` nodes after `after`, by the bytes of their names, and whether more follow. Their names have
     /// at most 32 KiB in total.
     pub fn page(&self, after: Option<&NodeName>, most: usize) -> (Vec<ListedNode>, bool) {

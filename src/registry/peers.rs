@@ -4,17 +4,16 @@
 //! at once. Each operation therefore copies the list (`servers`) and reads the copy without the lock. A server that is
 //! added or removed meanwhile is noticed by the next check, or by the announcement that every new link makes.
 
+pub mod announcements;
 pub mod node_list;
 pub mod peer;
-pub mod rendezvous;
-pub mod replicas;
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::fmt;
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
+use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::Relaxed;
-use std::sync::atomic::{AtomicBool, AtomicU64};
 use std::time::Duration;
 
 use futures_util::stream::{FuturesUnordered, StreamExt as _};
@@ -24,8 +23,8 @@ use tokio::time::{Instant, MissedTickBehavior, interval, timeout};
 use tracing::{info_span, warn};
 
 use crate::registry::Registry;
-use crate::registry::peers::peer::{Announcements, DialContext, Peer, PeerDialer, PeerError, UNSOLICITED};
-use crate::registry::peers::rendezvous::Membership;
+use crate::registry::peers::announcements::{AnnouncementLinks, UNSOLICITED};
+use crate::registry::peers::peer::{DialContext, Peer, PeerDialer, PeerError};
 use tunnel_base::drain::Drain;
 use tunnel_base::names::{Instance, NodeName};
 use tunnel_link::sender::LinkSender;
@@ -39,6 +38,7 @@ use tunnel_proto::state::LinkId;
 pub struct Peers {
     dial_context: DialContext,
     servers: Mutex<PeerList>,
+    announcement_links: AnnouncementLinks,
     /// The pending questions by number and link: an answer is only accepted from the link over which it was requested.
     questions: Mutex<HashMap<(u64, LinkId), oneshot::Sender<Found>>>,
     next_question: AtomicU64,
@@ -55,17 +55,8 @@ pub struct Peers {
 struct PeerList {
     /// Peers with a known address.
     known: BTreeMap<SocketAddr, Arc<Peer>>,
-    /// Links that peers have made.
-    incoming: Vec<IncomingPeer>,
-}
-
-/// A link that a peer has made to this server.
-#[derive(Debug, Clone)]
-struct IncomingPeer {
-    sender: Arc<LinkSender>,
-    news: Arc<Announcements>,
-    /// Whether nodes were announced over it to a location replica.
-    has_announced: Arc<AtomicBool>,
+    /// Links that peers have made, the newest last.
+    incoming: Vec<Arc<LinkSender>>,
 }
 
 impl Peers {
@@ -85,11 +76,10 @@ impl Peers {
                 registry,
                 drain,
                 changed: watch::Sender::new(()),
-                membership: Arc::new(Mutex::new(Membership::of_one(own))),
-                members_changed: Arc::default(),
-                catches: Arc::default(),
+                links_changed: Arc::default(),
             },
             servers: Mutex::default(),
+            announcement_links: AnnouncementLinks::default(),
             questions: Mutex::default(),
             next_question: AtomicU64::new(UNSOLICITED + 1),
             pages: Mutex::default(),
@@ -99,7 +89,7 @@ impl Peers {
         let first = addresses.borrow().clone();
         peers.list(&first);
         peers.dial_context.drain.spawn(info_span!("peers"), peers.clone().follow(addresses));
-        peers.dial_context.drain.spawn(info_span!("replicas"), peers.clone().follow_members());
+        peers.dial_context.drain.spawn(info_span!("announcements"), peers.clone().follow_links());
         peers
     }
 
@@ -108,19 +98,18 @@ impl Peers {
     /// With `beside`, the peer's earlier links stay and are returned. They are unresponsive for that peer, so sessions
     /// should continue on the new link. Otherwise earlier links that do not answer a ping are closed.
     pub fn add_incoming(&self, sender: &Arc<LinkSender>, beside: bool) -> Vec<Arc<LinkSender>> {
-        let incoming =
-            IncomingPeer { sender: sender.clone(), news: Arc::default(), has_announced: Arc::default() };
-        let before = {
+        let before: Vec<_> = {
             let mut servers = self.servers.lock();
-            let same =
-                |old: &&IncomingPeer| sender.instance.is_some() && old.sender.instance == sender.instance;
-            let before: Vec<_> = servers.incoming.iter().filter(same).map(|old| old.sender.clone()).collect();
-            servers.incoming.push(incoming.clone());
+            let same = |old: &&Arc<LinkSender>| sender.instance.is_some() && old.instance == sender.instance;
+            let before = servers.incoming.iter().filter(same).cloned().collect();
+            servers.incoming.push(sender.clone());
             before
         };
+        if beside {
+            before.iter().for_each(|unresponsive| self.stop_announcing_over(unresponsive));
+        }
         self.dial_context.registry.wake_all_waiters();
-        self.dial_context.send_greeting(sender, &incoming.news);
-        self.dial_context.members_changed.notify_one();
+        self.dial_context.links_changed.notify_one();
         for (newer, old) in (1..).zip(before.iter().rev().cloned()) {
             // A peer may reach this server by two addresses, or may have lost the older link: a ping tells which.
             self.dial_context.drain.spawn(info_span!("link_retire"), async move {
@@ -129,31 +118,12 @@ impl Peers {
                 }
             });
         }
-        let (registry, own) = (self.dial_context.registry.clone(), self.dial_context.own);
-        self.dial_context.drain.spawn(info_span!("announcements"), async move {
-            while !incoming.sender.is_closed() {
-                tokio::select! {
-                    () = incoming.sender.closed() => {}
-                    () = incoming.news.wait_added() => incoming.news.send(&incoming.sender, &registry, own).await,
-                }
-            }
-        });
         if beside { before } else { Vec::new() }
     }
 
     /// Removes a link that a peer has made and that has ended.
     pub fn remove(&self, sender: &LinkSender) {
-        let mut has_announced = false;
-        self.servers.lock().incoming.retain(|incoming| {
-            let ended = incoming.sender.id == sender.id;
-            has_announced |= ended && incoming.has_announced.load(Relaxed);
-            !ended
-        });
-        match sender.instance {
-            // Many links end idle, while announcements go over the link that this server has made.
-            Some(server) if has_announced => self.dial_context.note_lost(server),
-            _ => self.dial_context.members_changed.notify_one(),
-        }
+        self.servers.lock().incoming.retain(|incoming| incoming.id != sender.id);
         // An older link of that peer may be its newest again, and sessions wait for a path.
         self.dial_context.registry.wake_all_waiters();
     }
@@ -163,8 +133,9 @@ impl Peers {
         let (mut known, incoming) = self.servers();
         known.retain(|peer| !peer.is_self() && (peer.listed.load(Relaxed) || peer.up().is_some()));
         let linked: Vec<_> = known.iter().filter_map(|peer| peer.up()?.instance).collect();
-        let more = incoming.into_iter().map(|incoming| incoming.sender);
-        let more = more.filter(|sender| sender.instance.is_none_or(|server| !linked.contains(&server)));
+        let more = incoming
+            .into_iter()
+            .filter(|sender| sender.instance.is_none_or(|server| !linked.contains(&server)));
         known
             .into_iter()
             .map(HandleKind::Known)
@@ -173,32 +144,30 @@ impl Peers {
             .collect()
     }
 
-    /// Returns the peer at the remote end of a link, and marks the link as used.
+    /// Returns the peer at the remote end of a link.
     pub fn peer_of(&self, sender: &Arc<LinkSender>) -> PeerHandle {
         let known = self.servers.lock().known.values().find(|peer| peer.has_link(sender.id)).cloned();
-        PeerHandle(known.map_or_else(
-            || HandleKind::Incoming(sender.clone()),
-            |peer| {
-                peer.mark_used();
-                HandleKind::Known(peer)
-            },
-        ))
+        PeerHandle(known.map_or_else(|| HandleKind::Incoming(sender.clone()), HandleKind::Known))
     }
 
-    /// Returns the links to peers that are up now.
+    /// Returns the links to peers that are up now: those that this server has made, then those that peers have made, the
+    /// newest first.
     pub fn links(&self) -> Vec<Arc<LinkSender>> {
         let (known, incoming): (Vec<_>, Vec<_>) = {
             let servers = self.servers.lock();
-            (
-                servers.known.values().cloned().collect(),
-                servers.incoming.iter().map(|i| i.sender.clone()).collect(),
-            )
+            (servers.known.values().cloned().collect(), servers.incoming.clone())
         };
+        let incoming = incoming.into_iter().rev().filter(|link| !link.is_closed());
         known.iter().filter_map(|peer| peer.up()).chain(incoming).collect()
     }
 
-    /// Asks a peer whether a node is linked to it. Takes at most 2 s. Cancel safe.
-    pub async fn ask(&self, server: &PeerHandle, node: &NodeName) -> Result<FindAnswer, PeerError> {
+    /// Asks a peer whether a node is linked to it. Returns the answer and the link that it came over. Takes at most 2 s.
+    /// Cancel safe.
+    pub(crate) async fn ask(
+        &self,
+        server: &PeerHandle,
+        node: &NodeName,
+    ) -> Result<(Arc<LinkSender>, Found), PeerError> {
         let sender = server.link().await?;
         let silent = || PeerError::Silent(server.to_string());
         let question = self.question();
@@ -214,15 +183,7 @@ impl Peers {
             found = timeout(ANSWER_TIMEOUT, answered) => found.ok().and_then(Result::ok).ok_or_else(silent)?,
             () = sender.closed() => return Err(silent()),
         };
-        let Found { here, silence, instance, at, authoritative, ips, .. } = found;
-        let from = sender.instance;
-        Ok(FindAnswer {
-            server: from,
-            yes: here.then(|| NodeLocationAnswer { server: server.clone(), sender, instance, silence, ips }),
-            seen: (!here && !silence.is_zero()).then_some(silence),
-            at: at.filter(|_| !here),
-            authoritative,
-        })
+        Ok((sender, found))
     }
 
     /// Returns the number of the next question to a peer.
@@ -244,13 +205,12 @@ impl Peers {
 
     /// Returns a copy of the list, to be read without the lock. It has only the newest live one of the links that one
     /// peer has made.
-    fn servers(&self) -> (Vec<Arc<Peer>>, Vec<IncomingPeer>) {
+    fn servers(&self) -> (Vec<Arc<Peer>>, Vec<Arc<LinkSender>>) {
         let servers = self.servers.lock();
         let mut seen = HashSet::new();
         let newest = servers.incoming.iter().rev();
-        let newest = newest.filter(|incoming| !incoming.sender.is_closed());
-        let newest =
-            newest.filter(|incoming| incoming.sender.instance.is_none_or(|server| seen.insert(server)));
+        let newest = newest.filter(|link| !link.is_closed());
+        let newest = newest.filter(|link| link.instance.is_none_or(|server| seen.insert(server)));
         (servers.known.values().cloned().collect(), newest.cloned().collect())
     }
 }
@@ -298,8 +258,8 @@ impl Peers {
 
     /// Returns true if a peer is at that address, or has dialled a link from there that is still open.
     pub fn is_at(&self, ip: IpAddr) -> bool {
-        let incoming = |incoming: &IncomingPeer| {
-            incoming.sender.ends().and_then(|ends| ends.remote).is_some_and(|from| from.ip() == ip)
+        let incoming = |link: &Arc<LinkSender>| {
+            link.ends().and_then(|ends| ends.remote).is_some_and(|from| from.ip() == ip)
         };
         self.addresses().contains(&ip) || self.servers.lock().incoming.iter().any(incoming)
     }
@@ -340,7 +300,7 @@ impl Peers {
         let (known, mut over) = split(self.known());
         for peer in known {
             if list.contains(&peer.at) {
-                peer.listed.store(true, Relaxed);
+                peer.relist();
             } else if peer.listed.load(Relaxed) && peer.unlist() {
                 over.push(peer);
             }
@@ -350,7 +310,6 @@ impl Peers {
             self.add(*at, true);
         }
         self.dial_context.registry.wake_all_waiters();
-        self.dial_context.members_changed.notify_one();
     }
 
     fn strike(&self, over: &[Arc<Peer>]) {
@@ -506,36 +465,6 @@ pub(crate) enum HandleKind {
     Incoming(Arc<LinkSender>),
 }
 
-/// The answer of a server that has the node.
-#[derive(Debug, Clone)]
-pub struct NodeLocationAnswer {
-    /// The server.
-    pub server: PeerHandle,
-    /// The link to it.
-    pub sender: Arc<LinkSender>,
-    /// The process at the remote end of a session: the node's, or the server's own if the node's link is plain.
-    pub instance: Option<Instance>,
-    /// Time since the server last received something from the node.
-    pub silence: Duration,
-    /// The addresses that the edge claims for the node.
-    pub ips: Arc<[IpAddr]>,
-}
-
-/// A peer's answer to the question where a node is.
-#[derive(Debug, Clone)]
-pub struct FindAnswer {
-    /// The process of the peer.
-    pub server: Option<Instance>,
-    /// The location of the node if the peer has it.
-    pub yes: Option<NodeLocationAnswer>,
-    /// Time since the peer had the node, or knew a server that had it; `None` if never.
-    pub seen: Option<Duration>,
-    /// The process of the server that has the node instead, if the peer knows it.
-    pub at: Option<Instance>,
-    /// Whether the answer is authoritative: the peer is a location replica and would know if any server had the node.
-    pub authoritative: bool,
-}
-
 impl PeerHandle {
     /// Returns a link to the peer, and makes one if necessary. Waits at most 1 s.
     pub async fn link(&self) -> Result<Arc<LinkSender>, PeerError> {
@@ -554,25 +483,12 @@ impl PeerHandle {
         }
     }
 
-    /// Returns the process of the peer, if known.
-    pub fn process(&self) -> Option<Instance> {
-        match &self.0 {
-            HandleKind::Known(peer) => peer.process(),
-            HandleKind::Incoming(sender) => sender.instance,
-        }
-    }
-
     /// Returns why the last attempt to link failed; `None` once one succeeds.
     pub fn last_error(&self) -> Option<PeerError> {
         match &self.0 {
             HandleKind::Known(peer) => peer.last_error(),
             HandleKind::Incoming(_) => None,
         }
-    }
-
-    /// Returns true if the peer can never be asked again: it was only known by its own link, and that has ended.
-    pub fn is_gone(&self) -> bool {
-        matches!(&self.0, HandleKind::Incoming(sender) if sender.is_closed())
     }
 
     /// Returns true if both are the same peer.
@@ -651,43 +567,19 @@ pub struct PeerLoad {
 }
 
 impl Peers {
-    /// Reports this server's load to every peer; to be called every [`ANNOUNCE_INTERVAL`]. With `hold`, links to all
-    /// listed peers are made for that and kept.
-    pub fn broadcast_load(&self, load: Load, hold: bool) {
-        if load.stopping {
-            self.set_stopping(self.dial_context.own);
-        }
-        self.dial_context.catches.store(load.intercepts, Relaxed);
-        self.set_intercepting(self.dial_context.own, load.intercepts);
-        let (known, incoming) = self.servers();
-        let mut told = Vec::new();
-        for peer in known.iter().filter(|peer| !peer.is_self()) {
-            let hold = hold && peer.listed.load(Relaxed);
-            match peer.up() {
-                Some(up) => {
-                    up.load(load);
-                    told.extend(up.instance);
-                    if hold {
-                        peer.mark_used();
-                    }
-                }
-                None if hold => peer.wanted.notify_one(),
-                None => {}
+    /// Reports this server's load to every peer; to be called every [`ANNOUNCE_INTERVAL`].
+    pub fn broadcast_load(&self, load: Load) {
+        let mut reported = HashSet::new();
+        for link in self.links() {
+            if link.instance.is_none_or(|server| reported.insert(server)) {
+                link.load(load);
             }
-        }
-        let untold = |sender: &&Arc<LinkSender>| sender.instance.is_none_or(|server| !told.contains(&server));
-        for sender in incoming.iter().map(|incoming| &incoming.sender).filter(untold) {
-            sender.load(load);
         }
     }
 
     /// Records the load that a peer reports.
     pub fn on_load(&self, from: &LinkSender, load: Load) {
         let Some(server) = from.instance else { return };
-        if load.stopping {
-            self.set_stopping(server);
-        }
-        self.set_intercepting(server, load.intercepts);
         let (now, mut loads) = (Instant::now(), self.loads.lock());
         loads.retain(|_, (_, at)| now - *at < FRESH);
         if loads.len() < MAX_KNOWN || loads.contains_key(&server) {
@@ -707,9 +599,7 @@ impl Peers {
                 None => {}
             }
         }
-        for sender in
-            incoming.into_iter().map(|incoming| incoming.sender).filter(|sender| !sender.is_closed())
-        {
+        for sender in incoming {
             servers.push((None, sender.instance?));
         }
         servers.sort_by_key(|(at, server)| (server.to_bytes(), at.is_none()));

@@ -11,7 +11,6 @@ use tracing::info_span;
 use crate::admin::readiness::DNS_CONDITION;
 use crate::config::server::registry::{EtcdSettings, PublishTo};
 use crate::etcd::EtcdAccess;
-use crate::listener::intercept;
 use crate::parts::with_kubernetes;
 use crate::publish::etcd::{EtcdParams, EtcdRecords};
 use crate::publish::hosts::Hosts;
@@ -132,12 +131,11 @@ pub(crate) fn etcd_access(etcd: EtcdSettings) -> EtcdAccess {
     }
 }
 
-// Reports this server's number of nodes to its peers, and whether it needs their announcements. Asks edges to link to
-// peers if it has too many.
+// Reports this server's number of nodes to its peers. Asks edges to link to peers if it has too many.
 
 /// Spawns the task, which runs until the server's links end.
 pub(crate) fn spawn_balance(shared: &Arc<ServerContext>, settings: &ServerConfig) {
-    let (moves, catches) = (settings.peers.rebalance, settings.has_listener(&intercept::KIND));
+    let moves = settings.peers.rebalance;
     let Some(peers) = shared.peers.clone() else { return };
     let (shared, drain) = (shared.clone(), shared.link_context.drain.clone());
     drain.clone().spawn(info_span!("balance"), async move {
@@ -154,11 +152,7 @@ pub(crate) fn spawn_balance(shared: &Arc<ServerContext>, settings: &ServerConfig
             let (nodes, asked) = shared.registry.node_counts();
             if told.is_none_or(|told| told.elapsed() >= ANNOUNCE_INTERVAL) {
                 told = Some(Instant::now());
-                // A server without nodes has nothing to compare. A server that intercepts must learn of its peers'
-                // nodes at once.
-                let hold = !stopping && (moves && nodes > 0 || catches);
-                let load = Load { nodes: nodes as u64, stopping, intercepts: catches && !stopping };
-                peers.broadcast_load(load, hold);
+                peers.broadcast_load(Load { nodes: nodes as u64, stopping });
             }
             if moves && !stopping {
                 let asked = rebalance(&mut balance, nodes.saturating_sub(asked), &peers, &shared);

@@ -184,5 +184,5 @@ const TURN: Duration = Duration::from_millis(50);
 const PROGRESS: Duration = Duration::from_secs(10);
 /// The longest session, and how long each of its sides may hang.
 const LONGEST: Duration = Duration::from_secs(60 + 2 * HANG.as_secs());
-/// Time within which an unused cluster frees what it does not need. Peers close idle links after a minute.
+/// Time within which an unused cluster frees what it does not need.
 const SETTLES: Duration = Duration::from_secs(90);

@@ -27,7 +27,6 @@ mod finding;
 mod generated;
 mod heads;
 mod herd;
-mod homes;
 mod hostile;
 mod http_proxy;
 mod https;

@@ -247,10 +247,10 @@ pub fn to_message(frame: Frame) -> StreamMsg {
             let addr = to.map(|to| to.to_string()).unwrap_or_default();
             StreamMsg { addr, ..signal(node, DRAIN, None) }
         }
-        FrameKind::Load(Load { nodes, stopping, intercepts }) => {
+        FrameKind::Load(Load { nodes, stopping }) => {
             let code = u32::from(if stopping { ErrorCode::Overloaded } else { ErrorCode::NoError } as u8);
             StreamMsg {
-                data: pack(&Control { nodes, code, intercepts, ..Control::default() }),
+                data: pack(&Control { nodes, code, ..Control::default() }),
                 ..signal(node, LOAD, None)
             }
         }
@@ -298,7 +298,7 @@ pub fn from_message(message: StreamMsg, peer: &Remote) -> Result<Frame, FrameErr
         (STREAM, LOAD) if servers => {
             let said = control(&message)?;
             let stopping = ErrorCode::from_wire(said.code) != ErrorCode::NoError;
-            FrameKind::Load(Load { nodes: said.nodes, stopping, intercepts: said.intercepts })
+            FrameKind::Load(Load { nodes: said.nodes, stopping })
         }
         (STREAM, LIST_NODES) if servers => {
             let question = control(&message)?.epoch;
@@ -416,23 +416,22 @@ fn found_control(found: &Found) -> Control {
     // 0 means none.
     let age = found.age.map_or(0, |age| millis(age).max(1));
     let instance = instance_bytes(found.instance);
-    let (silence, at) = (millis(found.silence), instance_bytes(found.at));
-    let authoritative = found.authoritative;
+    let silence = millis(found.silence);
     let ips = found.ips.iter().take(MAX_NODE_IPS).map(|ip| match ip {
         IpAddr::V4(ip) => Bytes::copy_from_slice(&ip.octets()),
         IpAddr::V6(ip) => Bytes::copy_from_slice(&ip.octets()),
     });
     let (code, ips) = (u32::from(code as u8), ips.collect());
-    Control { code, silence, instance, age, at, authoritative, ips, ..Control::default() }
+    Control { code, silence, instance, age, ips, ..Control::default() }
 }
 
 fn found(c: &Control) -> Found {
     let here = ErrorCode::from_wire(c.code) == ErrorCode::NoError;
     let silence = Duration::from_millis(c.silence);
     let age = (c.age > 0).then(|| Duration::from_millis(c.age));
-    let [instance, at] = [&c.instance, &c.at].map(|bytes| Instance::from_bytes(bytes));
+    let instance = Instance::from_bytes(&c.instance);
     let ips = if here { c.ips.iter().take(MAX_NODE_IPS).filter_map(ip).collect() } else { Arc::default() };
-    Found { question: c.epoch, here, silence, instance, age, at, authoritative: c.authoritative, ips }
+    Found { question: c.epoch, here, silence, instance, age, ips }
 }
 
 fn packed_page(NodePage { question, nodes, more }: NodePage) -> Bytes {
@@ -718,10 +717,10 @@ mod extension_tests {
         let (silence, age) = (Duration::from_millis(1500), Some(Duration::from_millis(1)));
         let ips = [IpAddr::from([10, 0, 0, 7]), "fd00::7".parse().unwrap()].into();
         let found = Found { here: true, silence, instance, age, ips, ..Found::not_here(3) };
-        let away = Found { question: 0, at: instance, authoritative: true, ..Found::not_here(0) };
+        let away = Found { silence, ..Found::not_here(0) };
         let (edge, server) = ([Remote::Edge(node.clone()), Remote::Server(node.clone())], [Remote::Peer]);
         let conflict = FrameKind::Conflict(Conflict { instance, reason: "two machines".into() });
-        let load = |nodes| Load { nodes, stopping: false, intercepts: false };
+        let load = |nodes| Load { nodes, stopping: false };
         let first = ListNodes { question: 7, after: None };
         let next = ListNodes { after: Some(node.clone()), ..first.clone() };
         let listed = |address: Option<&str>| ListedNode {
@@ -738,7 +737,6 @@ mod extension_tests {
             (FrameKind::Drain(Some(([10, 0, 0, 7], 9000).into())), edge.to_vec(), server.to_vec()),
             (FrameKind::Load(load(0)), server.to_vec(), edge.to_vec()),
             (FrameKind::Load(Load { stopping: true, ..load(300) }), server.to_vec(), edge.to_vec()),
-            (FrameKind::Load(Load { intercepts: true, ..load(1) }), server.to_vec(), edge.to_vec()),
             (FrameKind::Find(5), server.to_vec(), edge.to_vec()),
             (FrameKind::ListNodes(first), server.to_vec(), edge.to_vec()),
             (FrameKind::ListNodes(next), server.to_vec(), edge.to_vec()),

@@ -90,11 +90,9 @@ pub struct Load {
     pub nodes: u64,
     /// Whether it accepts no new links.
     pub stopping: bool,
-    /// Whether it must be notified of every node, because it intercepts traffic to node addresses.
-    pub intercepts: bool,
 }
 
-/// A server's reply or announcement about a node: whether the node is connected there, otherwise where it is.
+/// A server's reply or announcement about a node: whether the node is connected there.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Found {
     /// Number of the Find that it answers; 0 for an announcement.
@@ -102,16 +100,12 @@ pub struct Found {
     /// Whether the node is connected to the sender.
     pub here: bool,
     /// Age of the last frame from the node at the sender, in whole milliseconds. If the node is not connected there:
-    /// the time since it was, at the sender or at a peer known to the sender; zero if unknown.
+    /// the time since it was; zero if unknown.
     pub silence: Duration,
     /// The node's process; `None` if it is plain.
     pub instance: Option<Instance>,
     /// Age of the node's link in whole milliseconds, if the node is connected to the sender.
     pub age: Option<Duration>,
-    /// The server that the sender believes the node is connected to, if that is not the sender itself.
-    pub at: Option<Instance>,
-    /// Whether the sender, as a location replica of the node, would know if the node were connected to another server.
-    pub authoritative: bool,
     /// Addresses that the edge claims for its node, at most [`MAX_NODE_IPS`]. Set only if the node is connected to the
     /// sender.
     pub ips: Arc<[IpAddr]>,
@@ -207,8 +201,6 @@ impl Found {
             silence: Duration::ZERO,
             instance: None,
             age: None,
-            at: None,
-            authoritative: false,
             ips: Arc::default(),
         }
     }

@@ -88,7 +88,7 @@ fn signals() -> Vec<(&'static str, FrameKind, Remote)> {
     });
     let conflict =
         FrameKind::Conflict(Conflict { instance: Some(instance()), reason: "two machines".into() });
-    let load = Load { nodes: 5000, stopping: false, intercepts: false };
+    let load = Load { nodes: 5000, stopping: false };
     let ips = [IpAddr::from([10, 0, 0, 7]), "fd00::7".parse().unwrap()].into();
     vec![
         ("ping", FrameKind::Ping(Some(258)), edge.clone()),
@@ -103,16 +103,6 @@ fn signals() -> Vec<(&'static str, FrameKind, Remote)> {
             Remote::Peer,
         ),
         ("found, away", FrameKind::Found(Found::not_here(7)), Remote::Peer),
-        (
-            "found, authoritative",
-            FrameKind::Found(Found { authoritative: true, ..Found::not_here(7) }),
-            Remote::Peer,
-        ),
-        (
-            "found, elsewhere",
-            FrameKind::Found(Found { at: Some(instance()), ..Found::not_here(7) }),
-            Remote::Peer,
-        ),
         ("conflict", conflict, cloud),
         (
             "conflict, between servers",
@@ -121,11 +111,6 @@ fn signals() -> Vec<(&'static str, FrameKind, Remote)> {
         ),
         ("load", FrameKind::Load(load), Remote::Peer),
         ("load, stopping", FrameKind::Load(Load { stopping: true, ..load }), Remote::Peer),
-        (
-            "load, of a server that intercepts",
-            FrameKind::Load(Load { intercepts: true, ..load }),
-            Remote::Peer,
-        ),
     ]
 }
 

@@ -309,8 +309,8 @@ impl InterceptedAddresses {
     }
 }
 
-// Searches for nodes whose addresses would be intercepted and that are not known to be linked anywhere. Linked servers
-// announce every node to this one, but a server that only DNS names may have no link.
+// Searches for nodes whose addresses would be intercepted and that are not known to be linked anywhere. Peers announce
+// all their nodes, but a server with too many leaves some out, and one that only DNS names may have no link.
 
 /// The nodes that were searched for, and when.
 #[derive(Debug)]
@@ -338,7 +338,7 @@ impl NodeDiscovery {
         drain.clone().spawn(info_span!("node_discovery"), async move {
             let all = stream::iter(due).for_each_concurrent(MAX_CONCURRENT_QUERIES, |node| {
                 let finder = finder.clone();
-                async move { drop(finder.find(&node, None, None).await) }
+                async move { drop(finder.find_path(&node, None, None).await) }
             });
             tokio::select! {
                 () = drain.draining() => {}
@@ -352,7 +352,7 @@ impl NodeDiscovery {
 /// Time after which an unknown node is searched for again.
 const RETRY_AFTER: Duration = Duration::from_secs(60);
 
-/// Maximum number of concurrent searches: each is a question to three servers, and sometimes to all.
+/// Maximum number of concurrent searches: each is a question to all servers.
 const MAX_CONCURRENT_QUERIES: usize = 8;
 
 // Which rejected claims are logged: each once while it is rejected, and a limited number. Pure.

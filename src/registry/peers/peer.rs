@@ -1,7 +1,7 @@
-//! A peer by its address: the link to it, its known state, and announcements to it.
+//! A peer by its address: the link to it, and its known state.
 
-use std::collections::HashMap;
 use std::fmt;
+use std::future::ready;
 use std::net::SocketAddr;
 use std::pin::pin;
 use std::sync::Arc;
@@ -9,7 +9,6 @@ use std::sync::atomic::Ordering::Relaxed;
 use std::sync::atomic::{AtomicBool, AtomicU64};
 use std::time::Duration;
 
-use arc_swap::ArcSwapOption;
 use futures_util::FutureExt as _;
 use futures_util::future::BoxFuture;
 use parking_lot::Mutex;
@@ -22,9 +21,8 @@ use tokio_rustls::rustls::pki_types::ServerName;
 use tokio_util::sync::CancellationToken;
 
 use crate::registry::Registry;
-use crate::registry::peers::rendezvous::Membership;
 use tunnel_base::drain::Drain;
-use tunnel_base::names::{Host, Instance, NodeName};
+use tunnel_base::names::{Host, Instance};
 use tunnel_link::grpc::LinkContext;
 use tunnel_link::grpc::dial::{LinkDialError, dial_peer};
 use tunnel_link::link::Link;
@@ -38,24 +36,20 @@ use tunnel_net::reload::Reload;
 use tunnel_net::socket::Buffered;
 use tunnel_net::tls::PeerTls;
 use tunnel_net::tls::error::HandshakeError;
-use tunnel_proto::frame::{Found, Load};
 use tunnel_proto::state::LinkId;
 
 /// A peer. One task runs [`Self::run`] for it.
 ///
-/// Only that task changes the state and dials; others read the state and request a link by `wanted`. A request during a
-/// dial stays in the `Notify` and is removed afterwards, because its link is there. A waiter for a link subscribes to
-/// the state before checking it, so no change in between is missed.
+/// Only that task changes the state and dials; others read the state and request a link by `wanted`. A waiter for a link
+/// subscribes to the state before checking it, so no change in between is missed.
 #[derive(Debug)]
 pub(crate) struct Peer {
     /// The address of its gRPC port.
     pub(crate) at: SocketAddr,
-    /// Whether it is in the list of peers, which are asked for every node; otherwise DNS returned it once.
+    /// Whether it is in the list of peers, to which links are kept; otherwise DNS returned it once.
     pub(crate) listed: AtomicBool,
-    /// Pending announcements to it.
-    news: Announcements,
-    /// Notified when a link should be made; not used while there is one.
-    pub(crate) wanted: Notify,
+    /// Notified when a link should be made, if it is not listed.
+    wanted: Notify,
     dismissed: CancellationToken,
     /// Time of the last use of its link.
     used: Mutex<Instant>,
@@ -64,30 +58,21 @@ pub(crate) struct Peer {
     link: AtomicU64,
     /// Why the last attempt to link failed; `None` once one succeeds.
     trouble: Mutex<Option<PeerError>>,
-    /// Its process at its last link; none once it is unknown whether it lives.
-    process: ArcSwapOption<Instance>,
 }
 
 impl Peer {
     /// Returns a peer at that address, without a link.
     pub(crate) fn new(at: SocketAddr, listed: bool) -> Arc<Self> {
-        let peer = Self {
+        Arc::new(Self {
             at,
             listed: AtomicBool::new(listed),
-            news: Announcements::default(),
             wanted: Notify::new(),
             dismissed: CancellationToken::new(),
             used: Mutex::new(Instant::now()),
             state: watch::Sender::new(PeerState::Unlinked),
             link: AtomicU64::new(NO_LINK_ID),
             trouble: Mutex::default(),
-            process: ArcSwapOption::empty(),
-        };
-        if listed {
-            // Dialled at once, so that the first client need not wait for the link.
-            peer.wanted.notify_one();
-        }
-        Arc::new(peer)
+        })
     }
 
     /// Returns the current link, if any.
@@ -119,50 +104,22 @@ impl Peer {
         self.link.load(Relaxed) == link.0
     }
 
-    /// Returns true if it is that process, as far as is known.
-    pub(crate) fn may_be(&self, server: Instance) -> bool {
-        self.process.load().as_deref() == Some(&server)
-    }
-
     fn becomes(&self, state: PeerState) {
         let link = if let PeerState::Linked(link) = &state { link.id.0 } else { NO_LINK_ID };
         self.link.store(link, Relaxed);
         self.state.send_replace(state);
     }
 
-    /// Announces a node to it like [`Announcements::add`], and requests a link for that if there is none.
-    pub(crate) fn announce(&self, node: &NodeName, forwarded: Option<Found>) {
-        self.news.add(node, forwarded);
-        self.request_link();
-    }
-
-    /// Requests a link if there is none.
-    pub(crate) fn request_link(&self) {
-        self.wanted.notify_one();
-    }
-
-    /// Returns its process, if it is not known to have ended. It may have no link at present.
-    pub(crate) fn process(&self) -> Option<Instance> {
-        self.process.load().as_deref().copied()
-    }
-
-    /// Records the process at the end of its link, or that its process is unknown because its link was lost. Only its
-    /// task calls this.
-    fn set_process(&self, link: Option<&LinkSender>, means: &DialContext) {
-        let (new, old) = (link.and_then(|link| link.instance), self.process());
-        if new == old {
-            return;
-        }
-        self.process.store(new.map(Arc::new));
-        if let (Some(lost), None) = (old, new) {
-            means.note_lost(lost);
-        }
-        means.members_changed.notify_one();
-    }
-
     /// Records that its link has just been used.
     pub(crate) fn mark_used(&self) {
         *self.used.lock() = Instant::now();
+    }
+
+    /// Adds it to the list: its link is kept, and made again when it is lost.
+    pub(crate) fn relist(&self) {
+        if !self.listed.swap(true, Relaxed) {
+            self.wanted.notify_one();
+        }
     }
 
     /// Removes it from the list: it stays known while its link lives, and the link is not made again. Returns true if
@@ -176,8 +133,8 @@ impl Peer {
         over
     }
 
-    /// Makes links on request until draining begins or the peer is dismissed. For a peer that DNS returned, makes only
-    /// one.
+    /// Keeps a link to it until draining begins or the peer is dismissed. For a peer that DNS returned, makes only one, on
+    /// request.
     pub(crate) async fn run(self: Arc<Self>, means: DialContext) {
         let drain = means.drain.clone();
         loop {
@@ -188,7 +145,6 @@ impl Peer {
             let why = "no longer listed as a peer".into();
             self.becomes(PeerState::Stopped(PeerError::NoLink { at: self.at, cause: why }));
             self.note(None, &means);
-            self.set_process(None, &means);
             // Checked after the state was set, because another thread may have listed the peer again. If that happened
             // before the check, this task continues; otherwise the list finds the stopped state and replaces the peer.
             if drain.is_draining() || self.dismissed.is_cancelled() || !self.listed.load(Relaxed) {
@@ -207,12 +163,10 @@ impl Peer {
                 biased;
                 () = drain.draining() => break,
                 () = self.dismissed.cancelled() => break,
+                () = ready(()), if self.listed.load(Relaxed) => {}
                 () = self.wanted.notified() => {}
                 // DNS returned it, and the search no longer waits for it.
-                () = sleep(IDLE), if !self.listed.load(Relaxed) => break,
-                // A failed peer is dialled again from time to time, so that a reported error does not outlast its
-                // cause.
-                () = sleep(UNASKED_RETRY_AFTER), if failures > 0 => {}
+                () = sleep(IDLE) => break,
             }
             self.becomes(PeerState::Dialling(Instant::now()));
             let pause = match means.dialer.dial(self.at, false).await {
@@ -223,8 +177,6 @@ impl Peer {
                 }
                 Err(why @ PeerError::SelfDial(_)) => {
                     tracing::debug!(server_addr = %self.at, "address belongs to this server");
-                    self.news.clear();
-                    self.set_process(None, means);
                     self.becomes(PeerState::Stopped(why));
                     self.note(None, means);
                     return;
@@ -234,7 +186,7 @@ impl Peer {
                     self.failed(failures, why, means)
                 }
             };
-            // Independent of requests: an unreachable server is not dialled each time a node links here.
+            // Independent of requests: an unreachable server is not dialled for each client.
             tokio::select! {
                 () = drain.draining() => {}
                 () = self.dismissed.cancelled() => {}
@@ -255,8 +207,6 @@ impl Peer {
         } else {
             tracing::debug!(error = %why, "cannot link to peer");
         }
-        self.news.clear();
-        self.set_process(None, means);
         let pause = why.pause(failures, listed);
         self.becomes(PeerState::Failed(Instant::now() + pause, why.clone()));
         self.note(Some(why), means);
@@ -292,98 +242,56 @@ impl Peer {
 
 /// The link number that means no link.
 const NO_LINK_ID: u64 = u64::MAX;
-/// Interval between attempts to link to an unreachable listed peer without a request.
-const UNASKED_RETRY_AFTER: Duration = Duration::from_secs(10);
 /// Number of failures in a row after which one is logged as a warning.
 const WARN_AFTER_FAILURES: u32 = 3;
-/// A link that was not used for this long is closed.
+/// A link to a peer that DNS returned is closed if it was not used for this long.
 const IDLE: Duration = Duration::from_secs(60);
 
 // The link to a peer while it is up.
 
 impl Peer {
-    /// Serves a link until it ends or was idle for [`IDLE`]. An unresponsive link is replaced by a new one.
-    pub(crate) async fn serve(
-        &self,
-        mut link: Arc<LinkSender>,
-        second: &mut BackupLink,
-        means: &DialContext,
-    ) {
-        let end = loop {
-            match self.serve_one(&link, second, means).await {
-                LinkEndReason::Outrun(next) => {
-                    self.becomes(PeerState::Linked(next.clone()));
-                    link.close();
-                    link = next;
-                    // Announcements over the unresponsive link may be lost.
-                    self.set_process(None, means);
-                }
-                end => break end,
-            }
-        };
-        self.becomes(PeerState::Unlinked);
-        if let LinkEndReason::Lost = end {
-            self.set_process(None, means);
-            if self.listed.load(Relaxed) {
-                // The next link shows whether the peer is alive.
-                self.request_link();
-            }
+    /// Serves a link until it ends. An unresponsive link is replaced by a new one.
+    async fn serve(&self, mut link: Arc<LinkSender>, second: &mut BackupLink, means: &DialContext) {
+        while let Some(next) = self.serve_one(&link, second, means).await {
+            self.becomes(PeerState::Linked(next.clone()));
+            link.close();
+            link = next;
         }
+        self.becomes(PeerState::Unlinked);
     }
 
+    /// Serves a link until it ends. Returns the backup link if it is unresponsive and that has answered first.
     async fn serve_one(
         &self,
         link: &Arc<LinkSender>,
         second: &mut BackupLink,
         means: &DialContext,
-    ) -> LinkEndReason {
+    ) -> Option<Arc<LinkSender>> {
         let server = link.instance.map(tracing::field::debug);
         tracing::info!(link = %link.id, server_addr = %self.at, server, "linked to peer");
         self.becomes(PeerState::Linked(link.clone()));
         self.note(None, means);
         means.changed.send_replace(());
-        self.set_process(Some(link), means);
+        means.links_changed.notify_one();
         means.registry.wake_all_waiters();
-        means.send_greeting(link, &self.news);
-        // Requests made during the dial are now satisfied.
-        let _ = timeout(Duration::ZERO, self.wanted.notified()).await;
         self.mark_used();
         let mut outrun = pin!(second.race(link, || means.dialer.dial(self.at, true)));
-        // Next to the others: on a link that takes nothing, announcements wait until it is replaced.
-        let mut announcing = pin!(async {
-            loop {
-                self.news.send(link, &means.registry, means.own).await;
-                self.news.wait_added().await;
-                self.mark_used();
-            }
-        });
         while !link.is_closed() {
             tokio::select! {
                 () = link.closed() => {}
-                () = &mut announcing => {}
                 () = sleep(IDLE / 4) => {
-                    if link.sessions() > 0 {
+                    if self.listed.load(Relaxed) || link.sessions() > 0 {
                         self.mark_used();
                     } else if self.unused() >= IDLE {
                         tracing::debug!(server_addr = %self.at, "idle link to peer closed");
                         link.close();
-                        return LinkEndReason::Idle;
                     }
                 }
-                next = &mut outrun => return LinkEndReason::Outrun(next),
+                next = &mut outrun => return Some(next),
             }
         }
-        LinkEndReason::Lost
+        None
     }
-}
-
-/// Why a link is no longer served.
-enum LinkEndReason {
-    /// It was not used.
-    Idle,
-    Lost,
-    /// It is unresponsive, and this backup link has answered first.
-    Outrun(Arc<LinkSender>),
 }
 
 // Waiting for a link to a peer.
@@ -515,32 +423,8 @@ pub(crate) struct DialContext {
     pub(crate) drain: Drain,
     /// Notified when the set of unreachable peers may have changed.
     pub(crate) changed: watch::Sender<()>,
-    /// The servers that may be location replicas.
-    pub(crate) membership: Arc<Mutex<Membership>>,
-    /// Notified when these may have changed.
-    pub(crate) members_changed: Arc<Notify>,
-    /// Whether every node must be announced to this server.
-    pub(crate) catches: Arc<AtomicBool>,
-}
-
-impl DialContext {
-    /// Records that a link that carried announcements to a server was lost, and they may be lost with it.
-    pub(crate) fn note_lost(&self, server: Instance) {
-        self.membership.lock().note_lost(server);
-        self.members_changed.notify_one();
-    }
-
-    /// Sends the first messages over a new link to a peer, whichever side made it.
-    pub(crate) fn send_greeting(&self, link: &LinkSender, news: &Announcements) {
-        if self.catches.load(Relaxed) {
-            link.load(Load {
-                nodes: self.registry.node_counts().0 as u64,
-                stopping: false,
-                intercepts: true,
-            });
-        }
-        news.add_initial(&self.registry);
-    }
+    /// Notified when a link to a peer was made, or the one used for announcements has ended.
+    pub(crate) links_changed: Arc<Notify>,
 }
 
 impl TlsPeerDialer {
@@ -651,70 +535,3 @@ const NAMED_RETRY_AFTER: Duration = Duration::from_secs(1);
 const NOT_A_PEER_BACKOFF: Duration = Duration::from_secs(10);
 /// The same for an address that DNS returned, and that may belong to a stranger.
 const NAMED_NOT_A_PEER_BACKOFF: Duration = Duration::from_secs(60);
-
-// Announcements to a peer: nodes that were linked here or moved, collected while its link is missing or full.
-
-/// Pending announcements of nodes to one peer. Any thread adds; one task sends.
-#[derive(Debug, Default)]
-pub(crate) struct Announcements {
-    /// The Found of another server to forward; `None` if the node is linked here.
-    nodes: Mutex<HashMap<NodeName, Option<Found>>>,
-    more: Notify,
-}
-
-impl Announcements {
-    /// Adds a node that is linked here, or of which another server's Found is `forwarded`. Omits it if there are too
-    /// many; the peer then finds the node by asking.
-    pub(crate) fn add(&self, node: &NodeName, forwarded: Option<Found>) {
-        let mut nodes = self.nodes.lock();
-        if nodes.len() < MAX_ANNOUNCED {
-            nodes.insert(node.clone(), forwarded);
-        }
-        drop(nodes);
-        self.more.notify_one();
-    }
-
-    /// Adds two of the nodes that were linked before the peer was. They are enough for routes to any node, and to show
-    /// that there are several. The peer finds the rest by asking.
-    pub(crate) fn add_initial(&self, registry: &Registry) {
-        registry.oldest(INITIAL_ANNOUNCEMENTS).iter().for_each(|node| self.add(node, None));
-    }
-
-    /// Removes all of them, because the link has ended.
-    pub(crate) fn clear(&self) {
-        *self.nodes.lock() = HashMap::new();
-    }
-
-    /// Waits until a node has been added; it may already have been sent. Cancel safe.
-    pub(crate) async fn wait_added(&self) {
-        self.more.notified().await;
-    }
-
-    /// Sends all announcements over a link, as fast as it takes them, until the link is closed.
-    ///
-    /// The set is taken out as a whole, so callers of `add` never wait for the link. Nodes that are added meanwhile
-    /// wait for the next call. Not cancel safe: a dropped call loses what it has taken and not sent.
-    pub(crate) async fn send(&self, to: &Arc<LinkSender>, registry: &Registry, own: Instance) {
-        let nodes = std::mem::take(&mut *self.nodes.lock());
-        for (node, forwarded) in nodes {
-            // Looked up again, because the node may have disconnected since it was added and need no announcement.
-            let here = || registry.link_of(&node).map(|linked| linked.found(UNSOLICITED, own));
-            let Some(found) = forwarded.or_else(here) else { continue };
-            while !to.found(&node, found.clone()) {
-                if to.is_closed() {
-                    return;
-                }
-                sleep(FULL).await;
-            }
-        }
-    }
-}
-
-/// The question number that marks an announcement; no question has it.
-pub(crate) const UNSOLICITED: u64 = 0;
-/// Number of nodes announced to a newly linked peer.
-const INITIAL_ANNOUNCEMENTS: usize = 2;
-/// Maximum number of pending announcements to one peer: more than a server has nodes.
-const MAX_ANNOUNCED: usize = 50_000;
-/// The pause before another attempt when too much is queued on the link.
-const FULL: Duration = Duration::from_millis(5);

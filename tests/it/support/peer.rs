@@ -88,9 +88,3 @@ pub(crate) async fn opens(call: &mut Call) {
     let SessionFrame::Open { epoch, .. } = word else { panic!("{word:?}") };
     call.say(id, SessionFrame::Opened { limit: 1000, epoch, instance: Some(Instance::from_bits(1)) }).await;
 }
-
-/// Answers that the node is at the server whose process has this number.
-pub(crate) async fn refers(call: &Call, question: u64, server: u128) {
-    let found = Found { at: Some(Instance::from_bits(server)), ..Found::not_here(question) };
-    call.send(to_message(Frame { node: call.node.clone(), body: FrameKind::Found(found) })).await;
-}

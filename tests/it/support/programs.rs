@@ -9,7 +9,7 @@ use tokio::time::Instant;
 use tunnel::config::Environment;
 use tunnel::edge::Edge;
 use tunnel::edge::config::EdgeConfig;
-use tunnel::registry::{LinkedNode, NodeLocation as Where};
+use tunnel::registry::LinkedNode;
 use tunnel::server::Server;
 use tunnel::server::config::ServerConfig;
 use tunnel_base::names::{NodeName, Target};
@@ -145,10 +145,7 @@ impl TestServer {
 
     /// Returns the link of a node, if it has one.
     pub(crate) fn link(&self, node: &str) -> Option<LinkedNode> {
-        match self.server.registry.find(&node.parse().unwrap()) {
-            Where::Here(linked) => Some(linked),
-            Where::NotHere(_) => None,
-        }
+        self.server.registry.link_of(&node.parse().unwrap())
     }
 
     /// Waits until a node is linked.

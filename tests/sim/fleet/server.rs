@@ -76,10 +76,7 @@ impl SimServer {
 
     fn announce_load(&self) {
         let (stopping, nodes) = (self.stopping.load(Relaxed), self.registry.node_counts().0);
-        self.peers.broadcast_load(
-            Load { nodes: nodes as u64, stopping, intercepts: false },
-            !stopping && nodes > 0,
-        );
+        self.peers.broadcast_load(Load { nodes: nodes as u64, stopping });
     }
 
     /// Starts to stop.
@@ -109,6 +106,7 @@ impl SimServer {
         if let Some(linked) = self.registry.link_of(node) {
             linked.sender.close();
             self.registry.remove(&linked.sender);
+            self.finder.on_unlinked(node);
             net.withdraw(node, self.at.ip());
         }
     }
@@ -179,7 +177,7 @@ impl SimServer {
             Remote::Peer => path.sender.instance == Some(there.own),
             _ => self.own == there.own,
         };
-        match self.finder.find(node, None, None).await {
+        match self.finder.find_path(node, None, None).await {
             Ok(path) if leads(&path) => true,
             Ok(path) => {
                 self.finder.invalidate(node, &path);

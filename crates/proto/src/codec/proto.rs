@@ -56,20 +56,9 @@ pub struct Control {
     /// Load: number of nodes that are linked to the sender.
     #[prost(uint64, tag = "12")]
     pub nodes: u64,
-    /// Found: 16 bytes, the process of the server that the node is linked to, as known to the sender. Absent if it is the
-    /// sender.
-    #[prost(bytes = "bytes", tag = "13")]
-    pub at: ::prost::bytes::Bytes,
-    /// Found: whether the sender is a location replica of the node, which would know if the node were linked to any
-    /// server.
-    #[prost(bool, tag = "14")]
-    pub authoritative: bool,
     /// Found, if the node is linked to the sender: the addresses reported by its edge, 4 or 16 bytes each, at most 8.
     #[prost(bytes = "bytes", repeated, tag = "15")]
     pub ips: ::prost::alloc::vec::Vec<::prost::bytes::Bytes>,
-    /// Load: whether every node must be announced to the sender, as it intercepts traffic to their addresses.
-    #[prost(bool, tag = "16")]
-    pub intercepts: bool,
 }
 /// A page of the nodes that are linked to the sender, in the order of their names.
 #[derive(Clone, PartialEq, ::prost::Message)]

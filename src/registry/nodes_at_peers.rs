@@ -1,0 +1,391 @@
+//! Which nodes peers have, as they announce and answer, and which nodes were recently not found.
+
+use std::collections::HashMap;
+use std::collections::hash_map::Entry;
+use std::net::IpAddr;
+use std::sync::Arc;
+use std::time::Duration;
+
+use parking_lot::Mutex;
+use tokio::time::Instant;
+
+use crate::registry::peers::MAX_KNOWN;
+use crate::registry::{Finder, NodeNotFound};
+use tunnel_base::names::{Instance, NodeName};
+use tunnel_link::sender::LinkSender;
+use tunnel_proto::frame::Found;
+use tunnel_proto::state::LinkId;
+
+/// The nodes of all peers, and the searches that have failed.
+#[derive(Debug, Default)]
+pub(crate) struct NodesAtPeers {
+    table: Mutex<NodeTable>,
+    /// Bounded by [`MAX_FAILURES`].
+    failures: Mutex<HashMap<NodeName, (Instant, NodeNotFound)>>,
+}
+
+/// The nodes of all peers, under the lock of [`NodesAtPeers`].
+#[derive(Debug, Default)]
+struct NodeTable {
+    /// Bounded by [`MAX_NODES`].
+    nodes: HashMap<NodeName, NodeAtPeer>,
+    /// Number of nodes of each server; none is 0. Bounded by [`MAX_KNOWN`].
+    shares: HashMap<Instance, usize>,
+}
+
+/// The server that has a node.
+#[derive(Debug, Clone)]
+pub(crate) struct NodeAtPeer {
+    /// The process of the server.
+    pub(crate) server: Instance,
+    /// The process of the node, or of the server if the node's link is plain.
+    pub(crate) instance: Option<Instance>,
+    /// The link over which the server said so.
+    pub(crate) link: LinkId,
+    /// Since when the node is probably no longer there. It may be linking to another server.
+    doubted: Option<Instant>,
+    /// The addresses that the edge claims for the node.
+    pub(crate) ips: Arc<[IpAddr]>,
+}
+
+impl NodesAtPeers {
+    /// Returns which server has the node.
+    pub(crate) fn get(&self, node: &NodeName) -> Option<NodeAtPeer> {
+        self.table.lock().nodes.get(node).filter(|at| at.doubted.is_none()).cloned()
+    }
+
+    /// Returns all nodes for which `is` is true.
+    pub(crate) fn filter(&self, is: impl Fn(&NodeAtPeer) -> bool) -> Vec<(NodeName, NodeAtPeer)> {
+        let table = self.table.lock();
+        let found = table.nodes.iter().filter(|(_, at)| at.doubted.is_none() && is(at));
+        found.map(|(node, at)| (node.clone(), at.clone())).collect()
+    }
+
+    /// Records that the server at the remote end of a link has the node. If there are too many nodes, half of those of the server with most are
+    /// removed, so that a server that announces names without end takes no room of others.
+    pub(crate) fn insert(&self, node: &NodeName, link: &LinkSender, found: &Found) {
+        let Some(server) = link.instance else { return };
+        let mut table = self.table.lock();
+        table.remove(node);
+        if table.shares.len() >= MAX_KNOWN && !table.shares.contains_key(&server) {
+            // Most of these processes have ended long ago. The nodes of the others can be found again.
+            *table = NodeTable::default();
+        }
+        if table.nodes.len() >= MAX_NODES {
+            table.halve_largest_share();
+        }
+        *table.shares.entry(server).or_default() += 1;
+        let (instance, ips) = (found.instance, found.ips.clone());
+        let at = NodeAtPeer { server, instance, link: link.id, doubted: None, ips };
+        table.nodes.insert(node.clone(), at);
+        drop(table);
+        self.failures.lock().remove(node);
+    }
+
+    /// Records that the node is probably no longer at that server; `None` means at any server.
+    pub(crate) fn doubt(&self, node: &NodeName, server: Option<Instance>) {
+        if let Some(at) = self.table.lock().nodes.get_mut(node)
+            && server.is_none_or(|server| server == at.server)
+        {
+            at.doubted.get_or_insert_with(Instant::now);
+        }
+    }
+
+    /// Returns how long ago the node was last at a server; `None` if that is unknown, or it is still there.
+    pub(crate) fn last_seen(&self, node: &NodeName) -> Option<Duration> {
+        self.table.lock().nodes.get(node)?.doubted.map(|since| since.elapsed())
+    }
+
+    /// Removes everything known about the node.
+    pub(crate) fn remove(&self, node: &NodeName) {
+        self.table.lock().remove(node);
+        self.failures.lock().remove(node);
+    }
+
+    /// Records that a search did not find the node.
+    pub(crate) fn record_failure(&self, node: &NodeName, missing: &NodeNotFound) {
+        let mut failures = self.failures.lock();
+        if failures.len() >= MAX_FAILURES {
+            failures.retain(|_, (at, _)| at.elapsed() < FAILURE_TTL);
+        }
+        if failures.len() < MAX_FAILURES {
+            failures.insert(node.clone(), (Instant::now(), missing.clone()));
+        }
+    }
+
+    /// Returns the error of a search for the node that has failed less than [`FAILURE_TTL`] ago.
+    pub(crate) fn recent_failure(&self, node: &NodeName) -> Option<NodeNotFound> {
+        let failures = self.failures.lock();
+        failures.get(node).filter(|(at, _)| at.elapsed() < FAILURE_TTL).map(|(_, missing)| missing.clone())
+    }
+}
+
+impl NodeTable {
+    fn remove(&mut self, node: &NodeName) {
+        let Some(at) = self.nodes.remove(node) else { return };
+        if let Entry::Occupied(mut share) = self.shares.entry(at.server) {
+            *share.get_mut() -= 1;
+            if *share.get() == 0 {
+                share.remove();
+            }
+        }
+    }
+
+    /// Removes half of the nodes of the server with most nodes. Any half will do, because each node can be found again.
+    fn halve_largest_share(&mut self) {
+        let Some((largest, _)) = self.shares.iter().max_by_key(|(_, nodes)| **nodes) else { return };
+        let largest = *largest;
+        let mut its = 0;
+        self.nodes.retain(|_, at| {
+            its += usize::from(at.server == largest);
+            at.server != largest || its % 2 == 1
+        });
+        self.shares.insert(largest, its.div_ceil(2));
+    }
+}
+
+/// Maximum number of nodes of all peers: thirty servers with 10,000 each.
+const MAX_NODES: usize = 300_000;
+/// Maximum number of remembered failed searches. In a flood of more names than this, every request starts a search.
+const MAX_FAILURES: usize = 4096;
+/// How long a failed search answers later requests, unless the node links.
+const FAILURE_TTL: Duration = Duration::from_secs(1);
+
+// What servers say to each other about nodes.
+
+impl Finder {
+    /// Announces to all peers that a node is linked here now.
+    pub fn on_linked(&self, node: &NodeName) {
+        if let Some(others) = &self.others {
+            others.nodes.remove(node);
+            others.peers.announce(node);
+        }
+    }
+
+    /// Announces to all peers that a link of the node has ended, unless the node has another link here.
+    pub fn on_unlinked(&self, node: &NodeName) {
+        if let Some(others) = self.others.as_ref().filter(|_| self.registry.link_of(node).is_none()) {
+            others.peers.announce(node);
+        }
+    }
+
+    /// Answers a peer's question whether a node is linked here.
+    pub fn answer(&self, to: &LinkSender, node: &NodeName, question: u64) {
+        // Dropped if too much is queued on that link: a server that does not read its answers gets none.
+        to.found(node, self.registry.found(node, question, self.own));
+    }
+
+    /// Handles a Found of a peer: an answer, or an announcement that a node is there, or no longer there.
+    ///
+    /// If the node is there, returns the process of the server. The caller then calls [`Self::resolve_conflict`] and
+    /// [`Self::migrate_from_old_links`].
+    pub fn on_found(&self, from: &LinkSender, node: &NodeName, found: Found) -> Option<Instance> {
+        let (others, server) = (self.others.as_ref()?, from.instance?);
+        let found = others.peers.on_found(from, found)?;
+        if !found.here {
+            others.nodes.doubt(node, Some(server));
+            return None;
+        }
+        others.nodes.insert(node, from, &found);
+        self.registry.wake_waiters(node);
+        Some(server)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use tunnel_proto::frame::Remote;
+    use tunnel_proto::hello::Dialect;
+
+    use super::*;
+
+    fn server(number: usize) -> Instance {
+        Instance::from_bits(number as u128)
+    }
+
+    impl NodesAtPeers {
+        fn insert_at(&self, node: &NodeName, server: Instance) {
+            let link = LinkSender::new(LinkId(1), Remote::Peer, Some(server), Dialect::NEWEST);
+            self.insert(node, &link, &Found::not_here(0));
+        }
+    }
+
+    fn node(server: &str, n: usize) -> NodeName {
+        format!("{server}{n}").parse().unwrap()
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_failed_search_is_remembered_for_a_second_or_until_the_node_comes_and_there_are_few() {
+        let (nodes, node) = (NodesAtPeers::default(), "node1".parse().unwrap());
+        let missing = NodeNotFound { asked: 3, ..NodeNotFound::default() };
+        let comes = |nodes: &NodesAtPeers, node: &NodeName| nodes.insert_at(node, server(1));
+        for ends in [comes, NodesAtPeers::remove] {
+            nodes.record_failure(&node, &missing);
+            assert_eq!(nodes.recent_failure(&node), Some(missing.clone()));
+            ends(&nodes, &node);
+            assert_eq!(nodes.recent_failure(&node), None);
+        }
+        for n in 0..MAX_FAILURES + 10 {
+            nodes.record_failure(&format!("node{n}").parse().unwrap(), &missing);
+        }
+        assert_eq!(nodes.failures.lock().len(), MAX_FAILURES);
+        tokio::time::advance(FAILURE_TTL).await;
+        assert_eq!(nodes.recent_failure(&node), None);
+        nodes.record_failure(&node, &missing);
+        assert_eq!((nodes.recent_failure(&node), nodes.failures.lock().len()), (Some(missing), 1));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_node_is_in_doubt_from_what_its_own_server_says_until_a_server_has_it() {
+        let (nodes, node) = (NodesAtPeers::default(), node("node", 1));
+        let at = || nodes.get(&node).map(|at| at.server);
+        nodes.insert_at(&node, server(1));
+        nodes.doubt(&node, Some(server(2)));
+        assert_eq!((at(), nodes.last_seen(&node)), (Some(server(1)), None));
+        nodes.doubt(&node, Some(server(1)));
+        tokio::time::advance(Duration::from_secs(2)).await;
+        nodes.doubt(&node, None);
+        assert_eq!((at(), nodes.last_seen(&node)), (None, Some(Duration::from_secs(2))));
+        nodes.insert_at(&node, server(2));
+        assert_eq!((at(), nodes.last_seen(&node)), (Some(server(2)), None));
+    }
+
+    #[tokio::test]
+    async fn a_server_that_announces_names_without_end_takes_no_room_of_others() {
+        let nodes = NodesAtPeers::default();
+        for n in 0..1000 {
+            nodes.insert_at(&node("quiet", n), server(1));
+        }
+        for n in 0..MAX_NODES + 10 {
+            nodes.insert_at(&node("loud", n), server(2));
+        }
+        for n in 1000..2000 {
+            nodes.insert_at(&node("quiet", n), server(1));
+        }
+        let table = nodes.table.lock();
+        assert!(table.nodes.len() <= MAX_NODES && table.nodes.len() > MAX_NODES / 2);
+        assert_eq!(table.shares[&server(1)], 2000);
+        assert_eq!(table.shares.values().sum::<usize>(), table.nodes.len());
+    }
+
+    #[tokio::test]
+    async fn nothing_is_kept_of_processes_without_end() {
+        let nodes = NodesAtPeers::default();
+        for n in 0..10 * MAX_KNOWN {
+            nodes.insert_at(&node("moving", 1), server(n));
+            assert_eq!(nodes.table.lock().shares.len(), 1);
+        }
+        for n in 0..2 * MAX_KNOWN {
+            nodes.insert_at(&node("left", n), server(n));
+        }
+        let table = nodes.table.lock();
+        assert!(table.shares.len() <= MAX_KNOWN && table.nodes.len() <= MAX_KNOWN);
+    }
+}
+
+#[cfg(test)]
+mod announcement_tests {
+    use std::task::{Context, Poll, Waker};
+
+    use crate::registry::peers::tests::{peers, settled};
+    use crate::registry::search::Dns;
+    use crate::registry::{LinkedNode, Registry};
+    use tunnel_base::metrics::Metrics;
+    use tunnel_base::policy::zone::Zone;
+    use tunnel_net::resolver::Resolver;
+    use tunnel_proto::frame::{FrameKind, Remote};
+    use tunnel_proto::hello::Dialect;
+    use tunnel_proto::state::LinkId;
+
+    use super::*;
+
+    /// Returns the Found frames sent to a server.
+    fn sent(link: &LinkSender) -> Vec<Found> {
+        let mut cx = Context::from_waker(Waker::noop());
+        let mut all = Vec::new();
+        while let Poll::Ready(Some(frame)) = link.poll_pull(&mut cx, Instant::now()) {
+            if let FrameKind::Found(found) = frame.body {
+                all.push(found);
+            }
+        }
+        all
+    }
+
+    /// Returns a DNS client that gets no answers.
+    fn nowhere() -> Dns {
+        let resolver = Arc::new(Resolver::of_servers(&[([127, 0, 0, 1], 9).into()]).unwrap());
+        Dns::new(resolver, Arc::new(Zone::new(String::new(), Vec::new(), |_| true)))
+    }
+
+    fn link(id: u64, peer: Remote) -> Arc<LinkSender> {
+        LinkSender::new(LinkId(id), peer, Some(Instance::from_bits(id.into())), Dialect::NEWEST)
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn who_asks_for_a_node_that_has_left_hears_when() {
+        let (peers, _addresses, _made) = peers(&[]);
+        let registry = Registry::new(Metrics::server("", ""));
+        let finder = Finder::new(registry.clone(), Instance::from_bits(1), peers, nowhere(), 1);
+        let node: &NodeName = &"node1".parse().unwrap();
+        let requester = link(9, Remote::Peer);
+        finder.answer(&requester, node, 5);
+        assert_eq!(sent(&requester), [Found::not_here(5)], "it was never linked");
+        let edge = link(7, Remote::Edge(node.clone()));
+        let from = ([127, 0, 0, 1], 1).into();
+        let linked = LinkedNode { sender: edge.clone(), instance: None, from, ips: Arc::default() };
+        registry.insert(linked, false);
+        registry.remove(&edge);
+        tokio::time::advance(Duration::from_secs(2)).await;
+        finder.answer(&requester, node, 6);
+        assert_eq!(sent(&requester), [Found { silence: Duration::from_secs(2), ..Found::not_here(6) }]);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn what_a_server_announces_counts_until_it_withdraws_it_or_its_links_end() {
+        let (peers, _addresses, _made) = peers(&[]);
+        let registry = Registry::new(Metrics::server("", ""));
+        let finder = Finder::new(registry, Instance::from_bits(1), peers.clone(), nowhere(), 1);
+        let node: &NodeName = &"node1".parse().unwrap();
+        let links @ [first, second] = &[7, 8].map(|id| link(id, Remote::Peer));
+        links.iter().for_each(|link| drop(peers.add_incoming(link, false)));
+        settled().await;
+        let says = |from: &Arc<LinkSender>, found| finder.on_found(from, node, found);
+        let claims = || finder.claims().into_iter().map(|claim| claim.ip.to_string()).collect::<Vec<_>>();
+        let ips = ["10.0.0.7", "fd00::7"];
+        let of_edge = ips.map(|ip| ip.parse().unwrap()).into();
+        let here =
+            Found { here: true, instance: Some(Instance::from_bits(77)), ips: of_edge, ..Found::not_here(0) };
+        assert_eq!(says(first, here.clone()), first.instance);
+        assert_eq!(
+            (claims(), finder.oldest_link()),
+            (ips.map(str::to_owned).to_vec(), Some((node.clone(), false)))
+        );
+        assert_eq!(says(second, Found::not_here(0)), None);
+        assert!(finder.knows(node), "only the server that has it can report it as disconnected");
+        says(first, Found::not_here(0));
+        assert!(!finder.knows(node) && claims().is_empty(), "it has disconnected");
+        says(first, here.clone());
+        assert_eq!(says(second, here.clone()), second.instance, "it has moved");
+        says(first, Found::not_here(0));
+        assert_eq!(claims(), ips);
+        let backup = LinkSender::new(LinkId(9), Remote::Peer, second.instance, Dialect::NEWEST);
+        peers.add_incoming(&backup, false);
+        second.close();
+        assert!(claims().is_empty() && finder.oldest_link().is_none(), "its server is not linked");
+        tokio::time::advance(Duration::from_millis(1)).await;
+        let again = LinkSender::new(LinkId(9), Remote::Peer, second.instance, Dialect::NEWEST);
+        peers.add_incoming(&again, false);
+        settled().await;
+        assert!(
+            !finder.knows(node) && claims().is_empty(),
+            "the server has not announced it over the new link"
+        );
+        says(&again, here.clone());
+        assert_eq!(claims(), ips);
+        // A newer link of a server that was linked all the time changes nothing.
+        tokio::time::advance(Duration::from_millis(1)).await;
+        let newer = LinkSender::new(LinkId(10), Remote::Peer, second.instance, Dialect::NEWEST);
+        peers.add_incoming(&newer, true);
+        assert!(finder.knows(node));
+    }
+}
