@@ -336,7 +336,7 @@ impl TargetDialer {
     /// The target is not allowed or cannot be reached. The error is for the client.
     pub async fn dial(&self, target: &Target, patience: Duration) -> Result<DialledTarget, TargetDialError> {
         let deadline = Instant::now() + patience;
-        let (here, found) = self.locate(target, deadline).await?;
+        let (here, found) = self.resolve(target, deadline).await?;
         let left = deadline.saturating_duration_since(Instant::now());
         let dialled = dial_target(&target.host, &found, left).await;
         let socket = dialled.map_err(|why| refusal(&why))?;
@@ -359,11 +359,11 @@ impl TargetDialer {
     ///
     /// Like [`Self::dial`].
     pub async fn check(&self, target: &Target, patience: Duration) -> Result<(), TargetDialError> {
-        self.locate(target, Instant::now() + patience).await.map(drop)
+        self.resolve(target, Instant::now() + patience).await.map(drop)
     }
 
     /// Returns this machine's addresses, and those of the target that may be dialled.
-    async fn locate(
+    async fn resolve(
         &self,
         target: &Target,
         deadline: Instant,

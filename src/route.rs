@@ -338,44 +338,61 @@ impl<'a> PathSearch<'a> {
         if let Some(before) = &before {
             self.paths.invalidate(self.node, before);
         }
-        let mut paused = before.is_none();
         // The server that was asked may still claim to have the node, and reply sooner than the server that does. So
         // the first lookup excludes it.
-        let mut not = before.as_ref().map(|before| before.sender.clone());
-        not.take_if(|link| link.peer != Remote::Peer || link.is_closed());
+        let is_open_peer = |link: &Arc<LinkSender>| link.peer == Remote::Peer && !link.is_closed();
+        let mut excluded = before.as_ref().map(|before| before.sender.clone()).filter(is_open_peer);
+        let mut may_repeat = before.is_none();
         let mut missing = NodeNotFound::default();
         loop {
             // Create the waiter before the lookup: a link that is added in between ends the wait below.
             let arrival = self.paths.arrival(self.node);
-            let (others, not) = (not.is_some(), not.take());
-            if self.paths.is_another(self.node, self.instance) {
-                self.another.get_or_insert_with(Instant::now);
-            }
-            let looking = self.paths.find(self.node, self.instance, not.as_deref());
-            let late = || Err(NodeNotFound { another: self.another.is_some(), ..missing.clone() });
-            let found = tokio::select! {
-                looked = timeout_at(self.limit(until), looking) => looked.unwrap_or_else(|_| late()),
-                () = arrival.wait(), if others => late(),
-            };
-            match found {
-                Ok(path) => {
-                    let again = before.as_ref().is_some_and(|before| before.sender.id == path.sender.id);
-                    if paused || !again {
+            match self.look_up(excluded.take(), &arrival, until).await {
+                LookupOutcome::Found(path) => {
+                    let repeats = before.as_ref().is_some_and(|before| before.sender.id == path.sender.id);
+                    if may_repeat || !repeats {
                         (self.path, self.tried, self.another) = (Some(path), false, None);
                         return Ok(());
                     }
                 }
-                Err(not_found) => {
+                LookupOutcome::NotFound(not_found) => {
                     missing = not_found;
                     self.check_may_continue(&missing, until)?;
                 }
+                LookupOutcome::TimedOut => {
+                    missing.another = self.another.is_some();
+                    self.check_may_continue(&missing, until)?;
+                }
+                LookupOutcome::NodeLinked => {}
             }
-            paused = true;
+            may_repeat = true;
             let pause = self.pause();
             tokio::select! {
                 () = arrival.wait() => {}
                 () = sleep_until(self.limit(until).min(Instant::now() + pause)) => {}
             }
+        }
+    }
+
+    /// Looks for a path once, not over the link `excluded`.
+    async fn look_up(
+        &mut self,
+        excluded: Option<Arc<LinkSender>>,
+        arrival: &NodeWaiter<'_>,
+        until: Instant,
+    ) -> LookupOutcome {
+        if self.paths.is_replaced(self.node, self.instance) {
+            self.another.get_or_insert_with(Instant::now);
+        }
+        let finding = self.paths.find(self.node, self.instance, excluded.as_deref());
+        tokio::select! {
+            found = timeout_at(self.limit(until), finding) => match found {
+                Ok(Ok(path)) => LookupOutcome::Found(path),
+                Ok(Err(missing)) => LookupOutcome::NotFound(missing),
+                Err(_) => LookupOutcome::TimedOut,
+            },
+            // The new path may be by the excluded link.
+            () = arrival.wait(), if excluded.is_some() => LookupOutcome::NodeLinked,
         }
     }
 
@@ -435,6 +452,17 @@ impl<'a> PathSearch<'a> {
     fn limit(&self, until: Instant) -> Instant {
         self.another.map_or(until, |since| until.min(since + REPLACED_AFTER))
     }
+}
+
+/// The result of one lookup of a [`PathSearch`].
+enum LookupOutcome {
+    Found(Path),
+    /// No server has the node.
+    NotFound(NodeNotFound),
+    /// The node has linked meanwhile, so the lookup is to be repeated.
+    NodeLinked,
+    /// The search has ended, or only another process of the node was found for too long.
+    TimedOut,
 }
 
 /// Time to wait for the first reply before searching for another path. It doubles each time, because a path may be
@@ -506,7 +534,7 @@ impl PathSource {
     }
 
     /// Returns true if the node is known to be connected as another process, here or elsewhere.
-    pub(crate) fn is_another(&self, node: &NodeName, instance: Option<Instance>) -> bool {
+    pub(crate) fn is_replaced(&self, node: &NodeName, instance: Option<Instance>) -> bool {
         match self {
             Self::Server(finder) => instance.is_some_and(|instance| finder.is_replaced(node, instance)),
             Self::Servers(_) | Self::Edge(_) => false,

@@ -566,7 +566,7 @@ impl Admission {
         (access.user, _) = identity.judge(&policy, listener)?;
         let user = access.user.clone();
         let may = |node: &_, port| policy.authorize(user.as_deref(), from, node, port).is_ok();
-        let mut destination = self.locate(&policy, node, target, may)?;
+        let mut destination = self.destination(&policy, node, target, may)?;
         let (node, port) = (destination.node.clone(), destination.target.port);
         access.node = Some(node.clone());
         let policy_now = self.context.policy.clone();
@@ -576,9 +576,9 @@ impl Admission {
         Ok((destination, basis))
     }
 
-    /// Locates the target. No other function decides this. `node` is the node if the listener knows it. An address that
+    /// Returns where the target is. No other function decides this. `node` is the node if the listener knows it. An address that
     /// belongs to no known node may be a node's name, if the client `may` reach that node.
-    fn locate(
+    fn destination(
         &self,
         policy: &AccessPolicy,
         node: Option<NodeName>,
@@ -586,7 +586,7 @@ impl Admission {
         may: impl Fn(&NodeName, u16) -> bool,
     ) -> Result<Destination, Denial> {
         if let Some(edge_routing) = &self.context.edge_routing {
-            return edge_routing.locate(target);
+            return edge_routing.destination(target);
         }
         // kube-apiserver's egress selector sends all targets here, including targets that no edge reaches.
         let all = self.category == Category::Egress && matches!(self.proof, ClientIdentity::Certificate(_));

@@ -128,8 +128,8 @@ pub struct EdgeRouting {
 }
 
 impl EdgeRouting {
-    /// Locates a target: at the node that its host names, or in the cloud.
-    pub(crate) fn locate(&self, target: Target) -> Result<Destination, Denial> {
+    /// Returns where a target is: at the node that its host names, or in the cloud.
+    pub(crate) fn destination(&self, target: Target) -> Result<Destination, Denial> {
         let node = target.host.node();
         if node.as_ref() == Some(&self.node) || target.host.is_localhost() {
             return Err(Denial::OwnNode(target));
@@ -173,7 +173,8 @@ mod tests {
     fn located(nodes: Option<&[&str]>, target: &str) -> Result<String, u16> {
         let nodes = nodes.map(|globs| globs.iter().map(|glob| glob.parse().unwrap()).collect());
         let own_node = EdgeRouting { node: "Edge-1".parse().unwrap(), nodes };
-        let found = own_node.locate(target.parse().unwrap()).map_err(|denial| denial.status().as_u16())?;
+        let found =
+            own_node.destination(target.parse().unwrap()).map_err(|denial| denial.status().as_u16())?;
         Ok(format!("{} {}", found.node, found.target))
     }
 
