@@ -195,7 +195,6 @@ impl Finder {
 #[cfg(test)]
 mod tests {
     use tunnel_proto::frame::Remote;
-    use tunnel_proto::hello::Dialect;
 
     use super::*;
 
@@ -205,7 +204,7 @@ mod tests {
 
     impl NodesAtPeers {
         fn insert_at(&self, node: &NodeName, server: Instance) {
-            let link = LinkSender::new(LinkId(1), Remote::Peer, Some(server), Dialect::NEWEST);
+            let link = LinkSender::new(LinkId(1), Remote::Peer, Some(server));
             self.insert(node, &link, &Found::not_here(0));
         }
     }
@@ -294,7 +293,6 @@ mod announcement_tests {
     use tunnel_base::policy::zone::Zone;
     use tunnel_net::resolver::Resolver;
     use tunnel_proto::frame::{FrameKind, Remote};
-    use tunnel_proto::hello::Dialect;
     use tunnel_proto::state::LinkId;
 
     use super::*;
@@ -318,7 +316,7 @@ mod announcement_tests {
     }
 
     fn link(id: u64, peer: Remote) -> Arc<LinkSender> {
-        LinkSender::new(LinkId(id), peer, Some(Instance::from_bits(id.into())), Dialect::NEWEST)
+        LinkSender::new(LinkId(id), peer, Some(Instance::from_bits(id.into())))
     }
 
     #[tokio::test(start_paused = true)]
@@ -368,12 +366,12 @@ mod announcement_tests {
         assert_eq!(says(second, here.clone()), second.instance, "it has moved");
         says(first, Found::not_here(0));
         assert_eq!(claims(), ips);
-        let backup = LinkSender::new(LinkId(9), Remote::Peer, second.instance, Dialect::NEWEST);
+        let backup = LinkSender::new(LinkId(9), Remote::Peer, second.instance);
         peers.add_incoming(&backup, false);
         second.close();
         assert!(claims().is_empty() && finder.oldest_link().is_none(), "its server is not linked");
         tokio::time::advance(Duration::from_millis(1)).await;
-        let again = LinkSender::new(LinkId(9), Remote::Peer, second.instance, Dialect::NEWEST);
+        let again = LinkSender::new(LinkId(9), Remote::Peer, second.instance);
         peers.add_incoming(&again, false);
         settled().await;
         assert!(
@@ -384,7 +382,7 @@ mod announcement_tests {
         assert_eq!(claims(), ips);
         // A newer link of a server that was linked all the time changes nothing.
         tokio::time::advance(Duration::from_millis(1)).await;
-        let newer = LinkSender::new(LinkId(10), Remote::Peer, second.instance, Dialect::NEWEST);
+        let newer = LinkSender::new(LinkId(10), Remote::Peer, second.instance);
         peers.add_incoming(&newer, true);
         assert!(finder.knows(node));
     }

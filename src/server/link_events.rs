@@ -66,7 +66,7 @@ pub(crate) fn handle_event(
     }
 }
 
-fn handle_signal(Frame { node, body }: Frame, sender: &Arc<LinkSender>, shared: &ServerContext) {
+fn handle_signal(Frame { node, body }: Frame, sender: &Arc<LinkSender>, shared: &Arc<ServerContext>) {
     match body {
         FrameKind::Find(question) => shared.finder.answer(sender, &node, question),
         FrameKind::Found(found) => {

@@ -13,14 +13,13 @@ use crate::registry::peers::tests::{peers, settled};
 use tunnel_base::drain::Drain;
 use tunnel_base::metrics::Metrics;
 use tunnel_proto::frame::{FrameKind, Remote};
-use tunnel_proto::hello::Dialect;
 use tunnel_proto::state::LinkId;
 
 use super::*;
 
 /// Returns a link to a server; its process has the number `server`.
 fn link(id: u64, server: u64) -> Arc<LinkSender> {
-    LinkSender::new(LinkId(id), Remote::Peer, Some(Instance::from_bits(server.into())), Dialect::NEWEST)
+    LinkSender::new(LinkId(id), Remote::Peer, Some(Instance::from_bits(server.into())))
 }
 
 fn node(n: u64) -> NodeName {
@@ -31,7 +30,7 @@ fn node(n: u64) -> NodeName {
 fn link_nodes(peers: &Peers, count: u64) -> Vec<Arc<LinkSender>> {
     let mut links = Vec::new();
     for n in 0..count {
-        let sender = LinkSender::new(LinkId(1000 + n), Remote::Edge(node(n)), None, Dialect::NEWEST);
+        let sender = LinkSender::new(LinkId(1000 + n), Remote::Edge(node(n)), Some(Instance::random()));
         let linked = LinkedNode {
             sender: sender.clone(),
             instance: None,
