@@ -243,7 +243,8 @@ impl<K: Clone + Ord + Hash> LimiterState<K> {
         let victim = self.holders.victim().ok_or(AcquireError::Total)?;
         let has_more = self.holders.count(who) + 1 < victim.count;
         let is_idle = !victim.active && now.saturating_duration_since(victim.since) >= patience;
-        if !has_more && !(is_idle && has_turn) {
+        let may_evict = has_more || is_idle && has_turn;
+        if !may_evict {
             return Err(AcquireError::Total);
         }
         Ok(self.holders.pop().map(|evicted| evicted.value))
