@@ -18,8 +18,8 @@ pub(crate) fn compiled_in() -> impl Iterator<Item = &'static str> {
     all.into_iter().filter(|(_, part)| part.is_ok()).map(|(name, _)| name)
 }
 
-/// Evaluates a call into `kubernetes::api`, which it imports as `api`. A build without that module takes the value after `else`: it refuses each
-/// config that needs a cluster, so it does not get here with one.
+/// Evaluates a call into `kubernetes::api`, which it imports as `api`. A build without that module takes the value after
+/// `else`: it refuses each config that needs a cluster, so it does not get here with one.
 macro_rules! with_kubernetes {
     ($call:expr, else $otherwise:expr) => {{
         #[cfg(feature = "kubernetes")]

@@ -390,7 +390,7 @@ pub struct DeniedRequest {
     /// Whether the response may contain addresses and times.
     pub trusted: bool,
     /// The trace ID, with which operators find the line in the log.
-    pub trace: String,
+    pub trace: Box<str>,
 }
 
 /// The admission of one client, from its connection to its session. It holds a permit until the client has
@@ -767,7 +767,7 @@ impl DeniedRequest {
         metrics.sessions.refused(access.listener, denial.name());
         access.status = Some(denial.status().as_u16());
         let trusted = from.ip().is_loopback() || access.user.is_some();
-        let trace = access.trace.clone();
+        let trace = access.trace.clone().into_boxed_str();
         access.refuse(denial.name(), &denial.to_string(), from.ip(), &metrics.refusals);
         Self { denial, trusted, trace }
     }

@@ -103,7 +103,7 @@ impl<'a> RequestRouter<'a> {
 
     /// Returns the denial for the last authorized request, if its session gave no response.
     pub(crate) fn failed(&self, denial: Denial) -> DeniedRequest {
-        DeniedRequest { denial, trusted: self.trusted, trace: self.trace.clone() }
+        DeniedRequest { denial, trusted: self.trusted, trace: self.trace.clone().into_boxed_str() }
     }
 
     /// Records that the client has its response, so that this process now waits for the client.

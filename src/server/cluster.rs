@@ -47,21 +47,27 @@ impl ClusterView {
         if let Some(csr) = &settings.csr {
             with_kubernetes!(api::csr::keep_server(csr, readiness, drain), else ());
         }
-        let ports = settings.ports.as_ref().and_then(
-            |ports| with_kubernetes!(Some(api::keep::ports(ports, own, readiness, drain)), else None),
+        let ports = settings.ports.as_ref().map_or_else(
+            unchanging,
+            |ports| with_kubernetes!(api::keep::ports(ports, own, readiness, drain), else unchanging()),
         );
-        let service_addresses = settings.node_names.as_ref().and_then(|names| {
+        let service_addresses = settings.node_names.as_ref().map_or_else(unchanging, |names| {
             let pod = &settings.pod_name;
-            with_kubernetes!(Some(api::keep::node_names(names, pod, readiness, drain)), else None)
+            with_kubernetes!(api::keep::node_names(names, pod, readiness, drain), else unchanging())
         });
         Self {
             pods: follow_pods(settings, grpc, drain),
             nodes: follow_nodes(settings, drain),
             addresses: book,
-            ports: ports.unwrap_or_else(|| watch::Sender::default().subscribe()),
-            service_addresses: service_addresses.unwrap_or_else(|| watch::Sender::default().subscribe()),
+            ports,
+            service_addresses,
         }
     }
+}
+
+/// Returns an empty value that nothing changes.
+fn unchanging<T: Default>() -> watch::Receiver<T> {
+    watch::Sender::default().subscribe()
 }
 
 /// Watches the pods of the servers, if the config names their Service.
