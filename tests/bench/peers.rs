@@ -57,7 +57,7 @@ pub(crate) fn start(dir: &Path, place: &Place, targets: &Targets) -> Result<Prox
     };
     let server = run(server)?;
     wait_for(port)?;
-    let mut proxy = Proxy { name, ways, processes: vec![server, run(client)?] };
+    let mut proxy = Proxy { name, ways, processes: vec![server, run(client)?], port: Some(port) };
     let reached = proxy.until_reachable(START);
     reached.with_context(|| fs::read_to_string(&log).unwrap_or_default())?;
     Ok(proxy)

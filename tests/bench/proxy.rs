@@ -18,6 +18,8 @@ pub(crate) struct Proxy {
     pub(crate) ways: Ways,
     /// The process on the clients' side, then the one on the targets' side; empty for direct routes.
     pub(crate) processes: Vec<Process>,
+    /// The port that the targets' side dials, if it dials one.
+    pub(crate) port: Option<u16>,
 }
 
 impl Proxy {

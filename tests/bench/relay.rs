@@ -49,7 +49,7 @@ fn start_front(place: &Place, mut beyond: Vec<Process>) -> Result<Proxy> {
     let mut front = Process::role(place.cloud_space.as_deref(), &role)?;
     let ways = Ways::each(front.hear()?, Way::straight);
     beyond.insert(0, front);
-    Ok(Proxy { name: "relay", ways, processes: beyond })
+    Ok(Proxy { name: "relay", ways, processes: beyond, port: None })
 }
 
 /// Runs the clients' end.

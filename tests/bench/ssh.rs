@@ -53,7 +53,7 @@ pub(crate) fn start(place: &Place, targets: &Targets) -> Result<Proxy> {
     ensure!(daemon.alive(), "sshd ended at once: {}", log(place));
     let client = Process::start(None, &args, &place.file("ssh.log"))?;
     let ways = Ways::each(ports, Way::local);
-    let mut proxy = Proxy { name: "ssh -R", ways, processes: vec![daemon, client] };
+    let mut proxy = Proxy { name: "ssh -R", ways, processes: vec![daemon, client], port: Some(port) };
     proxy.until_reachable(START).with_context(|| log(place))?;
     Ok(proxy)
 }

@@ -142,7 +142,8 @@ impl Tunnel {
 
     /// Starts the pair, without waiting until it is reachable.
     pub(crate) fn pair(&self) -> Result<Proxy> {
-        Ok(Proxy { name: "tunnel", ways: self.ways.clone(), processes: vec![self.server()?, self.edge()?] })
+        let processes = vec![self.server()?, self.edge()?];
+        Ok(Proxy { name: "tunnel", ways: self.ways.clone(), processes, port: Some(self.grpc.port()) })
     }
 
     /// Starts the pair and waits for an echo through it (on loopback; in a namespace the clients wait).

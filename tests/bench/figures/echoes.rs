@@ -21,7 +21,8 @@ impl Bench {
         let stand = self.stand()?;
         let mut rounds = Rounds::new();
         for _ in 0..self.rounds {
-            let straight = Proxy { name: "direct", ways: stand.targets.straight(), processes: Vec::new() };
+            let ways = stand.targets.straight();
+            let straight = Proxy { name: "direct", ways, processes: Vec::new(), port: None };
             for proxy in stand.all().into_iter().chain([&straight]) {
                 let found = Echo::tight(&proxy.ways.echo, self.time(2.0)).measure(None)?;
                 note(&mut rounds, proxy, &found);

@@ -67,7 +67,8 @@ impl Bench {
             far = peer.as_ref().map(Tunnel::ways);
             second = peer.map(|peer| peer.server()).transpose()?;
         }
-        proxies.push(Proxy { name: "direct", ways: over_line.straight(), processes: Vec::new() });
+        let ways = over_line.straight();
+        proxies.push(Proxy { name: "direct", ways, processes: Vec::new(), port: None });
         Ok(OverLine {
             proxies,
             far,

@@ -172,6 +172,21 @@ fn ends(proxy: &Proxy) -> Result<Vec<f64>> {
     Ok(vec![f64::from(whole), f64::from(u8::from(answered))])
 }
 
+/// Resets the line between both ends. Returns whether a session survives that, and the seconds until a new one works.
+fn cut(proxy: &mut Proxy) -> Result<Vec<f64>> {
+    let Some(port) = proxy.port else {
+        return Ok(vec![f64::NAN; 2]);
+    };
+    let (mut session, _) = proxy.ways.echo.open()?;
+    echo(&mut session)?;
+    let filter = format!("( dport = :{port} )");
+    let ended = Command::new("ss").args(["-KHtn", "state", "established", &filter]).output()?;
+    ensure!(!ended.stdout.is_empty(), "ss cannot end connections to port {port} on this machine");
+    let took = proxy.until_reachable(RETURN)?;
+    let survives = echo(&mut session).is_ok();
+    Ok(vec![f64::from(u8::from(survives)), took.as_secs_f64()])
+}
+
 /// Kills the clients' side and starts it again at once. Returns whether a session survives that, and the seconds until a
 /// new one works.
 fn killed(proxy: &mut Proxy) -> Result<Vec<f64>> {
@@ -291,6 +306,13 @@ const FIGURES: &[Figure] = &[
             ("response after the client has ended its direction", yes),
         ],
         |_, proxy| ends(proxy),
+    ),
+    rounds(
+        &[
+            ("line between server and edge reset: its sessions survive", yes),
+            ("the same: until a new session works", seconds),
+        ],
+        |_, proxy| cut(proxy),
     ),
     rounds(
         &[

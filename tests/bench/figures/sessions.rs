@@ -14,7 +14,8 @@ impl Bench {
     /// Measures the time from CONNECT to the first echoed byte.
     pub(crate) fn open(&self, table: &mut Table) -> Result<()> {
         let stand = self.stand()?;
-        let straight = Proxy { name: "direct", ways: stand.targets.straight(), processes: Vec::new() };
+        let ways = stand.targets.straight();
+        let straight = Proxy { name: "direct", ways, processes: Vec::new(), port: None };
         let mut all = stand.all();
         all.push(&straight);
         let mut times = vec![Vec::new(); all.len()];
