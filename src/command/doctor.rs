@@ -4,6 +4,7 @@ mod handshakes;
 mod service_user;
 mod tokens;
 
+use std::collections::BTreeSet;
 use std::fmt::Write as _;
 use std::io::ErrorKind;
 use std::net::{IpAddr, SocketAddr};
@@ -376,7 +377,10 @@ fn certificates(settings: &ServerConfig, found: &mut Findings) {
 /// Checks that the cluster has a Node on which the manifests allow servers to run.
 async fn places(settings: &ServerConfig, found: &mut Findings) {
     let Some(cluster) = &settings.addresses.cluster else { return };
-    let nodes = with_kubernetes!(api::cluster::nodes(cluster.clone(), Some(SERVERS)).await, else Ok(Default::default()));
+    let nodes: Result<BTreeSet<String>, String> = with_kubernetes!(
+        api::cluster::nodes(cluster.clone(), Some(SERVERS)).await,
+        else Ok(Default::default())
+    );
     match nodes {
         Ok(nodes) if nodes.is_empty() => {
             let text = format!("no Node has the label {SERVERS}, so servers of the manifests stay Pending");
