@@ -67,6 +67,7 @@
     allow(
         dead_code,
         unused_variables,
+        clippy::needless_pass_by_value,
         reason = "only calls into `kubernetes::api` use some functions and arguments"
     )
 )]
