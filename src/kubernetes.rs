@@ -1,4 +1,4 @@
-//! What this process gets from Kubernetes. [`api`] starts the watches and makes the requests, in builds with Kubernetes.
+//! What this process gets from Kubernetes. `api` starts the watches and makes the requests, in builds with Kubernetes.
 
 #[cfg(feature = "kubernetes")]
 pub(crate) mod api;
