@@ -18,4 +18,4 @@ hack() { cargo hack check --quiet --locked --package tunnel "$@"; }
 
 step 'none, each and both' hack --each-feature
 step 'what a build without parts says' cargo test --quiet --locked --no-default-features --package tunnel \
-  --package tunnel-link --lib -- serve::tests::parts foreign::
+  --package tunnel-link --lib -- serve::tests::parts plain::
