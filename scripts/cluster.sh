@@ -105,10 +105,10 @@ for i in "${!pods[@]}"; do
 done
 for i in "${!pods[@]}"; do await "pod$((i + 1))" ready "${pods[i]}:9010"; done
 for i in "${edges[@]}"; do
-  { edge_config "node$i" "$service:9000" "127.0.0.1:5102$i" && more_of_edge "$i"; } >"$dir/edge$i.toml"
+  { edge_config "node$i" "$service:9000" "127.0.0.1:1302$i" && more_of_edge "$i"; } >"$dir/edge$i.toml"
   start "edge$i" "$TUNNEL" edge -c "$dir/edge$i.toml"
 done
-for i in "${edges[@]}"; do await "edge$i" ready "127.0.0.1:5102$i"; done
+for i in "${edges[@]}"; do await "edge$i" ready "127.0.0.1:1302$i"; done
 
 resolve() { dig +short +time=1 +tries=1 -p "$dns_port" "@$service" "node$1.$zone"; }
 resolves() { [[ -n $(resolve "$1") ]]; }
