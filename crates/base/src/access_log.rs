@@ -234,7 +234,7 @@ mod tests {
     }
 
     #[test]
-    fn a_session_has_one_line_and_shows_no_whole_id() {
+    fn a_session_logs_one_line_without_its_full_id() {
         let id = SessionId::random();
         let lines = lines_of(|| {
             let mut access = AccessLogEntry::start("connect", "10.0.0.1:5".into());
@@ -255,7 +255,7 @@ mod tests {
     }
 
     #[test]
-    fn an_aborted_session_has_its_line_too() {
+    fn an_aborted_session_logs_one_line() {
         let lines = lines_of(|| drop(AccessLogEntry::start("connect", String::new())));
         assert_eq!(lines.len(), 1);
         assert_eq!(lines[0]["result"], "aborted");
@@ -269,7 +269,7 @@ mod refusals_tests {
     use super::*;
 
     #[test]
-    fn each_reason_and_source_has_twenty_lines_a_second_and_the_rest_is_summed_up() {
+    fn each_reason_and_source_logs_twenty_lines_a_second_and_counts_the_rest() {
         let refusals = Refusals::default();
         let ip = |text: &str| text.parse::<IpAddr>().unwrap();
         let told = |reason, from| (0..21_000).filter(|_| refusals.may_log(reason, ip(from))).count();
@@ -288,7 +288,7 @@ mod refusals_tests {
     }
 
     #[test]
-    fn a_network_of_ipv6_is_one_source_and_so_is_ipv4_in_its_dress() {
+    fn an_ipv6_64_is_one_source_and_mapped_ipv4_is_the_same_as_ipv4() {
         let refusals = Refusals::default();
         let told = |from: &str| refusals.may_log("token", from.parse().unwrap());
         for last in 0..20 {
@@ -298,7 +298,7 @@ mod refusals_tests {
     }
 
     #[test]
-    fn sources_without_end_grow_neither_the_log_nor_the_process() {
+    fn many_sources_grow_neither_the_log_nor_memory_without_bound() {
         let refusals = Refusals::default();
         let told =
             (0..100_000_u32).filter(|n| refusals.may_log("token", IpAddr::from(n.to_be_bytes()))).count();

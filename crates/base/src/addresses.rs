@@ -476,7 +476,7 @@ mod holders_tests {
     }
 
     #[test]
-    fn a_weaker_claim_never_disturbs_a_stronger_one() {
+    fn a_claim_of_lower_rank_never_overrides_a_higher_one() {
         for (place, strong) in RANKS.iter().enumerate() {
             for weak in &RANKS[place + 1..] {
                 let claims = [claim(7, "mine", *strong), claim(7, "theirs", *weak)];
@@ -487,7 +487,7 @@ mod holders_tests {
     }
 
     #[test]
-    fn equal_claims_cancel_each_other_and_each_is_told_of_the_other() {
+    fn claims_of_equal_rank_are_void_and_each_names_the_other_node() {
         for by in RANKS {
             let mut claims = vec![claim(7, "a", by), claim(7, "b", by), claim(7, "A", by)];
             // A less trusted claim does not win because of their dispute.
@@ -500,7 +500,7 @@ mod holders_tests {
     }
 
     #[test]
-    fn who_may_have_no_node_is_refused_in_any_dress() {
+    fn a_rejected_address_is_also_rejected_in_ipv4_mapped_form() {
         let refuses = |claim: &AddressClaim| (claim.ip == IpAddr::from([10, 0, 0, 7])).then_some("a pod's");
         let dressed =
             AddressClaim { ip: "::ffff:10.0.0.7".parse().unwrap(), ..claim(7, "a", ClaimSource::Table) };
@@ -511,7 +511,7 @@ mod holders_tests {
 
     proptest! {
         #[test]
-        fn the_order_of_claims_plays_no_part(
+        fn the_order_of_claims_does_not_matter(
             claims in proptest::collection::vec((0_u8..4, 0_usize..4, 0_usize..4), 0..20),
             turn in 0_usize..20,
         ) {

@@ -98,7 +98,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn ceilings_double_up_to_the_most() {
+    fn ceilings_double_up_to_the_maximum() {
         let mut backoff = Backoff::new();
         let millis: Vec<_> = (0..18).map(|_| backoff.pause(1.0).as_millis()).collect();
         assert_eq!(millis[..10], [50, 100, 200, 400, 450, 450, 450, 450, 450, 450]);
@@ -106,7 +106,7 @@ mod tests {
     }
 
     #[test]
-    fn only_a_link_that_was_worth_it_starts_over() {
+    fn only_a_link_that_lasted_or_carried_a_session_resets_the_backoff() {
         let mut backoff = Backoff::new();
         for _ in 0..5 {
             backoff.pause(1.0);
@@ -120,7 +120,7 @@ mod tests {
     }
 
     #[test]
-    fn who_was_refused_does_not_come_back_at_once_and_goes_on_growing() {
+    fn after_a_refusal_pauses_skip_the_brisk_phase_and_keep_doubling() {
         let mut backoff = Backoff::new();
         backoff.refused();
         assert_eq!(backoff.pause(1.0), 2 * BRISK_PAUSE);
@@ -129,7 +129,7 @@ mod tests {
     }
 
     #[test]
-    fn the_first_failures_are_logged_and_a_week_of_failures_is_not_a_flood() {
+    fn the_first_failure_is_logged_and_a_week_of_failures_logs_few_lines() {
         let logged = |backoff: &mut Backoff, tries: u32| -> Vec<u32> {
             let failures = (1..=tries).filter(|_| {
                 backoff.pause(0.5);
@@ -160,7 +160,7 @@ mod tests {
         }
 
         #[test]
-        fn the_first_pause_is_all_chance_and_half_of_every_other(tries in 0..200_u32, chance in 0.0..=1.0) {
+        fn the_first_pause_is_fully_random_and_every_other_half_random(tries in 0..200_u32, chance in 0.0..=1.0) {
             let mut backoff = Backoff { tries };
             let whole = backoff.ceiling().as_secs_f64();
             let part = backoff.pause(chance).as_secs_f64();
@@ -169,7 +169,7 @@ mod tests {
         }
 
         #[test]
-        fn who_was_without_a_server_for_a_while_is_back_within_twice_that(chances in prop::collection::vec(0.0..=1.0, 16), away in 1.0..20.0) {
+        fn the_next_attempt_follows_an_outage_within_twice_its_length(chances in prop::collection::vec(0.0..=1.0, 16), away in 1.0..20.0) {
             let (mut backoff, mut now) = (Backoff::new(), 0.0);
             for chance in chances {
                 now += backoff.pause(chance).as_secs_f64();
@@ -179,7 +179,7 @@ mod tests {
         }
 
         #[test]
-        fn who_was_without_a_server_for_a_second_or_so_is_back_within_half_a_second(chances in prop::collection::vec(0.0..=1.0, 16), away in 0.0..1.6) {
+        fn the_next_attempt_follows_a_short_outage_within_half_a_second(chances in prop::collection::vec(0.0..=1.0, 16), away in 0.0..1.6) {
             let (mut backoff, mut now) = (Backoff::new(), 0.0);
             for chance in chances {
                 now += backoff.pause(chance).as_secs_f64();

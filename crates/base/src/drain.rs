@@ -212,7 +212,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn nothing_is_kept_of_tasks_that_end_while_they_are_spawned() {
+    async fn a_task_that_ends_while_it_is_spawned_leaves_no_entry() {
         let (drain, spawned) = (Drain::new(), tokio::task::JoinSet::new().spawn(async {}));
         let done = drain.enter();
         let id = done.id;
@@ -223,7 +223,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn what_is_spawned_after_the_cut_is_cut_too() {
+    async fn a_task_spawned_after_the_deadline_is_aborted() {
         let drain = Drain::new();
         drain.spawn(Span::none(), pending());
         assert_eq!(drain.finish(Duration::ZERO, pending()).await, Drained::Cut(1));
@@ -232,14 +232,14 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn the_deadline_cuts_what_is_left() {
+    async fn the_deadline_aborts_the_remaining_tasks() {
         let drain = Drain::new();
         drain.spawn(Span::none(), pending());
         assert_eq!(drain.finish(Duration::from_secs(4), pending()).await, Drained::Cut(1));
     }
 
     #[tokio::test(start_paused = true)]
-    async fn what_is_cut_may_end_by_itself_once_it_is_told_why() {
+    async fn at_the_deadline_tasks_may_still_end_on_their_own_before_the_abort() {
         let (drain, (tell, told)) = (Drain::new(), tokio::sync::oneshot::channel());
         let (before, ended) = (tokio::time::Instant::now(), Arc::new(Mutex::new(None)));
         let end = ended.clone();
@@ -253,7 +253,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_second_signal_cuts_at_once() {
+    async fn a_second_signal_aborts_the_tasks_at_once() {
         let drain = Drain::new();
         drain.spawn(Span::none(), pending());
         let before = tokio::time::Instant::now();

@@ -192,7 +192,7 @@ mod tests {
     }
 
     #[test]
-    fn among_many_one_holds_the_lock_at_a_time() {
+    fn only_one_of_several_threads_holds_the_lock_at_a_time() {
         let dir = tempfile::tempdir().unwrap();
         let (path, is_held) = (dir.path().join("x.lock"), AtomicBool::new(false));
         thread::scope(|scope| {
@@ -210,7 +210,7 @@ mod tests {
     }
 
     #[test]
-    fn a_byte_order_mark_is_ignored_and_other_encodings_are_named() {
+    fn a_byte_order_mark_is_ignored_and_other_encodings_are_errors() {
         let read = |content: &[u8]| text(content.to_vec()).map_err(|cause| cause.to_string());
         assert_eq!(read(b"\xef\xbb\xbfnode1:a\n").as_deref(), Ok("node1:a\n"));
         assert_eq!(read("a\u{feff}".as_bytes()).as_deref(), Ok("a\u{feff}"), "only at the start");

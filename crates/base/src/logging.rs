@@ -398,7 +398,7 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn whatever_is_logged_a_line_stays_one_line_and_moves_no_cursor() {
+    fn logged_values_cannot_break_lines_or_emit_control_characters() {
         let wild = "a\nINFO forged\r\u{1b}[2J\u{9b}31m\u{2028}\u{202e}\u{7f}b \u{e9}";
         for json in [false, true] {
             let lines = lines_of(json, || {
@@ -416,7 +416,7 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn klogs_numbers_choose_what_is_logged() {
+    fn klog_verbosity_selects_the_log_levels() {
         for (verbosity, ours, others) in [
             (-1, At::WARN, At::ERROR),
             (0, At::INFO, At::WARN),
@@ -440,7 +440,7 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn a_library_that_repeats_what_we_tell_is_silent_unless_libraries_are_asked_for() {
+    fn libraries_that_repeat_our_errors_are_silent_below_verbosity_4() {
         for target in ["kube_client::client::builder", "kube_runtime::watcher"] {
             assert!(!targets(0).would_enable(target, &At::ERROR));
             assert!(targets(4).would_enable(target, &At::WARN));
@@ -448,7 +448,7 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn the_level_changes_while_the_program_runs() {
+    fn the_log_level_can_be_changed_at_run_time() {
         let (filter, level) = LogLevel::new(0);
         tracing::subscriber::with_default(tracing_subscriber::registry().with(filter), || {
             assert!(!tracing::enabled!(target: "tunnel::x", At::DEBUG));
@@ -466,14 +466,14 @@ mod printable_tests {
     use super::*;
 
     #[test]
-    fn neither_lines_nor_escapes_nor_turned_writing_get_through() {
+    fn printable_replaces_line_breaks_escapes_and_bidi_controls() {
         let wild = "a\r\nb\u{1b}[2Jc\u{9b}31md\u{2028}e\u{202e}f\u{7f}\u{e9}";
         assert_eq!(printable(wild), "a  b [2Jc 31md e f \u{e9}");
     }
 
     proptest! {
         #[test]
-        fn any_text_becomes_a_short_line(text in any::<String>()) {
+        fn any_text_becomes_a_short_printable_line(text in any::<String>()) {
             let printed = printable(&text);
             prop_assert!(printed.len() <= MAX_PRINTED_BYTES && printed.chars().all(is_printable));
             prop_assert_eq!(printable(&printed), printed);

@@ -771,7 +771,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_text_has_superedges_gauge_and_ours_and_ends_well() {
+    fn the_exposition_has_superedges_gauge_our_metrics_and_an_eof_line() {
         let metrics = Metrics::server("edge-system", "tunnel-cloud-0");
         let quiet = metrics.encode(ExpositionFormat::Open);
         let gauge = |n: i64| {
@@ -873,7 +873,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn the_operators_page_has_each_metric_and_no_other() {
+    async fn the_metrics_page_lists_exactly_the_exposed_metrics() {
         let text = all_shown().encode(ExpositionFormat::Plain);
         let shown = text.lines().filter_map(|line| line.strip_prefix("# TYPE ")?.split(' ').next());
         let shown: std::collections::BTreeSet<_> = shown.collect();
@@ -886,7 +886,7 @@ mod tests {
     }
 
     #[test]
-    fn a_server_outside_of_kubernetes_has_no_empty_labels() {
+    fn a_server_outside_kubernetes_exposes_no_empty_labels() {
         for (namespace, pod, line) in [
             ("", "", "tunnel_cloud_nodes 0"),
             ("ns", "", "tunnel_cloud_nodes{kubernetes_namespace=\"ns\"} 0"),
@@ -897,7 +897,7 @@ mod tests {
     }
 
     #[test]
-    fn the_process_tells_its_version_its_start_and_its_limit_of_files() {
+    fn process_metrics_include_version_start_time_and_file_limit() {
         let text = Metrics::edge().encode(ExpositionFormat::Plain);
         let value = |name: &str| {
             let line = text
@@ -916,14 +916,14 @@ mod tests {
     }
 
     #[test]
-    fn an_edge_shows_no_gauge_of_nodes() {
+    fn an_edge_exposes_no_gauge_of_nodes() {
         let text = Metrics::edge().encode(ExpositionFormat::Open);
         assert!(!text.contains("tunnel_cloud_nodes") && !text.contains("tunnel_nodes_connected"), "{text}");
         assert!(text.contains("tunnel_links_open{remote=\"server\"} 0\n"), "{text}");
     }
 
     #[test]
-    fn a_session_counts_as_alive_until_it_ends() {
+    fn a_session_counts_as_open_until_it_ends() {
         let metrics = Metrics::edge();
         let (one, two) = (metrics.sessions.start("connect"), metrics.sessions.start("connect"));
         assert_eq!(metrics.sessions.now("connect"), 2);
@@ -942,7 +942,7 @@ mod requests_tests {
     use super::*;
 
     #[test]
-    fn a_request_is_in_flight_until_it_is_dropped_and_no_client_makes_up_a_label() {
+    fn requests_are_in_flight_until_dropped_and_unknown_ones_share_a_label() {
         let requests = InFlightRequests::default();
         let all =
             [("GET", "/exec/a/b/c"), ("GET", "/metrics"), ("GET", "/metrics/cadvisor"), ("POST", "/exec")];

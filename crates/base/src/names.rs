@@ -399,14 +399,14 @@ mod tests {
     }
 
     #[test]
-    fn node_names_are_equal_whatever_their_case_and_keep_their_spelling() {
+    fn node_names_compare_without_case_and_keep_their_spelling() {
         let name: NodeName = "Edge-1".parse().unwrap();
         assert_eq!(name, "edge-1".parse().unwrap());
         assert_eq!(name.as_str(), "Edge-1");
     }
 
     #[test]
-    fn a_name_with_a_meaning_of_its_own_is_no_nodes() {
+    fn reserved_words_and_special_addresses_are_refused_as_node_names() {
         for text in ["default", "Default", "-", "pod", "POD"] {
             assert_eq!(text.parse::<NodeName>(), Err(NameError::Reserved(text.to_owned())), "{text}");
             assert!(NodeName::placeholder(text).is_some(), "{text}");
@@ -420,7 +420,7 @@ mod tests {
     }
 
     #[test]
-    fn a_host_means_the_node_of_that_name_even_if_the_name_is_an_address() {
+    fn a_host_names_the_node_of_that_name_even_if_it_is_an_address() {
         let node = |host: &str| host.parse::<Host>().unwrap().node().map(|node| node.to_string());
         assert_eq!(node("Node1.").as_deref(), Some("node1"));
         assert_eq!(node("docker-worker-7.9").as_deref(), Some("docker-worker-7.9"));
@@ -433,7 +433,7 @@ mod tests {
     }
 
     #[test]
-    fn a_target_at_the_node_itself_is_never_an_address() {
+    fn the_target_for_a_node_itself_is_never_an_address() {
         for (node, target) in [("Node1", "node1:22"), ("192.168.4.33", "localhost:22"), ("7.9", "7.9:22")] {
             let node: NodeName = node.parse().unwrap();
             let Target { host, port } = node.target(22);
@@ -445,7 +445,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn a_session_id_survives_its_text(bits: u128) {
+        fn a_session_id_round_trips_through_its_text(bits: u128) {
             let id = SessionId::from_bits(bits);
             prop_assert_eq!(id.topic().parse::<SessionId>(), Ok(id));
             prop_assert_eq!(&id.topic()[14..15], "4");

@@ -161,7 +161,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn limits_are_those_of_the_groups_and_of_their_parents() {
+    fn memory_limits_are_read_from_the_cgroup_and_its_parents() {
         let files = |groups: &str| -> Vec<String> {
             limit_files(groups).iter().map(|file| file.display().to_string()).collect()
         };
@@ -178,7 +178,7 @@ mod tests {
     }
 
     #[test]
-    fn the_kernel_tells_memory_time_and_files() {
+    fn memory_cpu_time_and_open_files_are_read_from_the_kernel() {
         let stat = stat().unwrap();
         assert!(resident_bytes(&stat).unwrap() > 500_000);
         assert!(cpu_time(&stat) < Duration::from_secs(3600));
@@ -188,7 +188,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn tasks_count_as_long_as_they_live() {
+    async fn tasks_are_counted_while_they_live() {
         let (before, mut set) = (tasks().unwrap(), JoinSet::new());
         for _ in 0..7 {
             set.spawn(std::future::pending::<()>());
@@ -199,7 +199,7 @@ mod tests {
     }
 
     #[test]
-    fn processor_time_grows_with_work() {
+    fn cpu_time_grows_with_work() {
         let used = || cpu_time(&stat().unwrap());
         let before = used();
         let mut sum = 0u64;

@@ -66,7 +66,7 @@ mod tests {
     }
 
     #[test]
-    fn values_are_written_as_they_are_read() {
+    fn values_serialise_as_they_are_parsed() {
         let networks = r#"["10.0.0.0/8","10.1.2.3","fd00::/8","::1"]"#;
         assert_eq!(stays::<Networks>(networks), networks);
         let targets = r#"["127.0.0.0/8:*","10.1.2.3:443","[fd00::/8]:22","[::1]:*","self:*"]"#;
@@ -79,7 +79,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn every_pattern_and_name_is_written_as_it_is_read(text in "[a-z0-9*][a-z0-9*._-]{0,20}[a-z0-9*]") {
+        fn patterns_and_names_serialise_as_they_are_parsed(text in "[a-z0-9*][a-z0-9*._-]{0,20}[a-z0-9*]") {
             let json = format!("{text:?}");
             prop_assert_eq!(&stays::<Glob>(&json), &json);
             if text.parse::<NodeName>().is_ok() {

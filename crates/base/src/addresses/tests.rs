@@ -88,7 +88,7 @@ fn expect(book: &AddressBook, expected: &[(&str, &str)]) {
 }
 
 #[test]
-fn a_node_is_found_by_its_name_and_its_addresses_and_so_is_a_pod() {
+fn a_node_is_located_by_name_or_address_and_a_pod_by_address() {
     expect(
         &book(),
         &[
@@ -106,7 +106,7 @@ fn a_node_is_found_by_its_name_and_its_addresses_and_so_is_a_pod() {
 }
 
 #[test]
-fn a_fixed_network_counts_before_kubernetes_and_the_narrowest_of_several() {
+fn fixed_networks_override_kubernetes_and_the_narrowest_one_wins() {
     let book = book();
     book.change(|facts| facts.pods.put("shop/other", pod("edge3", &["10.0.7.1"])));
     expect(
@@ -121,7 +121,7 @@ fn a_fixed_network_counts_before_kubernetes_and_the_narrowest_of_several() {
 }
 
 #[test]
-fn the_node_of_a_pod_is_known_by_its_name_whatever_its_addresses() {
+fn a_pods_node_is_found_by_the_pods_name_whatever_its_addresses() {
     let book = book();
     let of = |namespace, name| book.node_of_pod(namespace, name).map(|node| node.to_string());
     assert_eq!(of("shop", "web").as_deref(), Some("edge1"));
@@ -131,14 +131,14 @@ fn the_node_of_a_pod_is_known_by_its_name_whatever_its_addresses() {
 }
 
 #[test]
-fn the_network_of_an_address_is_that_of_its_nodes_pods() {
+fn pod_network_is_the_nodes_pod_range_or_the_single_address() {
     let of = |at: &str| book().pod_network(&node("Edge1"), ip(at)).to_string();
     assert_eq!((of("10.244.1.7"), of("::ffff:10.244.1.7")), ("10.244.1.0/24".into(), "10.244.1.0/24".into()));
     assert_eq!((of("10.0.0.1"), of("fd01::7")), ("10.0.0.1/32".into(), "fd01::7/128".into()));
 }
 
 #[test]
-fn an_address_at_two_nodes_is_told_to_be_so() {
+fn an_address_claimed_at_two_nodes_is_an_error_that_names_both() {
     let book = book();
     book.change(|facts| facts.pods.put("shop/twin", pod("edge1", &["10.244.1.7"])));
     expect(&book, &[("10.244.1.7:80", "10.244.1.7:80 at edge1, else so")]);
@@ -168,7 +168,7 @@ fn with_service() -> AddressBook {
 }
 
 #[test]
-fn a_service_is_found_by_each_of_its_names_and_addresses() {
+fn a_service_is_located_by_each_of_its_names_and_addresses() {
     let book = with_service();
     let found = "10.244.1.7:8080 at edge1, else so";
     for name in
@@ -195,7 +195,7 @@ fn a_service_is_found_by_each_of_its_names_and_addresses() {
 }
 
 #[test]
-fn every_ready_endpoint_of_every_slice_has_its_turn() {
+fn each_ready_endpoint_of_all_slices_can_be_chosen() {
     let book = with_service();
     let found: Vec<_> = (0..5).map(|n| locate(&book, "web.shop:80", (f64::from(n) + 0.5) / 5.0)).collect();
     let expected = [
@@ -210,7 +210,7 @@ fn every_ready_endpoint_of_every_slice_has_its_turn() {
 }
 
 #[test]
-fn what_is_written_by_hand_of_a_service_counts() {
+fn a_service_assigned_to_edge_or_cloud_uses_only_that_side() {
     let book = with_service();
     book.change(|facts| facts.sides.insert("shop/web".to_owned(), ServiceSide::Edge));
     let found: BTreeSet<_> = (0..40).map(|n| locate(&book, "web.shop:80", f64::from(n) / 40.0)).collect();
@@ -233,7 +233,7 @@ fn what_is_written_by_hand_of_a_service_counts() {
 }
 
 #[test]
-fn a_service_may_be_headless_or_another_name_or_without_endpoints() {
+fn a_service_may_be_headless_or_external_or_without_endpoints() {
     let book = book();
     book.change(|facts| {
         facts.services.put("shop/db", service(&[], &[port("sql", 3306)]));
@@ -258,7 +258,7 @@ fn a_service_may_be_headless_or_another_name_or_without_endpoints() {
 }
 
 #[test]
-fn a_list_that_begins_again_takes_nothing_away_until_it_is_whole() {
+fn a_restarted_list_removes_nothing_until_it_is_complete() {
     let book = book();
     let there = |asked| locate(&book, asked, 0.0) != format!("{asked} directly");
     book.change(|facts| facts.pods.start());
@@ -297,7 +297,7 @@ fn holder(holders: &AddressOwners, at: &str) -> String {
 }
 
 #[test]
-fn a_pods_address_takes_nothing_from_the_fixed_table_or_a_token_line() {
+fn a_pods_address_does_not_override_the_fixed_table_or_a_token_line() {
     let book = book();
     let patched = ["10.0.7.9", "10.0.8.1", "192.168.1.5", "10.0.8.2"];
     book.change(|facts| facts.pods.put("shop/evil", pod("master", &patched)));
@@ -314,7 +314,7 @@ fn a_pods_address_takes_nothing_from_the_fixed_table_or_a_token_line() {
 }
 
 #[test]
-fn no_edge_has_on_its_own_word_what_leads_to_others_from_outside() {
+fn an_edge_cannot_claim_external_addresses_of_services_or_other_nodes() {
     let book = book();
     book.change(|facts| {
         let outside = ips(&["198.51.100.5"]);
@@ -346,7 +346,7 @@ fn no_edge_has_on_its_own_word_what_leads_to_others_from_outside() {
 }
 
 #[test]
-fn the_weaker_claims_wait_until_who_is_believed_more_has_spoken() {
+fn claims_of_lower_rank_wait_until_all_kubernetes_lists_are_complete() {
     let (book, nobody) = (book(), "no claim");
     let more = [
         claim("10.0.8.1", "edge2", ClaimSource::TokenLine),
@@ -371,7 +371,7 @@ fn the_weaker_claims_wait_until_who_is_believed_more_has_spoken() {
 }
 
 #[test]
-fn without_a_cluster_an_edge_is_heard_if_the_settings_say_so() {
+fn without_a_cluster_an_edges_claims_apply_only_if_edges_are_trusted() {
     let book = AddressBook::new(vec![("10.0.7.9/32".parse().unwrap(), node("edge2"))], false);
     let more =
         [claim("10.0.8.1", "edge1", ClaimSource::TokenLine), claim("10.0.8.2", "edge1", ClaimSource::Edge)];
@@ -383,7 +383,7 @@ fn without_a_cluster_an_edge_is_heard_if_the_settings_say_so() {
 }
 
 #[test]
-fn a_node_takes_no_name_of_a_service() {
+fn a_node_cannot_take_the_name_of_a_service() {
     let book = with_service();
     book.change(|facts| {
         for name in ["web.shop.svc", "web.shop.svc.cluster.local", "policy.shop.svc", "web.shop"] {
@@ -411,7 +411,7 @@ fn a_node_takes_no_name_of_a_service() {
 }
 
 #[test]
-fn no_node_takes_an_address_of_another_object() {
+fn a_node_cannot_take_an_address_of_another_object() {
     let book = with_service();
     book.change(|facts| {
         let outside = ips(&["198.51.100.1"]);
@@ -454,7 +454,7 @@ fn no_node_takes_an_address_of_another_object() {
 }
 
 #[test]
-fn a_service_whose_address_another_one_claims_is_not_reached_by_it() {
+fn a_service_address_claimed_by_two_services_is_ambiguous() {
     let book = with_service();
     book.change(|facts| facts.services.put("evil/web", service(&["10.96.0.7"], &[port("web", 80)])));
     let both = "10.96.0.7 is claimed by both Service evil/web and Service shop/web";
@@ -462,7 +462,7 @@ fn a_service_whose_address_another_one_claims_is_not_reached_by_it() {
 }
 
 #[test]
-fn the_fixed_table_wins_over_what_a_node_claims() {
+fn the_fixed_table_overrides_claims_of_nodes() {
     let book = book();
     book.change(|facts| {
         facts.nodes.put("edge2", machine(ips(&["172.16.0.9"])));
@@ -563,7 +563,7 @@ fn tell(book: &AddressBook, heard: &Heard) {
 
 proptest! {
     #[test]
-    fn pods_are_where_a_plain_list_of_them_says(all in proptest::collection::vec(heard(), 0..60)) {
+    fn pods_are_located_as_by_a_simple_model(all in proptest::collection::vec(heard(), 0..60)) {
         let (book, mut model) = (AddressBook::default(), Model::default());
         for heard in all {
             tell(&book, &heard);
@@ -588,7 +588,7 @@ proptest! {
     }
 
     #[test]
-    fn a_service_leads_to_one_of_its_ready_endpoints_and_to_each_of_them_at_some_chance(
+    fn a_service_is_located_at_exactly_its_ready_endpoints(
         slices in proptest::collection::vec(proptest::collection::vec((0..40_u8, proptest::option::of(0..3_u8)), 0..4), 0..4),
     ) {
         let book = AddressBook::default();

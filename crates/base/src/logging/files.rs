@@ -219,7 +219,7 @@ mod tests {
     }
 
     #[test]
-    fn files_never_pass_their_share_and_the_newest_lines_stay() {
+    fn log_files_stay_within_their_size_limit_and_keep_the_newest_lines() {
         let dir = tempfile::tempdir().unwrap();
         let kept = LogRetention { days: 7, bytes: 8000 };
         let mut files = LogFiles::open(dir.path(), "t", kept, DroppedLines::default()).unwrap();
@@ -236,7 +236,7 @@ mod tests {
     }
 
     #[test]
-    fn only_the_last_days_are_kept_and_strangers_are_left_alone() {
+    fn only_log_files_of_the_last_days_are_kept_and_other_files_stay() {
         let dir = tempfile::tempdir().unwrap();
         for day in 1..=9 {
             fs::write(dir.path().join(format!("t.2020-01-0{day}.log")), "x").unwrap();
@@ -254,7 +254,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_full_disk_does_not_take_is_counted_and_told_until_it_has_room() {
+    fn lines_lost_to_a_full_disk_are_counted_and_reported_until_a_write_succeeds() {
         let dir = tempfile::tempdir().unwrap();
         let lost = DroppedLines::default();
         drop(LogFiles::open(dir.path(), "t", RETENTION, lost.clone()).unwrap());
@@ -281,7 +281,7 @@ mod tests {
     }
 
     #[test]
-    fn a_moved_or_deleted_file_is_opened_again() {
+    fn a_moved_or_deleted_log_file_is_reopened() {
         let dir = tempfile::tempdir().unwrap();
         let (logs, moved) = (dir.path().join("logs"), dir.path().join("moved"));
         let lost = DroppedLines::default();
@@ -308,7 +308,7 @@ mod tests {
     }
 
     #[test]
-    fn only_its_owner_may_read_a_log_file() {
+    fn a_log_file_is_readable_only_by_its_owner() {
         let dir = tempfile::tempdir().unwrap();
         let kept = LogRetention { days: 7, bytes: 800 };
         let mut files = LogFiles::open(dir.path(), "t", kept, DroppedLines::default()).unwrap();
@@ -320,7 +320,7 @@ mod tests {
     }
 
     #[test]
-    fn a_restart_goes_on_in_the_same_file() {
+    fn a_restart_appends_to_the_same_log_file() {
         let dir = tempfile::tempdir().unwrap();
         for line in ["one\n", "two\n"] {
             let mut files = LogFiles::open(dir.path(), "t", RETENTION, DroppedLines::default()).unwrap();

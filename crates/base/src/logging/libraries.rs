@@ -64,7 +64,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn warnings_of_a_library_have_a_limit_and_ours_do_not() {
+    fn library_warnings_are_limited_and_ours_are_not() {
         let lines = lines_of(false, || {
             for _ in 0..400 {
                 tracing::warn!(target: "rustls::msgs::handshake", "illegal");
@@ -78,7 +78,7 @@ mod tests {
     }
 
     #[test]
-    fn each_minute_has_its_lines_and_the_number_of_modules_is_bounded() {
+    fn the_count_restarts_each_minute_and_the_number_of_modules_is_bounded() {
         let (limit, now) = (LibraryLimit::default(), Instant::now());
         assert_eq!([0, 0, 59, 60].map(|at| limit.count("a", now + Duration::from_secs(at))), [1, 2, 3, 1]);
         for module in 0..1000 {

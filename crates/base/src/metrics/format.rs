@@ -68,7 +68,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn openmetrics_is_for_who_asks_for_it() {
+    fn openmetrics_is_chosen_if_the_accept_header_prefers_it() {
         let prometheus =
             "application/openmetrics-text;version=1.0.0;q=0.5,text/plain;version=0.0.4;q=0.3,*/*;q=0.2";
         for (accept, form) in [
@@ -86,7 +86,7 @@ mod tests {
     }
 
     #[test]
-    fn the_plain_form_names_counters_as_their_samples_and_says_no_units() {
+    fn the_plain_format_names_counters_like_their_samples_and_omits_units() {
         let open = "# HELP a Ones.\n# TYPE a counter\na_total 1\n# HELP b_seconds Twos.\n# TYPE b_seconds histogram\n\
                     # UNIT b_seconds seconds\nb_seconds_sum 2.0\n# TYPE c gauge\nc{x=\"# y\"} 3\n# EOF\n";
         assert_eq!(

@@ -212,7 +212,7 @@ mod tests {
     }
 
     #[test]
-    fn the_map_names_ports_in_lists_and_in_the_old_pairs() {
+    fn ports_are_read_from_lists_and_from_dnat_pairs() {
         let (ports, wrong) = parse(&[
             (HTTP, " 9051, 9052,"),
             (HTTPS, "9443"),
@@ -227,14 +227,14 @@ mod tests {
     }
 
     #[test]
-    fn the_loopbacks_ports_are_two_where_the_map_has_no_such_key_and_none_where_it_is_empty() {
+    fn loopback_ports_default_to_two_and_an_empty_key_means_none() {
         assert_eq!(parse(&[]).0, ProxyPorts::default());
         assert_eq!(parse(&[]).0.loopback, set(&[10266, 10267]));
         assert_eq!(parse(&[(LOOPBACK, "")]).0.loopback, set(&[]));
     }
 
     #[test]
-    fn each_wrong_part_is_told_with_key_value_and_remedy_and_the_rest_counts() {
+    fn each_invalid_part_is_reported_with_key_value_and_remedy_and_the_rest_applies() {
         let (ports, wrong) = parse(&[
             (HTTP, "9051,x,0,65536,+7,9000,10250"),
             (HTTPS, "9051,9443"),
@@ -257,7 +257,7 @@ mod tests {
     }
 
     #[test]
-    fn ports_and_faults_are_bounded() {
+    fn the_numbers_of_ports_and_errors_are_bounded() {
         let many = (1..=400).map(|port: u16| port.to_string()).collect::<Vec<_>>().join(",");
         let (ports, wrong) = parse(&[(HTTP, &many), (HTTPS, &"x,".repeat(1000))]);
         assert_eq!((ports.http.len(), wrong.len()), (MAX_PORTS, MAX_WRONG));
@@ -268,7 +268,7 @@ mod tests {
     }
 
     #[test]
-    fn a_port_of_a_server_stands_for_a_target_or_for_what_host_names() {
+    fn a_port_target_is_an_address_or_the_word_host() {
         assert_eq!("host".parse(), Ok(PortTarget::Host));
         assert_eq!("127.0.0.1:1".parse(), Ok(PortTarget::Target("127.0.0.1:1".parse().unwrap())));
         assert!("hosts".parse::<PortTarget>().is_err());
@@ -276,7 +276,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn whatever_stands_there_no_own_port_counts_and_none_twice(
+        fn own_ports_are_ignored_and_no_port_is_both_http_and_https(
             lists in proptest::collection::vec("[0-9, =x]{0,60}", 4),
             own in proptest::collection::btree_set(1_u16..100, 0..20),
         ) {
@@ -288,7 +288,7 @@ mod tests {
         }
 
         #[test]
-        fn what_is_written_of_ports_is_read_back(
+        fn listed_ports_are_read_back_unchanged(
             http in proptest::collection::btree_set(20_000_u16..30_000, 0..50),
             https in proptest::collection::btree_set(30_000_u16..40_000, 0..50),
             loopback in proptest::collection::btree_set(1_u16..65_535, 0..50),

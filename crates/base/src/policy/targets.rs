@@ -252,7 +252,7 @@ mod tests {
     }
 
     #[test]
-    fn by_default_an_edge_dials_itself_and_nobody_else() {
+    fn by_default_an_edge_dials_only_itself() {
         let own = ["192.0.2.7".parse().unwrap(), "2001:db8::7".parse().unwrap()];
         let targets = Targets::default();
         for at in ["127.0.0.1:22", "127.9.9.9:1", "[::1]:22", "[::ffff:127.0.0.1]:22", "192.0.2.7:80"] {
@@ -266,7 +266,7 @@ mod tests {
     }
 
     #[test]
-    fn a_given_list_stands_alone() {
+    fn a_configured_list_replaces_the_default() {
         let own = ["192.0.2.7".parse().unwrap()];
         let targets = targets(&["10.1.2.3:443", "[fd00::/8]:22", "self:9100", "172.16.0.0/12:*"]);
         for at in ["10.1.2.3:443", "[fd12::1]:22", "192.0.2.7:9100", "172.31.0.1:5", "[::ffff:10.1.2.3]:443"]
@@ -280,7 +280,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_off_limits_is_named_by_entries_that_are_about_it_alone() {
+    fn off_limits_addresses_are_allowed_only_by_entries_entirely_off_limits() {
         let at = |at: &str| at.parse().unwrap();
         let narrow = targets(&["127.0.0.0/8:80", "169.254.169.254:*", "[::1]:80", "10.0.0.0/8:*"]);
         for named in ["127.0.0.1:80", "[::ffff:127.9.9.9]:80", "169.254.169.254:1", "[::1]:80"] {
@@ -296,7 +296,7 @@ mod tests {
     }
 
     #[test]
-    fn an_entry_that_cannot_be_meant_is_refused() {
+    fn an_invalid_entry_is_refused() {
         for text in [
             "",
             "10.0.0.1",
@@ -317,7 +317,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn an_entry_survives_its_text(bits: u128, length in 0_u8..=128, port: Option<u16>) {
+        fn an_entry_round_trips_through_its_text(bits: u128, length in 0_u8..=128, port: Option<u16>) {
             let net = Ipv6Net::new(bits.into(), length).unwrap().trunc();
             let entry = TargetEntry { place: AllowedNet::Net(IpNet::V6(net)), port: port.filter(|p| *p > 0) };
             prop_assume!(length == 0 || plain(IpAddr::V6(net.addr())) == IpAddr::V6(net.addr()));
@@ -325,7 +325,7 @@ mod tests {
         }
 
         #[test]
-        fn dress_never_gets_an_address_past_the_list(bits: u32, port: u16) {
+        fn the_ipv4_mapped_form_of_an_address_is_allowed_like_the_address(bits: u32, port: u16) {
             let ip = Ipv4Addr::from(bits);
             let targets = targets(&["127.0.0.0/8:*", "10.1.2.3:443"]);
             let naked = targets.allows((ip, port).into(), &[]);
@@ -342,7 +342,7 @@ mod off_limits_tests {
     use super::*;
 
     #[test]
-    fn what_is_off_limits_is_so_in_every_dress() {
+    fn off_limits_addresses_are_off_limits_in_every_ipv6_form() {
         for ip in [
             "127.0.0.1",
             "127.9.9.9",
@@ -401,7 +401,7 @@ mod off_limits_tests {
     }
 
     #[test]
-    fn a_number_is_no_name() {
+    fn numeric_hosts_are_recognised_as_numbers() {
         for number in ["2130706433", "0x7f000001", "0X7F.1", "0177.0.0.1", "127.1", "127.0.0.0x1", "0x"] {
             assert!(is_number(number), "{number}");
         }
@@ -412,7 +412,7 @@ mod off_limits_tests {
 
     proptest! {
         #[test]
-        fn dress_makes_nothing_allowed(bits: u32) {
+        fn an_embedded_ipv4_address_is_off_limits_like_the_address(bits: u32) {
             let ip = Ipv4Addr::from(bits);
             let naked = is_off_limits(ip.into());
             prop_assert_eq!(is_off_limits(ip.to_ipv6_mapped().into()), naked);
@@ -429,7 +429,7 @@ mod off_limits_tests {
 
         /// RFC 6052 2.2: the octet after the first 64 bits and everything after the address are ignored.
         #[test]
-        fn no_layout_of_a_network_of_its_own_makes_anything_allowed(
+        fn every_layout_of_local_nat64_keeps_an_address_off_limits(
             last in prop_oneof![Just([127, 0, 0, 1]), Just([169, 254, 169, 254]), Just([168, 63, 129, 16])],
             layout in 0..4_usize,
             noise: [u8; 16],
@@ -444,7 +444,7 @@ mod off_limits_tests {
         }
 
         #[test]
-        fn by_every_layout_of_a_network_of_its_own_a_private_address_is_reached(low: [u8; 3], layout in 0..4_usize) {
+        fn every_layout_of_local_nat64_allows_a_private_address(low: [u8; 3], layout in 0..4_usize) {
             let at = [[6, 7, 9, 10], [7, 9, 10, 11], [9, 10, 11, 12], [12, 13, 14, 15]][layout];
             let mut octets = [0, 0x64, 0xff, 0x9b, 0, 1, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0];
             let [b, c, d] = low.map(|octet| octet % 100);

@@ -387,7 +387,7 @@ mod tests {
     }
 
     #[test]
-    fn a_node_uses_its_own_line_or_else_the_default() {
+    fn a_node_uses_its_own_line_otherwise_the_default() {
         let text = "default:abc\n# no comment\nnode 1 : x y z :ignored\r\nnode2:old\nnode2:new\n";
         assert!(prove(text, "other", "abc") && prove(text, "node1", "xyz") && prove(text, "Node1", "xyz"));
         assert!(prove(text, "node2", "new") && !prove(text, "node2", "old"));
@@ -395,7 +395,7 @@ mod tests {
     }
 
     #[test]
-    fn a_node_whose_own_line_has_no_token_is_shut_out() {
+    fn a_node_with_a_line_without_a_token_is_blocked() {
         let shut_out = |text, node: &str| NodeTokens::parse(text).is_blocked(&node.parse().unwrap());
         assert!(shut_out("Node1:\nnode2:a", "nODE1") && shut_out("node1: ip=10.0.0.7", "node1"));
         assert!(!shut_out("node1:\nnode2:a", "node2") && !shut_out("default:", "node1"));
@@ -420,13 +420,13 @@ mod tests {
     }
 
     #[test]
-    fn an_empty_token_proves_nothing() {
+    fn an_empty_token_proves_no_node() {
         assert!(!prove("", "n", "") && !prove("default:", "n", "") && !prove("n:\ndefault:a", "n", ""));
         assert!(!prove("n:\ndefault:a", "n", "a"), "its own line applies, even an empty one");
     }
 
     #[test]
-    fn why_a_token_does_not_prove_a_node_is_told_apart() {
+    fn each_reason_why_a_token_is_refused_has_its_own_error() {
         let why = |text, node: &str| {
             NodeTokens::parse(text).prove(&node.parse().unwrap(), "t").unwrap_err().to_string()
         };
@@ -444,7 +444,7 @@ mod tests {
     }
 
     #[test]
-    fn lines_that_are_not_as_they_should_be_are_told_by_their_number_and_nothing_of_them_is_shown() {
+    fn invalid_lines_are_reported_by_number_without_their_content() {
         let text =
             "# a:b:c\n\ndefault:s\nnode1 SECRET\nnode2:\nnode3:a:b\nNode4:a\nnode4:b\n!:a\n node5 : a \n";
         let tokens = NodeTokens::parse(text);
@@ -455,7 +455,7 @@ mod tests {
     }
 
     #[test]
-    fn behind_a_token_may_stand_which_addresses_its_node_has() {
+    fn a_line_may_list_the_nodes_addresses_after_the_token() {
         let text = "edge7:secret ip=10.0.0.7,fd00::7\nedge8 : s e c r e t\tip=10.0.0.8 \nedge9:a ip=10.0.0.9\nedge9:a\n\
                     default:d ip=10.0.0.1\nip=10.0.0.2\n";
         let tokens = NodeTokens::parse(text);
@@ -476,7 +476,7 @@ mod tests {
     }
 
     #[test]
-    fn a_line_may_name_the_previous_token_and_both_prove_the_node() {
+    fn a_line_may_have_a_previous_token_and_both_prove_the_node() {
         let text = "node7:NEW previous=OLD\nnode8:N ip=10.0.0.8 previous=O\nnode9:a previous=b\nnode9:c previous=d \n\
                     default:D previous=E\n";
         assert!(prove(text, "node7", "NEW") && prove(text, "node7", "OLD"));
@@ -497,7 +497,7 @@ mod tests {
     }
 
     #[test]
-    fn what_has_changed_is_told_by_the_names_of_nodes() {
+    fn changed_since_returns_the_names_of_changed_lines() {
         let earlier = NodeTokens::parse("default:a\nsame:b\nother:c\ngone:d\n");
         let later = NodeTokens::parse("default:e\nsame:b\nother:f\nnew:g\nno name!:h\n");
         assert_eq!(later.changed_since(&earlier), ["default", "gone", "new", "other"]);
@@ -563,7 +563,7 @@ mod tests {
         }
 
         #[test]
-        fn no_text_makes_it_panic_or_shows_a_token(text in ".{0,200}") {
+        fn parsing_never_panics_and_debug_output_has_no_token(text in ".{0,200}") {
             let tokens = NodeTokens::parse(&text);
             prop_assert_eq!(format!("{tokens:?}"), format!("Tokens({} lines)", tokens.len()));
         }

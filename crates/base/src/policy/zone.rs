@@ -190,7 +190,7 @@ mod tests {
     }
 
     #[test]
-    fn a_zone_of_our_own_has_every_node_that_dns_can_carry() {
+    fn a_zone_has_a_name_for_every_node_with_a_valid_dns_name() {
         let zone = zone("nodes.test", &[]);
         for node in ["Node-A", "a.b.c", "localhost", "kubernetes.default.svc"] {
             assert_eq!(name(&zone, node), Ok(format!("{}.nodes.test", node.to_ascii_lowercase())));
@@ -201,7 +201,7 @@ mod tests {
     }
 
     #[test]
-    fn a_node_is_meant_by_its_name_and_by_its_name_in_the_zone() {
+    fn a_node_is_found_by_its_name_with_or_without_the_zone() {
         let node = |zone: &Zone, name: &str| zone.node(name.parse().unwrap()).to_string();
         let own = zone("nodes.test", &[]);
         for (name, meant) in [
@@ -219,7 +219,7 @@ mod tests {
     }
 
     #[test]
-    fn without_a_zone_a_name_has_one_label_or_somebody_who_vouches_for_it() {
+    fn without_a_zone_a_dotted_name_must_be_known_or_match_a_pattern() {
         let zone = zone("", &["*.edge.example.org"]);
         for node in ["node-1", "kubernetes", "known.example.org", "KNOWN.Example.org", "a.edge.example.org"] {
             assert_eq!(name(&zone, node), Ok(node.to_ascii_lowercase()));
@@ -231,7 +231,7 @@ mod tests {
     }
 
     #[test]
-    fn without_a_zone_nobody_has_a_name_that_programs_look_up_by_themselves() {
+    fn without_a_zone_reserved_names_are_refused() {
         let all = Zone::new(String::new(), vec!["*".parse().unwrap()], |_| true);
         for node in [
             "localhost",
@@ -254,7 +254,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn a_name_in_dns_is_the_nodes_own_and_lies_in_the_zone(node in "[a-zA-Z0-9._-]{1,30}", suffix in "|nodes|n\\.test") {
+        fn a_dns_name_is_the_nodes_name_within_the_zone(node in "[a-zA-Z0-9._-]{1,30}", suffix in "|nodes|n\\.test") {
             let zone = Zone::new(suffix.clone(), Vec::new(), |_| false);
             if let Ok(Ok(name)) = node.parse().map(|node| zone.name(&node)) {
                 let dot = if suffix.is_empty() { "" } else { "." };
@@ -290,19 +290,19 @@ mod lines_tests {
     }
 
     #[test]
-    fn lines_of_ours_stay_where_another_server_has_put_them() {
+    fn own_lines_stay_at_their_place() {
         let text = b"10.0.0.2    b\n10.0.0.1    a\n";
         assert_eq!(merged(text, ip(1), &names(&["a"])), text);
     }
 
     #[test]
-    fn a_line_that_somebody_has_doubled_does_not_stand_for_another() {
+    fn a_duplicate_own_line_is_replaced_by_a_missing_one() {
         let text = b"10.0.0.1    a\n10.0.0.1    a\n";
         assert_eq!(merged(text, ip(1), &names(&["a", "b"])), b"10.0.0.1    a\n10.0.0.1    b\n");
     }
 
     #[test]
-    fn lines_of_dead_servers_go_and_no_others() {
+    fn only_lines_of_stopped_servers_are_removed() {
         let text = b"10.0.0.1    a\n10.0.0.2    b\n10.0.0.3 c\nfd00::1    d\n#CustomStart\n10.0.0.2    e\n#CustomEnd\n\
                      10.0.0.2    f\n10.0.0.2    g h\nFD00::1    i\n10.0.0.2    no end";
         assert_eq!(servers(text), BTreeSet::from([ip(1), ip(2), "fd00::1".parse().unwrap()]));
@@ -323,7 +323,7 @@ mod lines_tests {
 
     proptest! {
         #[test]
-        fn only_own_lines_ever_change(
+        fn a_merge_changes_only_own_lines(
             lines in prop::collection::vec(line(), 0..12),
             ends in any::<bool>(),
             wanted in prop::collection::btree_set("[a-c]{1,2}", 0..4),
