@@ -427,7 +427,7 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn a_crowd_may_wait_while_files_are_plenty_and_gives_way_once_they_are_scarce() {
+    async fn connections_are_limited_to_a_quarter_of_the_files_once_files_are_scarce() {
         let (socket, metrics) = (File::open("/dev/null").unwrap(), Metrics::edge());
         let number = u64::try_from(std::os::fd::AsRawFd::as_raw_fd(&socket)).unwrap();
         let waiting = |max_files, count| {
@@ -463,7 +463,7 @@ mod proxied_tests {
     use super::*;
 
     #[tokio::test]
-    async fn a_header_that_we_write_tells_whose_connection_it_is() {
+    async fn a_written_proxy_header_is_read_back_with_its_source() {
         for (from, to) in [
             ("192.0.2.7:1234", "10.0.0.1:443"),
             ("[2001:db8::7]:1234", "[2001:db8::1]:443"),
@@ -506,7 +506,7 @@ mod proxied_tests {
     }
 
     #[tokio::test]
-    async fn the_source_is_read_and_nothing_behind_the_header() {
+    async fn the_source_is_read_and_no_byte_after_the_header() {
         let four = v2::Addresses::IPv4(v2::IPv4::new([203, 0, 113, 7], [10, 0, 0, 1], 4000, 22));
         let mapped = "::ffff:203.0.113.7".parse::<std::net::Ipv6Addr>().unwrap();
         let six = v2::Addresses::IPv6(v2::IPv6::new(mapped, mapped, 4000, 22));
@@ -529,7 +529,7 @@ mod proxied_tests {
     }
 
     #[tokio::test]
-    async fn what_is_no_header_is_refused() {
+    async fn an_invalid_proxy_header_is_refused() {
         let mut long = v2_header(v2::Command::Local, v2::Addresses::Unspecified);
         long[14..16].copy_from_slice(&u16::MAX.to_be_bytes());
         long.resize(70_000, 0);
@@ -550,7 +550,7 @@ mod proxied_tests {
 
     proptest! {
         #[test]
-        fn no_bytes_make_it_panic(bytes in proptest::collection::vec(any::<u8>(), 0..200), v2: bool) {
+        fn parsing_never_panics(bytes in proptest::collection::vec(any::<u8>(), 0..200), v2: bool) {
             let prefix = if v2 { v2::PROTOCOL_PREFIX } else { b"PROXY " };
             let _ = (source(&bytes), source(&[prefix, &bytes].concat()));
         }

@@ -371,7 +371,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn each_address_is_tried_in_order() {
+    async fn addresses_are_tried_in_order() {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let open = listener.local_addr().unwrap();
         let socket = dial(&named("order.test"), &[closed().await, open], SOON).await.unwrap();
@@ -380,7 +380,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_refusal_is_told_apart_from_silence() {
+    async fn a_refusal_and_a_timeout_have_different_errors() {
         let (_listener, mute, _held) = silent().await;
         let refuses = closed().await;
         let brief = Duration::from_millis(100);
@@ -398,7 +398,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn what_is_said_does_not_depend_on_the_order_in_which_addresses_were_tried() {
+    async fn the_error_does_not_depend_on_the_order_of_attempts() {
         let [one, two] = [closed().await, closed().await];
         let host = named("all.test");
         let says =
@@ -414,7 +414,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_silent_address_costs_a_quarter_of_a_second_once() {
+    async fn a_silent_address_delays_one_dial_and_then_the_address_that_answered_is_first() {
         let (_listener, mute, _held) = silent().await;
         let (_open, open) = open_v6(mute.port()).await;
         let host = named("dead-first.test");
@@ -433,7 +433,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_slow_address_may_still_answer_after_the_others_have_failed() {
+    async fn a_slow_address_is_awaited_after_the_others_have_failed() {
         let (listener, slow, held) = silent().await;
         let drains = async {
             drop(held);
@@ -451,7 +451,7 @@ mod tests {
     }
 
     #[test]
-    fn families_take_turns_in_the_given_order() {
+    fn address_families_alternate_in_the_given_order() {
         let sorted = |addresses: &[&str]| {
             let addresses: Vec<SocketAddr> = addresses.iter().map(|at| at.parse().unwrap()).collect();
             in_order(&named("turns.test"), &addresses).iter().map(ToString::to_string).collect::<Vec<_>>()
@@ -464,7 +464,7 @@ mod tests {
     }
 
     #[test]
-    fn names_without_end_take_bounded_memory() {
+    fn the_number_of_remembered_hosts_is_bounded() {
         let mut worked = Worked::default();
         for n in 0..3 * MAX_WORKED {
             worked.insert(&named(&format!("n{n}.test")), ([192, 0, 2, 1], 7).into());
@@ -473,7 +473,7 @@ mod tests {
     }
 
     #[test]
-    fn all_addresses_are_told_and_a_silent_one_first() {
+    fn the_error_lists_all_addresses_and_a_silent_one_first() {
         use io::ErrorKind as Kind;
         let of = |last: u8, kind: Kind| failure(([192, 0, 2, last], 22).into(), kind.into(), SOON);
         let failed = |kinds: &[Kind]| {
@@ -492,7 +492,7 @@ mod tests {
     }
 
     #[test]
-    fn the_most_telling_failure_decides_and_no_address_is_named_twice() {
+    fn the_most_telling_failure_is_the_reason_and_no_address_is_listed_twice() {
         use io::ErrorKind as Kind;
         let at = |text: &str| text.parse::<SocketAddr>().unwrap();
         let no_ipv6 = || io::Error::from_raw_os_error(Errno::AFNOSUPPORT.raw_os_error());

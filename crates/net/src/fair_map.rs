@@ -186,7 +186,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn it_is_bounded_and_the_source_with_most_loses_its_oldest(
+        fn the_map_is_bounded_and_the_source_with_most_keys_loses_its_oldest(
             most in 1usize..8,
             steps in prop::collection::vec((0u8..4, 0u8..12, any::<bool>()), 1..80),
         ) {

@@ -122,14 +122,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn raised_to_the_hard_limit_and_told() {
+    fn raise_sets_the_hard_limit_and_returns_both_limits() {
         let raised = raise();
         assert_eq!((raised.to, limit()), (raised.hard, raised.hard));
         assert_eq!(raise().from, raised.hard);
     }
 
     #[test]
-    fn the_last_files_are_kept() {
+    fn the_last_file_descriptors_are_reserved() {
         let file = std::fs::File::open("/proc/self/status").unwrap();
         let number = u64::try_from(file.as_raw_fd()).unwrap();
         assert!(is_in_reserve(&file, number + 1) && is_in_reserve(&file, 0));
@@ -141,7 +141,7 @@ mod tests {
     }
 
     #[test]
-    fn a_file_in_the_reserve_fails_as_the_system_does() {
+    fn a_file_descriptor_in_the_reserve_fails_like_an_exceeded_limit() {
         let file = std::fs::File::open("/proc/self/status").unwrap();
         let number = u64::try_from(file.as_raw_fd()).unwrap();
         leave(&file, number + 9, 8).unwrap();
@@ -153,7 +153,7 @@ mod tests {
     }
 
     #[test]
-    fn files_are_scarce_before_the_last_are_kept() {
+    fn file_descriptors_are_scarce_before_the_reserve_is_reached() {
         let file = std::fs::File::open("/proc/self/status").unwrap();
         let number = u64::try_from(file.as_raw_fd()).unwrap();
         assert!(are_scarce(&file, number) && are_scarce(&file, number + number / 4));
@@ -161,7 +161,7 @@ mod tests {
     }
 
     #[test]
-    fn slots_never_take_more_than_their_part() {
+    fn permits_never_exceed_their_share_of_the_file_descriptors() {
         assert_eq!(at_most(1, 4), 1);
         assert!(u64::try_from(at_most(usize::MAX, 4)).unwrap() <= limit() / 4);
     }

@@ -282,7 +282,7 @@ mod exempt_tests {
     }
 
     #[test]
-    fn names_cover_the_names_below_them() {
+    fn no_proxy_names_cover_their_subdomains() {
         for (list, target, expected) in [
             ("cloud.io", "cloud.io:443", true),
             ("cloud.io", "tunnel.Cloud.io:443", true),
@@ -300,7 +300,7 @@ mod exempt_tests {
     }
 
     #[test]
-    fn addresses_and_networks_cover_addresses_only() {
+    fn no_proxy_addresses_and_networks_cover_only_addresses() {
         for (list, target, expected) in [
             ("*", "10.0.0.1:1", true),
             ("*", "a.b:1", true),
@@ -319,7 +319,7 @@ mod exempt_tests {
     }
 
     #[test]
-    fn this_machine_is_always_reached_directly() {
+    fn loopback_targets_never_use_the_proxy() {
         assert!(direct("", "localhost:1") && direct("", "127.8.0.1:1") && direct("", "[::1]:1"));
     }
 }

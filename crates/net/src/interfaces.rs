@@ -351,7 +351,7 @@ mod tests {
     }
 
     #[test]
-    fn link_local_addresses_and_those_of_dummy_interfaces_are_not_own_unless_they_are_given() {
+    fn link_local_and_dummy_addresses_are_own_only_if_configured() {
         let found: Vec<_> = [
             ("127.0.0.1", 1),
             ("10.0.0.5", 2),
@@ -386,7 +386,7 @@ mod tests {
     }
 
     #[test]
-    fn a_dummy_is_known_by_the_kind_that_the_kernel_reports() {
+    fn a_dummy_interface_is_recognised_by_its_kind_and_not_its_name() {
         let kind = |kind: &[u8]| attribute(IFLA_LINKINFO, &attribute(IFLA_INFO_KIND, kind));
         let name = attribute(3, b"dummy\0");
         let of = |attributes: &[&[u8]]| dummy(&message(7, &attributes.concat()));
@@ -397,7 +397,7 @@ mod tests {
     }
 
     #[test]
-    fn a_report_of_any_shape_is_no_panic() {
+    fn parsing_a_netlink_report_never_panics() {
         for byte in [0, 1, 3, 18, 255] {
             for len in 0..100 {
                 assert_eq!(dummy(&vec![byte; len]), None);
@@ -406,7 +406,7 @@ mod tests {
     }
 
     #[test]
-    fn the_kernel_lists_this_machines_interfaces() {
+    fn local_addresses_are_read_from_the_kernel() {
         dummies().unwrap();
         let now = LocalAddresses::of_interfaces(ips(&["192.0.2.7"])).now();
         assert!(now.own.contains(&"127.0.0.1".parse().unwrap()), "{now:?}");
@@ -445,7 +445,7 @@ mod change_tests {
     }
 
     #[test]
-    fn addresses_and_default_routes_are_reports_and_no_other_routes_links_or_link_local_addresses() {
+    fn only_global_addresses_and_default_routes_are_changes() {
         assert!(is_report(&of_address(RTM_NEWADDR, "10.0.0.5")));
         assert!(is_report(&of_address(RTM_DELADDR, "2001:db8::5")));
         assert!(is_report(&of_route(RTM_DELROUTE, 0)) && is_report(&of_route(RTM_NEWROUTE, 0)));
@@ -460,7 +460,7 @@ mod change_tests {
     }
 
     #[test]
-    fn the_age_of_a_default_route_is_no_part_of_it() {
+    fn the_age_of_a_default_route_is_ignored() {
         let route = |gateway: u8, age: u8| {
             let (gateway, age) = (attribute(5, &[10, 0, 0, gateway]), attribute(12, &[age; 32]));
             default_route(&message(RTM_NEWROUTE, 2, 0, 12, &[&gateway, &age]))
@@ -471,7 +471,7 @@ mod change_tests {
     }
 
     #[test]
-    fn a_report_of_any_shape_is_no_panic() {
+    fn parsing_a_netlink_report_never_panics() {
         for byte in [0, 1, 2, 3, 10, 20, 24, 255] {
             for len in 0..100 {
                 let report = vec![byte; len];
@@ -484,7 +484,7 @@ mod change_tests {
 
     /// Runs the next test in a network namespace of its own.
     #[test]
-    fn what_is_announced_again_is_no_change() {
+    fn a_repeated_kernel_announcement_is_no_change() {
         let has_ip = Command::new("ip").arg("-V").output().is_ok();
         if !rustix::process::geteuid().is_root() || !has_ip {
             return;

@@ -543,7 +543,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn accepted_sockets_have_the_options_of_their_listener() {
+    async fn accepted_sockets_have_their_options_set() {
         let listener = TcpAccept::bind(any_port("127.0.0.1")).unwrap();
         let (_far, (near, _)) = tokio::join!(TcpStream::connect(listener.at()), listener.accept());
         let socket = SockRef::from(&near);
@@ -558,7 +558,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn the_unspecified_address_of_ipv6_includes_ipv4_with_or_without_ipv6() {
+    async fn the_unspecified_ipv6_address_accepts_ipv4_even_without_ipv6() {
         let listener = TcpAccept::bind(any_port("::")).unwrap();
         let port = listener.at().port();
         for ip in ["127.0.0.1", "::1"] {
@@ -572,7 +572,7 @@ mod tests {
     }
 
     #[test]
-    fn a_congestion_control_that_is_not_there_is_told_with_the_remedy() {
+    fn an_unavailable_congestion_control_is_an_error_with_a_remedy() {
         assert_eq!(try_congestion("reno"), Ok(()));
         for name in ["slowpoke", "", "a name that is longer than any"] {
             let failed = try_congestion(name).unwrap_err();
@@ -584,20 +584,20 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_taken_port_is_told_with_the_remedy() {
+    async fn a_port_in_use_is_an_error_with_a_remedy() {
         let first = TcpAccept::bind(any_port("127.0.0.1")).unwrap();
         let failed = TcpAccept::bind(first.at()).unwrap_err().to_string();
         assert!(failed.contains(&first.at().to_string()) && failed.contains("stop the program"), "{failed}");
     }
 
     #[tokio::test]
-    async fn an_address_of_another_machine_is_told_with_the_remedy() {
+    async fn an_address_of_another_machine_is_an_error_with_a_remedy() {
         let failed = TcpAccept::bind(any_port("192.0.2.1")).unwrap_err().to_string();
         assert!(failed.contains("use an address of this machine"), "{failed}");
     }
 
     #[test]
-    fn a_privileged_port_is_told_with_the_remedy() {
+    fn a_privileged_port_is_an_error_with_a_remedy() {
         let cause = io::ErrorKind::PermissionDenied.into();
         let failed = BindError { at: "0.0.0.0:443".parse().unwrap(), cause }.to_string();
         assert!(failed.contains("CAP_NET_BIND_SERVICE"), "{failed}");
@@ -611,7 +611,7 @@ mod unix_tests {
     use super::*;
 
     #[tokio::test]
-    async fn a_socket_is_its_owners_and_its_file_goes_with_it() {
+    async fn a_unix_socket_is_private_and_its_file_is_removed_on_drop() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("egress.sock");
         let listener = UnixAccept::bind(&path).unwrap();
@@ -624,7 +624,7 @@ mod unix_tests {
     }
 
     #[tokio::test]
-    async fn the_file_of_a_process_that_is_gone_is_taken_over_and_a_live_one_is_not() {
+    async fn a_stale_socket_file_is_replaced_and_a_live_one_is_not() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("egress.sock");
         drop(std::os::unix::net::UnixListener::bind(&path).unwrap());
@@ -640,7 +640,7 @@ mod unix_tests {
     }
 
     #[tokio::test]
-    async fn another_users_lock_of_the_directory_is_ignored() {
+    async fn a_foreign_lock_on_the_directory_is_ignored() {
         let dir = tempfile::tempdir().unwrap();
         let held = File::open(dir.path()).unwrap();
         held.lock().unwrap();
@@ -649,7 +649,7 @@ mod unix_tests {
     }
 
     #[test]
-    fn the_file_is_its_owners_from_its_first_moment() {
+    fn a_socket_file_is_private_as_soon_as_it_exists() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("egress.sock");
         private_socket().unwrap().bind(&SockAddr::unix(&path).unwrap()).unwrap();
@@ -657,7 +657,7 @@ mod unix_tests {
     }
 
     #[tokio::test]
-    async fn of_two_that_start_at_once_one_listens_and_the_other_is_told_so() {
+    async fn of_two_concurrent_binds_one_listens_and_the_other_fails() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("egress.sock");
         for _ in 0..100 {
@@ -680,7 +680,7 @@ mod unix_tests {
     }
 
     #[tokio::test]
-    async fn what_a_link_leads_to_is_not_touched() {
+    async fn the_destination_of_a_symlink_is_not_touched() {
         let dir = tempfile::tempdir().unwrap();
         let (link, file) = (dir.path().join("egress.sock"), dir.path().join("file"));
         fs::write(&file, "precious").unwrap();
@@ -694,7 +694,7 @@ mod unix_tests {
     }
 
     #[tokio::test]
-    async fn what_cannot_be_listened_on_is_told_with_the_remedy() {
+    async fn an_unusable_socket_path_is_an_error_with_a_remedy() {
         let dir = tempfile::tempdir().unwrap();
         let file = dir.path().join("file");
         fs::write(&file, "precious").unwrap();
@@ -716,7 +716,7 @@ mod announced_tests {
     use super::*;
 
     #[tokio::test]
-    async fn an_announced_port_is_known_by_each_address_that_leads_to_it() {
+    async fn an_announced_port_is_recognised_by_each_of_its_addresses() {
         for (at, known, unknown) in [
             ("127.0.0.1:0", &["127.0.0.1"][..], &["127.0.0.2", "192.0.2.7", "::1"][..]),
             ("0.0.0.0:0", &["127.0.0.1", "127.9.9.9", "192.0.2.7"], &["::1"]),
@@ -734,7 +734,7 @@ mod announced_tests {
     }
 
     #[tokio::test]
-    async fn only_a_connection_to_this_machine_leads_to_its_ports() {
+    async fn a_connection_to_an_announced_port_is_recognised_unlike_one_to_a_public_port() {
         let announced = TcpAccept::bind("127.0.0.1:0".parse().unwrap()).unwrap();
         let public = TcpAccept::bind_public("127.0.0.1:0".parse().unwrap()).unwrap();
         let connect = async |at: SocketAddr| TcpStream::connect(at).await.unwrap();
@@ -743,7 +743,7 @@ mod announced_tests {
     }
 
     #[tokio::test]
-    async fn other_ports_are_not_private_whatever_others_announce() {
+    async fn an_announcement_without_a_listener_is_not_trusted() {
         let free = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let at = free.local_addr().unwrap();
         assert!(!is_announced_here(at));
@@ -758,7 +758,7 @@ mod announced_tests {
 
     /// Otherwise a crowd of clients would pass while the process is busy.
     #[tokio::test]
-    async fn an_announcement_that_does_not_respond_counts() {
+    async fn an_unresponsive_announcement_is_trusted() {
         let free = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let at = free.local_addr().unwrap();
         let busy = socket().unwrap();
@@ -770,7 +770,7 @@ mod announced_tests {
     }
 
     #[tokio::test]
-    async fn one_that_is_announced_goes_on_accepting_and_can_be_looked_for_without_end() {
+    async fn an_announced_port_keeps_accepting_during_many_lookups() {
         let port = TcpAccept::bind("127.0.0.1:0".parse().unwrap()).unwrap();
         let looks = async {
             for _ in 0..2 * BACKLOG {

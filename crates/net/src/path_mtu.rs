@@ -289,7 +289,7 @@ mod tests {
     const NOW: Option<Duration> = Some(Duration::ZERO);
 
     #[tokio::test(start_paused = true)]
-    async fn a_handshake_that_stalls_twice_is_made_with_small_segments() {
+    async fn handshakes_that_stall_twice_limit_the_segments_of_the_path() {
         assert_eq!(finished("127.1.1.1", [NOW, None, None]).await, (0, None));
         for (ip, lasts, attempt) in [("127.1.1.2", [None, NOW, None], 1), ("127.1.1.3", [None, None, NOW], 2)]
         {
@@ -310,7 +310,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_slow_server_is_no_lossy_path() {
+    async fn a_slow_server_is_not_taken_for_a_lossy_path() {
         let slow = Some(HANDSHAKE_TIMEOUT);
         for _ in 0..3 {
             assert_eq!(finished("127.1.1.4", [None, slow, None]).await, (1, None), "each attempt waits");

@@ -330,7 +330,7 @@ mod tests {
     }
 
     #[test]
-    fn a_server_has_its_names_and_addresses_and_a_client_its_name_alone() {
+    fn server_certificates_have_names_and_addresses_and_client_ones_a_common_name() {
         let authority = CertificateAuthority::new("ours", DAY).unwrap();
         let server = der(&authority.server(&["cloud.test", "10.0.0.1", "::1"]).unwrap().cert);
         let (_, server) = X509Certificate::from_der(&server).unwrap();
@@ -356,7 +356,7 @@ mod tests {
     }
 
     #[test]
-    fn a_renewed_certificate_differs_in_key_and_time_alone() {
+    fn a_renewed_certificate_differs_only_in_key_and_validity() {
         let authority = CertificateAuthority::new("tunnel CA", DAY).unwrap();
         let server = authority.server(&["cloud.test", "10.0.0.1", "fd00::1"]).unwrap();
         let client = authority.client("kube-apiserver").unwrap();
@@ -387,7 +387,7 @@ mod tests {
     }
 
     #[test]
-    fn a_request_asks_for_its_names_and_takes_a_certificate_for_its_own_key_alone() {
+    fn a_request_has_its_subject_and_accepts_only_a_certificate_for_its_key() {
         use x509_parser::prelude::X509CertificationRequest;
         let request = || {
             CertificateRequest::new("tunnel-proxy-client", "openyurt:yurttunnel", &["n1", "10.0.0.1"])
@@ -419,7 +419,7 @@ mod tests {
     }
 
     #[test]
-    fn all_is_valid_now_and_as_long_as_was_said() {
+    fn certificates_are_valid_from_now_for_the_requested_time() {
         let authority = CertificateAuthority::new("ours", DAY).unwrap();
         let now = i64::try_from(SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap().as_secs())
             .unwrap();
@@ -433,7 +433,7 @@ mod tests {
     }
 
     #[test]
-    fn the_key_is_for_its_owner_alone_whatever_stood_there_and_nothing_is_left_beside_it() {
+    fn a_written_key_file_is_private_and_leaves_no_temporary_file() {
         let dir = tempfile::tempdir().unwrap();
         let (cert, key) = (dir.path().join("a.crt"), dir.path().join("a.key"));
         for file in [&key, &dir.path().join("a.key.new")] {
@@ -450,7 +450,7 @@ mod tests {
     }
 
     #[test]
-    fn an_authority_that_there_is_signs_on_and_never_beyond_its_own_end() {
+    fn a_loaded_ca_never_signs_beyond_its_own_expiry() {
         let first = CertificateAuthority::new("ours", DAY).unwrap();
         let again = CertificateAuthority::read(first.cert(), &first.key()).unwrap().signing_for(100 * DAY);
         let ends = |pem: &str| {
@@ -468,7 +468,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_authority_is_told() {
+    fn an_unusable_ca_is_an_error_with_its_cause() {
         let (ours, others) = (
             CertificateAuthority::new("ours", DAY).unwrap(),
             CertificateAuthority::new("others", DAY).unwrap(),
@@ -488,7 +488,7 @@ mod tests {
     }
 
     #[test]
-    fn what_does_not_work_is_told_with_its_name() {
+    fn an_error_contains_the_invalid_name_or_path() {
         let authority = CertificateAuthority::new("ours", DAY).unwrap();
         let told = authority.server(&["a.b", "wölkchen"]).unwrap_err().to_string();
         assert!(told.contains("wölkchen") && told.contains("ASCII DNS names"), "{told}");

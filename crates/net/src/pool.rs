@@ -200,7 +200,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_dropped_buffer_is_used_again() {
+    fn a_dropped_buffer_is_reused() {
         let pool = Pool::new();
         let mut buffer = pool.take();
         buffer[0] = 7;
@@ -210,7 +210,7 @@ mod tests {
     }
 
     #[test]
-    fn a_buffer_shares_no_page_with_what_may_outlive_it() {
+    fn buffers_are_page_aligned() {
         let pool = Pool::new();
         let several = [pool.take(), pool.take(), pool.take()];
         assert!(several.iter().all(|buffer| buffer.as_ptr().addr().is_multiple_of(4096)));
@@ -224,7 +224,7 @@ mod tests {
     }
 
     #[test]
-    fn many_bytes_hold_their_buffer_until_the_last_clone_is_gone() {
+    fn many_bytes_hold_their_buffer_until_the_last_clone_is_dropped() {
         let pool = Pool::new();
         let buffer = pool.take();
         let at = buffer.as_ptr();
@@ -238,7 +238,7 @@ mod tests {
     }
 
     #[test]
-    fn no_more_than_the_bound_are_kept() {
+    fn the_number_of_idle_buffers_is_bounded() {
         let pool = Pool::new();
         let all: Vec<_> = (0..MAX_IDLE_BUFFERS + 10).map(|_| pool.take()).collect();
         drop(all);
@@ -246,7 +246,7 @@ mod tests {
     }
 
     #[test]
-    fn a_trim_gives_back_what_was_not_needed_since_the_last_one() {
+    fn a_trim_releases_buffers_unused_since_the_last_trim() {
         let pool = Pool::new();
         drop([pool.take(), pool.take(), pool.take()]);
         pool.trim();

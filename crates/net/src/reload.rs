@@ -398,7 +398,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_changed_file_is_read_again_and_a_bad_one_keeps_the_old_value() {
+    async fn a_changed_file_is_reloaded_and_an_invalid_one_keeps_the_old_value() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("n");
         std::fs::write(&path, "1").unwrap();
@@ -436,7 +436,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn what_somebody_is_writing_counts_once_it_was_read_twice_alike() {
+    async fn a_changed_file_applies_once_two_reads_are_equal() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("n");
         std::fs::write(&path, "1").unwrap();
@@ -451,7 +451,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn an_unchanged_bad_file_is_not_parsed_again() {
+    async fn an_unchanged_invalid_file_is_not_parsed_again() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("n");
         std::fs::write(&path, "1").unwrap();
@@ -472,7 +472,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_watch_notices_and_ends_with_the_drain() {
+    async fn a_watch_reloads_a_changed_file_and_ends_with_the_drain() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("n");
         std::fs::write(&path, "1").unwrap();
@@ -488,7 +488,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn who_asks_need_not_wait_for_the_next_look() {
+    async fn reload_now_does_not_wait_for_the_next_check() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("n");
         std::fs::write(&path, "1").unwrap();
@@ -505,7 +505,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn values_of_one_bad_file_report_it_once_until_each_has_read_it_again() {
+    async fn values_of_one_invalid_file_report_it_once_until_all_have_reloaded() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("n");
         std::fs::write(&path, "1").unwrap();

@@ -329,7 +329,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_name_is_asked_of_the_given_server_and_remembered_briefly() {
+    async fn a_name_is_queried_at_the_given_server_and_cached() {
         let (at, queries, _drain) = server().await;
         let resolver = Resolver::of_servers(&[at]).unwrap();
         let expected: IpAddr = "10.0.0.7".parse().unwrap();
@@ -343,7 +343,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_miss_is_told_from_a_failure_and_is_not_remembered() {
+    async fn a_missing_name_differs_from_a_failure_and_is_not_cached() {
         let (at, queries, _drain) = server().await;
         let resolver = Resolver::of_servers(&[at]).unwrap();
         let missed = resolver.lookup("edge2.nodes.").await;
@@ -355,7 +355,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn this_machine_and_addresses_need_no_server() {
+    async fn localhost_and_addresses_need_no_dns_server() {
         let resolver = Resolver::of_servers(&["127.0.0.1:1".parse().unwrap()]).unwrap();
         let own: [IpAddr; 2] = [Ipv4Addr::LOCALHOST.into(), Ipv6Addr::LOCALHOST.into()];
         assert_eq!(resolver.lookup("LocalHost.").await.unwrap(), own);
@@ -364,7 +364,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_silent_server_costs_no_more_than_the_ceiling() {
+    async fn a_lookup_at_a_silent_dns_server_takes_at_most_the_query_timeout() {
         let silent = UdpSocket::bind("127.0.0.1:0").await.unwrap();
         let resolver = Resolver::of_servers(&[silent.local_addr().unwrap()]).unwrap();
         let start = tokio::time::Instant::now();
@@ -373,7 +373,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_name_in_hosts_is_final_for_both_families() {
+    async fn a_name_in_the_hosts_file_is_final_for_both_address_families() {
         let silent = UdpSocket::bind("127.0.0.1:0").await.unwrap();
         let server = name_server(&silent.local_addr().unwrap());
         let search = vec![Name::from_ascii("cluster.example.").unwrap()];
@@ -398,7 +398,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn the_systems_resolver_stands_whatever_its_files_say() {
+    async fn the_system_resolver_works_with_any_resolv_conf() {
         assert!(Resolver::system().is_ok());
         for nothing in [None, Some(&b"# empty\n".to_vec())] {
             let (config, _) = system_servers(nothing);

@@ -500,7 +500,7 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn early_bytes_come_first_and_then_the_sockets() {
+    async fn early_bytes_are_read_before_the_sockets() {
         let (mut far, near) = duplex(64);
         let mut socket = Socket::with_early(near, Pool::new(), Bytes::from_static(b"early "));
         far.write_all(b"late").await.unwrap();
@@ -533,7 +533,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_chunk_is_never_longer_than_a_frame_of_a_link_carries() {
+    async fn a_chunk_is_never_longer_than_a_frame_carries() {
         let (mut far, near) = duplex(4 * BUFFER);
         far.write_all(&vec![7; 2 * BUFFER]).await.unwrap();
         let mut socket = Socket::new(near, Pool::new());
@@ -559,7 +559,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_socket_that_takes_nothing_is_an_error_and_not_a_loop() {
+    async fn a_socket_that_accepts_no_bytes_is_an_error() {
         let mut socket = Socket::new(
             tokio::io::join(tokio::io::empty(), io::Cursor::new(Box::<[u8]>::default())),
             Pool::new(),
@@ -571,7 +571,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn small_reads_through_a_buffer_see_every_byte(
+        fn small_reads_through_a_buffer_return_every_byte(
             len in 0..3 * BUFFER, pipe in 1..2 * BUFFER, step in 1..5000usize,
         ) {
             let sent: Vec<u8> = (0..len).map(|i| (i % 251) as u8).collect();
@@ -607,7 +607,7 @@ mod under_tls_tests {
     use super::*;
 
     #[tokio::test]
-    async fn every_byte_passes_both_ways_through_a_stream_with_little_room() {
+    async fn every_byte_passes_both_ways_through_a_small_stream() {
         let (near, far) = duplex(1000);
         let mut ours = ByteStreamIo::new(Socket::new(near, Pool::new()));
         let (mut read, mut write) = tokio::io::split(far);

@@ -349,7 +349,7 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn it_tells_what_was_written_and_what_arrived() {
+    async fn tcp_info_reports_written_and_delivered_bytes() {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let far = TcpStream::connect(listener.local_addr().unwrap());
         let (far, near) = tokio::join!(far, listener.accept());
@@ -372,14 +372,14 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn nothing_is_read_of_a_connection_that_is_gone() {
+    async fn a_closed_connection_has_no_tcp_info() {
         let reader =
             TcpInfoReader { from: "127.0.0.1:9".parse().unwrap(), to: "127.0.0.1:1".parse().unwrap() };
         assert_eq!(reader.read(), None);
     }
 
     #[test]
-    fn an_answer_of_any_length_is_no_panic() {
+    fn parsing_a_tcp_info_of_any_length_never_panics() {
         assert!((0..300).filter_map(|len| tcp_info(&vec![1; len])).count() == 300 - 216);
         assert!((0..300).filter_map(|len| silence_of(&vec![1; len])).count() == 300 - 60);
         assert!((0..300).all(|len| losses(&vec![1; len]).is_none()));
@@ -394,7 +394,7 @@ mod diag_tests {
     use super::*;
 
     #[tokio::test]
-    async fn it_is_what_the_peer_has_not_got_yet() {
+    async fn unacknowledged_counts_the_bytes_that_the_peer_has_not_received() {
         for (at, to) in [("127.0.0.1:0", "127.0.0.1"), ("[::1]:0", "::1"), ("[::]:0", "127.0.0.1")] {
             let listener = TcpListener::bind(at).await.unwrap();
             let to = SocketAddr::new(to.parse().unwrap(), listener.local_addr().unwrap().port());
@@ -421,7 +421,7 @@ mod diag_tests {
     }
 
     #[test]
-    fn an_answer_of_any_shape_is_no_panic() {
+    fn parsing_a_diag_answer_never_panics() {
         for len in 0..200 {
             let answer = vec![20; len];
             assert!(error(&answer).kind() == io::ErrorKind::InvalidData && attribute(&answer, 2).is_none());

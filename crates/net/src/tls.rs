@@ -582,7 +582,7 @@ mod offer_tests {
     }
 
     #[test]
-    fn the_shipped_list_gives_six_suites_and_warns_of_the_rest() {
+    fn superedges_default_list_gives_six_suites_and_warnings_about_the_rest() {
         let (offer, warnings) = TlsParams::parse("VersionTLS12", SHIPPED).unwrap();
         assert_eq!(old_suites(&offer), 6);
         assert_eq!(warnings.len(), 2, "{warnings:?}");
@@ -590,13 +590,13 @@ mod offer_tests {
     }
 
     #[test]
-    fn empty_texts_mean_the_default() {
+    fn empty_settings_select_the_default() {
         let (offer, warnings) = TlsParams::parse("", " ").unwrap();
         assert_eq!((offer.versions.len(), old_suites(&offer), warnings.len()), (2, 6, 0));
     }
 
     #[test]
-    fn links_come_to_the_suite_that_costs_least() {
+    fn tls13_aes_128_gcm_is_the_preferred_suite() {
         for offer in [TlsParams::default(), TlsParams::parse("", SHIPPED).unwrap().0] {
             let first = offer.provider.cipher_suites[0].suite();
             assert_eq!(first, CipherSuite::TLS13_AES_128_GCM_SHA256);
@@ -612,7 +612,7 @@ mod offer_tests {
     }
 
     #[test]
-    fn a_list_with_nothing_usable_is_an_error() {
+    fn a_list_without_a_usable_suite_is_an_error() {
         assert!(matches!(TlsParams::parse("", "TLS_RSA_WITH_RC4_128_SHA"), Err(TlsError::NoSuite(_))));
     }
 
@@ -636,7 +636,7 @@ mod pem_tests {
     }
 
     #[test]
-    fn what_is_missing_is_said_with_the_files_name() {
+    fn an_unusable_pem_file_is_an_error_with_its_name_and_cause() {
         let path = Path::new("cloud.crt");
         let block = |label: &str| format!("-----BEGIN {label}-----\nAAAA\n-----END {label}-----\n");
         let no_cert = |label: &str| certs(path, block(label).as_bytes()).unwrap_err();

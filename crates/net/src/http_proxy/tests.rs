@@ -30,7 +30,7 @@ async fn asked(credentials: &str, answer: &str) -> (String, Result<TcpStream, Pr
 }
 
 #[tokio::test]
-async fn the_way_through_is_asked_for_with_connect_and_leads_to_the_target() {
+async fn connect_with_credentials_reaches_the_target() {
     let (head, way) = asked("me%40home:p%3A%zz@", "HTTP/1.1 200 OK\r\nVia: x\r\n\r\nhello").await;
     let expected = format!("Proxy-Authorization: Basic {}\r\n", STANDARD.encode("me@home:p:%zz"));
     assert!(
@@ -44,7 +44,7 @@ async fn the_way_through_is_asked_for_with_connect_and_leads_to_the_target() {
 }
 
 #[tokio::test]
-async fn each_failure_says_that_it_was_the_proxy() {
+async fn each_error_names_the_proxy() {
     for (answer, said) in [
         ("HTTP/1.1 403 Forbidden\r\n\r\n", "403 Forbidden"),
         ("HTTP/1.0 407 Who?\r\n\r\n", "requires credentials"),
@@ -64,13 +64,13 @@ async fn each_failure_says_that_it_was_the_proxy() {
 }
 
 #[tokio::test]
-async fn a_head_without_an_end_is_not_read_for_ever() {
+async fn an_endless_response_header_is_an_error() {
     let (_, way) = asked("", &format!("HTTP/1.1 200 OK\r\nX: {}", "x".repeat(2 * MAX_HEAD))).await;
     assert!(matches!(way, Err(ProxyError::Broken { .. })));
 }
 
 #[test]
-fn settings_are_read_as_they_are_written_elsewhere() {
+fn proxy_urls_are_read_in_their_usual_forms() {
     for (url, at) in [
         ("http://proxy:3128", "proxy:3128"),
         ("HTTP://proxy:3128/", "proxy:3128"),

@@ -15,7 +15,7 @@ fn assert_empty<K: Clone + Ord + Hash>(limiter: &FairLimiter<K>) {
 }
 
 #[test]
-fn a_source_is_an_ipv4_address_or_an_ipv6_network() {
+fn a_source_is_an_ipv4_address_or_an_ipv6_64() {
     assert_ne!(source("10.0.0.1"), source("10.0.0.2"));
     assert_eq!(source("::ffff:10.0.0.1"), source("10.0.0.1"));
     assert_eq!(source("2001:db8::1"), source("2001:db8::ffff:0:0:1"));
@@ -24,7 +24,7 @@ fn a_source_is_an_ipv4_address_or_an_ipv6_network() {
 }
 
 #[tokio::test]
-async fn a_place_comes_back_when_it_is_dropped() {
+async fn a_dropped_permit_is_available_again() {
     let limiter = FairLimiter::new(Limits { idle_timeout: None, ..Limits::permits(1) });
     let permit = limiter.try_acquire(&"a").unwrap();
     assert_eq!(limiter.try_acquire(&"a").unwrap_err(), AcquireError::Total);
@@ -35,7 +35,7 @@ async fn a_place_comes_back_when_it_is_dropped() {
 }
 
 #[tokio::test]
-async fn who_loses_its_place_is_told() {
+async fn an_evicted_permit_is_revoked() {
     let limiter = FairLimiter::new(Limits::permits(2));
     let (one, two) = (limiter.try_acquire(&"a").unwrap(), limiter.try_acquire(&"a").unwrap());
     one.mark_active();
@@ -46,7 +46,7 @@ async fn who_loses_its_place_is_told() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn who_waits_gets_the_place_of_one_that_is_silent_for_too_long() {
+async fn a_waiting_call_gets_the_permit_of_a_holder_idle_for_too_long() {
     let patience = Duration::from_secs(3);
     let limiter = FairLimiter::new(Limits { waiting: 9, idle_timeout: Some(patience), ..Limits::permits(2) });
     let (one, two) = (limiter.try_acquire(&"a").unwrap(), limiter.try_acquire(&"a").unwrap());
@@ -62,7 +62,7 @@ async fn who_waits_gets_the_place_of_one_that_is_silent_for_too_long() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn who_no_longer_waits_takes_no_turn() {
+async fn a_cancelled_call_gets_no_permit() {
     let limiter = FairLimiter::new(Limits { waiting: 9, idle_timeout: None, ..Limits::permits(1) });
     let permit = limiter.try_acquire(&"a").unwrap();
     assert!(timeout(Duration::from_secs(1), limiter.acquire(&"a")).await.is_err());
@@ -73,7 +73,7 @@ async fn who_no_longer_waits_takes_no_turn() {
 
 /// An edge that waits for a slow server must not lose its permit to the next edge, which would be served as slowly.
 #[tokio::test(start_paused = true)]
-async fn who_has_spoken_is_not_silent_until_there_is_nothing_left_to_read() {
+async fn a_holder_is_idle_only_once_there_is_nothing_left_to_read() {
     use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _, duplex};
     let patience = Duration::from_secs(3);
     let limiter = FairLimiter::new(Limits { waiting: 9, idle_timeout: Some(patience), ..Limits::permits(1) });
@@ -96,7 +96,7 @@ async fn who_has_spoken_is_not_silent_until_there_is_nothing_left_to_read() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_source_has_everything_until_another_one_needs_its_share() {
+async fn a_source_may_hold_all_permits_until_another_needs_its_share() {
     let limiter = FairLimiter::new(Limits::permits(100));
     let many: Vec<_> = (0..100).map(|_| limiter.try_acquire(&"many").unwrap()).collect();
     let few: Vec<_> = (0..50).map(|_| limiter.try_acquire(&"few").unwrap()).collect();
@@ -120,7 +120,7 @@ async fn active_holders_are_evicted_only_for_a_source_with_fewer() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_suspended_permit_is_never_revoked_and_takes_another_when_it_is_resumed() {
+async fn a_suspended_permit_is_never_revoked_and_evicts_another_when_resumed() {
     let limiter = FairLimiter::new(Limits::permits(2));
     let (works, idle) = (limiter.try_acquire(&"rich").unwrap(), limiter.try_acquire(&"rich").unwrap());
     works.suspend();
@@ -145,7 +145,7 @@ fn queue(waiting: usize) -> Limits {
 }
 
 #[tokio::test(start_paused = true)]
-async fn sources_take_turns_however_many_of_their_calls_wait() {
+async fn sources_take_turns_however_many_calls_each_has_waiting() {
     let limiter = FairLimiter::new(queue(100));
     let held = limiter.try_acquire(&"flood").unwrap();
     let acquire = async |who| limiter.acquire(&who).await;
@@ -171,7 +171,7 @@ async fn sources_take_turns_however_many_of_their_calls_wait() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn the_permit_of_an_idle_holder_goes_to_the_call_that_waits_and_not_to_a_newcomer() {
+async fn an_idle_holders_permit_goes_to_the_waiting_call_and_not_to_a_newcomer() {
     let patience = Duration::from_secs(3);
     let limiter = FairLimiter::new(Limits { idle_timeout: Some(patience), ..queue(9) });
     let idle = limiter.try_acquire(&"idle").unwrap();
@@ -185,7 +185,7 @@ async fn the_permit_of_an_idle_holder_goes_to_the_call_that_waits_and_not_to_a_n
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_source_that_floods_a_queue_pushes_out_only_its_own_calls() {
+async fn a_source_that_floods_the_queue_evicts_only_its_own_calls() {
     let limiter = FairLimiter::new(queue(10));
     let held = limiter.try_acquire(&"held").unwrap();
     let wait = |who| {
@@ -258,7 +258,7 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: 200, ..ProptestConfig::default() })]
 
     #[test]
-    fn no_sequence_of_steps_breaks_the_rules(
+    fn random_steps_never_break_the_limits(
         permits in 1_usize..8,
         per_source in 1_usize..9,
         idle_timeout in proptest::option::of(0_u64..2000),

@@ -350,12 +350,12 @@ mod tests {
     }
 
     #[test]
-    fn a_good_certificate_gives_no_warning() {
+    fn a_valid_certificate_gives_no_warning() {
         assert_eq!(warned(|_| ()), "");
     }
 
     #[test]
-    fn each_fault_is_told_with_its_remedy() {
+    fn each_certificate_problem_gives_its_own_warning() {
         let ca = |p: &mut CertificateParams| p.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
         assert!(warned(ca).contains("is a CA certificate"));
         let uses = |p: &mut CertificateParams| {
@@ -369,7 +369,7 @@ mod tests {
     }
 
     #[test]
-    fn its_names_are_the_common_name_and_the_dns_names() {
+    fn certificate_names_are_the_common_name_and_the_dns_names() {
         let der = made(|p| {
             p.distinguished_name.push(rcgen::DnType::CommonName, "system:kube-apiserver");
             p.subject_alt_names.push(rcgen::SanType::IpAddress([10, 0, 0, 1].into()));
@@ -410,7 +410,7 @@ mod tests {
     }
 
     #[test]
-    fn version_1_is_refused() {
+    fn an_x509_version_1_certificate_is_refused() {
         // The version is the innermost integer of `[0] { INTEGER 2 }`. With 0, the certificate is parsed as version 1.
         let mut der = made(|_| ());
         let at = der.windows(5).position(|w| w == [0xa0, 3, 2, 1, 2]).unwrap();
@@ -427,7 +427,7 @@ mod shown_tests {
     use super::*;
 
     #[tokio::test(start_paused = true)]
-    async fn a_name_that_the_certificate_lacks_is_told_once_a_minute() {
+    async fn a_name_missing_in_the_certificate_is_warned_about_once_a_minute() {
         let ca = TestCa::new("ca");
         let identity = ca.issue("s", "*.edge.example");
         let read = |file: &PathBuf| std::fs::read(file).unwrap();

@@ -148,7 +148,7 @@ mod tests {
     }
 
     #[test]
-    fn the_name_is_found_once_the_message_is_complete_however_it_is_cut() {
+    fn the_server_name_is_read_once_the_hello_is_complete_however_it_is_split() {
         for (server, found) in [("Node1.example.org", Some("Node1.example.org")), ("192.0.2.1", None)] {
             let whole = hello(server);
             for bytes in [whole.clone(), in_records(&whole, 1), in_records(&whole, 100)] {
@@ -188,7 +188,7 @@ mod tests {
     }
 
     #[test]
-    fn two_names_are_refused() {
+    fn two_server_names_are_refused() {
         let entry = [&[0, 0, 2], &b"n1"[..]].concat();
         let extension = |entries: &[u8]| {
             let length = u8::try_from(entries.len()).unwrap();
@@ -202,7 +202,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn no_bytes_make_it_panic(bytes in proptest::collection::vec(any::<u8>(), 0..200), at in 0_usize..300) {
+        fn parsing_never_panics(bytes in proptest::collection::vec(any::<u8>(), 0..200), at in 0_usize..300) {
             let mut changed = hello("node1");
             let end = changed.len().min(at + bytes.len());
             changed[at.min(end)..end].copy_from_slice(&bytes[..end - at.min(end)]);

@@ -232,7 +232,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn each_fault_of_a_certificate_has_its_words_at_both_ends() {
+    async fn each_certificate_problem_has_its_own_handshake_error() {
         let (ca, other) = (TestCa::new("ca"), TestCa::new("other"));
         assert_eq!(met(ca.issue("s", "a.b"), &ca).await, (None, None));
         let (ours, theirs) = met(ca.issue("s", "a.b"), &other).await;
@@ -254,7 +254,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_far_end_without_tls_is_told_from_one_that_goes_away() {
+    async fn a_remote_without_tls_and_one_that_closes_have_different_errors() {
         let ca = TestCa::new("ca");
         for (says, error) in [
             (&b"HTTP/1.1 400 Bad Request\r\n\r\n"[..], HandshakeError::NotTls),
@@ -274,7 +274,7 @@ mod tests {
     }
 
     #[test]
-    fn names_are_shown_as_people_write_them() {
+    fn server_names_are_shown_without_their_type() {
         assert_eq!(
             [bare("DnsName(\"a.b\")"), bare("IpAddress(10.0.0.1)"), bare("odd")],
             ["a.b", "10.0.0.1", "odd"]

@@ -172,7 +172,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_session_is_resumed_for_as_long_as_the_clients_own_certificate_is_valid() {
+    async fn a_tls_session_is_resumed_while_the_clients_own_certificate_is_valid() {
         let (ca, clock) = (TestCa::new("ca"), SetTime(Arc::new(AtomicU64::new(YEAR_2029))));
         let clients = ClientAuth::Required(ca.ca());
         let tls = server_at(ca.issue("s", "a.b"), clients, &clock);
@@ -227,7 +227,7 @@ mod tests {
     const YEAR_2030: u64 = 1_893_456_000;
 
     #[tokio::test]
-    async fn who_has_left_while_it_waited_costs_no_handshake() {
+    async fn a_client_that_leaves_while_it_waits_costs_no_handshake() {
         let ca = TestCa::new("ca");
         let limits = Limits { permits: 1, per_source: usize::MAX, waiting: 9, idle_timeout: None };
         let acceptor = TlsHandshaker {
@@ -251,7 +251,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_slow_handshake_gives_way_to_another_source_and_silence_ends_by_itself() {
+    async fn a_slow_handshake_is_evicted_by_another_source_and_a_silent_one_times_out() {
         let ca = TestCa::new("ca");
         let limits = Limits {
             permits: 1,

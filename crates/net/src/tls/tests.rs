@@ -74,7 +74,7 @@ async fn names_and_addresses_are_checked_against_the_certificate() {
 }
 
 #[tokio::test]
-async fn a_ca_file_may_hold_several_and_others_are_not_believed() {
+async fn a_ca_file_may_hold_several_cas_and_others_are_not_trusted() {
     let (one, two) = (TestCa::new("one"), TestCa::new("two"));
     let served = server(two.issue("s", "a.b"), ClientAuth::Anonymous);
     assert!(meet(&served, &client(Trust::Ca(one.ca()), None), "a.b").await.is_err());
@@ -84,7 +84,7 @@ async fn a_ca_file_may_hold_several_and_others_are_not_believed() {
 }
 
 #[tokio::test]
-async fn a_client_without_a_certificate_of_that_authority_is_refused() {
+async fn a_client_without_a_certificate_of_the_ca_is_refused() {
     let (ours, theirs) = (TestCa::new("ours"), TestCa::new("theirs"));
     let required = server(ours.issue("s", "a.b"), ClientAuth::Required(ours.ca()));
     let nobody = client(Trust::Ca(ours.ca()), None);
@@ -124,7 +124,7 @@ async fn changed_files_are_used_for_the_next_handshake() {
 }
 
 #[test]
-fn a_key_of_another_certificate_is_said_so() {
+fn a_key_of_another_certificate_is_an_error() {
     let ca = TestCa::new("one");
     let (one, two) = (ca.issue("1", "a.b"), ca.issue("2", "a.b"));
     let mixed = Identity { cert: one.cert, key: two.key };
@@ -168,7 +168,7 @@ async fn meet_as(server: &Reload<ServerTls>, client: &Reload<ClientConfig>, name
 }
 
 #[tokio::test]
-async fn servers_know_each_other_by_what_they_show_to_edges() {
+async fn servers_recognise_peers_by_their_server_certificates() {
     let ca = TestCa::new("ours");
     let (first, _) = peer_server(&ca, ca.issue("1", "cloud.test"), None);
     let (_, second) = peer_server(&ca, ca.issue("2", "cloud.test"), None);
@@ -179,7 +179,7 @@ async fn servers_know_each_other_by_what_they_show_to_edges() {
 }
 
 #[tokio::test]
-async fn who_is_of_another_ca_or_has_another_name_is_no_server() {
+async fn a_certificate_of_another_ca_or_with_another_name_is_no_peers() {
     let (ours, theirs) = (TestCa::new("ours"), TestCa::new("theirs"));
     let (served, _) = peer_server(&ours, ours.issue("s", "cloud.test"), None);
     let of_theirs = theirs.issue("c", "cloud.test");
@@ -191,7 +191,7 @@ async fn who_is_of_another_ca_or_has_another_name_is_no_server() {
 }
 
 #[tokio::test]
-async fn a_client_only_certificate_is_no_servers() {
+async fn a_client_only_certificate_is_no_peers() {
     let ca = TestCa::new("ours");
     let (served, _) = peer_server(&ca, ca.issue("s", "cloud.test"), None);
     let key = KeyPair::generate().unwrap();
@@ -205,7 +205,7 @@ async fn a_client_only_certificate_is_no_servers() {
 }
 
 #[test]
-fn what_is_wrong_with_our_own_certificate_is_said_with_the_remedy() {
+fn an_own_certificate_that_peers_would_refuse_is_an_error_with_a_remedy() {
     let (ours, theirs) = (TestCa::new("ours"), TestCa::new("theirs"));
     let why = |ca: &TestCa, identity: Identity, name: Option<&str>| {
         peer_server(ca, identity, name).1.load().unwrap_err().to_string()
@@ -219,14 +219,14 @@ fn what_is_wrong_with_our_own_certificate_is_said_with_the_remedy() {
 }
 
 #[tokio::test]
-async fn a_server_that_no_other_would_believe_still_serves_its_edges() {
+async fn a_server_that_its_peers_would_refuse_still_serves_edges() {
     let (ours, theirs) = (TestCa::new("ours"), TestCa::new("theirs"));
     let (served, _) = peer_server(&ours, theirs.issue("s", "cloud.test"), None);
     assert!(!meet_as(&served, &client(Trust::Ca(theirs.ca()), None), "cloud.test").await.unwrap());
 }
 
 #[tokio::test]
-async fn a_certificate_that_is_not_valid_now_is_no_servers() {
+async fn an_expired_or_not_yet_valid_certificate_is_no_peers() {
     let ca = TestCa::new("ours");
     let (served, _) = peer_server(&ca, ca.issue("s", "cloud.test"), None);
     for (from, to) in [(2000, 2001), (2090, 2091)] {

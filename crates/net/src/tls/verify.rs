@@ -498,7 +498,7 @@ mod tests {
     }
 
     #[test]
-    fn the_authority_of_edges_certificates_is_never_the_servers() {
+    fn the_ca_of_edges_must_differ_from_the_ca_of_servers() {
         let (cloud, cluster) = (TestCa::new("cloud"), Cluster::new());
         let load = |ca: PathBuf| {
             let agents = EdgeCerts { ca };
@@ -532,7 +532,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn an_edges_certificate_is_of_the_clusters_authority_and_a_servers_of_the_clouds() {
+    async fn edge_certificates_need_the_clusters_ca_and_server_certificates_the_clouds() {
         let (cloud, cluster, other) = (TestCa::new("cloud"), Cluster::new(), Cluster::new());
         let agents = EdgeCerts { ca: cluster.dir.path().join("ca.crt") };
         let peers = ClientAuth::Peers(cloud.ca(), None);

@@ -91,7 +91,7 @@ async fn is_met(client: &Arc<ClientConfig>, server: &Arc<ServerConfig>) -> Optio
 }
 
 #[tokio::test]
-async fn an_expired_certificate_gets_in_by_no_session_of_before_neither_by_ticket_nor_by_id() {
+async fn an_expired_certificate_resumes_no_session_by_ticket_or_id() {
     let (ca, cluster) = (TestCa::new("ca"), TestCa::new("cluster"));
     let identity = ca.issue("s", "a.b");
     let edges = {
