@@ -604,7 +604,7 @@ mod disputes_tests {
     }
 
     #[test]
-    fn a_line_names_both_who_claim_an_address() {
+    fn a_dispute_line_names_both_claimants_of_an_address() {
         let book = book();
         let lines: Vec<_> = (1..=5).filter_map(|last| book.dispute(ip(last))).collect();
         let expected = [
@@ -616,7 +616,7 @@ mod disputes_tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_kubelet_that_claims_without_end_does_not_fill_the_log() {
+    async fn dispute_lines_are_rate_limited() {
         let disputes = Disputes::default();
         let told = || (0..1000).filter_map(|_| disputes.line("a dispute".to_owned())).count();
         assert_eq!((told(), told()), (21, 0));

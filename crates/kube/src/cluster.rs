@@ -214,7 +214,7 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn kube_apiservers_hosts_are_those_of_its_address_and_its_certificate() {
+    async fn apiserver_names_are_its_host_and_its_tls_server_name() {
         let dir = tempfile::tempdir().unwrap();
         let file = dir.path().join("kubeconfig");
         let text = "{apiVersion: v1, kind: Config, current-context: a, users: [{name: a, user: {}}],\n\
@@ -226,7 +226,7 @@ mod tests {
     }
 
     #[test]
-    fn the_clusters_domain_is_the_one_that_its_pods_resolver_searches() {
+    fn the_cluster_domain_is_read_from_the_resolvers_search_list() {
         let of_a_pod =
             "nameserver 10.96.0.10\nsearch a.svc.k8s.example.org svc.k8s.example.org k8s.example.org\n";
         assert_eq!(searched(of_a_pod), Some("k8s.example.org"));
@@ -237,7 +237,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn an_apiserver_that_has_vanished_is_given_up_whatever_it_was_asked() {
+    async fn a_request_to_a_silent_apiserver_times_out() {
         let silent = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
         let dir = tempfile::tempdir().unwrap();
         let file = dir.path().join("kubeconfig");

@@ -283,7 +283,7 @@ mod tests {
     }
 
     #[test]
-    fn all_slices_count_and_a_list_counts_when_it_is_whole() {
+    fn endpoints_come_from_all_slices_once_their_list_is_complete() {
         let mut slices = Slices::default();
         assert_eq!(slices.take(Event::Init), None);
         let one = slice("one", &[("10.0.0.1", Some(true)), ("10.0.0.2", Some(false)), ("10.0.0.3", None)]);
@@ -310,7 +310,7 @@ mod tests {
     }
 
     #[test]
-    fn peers_are_the_others_on_our_own_port() {
+    fn peers_are_the_other_endpoints_at_our_port() {
         let cluster = Cluster { kubeconfig: None, namespace: None };
         let watch = EndpointWatch::new(cluster, "tunnel".to_owned(), "10.0.0.2:9000".parse().unwrap());
         let (mut peers, endpoints) = (watch.peers(), watch.endpoints());
@@ -334,7 +334,7 @@ mod nodes_tests {
     }
 
     #[test]
-    fn a_list_counts_when_it_is_whole_and_then_each_change() {
+    fn nodes_are_known_once_their_list_is_complete_and_follow_each_change() {
         let known = watch::Sender::new(None);
         let mut seen = known.subscribe();
         let labels = edge_labels(None);
@@ -367,7 +367,7 @@ mod nodes_tests {
     }
 
     #[test]
-    fn edges_are_known_by_the_labels_of_the_manifests_and_by_the_label_of_the_settings() {
+    fn edges_are_recognised_by_the_known_labels_and_the_configured_one() {
         let own = ("example.org/edge".to_owned(), "yes".to_owned());
         for (label, value, is_one, with_own) in [
             ("superedge.io/node-edge", "enable", true, true),

@@ -21,7 +21,7 @@ fn port(name: &str, number: u16) -> ServicePort {
 }
 
 #[test]
-fn of_a_node_its_addresses_are_kept() {
+fn a_nodes_addresses_and_pod_networks_are_read() {
     let addresses = json!([
         {"type": "Hostname", "address": "edge1"}, {"type": "InternalIP", "address": "10.0.0.5"},
         {"type": "ExternalIP", "address": "192.0.2.5"}, {"type": "InternalIP", "address": "fd00::5"},
@@ -41,7 +41,7 @@ fn of_a_node_its_addresses_are_kept() {
 }
 
 #[test]
-fn of_a_nodes_internal_addresses_the_first_eight_count() {
+fn only_the_first_eight_internal_addresses_of_a_node_are_read() {
     let address = |n| json!({"type": "InternalIP", "address": format!("10.0.0.{n}")});
     let addresses: Vec<_> = (1..=200).map(address).collect();
     let node = json!({"metadata": {"name": "edge1"}, "status": {"addresses": addresses}});
@@ -50,7 +50,7 @@ fn of_a_nodes_internal_addresses_the_first_eight_count() {
 }
 
 #[test]
-fn a_pod_has_addresses_of_its_own_while_it_runs_and_is_not_in_its_nodes_network() {
+fn a_pod_has_addresses_while_it_runs_outside_the_host_network() {
     let pod = |phase: &str, host: bool| {
         read::<PartialPod>(json!({
             "metadata": {"name": "p", "namespace": "n", "managedFields": [{"fieldsV1": {"f:spec": {}}}]},
@@ -72,7 +72,7 @@ fn a_pod_has_addresses_of_its_own_while_it_runs_and_is_not_in_its_nodes_network(
 }
 
 #[test]
-fn of_a_service_its_addresses_and_tcp_ports_are_kept() {
+fn a_services_addresses_and_tcp_ports_are_read() {
     let service =
         |spec| read::<PartialService>(json!({"metadata": {"name": "s", "namespace": "n"}, "spec": spec}));
     let ports = json!([{"name": "dns", "port": 53, "protocol": "UDP"}, {"name": "tcp", "port": 53, "protocol": "TCP"}, {"port": 80}]);
@@ -95,7 +95,7 @@ fn of_a_service_its_addresses_and_tcp_ports_are_kept() {
 }
 
 #[test]
-fn of_a_slice_what_is_ready_is_kept() {
+fn only_ready_endpoints_of_a_slice_are_read() {
     let endpoints = json!([
         {"addresses": ["10.0.0.1"], "nodeName": "edge1", "conditions": {"ready": true}},
         {"addresses": ["10.0.0.2"], "nodeName": "edge2", "conditions": {"ready": false}},
@@ -120,7 +120,7 @@ fn of_a_slice_what_is_ready_is_kept() {
 }
 
 #[test]
-fn what_people_write_of_services_is_read_line_by_line() {
+fn user_services_are_read_line_by_line() {
     let text = "web.shop    edge\n\ndb.shop\tcloud and more\noneword\nx.y nowhere\nplain edge\n";
     let cache: PartialTunnelCache = serde_json::from_value(
         json!({"metadata": {"name": "c"}, "data": {"user_services": text, "services": "a.b edge"}}),
@@ -133,7 +133,7 @@ fn what_people_write_of_services_is_read_line_by_line() {
 }
 
 #[test]
-fn a_port_that_is_none_is_left_out_and_the_object_is_still_read() {
+fn an_invalid_port_is_skipped_and_the_rest_of_the_slice_is_read() {
     let meta = json!({"name": "web-1", "namespace": "shop", "labels": {"kubernetes.io/service-name": "web"}});
     let ports = json!([{"port": 70000}, {"port": -1}, {"port": 0}, {"name": "http", "port": 80}]);
     let slice = json!({"metadata": meta, "endpoints": [{"addresses": ["10.0.0.7"]}], "ports": ports});
@@ -143,7 +143,7 @@ fn a_port_that_is_none_is_left_out_and_the_object_is_still_read() {
 }
 
 #[test]
-fn a_slice_of_names_holds_no_addresses() {
+fn a_slice_of_type_fqdn_is_ignored() {
     let meta = json!({"name": "web-1", "namespace": "shop", "labels": {"kubernetes.io/service-name": "web"}});
     let of_type = |kind: &str| {
         let endpoints = json!([{"addresses": ["127.0.0.1"], "nodeName": "node1"}]);

@@ -126,7 +126,7 @@ fn pod(
 }
 
 #[tokio::test]
-async fn a_conflict_is_tried_again_at_once_on_what_the_other_has_written() {
+async fn a_write_conflict_is_retried_at_once_on_the_new_content() {
     let (mut map, server) = pod(Some(object("10.0.0.2    b\n")), None);
     server
         .lock()
@@ -140,7 +140,7 @@ async fn a_conflict_is_tried_again_at_once_on_what_the_other_has_written() {
 }
 
 #[tokio::test]
-async fn the_map_is_made_if_there_is_none_and_who_makes_it_first_is_no_fault() {
+async fn a_missing_map_is_created_even_if_others_create_or_delete_it_meanwhile() {
     let (mut map, server) = pod(None, None);
     map.withdraw().await.unwrap();
     assert_eq!(server.lock().unwrap().object, None, "not created without records");
@@ -158,7 +158,7 @@ async fn the_map_is_made_if_there_is_none_and_who_makes_it_first_is_no_fault() {
 }
 
 #[tokio::test]
-async fn what_else_the_map_holds_stays_and_nothing_is_written_for_nothing() {
+async fn other_content_of_the_map_stays_and_an_unchanged_map_is_not_written() {
     let mut held = object("10.0.0.1    a\n");
     held["data"]["other"] = "text".into();
     held["binaryData"] = json!({"blob": "AAE="});
@@ -174,7 +174,7 @@ async fn what_else_the_map_holds_stays_and_nothing_is_written_for_nothing() {
 }
 
 #[tokio::test]
-async fn a_map_that_would_be_too_large_is_told_with_the_remedy_and_not_sent() {
+async fn a_too_large_map_is_an_error_with_a_remedy_and_is_not_sent() {
     let full = format!("{}\n", "#".repeat(MAX_BYTES - 20));
     let (mut map, server) = pod(Some(object(&full)), None);
     map.write(&names(&["a"])).await.unwrap();
@@ -186,7 +186,7 @@ async fn a_map_that_would_be_too_large_is_told_with_the_remedy_and_not_sent() {
 }
 
 #[tokio::test]
-async fn a_role_that_lacks_a_verb_is_told_with_what_it_needs() {
+async fn a_forbidden_write_is_an_error_that_names_the_required_verbs() {
     let (mut map, server) = pod(None, None);
     server.lock().unwrap().refusal = Some((403, status(403, "Forbidden")));
     let told = map.write(&names(&["a"])).await.unwrap_err().to_string();
@@ -194,7 +194,7 @@ async fn a_role_that_lacks_a_verb_is_told_with_what_it_needs() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn an_apiserver_that_says_nothing_is_given_up() {
+async fn a_write_to_a_silent_apiserver_times_out() {
     let cluster = Cluster { kubeconfig: None, namespace: None };
     let settings = ConfigMapParams {
         cluster,
@@ -213,7 +213,7 @@ async fn an_apiserver_that_says_nothing_is_given_up() {
 }
 
 #[tokio::test]
-async fn one_who_writes_without_a_pause_is_told() {
+async fn endless_write_conflicts_are_an_error() {
     let (mut map, server) = pod(Some(object("")), None);
     server.lock().unwrap().others.extend(std::iter::repeat_n(object("#"), 50));
     let told = map.write(&names(&["a"])).await.unwrap_err();
@@ -221,7 +221,7 @@ async fn one_who_writes_without_a_pause_is_told() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn lines_of_a_server_that_stays_away_go_and_those_of_one_that_comes_back_stay() {
+async fn lines_of_an_absent_server_are_removed_unless_it_comes_back() {
     let text = "10.0.0.2    b\n10.0.0.3    c\n127.0.0.1    localhost\n192.0.2.1 by-hand\n";
     let (told, known) = watch::channel(None);
     let (mut map, server) = pod(Some(object(text)), Some(known));
@@ -279,7 +279,7 @@ async fn a_server_that_is_not_ready_keeps_its_lines_while_it_answers() {
 }
 
 #[tokio::test]
-async fn who_was_quicker_than_a_sweep_is_not_swept() {
+async fn a_server_that_writes_before_a_sweep_keeps_its_lines() {
     let (_told, known) = watch::channel(pods(&[1], &[]));
     let (mut map, server) = pod(Some(object("10.0.0.2    b\n")), Some(known));
     map.gone.insert(ip(2), Instant::now());
@@ -290,7 +290,7 @@ async fn who_was_quicker_than_a_sweep_is_not_swept() {
 }
 
 #[tokio::test]
-async fn a_server_that_leaves_takes_its_lines_along_and_asks_nobody() {
+async fn withdraw_removes_own_lines_without_probing_other_servers() {
     let (_told, known) = watch::channel(pods(&[1], &[2]));
     let (mut map, server) = pod(Some(object("10.0.0.1    a\n10.0.0.2    b\n")), Some(known));
     map.settings.lives = LivenessProbe::new(|_| Box::pin(std::future::pending()));

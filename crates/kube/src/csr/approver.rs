@@ -529,7 +529,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn nothing_is_approved_without_a_line_even_if_it_is_stopped_meanwhile() {
+    async fn an_approval_is_logged_before_it_is_sent() {
         let lines = Lines::default();
         let written = lines.clone();
         let log = tracing_subscriber::fmt().with_writer(move || written.clone()).finish();
@@ -580,7 +580,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_flood_of_requests_that_sort_first_does_not_keep_later_ones_from_their_turn() {
+    async fn a_pass_continues_at_the_page_where_the_last_one_was_cut_off() {
         let (asked_for, mut pages) = tokio::sync::mpsc::channel(100);
         let answer = move |request: http::Request<Body>| {
             let asked_for = asked_for.clone();
@@ -636,7 +636,7 @@ mod content_tests {
     use super::*;
 
     #[test]
-    fn what_is_asked_for_is_read() {
+    fn the_content_of_a_request_is_read() {
         let request = CertificateRequest::new(
             "tunnel-agent-client",
             "openyurt:yurttunnel",
@@ -654,7 +654,7 @@ mod content_tests {
     }
 
     #[test]
-    fn what_is_no_request_is_not_read() {
+    fn an_invalid_request_is_not_read() {
         let request = CertificateRequest::new("a", "b", &["n1"]).unwrap().pem().to_owned();
         let more = format!("{request}{request}");
         let before = format!("x\n{request}");
@@ -676,7 +676,7 @@ mod content_tests {
     }
 
     #[test]
-    fn what_could_be_read_in_two_ways_is_odd() {
+    fn an_ambiguous_request_is_odd() {
         assert_eq!(odd(|_| (), Vec::new()), None);
         let unit = |p: &mut CertificateParams| p.distinguished_name.push(DnType::OrganizationalUnitName, "u");
         assert!(odd(unit, Vec::new()).unwrap().contains("subject"));

@@ -263,7 +263,7 @@ mod tests {
     }
 
     #[test]
-    fn a_service_is_reached_by_its_names_its_addresses_and_its_balancers() {
+    fn a_service_is_reachable_by_its_names_addresses_and_load_balancers() {
         let cluster = service(
             &json!({"clusterIPs": ["10.96.0.9", "fd00::9"], "externalIPs": ["192.0.2.9"]}),
             &json!([]),
@@ -281,13 +281,13 @@ mod tests {
     }
 
     #[test]
-    fn an_address_is_written_as_certificates_have_it() {
+    fn addresses_are_written_in_canonical_form() {
         let written = BTreeSet::from(["fd00:0:0::9", "10.0.0.1", "a.b"].map(str::to_owned));
         assert_eq!(canonical(written), ["10.0.0.1", "a.b", "fd00::9"].map(str::to_owned).into());
     }
 
     #[test]
-    fn an_annotation_names_the_address_outside() {
+    fn an_annotation_adds_the_external_host() {
         for (external, host) in [
             ("203.0.113.8:10262", "203.0.113.8"),
             ("tunnel.example.org:443", "tunnel.example.org"),
@@ -302,7 +302,7 @@ mod tests {
     }
 
     #[test]
-    fn no_annotation_and_no_balancer_gives_a_service_the_name_of_another_one() {
+    fn annotations_and_load_balancers_cannot_add_names_of_other_services() {
         for inside in [
             "",
             "web",
@@ -330,7 +330,7 @@ mod tests {
     }
 
     #[test]
-    fn a_service_has_its_name_in_the_clusters_own_domain() {
+    fn a_service_has_its_name_in_the_cluster_domain() {
         let (mut names, of) = (BTreeSet::new(), service(&json!({}), &json!([]), "a.cluster.local"));
         of_service(&serde_json::from_value(of).unwrap(), &BTreeSet::new(), "k8s.example.org", &mut names);
         assert!(names.contains("s.n.svc.k8s.example.org") && names.contains("a.cluster.local"), "{names:?}");
@@ -338,7 +338,7 @@ mod tests {
     }
 
     #[test]
-    fn a_node_port_is_reached_at_nodes() {
+    fn a_node_port_service_is_reachable_at_nodes() {
         let nodes = ["cloud1", "10.0.0.1"];
         let port = service(&json!({"type": "NodePort"}), &json!([]), "");
         assert_eq!(names(&port, &nodes), with(&nodes));
@@ -374,7 +374,7 @@ mod node_tests {
     }
 
     #[test]
-    fn nodes_that_are_no_edges_are_reached_by_their_addresses_and_names() {
+    fn only_nodes_other_than_edges_and_control_planes_are_reachable() {
         let nodes = [
             node(&json!({"openyurt.io/is-edge-worker": "false"}), "cloud1", &["10.0.0.1"]),
             node(&json!({"openyurt.io/is-edge-worker": "true"}), "edge1", &["10.9.0.1"]),
@@ -388,7 +388,7 @@ mod node_tests {
     }
 
     #[test]
-    fn what_a_kubelet_says_cannot_have_the_certificate_refused() {
+    fn names_and_addresses_of_a_node_that_would_be_denied_are_skipped() {
         let long = "a".repeat(64);
         for odd in ["*.example.org", "kubernetes", "kubernetes.default.svc", "10.96.0.1", "::ffff:10.96.0.1"]
         {
@@ -403,7 +403,7 @@ mod node_tests {
     }
 
     #[tokio::test]
-    async fn all_pages_of_the_list_are_read() {
+    async fn all_pages_of_the_node_list_are_read() {
         let answer = async |request: Request<Body>| {
             let query = request.uri().query().unwrap_or_default();
             assert!(query.contains("limit=100"), "{query}");

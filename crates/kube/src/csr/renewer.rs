@@ -426,7 +426,7 @@ mod tests {
 
     /// Otherwise a machine with a clock that is ahead would send a request every two seconds and store nothing.
     #[tokio::test]
-    async fn what_is_over_when_it_is_signed_is_not_kept_and_the_next_is_asked_for_minutes_later() {
+    async fn an_expired_signed_certificate_is_not_stored_and_the_next_request_waits_minutes() {
         let dir = tempfile::tempdir().unwrap();
         let file = dir.path().join("agent.pem");
         let cluster = Cluster { kubeconfig: None, namespace: None };
@@ -454,7 +454,7 @@ mod tests {
     }
 
     #[test]
-    fn a_directory_is_made_for_its_owner_alone_and_one_that_cannot_be_is_told_with_a_remedy() {
+    fn the_directory_is_created_private_and_a_failure_has_a_remedy() {
         use std::os::unix::fs::PermissionsExt as _;
         let place = tempfile::tempdir().unwrap();
         let file = place.path().join("a/b/server.pem");
@@ -477,7 +477,7 @@ mod held_tests {
     const DAY: Duration = Duration::from_secs(24 * 3600);
 
     #[tokio::test]
-    async fn a_certificate_with_its_key_is_held_until_it_is_over() {
+    async fn a_certificate_with_its_key_is_held_until_it_expires() {
         let dir = tempfile::tempdir().unwrap();
         let file = dir.path().join("server.pem");
         assert_eq!(StoredCertificate::read(&file).await, None);
@@ -520,7 +520,7 @@ mod step_tests {
     }
 
     #[test]
-    fn new_names_are_asked_for_once_a_minute_at_most() {
+    fn new_names_are_requested_at_most_once_a_minute() {
         let (old, new) = (set(&["a", "b"]), set(&["a", "c"]));
         let held = || Some((old.clone(), LEFT));
         assert_eq!(step(Ok(set(&["a"])), held(), None).unwrap(), Step::Wait(Duration::from_secs(5)));
@@ -532,7 +532,7 @@ mod step_tests {
     }
 
     #[test]
-    fn what_is_due_is_renewed_whatever_becomes_of_its_names() {
+    fn a_due_certificate_is_renewed_even_with_unknown_or_denied_names() {
         let (old, new) = (set(&["a", "b"]), set(&["a", "c"]));
         let due = || Some((old.clone(), None));
         assert_eq!(issue(step(Err(unknown()), due(), None)).0, old);
@@ -560,7 +560,7 @@ mod renewal_tests {
 
     proptest! {
         #[test]
-        fn it_is_renewed_between_70_and_90_percent_of_what_remained(
+        fn renewal_is_due_at_70_to_90_percent_of_the_remaining_lifetime(
             begin in 0_u64..4_000_000_000, life in 0_u64..1_000_000_000, chance in 0.0_f64..=1.0,
         ) {
             let received = SystemTime::UNIX_EPOCH + Duration::from_secs(begin);
@@ -571,7 +571,7 @@ mod renewal_tests {
     }
 
     #[test]
-    fn what_was_over_when_it_came_is_due_at_once_and_an_odd_chance_is_still_one() {
+    fn an_expired_certificate_is_due_at_once_and_an_invalid_chance_is_the_mean() {
         let now = SystemTime::now();
         assert_eq!(due(now, now - Duration::from_secs(9), 0.5), now);
         let (end, hundred) = (now + Duration::from_secs(100), Duration::from_secs(100));

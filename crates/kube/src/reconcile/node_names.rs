@@ -525,7 +525,7 @@ mod lines_tests {
     }
 
     #[test]
-    fn edges_lead_to_the_service_and_all_others_to_themselves() {
+    fn edges_resolve_to_the_service_and_other_nodes_to_themselves() {
         let nodes = nodes(&[
             ("a1", true, &["10.0.0.1"]),
             ("edge-a1", false, &["10.0.0.2", "fd00::2"]),
@@ -537,7 +537,7 @@ mod lines_tests {
     }
 
     #[test]
-    fn edges_lead_to_their_pods_where_those_are_known() {
+    fn edges_resolve_to_their_servers_if_these_are_known() {
         let nodes =
             nodes(&[("a1", true, &["10.0.0.1"]), ("a2", true, &["10.0.0.2"]), ("c", false, &["10.0.0.3"])]);
         let known = holders(
@@ -548,7 +548,7 @@ mod lines_tests {
     }
 
     #[test]
-    fn a_node_that_wants_too_much_room_is_left_out_and_all_others_stand() {
+    fn a_node_beyond_the_size_limit_is_left_out_and_the_others_remain() {
         let many: Vec<_> = (1..=8).map(|n| format!("10.0.0.{n}")).collect();
         let many: Vec<_> = many.iter().map(String::as_str).collect();
         let nodes = nodes(&[("big", false, &many), ("c", false, &["10.0.1.1"]), ("d", false, &["10.0.1.2"])]);
@@ -562,7 +562,7 @@ mod lines_tests {
     }
 
     #[test]
-    fn no_node_has_a_name_that_programs_of_the_cluster_look_up() {
+    fn nodes_with_reserved_names_are_left_out() {
         let reserved = [
             "kubernetes.default.svc.cluster.local",
             "a.svc",
@@ -577,7 +577,7 @@ mod lines_tests {
     }
 
     #[test]
-    fn a_name_with_dots_is_given_only_where_the_settings_say_so() {
+    fn a_name_with_dots_is_written_only_if_the_config_allows_it() {
         let nodes =
             nodes(&[("registry.example.com", false, &["10.0.0.1"]), ("n.example.org", true, &["10.0.0.2"])]);
         let of = |dotted: &[Glob]| text(&nodes, dotted, &ips(&["10.96.0.20"]), &BTreeMap::new(), usize::MAX);
@@ -589,7 +589,7 @@ mod lines_tests {
 
     proptest! {
         #[test]
-        fn each_name_stands_with_its_own_addresses_alone(
+        fn each_line_has_the_nodes_own_address_or_the_services(
             all in proptest::collection::btree_map("[a-c]{1,3}", (any::<bool>(), any::<[u8; 4]>()), 0..20),
         ) {
             let nodes: BTreeMap<_, _> = all.iter().map(|(name, (is_edge, ip))| {
@@ -617,7 +617,7 @@ mod node_tests {
     use super::*;
 
     #[test]
-    fn an_edge_has_the_label_and_a_nodes_external_address_counts_where_it_has_no_other() {
+    fn an_edge_has_the_label_and_external_addresses_are_used_only_without_internal() {
         let edges = ("openyurt.io/is-edge-worker".to_owned(), "true".to_owned());
         let seen = |labels: serde_json::Value, addresses: &[(&str, &str)]| {
             let addresses: Vec<_> =
@@ -641,7 +641,7 @@ mod node_tests {
     }
 
     #[test]
-    fn a_list_that_has_only_begun_may_fail_yet() {
+    fn nodes_are_followed_only_while_their_list_is_complete() {
         let (mut nodes, edges) = (NodeStore::default(), (String::new(), String::new()));
         let events =
             [(Event::Init, false), (Event::InitDone, true), (Event::Init, false), (Event::InitDone, true)];
@@ -652,7 +652,7 @@ mod node_tests {
     }
 
     #[test]
-    fn of_a_nodes_addresses_the_first_eight_count() {
+    fn only_the_first_eight_addresses_of_a_node_are_used() {
         let address = |n| json!({"type": "InternalIP", "address": format!("10.0.0.{n}")});
         let addresses: Vec<_> = (1..=200).map(address).collect();
         let node = json!({"metadata": {"name": "n"}, "status": {"addresses": addresses}});

@@ -324,7 +324,7 @@ mod tests {
     }
 
     #[test]
-    fn ports_come_go_and_move_and_those_of_others_stay() {
+    fn ports_are_added_removed_and_moved_and_foreign_ones_stay() {
         let base = [port("https", 10250, 10263), port("http", 10255, 10264)];
         let first = changed(&base, &wanted(&[(9051, 10264), (9443, 10263)]));
         assert_eq!(first.ports[..2], base);
@@ -340,7 +340,7 @@ mod tests {
     }
 
     #[test]
-    fn a_port_that_somebody_else_has_put_there_is_not_taken_from_him() {
+    fn a_port_of_another_owner_is_not_replaced() {
         let theirs = port("metrics", 9051, 1);
         let change = changed(std::slice::from_ref(&theirs), &wanted(&[(9051, 10264)]));
         assert_eq!((change.ports, change.taken), (vec![theirs], vec![9051]));
@@ -349,7 +349,7 @@ mod tests {
     }
 
     #[test]
-    fn a_service_is_ours_only_if_it_says_so() {
+    fn a_service_is_ours_only_with_the_annotation() {
         let mut service = Service::default();
         assert!(!is_ours(&service));
         let mut says = |value: &str| {
@@ -362,7 +362,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn whatever_there_was_all_that_is_wanted_is_there_once_and_a_second_change_is_none(
+        fn a_change_leaves_each_required_port_once_and_a_second_change_is_empty(
             old in proptest::collection::vec((any::<bool>(), 1_u16..30, 1_u16..4), 0..20),
             wanted in proptest::collection::btree_map(1_u16..30, 1_u16..4, 0..20),
         ) {

@@ -71,7 +71,7 @@ fn changed(profile: Profile, change: impl FnOnce(&mut CsrInfo)) -> CsrInfo {
 }
 
 #[test]
-fn each_profile_is_approved_for_who_may_have_it() {
+fn each_profile_is_approved_for_its_requester() {
     for profile in Profile::ALL {
         assert_eq!(verdict(&good(profile)), Decision::Approve, "{profile:?}");
     }
@@ -109,7 +109,7 @@ fn a_foreign_requester_is_denied() {
 }
 
 #[test]
-fn an_agent_has_its_nodes_names_and_addresses_alone() {
+fn an_agent_may_have_only_its_nodes_name_and_addresses() {
     for dns in [&["node8"][..], &[], &["node7", "node8"], &["node7", "node7"], &["Node7"], &["*"]] {
         let asked = changed(Profile::Edge, |asked| asked.content.dns = texts(dns));
         assert!(denied(&asked).contains("expected exactly \"node7\""), "{dns:?}");
@@ -121,7 +121,7 @@ fn an_agent_has_its_nodes_names_and_addresses_alone() {
 }
 
 #[test]
-fn a_server_needs_a_name_which_is_not_kube_apiservers_and_a_proxy_client_has_none() {
+fn a_server_needs_a_name_other_than_the_apiservers_and_a_proxy_client_none() {
     let bare = changed(Profile::Server, |asked| asked.content.dns.clear());
     assert!(denied(&bare).contains("no alternative name"));
     for name in ["kubernetes", "kubernetes.default", "Kubernetes.default.svc.cluster.local", "*.default.svc"]
@@ -148,7 +148,7 @@ fn a_server_needs_a_name_which_is_not_kube_apiservers_and_a_proxy_client_has_non
 }
 
 #[test]
-fn a_server_has_the_names_and_addresses_of_our_services_alone() {
+fn a_server_may_have_only_names_and_addresses_of_our_services() {
     let mapped = "::ffff:10.96.0.9";
     for foreign in
         ["metrics-server.kube-system.svc", "X-tunnel-server-svc", "x-tunnel-server-svc.", "", mapped]
@@ -170,7 +170,7 @@ fn a_server_has_the_names_and_addresses_of_our_services_alone() {
 }
 
 #[test]
-fn a_reason_is_one_short_line_whatever_was_asked_for() {
+fn a_denial_reason_is_one_short_line_for_any_request() {
     let names: Vec<_> = (0..1000).map(|n| format!("n{n}\u{1b}[2J\n")).collect();
     let many = changed(Profile::Edge, |asked| asked.content.dns = names.clone());
     let who = changed(Profile::ProxyClient, |asked| asked.requester = names.concat());
@@ -190,7 +190,7 @@ fn a_reason_is_one_short_line_whatever_was_asked_for() {
 }
 
 #[test]
-fn what_is_odd_or_for_other_uses_is_denied() {
+fn an_odd_request_or_one_for_other_usages_is_denied() {
     for profile in Profile::ALL {
         let odd = changed(profile, |asked| asked.content.odd = Some("it is odd"));
         assert!(denied(&odd).starts_with("it is odd"));
@@ -205,7 +205,7 @@ fn what_is_odd_or_for_other_uses_is_denied() {
 }
 
 #[test]
-fn real_kubelets_requests_are_not_touched() {
+fn requests_of_kubelets_are_left_untouched() {
     let serving =
         changed(Profile::Server, |asked| asked.content.common_names = texts(&["system:node:node7"]));
     let client = CsrInfo {
@@ -254,7 +254,7 @@ fn anything() -> impl Strategy<Value = CsrInfo> {
 proptest! {
     /// Changing any one part of a request never gets it approved for another requester than its profile's.
     #[test]
-    fn nothing_is_approved_but_for_its_own_requester(from in profile(), other in anything(), part in 0..8_usize) {
+    fn a_request_is_approved_only_for_the_requester_of_its_profile(from in profile(), other in anything(), part in 0..8_usize) {
         let mut asked = good(from);
         match part {
             0 => asked.signer = other.signer,
@@ -288,7 +288,7 @@ proptest! {
     /// A request without exactly the signer, common name and organization of a profile is left untouched for every
     /// requester.
     #[test]
-    fn foreign_requests_are_never_touched(asked in anything()) {
+    fn foreign_requests_are_left_untouched(asked in anything()) {
         let ours = Profile::ALL.iter().any(|profile| {
             asked.signer == profile.signer()
                 && asked.content.common_names == [profile.common_name()]

@@ -207,7 +207,7 @@ const MAX_STEPS: usize = 20_000;
 const TURNS: u64 = 2;
 
 #[tokio::test(start_paused = true)]
-async fn what_was_changed_by_hand_and_what_no_watch_has_told_is_mended_by_passes_without_news() {
+async fn manual_changes_and_missed_events_are_repaired_by_periodic_passes() {
     let apiserver = Apiserver::start();
     apiserver.change(|state| state.nodes = vec![("a", "10.0.0.1")]);
     let _still = time_stands_still();
@@ -241,7 +241,7 @@ async fn what_was_changed_by_hand_and_what_no_watch_has_told_is_mended_by_passes
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_lease_that_may_not_be_had_is_told_of() {
+async fn a_forbidden_lease_is_reported_until_it_is_held() {
     let apiserver = Apiserver::start();
     apiserver.change(|state| state.forbidden = vec!["lease", "leases"]);
     let _still = time_stands_still();
@@ -263,7 +263,7 @@ async fn a_lease_that_may_not_be_had_is_told_of() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn however_often_a_node_changes_some_time_passes_between_two_writes() {
+async fn writes_are_spaced_however_often_a_node_changes() {
     let apiserver = Apiserver::start();
     let _still = time_stands_still();
     let names = names(&apiserver, "first");
