@@ -193,7 +193,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn shares_never_claim_more_than_there_is_and_give_all_back(steps in prop::collection::vec((0usize..4, 0usize..90), 0..60)) {
+        fn reservations_never_exceed_the_budget_and_are_released_on_drop(steps in prop::collection::vec((0usize..4, 0usize..90), 0..60)) {
             let budget = Budget::new(100);
             let mut shares: Vec<Reservation> = (0..4).map(|_| budget.reservation()).collect();
             for (who, bytes) in steps {
@@ -207,7 +207,7 @@ mod tests {
     }
 
     #[test]
-    fn a_thousand_sessions_fit_where_two_hundred_whole_windows_would() {
+    fn windows_shrink_so_that_a_thousand_sessions_fit_into_the_budget() {
         let budget = Budget::new(8 << 20);
         let mut shares: Vec<Reservation> = std::iter::from_fn(|| budget.reserve_window(32 * 1024)).collect();
         assert_eq!(shares.len(), 96 + 192 + 768);
@@ -222,7 +222,7 @@ mod tests {
     }
 
     #[test]
-    fn who_widens_leaves_half_to_others() {
+    fn a_shared_reservation_grows_only_up_to_half_of_the_budget() {
         let budget = Budget::new(100);
         let mut share = budget.try_reserve(30).unwrap();
         assert!(share.try_grow_shared(20) && !share.try_grow_shared(1) && share.try_grow(1));
@@ -230,7 +230,7 @@ mod tests {
     }
 
     #[test]
-    fn a_spent_budget_refuses_a_claim() {
+    fn an_exhausted_budget_refuses_a_reservation() {
         let budget = Budget::new(10);
         let first = budget.try_reserve(10).unwrap();
         assert!(budget.is_exhausted() && budget.try_reserve(1).is_none());

@@ -529,7 +529,7 @@ mod tests {
     }
 
     #[test]
-    fn a_reader_with_nothing_to_read_keeps_no_memory() {
+    fn an_idle_decoder_holds_no_memory() {
         let mut reader = Decoder::default();
         assert_eq!(reader.next_message(), Ok(None));
         reader.push(encode(StreamMsg::default()).to_bytes());
@@ -540,7 +540,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn messages_survive_any_cutting_of_the_stream(messages in prop::collection::vec(message(), 0..6), cuts in prop::collection::vec(1usize..3000, 1..40)) {
+        fn messages_are_decoded_however_the_stream_is_split(messages in prop::collection::vec(message(), 0..6), cuts in prop::collection::vec(1usize..3000, 1..40)) {
             let mut stream = BytesMut::new();
             for m in &messages { stream.extend_from_slice(&encode(m.clone()).to_bytes()); }
             let (mut stream, mut reader, mut read) = (stream.freeze(), Decoder::default(), Vec::new());
@@ -553,13 +553,13 @@ mod tests {
         }
 
         #[test]
-        fn ours_is_what_protobuf_says(message in message()) {
+        fn our_encoding_is_decoded_by_prost(message in message()) {
             let bytes = encode(message.clone()).to_bytes();
             prop_assert_eq!(StreamMsg::decode(&bytes[PREFIX..]).unwrap(), message);
         }
 
         #[test]
-        fn no_bytes_make_the_reader_panic(bytes in prop::collection::vec(any::<u8>(), 0..300)) {
+        fn decoding_never_panics(bytes in prop::collection::vec(any::<u8>(), 0..300)) {
             let mut reader = Decoder::default();
             reader.push(bytes.into());
             while let Ok(Some(_)) = reader.next_message() {}
@@ -572,7 +572,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_kept_of_a_piece_is_most_of_it_or_a_copy() {
+    fn decoded_data_never_pins_a_much_larger_buffer() {
         let of = |len: usize| StreamMsg { data: vec![7; len].into(), ..StreamMsg::default() };
         let large = encode(of(60_000)).to_bytes();
         for len in [1, 2 * 1024, 15_000, 20_000, 29_000] {
@@ -594,7 +594,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_too_long_or_compressed_ends_the_stream() {
+    fn a_message_too_long_or_compressed_is_an_error() {
         for (bytes, bad) in [
             ([0, 0, 0x40, 0, 1], DecodeError::TooLong(MAX_BYTES + 1)),
             ([1, 0, 0, 0, 1], DecodeError::Compressed),
@@ -671,7 +671,7 @@ mod extension_tests {
 
     proptest! {
         #[test]
-        fn every_frame_survives_the_wire(word in any_word(), bits: u128) {
+        fn every_session_frame_round_trips_through_the_wire(word in any_word(), bits: u128) {
             let node: NodeName = "edge-1".parse().unwrap();
             let frame = Frame { node: node.clone(), body: FrameKind::Session(SessionId::from_bits(bits), Category::Ssh, word) };
             for peer in [Remote::Edge(node.clone()), Remote::Server(node), Remote::Peer] {
@@ -680,7 +680,7 @@ mod extension_tests {
         }
 
         #[test]
-        fn no_message_makes_us_panic(kind in "[a-z-]{0,15}", topic in ".{0,40}", addr in ".{0,40}", data in prop::collection::vec(any::<u8>(), 0..80)) {
+        fn parsing_a_message_never_panics(kind in "[a-z-]{0,15}", topic in ".{0,40}", addr in ".{0,40}", data in prop::collection::vec(any::<u8>(), 0..80)) {
             let message = StreamMsg { node: "n".into(), category: "ssh".into(), r#type: kind, topic, data: data.into(), addr };
             for peer in [Remote::Edge("n".parse().unwrap()), Remote::Peer] {
                 let _ = from_message(message.clone(), &peer);
@@ -689,7 +689,7 @@ mod extension_tests {
     }
 
     #[test]
-    fn an_edge_speaks_for_itself_only_but_asks_for_any_node() {
+    fn an_edge_sends_only_for_its_own_node_but_opens_to_any_node() {
         let frame = |word| Frame {
             node: "a".parse().unwrap(),
             body: FrameKind::Session(SessionId::random(), Category::Ssh, word),
@@ -711,7 +711,7 @@ mod extension_tests {
     }
 
     #[test]
-    fn signals_keep_their_numbers_and_only_servers_ask_for_nodes() {
+    fn signals_round_trip_and_only_servers_may_query_nodes() {
         let node: NodeName = "edge-1".parse().unwrap();
         let instance = Some(Instance::from_bits(9));
         let (silence, age) = (Duration::from_millis(1500), Some(Duration::from_millis(1)));
@@ -772,7 +772,7 @@ mod extension_tests {
     }
 
     #[test]
-    fn of_the_addresses_that_a_server_tells_few_count_and_none_that_is_no_address() {
+    fn addresses_in_a_found_signal_are_bounded_and_invalid_ones_skipped() {
         let many: Vec<_> = (0..20).map(|last| IpAddr::from([10, 0, 0, last])).collect();
         let read = |ips: Vec<Bytes>, code: u32| found(&Control { ips, code, ..Control::default() }).ips;
         let bytes =

@@ -457,7 +457,7 @@ mod tests {
     }
 
     #[test]
-    fn an_edge_is_its_proven_name_and_a_server_vouches_for_others() {
+    fn an_edge_opens_as_itself_and_its_server_vouches_for_other_openers() {
         let (node, server) = ("node/edge-1", "server/0000000000000000000000000000000a");
         let edge = Remote::Edge("edge-1".parse().unwrap());
         let (other, cloud) = (Remote::Peer, Remote::Server("edge-2".parse().unwrap()));

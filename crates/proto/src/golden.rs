@@ -190,7 +190,7 @@ fn hex(message: StreamMsg) -> String {
 }
 
 #[tokio::test]
-async fn every_frame_and_header_is_byte_for_byte_as_it_was_recorded() {
+async fn every_frame_and_header_is_byte_for_byte_as_recorded() {
     let mut now = Vec::new();
     for (name, frame) in session_frames() {
         let body = FrameKind::Session(id(), Category::HttpProxy, frame);
@@ -226,7 +226,7 @@ async fn every_frame_and_header_is_byte_for_byte_as_it_was_recorded() {
 }
 
 #[test]
-fn every_recorded_frame_is_still_understood() {
+fn every_recorded_frame_is_still_decoded() {
     let known: BTreeMap<&str, &str> =
         include_str!("recorded.txt").lines().map(|line| line.split_once(" = ").unwrap()).collect();
     let read = |name: &str| {

@@ -324,7 +324,7 @@ mod tests {
     }
 
     #[test]
-    fn the_program_is_told_for_people_and_cut_to_what_can_be_printed() {
+    fn the_remotes_program_is_read_as_short_printable_text() {
         let node = "edge-1".parse().unwrap();
         let ours = Hello::edge_request(&node, "t", Instance::from_bits(3));
         assert_eq!(user_agent(&ours).as_deref(), Some(env!("CARGO_PKG_VERSION")));
@@ -371,7 +371,7 @@ mod tests {
     }
 
     #[test]
-    fn an_edge_names_its_nodes_addresses_and_no_more_than_a_few_are_read() {
+    fn an_edge_sends_its_nodes_addresses_and_only_the_first_few_are_read() {
         let ours = |ips: &[IpAddr]| {
             let mut headers = Hello::edge_request(&"edge-1".parse().unwrap(), "t", Instance::from_bits(3));
             Hello::with_node_ips(&mut headers, ips);
@@ -392,7 +392,7 @@ mod tests {
     }
 
     #[test]
-    fn what_go_edges_send_is_read_leniently() {
+    fn credentials_of_go_edges_are_read_leniently() {
         for text in [
             r#"Bearer {"nodename":"n1","token":"t"}"#,
             r#"{"NodeName":"n1","TOKEN":"t","more":1}"#,
@@ -409,7 +409,7 @@ mod tests {
     }
 
     #[test]
-    fn a_server_with_a_token_is_refused_and_no_token_is_ever_shown() {
+    fn a_server_with_a_token_is_refused_and_debug_output_has_no_token() {
         let mut headers = request(r#"{"nodename":"n1","token":"secret"}"#);
         assert!(!format!("{:?}", Hello::from_request(&headers).unwrap()).contains("secret"));
         headers.insert("tunnel-role", HeaderValue::from_static("peer"));
@@ -419,7 +419,7 @@ mod tests {
     }
 
     #[test]
-    fn a_server_needs_its_certificate_its_instance_and_no_token() {
+    fn a_server_needs_a_certificate_and_an_instance_and_no_token() {
         let ours = Caller::peer_request(Instance::from_bits(5));
         let server = Caller::Peer { instance: Instance::from_bits(5), backup: false };
         assert_eq!(Caller::from_request(&ours, true), Ok(server));
@@ -433,7 +433,7 @@ mod tests {
     }
 
     #[test]
-    fn an_edge_is_an_edge_whatever_certificate_it_shows() {
+    fn an_edge_is_an_edge_with_or_without_a_servers_certificate() {
         let headers = Hello::edge_request(&"n1".parse().unwrap(), "t", Instance::from_bits(3));
         for certified in [false, true] {
             let caller = Caller::from_request(&headers, certified).unwrap();

@@ -173,7 +173,7 @@ mod tests {
         /// Measures a sender that always has more to send. The result is never below the RTT, and exceeds it by its
         /// frames only.
         #[test]
-        fn a_trip_is_as_long_as_the_way(
+        fn the_measured_rtt_is_that_of_the_path(
             way in 1u64..200, window in 1_000u64..100_000, frame in 1u64..20_000, rate in 10u64..20_000
         ) {
             let began = Instant::now();
@@ -212,7 +212,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn only_a_sender_that_stood_at_the_old_limit_is_measured() {
+    async fn only_a_sender_blocked_at_the_old_limit_is_measured() {
         let now = Instant::now();
         let ms = Duration::from_millis;
         let mut rtts = PathRttEstimator::default();

@@ -408,7 +408,7 @@ mod tests {
         /// For any split into pieces, the queue returns the bytes that arrived, costs little more, and releases
         /// everything.
         #[test]
-        fn what_waits_costs_about_its_bytes(cuts in prop::collection::vec(prop_oneof![1usize..5, 1usize..5000], 1..300), plain: bool) {
+        fn queued_data_costs_about_its_bytes(cuts in prop::collection::vec(prop_oneof![1usize..5, 1usize..5000], 1..300), plain: bool) {
             let (promised, plain_budgets) = (Budget::new(0), [Budget::new(0), Budget::new(0)]);
             let mut half = RecvHalf::new(WindowLimits { start: 1 << 30, max: 1 << 30 }, promised.reservation());
             if plain { half.lift_limit(LinkReservation { all: plain_budgets[0].reservation(), of_link: plain_budgets[1].reservation() }); }
@@ -436,7 +436,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn the_end_comes_once_at_its_place_and_is_told_at_once() {
+    async fn a_direction_ends_once_at_its_total_and_is_acknowledged_at_once() {
         let mut half = half(1 << 20);
         half.data(bytes(10), Instant::now()).unwrap();
         assert!(!half.credit_due());
@@ -461,7 +461,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_window_is_two_round_trips_of_what_is_taken_within_the_budget() {
+    async fn a_window_is_two_round_trips_of_reading_within_the_budget() {
         assert_eq!(window_after(&mut half(1 << 20), 200).await, 1000);
         // It is not known whether the first RTT is followed by a larger one.
         assert_eq!(window_after(&mut half(1 << 20), 700).await, 2800);
@@ -513,13 +513,13 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_sender_that_doubles_each_round_trip_is_hardly_held() {
+    async fn a_sender_that_doubles_each_round_trip_is_hardly_limited() {
         let (sent, would, _) = doubles_up_to(u64::MAX, 0, 7).await;
         assert!(would > 1_700_000 && sent > would * 99 / 100, "{sent} of {would}");
     }
 
     #[tokio::test(start_paused = true)]
-    async fn credits_that_wait_for_each_other_for_a_quarter_of_a_round_trip_hold_no_sender() {
+    async fn credits_a_quarter_of_a_round_trip_apart_limit_no_sender() {
         for rate in [20, 200, 2000, 4000] {
             let (at_once, _, _) = doubles_up_to(rate, 0, 20).await;
             let (sent, _, credits) = doubles_up_to(rate, 150, 20).await;
@@ -535,7 +535,7 @@ mod tests {
     /// One RTT may bring half a window: the credit for the first frame of a burst then covers it, and none is due for
     /// the others.
     #[tokio::test(start_paused = true)]
-    async fn a_sender_that_stands_at_its_limit_gets_a_wider_window() {
+    async fn a_sender_blocked_at_its_limit_gets_a_wider_window() {
         let (way, windows) = (Duration::from_millis(600), WindowLimits { start: 16 * 4096, max: 4 << 20 });
         let mut half = RecvHalf::new(windows, Budget::new(64 << 20).try_reserve(16 * 4096).unwrap());
         let (mut sent, mut limit) = (0, half.limit());
@@ -560,7 +560,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_sender_that_stands_at_its_limit_before_a_slow_reader_does_not() {
+    async fn a_sender_blocked_by_a_slow_reader_gets_no_wider_window() {
         let windows = WindowLimits { start: 128 * 1024, max: 4 << 20 };
         let mut half = RecvHalf::new(windows, Budget::new(64 << 20).try_reserve(128 * 1024).unwrap());
         let (mut sent, mut limit) = (0, half.limit());
@@ -603,7 +603,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_client_that_never_reads_is_promised_little_more_than_its_kernel_took() {
+    async fn a_client_that_never_reads_is_granted_little_more_than_its_kernel_took() {
         let (near, far) = (over(Duration::from_millis(1)), over(Duration::from_millis(50)));
         let busy = LinkRtt { least: Some(Duration::from_micros(300)), ..far };
         for near in [near, busy] {
@@ -614,7 +614,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_reader_that_takes_all_at_once_after_a_while_gets_no_wider_window() {
+    async fn a_reader_that_reads_everything_at_intervals_gets_no_wider_window() {
         let mut half = half(1 << 20);
         for _ in 0..20 {
             let room = (half.limit() - half.received) as usize;
@@ -627,7 +627,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_window_grows_by_the_whole_way_where_pings_know_only_the_first_link() {
+    async fn a_window_grows_by_the_rtt_of_the_whole_path_and_not_of_the_first_link() {
         let (way, ping) = (Duration::from_millis(100), Duration::from_millis(1));
         let mut half = half(1 << 20);
         let mut now = Instant::now();
@@ -650,7 +650,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn silence_takes_a_grown_window_back() {
+    async fn an_idle_session_loses_its_grown_window() {
         let mut half = half(1 << 20);
         half.grow(4000);
         half.credit();

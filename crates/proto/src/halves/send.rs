@@ -352,7 +352,7 @@ mod tests {
     }
 
     #[test]
-    fn a_finish_that_was_sent_but_not_received_is_sent_again_after_a_put_back() {
+    fn an_unacknowledged_finish_is_sent_again_after_a_rewind() {
         let mut half = half();
         half.finish();
         assert_eq!(half.take_finish(), Some(1));
@@ -364,7 +364,7 @@ mod tests {
     }
 
     #[test]
-    fn a_write_waits_beyond_what_may_be_unsent_or_kept() {
+    fn writing_stops_at_the_limits_of_unsent_and_unacknowledged_bytes() {
         let mut half = half();
         half.acknowledge(0, u64::MAX).unwrap();
         half.write(vec![0; 128 * 1024].into());
@@ -381,7 +381,7 @@ mod tests {
     /// Bytes that a client never reads must not be read from its target: at most one write goes beyond the remote's
     /// limit.
     #[test]
-    fn a_write_waits_while_the_peer_takes_nothing() {
+    fn writing_stops_one_write_beyond_the_remotes_limit() {
         let mut half = half();
         half.write(vec![0; 100].into());
         assert!(!half.has_room(), "the remote has not announced a limit");
@@ -396,7 +396,7 @@ mod tests {
     }
 
     #[test]
-    fn one_byte_writes_are_put_together() {
+    fn one_byte_writes_are_merged() {
         let mut half = half();
         half.acknowledge(0, u64::MAX).unwrap();
         for _ in 0..10_000 {
@@ -407,7 +407,7 @@ mod tests {
     }
 
     #[test]
-    fn sessions_whose_targets_do_not_read_keep_less_the_less_is_left() {
+    fn stalled_sessions_keep_less_the_less_budget_is_left() {
         let budget = Budget::new(16 << 20);
         let mut halves: Vec<_> = (0..80).map(|_| SendHalf::new(budget.reservation())).collect();
         let mut kept: Vec<u64> = Vec::new();
@@ -425,7 +425,7 @@ mod tests {
     }
 
     #[test]
-    fn one_session_may_keep_the_largest_window_in_the_budget_of_an_edge() {
+    fn one_session_may_keep_the_largest_window_within_an_edges_budget() {
         let mut half = SendHalf::new(Budget::new(12 << 20).reservation());
         half.acknowledge(0, MAX_UNACKED).unwrap();
         while half.has_room() {
@@ -438,7 +438,7 @@ mod tests {
     /// The remote acknowledges only every 64 KiB. An interactive session must still proceed when others hold the whole
     /// budget.
     #[test]
-    fn a_spent_budget_leaves_each_session_what_its_peer_leaves_unacknowledged() {
+    fn an_exhausted_budget_still_allows_each_session_64_kib() {
         let budget = Budget::new(1000);
         let mut half = SendHalf::new(budget.reservation());
         half.acknowledge(0, u64::MAX).unwrap();

@@ -123,7 +123,7 @@ fn dropped(mut end: SessionState, link: LinkId, frame: SessionFrame) {
 }
 
 #[tokio::test]
-async fn opener_asking() {
+async fn opener_while_opening_handles_each_frame() {
     let mut end = opener(Phase::Opening);
     let actions = end.on_frame(A, SessionFrame::Opened { limit: 500, epoch: 1, instance: instance() }, now());
     assert!(actions.state && actions.write);
@@ -166,7 +166,7 @@ async fn opener_asking() {
 }
 
 #[tokio::test]
-async fn opener_open() {
+async fn opener_while_open_handles_each_frame() {
     dropped(opener(Phase::Open), A, SessionFrame::Opened { limit: 9, epoch: 1, instance: None });
     dropped(opener(Phase::Open), A, SessionFrame::Resumed { received: 0, limit: 0, epoch: 1 });
     dropped(
@@ -199,7 +199,7 @@ async fn opener_open() {
 }
 
 #[tokio::test]
-async fn opener_parked() {
+async fn opener_while_parked_handles_each_frame() {
     for frame in [
         SessionFrame::Opened { limit: 9, epoch: 1, instance: None },
         SessionFrame::Refused { epoch: 1, refusal: refusal(ErrorCode::Overloaded) },
@@ -224,7 +224,7 @@ async fn opener_parked() {
 }
 
 #[tokio::test]
-async fn opener_resuming() {
+async fn opener_while_resuming_handles_each_frame() {
     for frame in [
         data(1),
         credit(),
@@ -256,7 +256,7 @@ async fn opener_resuming() {
 }
 
 #[tokio::test]
-async fn opener_over_says_so_and_forgets() {
+async fn opener_while_closing_sends_a_reset_and_is_forgotten() {
     let mut end = opener(Phase::Closing);
     let (frame, actions) = end.next_frame(A, 99);
     let Some(SessionFrame::Reset { refusal, .. }) = frame else { panic!("{frame:?}") };
@@ -268,7 +268,7 @@ async fn opener_over_says_so_and_forgets() {
 }
 
 #[tokio::test]
-async fn acceptor_dialling() {
+async fn acceptor_while_accepting_handles_each_frame() {
     for frame in [data(1), credit(), finish(), open(1), resume(1)] {
         dropped(acceptor(Phase::Accepting), A, frame);
     }
@@ -294,7 +294,7 @@ async fn acceptor_dialling() {
 }
 
 #[tokio::test]
-async fn acceptor_open() {
+async fn acceptor_while_open_handles_each_frame() {
     dropped(acceptor(Phase::Open), A, open(1));
     dropped(acceptor(Phase::Open), B, resume(1));
     for frame in
@@ -343,7 +343,7 @@ async fn acceptor_open() {
 }
 
 #[tokio::test]
-async fn acceptor_parked() {
+async fn acceptor_while_parked_handles_each_frame() {
     for frame in [
         data(1),
         credit(),
@@ -381,7 +381,7 @@ async fn acceptor_parked() {
 }
 
 #[tokio::test]
-async fn acceptor_that_has_said_and_heard_all() {
+async fn acceptor_in_last_ack_handles_each_frame() {
     for frame in [data(1), credit(), finish(), open(2), resume(1)] {
         dropped(acceptor(Phase::LastAck), A, frame);
     }
@@ -410,7 +410,7 @@ async fn acceptor_that_has_said_and_heard_all() {
 }
 
 #[tokio::test]
-async fn an_owner_who_drops_after_both_ends_of_stream_lets_the_rest_be_delivered() {
+async fn an_abandoned_session_with_both_ends_finished_still_delivers_the_rest() {
     let mut end = opener(Phase::Open);
     end.send.write(Bytes::from_static(b"tail"));
     end.send.finish();
@@ -427,7 +427,7 @@ async fn an_owner_who_drops_after_both_ends_of_stream_lets_the_rest_be_delivered
 }
 
 #[tokio::test]
-async fn a_link_that_ends_touches_only_what_runs_on_it() {
+async fn a_link_that_ends_affects_only_sessions_on_it() {
     let mut end = opener(Phase::Open);
     assert_eq!(end.link_ended(B, None, now()), Actions::default());
     assert_eq!(end.phase(), Phase::Open);
@@ -438,7 +438,7 @@ async fn a_link_that_ends_touches_only_what_runs_on_it() {
 }
 
 #[tokio::test]
-async fn only_acceptors_take_open_and_resume_and_only_openers_their_answers() {
+async fn only_acceptors_handle_open_and_resume_and_only_openers_their_answers() {
     for frame in [open(9), resume(9)] {
         dropped(opener(Phase::Open), A, frame);
     }
@@ -452,7 +452,7 @@ async fn only_acceptors_take_open_and_resume_and_only_openers_their_answers() {
 }
 
 #[tokio::test]
-async fn an_opener_that_gives_up_while_it_resumes_says_so() {
+async fn an_opener_that_gives_up_while_resuming_sends_a_reset() {
     let mut end = opener(Phase::Resuming);
     let _ = end.give_up(refusal(ErrorCode::Cancelled));
     assert!(matches!(
@@ -467,7 +467,7 @@ async fn an_opener_that_gives_up_while_it_resumes_says_so() {
 }
 
 #[tokio::test]
-async fn the_last_word_of_an_acceptor_goes_where_its_opener_is() {
+async fn an_acceptors_last_frame_follows_its_opener_to_another_link() {
     for (phase, asked) in [(Phase::Accepting, open(2)), (Phase::Open, resume(2))] {
         let mut end = acceptor(phase);
         if phase == Phase::Open {
@@ -490,7 +490,7 @@ async fn the_last_word_of_an_acceptor_goes_where_its_opener_is() {
 }
 
 #[tokio::test]
-async fn a_resume_that_a_server_on_the_way_sends_back_is_tried_on_elsewhere() {
+async fn a_resume_that_a_relay_rejects_is_tried_on_another_path() {
     for code in [ErrorCode::NodeNotConnected, ErrorCode::Overloaded] {
         let mut end = opener(Phase::Resuming);
         assert!(end.on_frame(B, reset(2, code), now()).state);
@@ -510,7 +510,7 @@ fn said(end: &mut SessionState, link: LinkId) -> Vec<SessionFrame> {
 }
 
 #[tokio::test]
-async fn what_an_owner_wrote_before_its_connection_broke_off_is_said_before_that() {
+async fn bytes_written_before_an_abort_are_sent_before_the_reset() {
     for mut end in [opener(Phase::Open), acceptor(Phase::Open)] {
         let _ = end.on_frame(A, data(10), now());
         end.send.write(Bytes::from_static(b"last words"));
@@ -529,7 +529,7 @@ async fn what_an_owner_wrote_before_its_connection_broke_off_is_said_before_that
 }
 
 #[tokio::test]
-async fn what_waits_for_credit_when_the_connection_breaks_off_waits_on() {
+async fn bytes_without_credit_at_an_abort_are_sent_once_there_is_credit() {
     let mut end = opener(Phase::Open);
     end.send.write(vec![0; 502].into());
     let _ = end.abort(refusal(ErrorCode::Cancelled), now());
@@ -539,7 +539,7 @@ async fn what_waits_for_credit_when_the_connection_breaks_off_waits_on() {
 }
 
 #[tokio::test]
-async fn the_end_of_a_direction_stays_one_although_the_connection_breaks_off() {
+async fn a_finished_direction_stays_finished_after_an_abort() {
     let mut end = acceptor(Phase::Open);
     end.send.finish();
     let _ = end.abort(refusal(ErrorCode::Cancelled), now());
@@ -558,7 +558,7 @@ fn over() -> SessionError {
 }
 
 #[tokio::test]
-async fn a_break_that_was_said_is_said_again_on_the_next_path() {
+async fn a_reset_at_is_sent_again_on_the_next_path() {
     let mut end = opener(Phase::Open);
     end.send.write(Bytes::from_static(b"hello"));
     let _ = end.abort(refusal(ErrorCode::Cancelled), now());
@@ -587,7 +587,7 @@ async fn a_break_that_was_said_is_said_again_on_the_next_path() {
 }
 
 #[tokio::test]
-async fn who_hears_that_its_peer_broke_off_reads_what_came_before_and_says_that_it_has_it() {
+async fn a_reset_at_is_acknowledged_and_the_bytes_before_it_can_be_read() {
     assert!(opener(Phase::Open).on_frame(A, broken(0), now()).read, "the remaining bytes are discarded");
     for mut end in [opener(Phase::Open), acceptor(Phase::Open)] {
         end.send.write(Bytes::from_static(b"no longer used"));
@@ -614,7 +614,7 @@ async fn who_hears_that_its_peer_broke_off_reads_what_came_before_and_says_that_
 }
 
 #[tokio::test]
-async fn what_waits_to_be_delivered_gives_way() {
+async fn an_orphaned_session_can_be_evicted() {
     let mut end = opener(Phase::Open);
     assert_eq!(end.evict().0, None, "it has an owner");
     end.send.write(Bytes::from_static(b"hello"));
@@ -627,7 +627,7 @@ async fn what_waits_to_be_delivered_gives_way() {
 }
 
 #[tokio::test]
-async fn an_opening_that_is_given_up_without_a_path_takes_itself_back_over_the_next_one() {
+async fn an_open_cancelled_without_a_path_is_revoked_over_the_next_path() {
     let mut end = opener(Phase::Opening);
     end.set_expected_process(instance());
     let _ = end.link_ended(A, None, now());
@@ -663,7 +663,7 @@ fn given_up() -> SessionState {
 }
 
 #[tokio::test]
-async fn an_opening_that_can_have_reached_nobody_is_forgotten_at_once() {
+async fn a_cancelled_open_that_reached_no_acceptor_is_forgotten_at_once() {
     let mut unsent = opener(Phase::Opening);
     let _ = unsent.on_frame(
         A,
@@ -679,7 +679,7 @@ async fn an_opening_that_can_have_reached_nobody_is_forgotten_at_once() {
 }
 
 #[tokio::test]
-async fn an_opening_that_is_given_up_before_its_next_open_is_sent_opens_nothing() {
+async fn an_open_cancelled_before_its_next_attempt_is_sent_opens_nothing() {
     let mut end = opener(Phase::Opening);
     let _ = end.ask(B);
     assert!(!end.abandon(refusal(ErrorCode::Cancelled), now()).forget);
@@ -692,7 +692,7 @@ fn refused(epoch: u64, code: ErrorCode) -> SessionFrame {
 }
 
 #[tokio::test]
-async fn an_opening_that_is_refused_takes_back_an_open_that_went_astray() {
+async fn a_refused_open_revokes_an_earlier_attempt() {
     // The first Open may still reach an acceptor over the previous path.
     let asked_twice = || {
         let mut end = opener(Phase::Opening);
@@ -734,7 +734,7 @@ fn given_up_on_its_path() -> SessionState {
 }
 
 #[tokio::test]
-async fn an_opening_that_is_given_up_says_so_and_asks_whether_that_was_heard() {
+async fn a_cancelled_open_sends_a_reset_and_a_resume_that_confirms_it() {
     let mut end = given_up_on_its_path();
     let words = said(&mut end, A);
     let [SessionFrame::Reset { epoch: 1, .. }, SessionFrame::Resume { received: 0, epoch: 2, .. }] =
@@ -750,7 +750,7 @@ async fn an_opening_that_is_given_up_says_so_and_asks_whether_that_was_heard() {
 }
 
 #[tokio::test]
-async fn an_opening_that_is_given_up_on_a_path_that_is_lost_takes_itself_back_over_the_next_one() {
+async fn an_open_cancelled_on_a_lost_path_is_revoked_over_the_next_path() {
     for heard in [0, 1, 2] {
         let mut end = given_up_on_its_path();
         for _ in 0..heard {
@@ -764,7 +764,7 @@ async fn an_opening_that_is_given_up_on_a_path_that_is_lost_takes_itself_back_ov
 }
 
 #[tokio::test]
-async fn an_opening_that_is_answered_as_it_is_given_up_is_an_open_one_that_is_given_up() {
+async fn an_open_accepted_while_it_is_cancelled_is_reset() {
     let mut end = given_up_on_its_path();
     let opened = SessionFrame::Opened { limit: 500, epoch: 1, instance: instance() };
     assert!(!end.on_frame(A, opened, now()).dropped);
@@ -773,7 +773,7 @@ async fn an_opening_that_is_answered_as_it_is_given_up_is_an_open_one_that_is_gi
 }
 
 #[tokio::test]
-async fn an_acceptor_that_is_resumed_while_it_dials_stops_and_says_so_once() {
+async fn an_acceptor_resumed_while_it_dials_closes_with_one_reset() {
     let mut end = acceptor(Phase::Accepting);
     let _ = end.link_ended(A, None, now());
     assert!(!end.on_frame(B, resume(2), now()).dropped);

@@ -56,7 +56,7 @@ fn frames(meaning: PlainEvent) -> Vec<SessionFrame> {
 }
 
 #[test]
-fn a_tcp_port_is_called_what_the_peer_knows() {
+fn a_tcp_session_has_category_ssh_on_the_wire() {
     let mut plain = plain();
     let target = "127.0.0.1:6443".parse().unwrap();
     let open = SessionFrame::Open { target, limit: 9, epoch: 3, client: String::new(), opener: None };
@@ -90,7 +90,7 @@ fn opened(plain: &mut PlainCodec) -> String {
 }
 
 #[tokio::test]
-async fn an_edge_that_speaks_no_tls_is_not_asked_to() {
+async fn a_tls_session_to_a_plain_edge_is_refused() {
     let mut plain = plain();
     let open = SessionFrame::Open {
         target: "edge-1:10250".parse().unwrap(),
@@ -107,7 +107,7 @@ async fn an_edge_that_speaks_no_tls_is_not_asked_to() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_session_that_the_edge_closes() {
+async fn a_session_that_the_edge_closes_ends_with_fin_and_reset() {
     let mut plain = plain();
     let topic = opened(&mut plain);
     let said = send_frame(&mut plain, SessionFrame::Data("ls\n".into()));
@@ -126,7 +126,7 @@ async fn a_session_that_the_edge_closes() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_finished_direction_is_remembered_until_the_other_is_done_or_silent() {
+async fn a_half_closed_session_ends_after_thirty_seconds() {
     let mut plain = plain();
     let topic = opened(&mut plain);
     let said = send_frame(&mut plain, SessionFrame::Fin { total: 1 });
@@ -140,7 +140,7 @@ async fn a_finished_direction_is_remembered_until_the_other_is_done_or_silent() 
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_targets_end_closes_soon_unless_the_peer_goes_on() {
+async fn a_targets_end_closes_the_session_unless_the_remote_keeps_sending() {
     for goes_on in [false, true] {
         let (mut plain, now) = (plain(), Instant::now());
         let PlainEvent::Session(asked) = on_message(&mut plain, "connecting", "t", "CONNECT") else {
@@ -174,7 +174,7 @@ async fn a_targets_end_closes_soon_unless_the_peer_goes_on() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_failed_dial_says_why() {
+async fn a_failed_dial_is_refused_with_its_reason() {
     let mut plain = plain();
     let open = SessionFrame::Open {
         target: "10.0.0.9:22".parse().unwrap(),
@@ -193,7 +193,7 @@ async fn a_failed_dial_says_why() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_late_answer_to_a_session_given_up_is_closed() {
+async fn a_late_answer_to_a_cancelled_session_is_closed() {
     let mut plain = plain();
     let topic = opened(&mut plain);
     let left =
@@ -223,7 +223,7 @@ async fn a_plain_server_opens_with_any_topic() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn heartbeats_and_nonsense() {
+async fn heartbeats_are_recognised_and_unknown_messages_refused() {
     let mut plain = plain();
     let beat = heartbeat(&plain.node);
     assert_eq!(beat.topic, "edge-1heartbeat");
@@ -235,7 +235,7 @@ async fn heartbeats_and_nonsense() {
 }
 
 #[tokio::test]
-async fn what_is_said_of_a_topic_that_nobody_could_have_is_not_repeated() {
+async fn an_overlong_topic_is_not_echoed() {
     let mut plain = plain();
     let long = "x".repeat(MAX_TOPIC + 1);
     for kind in ["tcp-forward", "connected", "connecting"] {

@@ -84,7 +84,7 @@ fn pass(codec: &mut G4Codec, now: Instant) -> Vec<SessionFrame> {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_session_of_a_server_is_as_recorded_but_for_the_dial_at_once() {
+async fn a_servers_session_is_as_recorded_but_for_the_immediate_dial() {
     for (name, category) in [("ssh", Category::Ssh), ("egress", Category::Egress)] {
         let mut codec = server();
         assert_eq!(send(&mut codec, category, open("node1:10022")), []);
@@ -115,7 +115,7 @@ async fn a_session_of_a_server_is_as_recorded_but_for_the_dial_at_once() {
 
 /// `closed` has no handler for httpProxy, and the category makes no other difference.
 #[tokio::test(start_paused = true)]
-async fn a_session_of_an_http_proxy_goes_as_ssh_so_that_it_can_be_closed() {
+async fn an_http_proxy_session_has_category_ssh_so_that_it_can_be_closed() {
     for category in [Category::HttpProxy, Category::Tcp] {
         let mut codec = server();
         send(&mut codec, category, open("node1:10022"));
@@ -127,7 +127,7 @@ async fn a_session_of_an_http_proxy_goes_as_ssh_so_that_it_can_be_closed() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn the_client_gets_its_response_after_half_a_second_and_a_reset_ten_after_its_first_bytes() {
+async fn a_session_opens_after_half_a_second_and_is_reset_ten_after_unanswered_bytes() {
     let (mut codec, start) = (server(), Instant::now());
     send(&mut codec, Category::Ssh, open("node1:10022"));
     assert_eq!(codec.next_due(), Some(start + OPEN_AFTER));
@@ -149,7 +149,7 @@ async fn the_client_gets_its_response_after_half_a_second_and_a_reset_ten_after_
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_session_ends_after_the_idle_time_and_not_before() {
+async fn a_session_ends_after_the_idle_timeout_and_not_before() {
     let (mut codec, start) = (server(), Instant::now());
     send(&mut codec, Category::Ssh, open("node1:10022"));
     let dial = codec.next_message().unwrap();
@@ -169,7 +169,7 @@ async fn a_session_ends_after_the_idle_time_and_not_before() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_finished_client_gets_the_answer_and_then_half_a_minute() {
+async fn a_half_closed_session_ends_half_a_minute_after_the_clients_end() {
     let (mut codec, start) = (server(), Instant::now());
     send(&mut codec, Category::Ssh, open("node1:10022"));
     let topic = codec.next_message().unwrap().topic;
@@ -185,7 +185,7 @@ async fn a_finished_client_gets_the_answer_and_then_half_a_minute() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_client_of_an_edge_is_answered_in_its_session_as_recorded() {
+async fn an_access_request_of_an_edge_is_answered_as_recorded() {
     let mut codec = server();
     let asked = recorded("access");
     let decoded = on_message(&mut codec, &asked, "t");
@@ -216,7 +216,7 @@ async fn a_client_of_an_edge_is_answered_in_its_session_as_recorded() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_client_of_an_edge_reads_why_its_target_is_not_reached() {
+async fn a_refused_access_request_is_answered_with_502_and_the_reason() {
     let mut codec = server();
     let decoded = on_message(&mut codec, &recorded("access of a target that refuses"), "t");
     let refusal = SessionError::new(ErrorCode::TargetRefused, "refused the connection");
@@ -233,7 +233,7 @@ async fn a_client_of_an_edge_reads_why_its_target_is_not_reached() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn an_edge_dials_for_the_first_bytes_and_keeps_them_until_the_target_is_reached() {
+async fn an_edge_dials_on_the_first_bytes_and_keeps_them_until_the_target_answers() {
     for name in ["ssh", "egress", "httpProxy"] {
         let mut codec = edge();
         let first = recorded(&format!("{name}, first bytes"));
@@ -258,7 +258,7 @@ async fn an_edge_dials_for_the_first_bytes_and_keeps_them_until_the_target_is_re
 }
 
 #[tokio::test(start_paused = true)]
-async fn an_edges_failed_dial_closes_the_clients_session() {
+async fn a_failed_dial_at_an_edge_closes_the_session() {
     let mut codec = edge();
     let first = recorded("ssh, first bytes for a target that refuses");
     let decoded = on_message(&mut codec, &first, "t");
@@ -289,7 +289,7 @@ async fn an_edges_failed_dial_closes_the_clients_session() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_target_that_has_not_taken_all_bytes_is_not_closed() {
+async fn a_session_with_undelivered_bytes_is_not_closed() {
     let (mut codec, start) = (edge(), Instant::now());
     let decoded = on_message(&mut codec, &recorded("ssh, first bytes"), "t");
     let id = decoded.id;
@@ -309,7 +309,7 @@ async fn a_target_that_has_not_taken_all_bytes_is_not_closed() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn an_edges_own_client_asks_with_access_and_reads_what_follows_the_response() {
+async fn an_edges_client_sends_access_and_reads_the_bytes_after_the_response() {
     let mut codec = edge();
     send(&mut codec, Category::HttpProxy, open("127.0.0.1:10022"));
     let asked = recorded("access");
@@ -330,7 +330,7 @@ async fn an_edges_own_client_asks_with_access_and_reads_what_follows_the_respons
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_servers_bad_response_refuses_the_client() {
+async fn an_error_response_of_a_server_refuses_the_session() {
     for (response, says) in [
         ("HTTP/1.1 500 Internal Server Error\r\n\r\n".to_owned(), "HTTP/1.1 500 Internal Server Error"),
         ("HTTP/0.0 500 Internal Server Error\r\n\r\n".to_owned(), "HTTP/0.0 500"),
@@ -348,7 +348,7 @@ async fn a_servers_bad_response_refuses_the_client() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn bytes_for_a_client_that_has_ended_are_answered_only_where_it_helps() {
+async fn bytes_for_an_ended_session_are_answered_with_closed_only_by_a_server() {
     let mut codec = server();
     let late = recorded("ssh, bytes for a client that has ended");
     assert_eq!(codec.on_message(late, Instant::now()), PlainEvent::Answered);
@@ -359,7 +359,7 @@ async fn bytes_for_a_client_that_has_ended_are_answered_only_where_it_helps() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn replies_do_not_repeat_long_texts() {
+async fn replies_do_not_echo_long_texts() {
     for mut codec in [server(), edge()] {
         for kind in ["frontend", "backend", "access", "closed", "control"] {
             for category in ["ssh", "egress", "httpProxy", "tcp"] {
@@ -427,7 +427,7 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
 proptest! {
     /// The maps agree with each other, and hold nothing of an ended session.
     #[test]
-    fn no_conversation_breaks_it(to_edge: bool, steps in steps()) {
+    fn random_conversations_keep_the_maps_consistent(to_edge: bool, steps in steps()) {
         let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
         let _entered = runtime.enter();
         let mut codec = G4Codec::new("node1".parse().unwrap(), to_edge, IDLE);

@@ -40,7 +40,7 @@ fn kinds(codec: &mut SuperEdgeCodec) -> Vec<String> {
 }
 
 #[tokio::test(start_paused = true)]
-async fn the_probe_is_the_first_message_and_has_no_effect_at_an_older_remote() {
+async fn the_probe_is_the_first_message_in_either_direction() {
     let probe = codec(true).next_message().unwrap();
     let said = (probe.node.as_str(), probe.category.as_str(), probe.r#type.as_str(), probe.addr.as_str());
     assert_eq!(said, ("edge-1", "ssh", "connecting", ""));
@@ -67,7 +67,7 @@ async fn sessions_wait_for_the_answer_to_the_probe() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_remote_that_ignores_the_probe_for_three_seconds_is_an_older_one() {
+async fn a_remote_that_ignores_the_probe_for_three_seconds_is_generation_4() {
     let mut codec = codec(true);
     codec.next_message();
     codec.send_frame(open(1), Instant::now());
@@ -78,7 +78,7 @@ async fn a_remote_that_ignores_the_probe_for_three_seconds_is_an_older_one() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_late_answer_and_later_messages_correct_the_guess() {
+async fn a_late_answer_and_later_messages_correct_the_generation() {
     let mut codec = codec(true);
     let probe = codec.next_message().unwrap();
     codec.due(Instant::now() + PROBE_TIMEOUT);
@@ -95,7 +95,7 @@ async fn a_late_answer_and_later_messages_correct_the_guess() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn the_first_message_of_a_session_tells_as_well() {
+async fn the_first_message_of_a_session_determines_the_generation() {
     for (kind, generation) in [("frontend", Generation::G4), ("connecting", Generation::G5)] {
         let mut codec = codec(false);
         let event = codec.on_message(message(kind, "t"), Instant::now());
@@ -105,7 +105,7 @@ async fn the_first_message_of_a_session_tells_as_well() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_session_keeps_the_codec_that_it_began_with() {
+async fn a_session_keeps_the_codec_that_it_started_with() {
     let mut codec = codec(false);
     let PlainEvent::Session(old) = codec.on_message(message("frontend", "old"), Instant::now()) else {
         panic!()
