@@ -29,7 +29,7 @@ use tunnel_net::dial::{ConnectError, Failure, dial_target};
 use tunnel_net::fd_limit;
 use tunnel_net::interfaces::{Addresses, LocalAddresses};
 use tunnel_net::listen::is_announced;
-use tunnel_net::pool::Pool;
+use tunnel_net::pool::BufferPool;
 use tunnel_net::reload::{FileWatcher, Reload};
 use tunnel_net::resolver::{LookupError, Resolver};
 use tunnel_net::socket::{Buffered, Connection, Socket};
@@ -43,7 +43,7 @@ pub struct SessionAcceptor {
     dialer: Arc<TargetDialer>,
     /// `None` if this acceptor has no TLS for targets.
     tls: Option<TargetTls>,
-    pool: Pool,
+    pool: BufferPool,
     grants: Grants,
     metrics: Metrics,
     drain: Drain,
@@ -51,7 +51,13 @@ pub struct SessionAcceptor {
 
 impl SessionAcceptor {
     /// Creates an acceptor that dials with `dialer`. `drain` waits for its sessions.
-    pub fn new(dialer: TargetDialer, pool: Pool, grants: Grants, metrics: Metrics, drain: Drain) -> Self {
+    pub fn new(
+        dialer: TargetDialer,
+        pool: BufferPool,
+        grants: Grants,
+        metrics: Metrics,
+        drain: Drain,
+    ) -> Self {
         Self { dialer: Arc::new(dialer), tls: None, pool, grants, metrics, drain }
     }
 
@@ -176,7 +182,7 @@ impl TargetTls {
         socket: TcpStream,
         target: &Target,
         patience: Duration,
-        pool: &Pool,
+        pool: &BufferPool,
     ) -> Result<TlsTargetStream, SessionError> {
         let near = socket.peer_addr().is_ok_and(|at| plain(at.ip()).is_loopback());
         let shaking = self.shake(near, &target.host, Buffered::new(socket, pool.clone()));
@@ -300,7 +306,7 @@ impl DialerRole {
         let barred = match self {
             // At a node the unspecified address is loopback, from which access rules may exclude the client.
             Self::Node(_) => at.ip().is_unspecified(),
-            Self::ForEdges => is_off_limits(at.ip()) && !targets.name_off_limits(at),
+            Self::ForEdges => is_off_limits(at.ip()) && !targets.allows_off_limits(at),
             Self::ForClients => is_off_limits(at.ip()),
         };
         !barred && targets.allows(at, own)
@@ -395,7 +401,7 @@ impl TargetDialer {
     {
         let (targets, at_node) = (self.targets.load_full(), self.node().is_some());
         // Does not query the cloud's DNS for an edge that may not dial the result.
-        if !at_node && !targets.name_port(target.port) {
+        if !at_node && !targets.allows_port(target.port) {
             return Err(self.place.forbidden(target, None).into());
         }
         let all = match &target.host {
@@ -455,7 +461,7 @@ impl TargetDialer {
 
     /// Returns true if a host means this machine.
     fn is_local(&self, host: &Host) -> bool {
-        self.node().map_or_else(|| host.is_localhost(), |node| node.is_meant_by(host))
+        self.node().map_or_else(|| host.is_localhost(), |node| node.matches_host(host))
     }
 }
 
@@ -522,7 +528,7 @@ impl DirectDialer {
     /// Returns true if some target may be dialled at this port, by a client that may reach `all` targets or only the
     /// listed ones.
     pub fn may_dial(&self, port: u16, all: bool) -> bool {
-        all || self.listed.targets.load().name_port(port)
+        all || self.listed.targets.load().allows_port(port)
     }
 
     /// Connects to a target. `all` is true for a client that may reach every target that is not off limits. Cancel

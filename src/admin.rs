@@ -280,7 +280,7 @@ impl Admin {
             }
             ("/metrics", _) => {
                 let accept = request.headers().get(ACCEPT).and_then(|accept| accept.to_str().ok());
-                let form = ExpositionFormat::wanted(accept.unwrap_or_default());
+                let form = ExpositionFormat::from_accept(accept.unwrap_or_default());
                 text(StatusCode::OK, self.metrics.encode(form), form.content_type())
             }
             ("/livez", _) => plain_text(StatusCode::OK, "ok\n"),

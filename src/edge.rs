@@ -52,7 +52,7 @@ use tunnel_link::table::{SessionLimits, SessionTable};
 use tunnel_net::http_proxy::{HttpProxyClient, ProxyError};
 use tunnel_net::interfaces::LocalAddresses;
 use tunnel_net::listen::TcpAccept;
-use tunnel_net::pool::Pool;
+use tunnel_net::pool::BufferPool;
 use tunnel_net::reload::{FileWatcher, Reload};
 use tunnel_net::resolver::Resolver;
 use tunnel_net::tls::{Identity, TlsClientConfig, Trust};
@@ -108,7 +108,7 @@ impl Edge {
         let mut edge = Self::new(&settings, &ports, proxy.as_ref().map(EdgeProxy::at));
         policies.watch(&edge.files);
         let level_at_ports = settings.uplink.admin_port.sets_level;
-        let pool = Pool::new();
+        let pool = BufferPool::new();
         if let Some(proxy) = proxy {
             edge.listener_policies = proxy.spawn(edge.listener_context(&settings, pool.clone()), &edge.files);
         }
@@ -135,7 +135,7 @@ impl Edge {
     }
 
     /// Returns the context of the proxy, without its access policy.
-    fn listener_context(&self, settings: &Settings, pool: Pool) -> ListenerContext {
+    fn listener_context(&self, settings: &Settings, pool: BufferPool) -> ListenerContext {
         let nodes = settings.http_proxy.as_ref().and_then(|proxy| proxy.nodes.clone());
         ListenerContext {
             listener: http_proxy::KIND.name,
@@ -220,7 +220,7 @@ impl Edge {
     }
 
     /// Creates the reconnector, which keeps a link to a server and serves incoming sessions.
-    fn keeper(&self, settings: Settings, files: EdgeFiles, pool: Pool) -> Arc<Reconnector> {
+    fn keeper(&self, settings: Settings, files: EdgeFiles, pool: BufferPool) -> Arc<Reconnector> {
         let Settings { uplink, session, own, csr, .. } = settings;
         let EdgeFiles { tls, servers, targets: target_tls, tokens, proxy, resolver } = files;
         target_tls.watch(&self.files);
@@ -270,7 +270,7 @@ impl Edge {
     }
 
     /// Starts the tasks that watch files and do periodic cleanup.
-    fn spawn_upkeep(&self, keeper: &Reconnector, pool: Pool) {
+    fn spawn_upkeep(&self, keeper: &Reconnector, pool: BufferPool) {
         let links = &self.links;
         let dialer = &keeper.dialer;
         self.files.watch("tokens", &dialer.tokens);
@@ -296,7 +296,7 @@ impl Edge {
             self.table.wait_closed().await;
         };
         let drained = self.sessions.finish_after(self.deadline, at_once.clone(), before_cut).await;
-        if let Drained::Cut(left) = drained {
+        if let Drained::Aborted(left) = drained {
             warn!(sessions_remaining = left, "drain timeout, aborting sessions");
         }
         // The last bytes of targets may still be in flight.

@@ -42,7 +42,7 @@ use crate::registry::{Finder, Registry};
 use crate::startup::{NotPrepared, Startup};
 use tunnel_base::addresses::AddressClaim;
 use tunnel_base::drain::Drain;
-use tunnel_base::policy::ports::ProxyPorts;
+use tunnel_base::policy::ports::ConfigMapPorts;
 use tunnel_base::policy::zone::Zone;
 use tunnel_net::listen::{Accept, TcpAccept};
 use tunnel_net::reload::FileWatcher;
@@ -150,7 +150,7 @@ pub(crate) struct ListenerDeps {
     /// The peers; `None` if this server has none.
     pub(crate) peers: Option<Arc<Peers>>,
     /// The ports of nodes that are redirected here, and which of them are ports of the node's loopback.
-    pub(crate) ports: watch::Receiver<ProxyPorts>,
+    pub(crate) ports: watch::Receiver<ConfigMapPorts>,
     /// Returns the addresses that linked edges claim.
     pub(crate) claims: Arc<dyn Fn() -> Vec<AddressClaim> + Send + Sync>,
     pub(crate) readiness: Readiness,

@@ -99,7 +99,7 @@ fn run(role: Role, args: &ServeArgs) -> ExitCode {
     let refused = match runtime(role) {
         Ok(runtime) => match runtime.block_on(serve(settings, startup, logs.level())) {
             Ok(drained) => {
-                let cut_sessions = if let Drained::Cut(cut) = drained { cut } else { 0 };
+                let cut_sessions = if let Drained::Aborted(cut) = drained { cut } else { 0 };
                 info!(sessions_aborted = cut_sessions, "stopped");
                 return ExitCode::SUCCESS;
             }

@@ -23,7 +23,7 @@ use crate::publish::record_policy::RecordPolicy;
 use crate::registry::Registry;
 use tunnel_base::backoff::Backoff;
 use tunnel_base::drain::Drain;
-use tunnel_base::files::{self, FileLock, beside};
+use tunnel_base::files::{self, FileLock, with_suffix};
 use tunnel_base::metrics::Metrics;
 use tunnel_base::policy::zone::Zone;
 
@@ -219,7 +219,7 @@ pub(crate) fn make_directory(file: &Path) {
 
 /// Locks the file until the result is dropped. For a symbolic link, the lock file is next to the target.
 pub(crate) fn lock(file: &Path) -> Result<FileLock, SharedFileError> {
-    let path = beside(file, ".lock");
+    let path = with_suffix(file, ".lock");
     FileLock::acquire(&path, LOCK_TIMEOUT).map_err(|cause| match cause.kind() {
         io::ErrorKind::WouldBlock => SharedFileError::Locked(path),
         _ => failed(&path)(cause),
@@ -240,7 +240,7 @@ pub(crate) fn content(file: &Path) -> Result<Option<Vec<u8>>, SharedFileError> {
 pub(crate) fn replace(file: &Path, mode: u32, text: &[u8]) -> Result<(), SharedFileError> {
     // A fixed name suffices: only the holder of the lock writes this file, and the remains of a dead process are
     // deleted.
-    let fresh = &beside(file, ".new");
+    let fresh = &with_suffix(file, ".new");
     let write = || {
         match fs::remove_file(fresh) {
             Err(cause) if cause.kind() != io::ErrorKind::NotFound => return Err(cause),

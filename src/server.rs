@@ -61,7 +61,7 @@ use tunnel_link::link::Link;
 use tunnel_link::table::{SessionLimits, SessionTable};
 use tunnel_net::interfaces::LocalAddresses;
 use tunnel_net::listen::TcpAccept;
-use tunnel_net::pool::Pool;
+use tunnel_net::pool::BufferPool;
 use tunnel_net::reload::FileWatcher;
 use tunnel_proto::frame::{ErrorCode, SessionError};
 use tunnel_proto::halves::WindowLimits;
@@ -130,7 +130,7 @@ pub(crate) struct ServerContext {
     /// The peers; `None` if this server has none.
     pub(crate) peers: Option<Arc<Peers>>,
     pub(crate) route: SessionRouter,
-    pub(crate) pool: Pool,
+    pub(crate) pool: BufferPool,
     /// Dials targets of the cloud for edges.
     pub(crate) backend: SessionAcceptor,
     /// Dials targets outside of nodes for clients.
@@ -305,7 +305,7 @@ impl ServerContext {
         let enrolment = invitations::start(settings, files, &readiness, &drains.links);
         let proven = authenticated_links(settings, files, &enrolment, &cluster, &registry, &link_context);
         let zone = zone(settings, proven.clone());
-        let pool = Pool::new();
+        let pool = BufferPool::new();
         let grants = Grants::default();
         let policies = LivePolicies::new(settings);
         let (peers, dialled_links) =
@@ -500,7 +500,7 @@ impl Server {
             self.table.wait_closed().await;
         };
         let drained = clients.finish_after(left, at_once.clone(), before_cut).await;
-        if let Drained::Cut(left) = drained {
+        if let Drained::Aborted(left) = drained {
             warn!(sessions_remaining = left, "drain timeout, aborting sessions");
         }
         tokio::select! {

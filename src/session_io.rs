@@ -26,7 +26,7 @@ use tunnel_base::metrics::{ActiveSession, Metrics};
 use tunnel_base::names::SessionId;
 use tunnel_link::table::stream::Session;
 use tunnel_net::ByteStream;
-use tunnel_net::pool::Pool;
+use tunnel_net::pool::BufferPool;
 use tunnel_net::socket::{ByteStreamIo, Connection, Socket};
 use tunnel_proto::frame::{ErrorCode, SessionError};
 
@@ -246,7 +246,7 @@ type TlsOverTarget = Socket<TlsStream<ByteStreamIo<TargetStream>>>;
 
 impl TargetStream {
     /// Wraps a connection dialled by this process. Dropping it resets the connection.
-    pub fn direct(connection: TcpStream, pool: Pool) -> Self {
+    pub fn direct(connection: TcpStream, pool: BufferPool) -> Self {
         connection.set_reset_on_drop(true);
         Self::Direct(Socket::new(connection, pool))
     }
@@ -260,7 +260,7 @@ impl TargetStream {
         self,
         config: Arc<ClientConfig>,
         name: ServerName<'static>,
-        pool: Pool,
+        pool: BufferPool,
     ) -> io::Result<Self> {
         let stream = TlsConnector::from(config).connect(name, ByteStreamIo::new(self)).await?;
         Ok(Self::Tls(Box::new(Socket::new(stream, pool))))

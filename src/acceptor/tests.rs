@@ -51,7 +51,7 @@ impl Pair {
             resolver: Resolver::system().unwrap(),
         };
         let backend =
-            SessionAcceptor::new(place, Pool::new(), Grants::default(), metrics.clone(), drain.clone());
+            SessionAcceptor::new(place, BufferPool::new(), Grants::default(), metrics.clone(), drain.clone());
         let sender = |n| LinkSender::new(LinkId(n), Remote::Server("edge-1".parse().unwrap()), None);
         let (near, far) = (sender(1), sender(2));
         pump(&drain, &near, &far, &acceptor, Some(backend));

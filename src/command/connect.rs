@@ -45,7 +45,7 @@ use tunnel_base::names::{Host, NameError, Target};
 use tunnel_net::ByteStream;
 use tunnel_net::dial::dial;
 use tunnel_net::listen::TcpAccept;
-use tunnel_net::pool::Pool;
+use tunnel_net::pool::BufferPool;
 use tunnel_net::resolver::Resolver;
 use tunnel_net::socket::{Connection, Socket};
 use tunnel_net::tls::error::HandshakeError;
@@ -125,7 +125,7 @@ async fn listen(
     if !at.ip().is_loopback() {
         say("anyone who reaches that address can reach the target, with your rights at the server");
     }
-    let (drain, room, pool) = (Drain::new(), Arc::new(Semaphore::new(MAX_CONNECTIONS)), Pool::new());
+    let (drain, room, pool) = (Drain::new(), Arc::new(Semaphore::new(MAX_CONNECTIONS)), BufferPool::new());
     let serving = async {
         loop {
             // Only this function owns the semaphore, and never closes it.
@@ -183,7 +183,7 @@ pub(crate) struct ConnectEndpoint {
     authorization: Option<HeaderValue>,
     /// What to do if the server requires other credentials.
     login_hint: String,
-    pool: Pool,
+    pool: BufferPool,
 }
 
 /// Where the CONNECT port of a server listens: at a TCP address, or at a Unix socket of this machine.
@@ -240,7 +240,7 @@ impl ConnectEndpoint {
                 file.source
             ),
         };
-        Ok(Self { place, tls, authorization, login_hint, pool: Pool::new() })
+        Ok(Self { place, tls, authorization, login_hint, pool: BufferPool::new() })
     }
 
     /// Opens a session to a target. Cancel safe.
@@ -486,7 +486,7 @@ pub(crate) async fn carry(session: ConnectStream) -> Result<(), CommandError> {
 
 /// Copies both ways.
 async fn copy(stdio: Stdio, mut session: ConnectStream) -> Result<(), CommandError> {
-    let mut here = Socket::new(stdio, Pool::new());
+    let mut here = Socket::new(stdio, BufferPool::new());
     let ended = session.carry(&mut here).await;
     // Bytes received before a failure are still written.
     let flushed = poll_fn(|cx| here.poll_flush(cx)).await.map_err(|cause| unwritten(cause.kind()));
@@ -545,7 +545,7 @@ impl Connection for Stdio {
         None
     }
 
-    async fn gone(&self) {
+    async fn remote_reset(&self) {
         // As long as stdin is open, its bytes are needed, even if no process reads stdout.
         let closed = self.ended && self.output.as_ref().is_some_and(has_no_reader);
         if !closed {

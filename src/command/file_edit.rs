@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use crate::command::CommandError;
-use tunnel_base::files::{self, FileLock, beside};
+use tunnel_base::files::{self, FileLock, with_suffix};
 
 /// A text file that is being edited. A second edit of it is refused until this one is dropped.
 #[derive(Debug)]
@@ -28,7 +28,7 @@ impl FileEdit {
             CommandError::unusable(format!("cannot read {}: {cause}; check the path", path.display()))
         };
         let real = fs::canonicalize(path).map_err(unreadable)?;
-        let lock = FileLock::acquire(&beside(&real, ".lock"), Duration::ZERO).map_err(|cause| {
+        let lock = FileLock::acquire(&with_suffix(&real, ".lock"), Duration::ZERO).map_err(|cause| {
             CommandError::cannot_write(match cause.kind() {
                 io::ErrorKind::WouldBlock => {
                     format!("another command is changing {}; wait for it", real.display())

@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize, Serializer};
 use crate::config::table::ConfigTable;
 use crate::config::{Diagnostics, Environment, WarningKind, value};
 use tunnel_base::policy::{CertificateGlob, Network, Networks, Rules};
-use tunnel_base::serde_forms::filled;
+use tunnel_base::serde_forms::non_empty;
 
 /// The address of a listener that may be a port or a Unix socket.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -168,7 +168,7 @@ pub(crate) const ADMIN_LISTEN: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr:
 
 /// Warns if every client may send a PROXY header.
 pub(crate) fn warn_trusted(table: &ConfigTable<'_>, proxies: &Networks, report: &mut Diagnostics) {
-    if proxies.holds_everyone() {
+    if proxies.contains_all_addresses() {
         let text = "any client can claim any address; list only the networks of your load balancers";
         report.warn(table.key(PROXIES), WarningKind::Insecure, text);
     }
@@ -205,7 +205,7 @@ struct AccessKeys {
     /// Networks or addresses of allowed clients. Default: any.
     ///
     /// Example: `["10.0.0.0/8", "fd00::/8"]`
-    #[serde(deserialize_with = "filled::<_, Network, _>")]
+    #[serde(deserialize_with = "non_empty::<_, Network, _>")]
     allow_from: Option<Networks>,
     /// Access rules: a request must match one rule, and a rule matches if all its parts do. users: names from the users
     /// file; if absent all clients, even those without a name. from: networks or addresses of clients; if absent all.
@@ -225,7 +225,7 @@ struct NameKeys {
     /// signed or will sign, except those made for edges, which are never accepted. No default.
     ///
     /// Example: `["kube-apiserver-kubelet-client"]`
-    #[serde(deserialize_with = "filled::<_, CertificateGlob, _>")]
+    #[serde(deserialize_with = "non_empty::<_, CertificateGlob, _>")]
     names: Option<Vec<CertificateGlob>>,
 }
 
@@ -317,7 +317,7 @@ impl AccessConfig {
             }
         }
         if let (Some(rules), Some(AuthConfig::None)) = (&rules, &auth)
-            && rules.name_users()
+            && rules.has_users()
             && !proofs.certified()
         {
             let wanted = "without auth = \"basic\" no client has a user name, so the rule matches no client";
@@ -362,7 +362,7 @@ impl AccessConfig {
         reached: &str,
         report: &mut Diagnostics,
     ) {
-        let fenced = self.allow_from.as_ref().is_some_and(|nets| !nets.holds_everyone());
+        let fenced = self.allow_from.as_ref().is_some_and(|nets| !nets.contains_all_addresses());
         if self.auth != AuthConfig::None || proofs.certified() || at.ip().is_loopback() || fenced {
             return;
         }
@@ -528,7 +528,7 @@ mod tests {
         assert!(reported[0].contains("[\"*\"] accepts every certificate"), "{reported:?}");
         let (_, module, reported) = read("[module]\nclient_ca = \"/ca\"\nnames = [\"*\"]", CERTIFICATE);
         assert_eq!(reported, [""; 0]);
-        assert!(module.names[0].matches("anyone") && module.names[0].is_everyone());
+        assert!(module.names[0].matches("anyone") && module.names[0].matches_everything());
         for wrong in ["[]", "[\"\"]", "1"] {
             let reported = read(&format!("[module]\nclient_ca = \"/ca\"\nnames = {wrong}"), CERTIFICATE).2;
             assert!(reported.len() == 1 && !reported[0].contains("missing"), "{reported:?}");

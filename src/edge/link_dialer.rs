@@ -35,7 +35,7 @@ use tunnel_net::dial::{self, dial_in_order};
 use tunnel_net::http_proxy::HttpProxyClient;
 use tunnel_net::listen::{tune_interactive, tune_link};
 use tunnel_net::path_mtu;
-use tunnel_net::pool::Pool;
+use tunnel_net::pool::BufferPool;
 use tunnel_net::reload::{Reload, fingerprint};
 use tunnel_net::resolver::LookupError;
 use tunnel_net::socket::Buffered;
@@ -63,7 +63,7 @@ pub(crate) struct LinkDialer {
     pub(crate) proxy: Option<HttpProxyClient>,
     /// Resolver of the servers' names, with the addresses known from before.
     pub(crate) known: KnownAddresses,
-    pub(crate) pool: Pool,
+    pub(crate) pool: BufferPool,
     pub(crate) link_context: LinkContext,
 }
 

@@ -40,7 +40,7 @@ use tunnel_net::accept_loop::{self, AcceptLimits, Accepted, ConnectionHandler, R
 use tunnel_net::fd_limit;
 use tunnel_net::limiter::{AcquireError, FairLimiter, Limits, Permit, Source};
 use tunnel_net::listen::Accept;
-use tunnel_net::pool::Pool;
+use tunnel_net::pool::BufferPool;
 use tunnel_net::socket::{Connection, Socket};
 use tunnel_proto::frame::{Category, ErrorCode, SessionError};
 
@@ -88,7 +88,7 @@ pub struct ListenerContext {
     /// Limiter of connections with a long head, see [`heads::long_heads`].
     pub long_heads: FairLimiter,
     /// Pool of read buffers.
-    pub pool: Pool,
+    pub pool: BufferPool,
     /// Router that opens sessions.
     pub route: SessionRouter,
     /// Address book that finds the node of an address, a pod or a Service.
@@ -502,7 +502,7 @@ impl Admission {
         tokio::select! {
             biased;
             opened = self.open(request, new_trace()) => Some(opened),
-            () = client.gone() => None,
+            () = client.remote_reset() => None,
         }
     }
 

@@ -15,7 +15,7 @@ use crate::listener::denial::Denial;
 use crate::listener::{FileKind, ListenerFile, ListenerSetup};
 use crate::session_io::copy::close_gracefully;
 use crate::startup::{NotPrepared, Startup, StartupErrorKind};
-use tunnel_net::pool::Pool;
+use tunnel_net::pool::BufferPool;
 use tunnel_net::reload::Reload;
 use tunnel_net::socket::Socket;
 use tunnel_net::tls::handshake::{TlsAccepted, TlsHandshaker, TlsSocket};
@@ -28,7 +28,7 @@ use tunnel_proto::frame::Category;
 pub struct OverTls<F> {
     protocol: F,
     acceptor: TlsHandshaker,
-    pool: Pool,
+    pool: BufferPool,
 }
 
 /// A listener on a unix socket. A client is identified as its local user: `uid=0` for root.
@@ -37,7 +37,7 @@ pub struct OverUnix<F>(pub F);
 
 impl<F> OverTls<F> {
     /// Wraps a listener in TLS.
-    pub fn new(protocol: F, tls: Reload<ServerTls>, pool: Pool) -> Self {
+    pub fn new(protocol: F, tls: Reload<ServerTls>, pool: BufferPool) -> Self {
         Self { protocol, acceptor: TlsHandshaker::new(tls, pool.clone(), WAITING), pool }
     }
 }

@@ -159,7 +159,7 @@ pub(crate) async fn handshake<C: Connection>(socket: C, admission: &mut Admissio
     let opened = tokio::select! {
         biased;
         opened = admission.open(request, trace) => opened,
-        () = socket.gone() => return HandshakeOutcome::Failed { reason: "reset_while_opening", socket: Some(socket) },
+        () = socket.remote_reset() => return HandshakeOutcome::Failed { reason: "reset_while_opening", socket: Some(socket) },
     };
     let answer = match &opened {
         Ok(_) => established(version),

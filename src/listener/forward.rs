@@ -433,7 +433,7 @@ impl<'a> Exchange<'a> {
         }
         message::pass_answer(&mut head, &body, &Method::GET)
             .map_err(|why| Denial::UpstreamFailed(why.to_owned()))?;
-        opened.alive.carries(request);
+        opened.alive.hold_request(request);
         *self.switched.lock() = Some(opened);
         let body = ResponseBody::new(ResponseSource::Own(Full::default()), Arc::clone(&self.clock));
         Ok(Response::from_parts(head, body))
@@ -517,7 +517,7 @@ impl<C: Connection> ClientIo<C> {
     /// Checks whether the client is lost. hyper flushes or writes each time it is polled, and may read nothing for long.
     fn check(&mut self, cx: &mut Context<'_>) {
         let Self { io, loss, .. } = self;
-        if loss.poll(cx, io.tcp(), || io.gone().now_or_never().is_some()).is_ready() {
+        if loss.poll(cx, io.tcp(), || io.remote_reset().now_or_never().is_some()).is_ready() {
             self.clock.lost();
         }
     }

@@ -30,7 +30,7 @@ use crate::listener::{
 };
 use crate::registry::Finder;
 use crate::startup::{NotPrepared, Startup};
-use tunnel_base::policy::ports::{PortTarget, ProxyPorts};
+use tunnel_base::policy::ports::{ConfigMapPorts, PortTarget};
 use tunnel_base::serde_forms::Port;
 use tunnel_net::listen::TcpAccept;
 use tunnel_net::reload::Reload;
@@ -183,7 +183,7 @@ pub struct NodePort {
     /// Finds the connected nodes.
     pub finder: Arc<Finder>,
     /// The ports that are served on the nodes' loopback.
-    pub ports: watch::Receiver<ProxyPorts>,
+    pub ports: watch::Receiver<ConfigMapPorts>,
 }
 
 impl NodePort {

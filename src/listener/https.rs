@@ -201,7 +201,7 @@ fn read(tables: &mut ListenerTables<'_, '_>) -> Option<Arc<dyn ListenerConfig>> 
     if asked {
         listen::require_names(&table, report);
     }
-    let named = !access.names.is_empty() && !access.names.iter().any(CertificateGlob::is_everyone);
+    let named = !access.names.is_empty() && !access.names.iter().any(CertificateGlob::matches_everything);
     let targets = target_identity(&table, &keys, asked && named, report);
     let mode = if passthrough { HttpsMode::Passthrough } else { HttpsMode::Terminate(certificates, targets) };
     warn_if_open(&table, &ports, &access, proofs, report);

@@ -29,7 +29,7 @@ use crate::registry::NodeNotFound;
 use crate::route::RouteError;
 use crate::startup::{NotPrepared, Startup, StartupErrorKind};
 use tunnel_base::names::{NodeName, Target};
-use tunnel_base::policy::ports::{KUBELET, ProxyPorts};
+use tunnel_base::policy::ports::{ConfigMapPorts, KUBELET};
 use tunnel_base::policy::{Networks, plain};
 use tunnel_base::serde_forms::Port;
 use tunnel_net::dial;
@@ -327,7 +327,7 @@ pub struct Intercept {
     /// The nodes with intercepted addresses.
     pub intercepted: Arc<InterceptTable>,
     /// The ports that are served on the nodes' loopback.
-    pub ports: watch::Receiver<ProxyPorts>,
+    pub ports: watch::Receiver<ConfigMapPorts>,
 }
 
 /// The currently intercepted addresses and their nodes.
@@ -434,7 +434,7 @@ mod tests {
             ("[fd00::7]:9100", "[fd00::7]:9100"),
         ] {
             let meant: SocketAddr = meant.parse().unwrap();
-            let on_loopback = ProxyPorts::default().is_on_loopback(meant.port());
+            let on_loopback = ConfigMapPorts::default().is_on_loopback(meant.port());
             assert_eq!(at(&node("edge7"), meant, on_loopback).to_string(), asked);
         }
         let named_so = "10.0.0.7:10250".parse().unwrap();

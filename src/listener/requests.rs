@@ -13,7 +13,7 @@ use crate::listener::admission::{Admission, AuthorizedRequest, DeniedRequest, Gr
 use crate::listener::denial::{Denial, new_trace, trace_of};
 use crate::session_io::OpenSession;
 use tunnel_base::names::{NodeName, Target};
-use tunnel_net::pool::Pool;
+use tunnel_net::pool::BufferPool;
 use tunnel_net::reload::Reload;
 use tunnel_net::tls;
 use tunnel_net::tls::error::HandshakeError;
@@ -117,7 +117,7 @@ async fn encrypted(
     opened: GrantedSession,
     node: &NodeName,
     config: Arc<ClientConfig>,
-    pool: Pool,
+    pool: BufferPool,
 ) -> Result<GrantedSession, HandshakeError> {
     let OpenSession { session, buffered, mut access, grant, alive, permit } = opened;
     let accepted = match tls::server_name(node.as_str()) {

@@ -137,7 +137,7 @@ async fn handshake<C: Connection>(
     let opened = tokio::select! {
         biased;
         opened = admission.open(request, new_trace()) => opened,
-        () = socket.gone() => return Err("reset_while_opening"),
+        () = socket.remote_reset() => return Err("reset_while_opening"),
     };
     let reply = match (&opened, early) {
         (_, Some(reply)) => reply,

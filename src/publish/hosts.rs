@@ -12,7 +12,7 @@ use tokio::time::Instant;
 use tracing::info;
 
 use crate::publish::{PublishError, RecordStore, SharedFileError, content, in_background, lock, replace};
-use tunnel_base::files::{self, beside};
+use tunnel_base::files::{self, with_suffix};
 use tunnel_base::policy::zone::{merged, servers, without};
 
 /// Our lines in a hosts file: `<address>    <name>`. Of other lines, only those of dead servers are removed.
@@ -81,7 +81,7 @@ fn write(
     // The target of a symbolic link is replaced, not the link.
     let file = &fs::canonicalize(file).unwrap_or_else(|_| file.to_owned());
     let _held = lock(file)?;
-    let signs_file = &beside(file, ".signs");
+    let signs_file = &with_suffix(file, ".signs");
     let mut signs = read_signs(signs_file)?;
     signs.remove(&server);
     let seen = follow(seen, &signs, now);

@@ -28,7 +28,7 @@ use tunnel_link::sender::LinkSender;
 use tunnel_link::table::SessionTable;
 use tunnel_net::limiter::{FairLimiter, Limits};
 use tunnel_net::reload::Reload;
-use tunnel_net::tls::handshake::HANDSHAKES;
+use tunnel_net::tls::handshake::MAX_HANDSHAKES;
 use tunnel_net::tls::verify::EdgeCerts;
 use tunnel_proto::frame::{ErrorCode, SessionError};
 use tunnel_proto::hello::Hello;
@@ -104,7 +104,7 @@ fn warn_insecure(tokens: &NodeTokens, file: &Path, key: &str, egress: bool) {
     let warn = |risk: &str, hint| {
         warn!(key, risk, file = %file.display(), hint, "insecure configuration");
     };
-    let weak = tokens.weak();
+    let weak = tokens.nodes_with_weak_tokens();
     if !weak.is_empty() {
         let (count, nodes) = (weak.len(), weak[..weak.len().min(MAX_NODES_LOGGED)].join(" "));
         let risk =
@@ -122,7 +122,7 @@ fn warn_insecure(tokens: &NodeTokens, file: &Path, key: &str, egress: bool) {
 /// Returns true if a file without any token is intended rather than a mistake: it blocks a node, or tokens are optional
 /// and it has no faulty line.
 fn is_empty_intended(tokens: &NodeTokens, is_optional: bool) -> bool {
-    tokens.shut_some_out() || is_optional && tokens.errors().is_empty()
+    tokens.has_blocked_nodes() || is_optional && tokens.errors().is_empty()
 }
 
 impl AuthenticatedLinks {
@@ -352,7 +352,8 @@ fn log_token_changes(read: &NodeTokens, before: &NodeTokens) {
 /// Key of the token file.
 const TOKEN_FILE: &str = "server.links.token_file";
 /// Limits of callers that wait for the answer to a wrong token. Others get none.
-const REFUSAL_LIMITS: Limits = Limits { permits: HANDSHAKES, per_source: 4, waiting: 0, idle_timeout: None };
+const REFUSAL_LIMITS: Limits =
+    Limits { permits: MAX_HANDSHAKES, per_source: 4, waiting: 0, idle_timeout: None };
 /// Maximum number of nodes in a log line about tokens.
 const MAX_NODES_LOGGED: usize = 20;
 /// Maximum time for resets to be sent, and the interval between checks.

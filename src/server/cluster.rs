@@ -12,7 +12,7 @@ use crate::parts::with_kubernetes;
 use crate::server::config::ServerConfig;
 use tunnel_base::addresses::AddressBook;
 use tunnel_base::drain::Drain;
-use tunnel_base::policy::ports::ProxyPorts;
+use tunnel_base::policy::ports::ConfigMapPorts;
 
 /// What a server knows of its cluster. Without a cluster it is empty.
 #[derive(Debug, Clone)]
@@ -24,7 +24,7 @@ pub(crate) struct ClusterView {
     /// Maps addresses to nodes, also without a cluster.
     pub(crate) addresses: Arc<AddressBook>,
     /// The ports of nodes that are redirected here, and which of them are ports of the node's loopback.
-    pub(crate) ports: watch::Receiver<ProxyPorts>,
+    pub(crate) ports: watch::Receiver<ConfigMapPorts>,
     /// Addresses in the DNS records of nodes that do not belong to any server.
     pub(crate) service_addresses: watch::Receiver<BTreeSet<IpAddr>>,
 }

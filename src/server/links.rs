@@ -32,7 +32,7 @@ use tunnel_net::limiter::Source;
 use tunnel_net::listen::{TcpAccept, tune_link};
 use tunnel_net::reload::Reload;
 use tunnel_net::tls::error::HandshakeError;
-use tunnel_net::tls::handshake::{HANDSHAKES, TlsAccepted, TlsHandshaker};
+use tunnel_net::tls::handshake::{MAX_HANDSHAKES, TlsAccepted, TlsHandshaker};
 use tunnel_net::tls::verify::ServerTls;
 use tunnel_proto::frame::{Frame, FrameKind};
 use tunnel_proto::hello::{Caller, Hello, LinkPurpose};
@@ -50,7 +50,7 @@ pub(crate) fn spawn(
     if let Some(made) = made {
         links.spawn(info_span!("peers"), run_dialled_links(made, shared.clone()));
     }
-    let (arrivals, arrived) = mpsc::channel(HANDSHAKES);
+    let (arrivals, arrived) = mpsc::channel(MAX_HANDSHAKES);
     links.spawn(info_span!("calls"), accept_calls(arrived, shared.clone()));
     let metrics = &shared.link_context.metrics;
     let (refused, refusals) = (metrics.links_rejected.clone(), metrics.refusals.clone());

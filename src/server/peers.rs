@@ -17,7 +17,7 @@ use tunnel_base::drain::Drain;
 use tunnel_base::names::Host;
 use tunnel_link::grpc::LinkContext;
 use tunnel_link::link::Link;
-use tunnel_net::pool::Pool;
+use tunnel_net::pool::BufferPool;
 
 /// Starts to follow and link to the peers, as configured. Also returns the links made to them, which the caller runs.
 /// Returns `None` if this server cannot link to peers. `pods` has peers in addition to the configured ones.
@@ -26,7 +26,7 @@ pub(crate) fn start(
     files: &ServerFiles,
     pods: Option<&ServerPods>,
     registry: &Arc<Registry>,
-    pool: &Pool,
+    pool: &BufferPool,
     link_context: &LinkContext,
 ) -> Option<(Arc<Peers>, mpsc::Receiver<Link>)> {
     let (tls, drain) = (files.peers.clone()?, &link_context.drain);

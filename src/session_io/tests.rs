@@ -17,7 +17,7 @@ use tunnel_link::sender::LinkSender;
 use tunnel_link::table::stream::IncomingSession;
 use tunnel_link::table::{Event, SessionLimits, SessionTable};
 use tunnel_net::ByteStream;
-use tunnel_net::pool::Pool;
+use tunnel_net::pool::BufferPool;
 use tunnel_proto::frame::{Category, FrameKind, Remote, SessionKey};
 use tunnel_proto::halves::WindowLimits;
 use tunnel_proto::state::LinkId;
@@ -75,7 +75,7 @@ async fn carried(drain: &Drain, buffered: &'static [u8], metrics: &Metrics) -> (
         grant: Grants::default().add(|| Ok(UNTIL_CHANGED)).unwrap(),
         permit: (),
     };
-    let socket = Socket::with_early(socket, Pool::new(), Bytes::from_static(buffered));
+    let socket = Socket::with_early(socket, BufferPool::new(), Bytes::from_static(buffered));
     let metrics = metrics.clone();
     drain.spawn(Span::none(), async move { run_session(opened, LocalPeer::Client, socket, &metrics).await });
     (client, far_end)
@@ -160,7 +160,7 @@ async fn a_session_that_breaks_off_behind_its_end_is_not_kept_by_a_silent_client
     answered(&mut client, &mut far).await;
     far.break_off(SessionError::new(ErrorCode::Cancelled, "the target's connection was reset"));
     assert_eq!(ended(&metrics, "cancelled").await, 1);
-    client.gone().await;
+    client.remote_reset().await;
 }
 
 /// How a client or target that has finished its direction disconnects.
@@ -216,7 +216,7 @@ async fn a_target_of_our_own_that_disconnects_after_its_end_is_noticed_without_a
     client.read_to_end(&mut got).await.unwrap();
     assert_eq!(got, b"last");
     assert_eq!(ended(&metrics, "target_io_error").await, 1);
-    client.gone().await;
+    client.remote_reset().await;
 }
 
 /// After a clean end of the connection, nc and an ssh that uses it would wait for more.
@@ -240,14 +240,14 @@ async fn carried_directly(drain: &Drain, metrics: &Metrics) -> (TcpStream, TcpSt
     };
     let ((client, socket), (connection, target)) = (pair().await, pair().await);
     let opened = OpenSession {
-        session: TargetStream::direct(connection, Pool::new()),
+        session: TargetStream::direct(connection, BufferPool::new()),
         buffered: Bytes::new(),
         access: AccessLogEntry::start(LISTENER, "test".into()),
         alive: metrics.sessions.start(LISTENER),
         grant: Grants::default().add(|| Ok(UNTIL_CHANGED)).unwrap(),
         permit: (),
     };
-    let (socket, metrics) = (Socket::new(socket, Pool::new()), metrics.clone());
+    let (socket, metrics) = (Socket::new(socket, BufferPool::new()), metrics.clone());
     drain.spawn(Span::none(), async move { run_session(opened, LocalPeer::Client, socket, &metrics).await });
     (client, target)
 }

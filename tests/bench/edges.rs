@@ -24,7 +24,7 @@ use tunnel_link::grpc::{LinkContext, PLAIN_IDLE_TIMEOUT, dial};
 use tunnel_link::link::Link;
 use tunnel_link::table::{Event, SessionLimits, SessionTable};
 use tunnel_net::listen::tune_link;
-use tunnel_net::pool::Pool;
+use tunnel_net::pool::BufferPool;
 use tunnel_net::socket::Buffered;
 use tunnel_net::tls::{self, TlsClientConfig, Trust};
 use tunnel_proto::frame::{Frame, FrameKind};
@@ -88,7 +88,7 @@ struct Edge {
     node: NodeName,
     address: Ipv4Addr,
     tls: Arc<ClientConfig>,
-    pool: Pool,
+    pool: BufferPool,
     link_context: LinkContext,
     counts: Arc<Counts>,
 }
@@ -103,7 +103,7 @@ impl Edges {
         let tls =
             TlsClientConfig { trust: Trust::Ca(self.ca.clone()), identity: None, alpn: vec![b"h2".to_vec()] };
         let tls = tls.load()?;
-        let (drain, pool) = (Drain::new(), Pool::new());
+        let (drain, pool) = (Drain::new(), BufferPool::new());
         for number in self.first..self.first + self.count {
             // A separate ticket store per edge: a shared one would give one edge's tickets to the next.
             let mut own = ClientConfig::clone(&tls.load());

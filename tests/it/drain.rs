@@ -74,7 +74,7 @@ async fn sessions_are_aborted_at_a_servers_drain_timeout() {
     let stopped = beside(server.server.shutdown(pending()));
     let ended = rest_or_reset(&mut client).await;
     assert!(ended.is_err() && started.elapsed().as_secs() == 7, "{ended:?} after {:?}", started.elapsed());
-    assert_eq!(assert_eventually("the end of the server", stopped).await.unwrap(), Drained::Cut(1));
+    assert_eq!(assert_eventually("the end of the server", stopped).await.unwrap(), Drained::Aborted(1));
     wait_until("the edge has dropped the session", || edge.table.is_empty()).await;
 }
 
@@ -95,7 +95,7 @@ async fn a_second_signal_ends_a_server_at_once() {
     let stopped = beside(server.server.shutdown(async { drop(second.await) }));
     is_closed(connect).await;
     signal.send(()).unwrap();
-    assert_eq!(assert_eventually("the end of the server", stopped).await.unwrap(), Drained::Cut(1));
+    assert_eq!(assert_eventually("the end of the server", stopped).await.unwrap(), Drained::Aborted(1));
     is_reset(&mut client).await;
     assert!(started.elapsed().as_secs() < 5, "{:?}", started.elapsed());
 }
@@ -147,7 +147,7 @@ async fn an_edge_without_another_server_seldom_dials_the_one_that_stops() {
     echoed(&mut client, "before").await;
     hurry();
     let stopped = beside(server.server.shutdown(pending()));
-    assert_eq!(assert_eventually("the end of the server", stopped).await.unwrap(), Drained::Cut(1));
+    assert_eq!(assert_eventually("the end of the server", stopped).await.unwrap(), Drained::Aborted(1));
     let refused = edge.metrics.link_dial_failures.counted("stopping");
     assert!((2..=8).contains(&refused), "{refused} times in 25 s");
 }
@@ -200,7 +200,7 @@ async fn sessions_are_aborted_at_an_edges_drain_timeout_and_clients_see_it() {
     let edge = edge_with(&place, &server, "node1", "[edge.session]\ndrain_timeout = \"0s\"").await;
     let mut client = server.open(&at("node1", echo)).await;
     echoed(&mut client, "before").await;
-    assert_eq!(assert_eventually("the end of the edge", edge.shutdown(pending())).await, Drained::Cut(1));
+    assert_eq!(assert_eventually("the end of the edge", edge.shutdown(pending())).await, Drained::Aborted(1));
     is_reset(&mut client).await;
     server.assert_idle().await;
 }
@@ -218,7 +218,7 @@ async fn aborted_sessions_get_the_reason_that_server_or_edge_is_stopping() {
     let (_client, id) = tokio::join!(server.open("node1:22"), accepts);
     let metrics = server.server.metrics.clone();
     let (stopped, word) = tokio::join!(server.server.shutdown(pending()), call.word());
-    assert_eq!(stopped, Drained::Cut(1));
+    assert_eq!(stopped, Drained::Aborted(1));
     let why = |reason: &str| SessionError::new(ErrorCode::Overloaded, reason);
     assert_eq!(word, (id, SessionFrame::ResetAt { total: 0, refusal: why("the server is stopping") }));
     assert_eq!(metrics.sessions.closed("connect", "overloaded"), 1, "it ends on its own, with that reason");
@@ -233,7 +233,7 @@ async fn aborted_sessions_get_the_reason_that_server_or_edge_is_stopping() {
     call.say(id, open).await;
     assert!(matches!(call.word().await.1, SessionFrame::Opened { .. }));
     let (stopped, word) = tokio::join!(edge.shutdown(pending()), call.word());
-    assert_eq!(stopped, Drained::Cut(1));
+    assert_eq!(stopped, Drained::Aborted(1));
     assert_eq!(word, (id, SessionFrame::ResetAt { total: 0, refusal: why("the edge is stopping") }));
 }
 

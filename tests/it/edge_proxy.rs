@@ -246,7 +246,7 @@ async fn a_stopping_edge_accepts_no_clients_and_lets_sessions_finish() {
     let (edge, proxy) = requester(&place, &server, server.server.bound.grpc, more).await;
     let mut client = open(proxy, &in_cloud(echo)).await;
     echoed(&mut client, "before").await;
-    assert_eq!(assert_eventually("the end of the edge", edge.shutdown(pending())).await, Drained::Cut(1));
+    assert_eq!(assert_eventually("the end of the edge", edge.shutdown(pending())).await, Drained::Aborted(1));
     is_reset(&mut client).await;
 }
 

@@ -16,7 +16,7 @@ use tunnel_base::names::{Instance, SessionId};
 use tunnel_link::grpc::dial::dial_peer;
 use tunnel_link::grpc::{LinkContext, PLAIN_IDLE_TIMEOUT};
 use tunnel_link::table::{SessionLimits, SessionTable};
-use tunnel_net::pool::Pool;
+use tunnel_net::pool::BufferPool;
 use tunnel_net::tls::{Identity, PeerTlsConfig, TlsClientConfig, Trust, server_name};
 use tunnel_proto::codec::proto::StreamMsg;
 use tunnel_proto::codec::{from_message, to_message};
@@ -469,7 +469,7 @@ async fn only_a_real_server_answers_probes_and_names_its_process() {
     let proxy = TcpListener::bind((std::net::Ipv4Addr::new(127, 0, 0, 250), port)).await.unwrap();
     let (_tell, list) = watch::channel(vec![server.server.bound.grpc, proxy.local_addr().unwrap()]);
     let (own, drain) = (link_context.table.instance(), link_context.drain.clone());
-    let (dialer, mut made) = TlsPeerDialer::new(tls, Pool::new(), link_context);
+    let (dialer, mut made) = TlsPeerDialer::new(tls, BufferPool::new(), link_context);
     let peers = Peers::new(list, Registry::new(metrics), dialer, own, drain);
     beside(async move {
         while let Some(mut link) = made.recv().await {

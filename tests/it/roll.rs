@@ -173,7 +173,7 @@ async fn an_edge_reconnects_soon_after_a_slow_restart_of_its_only_server() {
     let mut client = server.open(&at("node1", echo)).await;
     echoed(&mut client, "before").await;
     // The session stays until the deadline. Meanwhile the edge is refused repeatedly.
-    assert_eq!(server.server.shutdown(pending()).await, Drained::Cut(1));
+    assert_eq!(server.server.shutdown(pending()).await, Drained::Aborted(1));
     assert!(edge.metrics.link_reconnects.get() > 3);
     let started = Stopwatch::start();
     let server = TestServer::from_text(&text);

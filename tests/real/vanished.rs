@@ -13,7 +13,7 @@ use tokio::time::{Instant, sleep};
 use tunnel::session_io::copy::{CopyEnd, EndKind, Side, copy_bidirectional};
 use tunnel_net::keepalive::Keepalive;
 use tunnel_net::listen::tune;
-use tunnel_net::pool::Pool;
+use tunnel_net::pool::BufferPool;
 use tunnel_net::socket::Socket;
 
 use crate::network::Machine;
@@ -87,8 +87,8 @@ async fn copy(client: TcpStream) {
     let work = work.trim();
     let (target, session) = duplex(64 * 1024);
     let feed = tokio::task::spawn_local(feed(target, work.to_owned()));
-    let mut socket = Socket::new(client.into_inner(), Pool::new());
-    let mut session = Socket::new(session, Pool::new());
+    let mut socket = Socket::new(client.into_inner(), BufferPool::new());
+    let mut session = Socket::new(session, BufferPool::new());
     say(&format!("copying for {work}"));
     let stays = sleep(if work == "paused" { 3 * LIMIT } else { Duration::MAX });
     tokio::select! {

@@ -17,7 +17,7 @@ use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
 use serde_json::{Value, json};
 use tunnel_base::drain::{Drain, Drained};
 use tunnel_kube::cluster::Cluster;
-use tunnel_kube::reconcile::node_names::{NodeNameParams, NodeNames};
+use tunnel_kube::reconcile::node_names::{NodeNameParams, NodeNamesReconciler};
 
 use crate::addresses::own_address;
 use crate::held::Held;
@@ -113,7 +113,7 @@ fn node_names_are_written_only_by_the_holder_and_late_writes_are_refused() {
     let (first, second) = (Drain::new(), Drain::new());
     let begin = |drain: &Drain, name: &str, kubeconfig| {
         let cluster = Cluster { kubeconfig: Some(kubeconfig), namespace: Some(NAMESPACE.to_owned()) };
-        let names = NodeNames::new(params(cluster, name), |_| {});
+        let names = NodeNamesReconciler::new(params(cluster, name), |_| {});
         kubernetes.run(async { drain.spawn(tracing::Span::none(), names.run(drain.clone())) });
     };
     begin(&first, "first", held.kubeconfig.clone());

@@ -76,7 +76,7 @@ impl AccessLogEntry {
     }
 
     /// Like [`Self::end`], for a refused client at `from`. Writes no line if there are too many similar ones.
-    pub fn refuse(mut self, result: &'static str, why: &str, from: IpAddr, refusals: &Refusals) {
+    pub fn refuse(mut self, result: &'static str, why: &str, from: IpAddr, refusals: &RefusalLog) {
         self.silent = true;
         if refusals.may_log(result, from) {
             self.write(result, why);
@@ -129,7 +129,7 @@ impl Drop for AccessLogEntry {
 ///
 /// Sources beyond `MAX_SOURCES_PER_SECOND` share one count for each reason.
 #[derive(Debug, Clone, Default)]
-pub struct Refusals(Arc<Mutex<RefusalCounts>>);
+pub struct RefusalLog(Arc<Mutex<RefusalCounts>>);
 
 #[derive(Debug, Default)]
 struct RefusalCounts {
@@ -141,7 +141,7 @@ struct RefusalCounts {
 /// Refusals in this second, by reason and source. The source `None` stands for all others.
 type Second = HashMap<(&'static str, Option<IpAddr>), u64>;
 
-impl Refusals {
+impl RefusalLog {
     /// Counts a refusal and returns true if it may be logged. `reason` is a fixed word.
     pub fn may_log(&self, reason: &'static str, from: IpAddr) -> bool {
         let mut counts = self.0.lock();
@@ -270,12 +270,16 @@ mod refusals_tests {
 
     #[test]
     fn each_reason_and_source_logs_twenty_lines_a_second_and_counts_the_rest() {
-        let refusals = Refusals::default();
+        let refusals = RefusalLog::default();
         let ip = |text: &str| text.parse::<IpAddr>().unwrap();
-        let told = |reason, from| (0..21_000).filter(|_| refusals.may_log(reason, ip(from))).count();
+        let logged = |reason, from| (0..21_000).filter(|_| refusals.may_log(reason, ip(from))).count();
         let lines = lines_of(true, || {
             assert_eq!(
-                (told("token", "192.0.2.1"), told("token", "192.0.2.2"), told("overloaded", "192.0.2.1")),
+                (
+                    logged("token", "192.0.2.1"),
+                    logged("token", "192.0.2.2"),
+                    logged("overloaded", "192.0.2.1")
+                ),
                 (20, 20, 20)
             );
             refusals.next();
@@ -289,26 +293,26 @@ mod refusals_tests {
 
     #[test]
     fn an_ipv6_64_is_one_source_and_mapped_ipv4_is_the_same_as_ipv4() {
-        let refusals = Refusals::default();
-        let told = |from: &str| refusals.may_log("token", from.parse().unwrap());
+        let refusals = RefusalLog::default();
+        let logged = |from: &str| refusals.may_log("token", from.parse().unwrap());
         for last in 0..20 {
-            assert!(told(&format!("2001:db8::{last}")) && told("::ffff:192.0.2.1"));
+            assert!(logged(&format!("2001:db8::{last}")) && logged("::ffff:192.0.2.1"));
         }
-        assert!(!told("2001:db8::ffff") && !told("192.0.2.1") && told("2001:db8:0:1::1"));
+        assert!(!logged("2001:db8::ffff") && !logged("192.0.2.1") && logged("2001:db8:0:1::1"));
     }
 
     #[test]
     fn many_sources_grow_neither_the_log_nor_memory_without_bound() {
-        let refusals = Refusals::default();
-        let told =
+        let refusals = RefusalLog::default();
+        let logged =
             (0..100_000_u32).filter(|n| refusals.may_log("token", IpAddr::from(n.to_be_bytes()))).count();
-        assert_eq!(told, MAX_SOURCES_PER_SECOND + usize::try_from(EACH).unwrap());
+        assert_eq!(logged, MAX_SOURCES_PER_SECOND + usize::try_from(EACH).unwrap());
         assert_eq!(refusals.0.lock().second.len(), MAX_SOURCES_PER_SECOND + 1);
     }
 
     #[tokio::test(start_paused = true)]
     async fn refusals_of_the_last_hour_are_counted_by_reason() {
-        let refusals = Refusals::default();
+        let refusals = RefusalLog::default();
         let from = IpAddr::from([192, 0, 2, 1]);
         let refuse = |reason, times| {
             for _ in 0..times {

@@ -121,7 +121,7 @@ impl AddressBook {
         if let Some(location) = self.fixed(&target) {
             return Ok(location);
         }
-        match facts.backing(&target, chance, |ip| self.fixed_node(ip).is_some())? {
+        match facts.backend(&target, chance, |ip| self.fixed_node(ip).is_some())? {
             None => {}
             Some(ServiceBackend::Outside(target)) => return Ok(Location::Direct(target)),
             Some(ServiceBackend::Endpoint { at, node }) => {
@@ -189,7 +189,7 @@ impl AddressBook {
     ///
     /// Claims by Kubernetes and edges apply once all Nodes, pods and Services are listed, so that more trusted sources
     /// come first. Without a cluster nothing can contradict an edge, whose claims apply if `trust_edges` is set.
-    pub fn holders(
+    pub fn owners(
         &self,
         more: impl IntoIterator<Item = AddressClaim>,
         trust_edges: bool,
@@ -210,9 +210,11 @@ impl AddressBook {
                 by: ClaimSource::Kubernetes,
             })
         });
-        let heard = if self.has_cluster { facts.are_listed() } else { trust_edges };
-        let claims =
-            fixed.chain(nodes).chain(more).filter(|claim| heard || claim.by < ClaimSource::Kubernetes);
+        let lower_ranks_apply = if self.has_cluster { facts.are_listed() } else { trust_edges };
+        let claims = fixed
+            .chain(nodes)
+            .chain(more)
+            .filter(|claim| lower_ranks_apply || claim.by < ClaimSource::Kubernetes);
         AddressOwners::of(claims, |claim| refuses(claim.ip).or_else(|| self.refused(&facts, claim)))
     }
 
@@ -231,7 +233,7 @@ impl AddressBook {
     pub fn dispute(&self, ip: IpAddr) -> Option<String> {
         let (fixed, facts) = (self.fixed_node(ip), self.facts());
         let service = facts.service_at(ip).ok().flatten();
-        let claim = facts.by_kubelets(ip).find(|claim| fixed.is_none() || claim.node() != fixed);
+        let claim = facts.kubelet_claimants(ip).find(|claim| fixed.is_none() || claim.node() != fixed);
         match (fixed, service, claim) {
             (Some(node), _, Some(claim)) => Some(format!(
                 "{claim} claims {ip}, which [server.addresses] assigns to node {node}; the config wins"
@@ -369,12 +371,12 @@ pub struct RejectedClaim {
     /// Source of the claim.
     pub by: ClaimSource,
     /// Reason for the rejection.
-    pub why: RejectReason,
+    pub why: ClaimRejectReason,
 }
 
 /// The reason why a [`RejectedClaim`] does not apply.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
-pub enum RejectReason {
+pub enum ClaimRejectReason {
     /// A node may not have the address: the end of a sentence.
     NotANodeAddress(&'static str),
     /// A source of the same trust claims the address for another node.
@@ -390,13 +392,18 @@ impl AddressOwners {
         refuses: impl Fn(&AddressClaim) -> Option<&'static str>,
     ) -> Self {
         let mut strongest: HashMap<IpAddr, (ClaimSource, Vec<NodeName>)> = HashMap::new();
-        let mut holders = Self::default();
+        let mut owners = Self::default();
         for claim in claims {
             let claim = AddressClaim { ip: plain(claim.ip), ..claim };
             let refused = refuses(&claim);
             let AddressClaim { ip, node, by } = claim;
             if let Some(why) = refused {
-                holders.void.push(RejectedClaim { ip, node, by, why: RejectReason::NotANodeAddress(why) });
+                owners.void.push(RejectedClaim {
+                    ip,
+                    node,
+                    by,
+                    why: ClaimRejectReason::NotANodeAddress(why),
+                });
                 continue;
             }
             match strongest.entry(ip) {
@@ -416,21 +423,21 @@ impl AddressOwners {
         for (ip, (by, mut nodes)) in strongest {
             let Some(first) = nodes.first().cloned() else { continue };
             if nodes.len() == 1 {
-                holders.nodes.insert(ip, first);
+                owners.nodes.insert(ip, first);
                 continue;
             }
             nodes.sort_by(|a, b| a.as_str().cmp(b.as_str()));
             // Pairs each node with the next one, and the last with the first.
             let others = nodes.iter().cycle().skip(1).cloned();
             let voids = nodes.iter().zip(others);
-            holders.void.extend(voids.map(|(node, other)| RejectedClaim {
+            owners.void.extend(voids.map(|(node, other)| RejectedClaim {
                 ip,
                 node: node.clone(),
                 by,
-                why: RejectReason::Disputed(other),
+                why: ClaimRejectReason::Disputed(other),
             }));
         }
-        holders
+        owners
     }
 }
 
@@ -445,7 +452,7 @@ impl std::fmt::Display for ClaimSource {
     }
 }
 
-impl std::fmt::Display for RejectReason {
+impl std::fmt::Display for ClaimRejectReason {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {
             Self::NotANodeAddress(why) => write!(f, "it is {why}"),
@@ -458,7 +465,7 @@ impl std::fmt::Display for RejectReason {
 mod tests;
 
 #[cfg(test)]
-mod holders_tests {
+mod owners_tests {
     use proptest::prelude::*;
 
     use super::*;
@@ -470,9 +477,9 @@ mod holders_tests {
         AddressClaim { ip: [10, 0, 0, last].into(), node: node.parse().unwrap(), by }
     }
 
-    fn holder(claims: &[AddressClaim]) -> Option<String> {
-        let holders = AddressOwners::of(claims.iter().cloned(), |_| None);
-        holders.nodes.get(&IpAddr::from([10, 0, 0, 7])).map(ToString::to_string)
+    fn owner(claims: &[AddressClaim]) -> Option<String> {
+        let owners = AddressOwners::of(claims.iter().cloned(), |_| None);
+        owners.nodes.get(&IpAddr::from([10, 0, 0, 7])).map(ToString::to_string)
     }
 
     #[test]
@@ -480,8 +487,8 @@ mod holders_tests {
         for (place, strong) in RANKS.iter().enumerate() {
             for weak in &RANKS[place + 1..] {
                 let claims = [claim(7, "mine", *strong), claim(7, "theirs", *weak)];
-                assert_eq!(holder(&claims).as_deref(), Some("mine"), "{strong} {weak}");
-                assert_eq!(holder(&[claims[1].clone(), claims[0].clone()]).as_deref(), Some("mine"));
+                assert_eq!(owner(&claims).as_deref(), Some("mine"), "{strong} {weak}");
+                assert_eq!(owner(&[claims[1].clone(), claims[0].clone()]).as_deref(), Some("mine"));
             }
         }
     }
@@ -492,10 +499,10 @@ mod holders_tests {
             let mut claims = vec![claim(7, "a", by), claim(7, "b", by), claim(7, "A", by)];
             // A less trusted claim does not win because of their dispute.
             claims.extend((by != ClaimSource::Edge).then(|| claim(7, "third", ClaimSource::Edge)));
-            assert_eq!(holder(&claims), None);
+            assert_eq!(owner(&claims), None);
             let void = AddressOwners::of(claims, |_| None).void;
-            let told: Vec<_> = void.iter().map(|void| format!("{}: {}", void.node, void.why)).collect();
-            assert_eq!(told, ["a: also claimed for b", "b: also claimed for a"]);
+            let reasons: Vec<_> = void.iter().map(|void| format!("{}: {}", void.node, void.why)).collect();
+            assert_eq!(reasons, ["a: also claimed for b", "b: also claimed for a"]);
         }
     }
 
@@ -504,9 +511,9 @@ mod holders_tests {
         let refuses = |claim: &AddressClaim| (claim.ip == IpAddr::from([10, 0, 0, 7])).then_some("a pod's");
         let dressed =
             AddressClaim { ip: "::ffff:10.0.0.7".parse().unwrap(), ..claim(7, "a", ClaimSource::Table) };
-        let holders = AddressOwners::of([dressed, claim(8, "a", ClaimSource::Edge)], refuses);
-        assert_eq!(holders.nodes.len(), 1);
-        assert_eq!(holders.void[0].why.to_string(), "it is a pod's");
+        let owners = AddressOwners::of([dressed, claim(8, "a", ClaimSource::Edge)], refuses);
+        assert_eq!(owners.nodes.len(), 1);
+        assert_eq!(owners.void[0].why.to_string(), "it is a pod's");
     }
 
     proptest! {

@@ -26,8 +26,8 @@ pub struct Drain {
 ///
 /// A task may be spawned while [`Drain::finish`] aborts tasks on another thread, and it may end before its handle is
 /// known. The lock orders the three steps. A task is entered without a handle before it is spawned, and removes its
-/// entry when it ends. The spawner adds the handle only if the entry still exists, and then checks `cut`. Either
-/// [`Drain::finish`] finds the handle in the table, or the spawner finds `cut` set and aborts the task itself. Both may
+/// entry when it ends. The spawner adds the handle only if the entry still exists, and then checks `aborted`. Either
+/// [`Drain::finish`] finds the handle in the table, or the spawner finds `aborted` set and aborts the task itself. Both may
 /// happen, so a task may be aborted twice.
 #[derive(Debug, Default)]
 struct TaskTable {
@@ -35,7 +35,7 @@ struct TaskTable {
     /// `None` while the task is being spawned.
     tasks: HashMap<u64, Option<AbortHandle>>,
     /// Whether all tasks were aborted. A task that is being spawned meanwhile is aborted by its spawner.
-    cut: bool,
+    aborted: bool,
 }
 
 /// The result of a drain: whether all tasks finished in time.
@@ -44,7 +44,7 @@ pub enum Drained {
     /// All tasks finished.
     Finished,
     /// Number of tasks that were still running at the deadline or at the second signal, and were aborted.
-    Cut(usize),
+    Aborted(usize),
 }
 
 /// Spawns hyper's tasks, so that the drain waits for them.
@@ -81,25 +81,25 @@ impl Drain {
     }
 
     /// Registers a task that is about to be spawned.
-    fn enter(&self) -> Done {
+    fn enter(&self) -> TaskGuard {
         let mut running = self.running();
         running.next += 1;
         let id = running.next;
         running.tasks.insert(id, None);
-        Done { drain: self.clone(), id }
+        TaskGuard { drain: self.clone(), id }
     }
 
     /// Registers the abort handle of a spawned task, which may have ended since.
     fn spawned(&self, id: u64, handle: &AbortHandle) {
-        let cut = {
+        let aborted = {
             let mut running = self.running();
             // A task that has already ended has removed its entry and needs no handle.
             if let Some(task) = running.tasks.get_mut(&id) {
                 *task = Some(handle.clone());
             }
-            running.cut
+            running.aborted
         };
-        if cut {
+        if aborted {
             handle.abort();
         }
     }
@@ -133,25 +133,25 @@ impl Drain {
         self.tasks.len()
     }
 
-    /// Starts draining, waits for all tasks, and aborts those left after `deadline` or once `at_once` completes.
-    pub async fn finish(&self, deadline: Duration, at_once: impl Future<Output = ()>) -> Drained {
-        self.finish_after(deadline, at_once, std::future::ready(())).await
+    /// Starts draining, waits for all tasks, and aborts those left after `deadline` or once `abort_now` completes.
+    pub async fn finish(&self, deadline: Duration, abort_now: impl Future<Output = ()>) -> Drained {
+        self.finish_after(deadline, abort_now, std::future::ready(())).await
     }
 
-    /// Like [`Self::finish`], but runs `before_cut` before aborting. It passes the reason to the tasks, which may end
+    /// Like [`Self::finish`], but runs `before_abort` before aborting. It passes the reason to the tasks, which may end
     /// on their own until it completes.
     pub async fn finish_after(
         &self,
         deadline: Duration,
-        at_once: impl Future<Output = ()>,
-        before_cut: impl Future<Output = ()>,
+        abort_now: impl Future<Output = ()>,
+        before_abort: impl Future<Output = ()>,
     ) -> Drained {
         self.start();
         self.tasks.close();
         let patience = async {
             tokio::select! {
                 () = tokio::time::sleep(deadline) => {}
-                () = at_once => {}
+                () = abort_now => {}
             }
         };
         tokio::select! {
@@ -161,19 +161,19 @@ impl Drain {
                 let left = self.tasks.len();
                 tokio::select! {
                     biased;
-                    () = before_cut => {}
+                    () = before_abort => {}
                     () = self.tasks.wait() => {}
                 }
                 let tasks: Vec<_> = {
                     let mut running = self.running();
-                    running.cut = true;
+                    running.aborted = true;
                     running.tasks.values().flatten().cloned().collect()
                 };
                 for task in tasks {
                     task.abort();
                 }
                 self.tasks.wait().await;
-                Drained::Cut(left)
+                Drained::Aborted(left)
             }
         }
     }
@@ -181,12 +181,12 @@ impl Drain {
 
 /// A guard that removes a task's entry when the task ends or is dropped.
 #[derive(Debug)]
-struct Done {
+struct TaskGuard {
     drain: Drain,
     id: u64,
 }
 
-impl Drop for Done {
+impl Drop for TaskGuard {
     fn drop(&mut self) {
         self.drain.running().tasks.remove(&self.id);
     }
@@ -226,7 +226,7 @@ mod tests {
     async fn a_task_spawned_after_the_deadline_is_aborted() {
         let drain = Drain::new();
         drain.spawn(Span::none(), pending());
-        assert_eq!(drain.finish(Duration::ZERO, pending()).await, Drained::Cut(1));
+        assert_eq!(drain.finish(Duration::ZERO, pending()).await, Drained::Aborted(1));
         drain.spawn(Span::none(), pending());
         drain.tasks.wait().await;
     }
@@ -235,20 +235,23 @@ mod tests {
     async fn the_deadline_aborts_the_remaining_tasks() {
         let drain = Drain::new();
         drain.spawn(Span::none(), pending());
-        assert_eq!(drain.finish(Duration::from_secs(4), pending()).await, Drained::Cut(1));
+        assert_eq!(drain.finish(Duration::from_secs(4), pending()).await, Drained::Aborted(1));
     }
 
     #[tokio::test(start_paused = true)]
     async fn at_the_deadline_tasks_may_still_end_on_their_own_before_the_abort() {
-        let (drain, (tell, told)) = (Drain::new(), tokio::sync::oneshot::channel());
+        let (drain, (sender, receiver)) = (Drain::new(), tokio::sync::oneshot::channel());
         let (before, ended) = (tokio::time::Instant::now(), Arc::new(Mutex::new(None)));
         let end = ended.clone();
-        drain.spawn(Span::none(), async move { *end.lock() = told.await.ok() });
-        let before_cut = async {
-            tell.send("why").unwrap();
+        drain.spawn(Span::none(), async move { *end.lock() = receiver.await.ok() });
+        let before_abort = async {
+            sender.send("why").unwrap();
             pending().await
         };
-        assert_eq!(drain.finish_after(Duration::from_secs(4), pending(), before_cut).await, Drained::Cut(1));
+        assert_eq!(
+            drain.finish_after(Duration::from_secs(4), pending(), before_abort).await,
+            Drained::Aborted(1)
+        );
         assert_eq!((*ended.lock(), before.elapsed().as_secs()), (Some("why"), 4));
     }
 
@@ -257,7 +260,7 @@ mod tests {
         let drain = Drain::new();
         drain.spawn(Span::none(), pending());
         let before = tokio::time::Instant::now();
-        assert_eq!(drain.finish(Duration::from_secs(4), async {}).await, Drained::Cut(1));
+        assert_eq!(drain.finish(Duration::from_secs(4), async {}).await, Drained::Aborted(1));
         assert_eq!(before.elapsed(), Duration::ZERO);
     }
 }

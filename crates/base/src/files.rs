@@ -66,7 +66,7 @@ fn is_at(file: &File, path: &Path) -> io::Result<bool> {
 const LOCK_PAUSE: Duration = Duration::from_millis(5);
 
 /// Returns the path with an ending after its name, in the same directory.
-pub fn beside(path: &Path, ending: &str) -> PathBuf {
+pub fn with_suffix(path: &Path, ending: &str) -> PathBuf {
     let mut name = path.as_os_str().to_owned();
     name.push(ending);
     name.into()
@@ -136,7 +136,7 @@ pub fn hint(cause: &io::Error) -> &'static str {
 ///
 /// Returns the system's error. The file is then unchanged.
 pub fn replace(path: &Path, mode: Option<u32>, text: &str) -> io::Result<()> {
-    let fresh = beside(path, ".new");
+    let fresh = with_suffix(path, ".new");
     let write = || {
         match fs::remove_file(&fresh) {
             Err(cause) if cause.kind() != io::ErrorKind::NotFound => return Err(cause),

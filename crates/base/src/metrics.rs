@@ -15,7 +15,7 @@ use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::metrics::histogram::Histogram;
 use prometheus_client::registry::{Registry, Unit};
 
-use crate::access_log::Refusals;
+use crate::access_log::RefusalLog;
 use crate::metrics::format::{ExpositionFormat, plain};
 use crate::process::ProcessCollector;
 
@@ -80,7 +80,7 @@ pub struct Metrics {
     /// Expiration times of certificates.
     pub certificates: Certificates,
     /// Limiter for log lines about refusals that are counted here.
-    pub refusals: Refusals,
+    pub refusals: RefusalLog,
     registry: Arc<Registry>,
 }
 
@@ -218,7 +218,7 @@ impl Metrics {
             dns_records: Gauge::default(),
             dns_publish_failures: Counter::default(),
             certificates: Certificates::default(),
-            refusals: Refusals::default(),
+            refusals: RefusalLog::default(),
             registry: Arc::default(),
         };
         for remote in remotes {
@@ -365,7 +365,7 @@ impl Sessions {
 
 impl ActiveSession {
     /// Keeps the request in flight until the session closes.
-    pub fn carries(&mut self, request: InFlightGuard) {
+    pub fn hold_request(&mut self, request: InFlightGuard) {
         self.request = Some(request);
     }
 
@@ -881,8 +881,8 @@ mod tests {
         let page = std::fs::read_to_string(root.join("docs/reference/metrics.md")).unwrap();
         let table = page.split("# Metrics").nth(1).unwrap().split("\n# ").next().unwrap();
         let cells = table.lines().filter_map(|line| line.strip_prefix("| `")?.split(" | ").next());
-        let told = cells.flat_map(|cell| cell.split(", ").map(|name| name.trim_matches('`'))).collect();
-        assert_eq!(shown, told);
+        let documented = cells.flat_map(|cell| cell.split(", ").map(|name| name.trim_matches('`'))).collect();
+        assert_eq!(shown, documented);
     }
 
     #[test]

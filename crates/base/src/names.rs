@@ -108,7 +108,7 @@ impl NodeName {
     }
 
     /// Returns true if a host in a target at this node means the node itself: its name, or `localhost`.
-    pub fn is_meant_by(&self, host: &Host) -> bool {
+    pub fn matches_host(&self, host: &Host) -> bool {
         host.is_localhost() || matches!(host, Host::Name(name) if name.eq_ignore_ascii_case(&self.0))
     }
 }
@@ -190,7 +190,7 @@ impl FromStr for NodeName {
             return Err(NameError::Name(excerpt(text)));
         }
         match text.parse() {
-            Ok(ip) if !is_of_a_machine(ip) => Err(NameError::Address(text.to_owned())),
+            Ok(ip) if !is_machine_address(ip) => Err(NameError::Address(text.to_owned())),
             _ if Self::placeholder(text).is_some() => Err(NameError::Reserved(text.to_owned())),
             _ => Ok(Self(text.into())),
         }
@@ -341,7 +341,7 @@ impl fmt::Debug for Target {
 }
 
 /// Returns true if one machine may have the address, so that its node may be named by it.
-fn is_of_a_machine(ip: Ipv4Addr) -> bool {
+fn is_machine_address(ip: Ipv4Addr) -> bool {
     let [first, ..] = ip.octets();
     !(matches!(first, 0 | 240..) || ip.is_loopback() || ip.is_link_local() || ip.is_multicast())
 }
@@ -393,9 +393,13 @@ mod tests {
         ] {
             assert!(bad.parse::<Target>().is_err(), "{bad}");
         }
-        let told = |text: &str| text.parse::<Target>().unwrap_err().to_string();
-        assert_eq!(told("node1:99999"), "\"99999\" is not a port; expected 1 to 65535");
-        assert!(told("node1").starts_with("\"node1\" has no port; expected host:port"), "{}", told("node1"));
+        let error = |text: &str| text.parse::<Target>().unwrap_err().to_string();
+        assert_eq!(error("node1:99999"), "\"99999\" is not a port; expected 1 to 65535");
+        assert!(
+            error("node1").starts_with("\"node1\" has no port; expected host:port"),
+            "{}",
+            error("node1")
+        );
     }
 
     #[test]
@@ -438,8 +442,8 @@ mod tests {
             let node: NodeName = node.parse().unwrap();
             let Target { host, port } = node.target(22);
             assert_eq!(Target { host: host.clone(), port }.to_string(), target);
-            assert!(node.is_meant_by(&host) && node.is_meant_by(&"localhost".parse().unwrap()));
-            assert!(!node.is_meant_by(&"192.168.4.33".parse().unwrap()));
+            assert!(node.matches_host(&host) && node.matches_host(&"localhost".parse().unwrap()));
+            assert!(!node.matches_host(&"192.168.4.33".parse().unwrap()));
         }
     }
 

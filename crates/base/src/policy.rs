@@ -20,7 +20,7 @@ use serde::de::{Deserializer, Error};
 use serde::{Deserialize, Serialize, Serializer};
 
 use crate::names::NodeName;
-use crate::serde_forms::{Port, filled};
+use crate::serde_forms::{Port, non_empty};
 
 /// A set of networks: `10.0.0.0/8`, `fd00::/8`, or single addresses.
 ///
@@ -41,16 +41,16 @@ pub struct CertificateGlob(String);
 #[serde(default)]
 pub struct Rule {
     /// Authenticated users. Unauthenticated clients match only if this is absent.
-    #[serde(deserialize_with = "filled::<_, String, _>")]
+    #[serde(deserialize_with = "non_empty::<_, String, _>")]
     pub users: Option<Vec<String>>,
     /// Networks of clients.
-    #[serde(deserialize_with = "filled::<_, Network, _>")]
+    #[serde(deserialize_with = "non_empty::<_, Network, _>")]
     pub from: Option<Networks>,
     /// Nodes that may be requested.
-    #[serde(deserialize_with = "filled::<_, Glob, _>")]
+    #[serde(deserialize_with = "non_empty::<_, Glob, _>")]
     pub nodes: Option<Vec<Glob>>,
     /// Ports of the target.
-    #[serde(deserialize_with = "filled::<_, Port<1>, _>")]
+    #[serde(deserialize_with = "non_empty::<_, Port<1>, _>")]
     pub ports: Option<Vec<Port<1>>>,
 }
 
@@ -117,7 +117,7 @@ impl Networks {
     }
 
     /// Returns true if a network contains a whole address family, so that it excludes no client of that family.
-    pub fn holds_everyone(&self) -> bool {
+    pub fn contains_all_addresses(&self) -> bool {
         self.0.iter().any(|net| net.prefix_len() == 0)
     }
 }
@@ -136,7 +136,7 @@ impl CertificateGlob {
     }
 
     /// Returns true if it matches every name, and so does not distinguish clients.
-    pub fn is_everyone(&self) -> bool {
+    pub fn matches_everything(&self) -> bool {
         self.0.bytes().all(|byte| byte == b'*')
     }
 }
@@ -148,7 +148,7 @@ impl Rules {
     }
 
     /// Returns true if a rule names users.
-    pub fn name_users(&self) -> bool {
+    pub fn has_users(&self) -> bool {
         self.0.iter().any(|rule| rule.users.is_some())
     }
 
@@ -430,9 +430,9 @@ mod tests {
             let rule = |port| Rule { ports: Some(vec![Port(port)]), ..Rule::default() };
             let some = Rules::from_iter(ports.iter().map(|p| rule(*p)));
             let all = Rules::from_iter(ports.iter().chain([&more]).map(|p| rule(*p)));
-            let ask = |rules: &Rules| rules.allows(None, Ipv4Addr::LOCALHOST.into(), &node("n"), port);
-            prop_assert!(!ask(&some) || ask(&all));
-            prop_assert_eq!(ask(&all), ports.contains(&port) || more == port);
+            let allows = |rules: &Rules| rules.allows(None, Ipv4Addr::LOCALHOST.into(), &node("n"), port);
+            prop_assert!(!allows(&some) || allows(&all));
+            prop_assert_eq!(allows(&all), ports.contains(&port) || more == port);
         }
 
         #[test]

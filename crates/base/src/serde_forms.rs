@@ -51,7 +51,7 @@ impl<const MIN: u16> Visitor<'_> for PortVisitor<MIN> {
 /// # Errors
 ///
 /// Returns the error of an item, or that the list is empty.
-pub fn filled<'de, D, I, T>(deserializer: D) -> Result<Option<T>, D::Error>
+pub fn non_empty<'de, D, I, T>(deserializer: D) -> Result<Option<T>, D::Error>
 where
     D: Deserializer<'de>,
     I: Deserialize<'de>,

@@ -63,7 +63,7 @@ impl AddressWatch {
                 self.kind::<PartialPod>(PODS, Api::all),
                 self.kind::<PartialService>(SERVICES, Api::all),
                 self.kind::<PartialEndpointSlice>(ENDPOINTS, Api::all),
-                self.by_hand(),
+                self.follow_manual_services(),
             );
         };
         tokio::select! {
@@ -81,7 +81,7 @@ impl AddressWatch {
         match followed.run(|client, _| api(client), taker).await {}
     }
 
-    async fn by_hand(&self) {
+    async fn follow_manual_services(&self) {
         let which = watcher::Config::default().fields(&format!("metadata.name={CACHE}"));
         let followed = ObjectWatcher { cluster: &self.cluster, what: CACHE_WORDS, which };
         match followed.run(Api::namespaced, ManualServices { watch: self, found: false, listed: false }).await {}
@@ -120,7 +120,7 @@ impl<K: PartialObject + Resource<DynamicType = ()>> WatchHandler<K> for KindHand
                 });
                 // During a list, replaced objects are still in the table and may be deleted by now.
                 if self.listed {
-                    self.watch.disputes.tell(&self.watch.book, claimed);
+                    self.watch.disputes.log_disputed(&self.watch.book, claimed);
                 }
             }
             Event::Delete(object) => self.watch.book.change(|facts| K::table(facts).remove(&name(&object))),
@@ -130,7 +130,7 @@ impl<K: PartialObject + Resource<DynamicType = ()>> WatchHandler<K> for KindHand
                     K::table(facts).finish();
                     K::table(facts).addresses()
                 });
-                self.watch.disputes.tell(&self.watch.book, claimed);
+                self.watch.disputes.log_disputed(&self.watch.book, claimed);
                 self.report(Ok(()));
             }
         }
@@ -534,7 +534,7 @@ struct Window {
 
 impl Disputes {
     /// Logs which of these addresses are disputed, and by which objects.
-    pub(crate) fn tell(&self, book: &AddressBook, ips: impl IntoIterator<Item = IpAddr>) {
+    pub(crate) fn log_disputed(&self, book: &AddressBook, ips: impl IntoIterator<Item = IpAddr>) {
         for line in ips.into_iter().filter_map(|ip| book.dispute(ip)).filter_map(|why| self.line(why)) {
             warn!(dispute = line, "address claimed by several objects");
         }
@@ -618,9 +618,9 @@ mod disputes_tests {
     #[tokio::test(start_paused = true)]
     async fn dispute_lines_are_rate_limited() {
         let disputes = Disputes::default();
-        let told = || (0..1000).filter_map(|_| disputes.line("a dispute".to_owned())).count();
-        assert_eq!((told(), told()), (21, 0));
+        let logged = || (0..1000).filter_map(|_| disputes.line("a dispute".to_owned())).count();
+        assert_eq!((logged(), logged()), (21, 0));
         tokio::time::advance(WINDOW).await;
-        assert_eq!(told(), 21);
+        assert_eq!(logged(), 21);
     }
 }

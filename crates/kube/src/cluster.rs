@@ -89,7 +89,7 @@ impl Cluster {
     /// returns the default `CLUSTER_DOMAIN`.
     pub async fn domain(&self) -> String {
         let resolver = tokio::fs::read_to_string(RESOLVER).await.unwrap_or_default();
-        searched(&resolver).unwrap_or(CLUSTER_DOMAIN).to_owned()
+        search_domain(&resolver).unwrap_or(CLUSTER_DOMAIN).to_owned()
     }
 
     async fn config(&self) -> Result<Config, ClusterError> {
@@ -129,7 +129,7 @@ impl From<Error> for ClusterError {
 }
 
 /// Returns the cluster's domain from the text of a `resolv.conf`: its search list contains `svc.DOMAIN`.
-fn searched(resolver: &str) -> Option<&str> {
+fn search_domain(resolver: &str) -> Option<&str> {
     let lists = resolver.lines().filter_map(|line| line.trim().strip_prefix("search"));
     let domain = lists.flat_map(str::split_whitespace).find_map(|name| name.strip_prefix("svc."))?;
     Some(domain.trim_end_matches('.')).filter(|domain| !domain.is_empty())
@@ -144,9 +144,9 @@ fn chain(error: &dyn std::error::Error) -> String {
     let mut text = error.to_string();
     let mut cause = error.source();
     while let Some(inner) = cause {
-        let said = inner.to_string();
-        if !text.contains(&said) {
-            text = format!("{text}: {said}");
+        let inner_text = inner.to_string();
+        if !text.contains(&inner_text) {
+            text = format!("{text}: {inner_text}");
         }
         cause = inner.source();
     }
@@ -229,10 +229,10 @@ mod tests {
     fn the_cluster_domain_is_read_from_the_resolvers_search_list() {
         let of_a_pod =
             "nameserver 10.96.0.10\nsearch a.svc.k8s.example.org svc.k8s.example.org k8s.example.org\n";
-        assert_eq!(searched(of_a_pod), Some("k8s.example.org"));
-        assert_eq!(searched("search\tsvc.cluster.local. example.org"), Some("cluster.local"));
+        assert_eq!(search_domain(of_a_pod), Some("k8s.example.org"));
+        assert_eq!(search_domain("search\tsvc.cluster.local. example.org"), Some("cluster.local"));
         for elsewhere in ["", "nameserver 10.0.0.1\nsearch example.org\n", "search svc.", "# svc.a.b"] {
-            assert_eq!(searched(elsewhere), None, "{elsewhere}");
+            assert_eq!(search_domain(elsewhere), None, "{elsewhere}");
         }
     }
 

@@ -24,7 +24,7 @@ pub struct ConfigMap {
     settings: ConfigMapParams,
     api: Option<Api<Object>>,
     /// Servers that have lines but are not ready, and when to check them.
-    gone: HashMap<IpAddr, Instant>,
+    sweeps: HashMap<IpAddr, Instant>,
     /// Servers that had lines when they were last read.
     servers: BTreeSet<IpAddr>,
 }
@@ -80,10 +80,10 @@ pub enum ConfigMapError {
 }
 
 impl LivenessProbe {
-    /// Creates a probe. `ask` must return true only for a server that has answered: one that was not reached is
+    /// Creates a probe. `probe` must return true only for a server that has answered: one that was not reached is
     /// considered dead.
-    pub fn new(ask: impl Fn(IpAddr) -> BoxFuture<'static, bool> + Send + Sync + 'static) -> Self {
-        Self(Box::new(ask))
+    pub fn new(probe: impl Fn(IpAddr) -> BoxFuture<'static, bool> + Send + Sync + 'static) -> Self {
+        Self(Box::new(probe))
     }
 }
 
@@ -96,7 +96,7 @@ impl fmt::Debug for LivenessProbe {
 impl ConfigMap {
     /// Creates the store; sends no request.
     pub fn new(settings: ConfigMapParams) -> Self {
-        Self { settings, api: None, gone: HashMap::new(), servers: BTreeSet::new() }
+        Self { settings, api: None, sweeps: HashMap::new(), servers: BTreeSet::new() }
     }
 
     /// Replaces our lines with these, and removes lines of servers that have been absent for a while. Cancel safe: a
@@ -118,11 +118,11 @@ impl ConfigMap {
     /// Returns the time of the next check without changes here.
     pub fn due(&self) -> Instant {
         let look = Instant::now() + REWRITE_INTERVAL;
-        self.gone.values().min().map_or(look, |sweep| look.min(*sweep))
+        self.sweeps.values().min().map_or(look, |sweep| look.min(*sweep))
     }
 
     async fn change(&mut self, records: &BTreeSet<String>, create: bool) -> Result<(), ConfigMapError> {
-        let changed = timeout(REQUEST_TIMEOUT, self.try_on(records, create)).await;
+        let changed = timeout(REQUEST_TIMEOUT, self.try_write(records, create)).await;
         let changed = changed.unwrap_or_else(|_| Err(self.failed(ClusterError::Silent)));
         if matches!(changed, Err(ConfigMapError::Cluster { .. })) {
             // The next attempt reads the files again: a certificate or token may have expired.
@@ -132,7 +132,7 @@ impl ConfigMap {
     }
 
     /// Writes the ConfigMap. After a conflict, the new object is tried immediately.
-    async fn try_on(&mut self, records: &BTreeSet<String>, create: bool) -> Result<(), ConfigMapError> {
+    async fn try_write(&mut self, records: &BTreeSet<String>, create: bool) -> Result<(), ConfigMapError> {
         let api = self.connected().await.map_err(|cause| self.failed(cause))?;
         for tries in 1..=MAX_TRIES {
             let old = api.get_opt(&self.settings.name).await.map_err(|cause| self.failed(cause.into()))?;
@@ -145,8 +145,9 @@ impl ConfigMap {
             // The conflicting writer may be one of the servers to check, so later attempts check none; their turn comes
             // again soon. A server that stops has no time to check others either.
             let judges = create && tries == 1;
-            let gone = if judges { self.dead(text, Instant::now()).await } else { BTreeSet::new() };
-            let new = renewed(text, self.settings.server, records, &gone);
+            let stopped =
+                if judges { self.servers_to_remove(text, Instant::now()).await } else { BTreeSet::new() };
+            let new = updated_hosts(text, self.settings.server, records, &stopped);
             if old.is_some() && new == text {
                 return Ok(());
             }
@@ -158,9 +159,9 @@ impl ConfigMap {
             };
             match written {
                 Ok(_) => {
-                    self.gone.retain(|server, _| !gone.contains(server));
-                    if !gone.is_empty() {
-                        info!(servers = ?gone, "removed lines of stopped servers");
+                    self.sweeps.retain(|server, _| !stopped.contains(server));
+                    if !stopped.is_empty() {
+                        info!(servers = ?stopped, "removed lines of stopped servers");
                     }
                     return Ok(());
                 }
@@ -176,31 +177,31 @@ impl ConfigMap {
 
     /// Returns the servers whose lines must be removed now. For a while they have been no endpoint of the Service, or
     /// one that is not ready and does not answer. A server that is alive would only add its lines again.
-    async fn dead(&mut self, text: &str, now: Instant) -> BTreeSet<IpAddr> {
+    async fn servers_to_remove(&mut self, text: &str, now: Instant) -> BTreeSet<IpAddr> {
         let known = self.settings.endpoints.as_ref().and_then(|known| known.borrow().clone());
         let (server, text) = (self.settings.server, text.as_bytes());
         // No server is checked unless this one is an endpoint: it may be the wrong Service.
         let Some(known) =
             known.filter(|known| known.ready.contains(&server) || known.unready.contains(&server))
         else {
-            self.gone.clear();
+            self.sweeps.clear();
             return BTreeSet::new();
         };
         let mut absent = zone::servers(text);
         // A line with a loopback address is never a server's.
         absent.retain(|ip| !known.ready.contains(ip) && *ip != server && !ip.is_loopback());
-        self.gone.retain(|ip, _| absent.contains(ip));
+        self.sweeps.retain(|ip, _| absent.contains(ip));
         let later = || now + STALE_AFTER + SPREAD.mul_f64(rand::random());
         for ip in absent {
-            self.gone.entry(ip).or_insert_with(later);
+            self.sweeps.entry(ip).or_insert_with(later);
         }
-        let overdue = self.gone.iter().filter(|(_, judged)| **judged <= now).map(|(ip, _)| *ip);
+        let overdue = self.sweeps.iter().filter(|(_, judged)| **judged <= now).map(|(ip, _)| *ip);
         let (doubtful, mut dead): (BTreeSet<_>, BTreeSet<_>) =
             overdue.partition(|ip| known.unready.contains(ip));
         let lives = join_all(doubtful.iter().map(|ip| (self.settings.lives.0)(*ip))).await;
         for (ip, lives) in doubtful.into_iter().zip(lives) {
             if lives {
-                self.gone.insert(ip, later());
+                self.sweeps.insert(ip, later());
             } else {
                 dead.insert(ip);
             }
@@ -240,10 +241,15 @@ impl ConfigMap {
     }
 }
 
-fn renewed(text: &str, server: IpAddr, records: &BTreeSet<String>, gone: &BTreeSet<IpAddr>) -> String {
+fn updated_hosts(
+    text: &str,
+    server: IpAddr,
+    records: &BTreeSet<String>,
+    stopped: &BTreeSet<IpAddr>,
+) -> String {
     let mut new = zone::merged(text.as_bytes(), server, records);
-    if !gone.is_empty() {
-        new = zone::without(&new, gone);
+    if !stopped.is_empty() {
+        new = zone::without(&new, stopped);
     }
     // Only whole lines are removed and added, so the text remains valid UTF-8.
     String::from_utf8(new).unwrap_or_else(|_| text.to_owned())
@@ -270,7 +276,7 @@ const STALE_AFTER: Duration = Duration::from_secs(20);
 const SPREAD: Duration = Duration::from_secs(10);
 
 /// Debounce time of changes: each write sends the whole text.
-pub const GATHERING: Duration = Duration::from_millis(200);
+pub const DEBOUNCE: Duration = Duration::from_millis(200);
 
 #[cfg(test)]
 mod tests;

@@ -108,7 +108,7 @@ pub enum CsrError {
     Forbidden(String),
     /// The object does not exist, or was changed meanwhile.
     #[error("the object was changed or deleted meanwhile")]
-    Gone,
+    ChangedOrDeleted,
     /// The Service does not exist.
     #[error(
         "Service {0} does not exist in namespace {1}; create it, or remove it from services in [server.csr]"
@@ -135,7 +135,7 @@ pub enum CsrError {
     },
     /// The request was not approved or signed in time.
     #[error(
-        "CertificateSigningRequest {name} was not signed within {SIGNED_WITHIN:?}: it is {state}; check that `tunnel \
+        "CertificateSigningRequest {name} was not signed within {SIGNING_TIMEOUT:?}: it is {state}; check that `tunnel \
          approve` runs, and that kube-controller-manager signs for {signer}"
     )]
     Unsigned {
@@ -181,26 +181,28 @@ impl From<ClusterError> for CsrError {
 
 /// Runs one operation at kube-apiserver with a timeout. It normally takes milliseconds.
 pub(crate) async fn within<T>(work: impl Future<Output = kube::Result<T>>) -> Result<T, CsrError> {
-    match timeout(ANSWERED_WITHIN, work).await {
+    match timeout(OPERATION_TIMEOUT, work).await {
         Err(_) => Err(ClusterError::Silent.into()),
-        Ok(Err(kube::Error::Api(status))) if matches!(status.code, 404 | 409) => Err(CsrError::Gone),
+        Ok(Err(kube::Error::Api(status))) if matches!(status.code, 404 | 409) => {
+            Err(CsrError::ChangedOrDeleted)
+        }
         Ok(done) => done.map_err(|cause| ClusterError::from(cause).into()),
     }
 }
 
 /// Timeout for one operation at kube-apiserver.
-const ANSWERED_WITHIN: Duration = Duration::from_secs(10);
+const OPERATION_TIMEOUT: Duration = Duration::from_secs(10);
 /// Timeout from the request to the certificate. Kubernetes deletes decided requests after an hour.
-pub(crate) const SIGNED_WITHIN: Duration = Duration::from_secs(15 * 60);
+pub(crate) const SIGNING_TIMEOUT: Duration = Duration::from_secs(15 * 60);
 
 // Names and addresses of kube-apiserver. Its signers' CA often issued its own certificate too, so a server certificate
 // with one of these names could impersonate it.
 
 /// The known names and addresses of kube-apiserver.
 #[derive(Debug, Clone, Default)]
-pub struct Apiserver(BTreeSet<String>);
+pub struct ApiserverNames(BTreeSet<String>);
 
-impl Apiserver {
+impl ApiserverNames {
     /// Adds `hosts` to the names that kube-apiserver has in every cluster. Ignores loopback names: each server's
     /// certificate contains them, and to use them an attacker must already control the machine.
     pub fn new(hosts: impl IntoIterator<Item = String>) -> Self {

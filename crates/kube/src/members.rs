@@ -339,9 +339,9 @@ mod nodes_tests {
         let mut seen = known.subscribe();
         let labels = edge_labels(None);
         let mut names = NodeSet { known: &known, labels: &labels, listed: BTreeMap::new(), listing: false };
-        let is = |wanted: &[(&str, bool)]| {
-            let wanted = wanted.iter().map(|(name, is_edge)| ((*name).to_owned(), *is_edge)).collect();
-            assert_eq!(*known.borrow(), Some(wanted));
+        let is = |expected: &[(&str, bool)]| {
+            let expected = expected.iter().map(|(name, is_edge)| ((*name).to_owned(), *is_edge)).collect();
+            assert_eq!(*known.borrow(), Some(expected));
         };
         let superedge = [("superedge.io/node-edge", "enable")];
         for event in [Event::Init, Event::InitApply(node("a", &superedge)), Event::InitApply(node("b", &[]))]

@@ -9,14 +9,14 @@ use tokio::time::timeout;
 use crate::cluster::{Cluster, ClusterError, REQUEST_TIMEOUT};
 
 /// A shared text in a Secret of this server's namespace, under one key.
-pub struct SharedSecret {
+pub struct KubernetesSecret {
     cluster: Cluster,
     name: String,
     key: &'static str,
     api: Option<Api<Secret>>,
 }
 
-/// The text of a [`SharedSecret`] as read. It is given back when writing, to detect another server's change.
+/// The text of a [`KubernetesSecret`] as read. It is given back when writing, to detect another server's change.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct SecretText {
     /// The text; empty if none was written yet.
@@ -25,7 +25,7 @@ pub struct SecretText {
     pub version: String,
 }
 
-/// The reason why a [`SharedSecret`] was not read or written.
+/// The reason why a [`KubernetesSecret`] was not read or written.
 #[derive(Debug, thiserror::Error)]
 pub enum SecretError {
     /// A request to the cluster failed.
@@ -46,7 +46,7 @@ pub enum SecretError {
     },
 }
 
-impl SharedSecret {
+impl KubernetesSecret {
     /// Creates the store without connecting. The Secret is created by the first write.
     pub fn new(cluster: Cluster, name: String, key: &'static str) -> Self {
         Self { cluster, name, key, api: None }
@@ -136,7 +136,7 @@ impl SharedSecret {
     }
 }
 
-impl std::fmt::Debug for SharedSecret {
+impl std::fmt::Debug for KubernetesSecret {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("SharedSecret").field("name", &self.name).finish_non_exhaustive()
     }

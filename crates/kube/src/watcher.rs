@@ -35,20 +35,20 @@ pub(crate) trait WatchHandler<K> {
 }
 
 impl ObjectWatcher<'_> {
-    /// Passes each event to `taker` until this future is dropped. `api` builds the interface to the objects from a
+    /// Passes each event to `handler` until this future is dropped. `api` builds the interface to the objects from a
     /// client and the cluster's namespace. No events arrive while kube-apiserver does not answer; afterwards the whole
     /// list is sent again.
     pub(crate) async fn run<K>(
         &self,
         api: impl Fn(Client, &str) -> Api<K>,
-        mut taker: impl WatchHandler<K>,
+        mut handler: impl WatchHandler<K>,
     ) -> Infallible
     where
         K: Resource + Clone + DeserializeOwned + Debug + Send + 'static,
     {
         let (what, mut backoff, mut warned) = (self.what, Backoff::new(), false);
         loop {
-            let cause = match self.list_and_watch(&api, &mut taker, &mut backoff, &mut warned).await {
+            let cause = match self.list_and_watch(&api, &mut handler, &mut backoff, &mut warned).await {
                 Ok(never) => match never {},
                 Err(cause) => cause,
             };
@@ -58,7 +58,7 @@ impl ObjectWatcher<'_> {
                 warn!(objects = what, error = %cause, "watch failed, retrying");
                 warned = true;
             }
-            taker.on_watch_failed(&cause);
+            handler.on_watch_failed(&cause);
             sleep(backoff.pause(rand::random())).await;
         }
     }
@@ -68,7 +68,7 @@ impl ObjectWatcher<'_> {
     async fn list_and_watch<K>(
         &self,
         api: impl Fn(Client, &str) -> Api<K>,
-        taker: &mut impl WatchHandler<K>,
+        handler: &mut impl WatchHandler<K>,
         backoff: &mut Backoff,
         warned: &mut bool,
     ) -> Result<Infallible, ClusterError>
@@ -79,7 +79,7 @@ impl ObjectWatcher<'_> {
         let which = self.which.clone().timeout(WATCH_SECONDS).page_size(PAGE);
         let mut events = pin!(watcher(api(client, &namespace), which));
         while let Some(event) = events.next().await {
-            if taker.on_event(event.map_err(failed)?) {
+            if handler.on_event(event.map_err(failed)?) {
                 *backoff = Backoff::new();
                 if std::mem::take(warned) {
                     info!(objects = self.what, "watch restored");

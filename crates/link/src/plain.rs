@@ -201,7 +201,7 @@ impl PlainReader {
     /// Handles a message from the remote.
     pub(crate) fn on_message(&mut self, message: StreamMsg, now: Instant, events: &mut VecDeque<Event>) {
         let mut codec = self.remote.codec.lock();
-        let meaning = codec.on_message(message, now);
+        let meaning = codec.handle_message(message, now);
         let replies = codec.has_messages();
         drop(codec);
         if replies {
@@ -258,7 +258,7 @@ impl PlainReader {
         let due = self.remote.codec.lock().due(now);
         for id in due {
             let taken = self.remote.unread(id) == 0;
-            let decoded = self.remote.codec.lock().on_due(id, taken, now);
+            let decoded = self.remote.codec.lock().handle_due(id, taken, now);
             if let Some(decoded) = decoded {
                 self.deliver(decoded, now, events);
             }

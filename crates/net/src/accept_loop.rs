@@ -23,7 +23,7 @@ use crate::fd_limit;
 use crate::limiter::{FairLimiter, Limits, Permit, Source};
 use crate::listen::Accept;
 use crate::socket::Connection;
-use tunnel_base::access_log::Refusals;
+use tunnel_base::access_log::RefusalLog;
 use tunnel_base::drain::Drain;
 use tunnel_base::metrics::ReasonCounter;
 use tunnel_base::policy::{Networks, plain};
@@ -38,7 +38,7 @@ pub struct AcceptLimits {
     /// Counter of rejected connections by reason.
     pub refused: ReasonCounter,
     /// Rate limit of the log lines about rejected connections.
-    pub refusals: Refusals,
+    pub refusals: RefusalLog,
     /// Whether this is a port for operators and probes, which may use some of the reserved file descriptors.
     pub for_operators: bool,
 }
@@ -108,9 +108,9 @@ where
 {
     let AcceptLimits { permits, proxies, refused, refusals, for_operators } = limits;
     let (limiter, max_files) = (FairLimiter::new(Limits::permits(permits)), fd_limit::limit());
-    let leaving = FairLimiter::new(Limits::permits(fd_limit::at_most(LEAVING, 16)));
+    let closing = FairLimiter::new(Limits::permits(fd_limit::at_most(MAX_CLOSING, 16)));
     let handler = Arc::new(handler);
-    let acceptor = Acceptor { handler, limiter, refused, refusals, leaving, max_files, for_operators, drain };
+    let acceptor = Acceptor { handler, limiter, refused, refusals, closing, max_files, for_operators, drain };
     let acceptor = Arc::new(acceptor);
     let mut warned: Option<Instant> = None;
     loop {
@@ -145,9 +145,9 @@ struct Acceptor<H> {
     handler: Arc<H>,
     limiter: FairLimiter,
     refused: ReasonCounter,
-    refusals: Refusals,
+    refusals: RefusalLog,
     /// Permits for rejected connections that were sent bytes and are not closed yet.
-    leaving: FairLimiter,
+    closing: FairLimiter,
     /// Maximum number of open files of this process.
     max_files: u64,
     for_operators: bool,
@@ -209,7 +209,7 @@ impl<H> Acceptor<H> {
         let span = info_span!("proxy_protocol", %balancer);
         self.drain.clone().spawn(Span::none(), async move {
             let lost = permit.revoked();
-            let read = timeout(HEADER_TIME, proxied_client(socket.tcp())).instrument(span.clone());
+            let read = timeout(HEADER_TIMEOUT, proxied_client(socket.tcp())).instrument(span.clone());
             let read = tokio::select! {
                 biased;
                 () = lost.cancelled() => return self.refused.count("evicted"),
@@ -219,7 +219,7 @@ impl<H> Acceptor<H> {
             let why = match read {
                 Ok(Ok(from)) => return self.admit(socket, from.unwrap_or(balancer)),
                 Ok(Err(error)) => error.to_string(),
-                Err(_) => format!("no PROXY header within {HEADER_TIME:?}"),
+                Err(_) => format!("no PROXY header within {HEADER_TIMEOUT:?}"),
             };
             self.refused.count("proxy_header");
             if self.refusals.may_log("proxy_header", balancer.ip()) {
@@ -241,20 +241,20 @@ impl<H> Acceptor<H> {
         S: Connection + AsFd + 'static,
     {
         self.refused.count(why.name());
-        let told = self.handler.rejection_bytes(from, why);
+        let reply = self.handler.rejection_bytes(from, why);
         // Sent by a system call, because the runtime does not know yet that a new socket is writable.
         let raw = SockRef::from(&socket);
-        if told.is_empty() || !matches!(raw.send(&told), Ok(n) if n == told.len()) {
+        if reply.is_empty() || !matches!(raw.send(&reply), Ok(n) if n == reply.len()) {
             return;
         }
         let _ = raw.shutdown(std::net::Shutdown::Write);
         // Closing a socket with unread bytes resets the connection, and the client might then not read the rejection.
-        let Ok(permit) = self.leaving.try_acquire(&Source::of(from.ip())) else { return };
+        let Ok(permit) = self.closing.try_acquire(&Source::of(from.ip())) else { return };
         let lost = permit.revoked();
         self.drain.spawn(Span::none(), async move {
             tokio::select! {
                 () = lost.cancelled() => {}
-                _ = timeout(LEAVE_TIME, discard(&mut socket)) => {}
+                _ = timeout(CLOSE_TIMEOUT, discard(&mut socket)) => {}
             }
             drop(permit);
         });
@@ -281,13 +281,13 @@ async fn discard<S: AsyncRead + Unpin>(socket: &mut S) {
 }
 
 /// Timeout for a balancer's header, which is the first thing that a balancer sends.
-const HEADER_TIME: Duration = Duration::from_secs(3);
+const HEADER_TIMEOUT: Duration = Duration::from_secs(3);
 
 /// Maximum number of concurrent rejected connections that wait for their close.
-const LEAVING: usize = 256;
+const MAX_CLOSING: usize = 256;
 
 /// Timeout for a rejected client to close.
-const LEAVE_TIME: Duration = Duration::from_secs(1);
+const CLOSE_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// Maximum number of bytes discarded from a rejected client.
 const MAX_DISCARDED: usize = 64 * 1024;
@@ -348,8 +348,8 @@ async fn binary(socket: &TcpStream, header: &mut Vec<u8>) -> Result<(), ProxyPro
     fill(socket, &mut rest).await?;
     header.extend_from_slice(&rest);
     let length = usize::from(u16::from_be_bytes([rest[2], rest[3]]));
-    if length > LONGEST {
-        return Err(ProxyProtocolError::Header(format!("{length} bytes long, the limit is {LONGEST}")));
+    if length > MAX_HEADER {
+        return Err(ProxyProtocolError::Header(format!("{length} bytes long, the limit is {MAX_HEADER}")));
     }
     let read = header.len();
     header.resize(read + length, 0);
@@ -413,7 +413,7 @@ fn source(header: &[u8]) -> Result<Option<SocketAddr>, ProxyProtocolError> {
 }
 
 /// Maximum length of a v2 header after its first part, in bytes: addresses, and TLS data that balancers add.
-const LONGEST: usize = 4096;
+const MAX_HEADER: usize = 4096;
 
 /// Maximum length of a v1 header in bytes, as the protocol defines it.
 const MAX_LINE: usize = 107;
@@ -434,7 +434,7 @@ mod tests {
             let limiter = FairLimiter::new(Limits::permits(1000));
             let acceptor = Acceptor {
                 handler: Arc::new(()),
-                leaving: limiter.clone(),
+                closing: limiter.clone(),
                 limiter,
                 refused: metrics.links_rejected.clone(),
                 refusals: metrics.refusals.clone(),

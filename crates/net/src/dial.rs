@@ -94,7 +94,7 @@ async fn dial_with(
             Some((at, tried)) = trying.next() => match tried {
                 Ok(socket) => {
                     if addresses.first() != Some(&at) && start.elapsed() >= delay {
-                        WORKED.lock().insert(host, at);
+                        LAST_ANSWERS.lock().insert(host, at);
                     }
                     return Ok(socket);
                 }
@@ -119,7 +119,7 @@ async fn dial_with(
 /// Returns the addresses of a host in the order of trial: first the one that answered when an earlier one did not, then
 /// its family and the other one in turns, each in the given order.
 pub fn in_order(host: &Host, addresses: &[SocketAddr]) -> Vec<SocketAddr> {
-    let worked = addresses.first().and_then(|at| WORKED.lock().get(host, at.port()));
+    let worked = addresses.first().and_then(|at| LAST_ANSWERS.lock().get(host, at.port()));
     let first_family = worked.or(addresses.first().map(SocketAddr::ip)).is_some_and(|ip| ip.is_ipv4());
     let mut sorted = addresses.to_vec();
     sorted.sort_by_key(|at| Some(at.ip()) != worked);
@@ -188,9 +188,9 @@ impl fmt::Display for ConnectError {
         if self.0.is_empty() {
             return f.write_str("no address to connect to");
         }
-        for (n, alike) in self.0.chunk_by(Failure::is_like).enumerate() {
+        for (n, similar) in self.0.chunk_by(Failure::is_like).enumerate() {
             let between = if n > 0 { "; " } else { "" };
-            match alike {
+            match similar {
                 [Failure::Local(at, cause), ..] => {
                     write!(f, "{between}cannot connect to {at} from here: {cause}")?;
                 }
@@ -289,16 +289,16 @@ const MAX_ATTEMPTS: usize = 16;
 // The addresses that answered when others did not.
 
 /// Global, so that every dial of a host by this process knows them.
-static WORKED: LazyLock<Mutex<Worked>> = LazyLock::new(Mutex::default);
+static LAST_ANSWERS: LazyLock<Mutex<LastAnswers>> = LazyLock::new(Mutex::default);
 
 /// For hosts and ports with an unresponsive address, the address that answered instead, and when.
 #[derive(Debug, Default)]
-struct Worked(HashMap<(Arc<str>, u16), (IpAddr, Instant)>);
+struct LastAnswers(HashMap<(Arc<str>, u16), (IpAddr, Instant)>);
 
-impl Worked {
+impl LastAnswers {
     fn insert(&mut self, host: &Host, at: SocketAddr) {
         let Host::Name(name) = host else { return };
-        if self.0.len() >= MAX_WORKED {
+        if self.0.len() >= MAX_LAST_ANSWERS {
             let oldest = self.0.iter().min_by_key(|(_, (_, since))| *since).map(|(key, _)| key.clone());
             oldest.and_then(|key| self.0.remove(&key));
         }
@@ -308,15 +308,15 @@ impl Worked {
     fn get(&self, host: &Host, port: u16) -> Option<IpAddr> {
         let Host::Name(name) = host else { return None };
         let (ip, since) = self.0.get(&(name.clone(), port))?;
-        (since.elapsed() < WORKED_FOR).then_some(*ip)
+        (since.elapsed() < LAST_ANSWER_TTL).then_some(*ip)
     }
 }
 
-/// Maximum number of hosts and ports in [`WORKED`].
-const MAX_WORKED: usize = 1000;
+/// Maximum number of hosts and ports in [`LAST_ANSWERS`].
+const MAX_LAST_ANSWERS: usize = 1000;
 
 /// Time for which that address is tried first. Then the usual order shows again whether the others answer.
-const WORKED_FOR: Duration = Duration::from_secs(600);
+const LAST_ANSWER_TTL: Duration = Duration::from_secs(600);
 
 // The mark of sockets of this process, so that nftables rules can recognise them.
 
@@ -384,12 +384,12 @@ mod tests {
         let (_listener, mute, _held) = silent().await;
         let refuses = closed().await;
         let brief = Duration::from_millis(100);
-        let says = async |addresses: &[SocketAddr], patience| {
+        let error_of = async |addresses: &[SocketAddr], patience| {
             dial(&named("all.test"), addresses, patience).await.unwrap_err().to_string()
         };
-        assert_eq!(says(&[refuses], SOON).await, format!("{refuses} refused the connection"));
-        assert_eq!(says(&[mute], brief).await, format!("{mute} did not answer within 100ms"));
-        assert_eq!(says(&[], SOON).await, "no address to connect to");
+        assert_eq!(error_of(&[refuses], SOON).await, format!("{refuses} refused the connection"));
+        assert_eq!(error_of(&[mute], brief).await, format!("{mute} did not answer within 100ms"));
+        assert_eq!(error_of(&[], SOON).await, "no address to connect to");
         let failed = dial(&named("all.test"), &[refuses, mute], brief).await.unwrap_err();
         assert!(
             matches!(failed.first(), Some(Failure::Timeout(at, _)) if *at == mute),
@@ -401,9 +401,9 @@ mod tests {
     async fn the_error_does_not_depend_on_the_order_of_attempts() {
         let [one, two] = [closed().await, closed().await];
         let host = named("all.test");
-        let says =
+        let error_of =
             async |addresses: &[SocketAddr]| dial(&host, addresses, SOON).await.unwrap_err().to_string();
-        assert_eq!(says(&[one, two]).await, says(&[two, one]).await);
+        assert_eq!(error_of(&[one, two]).await, error_of(&[two, one]).await);
     }
 
     /// Returns a listener on IPv6 loopback and its address.
@@ -465,11 +465,11 @@ mod tests {
 
     #[test]
     fn the_number_of_remembered_hosts_is_bounded() {
-        let mut worked = Worked::default();
-        for n in 0..3 * MAX_WORKED {
+        let mut worked = LastAnswers::default();
+        for n in 0..3 * MAX_LAST_ANSWERS {
             worked.insert(&named(&format!("n{n}.test")), ([192, 0, 2, 1], 7).into());
         }
-        assert_eq!(worked.0.len(), MAX_WORKED);
+        assert_eq!(worked.0.len(), MAX_LAST_ANSWERS);
     }
 
     #[test]

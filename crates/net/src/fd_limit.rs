@@ -101,7 +101,7 @@ fn leave(file: &impl AsFd, limit: u64, kept: u64) -> io::Result<()> {
 }
 
 fn reserve(limit: u64) -> u64 {
-    limit.div_ceil(KEPT_PART).min(FD_RESERVE)
+    limit.div_ceil(RESERVE_DIVISOR).min(FD_RESERVE)
 }
 
 fn number(file: &impl AsFd) -> u64 {
@@ -115,7 +115,7 @@ pub const REACHED: &str = "limit of open files reached; raise it (ulimit -Hn, Li
 const FD_RESERVE: u64 = 256;
 
 /// With a low limit, the reserve is this fraction of it.
-const KEPT_PART: u64 = 8;
+const RESERVE_DIVISOR: u64 = 8;
 
 #[cfg(test)]
 mod tests {
@@ -135,7 +135,7 @@ mod tests {
         assert!(is_in_reserve(&file, number + 1) && is_in_reserve(&file, 0));
         assert!(!is_in_reserve(&file, number + FD_RESERVE + 1) && !is_in_reserve(&file, u64::MAX));
         assert!(
-            is_in_reserve(&file, number + number / (2 * KEPT_PART)),
+            is_in_reserve(&file, number + number / (2 * RESERVE_DIVISOR)),
             "the reserve of a low limit is a fraction of it"
         );
     }

@@ -121,7 +121,7 @@ impl HttpProxyClient {
         let deadline = Instant::now() + patience;
         let mut socket = dial(&self.at.host, addresses, patience).await.map_err(ProxyError::Dial)?;
         let left = deadline.saturating_duration_since(Instant::now());
-        let status = match timeout(left, self.ask(&mut socket, target)).await {
+        let status = match timeout(left, self.send_connect(&mut socket, target)).await {
             Ok(Ok(status)) => status,
             Ok(Err(cause)) => return Err(ProxyError::Broken { at: self.at.clone(), cause }),
             Err(_) => return Err(ProxyError::Timeout { at: self.at.clone(), timeout: patience }),
@@ -134,7 +134,7 @@ impl HttpProxyClient {
     }
 
     /// Sends CONNECT, reads the header of the response, and returns its first line.
-    async fn ask(&self, socket: &mut TcpStream, target: &Target) -> io::Result<String> {
+    async fn send_connect(&self, socket: &mut TcpStream, target: &Target) -> io::Result<String> {
         let authorization = self.authorization.as_ref();
         let authorization =
             authorization.map(|value| format!("Proxy-Authorization: {value}\r\n")).unwrap_or_default();

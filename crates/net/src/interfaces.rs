@@ -45,7 +45,7 @@ impl LocalAddresses {
         (self.0)()
     }
 
-    /// Reads the addresses of this machine's interfaces again after `INTERFACES_KNOWN`, and adds the `given`
+    /// Reads the addresses of this machine's interfaces again after `INTERFACES_CACHE_TTL`, and adds the `given`
     /// addresses.
     ///
     /// The given addresses are treated as used by other machines, whatever interface they are on.
@@ -54,7 +54,7 @@ impl LocalAddresses {
         Self::new(move || {
             let mut known = known.lock();
             if let Some((at, addresses)) = &*known
-                && at.elapsed() < INTERFACES_KNOWN
+                && at.elapsed() < INTERFACES_CACHE_TTL
             {
                 return addresses.clone();
             }
@@ -152,7 +152,7 @@ fn question(of: u16) -> Vec<u8> {
 }
 
 /// How long the list of interfaces is cached.
-const INTERFACES_KNOWN: Duration = Duration::from_secs(10);
+const INTERFACES_CACHE_TTL: Duration = Duration::from_secs(10);
 
 /// The kind of an interface that is connected to no network, created by `ip link add … type dummy`.
 const DUMMY: &[u8] = b"dummy";
@@ -492,17 +492,17 @@ mod change_tests {
         let test = "interfaces::change_tests::in_own_namespace";
         let program = std::env::current_exe().unwrap();
         let mut unshare = Command::new("unshare");
-        let said = unshare.arg("--net").arg(program).args(["--exact", test, "--ignored"]).output().unwrap();
-        let text = String::from_utf8_lossy(&said.stdout);
-        assert!(said.status.success() && text.contains("1 passed"), "{text}");
+        let output = unshare.arg("--net").arg(program).args(["--exact", test, "--ignored"]).output().unwrap();
+        let text = String::from_utf8_lossy(&output.stdout);
+        assert!(output.status.success() && text.contains("1 passed"), "{text}");
     }
 
     #[tokio::test]
     #[ignore = "changes the network of this machine, unless it is in a namespace"]
     async fn in_own_namespace() {
         let ip = |text: &str| {
-            let said = Command::new("ip").args(text.split(' ')).output().unwrap();
-            assert!(said.status.success(), "ip {text}: {said:?}");
+            let output = Command::new("ip").args(text.split(' ')).output().unwrap();
+            assert!(output.status.success(), "ip {text}: {output:?}");
         };
         ip("link add name one type veth peer name two");
         ip("link set one up");

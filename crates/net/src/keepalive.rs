@@ -130,7 +130,7 @@ impl LossDetector {
             return Ok(keepalive.time);
         };
         match keepalive.limit().checked_sub(silence.time) {
-            Some(left) => Ok(left.clamp(SOONEST_CHECK, keepalive.time)),
+            Some(left) => Ok(left.clamp(MIN_CHECK_INTERVAL, keepalive.time)),
             None if silence.attempts < keepalive.attempts => Ok(keepalive.interval),
             None => Err(io::ErrorKind::TimedOut.into()),
         }
@@ -143,4 +143,4 @@ fn of(tcp: Option<&TcpStream>) -> Keepalive {
 }
 
 /// Minimum time between two checks.
-const SOONEST_CHECK: Duration = Duration::from_secs(1);
+const MIN_CHECK_INTERVAL: Duration = Duration::from_secs(1);

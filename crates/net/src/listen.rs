@@ -17,7 +17,7 @@ use tracing::{info, warn};
 
 use crate::keepalive::Keepalive;
 use crate::socket::Connection;
-use tunnel_base::files::{FileLock, beside};
+use tunnel_base::files::{FileLock, with_suffix};
 
 /// A listening socket of any kind. Accepting never fails.
 pub trait Accept: Send + Sync {
@@ -212,7 +212,7 @@ pub fn tune_link(socket: &TcpStream, congestion: Option<&str>) -> io::Result<()>
         socket.set_tcp_congestion(congestion.as_bytes())?;
     }
     socket.set_tcp_user_timeout(Some(TCP_USER_TIMEOUT))?;
-    socket.set_tcp_notsent_lowat(UNSENT_ON_LINK)
+    socket.set_tcp_notsent_lowat(LINK_NOTSENT_LOWAT)
 }
 
 /// Selects cubic for an interactive link, or reno if this process may not use cubic, regardless of the configuration.
@@ -302,7 +302,7 @@ const NOTSENT_LOWAT: u32 = 64 * 1024;
 
 /// Maximum number of unsent bytes in the kernel for a link. More adds latency that scheduling cannot remove; with less,
 /// the CPU has to wait at 1 Gbit/s.
-const UNSENT_ON_LINK: u32 = 128 * 1024;
+const LINK_NOTSENT_LOWAT: u32 = 128 * 1024;
 
 /// Ports below this one are privileged.
 const FIRST_FREE_PORT: u16 = 1024;
@@ -349,10 +349,10 @@ impl UnixAccept {
         let failed = |cause| LocalBindError::System { path: path.into(), cause };
         // Otherwise, if two start at once, the second could remove the socket that the first has just put in place of
         // an old one.
-        let _alone = FileLock::acquire(&beside(path, ".lock"), LOCK_TIMEOUT).map_err(failed)?;
+        let _alone = FileLock::acquire(&with_suffix(path, ".lock"), LOCK_TIMEOUT).map_err(failed)?;
         match fs::symlink_metadata(path) {
             Ok(found) if !found.file_type().is_socket() => return Err(LocalBindError::NoSocket(path.into())),
-            Ok(_) if answers(path).map_err(failed)? => return Err(LocalBindError::Taken(path.into())),
+            Ok(_) if is_listening(path).map_err(failed)? => return Err(LocalBindError::Taken(path.into())),
             Ok(_) => fs::remove_file(path).map_err(failed)?,
             Err(cause) if cause.kind() == io::ErrorKind::NotFound => {}
             Err(cause) => return Err(failed(cause)),
@@ -404,7 +404,7 @@ fn private_socket() -> io::Result<Socket> {
 }
 
 /// Returns true if a process listens on a socket's file.
-fn answers(path: &Path) -> io::Result<bool> {
+fn is_listening(path: &Path) -> io::Result<bool> {
     let socket = Socket::new(Domain::UNIX, Type::STREAM, None)?;
     // Must not block on a full queue.
     socket.set_nonblocking(true)?;
@@ -504,12 +504,14 @@ fn listener(at: SocketAddr) -> io::Result<Option<u32>> {
         IpAddr::V4(ip) => ("/proc/self/net/tcp", hex(&ip.octets())),
         IpAddr::V6(ip) => ("/proc/self/net/tcp6", hex(&ip.octets())),
     };
-    let wanted = format!("{ip}:{:04X}", at.port());
+    let local_address = format!("{ip}:{:04X}", at.port());
     for line in BufReader::new(File::open(list)?).lines().skip(1) {
         let line = line?;
         let fields: Vec<_> = line.split_ascii_whitespace().collect();
         match fields.as_slice() {
-            [_, local, _, LISTENS, _, _, _, user, ..] if *local == wanted => return Ok(user.parse().ok()),
+            [_, local, _, LISTENS, _, _, _, user, ..] if *local == local_address => {
+                return Ok(user.parse().ok());
+            }
             [_, _, _, LISTENS, ..] => {}
             // The kernel lists listening sockets first, and there may be thousands of others.
             _ => break,
@@ -554,7 +556,7 @@ mod tests {
         tune_link(&near, Some("reno")).unwrap();
         assert!(socket.tcp_congestion().unwrap().starts_with(b"reno"));
         assert_eq!(socket.tcp_user_timeout().unwrap(), Some(TCP_USER_TIMEOUT));
-        assert_eq!(socket.tcp_notsent_lowat().unwrap(), UNSENT_ON_LINK);
+        assert_eq!(socket.tcp_notsent_lowat().unwrap(), LINK_NOTSENT_LOWAT);
     }
 
     #[tokio::test]

@@ -301,7 +301,7 @@ fn params(common: &str, names: &[&str], until: SystemTime) -> Result<Certificate
     let mut params =
         CertificateParams::new(names.clone()).map_err(|cause| PkiError::Names { names, cause })?;
     params.distinguished_name.push(DnType::CommonName, common);
-    params.not_before = (SystemTime::now() - CLOCKS_DIFFER).into();
+    params.not_before = (SystemTime::now() - MAX_CLOCK_SKEW).into();
     params.not_after = until.into();
     Ok(params)
 }
@@ -312,7 +312,7 @@ fn replace(path: &Path, mode: u32, text: &str) -> Result<(), PkiError> {
 
 /// How far not-before lies in the past, so that a machine whose clock is slow by less accepts a new certificate at
 /// once.
-const CLOCKS_DIFFER: Duration = Duration::from_secs(3600);
+const MAX_CLOCK_SKEW: Duration = Duration::from_secs(3600);
 const CERT_MODE: u32 = 0o644;
 const KEY_MODE: u32 = 0o600;
 
@@ -336,12 +336,12 @@ mod tests {
         let (_, server) = X509Certificate::from_der(&server).unwrap();
         let names = server.subject_alternative_name().unwrap().unwrap().value;
         let ip6 = std::net::Ipv6Addr::LOCALHOST.octets();
-        let wanted = [
+        let expected = [
             GeneralName::DNSName("cloud.test"),
             GeneralName::IPAddress(&[10, 0, 0, 1]),
             GeneralName::IPAddress(&ip6),
         ];
-        assert_eq!(names.general_names, wanted);
+        assert_eq!(names.general_names, expected);
         let uses = server.extended_key_usage().unwrap().unwrap().value;
         assert!(uses.server_auth && uses.client_auth);
 
@@ -396,14 +396,14 @@ mod tests {
         let ours = request();
         let pem = x509_parser::pem::parse_x509_pem(ours.pem().as_bytes()).unwrap().1;
         assert_eq!(pem.label, "CERTIFICATE REQUEST");
-        let (_, asked) = X509CertificationRequest::from_der(&pem.contents).unwrap();
-        let subject = asked.certification_request_info.subject.to_string();
+        let (_, csr) = X509CertificationRequest::from_der(&pem.contents).unwrap();
+        let subject = csr.certification_request_info.subject.to_string();
         assert_eq!(subject, "CN=tunnel-proxy-client, O=openyurt:yurttunnel");
 
         let authority = CertificateAuthority::new("ours", DAY).unwrap();
         let sign = |request: &CertificateRequest| {
-            let asked = rcgen::CertificateSigningRequestParams::from_pem(request.pem()).unwrap();
-            asked.signed_by(&authority.issuer).unwrap().pem()
+            let csr = rcgen::CertificateSigningRequestParams::from_pem(request.pem()).unwrap();
+            csr.signed_by(&authority.issuer).unwrap().pem()
         };
         let (mine, other) = (sign(&ours), sign(&request()));
         for (foreign, why) in [(other.as_str(), "is for another key"), ("", "cannot be read")] {
@@ -475,25 +475,25 @@ mod tests {
         );
         let server = ours.server(&["a.b"]).unwrap();
         let over = CertificateAuthority::new("over", Duration::ZERO).unwrap();
-        for (cert, key, says) in [
+        for (cert, key, expected) in [
             (ours.cert(), others.key(), "does not belong to the key"),
             (ours.cert(), "junk".to_owned(), "without a key"),
             (server.cert(), server.key().to_owned(), "is not a CA certificate"),
             ("junk", ours.key(), "holds no certificate"),
             (over.cert(), over.key(), "not now"),
         ] {
-            let told = CertificateAuthority::read(cert, &key).unwrap_err().to_string();
-            assert!(told.contains(says), "{told}");
+            let error = CertificateAuthority::read(cert, &key).unwrap_err().to_string();
+            assert!(error.contains(expected), "{error}");
         }
     }
 
     #[test]
     fn an_error_contains_the_invalid_name_or_path() {
         let authority = CertificateAuthority::new("ours", DAY).unwrap();
-        let told = authority.server(&["a.b", "wölkchen"]).unwrap_err().to_string();
-        assert!(told.contains("wölkchen") && told.contains("ASCII DNS names"), "{told}");
+        let error = authority.server(&["a.b", "wölkchen"]).unwrap_err().to_string();
+        assert!(error.contains("wölkchen") && error.contains("ASCII DNS names"), "{error}");
         let missing = Path::new("/nowhere/at/all.crt");
-        let told = authority.client("c").unwrap().write(missing, missing).unwrap_err().to_string();
-        assert!(told.contains("/nowhere/at/all.crt") && told.contains("directory"), "{told}");
+        let error = authority.client("c").unwrap().write(missing, missing).unwrap_err().to_string();
+        assert!(error.contains("/nowhere/at/all.crt") && error.contains("directory"), "{error}");
     }
 }

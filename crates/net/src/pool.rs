@@ -13,7 +13,7 @@ use parking_lot::{Mutex, MutexGuard};
 
 /// Hands out read buffers and keeps a bounded number of returned ones. Cheap to clone; clones share the buffers.
 #[derive(Clone, Default)]
-pub struct Pool(Arc<Shared>);
+pub struct BufferPool(Arc<Shared>);
 
 /// A read buffer of [`BUFFER`] bytes, returned to its pool on drop.
 ///
@@ -23,7 +23,7 @@ pub struct PooledBuffer {
     home: Arc<Shared>,
 }
 
-impl Pool {
+impl BufferPool {
     /// Creates an empty pool. A process should have one, so that its sessions share the buffers.
     pub fn new() -> Self {
         Self::default()
@@ -100,7 +100,7 @@ impl Drop for PooledBuffer {
     }
 }
 
-impl fmt::Debug for Pool {
+impl fmt::Debug for BufferPool {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Pool").field("idle", &self.idle()).finish()
     }
@@ -151,11 +151,11 @@ impl DerefMut for Pages {
     }
 }
 
-/// The idle buffers, shared by a [`Pool`] and its buffers.
+/// The idle buffers, shared by a [`BufferPool`] and its buffers.
 #[derive(Default)]
 struct Shared(Mutex<Idle>);
 
-/// The idle buffers of a [`Pool`], under its lock.
+/// The idle buffers of a [`BufferPool`], under its lock.
 #[derive(Default)]
 struct Idle {
     /// A stack, so that the buffer most likely to be in the CPU cache is used first.
@@ -201,7 +201,7 @@ mod tests {
 
     #[test]
     fn a_dropped_buffer_is_reused() {
-        let pool = Pool::new();
+        let pool = BufferPool::new();
         let mut buffer = pool.take();
         buffer[0] = 7;
         drop(buffer);
@@ -211,21 +211,21 @@ mod tests {
 
     #[test]
     fn buffers_are_page_aligned() {
-        let pool = Pool::new();
+        let pool = BufferPool::new();
         let several = [pool.take(), pool.take(), pool.take()];
         assert!(several.iter().all(|buffer| buffer.as_ptr().addr().is_multiple_of(4096)));
     }
 
     #[test]
     fn a_few_bytes_do_not_pin_their_buffer() {
-        let pool = Pool::new();
+        let pool = BufferPool::new();
         let one = pool.take().freeze(1);
         assert_eq!((one.len(), pool.idle()), (1, 1));
     }
 
     #[test]
     fn many_bytes_hold_their_buffer_until_the_last_clone_is_dropped() {
-        let pool = Pool::new();
+        let pool = BufferPool::new();
         let buffer = pool.take();
         let at = buffer.as_ptr();
         let bytes = buffer.freeze(BUFFER);
@@ -239,7 +239,7 @@ mod tests {
 
     #[test]
     fn the_number_of_idle_buffers_is_bounded() {
-        let pool = Pool::new();
+        let pool = BufferPool::new();
         let all: Vec<_> = (0..MAX_IDLE_BUFFERS + 10).map(|_| pool.take()).collect();
         drop(all);
         assert_eq!(pool.idle(), MAX_IDLE_BUFFERS);
@@ -247,7 +247,7 @@ mod tests {
 
     #[test]
     fn a_trim_releases_buffers_unused_since_the_last_trim() {
-        let pool = Pool::new();
+        let pool = BufferPool::new();
         drop([pool.take(), pool.take(), pool.take()]);
         pool.trim();
         assert_eq!(pool.idle(), 3, "just used");
@@ -261,7 +261,7 @@ mod tests {
     proptest! {
         #[test]
         fn frozen_bytes_are_the_ones_read(n in 0..=BUFFER + 10, fill: u8) {
-            let pool = Pool::new();
+            let pool = BufferPool::new();
             let mut buffer = pool.take();
             buffer.fill(fill);
             let bytes = buffer.freeze(n);

@@ -89,7 +89,7 @@ impl<T: Send + Sync + 'static> Reload<T> {
     }
 
     async fn follow(self, mut seen: FileState, status: FileStatus) {
-        let mut look_now = LOOK_NOW.subscribe();
+        let mut look_now = RELOAD_NOW.subscribe();
         loop {
             let pause = if seen.unsettled.is_some() { DEBOUNCE } else { CHECK_INTERVAL };
             tokio::select! {
@@ -99,7 +99,7 @@ impl<T: Send + Sync + 'static> Reload<T> {
                 _ = look_now.changed() => {}
                 () = tokio::time::sleep(pause) => {}
             }
-            let next = self.look(&seen).await;
+            let next = self.check_files(&seen).await;
             seen = self.report(seen, next, &status);
         }
     }
@@ -108,7 +108,7 @@ impl<T: Send + Sync + 'static> Reload<T> {
         FileState { content: Some(self.0.first), ..FileState::default() }
     }
 
-    async fn look(&self, seen: &FileState) -> FileCheck<T> {
+    async fn check_files(&self, seen: &FileState) -> FileCheck<T> {
         let mut contents = Vec::with_capacity(self.0.paths.len());
         for path in &self.0.paths {
             match tokio::fs::read(path).await.and_then(files::decode) {
@@ -333,11 +333,11 @@ impl FileStatus {
 
 /// Makes all watchers in this process check their files now.
 pub fn reload_now() {
-    LOOK_NOW.send_replace(());
+    RELOAD_NOW.send_replace(());
 }
 
 /// Global, because SIGHUP concerns the whole process.
-static LOOK_NOW: LazyLock<watch::Sender<()>> = LazyLock::new(|| watch::Sender::new(()));
+static RELOAD_NOW: LazyLock<watch::Sender<()>> = LazyLock::new(|| watch::Sender::new(()));
 
 /// Time between two checks. A Kubernetes mount takes a minute or more to change, so a few seconds do not matter.
 const CHECK_INTERVAL: Duration = Duration::from_secs(4);
@@ -382,9 +382,9 @@ mod tests {
     }
 
     /// Checks twice, as [`Reload::watch`] does within a few seconds.
-    async fn look(reload: &Reload<u32>, mut seen: FileState, status: &FileStatus) -> FileState {
+    async fn check_twice(reload: &Reload<u32>, mut seen: FileState, status: &FileStatus) -> FileState {
         for _ in 0..2 {
-            let found = reload.look(&seen).await;
+            let found = reload.check_files(&seen).await;
             seen = reload.report(seen, found, status);
         }
         seen
@@ -409,29 +409,29 @@ mod tests {
         let (changes, error) = (reload.changes(), || status.files.check().err());
 
         std::fs::write(&path, "2").unwrap();
-        seen = look(&reload, seen, &status).await;
+        seen = check_twice(&reload, seen, &status).await;
         assert_eq!((*old, *reload.load()), (1, 2));
 
         std::fs::write(&path, "two").unwrap();
-        seen = look(&reload, seen, &status).await;
+        seen = check_twice(&reload, seen, &status).await;
         assert_eq!(*reload.load(), 2);
         assert!(error().unwrap().starts_with("not a number; the previous content"), "{:?}", error());
 
         std::fs::remove_file(&path).unwrap();
-        seen = look(&reload, seen, &status).await;
+        seen = check_twice(&reload, seen, &status).await;
         assert!(error().unwrap().contains("cannot read"), "{:?}", error());
 
         std::fs::write(&path, "two").unwrap();
-        seen = look(&reload, seen, &status).await;
+        seen = check_twice(&reload, seen, &status).await;
         assert!(error().unwrap().starts_with("not a number"), "{:?}", error());
 
         assert!(changes.has_changed().unwrap());
         std::fs::write(&path, " \n").unwrap();
-        seen = look(&reload, seen, &status).await;
+        seen = check_twice(&reload, seen, &status).await;
         assert!(error().unwrap().contains("is empty"), "{:?}", error());
 
         std::fs::write(&path, "3").unwrap();
-        look(&reload, seen, &status).await;
+        check_twice(&reload, seen, &status).await;
         assert_eq!((*reload.load(), error()), (3, None));
     }
 
@@ -444,7 +444,7 @@ mod tests {
         let (mut seen, [status]) = (reload.first_state(), watched());
         for (content, counts) in [("", 1), ("2", 1), ("", 1), ("2", 1), ("23", 1), ("234", 1), ("234", 234)] {
             std::fs::write(&path, content).unwrap();
-            let found = reload.look(&seen).await;
+            let found = reload.check_files(&seen).await;
             seen = reload.report(seen, found, &status);
             assert_eq!(*reload.load(), counts, "{content}");
         }
@@ -465,7 +465,7 @@ mod tests {
         std::fs::write(&path, "bad").unwrap();
         let (mut seen, [status]) = (reload.first_state(), watched());
         for _ in 0..3 {
-            seen = look(&reload, seen, &status).await;
+            seen = check_twice(&reload, seen, &status).await;
         }
         assert_eq!(parsed.load(Ordering::Relaxed), 2);
         assert!(status.files.check().is_err());
@@ -512,14 +512,14 @@ mod tests {
         let [one, other] = [(); 2].map(|()| Reload::file(&path, number).unwrap());
         let [first, second] = watched();
         std::fs::write(&path, "two").unwrap();
-        let seen = look(&one, one.first_state(), &first).await;
+        let seen = check_twice(&one, one.first_state(), &first).await;
         assert!(!second.set_error("not a number".to_owned()), "the same error is no news");
-        look(&other, other.first_state(), &second).await;
+        check_twice(&other, other.first_state(), &second).await;
         let mut changes = first.files.changes();
         changes.mark_unchanged();
         assert_eq!(first.files.check().unwrap_err().matches("not a number").count(), 1);
         std::fs::write(&path, "2").unwrap();
-        look(&one, seen, &first).await;
+        check_twice(&one, seen, &first).await;
         assert!(first.files.check().is_err() && changes.has_changed().unwrap());
         second.set_reloaded();
         assert_eq!(first.files.check(), Ok(()));

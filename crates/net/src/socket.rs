@@ -15,7 +15,7 @@ use tokio_rustls::{client, server};
 
 use crate::ByteStream;
 use crate::keepalive::LossDetector;
-use crate::pool::{Pool, PooledBuffer};
+use crate::pool::{BufferPool, PooledBuffer};
 
 /// The stream of a client or a target: TCP, TLS over TCP, or another kind.
 pub trait Connection: AsyncRead + AsyncWrite + Unpin + Send {
@@ -27,7 +27,7 @@ pub trait Connection: AsyncRead + AsyncWrite + Unpin + Send {
     /// Completes once the remote has reset the connection, or never if the system does not report that.
     ///
     /// A remote that only finished its direction does not count. Reads nothing. Cancel safe.
-    fn gone(&self) -> impl Future<Output = ()> + Send {
+    fn remote_reset(&self) -> impl Future<Output = ()> + Send {
         in_error(self.tcp())
     }
 
@@ -70,7 +70,7 @@ impl Connection for UnixStream {
         None
     }
 
-    async fn gone(&self) {
+    async fn remote_reset(&self) {
         // A remote that has closed its socket accepts no bytes either; a remote that has only finished its direction
         // does.
         let ended = self.ready(Interest::PRIORITY).await;
@@ -86,8 +86,8 @@ impl<T: Connection> Connection for server::TlsStream<T> {
         self.get_ref().0.tcp()
     }
 
-    fn gone(&self) -> impl Future<Output = ()> + Send {
-        self.get_ref().0.gone()
+    fn remote_reset(&self) -> impl Future<Output = ()> + Send {
+        self.get_ref().0.remote_reset()
     }
 
     fn may_half_close(&self) -> bool {
@@ -101,8 +101,8 @@ impl<T: Connection> Connection for client::TlsStream<T> {
         self.get_ref().0.tcp()
     }
 
-    fn gone(&self) -> impl Future<Output = ()> + Send {
-        self.get_ref().0.gone()
+    fn remote_reset(&self) -> impl Future<Output = ()> + Send {
+        self.get_ref().0.remote_reset()
     }
 }
 
@@ -111,8 +111,8 @@ impl<T: Connection, H: ReadHook<T> + Unpin + Send> Connection for Hooked<T, H> {
         self.io.tcp()
     }
 
-    fn gone(&self) -> impl Future<Output = ()> + Send {
-        self.io.gone()
+    fn remote_reset(&self) -> impl Future<Output = ()> + Send {
+        self.io.remote_reset()
     }
 
     fn may_half_close(&self) -> bool {
@@ -123,7 +123,7 @@ impl<T: Connection, H: ReadHook<T> + Unpin + Send> Connection for Hooked<T, H> {
 /// A socket, or TLS over one, as a [`ByteStream`]. It holds a read buffer only while a read is filling it.
 pub struct Socket<T> {
     io: T,
-    pool: Pool,
+    pool: BufferPool,
     /// Bytes that were read after a header. They are returned first.
     buffered: Bytes,
     loss: LossDetector,
@@ -139,18 +139,18 @@ pub type Buffered<T> = Hooked<T, ReadBuffer>;
 
 /// Bytes read from the socket of a [`Buffered`] that TLS has not taken yet.
 pub struct ReadBuffer {
-    pool: Pool,
+    pool: BufferPool,
     arrived: Option<Arrived>,
 }
 
 impl<T> Socket<T> {
     /// Wraps a stream.
-    pub fn new(io: T, pool: Pool) -> Self {
+    pub fn new(io: T, pool: BufferPool) -> Self {
         Self::with_early(io, pool, Bytes::new())
     }
 
     /// Wraps a stream of which the bytes `buffered` have already been read.
-    pub fn with_early(io: T, pool: Pool, buffered: Bytes) -> Self {
+    pub fn with_early(io: T, pool: BufferPool, buffered: Bytes) -> Self {
         Self { io, pool, buffered, loss: LossDetector::default(), finished: false }
     }
 
@@ -177,7 +177,7 @@ impl<T> Socket<T> {
 
 impl<T> Buffered<T> {
     /// Wraps a socket.
-    pub fn new(io: T, pool: Pool) -> Self {
+    pub fn new(io: T, pool: BufferPool) -> Self {
         Self { io, hook: ReadBuffer { pool, arrived: None } }
     }
 }
@@ -224,7 +224,7 @@ impl<T: Connection> ByteStream for Socket<T> {
 
     fn poll_lost(&mut self, cx: &mut Context<'_>) -> Poll<io::Error> {
         let Self { io, loss, .. } = self;
-        loss.poll(cx, io.tcp(), || io.gone().now_or_never().is_some())
+        loss.poll(cx, io.tcp(), || io.remote_reset().now_or_never().is_some())
     }
 
     fn tcp(&self) -> Option<&TcpStream> {
@@ -502,7 +502,7 @@ mod tests {
     #[tokio::test]
     async fn early_bytes_are_read_before_the_sockets() {
         let (mut far, near) = duplex(64);
-        let mut socket = Socket::with_early(near, Pool::new(), Bytes::from_static(b"early "));
+        let mut socket = Socket::with_early(near, BufferPool::new(), Bytes::from_static(b"early "));
         far.write_all(b"late").await.unwrap();
         drop(far);
         let mut all = Vec::new();
@@ -518,7 +518,7 @@ mod tests {
     #[tokio::test]
     async fn a_socket_with_nothing_to_read_holds_no_buffer() {
         let (far, near) = duplex(64);
-        let pool = Pool::new();
+        let pool = BufferPool::new();
         let mut socket = Socket::new(near, pool.clone());
         let mut buffered = Buffered::new(far, pool.clone());
         poll_fn(|cx| {
@@ -536,7 +536,7 @@ mod tests {
     async fn a_chunk_is_never_longer_than_a_frame_carries() {
         let (mut far, near) = duplex(4 * BUFFER);
         far.write_all(&vec![7; 2 * BUFFER]).await.unwrap();
-        let mut socket = Socket::new(near, Pool::new());
+        let mut socket = Socket::new(near, BufferPool::new());
         let chunk = poll_fn(|cx| socket.poll_read_chunk(cx)).await.unwrap();
         assert_eq!(chunk.len(), CHUNK);
     }
@@ -544,16 +544,16 @@ mod tests {
     #[tokio::test]
     async fn finishing_leaves_the_reading_side_open() {
         let (mut far, near) = duplex(64);
-        let mut socket = Socket::new(near, Pool::new());
+        let mut socket = Socket::new(near, BufferPool::new());
         let mut bytes = Bytes::from_static(b"question");
         poll_fn(|cx| socket.poll_write_chunk(cx, &mut bytes)).await.unwrap();
         assert!(bytes.is_empty());
         poll_fn(|cx| socket.poll_finish(cx)).await.unwrap();
-        let mut asked = String::new();
-        far.read_to_string(&mut asked).await.unwrap();
+        let mut received = String::new();
+        far.read_to_string(&mut received).await.unwrap();
         far.write_all(b"answer").await.unwrap();
         assert_eq!(
-            (asked.as_str(), &poll_fn(|cx| socket.poll_read_chunk(cx)).await.unwrap()[..]),
+            (received.as_str(), &poll_fn(|cx| socket.poll_read_chunk(cx)).await.unwrap()[..]),
             ("question", &b"answer"[..])
         );
     }
@@ -562,7 +562,7 @@ mod tests {
     async fn a_socket_that_accepts_no_bytes_is_an_error() {
         let mut socket = Socket::new(
             tokio::io::join(tokio::io::empty(), io::Cursor::new(Box::<[u8]>::default())),
-            Pool::new(),
+            BufferPool::new(),
         );
         let mut bytes = Bytes::from_static(b"x");
         let failed = poll_fn(|cx| socket.poll_write_chunk(cx, &mut bytes)).await.unwrap_err();
@@ -579,7 +579,7 @@ mod tests {
             let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
             let got = runtime.block_on(async move {
                 let (mut far, near) = duplex(pipe);
-                let mut buffered = Buffered::new(near, Pool::new());
+                let mut buffered = Buffered::new(near, BufferPool::new());
                 let write = async move { far.write_all(&sent).await.unwrap() };
                 let read = async move {
                     let (mut got, mut space) = (Vec::new(), vec![0; step]);
@@ -601,7 +601,7 @@ mod tests {
 mod under_tls_tests {
     use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _, duplex};
 
-    use crate::pool::Pool;
+    use crate::pool::BufferPool;
     use crate::socket::Socket;
 
     use super::*;
@@ -609,7 +609,7 @@ mod under_tls_tests {
     #[tokio::test]
     async fn every_byte_passes_both_ways_through_a_small_stream() {
         let (near, far) = duplex(1000);
-        let mut ours = ByteStreamIo::new(Socket::new(near, Pool::new()));
+        let mut ours = ByteStreamIo::new(Socket::new(near, BufferPool::new()));
         let (mut read, mut write) = tokio::io::split(far);
         let content: Vec<u8> = (0..300_000_u32).map(|n| n.to_be_bytes()[3]).collect();
         let echo = async {

@@ -64,14 +64,14 @@ impl TcpInfoReader {
     /// Queries the kernel, which takes some microseconds. Returns `None` if it does not respond.
     pub fn read(&self) -> Option<TcpInfo> {
         let mut room = [0; ROOM];
-        let answer = ask_shared(self.from, self.to, &[TCP_INFO], &mut room).ok()?;
+        let answer = query_shared(self.from, self.to, &[TCP_INFO], &mut room).ok()?;
         tcp_info(attribute(answer, TCP_INFO)?)
     }
 
     /// Like [`Self::read`], about lost segments.
     pub(crate) fn losses(&self) -> Option<LossInfo> {
         let mut room = [0; ROOM];
-        losses(ask_shared(self.from, self.to, &[TCP_INFO, MEMORY], &mut room).ok()?)
+        losses(query_shared(self.from, self.to, &[TCP_INFO, MEMORY], &mut room).ok()?)
     }
 }
 
@@ -120,7 +120,7 @@ fn losses(answer: &[u8]) -> Option<LossInfo> {
 /// The system does not report it.
 pub fn unacknowledged(socket: &TcpStream) -> io::Result<u32> {
     let mut room = [0; ROOM];
-    match ask_open(socket, &[], &mut room)? {
+    match query_open(socket, &[], &mut room)? {
         Some(answer) => number(answer, WQUEUE).ok_or_else(|| io::ErrorKind::UnexpectedEof.into()),
         None => Ok(0),
     }
@@ -144,7 +144,7 @@ pub struct Silence {
 /// The system does not report it.
 pub fn silence(socket: &TcpStream) -> io::Result<Option<Silence>> {
     let mut room = [0; ROOM];
-    let Some(answer) = ask_open(socket, &[TCP_INFO], &mut room)? else { return Ok(None) };
+    let Some(answer) = query_open(socket, &[TCP_INFO], &mut room)? else { return Ok(None) };
     if number(answer, WQUEUE) == Some(0) {
         return Ok(None);
     }
@@ -162,21 +162,21 @@ fn silence_of(info: &[u8]) -> Option<Silence> {
 }
 
 /// Queries the kernel about a socket. Returns `None` if it is closed.
-fn ask_open<'a>(
+fn query_open<'a>(
     socket: &TcpStream,
     attributes: &[u16],
     room: &'a mut [u8; ROOM],
 ) -> io::Result<Option<&'a [u8]>> {
     let Ok(to) = socket.peer_addr() else { return Ok(None) };
-    match ask_shared(socket.local_addr()?, to, attributes, room) {
+    match query_shared(socket.local_addr()?, to, attributes, room) {
         Ok(answer) => Ok(Some(answer)),
         Err(cause) if cause.raw_os_error() == Some(ENOENT) => Ok(None),
         Err(cause) => Err(cause),
     }
 }
 
-/// Like [`ask`], over the process's socket for queries.
-fn ask_shared<'a>(
+/// Like [`query`], over the process's socket for queries.
+fn query_shared<'a>(
     from: SocketAddr,
     to: SocketAddr,
     attributes: &[u16],
@@ -187,7 +187,7 @@ fn ask_shared<'a>(
         Some(open) => open,
         none => none.insert(open()?),
     };
-    ask(kernel, from, to, attributes, room)
+    query(kernel, from, to, attributes, room)
 }
 
 /// One socket for the process; `None` before the first query, or if the system does not support it.
@@ -226,7 +226,7 @@ pub fn head(messages: &[u8]) -> Option<(usize, u16)> {
 /// # Errors
 ///
 /// There is no such socket, or the system does not report it.
-pub(crate) fn ask<'a>(
+pub(crate) fn query<'a>(
     mut kernel: &Socket,
     from: SocketAddr,
     to: SocketAddr,
@@ -240,13 +240,13 @@ pub(crate) fn ask<'a>(
 }
 
 /// Returns the value of one attribute of a response.
-pub(crate) fn attribute(answer: &[u8], wanted: u16) -> Option<&[u8]> {
-    find(answer.get(ATTRIBUTES..)?, wanted)
+pub(crate) fn attribute(answer: &[u8], expected_kind: u16) -> Option<&[u8]> {
+    find(answer.get(ATTRIBUTES..)?, expected_kind)
 }
 
 /// Returns the value of one of several attributes.
-pub fn find(attributes: &[u8], wanted: u16) -> Option<&[u8]> {
-    split(attributes).find(|(kind, ..)| *kind == wanted).map(|(_, value, _)| value)
+pub fn find(attributes: &[u8], expected_kind: u16) -> Option<&[u8]> {
+    split(attributes).find(|(kind, ..)| *kind == expected_kind).map(|(_, value, _)| value)
 }
 
 /// Returns each attribute: its kind, its value, and all its bytes including the padding.
@@ -265,13 +265,13 @@ pub fn split(attributes: &[u8]) -> impl Iterator<Item = (u16, &[u8], &[u8])> {
 /// Returns the request for the socket between two addresses: `struct nlmsghdr`, then `struct inet_diag_req_v2`.
 fn question(from: SocketAddr, to: SocketAddr, attributes: &[u16]) -> Vec<u8> {
     let family = if from.is_ipv4() { AF_INET } else { AF_INET6 };
-    let wanted = attributes.iter().fold(0, |wanted, attribute| wanted | 1 << (attribute - 1));
+    let requested = attributes.iter().fold(0, |requested, attribute| requested | 1 << (attribute - 1));
     let mut question = Vec::with_capacity(QUESTION);
     question.extend(u32::try_from(QUESTION).unwrap_or_default().to_ne_bytes());
     question.extend(SOCK_DIAG_BY_FAMILY.to_ne_bytes());
     question.extend(NLM_F_REQUEST.to_ne_bytes());
     question.extend([0; 8]);
-    question.extend([family, IPPROTO_TCP, wanted, 0]);
+    question.extend([family, IPPROTO_TCP, requested, 0]);
     question.extend(u32::MAX.to_ne_bytes());
     question.extend(from.port().to_be_bytes());
     question.extend(to.port().to_be_bytes());

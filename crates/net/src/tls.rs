@@ -321,15 +321,15 @@ impl TlsParams {
         };
         let mut provider = provider();
         if !suites.trim().is_empty() {
-            let (wanted, unknown) = chosen(&provider, suites);
-            if wanted.is_empty() {
+            let (supported, unknown) = chosen(&provider, suites);
+            if supported.is_empty() {
                 return Err(TlsError::NoSuite(suites.to_owned()));
             }
             warnings.extend(unknown.iter().map(|name| {
                 format!("tls_cipher_suites: {name} is not supported (insecure or misspelt) and is ignored")
             }));
-            provider.cipher_suites.retain(|suite| suite.tls13().is_some() || wanted.contains(suite));
-            if !wanted.iter().any(|suite| suite.tls13().is_none()) {
+            provider.cipher_suites.retain(|suite| suite.tls13().is_some() || supported.contains(suite));
+            if !supported.iter().any(|suite| suite.tls13().is_none()) {
                 versions = NEWEST;
             }
         }
@@ -365,7 +365,7 @@ fn provider() -> CryptoProvider {
 fn chosen<'a>(provider: &CryptoProvider, list: &'a str) -> (Vec<SupportedCipherSuite>, Vec<&'a str>) {
     let (mut known, mut unknown) = (Vec::new(), Vec::new());
     for name in list.split(',').map(str::trim).filter(|name| !name.is_empty()) {
-        match provider.cipher_suites.iter().find(|suite| is_called(suite, name)) {
+        match provider.cipher_suites.iter().find(|suite| has_go_name(suite, name)) {
             Some(suite) => known.push(*suite),
             None => unknown.push(name),
         }
@@ -376,7 +376,7 @@ fn chosen<'a>(provider: &CryptoProvider, list: &'a str) -> (Vec<SupportedCipherS
 /// Returns true if a suite has this name in Go.
 ///
 /// Go writes `TLS_` where the library writes `TLS13_`, and has two old names without their `_SHA256`.
-fn is_called(suite: &SupportedCipherSuite, name: &str) -> bool {
+fn has_go_name(suite: &SupportedCipherSuite, name: &str) -> bool {
     let Some(ours) = suite.suite().as_str() else { return false };
     let ours = ours.strip_prefix("TLS13_").or_else(|| ours.strip_prefix("TLS_")).unwrap_or(ours);
     let name = name.strip_prefix("TLS_").unwrap_or(name);
@@ -644,7 +644,7 @@ mod pem_tests {
         let encrypted =
             b"-----BEGIN RSA PRIVATE KEY-----\nProc-Type: 4,ENCRYPTED\nDEK-Info: AES-256-CBC,00\n\nAAAA\n\
                           -----END RSA PRIVATE KEY-----\n";
-        for (shown, wanted) in [
+        for (shown, expected) in [
             (certs(path, b"").unwrap_err(), "cloud.crt holds no certificate: it is empty"),
             (
                 private_key(path, b"no pem").unwrap_err(),
@@ -666,7 +666,7 @@ mod pem_tests {
             ),
             (certs(path, b"-----BEGIN CERTIFICATE-----\nAAAA\n").unwrap_err(), "is damaged"),
         ] {
-            assert!(shown.to_string().contains(wanted), "{shown}");
+            assert!(shown.to_string().contains(expected), "{shown}");
         }
     }
 }

@@ -128,12 +128,12 @@ impl Decoder {
 
     /// Returns the number of bytes missing in `partial` until the message, or its length, is complete.
     fn bytes_missing(&self) -> usize {
-        let wanted = match length(&self.partial) {
+        let message_len = match length(&self.partial) {
             Ok(Some(length)) => PREFIX + length,
             Ok(None) => PREFIX,
             Err(_) => 0,
         };
-        wanted.saturating_sub(self.partial.len())
+        message_len.saturating_sub(self.partial.len())
     }
 }
 
@@ -264,8 +264,8 @@ pub fn to_message(frame: Frame) -> StreamMsg {
             StreamMsg { node, category, r#type: kind, topic, data, addr: String::new() }
         }
         FrameKind::Conflict(Conflict { instance, reason }) => {
-            let said = Control { instance: instance_bytes(instance), reason, ..Control::default() };
-            StreamMsg { data: pack(&said), ..signal(node, CONFLICT, None) }
+            let fields = Control { instance: instance_bytes(instance), reason, ..Control::default() };
+            StreamMsg { data: pack(&fields), ..signal(node, CONFLICT, None) }
         }
         FrameKind::Session(id, category, frame) => {
             let (kind, addr, data) = parts(frame);
@@ -289,16 +289,16 @@ pub fn from_message(message: StreamMsg, peer: &Remote) -> Result<Frame, FrameErr
         (STREAM, PONG) => FrameKind::Pong(number(&message.data)),
         (STREAM, DRAIN) if !servers => FrameKind::Drain(message.addr.parse().ok()),
         (STREAM, CONFLICT) if !matches!(peer, Remote::Edge(_)) => {
-            let said = control(&message)?;
-            let reason = SessionError::new(ErrorCode::Overloaded, said.reason).reason;
-            FrameKind::Conflict(Conflict { instance: Instance::from_bytes(&said.instance), reason })
+            let fields = control(&message)?;
+            let reason = SessionError::new(ErrorCode::Overloaded, fields.reason).reason;
+            FrameKind::Conflict(Conflict { instance: Instance::from_bytes(&fields.instance), reason })
         }
         (STREAM, FIND) if servers => FrameKind::Find(control(&message)?.epoch),
         (STREAM, FOUND) if servers => FrameKind::Found(found(&control(&message)?)),
         (STREAM, LOAD) if servers => {
-            let said = control(&message)?;
-            let stopping = ErrorCode::from_wire(said.code) != ErrorCode::NoError;
-            FrameKind::Load(Load { nodes: said.nodes, stopping })
+            let fields = control(&message)?;
+            let stopping = ErrorCode::from_wire(fields.code) != ErrorCode::NoError;
+            FrameKind::Load(Load { nodes: fields.nodes, stopping })
         }
         (STREAM, LIST_NODES) if servers => {
             let question = control(&message)?.epoch;
@@ -404,8 +404,8 @@ fn session_frame(message: StreamMsg) -> Result<SessionFrame, FrameError> {
     })
 }
 
-fn peer_message(node: String, kind: &str, question: u64, said: Control) -> StreamMsg {
-    let data = pack(&Control { epoch: question, ..said });
+fn peer_message(node: String, kind: &str, question: u64, fields: Control) -> StreamMsg {
+    let data = pack(&Control { epoch: question, ..fields });
     let topic = question.to_string();
     StreamMsg { node, category: STREAM.into(), r#type: kind.into(), topic, data, addr: String::new() }
 }
@@ -446,12 +446,12 @@ fn packed_page(NodePage { question, nodes, more }: NodePage) -> Bytes {
 
 /// Reads a page. Nodes with invalid names, and those past the limit, are left out.
 fn page(message: &StreamMsg) -> Result<NodePage, FrameError> {
-    let said = proto::NodePage::decode(message.data.clone()).map_err(|_| FrameError::BadField)?;
-    let nodes = said.nodes.iter().take(MAX_PAGE_NODES).filter_map(|listed| {
+    let fields = proto::NodePage::decode(message.data.clone()).map_err(|_| FrameError::BadField)?;
+    let nodes = fields.nodes.iter().take(MAX_PAGE_NODES).filter_map(|listed| {
         let (node, address) = (listed.name.parse().ok()?, listed.address.parse().ok());
         Some(ListedNode { node, age: Duration::from_millis(listed.age), address })
     });
-    Ok(NodePage { question: said.question, nodes: nodes.collect(), more: said.more })
+    Ok(NodePage { question: fields.question, nodes: nodes.collect(), more: fields.more })
 }
 
 fn ip(bytes: &Bytes) -> Option<IpAddr> {
@@ -620,7 +620,7 @@ mod extension_tests {
 
     use super::*;
 
-    fn any_word() -> impl Strategy<Value = SessionFrame> {
+    fn any_session_frame() -> impl Strategy<Value = SessionFrame> {
         let refusal = || {
             (0u32..11, "[ -~]{0,100}")
                 .prop_map(|(code, text)| SessionError::new(ErrorCode::from_wire(code), text))
@@ -671,7 +671,7 @@ mod extension_tests {
 
     proptest! {
         #[test]
-        fn every_session_frame_round_trips_through_the_wire(word in any_word(), bits: u128) {
+        fn every_session_frame_round_trips_through_the_wire(word in any_session_frame(), bits: u128) {
             let node: NodeName = "edge-1".parse().unwrap();
             let frame = Frame { node: node.clone(), body: FrameKind::Session(SessionId::from_bits(bits), Category::Ssh, word) };
             for peer in [Remote::Edge(node.clone()), Remote::Server(node), Remote::Peer] {

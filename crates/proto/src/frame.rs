@@ -462,7 +462,7 @@ mod tests {
         let edge = Remote::Edge("edge-1".parse().unwrap());
         let (other, cloud) = (Remote::Peer, Remote::Server("edge-2".parse().unwrap()));
         let forged = "server/0000000000000000000000000000000b";
-        for (peer, said, counts) in [
+        for (peer, claimed, expected) in [
             (&edge, None, Some(node)),
             (&edge, Some(server), Some(node)),
             (&edge, Some("node/edge-2"), Some(node)),
@@ -473,10 +473,10 @@ mod tests {
             (&cloud, Some(forged), Some(forged)),
             (&cloud, None, None),
         ] {
-            let said = said.map(|text| text.parse().unwrap());
-            let counted = Opener::verified(said.clone(), peer, Some(Instance::from_bits(10)))
+            let claimed = claimed.map(|text| text.parse().unwrap());
+            let counted = Opener::verified(claimed.clone(), peer, Some(Instance::from_bits(10)))
                 .map(|opener| opener.to_string());
-            assert_eq!(counted.as_deref(), counts, "{said:?} from {peer:?}");
+            assert_eq!(counted.as_deref(), expected, "{claimed:?} from {peer:?}");
         }
         for bad in ["", "edge-1", "node/", "node/a b", "server/12", "user/root"] {
             assert_eq!(bad.parse::<Opener>(), Err(ParseOpenerError), "{bad}");

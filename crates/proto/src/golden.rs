@@ -138,38 +138,38 @@ fn node_lists() -> Vec<(&'static str, FrameKind, Remote)> {
 }
 
 /// Returns the messages of a plain link: from a server to its edge, and from an edge to its server.
-fn plainly() -> Vec<(&'static str, StreamMsg)> {
-    let mut said = Vec::new();
+fn plain_messages() -> Vec<(&'static str, StreamMsg)> {
+    let mut sent = Vec::new();
     let (mut plain, now) = (PlainCodec::new(node()), Instant::now());
-    let mut say = |plain: &mut PlainCodec, name, id, frame| {
+    let mut record = |plain: &mut PlainCodec, name, id, frame| {
         let _ =
             plain.send_frame(Frame { node: node(), body: FrameKind::Session(id, Category::Ssh, frame) }, now);
-        said.push((name, plain.next_message().unwrap()));
+        sent.push((name, plain.next_message().unwrap()));
     };
-    say(&mut plain, "plain connecting", id(), open(None));
-    say(&mut plain, "plain tcp-forward", id(), SessionFrame::Data(Bytes::from_static(b"hello")));
-    say(
+    record(&mut plain, "plain connecting", id(), open(None));
+    record(&mut plain, "plain tcp-forward", id(), SessionFrame::Data(Bytes::from_static(b"hello")));
+    record(
         &mut plain,
         "plain closed",
         id(),
         SessionFrame::Reset { epoch: 1, refusal: refusal(ErrorCode::Cancelled) },
     );
-    let connecting = said[0].1.clone();
-    let mut say = |name, topic: &str, frame| {
+    let connecting = sent[0].1.clone();
+    let mut record = |name, topic: &str, frame| {
         let message = StreamMsg { topic: topic.into(), ..connecting.clone() };
-        let PlainEvent::Session(message) = plain.on_message(message, now) else { panic!("not an Open") };
+        let PlainEvent::Session(message) = plain.handle_message(message, now) else { panic!("not an Open") };
         let body = FrameKind::Session(message.id, Category::Ssh, frame);
         let _ = plain.send_frame(Frame { node: node(), body }, now);
-        said.push((name, plain.next_message().unwrap()));
+        sent.push((name, plain.next_message().unwrap()));
     };
-    say("plain connected", "any text", SessionFrame::Opened { limit: 1, epoch: 1, instance: None });
-    say(
+    record("plain connected", "any text", SessionFrame::Opened { limit: 1, epoch: 1, instance: None });
+    record(
         "plain connect-failed",
         "other text",
         SessionFrame::Refused { epoch: 1, refusal: refusal(ErrorCode::TargetRefused) },
     );
-    said.push(("plain heartbeat", codec::heartbeat(&node())));
-    said
+    sent.push(("plain heartbeat", codec::heartbeat(&node())));
+    sent
 }
 
 fn headers(headers: &HeaderMap) -> String {
@@ -199,7 +199,7 @@ async fn every_frame_and_header_is_byte_for_byte_as_recorded() {
     for (name, body, _) in signals() {
         now.push((name, hex(to_message(Frame { node: node(), body }))));
     }
-    for (name, message) in plainly() {
+    for (name, message) in plain_messages() {
         now.push((name, hex(message)));
     }
     now.push(("header of an edge", headers(&Hello::edge_request(&node(), "a<b>", instance()))));
@@ -207,9 +207,9 @@ async fn every_frame_and_header_is_byte_for_byte_as_recorded() {
         ("header of an edge, backup", LinkPurpose::Backup),
         ("header of an edge, interactive", LinkPurpose::Interactive),
     ] {
-        let mut said = Hello::edge_request(&node(), "t", instance());
-        Hello::with_purpose(&mut said, older);
-        now.push((name, headers(&said)));
+        let mut sent = Hello::edge_request(&node(), "t", instance());
+        Hello::with_purpose(&mut sent, older);
+        now.push((name, headers(&sent)));
     }
     now.push(("header of a server", headers(&Caller::peer_request(instance()))));
     now.push(("header of a server, backup", headers(&Caller::peer_backup_request(instance()))));
@@ -217,7 +217,7 @@ async fn every_frame_and_header_is_byte_for_byte_as_recorded() {
     for (name, body, _) in node_lists() {
         now.push((name, hex(to_message(Frame { node: node(), body }))));
     }
-    let now: String = now.iter().map(|(name, said)| format!("{name} = {}\n", said.trim_end())).collect();
+    let now: String = now.iter().map(|(name, sent)| format!("{name} = {}\n", sent.trim_end())).collect();
     let recorded = include_str!("recorded.txt");
     for (now, recorded) in now.lines().zip(recorded.lines()) {
         assert_eq!(now, recorded, "wire format changed: other versions would not understand it");

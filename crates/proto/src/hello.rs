@@ -229,9 +229,9 @@ fn local_headers(instance: Instance) -> HeaderMap {
 /// Returns the name of the program that sent this metadata, for people: our version, or its `user-agent`. At most 40
 /// printable characters.
 pub fn user_agent(headers: &HeaderMap) -> Option<Box<str>> {
-    let said = headers.get(&PROGRAM).or_else(|| headers.get(http::header::USER_AGENT))?;
+    let program = headers.get(&PROGRAM).or_else(|| headers.get(http::header::USER_AGENT))?;
     let text: String =
-        said.to_str().ok()?.chars().filter(char::is_ascii_graphic).take(PROGRAM_CHARS).collect();
+        program.to_str().ok()?.chars().filter(char::is_ascii_graphic).take(PROGRAM_CHARS).collect();
     (!text.is_empty()).then(|| text.into())
 }
 

@@ -1,7 +1,7 @@
 //! The state machine of one end of a session: the effects of each frame, lost path or call by its owner.
 //!
 //! Implements the tables of docs/protocol.md#states. Nothing here waits, locks or reads a clock. Every call returns its
-//! `Actions`; the link fetches frames with `SessionState::next_frame` when it can send.
+//! `Actions`; the link fetches frames with `SessionState::poll_frame` when it can send.
 
 pub(crate) mod ending;
 
@@ -130,7 +130,7 @@ impl SessionState {
     }
 
     /// Returns true if the data that the owner reads may be incomplete, even if it is followed by an end of stream.
-    pub fn is_cut(&self) -> bool {
+    pub fn is_truncated(&self) -> bool {
         self.truncated
     }
 
@@ -145,7 +145,7 @@ impl SessionState {
     }
 
     /// Returns the number of bytes transferred in both directions together.
-    pub fn moved(&self) -> u64 {
+    pub fn bytes_transferred(&self) -> u64 {
         self.send.acknowledged() + self.recv.taken() + self.recv.queued() as u64
     }
 
@@ -180,7 +180,7 @@ impl SessionState {
     }
 
     /// Opener: queues an Open on `link`, or a Resume if the session was open before. Other ends do not change.
-    pub fn ask(&mut self, link: LinkId) -> Actions {
+    pub fn start_attempt(&mut self, link: LinkId) -> Actions {
         let answer = match self.phase {
             Phase::Opening => PendingFrame::Open,
             Phase::Parked | Phase::Resuming if self.is_opener() => PendingFrame::Resume,
@@ -210,7 +210,7 @@ impl SessionState {
     }
 
     /// Handles the loss of the path. The session ends with it if the remote of the link cannot resume.
-    pub fn link_ended(&mut self, link: LinkId, why: Option<SessionError>, now: Instant) -> Actions {
+    pub fn handle_link_ended(&mut self, link: LinkId, why: Option<SessionError>, now: Instant) -> Actions {
         if self.path != Some(link) {
             return Actions::default();
         }
@@ -237,12 +237,12 @@ impl SessionState {
             return None;
         }
         let bytes = self.send.sendable();
-        (bytes > 0 || self.send.finish_due() || self.break_due()).then_some(bytes)
+        (bytes > 0 || self.send.finish_due() || self.reset_at_due()).then_some(bytes)
     }
 
     /// Returns the next frame for `link`: replies before credit, credit before at most `max` bytes, bytes before their
     /// end.
-    pub fn next_frame(&mut self, link: LinkId, max: usize) -> (Option<SessionFrame>, Actions) {
+    pub fn poll_frame(&mut self, link: LinkId, max: usize) -> (Option<SessionFrame>, Actions) {
         if self.path != Some(link) {
             return (None, Actions::default());
         }
@@ -264,7 +264,7 @@ impl SessionState {
         }
         let frame = self.send.take(max).map(SessionFrame::Data);
         let frame = frame.or_else(|| self.send.take_finish().map(|total| SessionFrame::Fin { total }));
-        let frame = frame.or_else(|| self.take_break());
+        let frame = frame.or_else(|| self.take_reset_at());
         (frame, Actions { write: self.send.has_room(), ..Actions::default() })
     }
 
@@ -383,7 +383,7 @@ pub struct Actions {
 
 impl SessionState {
     /// Handles a frame that arrived over the link `from`.
-    pub fn on_frame(&mut self, from: LinkId, frame: SessionFrame, now: Instant) -> Actions {
+    pub fn handle_frame(&mut self, from: LinkId, frame: SessionFrame, now: Instant) -> Actions {
         match frame {
             SessionFrame::Open { limit, epoch, .. } => self.handle_open(from, epoch, limit),
             SessionFrame::Resume { received, limit, epoch, .. } => {
@@ -413,20 +413,20 @@ impl SessionState {
                     Actions::default()
                 }
                 Ok(()) => Actions { read: true, ..Actions::default() },
-                Err(bad) => self.on_protocol_error(bad),
+                Err(bad) => self.handle_protocol_error(bad),
             },
             SessionFrame::Fin { total } => match self.recv.finish(total) {
                 Ok(()) => self.close_if_complete(Actions { read: true, ..Actions::default() }),
-                Err(bad) => self.on_protocol_error(bad),
+                Err(bad) => self.handle_protocol_error(bad),
             },
             SessionFrame::Credit { received, limit } => match self.send.acknowledge(received, limit) {
                 Ok(()) => {
                     if let Some(departed) = &mut self.departed {
-                        departed.on_acknowledged(self.send.acknowledged(), now);
+                        departed.handle_acknowledged(self.send.acknowledged(), now);
                     }
                     self.close_if_complete(Actions { write: self.send.has_room(), ..Actions::default() })
                 }
-                Err(bad) => self.on_protocol_error(bad),
+                Err(bad) => self.handle_protocol_error(bad),
             },
         }
     }
@@ -441,7 +441,7 @@ impl SessionState {
         self.answer = None;
         match self.send.acknowledge(0, limit) {
             Ok(()) => Actions { state: true, write: true, ..Actions::default() },
-            Err(bad) => self.on_protocol_error(bad),
+            Err(bad) => self.handle_protocol_error(bad),
         }
     }
 
@@ -453,8 +453,8 @@ impl SessionState {
             self.path = None;
             return Actions { state: true, ..Actions::default() };
         }
-        if self.open_unanswered && !self.recv.is_endless() {
-            return self.refused_elsewhere(refusal, now);
+        if self.open_unanswered && !self.recv.has_no_limit() {
+            return self.handle_refused_elsewhere(refusal, now);
         }
         self.close(refusal)
     }
@@ -473,7 +473,7 @@ impl SessionState {
         self.resumed += 1;
         match self.resume_sending(received, limit) {
             Ok(()) => self.close_if_complete(Actions { state: true, write: true, ..Actions::default() }),
-            Err(bad) => self.on_protocol_error(bad),
+            Err(bad) => self.handle_protocol_error(bad),
         }
     }
 
@@ -517,7 +517,7 @@ impl SessionState {
             // A session that was not open yet is resumed only to cancel it.
             Phase::Accepting => {
                 self.set_path(from, epoch);
-                self.on_open_cancelled()
+                self.handle_open_cancelled()
             }
             Phase::Open | Phase::Parked | Phase::LastAck => {
                 self.resumed += 1;
@@ -550,7 +550,7 @@ impl SessionState {
         self.set_path(link, epoch);
         self.waits_since = None;
         if let Err(bad) = self.resume_sending(received, limit) {
-            return self.on_protocol_error(bad);
+            return self.handle_protocol_error(bad);
         }
         if answer.is_some() && self.phase != Phase::LastAck {
             self.phase = Phase::Open;
@@ -579,7 +579,7 @@ impl SessionState {
 
     /// Ends the session if everything is sent and received. Call it after an acknowledgement.
     pub(crate) fn close_if_complete(&mut self, actions: Actions) -> Actions {
-        if self.phase != Phase::Open || !self.send.is_done() || self.is_broken_off() {
+        if self.phase != Phase::Open || !self.send.is_done() || self.is_orphaned() {
             return actions;
         }
         if self.is_opener() && self.recv.is_ended() {

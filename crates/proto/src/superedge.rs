@@ -49,7 +49,7 @@ struct PlainSession {
     /// Whether the target is at this end.
     accepted: bool,
     /// Whether the remote has sent bytes after our direction was finished.
-    goes_on: bool,
+    received_after_fin: bool,
     last: Instant,
 }
 
@@ -96,7 +96,7 @@ impl PlainCodec {
                 self.waiting.push_back(heartbeat(&self.node));
                 None
             }
-            FrameKind::Session(id, category, word) => self.send_session_frame(id, category, word, now),
+            FrameKind::Session(id, category, frame) => self.send_session_frame(id, category, frame, now),
             // Never sent on a plain link: its link sender accepts no signals.
             _ => None,
         }
@@ -124,7 +124,7 @@ impl PlainCodec {
     pub fn ended(&mut self, now: Instant) -> Vec<SessionId> {
         let count = self.ending.iter().take_while(|(at, _)| *at <= now).count();
         let due = self.ending.drain(..count).map(|(_, id)| id);
-        due.filter(|id| self.sessions.get(id).is_some_and(|session| !session.goes_on)).collect()
+        due.filter(|id| self.sessions.get(id).is_some_and(|session| !session.received_after_fin)).collect()
     }
 
     /// Postpones the close of a session, because the target has not yet taken all bytes from the remote.
@@ -141,12 +141,12 @@ impl PlainCodec {
         &mut self,
         id: SessionId,
         category: Category,
-        word: SessionFrame,
+        frame: SessionFrame,
         now: Instant,
     ) -> Option<Decoded> {
-        if let SessionFrame::Open { target, epoch, .. } = word {
+        if let SessionFrame::Open { target, epoch, .. } = frame {
             if category == Category::Https {
-                return Some(speaks_no_tls(id, epoch));
+                return Some(tls_refusal(id, epoch));
             }
             self.open(id, category, &target, epoch, now);
             return None;
@@ -154,7 +154,7 @@ impl PlainCodec {
         let session = self.sessions.get_mut(&id)?;
         session.last = now;
         let topic = session.topic.clone();
-        let received = match word {
+        let received = match frame {
             SessionFrame::Opened { epoch, .. } => {
                 session.epoch = epoch;
                 self.send(category, "connected", topic, Bytes::new());
@@ -194,7 +194,7 @@ impl PlainCodec {
     fn open(&mut self, id: SessionId, category: Category, target: &Target, epoch: u64, now: Instant) {
         let topic = id.topic();
         let addr = self.address(target);
-        self.enter(
+        self.insert(
             id,
             PlainSession {
                 topic: topic.clone(),
@@ -204,7 +204,7 @@ impl PlainCodec {
                 received: 0,
                 finished: false,
                 accepted: false,
-                goes_on: false,
+                received_after_fin: false,
                 last: now,
             },
         );
@@ -216,7 +216,7 @@ impl PlainCodec {
     /// Returns the target in a form that a plain edge can dial. The node's own name may not resolve there, so it
     /// becomes loopback.
     fn address(&self, target: &Target) -> String {
-        if self.node.is_meant_by(&target.host) {
+        if self.node.matches_host(&target.host) {
             format!("127.0.0.1:{}", target.port)
         } else {
             target.to_string()
@@ -229,7 +229,7 @@ impl PlainCodec {
         Some(session)
     }
 
-    fn enter(&mut self, id: SessionId, session: PlainSession) {
+    fn insert(&mut self, id: SessionId, session: PlainSession) {
         self.by_topic.insert(session.topic.clone(), id);
         self.sessions.insert(id, session);
     }
@@ -284,7 +284,7 @@ const AFTER_TARGET: Duration = Duration::from_secs(1);
 
 impl PlainCodec {
     /// Handles a message from the remote.
-    pub fn on_message(&mut self, message: StreamMsg, now: Instant) -> PlainEvent {
+    pub fn handle_message(&mut self, message: StreamMsg, now: Instant) -> PlainEvent {
         if message.category == STREAM {
             return if message.r#type == HEARTBEAT {
                 PlainEvent::Heartbeat
@@ -300,16 +300,16 @@ impl PlainCodec {
         }
         let known = self.by_topic.get(&message.topic).copied();
         match (known, message.r#type.as_str()) {
-            (None, "connecting") => self.asked(category, message, now),
+            (None, "connecting") => self.handle_connecting(category, message, now),
             (None, "closed") => PlainEvent::Unknown("unknown_session"),
             // Check the length of the id first: long ids repeated in a thousand replies would take gigabytes.
             (None, _) if message.topic.len() > MAX_TOPIC => PlainEvent::Unknown("bad_session_id"),
-            (None, _) => self.answer("closed", category, message.topic, SESSION_GONE_TEXT.into()),
-            (Some(id), _) => self.on_session_message(id, message, now),
+            (None, _) => self.answer("closed", category, message.topic, SESSION_CLOSED_TEXT.into()),
+            (Some(id), _) => self.handle_session_message(id, message, now),
         }
     }
 
-    fn asked(&mut self, category: Category, message: StreamMsg, now: Instant) -> PlainEvent {
+    fn handle_connecting(&mut self, category: Category, message: StreamMsg, now: Instant) -> PlainEvent {
         let target: Result<Target, _> = message.addr.parse();
         let fits = message.topic.len() <= MAX_TOPIC && self.sessions.len() < MAX_SESSIONS;
         let (Ok(target), true) = (target, fits) else {
@@ -319,7 +319,7 @@ impl PlainCodec {
         };
         let id = SessionId::random();
         let topic = message.topic;
-        self.enter(
+        self.insert(
             id,
             PlainSession {
                 topic,
@@ -329,7 +329,7 @@ impl PlainCodec {
                 received: 0,
                 finished: false,
                 accepted: true,
-                goes_on: false,
+                received_after_fin: false,
                 last: now,
             },
         );
@@ -343,7 +343,7 @@ impl PlainCodec {
         PlainEvent::Session(Decoded { id, category, frames: vec![open] })
     }
 
-    fn on_session_message(&mut self, id: SessionId, message: StreamMsg, now: Instant) -> PlainEvent {
+    fn handle_session_message(&mut self, id: SessionId, message: StreamMsg, now: Instant) -> PlainEvent {
         let Some(session) = self.sessions.get_mut(&id) else { return PlainEvent::Unknown("unknown_session") };
         session.last = now;
         let (category, epoch) = (session.category, session.epoch);
@@ -354,7 +354,7 @@ impl PlainCodec {
                 vec![SessionFrame::Refused { epoch, refusal: refusal(&message.data) }]
             }
             "tcp-forward" => {
-                session.goes_on |= session.finished;
+                session.received_after_fin |= session.finished;
                 session.received += u64::try_from(message.data.len()).unwrap_or(u64::MAX);
                 vec![SessionFrame::Data(message.data)]
             }
@@ -379,7 +379,7 @@ impl PlainCodec {
 
 /// Returns the refusal of a session of an HTTPS listener, on behalf of the remote: no supported generation of SuperEdge
 /// uses TLS to targets.
-pub(crate) fn speaks_no_tls(id: SessionId, epoch: u64) -> Decoded {
+pub(crate) fn tls_refusal(id: SessionId, epoch: u64) -> Decoded {
     let refusal = SessionError::new(ErrorCode::TargetUnreachable, NO_TLS);
     Decoded { id, category: Category::Https, frames: vec![SessionFrame::Refused { refusal, epoch }] }
 }
@@ -404,7 +404,7 @@ const MAX_WAITING: usize = 1000;
 /// Maximum number of sessions per plain link: bounds the memory that a remote can use.
 const MAX_SESSIONS: usize = 20_000;
 /// SuperEdge's text for a message about a closed session.
-const SESSION_GONE_TEXT: &str = "msg cannot be forwarded due to disconnection";
+const SESSION_CLOSED_TEXT: &str = "msg cannot be forwarded due to disconnection";
 /// Error text that names both solutions.
 const NO_TLS: &str = "the edge is SuperEdge's and does not use TLS to targets; set mode = \"passthrough\" in \
                       [server.https], or run this program's edge there";

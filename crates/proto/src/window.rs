@@ -21,12 +21,12 @@ pub struct LinkRtt {
 /// An estimator that takes one measurement at a time and keeps the last result.
 #[derive(Debug, Default)]
 pub(crate) struct PathRttEstimator {
-    under_way: Option<RttProbe>,
+    pending: Option<RttProbe>,
     /// Latest measurement; zero before the first.
     latest: Duration,
     way: LinkRtt,
     /// RTT used to widen windows, and its minimum so far.
-    reckoned: Option<(Duration, Duration)>,
+    effective: Option<(Duration, Duration)>,
 }
 
 /// A measurement in progress: the time from a Credit to the first bytes that it released.
@@ -37,32 +37,33 @@ struct RttProbe {
     /// When the Credit was sent.
     since: Instant,
     /// Time when everything below the old limit had arrived, and nothing above it.
-    stood: Option<Instant>,
+    blocked_at: Option<Instant>,
 }
 
 impl PathRttEstimator {
     /// Starts a measurement: a Credit that raises the limit is sent after `received` bytes have arrived.
     pub(crate) fn credit(&mut self, old_limit: u64, received: u64, now: Instant) {
-        let stood = (received == old_limit).then_some(now);
-        self.under_way.get_or_insert(RttProbe { old_limit, since: now, stood });
+        let blocked_at = (received == old_limit).then_some(now);
+        self.pending.get_or_insert(RttProbe { old_limit, since: now, blocked_at });
     }
 
     /// Handles bytes up to offset `end`. Returns true if they are the first that a Credit released from a sender
     /// blocked at its limit.
     pub(crate) fn arrived(&mut self, end: u64, now: Instant) -> bool {
-        let Some(way) = &mut self.under_way else { return false };
+        let Some(way) = &mut self.pending else { return false };
         if end == way.old_limit {
-            way.stood = Some(now);
+            way.blocked_at = Some(now);
         }
         if end <= way.old_limit {
             return false;
         }
         let rtt = now - way.since;
-        let held_up = way.stood.is_some_and(|stood| (now - stood) * MIN_BLOCKED_FRACTION >= rtt);
+        let held_up =
+            way.blocked_at.is_some_and(|blocked_at| (now - blocked_at) * MIN_BLOCKED_FRACTION >= rtt);
         if held_up {
             self.latest = rtt;
         }
-        self.under_way = None;
+        self.pending = None;
         held_up
     }
 
@@ -70,8 +71,8 @@ impl PathRttEstimator {
     pub(crate) fn effective_rtt(&mut self, way: LinkRtt) -> Duration {
         self.way = way;
         let rtt = way.latest.max(self.latest);
-        let least = self.reckoned.map_or(rtt, |(_, least)| least.min(rtt));
-        self.reckoned = Some((rtt, least));
+        let least = self.effective.map_or(rtt, |(_, least)| least.min(rtt));
+        self.effective = Some((rtt, least));
         rtt
     }
 
@@ -82,13 +83,13 @@ impl PathRttEstimator {
     }
 
     /// Scales `bytes` that arrived in the current RTT to the minimum RTT.
-    pub(crate) fn of_least(&self, bytes: u64) -> u64 {
-        self.reckoned.map_or(bytes, |(now, least)| part(bytes, least, now))
+    pub(crate) fn scale_to_min_rtt(&self, bytes: u64) -> u64 {
+        self.effective.map_or(bytes, |(now, least)| part(bytes, least, now))
     }
 
     /// Discards the measurement in progress, because the sender was idle.
     pub(crate) fn interrupt(&mut self) {
-        self.under_way = None;
+        self.pending = None;
     }
 
     /// Discards all results, because the session runs on another path.
@@ -131,12 +132,12 @@ impl ReadRate {
 
     /// Returns the window for a reader whose total rises from `before` to `taken`: the bytes of two RTTs, or of four
     /// while the rate doubles per RTT.
-    pub(crate) fn took(&mut self, before: u64, taken: u64, rtt: Duration, now: Instant) -> u64 {
+    pub(crate) fn handle_read(&mut self, before: u64, taken: u64, rtt: Duration, now: Instant) -> u64 {
         let Some(round) = &mut self.now else { return 0 };
-        let took = now - round.since;
-        if took > rtt {
-            self.before = part(before - round.from, rtt, took);
-            *round = RttSample { since: now, from: before, late: took > rtt * 2 };
+        let handle_read = now - round.since;
+        if handle_read > rtt {
+            self.before = part(before - round.from, rtt, handle_read);
+            *round = RttSample { since: now, from: before, late: handle_read > rtt * 2 };
         }
         if round.late {
             return 0;
@@ -147,7 +148,7 @@ impl ReadRate {
     }
 
     /// Returns the number of bytes taken in a recent RTT; `taken` is the total.
-    pub(crate) fn in_a_trip(&self, taken: u64) -> u64 {
+    pub(crate) fn in_one_rtt(&self, taken: u64) -> u64 {
         self.now.map_or(0, |round| (taken - round.from).max(self.before))
     }
 

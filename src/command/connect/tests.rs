@@ -93,7 +93,7 @@ async fn a_caller_that_closes_both_pipes_is_noticed() {
     let file = |end: std::os::fd::OwnedFd| tokio::fs::File::from_std(end.into());
     let (input, output) = (file(input.into()), Some(file(output.into())));
     let stdio = Stdio { input, ended: false, output, failed: None, is_terminal: false, reader: None };
-    let carrier = Carrier::Unix(Socket::new(near, Pool::new()));
+    let carrier = Carrier::Unix(Socket::new(near, BufferPool::new()));
     let session = ConnectStream { carrier, server: "cloud".to_owned(), trace: "00".to_owned() };
     let mut copying = std::pin::pin!(copy(stdio, session));
     let waited = tokio::time::timeout(Duration::from_secs(1000), &mut copying).await;

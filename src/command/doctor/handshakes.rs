@@ -22,7 +22,7 @@ use tunnel_link::table::{SessionLimits, SessionTable};
 use tunnel_net::dial::dial;
 use tunnel_net::http_proxy::HttpProxyClient;
 use tunnel_net::path_mtu::{self, REMEDY};
-use tunnel_net::pool::Pool;
+use tunnel_net::pool::BufferPool;
 use tunnel_net::socket::Buffered;
 use tunnel_net::tls::error::HandshakeError;
 use tunnel_net::tls::{self, Identity, TlsClientConfig, Trust};
@@ -103,7 +103,7 @@ async fn secure(
     // Errors of the file or the name were already reported by the config check.
     let config = TlsClientConfig { trust, identity, alpn: vec![b"h2".to_vec()] }.load().ok()?;
     let name = tls::server_name(&server.dns.to_string()).ok()?;
-    let accepted = TlsConnector::from(config.load()).connect(name, Buffered::new(socket, Pool::new()));
+    let accepted = TlsConnector::from(config.load()).connect(name, Buffered::new(socket, BufferPool::new()));
     match timeout(TIMEOUT, accepted).await {
         Ok(Ok(io)) => {
             found.good("tls", format!("{} presents a certificate for {} from our CA", server.at, server.dns));

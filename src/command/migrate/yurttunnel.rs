@@ -10,7 +10,7 @@ use crate::command::{CommandError, Role};
 use crate::parts::with_kubernetes;
 use tunnel_base::logging::printable;
 use tunnel_base::names::Target;
-use tunnel_base::policy::ports::ProxyPorts;
+use tunnel_base::policy::ports::ConfigMapPorts;
 
 /// Returns a config of servers or edges that replaces the objects in these texts, each with the name of its file.
 pub(crate) fn migrate(texts: &[(String, String)], role: Role) -> Result<String, CommandError> {
@@ -448,7 +448,7 @@ fn ports(old: &YurtObjects, own: &BTreeSet<u16>) -> Vec<Remark> {
         what: format!("namespace {found:?} of yurt-tunnel-server-cfg"),
         why: format!("not a valid namespace; {NAMESPACE} is used instead"),
     });
-    let (_, wrong) = ProxyPorts::parse(data, own);
+    let (_, wrong) = ConfigMapPorts::parse(data, own);
     let kept = data.iter().filter(|(key, _)| READ.contains(&key.as_str())).map(|(key, value)| Remark {
         verdict: Mapping::Kept,
         what: format!("{key}: {value:?}"),

@@ -282,7 +282,7 @@ fn our_own_keys_become_what_they_mean() {
 #[test]
 fn whose_word_is_believed_is_named_narrowly() {
     let (settings, warnings) = cloud("[server.links]\nproxy_protocol = [\"0.0.0.0/0\"]");
-    assert!(settings.links.proxy_protocol.holds_everyone());
+    assert!(settings.links.proxy_protocol.contains_all_addresses());
     let key = "server.links.proxy_protocol";
     assert!(warned(&warnings, WarningKind::Insecure).contains(&key), "{warnings:?}");
     let errors = cloud_faults("[server.connect]\nlisten = \"127.0.0.1:1\"\nproxy_protocol = [\"balancer\"]")

@@ -12,7 +12,7 @@ use crate::kubernetes::{ClusterNodes, ServerPods};
 use crate::publish::{PublishError, RecordStore};
 use tunnel_base::drain::Drain;
 use tunnel_kube::cluster::Cluster;
-use tunnel_kube::configmap::{ConfigMap, ConfigMapParams, GATHERING, LivenessProbe};
+use tunnel_kube::configmap::{ConfigMap, ConfigMapParams, DEBOUNCE, LivenessProbe};
 use tunnel_kube::members::{EndpointWatch, NodeWatch};
 
 /// Converts the config of a cluster.
@@ -67,7 +67,7 @@ impl RecordStore for ConfigMap {
     }
 
     fn gathering(&self) -> std::time::Duration {
-        GATHERING
+        DEBOUNCE
     }
 }
 

@@ -10,8 +10,8 @@ use crate::admin::readiness::Readiness;
 use crate::config::server::kubernetes::{NodeNameSettings, NodePortsConfig};
 use crate::kubernetes::api::cluster::access;
 use tunnel_base::drain::Drain;
-use tunnel_base::policy::ports::ProxyPorts;
-use tunnel_kube::reconcile::node_names::{NodeNameParams, NodeNames};
+use tunnel_base::policy::ports::ConfigMapPorts;
+use tunnel_kube::reconcile::node_names::{NodeNameParams, NodeNamesReconciler};
 use tunnel_kube::reconcile::ports::{PortParams, PortWatch};
 
 /// Returns the ports of nodes that are redirected here, kept up to date with a ConfigMap. Its errors appear in
@@ -21,7 +21,7 @@ pub(crate) fn ports(
     own: BTreeSet<u16>,
     readiness: &Readiness,
     drain: &Drain,
-) -> watch::Receiver<ProxyPorts> {
+) -> watch::Receiver<ConfigMapPorts> {
     let params = PortParams {
         cluster: access(&ports.cluster),
         namespace: ports.namespace.clone(),
@@ -59,7 +59,7 @@ pub(crate) fn node_names(
         holders: names.holders.clone(),
     };
     let readiness = readiness.clone();
-    let kept = NodeNames::new(params, move |state| readiness.set_degraded("node_names", state));
+    let kept = NodeNamesReconciler::new(params, move |state| readiness.set_degraded("node_names", state));
     let service = kept.service();
     drain.spawn(info_span!("node names"), kept.run(drain.clone()));
     service

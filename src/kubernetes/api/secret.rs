@@ -5,14 +5,14 @@ use futures_util::future::BoxFuture;
 use crate::config::cluster::ClusterSettings;
 use crate::invitations::store::{Revision, SharedState, SharedStateError};
 use crate::kubernetes::api::cluster::access;
-use tunnel_kube::secret::{SecretText, SharedSecret};
+use tunnel_kube::secret::{KubernetesSecret, SecretText};
 
 /// Returns the Secret of a name as the store of invitations.
 pub(crate) fn shared(cluster: &ClusterSettings, name: String) -> Box<dyn SharedState> {
-    Box::new(SharedSecret::new(access(cluster), name, SECRET_KEY))
+    Box::new(KubernetesSecret::new(access(cluster), name, SECRET_KEY))
 }
 
-impl SharedState for SharedSecret {
+impl SharedState for KubernetesSecret {
     fn read(&mut self) -> BoxFuture<'_, Result<Revision, SharedStateError>> {
         Box::pin(async {
             let SecretText { text, version } = Self::read(self).await?;

@@ -84,7 +84,7 @@ pub(crate) fn context(
         grants: Grants::default(),
         sessions: admission::sessions(9, 9),
         long_heads: heads::long_heads(false),
-        pool: Pool::new(),
+        pool: BufferPool::new(),
         route: SessionRouter::from_edge(uplinks, table, time, time),
         addresses: Arc::default(),
         direct: None,

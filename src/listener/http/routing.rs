@@ -43,11 +43,11 @@ impl AccessPolicy {
     /// are ignored.
     pub(crate) fn is_trusted_proxy(&self, proof: &ClientIdentity, from: IpAddr) -> bool {
         let by_name = |names: &[String]| {
-            let mut globs = self.names.iter().filter(|glob| !glob.is_everyone());
+            let mut globs = self.names.iter().filter(|glob| !glob.matches_everything());
             globs.any(|glob| names.iter().any(|name| glob.matches(name)))
         };
         let by_address =
-            self.allow_from.as_ref().is_some_and(|all| !all.holds_everyone() && all.contains(from));
+            self.allow_from.as_ref().is_some_and(|all| !all.contains_all_addresses() && all.contains(from));
         by_address || matches!(proof, ClientIdentity::Certificate(certificate) if by_name(&certificate.names))
     }
 }

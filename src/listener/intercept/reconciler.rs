@@ -13,7 +13,7 @@ use tracing::{debug, error, info, info_span, warn};
 use crate::intercept::{InterceptError, NftTable, Sets};
 use crate::listener::ListenerDeps;
 use crate::listener::intercept::{InterceptConfig, InterceptTable, InterceptedNode};
-use tunnel_base::addresses::{AddressClaim, ClaimSource, RejectReason, RejectedClaim};
+use tunnel_base::addresses::{AddressClaim, ClaimRejectReason, ClaimSource, RejectedClaim};
 use tunnel_base::names::NodeName;
 use tunnel_base::policy::targets::is_off_limits;
 use tunnel_net::interfaces::LocalAddresses;
@@ -121,8 +121,7 @@ impl Reconciler {
         };
         let mut claims = (self.deps.claims)();
         claims.extend(self.deps.finder.claims());
-        let holders =
-            self.deps.context.addresses.holders(claims, self.settings.trust_edge_addresses, refuses);
+        let holders = self.deps.context.addresses.owners(claims, self.settings.trust_edge_addresses, refuses);
         // For addresses that are no longer claimed.
         let refused = |ip: IpAddr, node: &NodeName| {
             let claim = AddressClaim { ip, node: node.clone(), by: ClaimSource::Edge };
@@ -167,7 +166,7 @@ impl Reconciler {
             void.by == ClaimSource::Kubernetes
                 && [REASON_OUTSIDE_NETWORKS, REASON_HOST_ADDRESS, REASON_PEER_ADDRESS]
                     .iter()
-                    .any(|why| void.why == RejectReason::NotANodeAddress(why))
+                    .any(|why| void.why == ClaimRejectReason::NotANodeAddress(why))
         };
         let (news, more) = self.told.update(void.into_iter().filter(|void| !is_usual(void)).collect());
         for RejectedClaim { ip, node, by, why } in news {
@@ -493,12 +492,12 @@ mod presence_tests {
 
 #[cfg(test)]
 mod told_tests {
-    use tunnel_base::addresses::{ClaimSource, RejectReason};
+    use tunnel_base::addresses::{ClaimRejectReason, ClaimSource};
 
     use super::*;
 
     fn void(last: u8) -> RejectedClaim {
-        let why = RejectReason::NotANodeAddress("this host's");
+        let why = ClaimRejectReason::NotANodeAddress("this host's");
         RejectedClaim {
             ip: [10, 0, 0, last].into(),
             node: "edge1".parse().unwrap(),

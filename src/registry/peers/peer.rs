@@ -31,7 +31,7 @@ use tunnel_link::sender::signals::BackupLink;
 use tunnel_net::dial::dial;
 use tunnel_net::listen::tune_link;
 use tunnel_net::path_mtu;
-use tunnel_net::pool::Pool;
+use tunnel_net::pool::BufferPool;
 use tunnel_net::reload::Reload;
 use tunnel_net::socket::Buffered;
 use tunnel_net::tls::PeerTls;
@@ -408,7 +408,7 @@ pub trait PeerDialer: fmt::Debug + Send + Sync {
 pub struct TlsPeerDialer {
     link_context: LinkContext,
     tls: Reload<PeerTls>,
-    pool: Pool,
+    pool: BufferPool,
     /// Receives new links, which are driven at the other end.
     links: mpsc::Sender<Link>,
 }
@@ -431,7 +431,7 @@ impl TlsPeerDialer {
     /// Returns the dialer and the receiver of its links, which the caller drives.
     pub fn new(
         tls: Reload<PeerTls>,
-        pool: Pool,
+        pool: BufferPool,
         link_context: LinkContext,
     ) -> (Arc<Self>, mpsc::Receiver<Link>) {
         let (links, made) = mpsc::channel(MAX_DIALLED);

@@ -13,7 +13,7 @@ use tunnel_base::metrics::Metrics;
 use tunnel_link::grpc::{LinkContext, PLAIN_IDLE_TIMEOUT};
 use tunnel_link::link::Link;
 use tunnel_link::table::{SessionLimits, SessionTable};
-use tunnel_net::pool::Pool;
+use tunnel_net::pool::BufferPool;
 use tunnel_net::reload::Reload;
 use tunnel_net::tls::{self, PeerTls, TlsClientConfig, Trust};
 use tunnel_proto::frame::{ListedNode, MAX_PAGE_NODES, Remote};
@@ -39,7 +39,7 @@ pub(crate) fn peers(list: &[&str]) -> (Arc<Peers>, watch::Sender<Vec<SocketAddr>
     };
     let (tell, addresses) = watch::channel(list.iter().map(|at| at.parse().unwrap()).collect());
     let (own, drain) = (link_context.table.instance(), link_context.drain.clone());
-    let (dialer, made) = TlsPeerDialer::new(tls, Pool::new(), link_context);
+    let (dialer, made) = TlsPeerDialer::new(tls, BufferPool::new(), link_context);
     let peers = Peers::new(addresses, Registry::new(metrics), dialer, own, drain);
     (peers, tell, made)
 }

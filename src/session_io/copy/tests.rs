@@ -9,7 +9,7 @@ use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::{oneshot, watch};
 
 use tokio_rustls::TlsConnector;
-use tunnel_net::pool::Pool;
+use tunnel_net::pool::BufferPool;
 use tunnel_net::socket::Buffered;
 use tunnel_net::socket::{Connection, Socket};
 use tunnel_net::tls::testing::{self, TestCa, client, server};
@@ -37,7 +37,7 @@ where
     W: Future<Output = R>,
 {
     let ((far_a, near_a), (far_b, near_b)) = (duplex(room), duplex(room));
-    let pool = Pool::new();
+    let pool = BufferPool::new();
     let mut a = Socket::new(near_a, pool.clone());
     let mut b = Socket::new(near_b, pool);
     tokio::join!(copied(&mut a, &mut b), work(far_a, far_b))
@@ -77,7 +77,7 @@ async fn half_close_is_kept_both_ways() {
 #[tokio::test]
 async fn half_close_is_kept_on_real_sockets() {
     let ((mut client, near), (far, mut target)) = (tcp().await, tcp().await);
-    let pool = Pool::new();
+    let pool = BufferPool::new();
     let (mut near, mut far) = (Socket::new(near, pool.clone()), Socket::new(far, pool));
     let ends = async {
         client.write_all(b"question").await.unwrap();
@@ -118,7 +118,7 @@ async fn a_target_that_closes_while_the_client_still_sends_has_its_whole_answer_
     for round in 0..50 {
         let ((client, near), (far, mut target)) = (tcp().await, tcp().await);
         let (count, mut taken) = watch::channel(0);
-        let pool = Pool::new();
+        let pool = BufferPool::new();
         let (mut near, mut far) = (Socket::new(near, pool.clone()), Counted(Socket::new(far, pool), count));
         let (over, is_over) = oneshot::channel();
         let middle = async {
@@ -338,7 +338,7 @@ async fn an_endless_source_whose_reader_has_gone_ends_the_splice() {
 async fn a_reader_that_takes_no_more_of_an_answer_behind_a_failure_is_given_up() {
     for fails_after in [Duration::ZERO, 2 * PAUSE] {
         let (client, near) = duplex(64);
-        let mut near = Socket::new(near, Pool::new());
+        let mut near = Socket::new(near, BufferPool::new());
         let (mut reads, mut writes) = tokio::io::split(client);
         let mut target =
             Scripted::new(vec![Ok(Bytes::from_static(&[7; 1000]))], Err(io::ErrorKind::BrokenPipe));
@@ -375,7 +375,7 @@ async fn a_reader_that_takes_no_more_of_an_answer_behind_a_failure_is_given_up()
 /// once it goes on, and the end of the copy. `finishes`: the client ends its direction before it resets.
 async fn read_after(pause: Duration, finishes: bool) -> (usize, CopyEnd, Duration) {
     let ((mut client, near), (far, mut target)) = (tcp().await, duplex(1000));
-    let (mut near, mut far) = (Socket::new(near, Pool::new()), Socket::new(far, Pool::new()));
+    let (mut near, mut far) = (Socket::new(near, BufferPool::new()), Socket::new(far, BufferPool::new()));
     let started = Instant::now();
     let disconnects = async {
         client.write_all(&[1; UPLOAD]).await.unwrap();
@@ -418,7 +418,7 @@ async fn a_client_that_disconnects_while_its_bytes_find_no_room_is_given_up_in_t
 async fn a_unix_client_that_closes_after_its_end_is_noticed_without_a_write() {
     let (mut client, near) = tokio::net::UnixStream::pair().unwrap();
     let (far, mut target) = duplex(1000);
-    let (mut near, mut far) = (Socket::new(near, Pool::new()), Socket::new(far, Pool::new()));
+    let (mut near, mut far) = (Socket::new(near, BufferPool::new()), Socket::new(far, BufferPool::new()));
     let leaves = async {
         client.write_all(b"last").await.unwrap();
         client.shutdown().await.unwrap();
@@ -441,7 +441,7 @@ const UPLOAD: usize = 50_000;
 async fn lingering_ends_with_the_peer_or_after_a_silence_or_in_the_end() {
     async fn lingered(work: impl AsyncFnOnce(DuplexStream)) -> Duration {
         let (far, near) = duplex(64);
-        let mut socket = Socket::new(near, Pool::new());
+        let mut socket = Socket::new(near, BufferPool::new());
         let start = tokio::time::Instant::now();
         tokio::select! {
             () = close_gracefully(&mut socket) => {}
@@ -510,7 +510,7 @@ async fn what_tls_holds_back_is_delivered_before_the_socket_is_broken_off() {
     let (near, far) = tcp().await;
     socket2::SockRef::from(&near).set_send_buffer_size(4096).unwrap();
     let (mut client, server) = testing::over(far, near).await;
-    let mut socket = Socket::new(server, Pool::new());
+    let mut socket = Socket::new(server, BufferPool::new());
     socket.io().set_reset_on_drop(true);
     let mut sent = 0;
     poll_fn(|cx| {
@@ -543,12 +543,13 @@ async fn what_tls_holds_back_arrives_without_waiting_for_the_end() {
     let trust = client(Trust::Ca(ca.ca()), None);
     let (near, far) = duplex(1000);
     let (accepted, connected) = tokio::join!(
-        served.load().acceptor().accept(Buffered::new(far, Pool::new())),
+        served.load().acceptor().accept(Buffered::new(far, BufferPool::new())),
         TlsConnector::from(trust.load()).connect(server_name("a.b").unwrap(), near)
     );
     let (mut writer, plain) = duplex(1000);
     let mut reader = connected.unwrap();
-    let (mut a, mut b) = (Socket::new(plain, Pool::new()), Socket::new(accepted.unwrap(), Pool::new()));
+    let (mut a, mut b) =
+        (Socket::new(plain, BufferPool::new()), Socket::new(accepted.unwrap(), BufferPool::new()));
     let sent: Vec<u8> = (0..500_000).map(|i| (i % 251) as u8).collect();
     let mut got = vec![0; sent.len()];
     tokio::select! {

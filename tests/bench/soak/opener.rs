@@ -19,7 +19,7 @@ use tunnel::session_io::copy::close_gracefully;
 use tunnel::session_io::copy::{EndKind, Side, copy_bidirectional};
 use tunnel_base::logging::{LogSettings, Logs};
 use tunnel_base::names::{Host, Target};
-use tunnel_net::pool::Pool;
+use tunnel_net::pool::BufferPool;
 use tunnel_net::socket::{Connection as _, Socket};
 use tunnel_proto::frame::Category;
 
@@ -45,7 +45,7 @@ impl Opener {
             let mut terminate = signal(SignalKind::terminate())?;
             let edge = Edge::start(settings, None)?;
             let listener = TcpListener::bind(self.listen).await?;
-            let (route, pool) = (edge.route.clone(), Pool::new());
+            let (route, pool) = (edge.route.clone(), BufferPool::new());
             let doors = tokio::spawn(async move {
                 while let Ok((client, _)) = listener.accept().await {
                     tokio::spawn(open(client, route.clone(), pool.clone()));
@@ -60,7 +60,7 @@ impl Opener {
 }
 
 /// Serves a client like the server's CONNECT listener.
-async fn open(mut client: TcpStream, route: SessionRouter, pool: Pool) -> Result<()> {
+async fn open(mut client: TcpStream, route: SessionRouter, pool: BufferPool) -> Result<()> {
     client.set_nodelay(true)?;
     let request = String::from_utf8_lossy(&line(&mut client).await?).into_owned();
     while line(&mut client).await?.len() > 1 {}

@@ -25,7 +25,7 @@ fuzz_target!(|input: (bool, &[u8])| {
         messages += 1;
         // Its length decides what this end does, so that the fuzzer chooses.
         let step = message.data.len();
-        if let PlainEvent::Session(Decoded { id, category, .. }) = codec.on_message(message, now) {
+        if let PlainEvent::Session(Decoded { id, category, .. }) = codec.handle_message(message, now) {
             sessions.push((id, category));
         }
         if let Some((id, category)) = sessions.last().copied() {
@@ -34,7 +34,7 @@ fuzz_target!(|input: (bool, &[u8])| {
         }
         now += Duration::from_secs(u64::try_from(step % 16).unwrap_or(0));
         for id in codec.due(now) {
-            codec.on_due(id, step.is_multiple_of(2), now);
+            codec.handle_due(id, step.is_multiple_of(2), now);
         }
         codec.tick(now);
         sent += std::iter::from_fn(|| codec.next_message())

@@ -130,7 +130,7 @@ pub(crate) enum ServiceBackend {
 impl ClusterState {
     /// Returns the backend of the Service that a target means, or `None` if it means no Service. `is_fixed` returns
     /// true for addresses that the fixed table assigns to a node.
-    pub(crate) fn backing(
+    pub(crate) fn backend(
         &self,
         target: &Target,
         chance: f64,
@@ -140,7 +140,7 @@ impl ClusterState {
             Host::Ip(ip) => self.service_at(*ip)?.map(|name| (name, Some(*ip))),
             Host::Name(name) => self.named(name)?.map(|name| (name, None)),
         };
-        let Some((name, asked)) = named else { return Ok(None) };
+        let Some((name, requested_ip)) = named else { return Ok(None) };
         let Some(service) = self.services.get(&name) else { return Ok(None) };
         if let Some(external) = &service.external {
             return Ok(Some(ServiceBackend::Outside(Target { host: external.clone(), port: target.port })));
@@ -149,7 +149,7 @@ impl ClusterState {
         if side == Some(ServiceSide::Cloud) {
             return Ok(Some(ServiceBackend::Outside(target.clone())));
         }
-        let family = asked.as_ref().or(service.ips.first()).map(IpAddr::is_ipv4);
+        let family = requested_ip.as_ref().or(service.ips.first()).map(IpAddr::is_ipv4);
         let at_edge = |at: &SocketAddr, node: Option<&NodeName>| {
             side.is_none()
                 || node.is_some()
@@ -331,8 +331,8 @@ impl ClusterState {
         if self.services.is_claimed(ScopedAddress::Internal(ip)) {
             return Ok(None);
         }
-        let Some(first) = self.by_kubelets(ip).next() else { return Ok(None) };
-        let others = self.nodes_with(ScopedAddress::External(ip)).chain(self.by_kubelets(ip));
+        let Some(first) = self.kubelet_claimants(ip).next() else { return Ok(None) };
+        let others = self.nodes_with(ScopedAddress::External(ip)).chain(self.kubelet_claimants(ip));
         // A load balancer may share the address of a Node, but not of a pod.
         let is_pod = matches!(first, Object::Pod { .. });
         let services = self.services_with(ScopedAddress::External(ip)).filter(|_| is_pod);
@@ -353,7 +353,7 @@ impl ClusterState {
     }
 
     /// Returns the objects that claim an address written by a kubelet.
-    pub(crate) fn by_kubelets(&self, ip: IpAddr) -> impl Iterator<Item = Object> {
+    pub(crate) fn kubelet_claimants(&self, ip: IpAddr) -> impl Iterator<Item = Object> {
         let pods = self.pods.claiming(ip);
         let pods = pods.map(|(name, pod)| Object::Pod { name: name.to_owned(), node: pod.node.clone() });
         self.nodes_with(ScopedAddress::Internal(ip)).chain(pods)
@@ -436,9 +436,9 @@ impl<V: IndexKeys> ObjectIndex<V> {
     pub fn finish(&mut self) {
         self.listed = true;
         let list = self.list;
-        let gone: Vec<_> = self.objects.iter().filter(|(_, entry)| entry.list != list).collect();
-        let gone: Vec<_> = gone.into_iter().map(|(name, _)| name.clone()).collect();
-        for name in gone {
+        let removed: Vec<_> = self.objects.iter().filter(|(_, entry)| entry.list != list).collect();
+        let removed: Vec<_> = removed.into_iter().map(|(name, _)| name.clone()).collect();
+        for name in removed {
             self.remove(&name);
         }
     }

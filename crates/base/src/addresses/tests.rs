@@ -82,8 +82,8 @@ fn locate(book: &AddressBook, text: &str, chance: f64) -> String {
 }
 
 fn expect(book: &AddressBook, expected: &[(&str, &str)]) {
-    for (asked, found) in expected {
-        assert_eq!(locate(book, asked, 0.0), *found, "{asked}");
+    for (target, found) in expected {
+        assert_eq!(locate(book, target, 0.0), *found, "{target}");
     }
 }
 
@@ -260,7 +260,7 @@ fn a_service_may_be_headless_or_external_or_without_endpoints() {
 #[test]
 fn a_restarted_list_removes_nothing_until_it_is_complete() {
     let book = book();
-    let there = |asked| locate(&book, asked, 0.0) != format!("{asked} directly");
+    let there = |target| locate(&book, target, 0.0) != format!("{target} directly");
     book.change(|facts| facts.pods.start());
     book.change(|facts| facts.pods.put("shop/new", pod("edge2", &["10.244.2.1"])));
     assert!(there("10.244.1.7:80") && there("10.244.2.1:80"));
@@ -290,9 +290,9 @@ fn claim(at: &str, of: &str, by: ClaimSource) -> AddressClaim {
 }
 
 /// Returns the owner of an address, otherwise why a claim to it was rejected.
-fn holder(holders: &AddressOwners, at: &str) -> String {
-    let of = holders.nodes.get(&ip(at)).map(ToString::to_string);
-    let void = || holders.void.iter().find(|void| void.ip == ip(at)).map(|void| void.why.to_string());
+fn owner(owners: &AddressOwners, at: &str) -> String {
+    let of = owners.nodes.get(&ip(at)).map(ToString::to_string);
+    let void = || owners.void.iter().find(|void| void.ip == ip(at)).map(|void| void.why.to_string());
     of.or_else(void).unwrap_or_else(|| "no claim".to_owned())
 }
 
@@ -304,13 +304,13 @@ fn a_pods_address_does_not_override_the_fixed_table_or_a_token_line() {
     list(&book);
     let token = claim("10.0.8.1", "edge1", ClaimSource::TokenLine);
     let edge = claim("10.0.8.2", "edge1", ClaimSource::Edge);
-    let holders = book.holders([token, edge], false, |_| None);
-    assert_eq!(holder(&holders, "10.0.7.9"), "edge2");
-    assert_eq!(holder(&holders, "10.0.8.1"), "edge1");
-    assert_eq!(holder(&holders, "192.168.1.5"), "it is a pod's");
-    assert_eq!(holder(&holders, "10.0.8.2"), "it is a pod's");
+    let owners = book.owners([token, edge], false, |_| None);
+    assert_eq!(owner(&owners, "10.0.7.9"), "edge2");
+    assert_eq!(owner(&owners, "10.0.8.1"), "edge1");
+    assert_eq!(owner(&owners, "192.168.1.5"), "it is a pod's");
+    assert_eq!(owner(&owners, "10.0.8.2"), "it is a pod's");
     book.change(|facts| facts.services.put("shop/web", service(&["10.0.7.9"], &[])));
-    assert_eq!(holder(&book.holders([], false, |_| None), "10.0.7.9"), "it is a Service's");
+    assert_eq!(owner(&book.owners([], false, |_| None), "10.0.7.9"), "it is a Service's");
 }
 
 #[test]
@@ -323,7 +323,7 @@ fn an_edge_cannot_claim_external_addresses_of_services_or_other_nodes() {
         facts.services.put("shop/web", ServiceInfo { outside, ..service(&["10.96.0.7"], &[]) });
     });
     list(&book);
-    let of = |at, node, by| holder(&book.holders([claim(at, node, by)], false, |_| None), at);
+    let of = |at, node, by| owner(&book.owners([claim(at, node, by)], false, |_| None), at);
     let services = "it is a Service's external address";
     assert_eq!(of("198.51.100.7", "edge2", ClaimSource::Edge), services);
     assert_eq!(of("198.51.100.7", "edge2", ClaimSource::TokenLine), "edge2");
@@ -331,13 +331,13 @@ fn an_edge_cannot_claim_external_addresses_of_services_or_other_nodes() {
     assert_eq!(of("198.51.100.5", "Edge1", ClaimSource::Edge), "Edge1", "the address is its own");
     // Nor may a Node, as its own kubelet writes its addresses.
     book.change(|facts| facts.nodes.put("stolen", machine(ips(&["198.51.100.5", "198.51.100.7"]))));
-    let of = |at| holder(&book.holders([], false, |_| None), at);
+    let of = |at| owner(&book.owners([], false, |_| None), at);
     assert_eq!(of("198.51.100.5"), "it is another Node's");
     assert_eq!(of("198.51.100.7"), "stolen", "a load balancer may share nodes' addresses");
     book.change(|facts| facts.nodes.remove("stolen"));
-    let holders = book.holders([claim("192.168.1.5", "edge1", ClaimSource::Edge)], false, |_| None);
-    assert_eq!(holder(&holders, "192.168.1.5"), "edge1", "a load balancer shares it");
-    assert!(holders.void.is_empty());
+    let owners = book.owners([claim("192.168.1.5", "edge1", ClaimSource::Edge)], false, |_| None);
+    assert_eq!(owner(&owners, "192.168.1.5"), "edge1", "a load balancer shares it");
+    assert!(owners.void.is_empty());
     // External addresses locate nothing.
     expect(
         &book,
@@ -353,7 +353,7 @@ fn claims_of_lower_rank_wait_until_all_kubernetes_lists_are_complete() {
         claim("10.0.8.2", "edge2", ClaimSource::Edge),
         claim("192.168.1.5", "edge2", ClaimSource::Edge),
     ];
-    let of = |at| holder(&book.holders(more.clone(), true, |_| None), at);
+    let of = |at| owner(&book.owners(more.clone(), true, |_| None), at);
     let kinds: [fn(&mut ClusterState); 3] =
         [|facts| facts.services.finish(), |facts| facts.nodes.finish(), |facts| facts.pods.finish()];
     for finish in kinds {
@@ -376,8 +376,8 @@ fn without_a_cluster_an_edges_claims_apply_only_if_edges_are_trusted() {
     let more =
         [claim("10.0.8.1", "edge1", ClaimSource::TokenLine), claim("10.0.8.2", "edge1", ClaimSource::Edge)];
     for (trust_edges, last) in [(false, "no claim"), (true, "edge1")] {
-        let holders = book.holders(more.clone(), trust_edges, |_| None);
-        let found = ["10.0.7.9", "10.0.8.1", "10.0.8.2"].map(|at| holder(&holders, at));
+        let owners = book.owners(more.clone(), trust_edges, |_| None);
+        let found = ["10.0.7.9", "10.0.8.1", "10.0.8.2"].map(|at| owner(&owners, at));
         assert_eq!(found, ["edge2", "edge1", last]);
     }
 }
@@ -488,28 +488,27 @@ fn the_fixed_table_overrides_claims_of_nodes() {
         claim("10.0.7.40", "evil", ClaimSource::TokenLine),
         claim("10.0.7.50", "edge1", ClaimSource::Edge),
     ];
-    let holders = book.holders(claims, false, |_| None);
-    let found =
-        ["10.0.7.20", "10.0.7.30", "10.0.7.40", "10.0.7.50", "10.0.8.1"].map(|at| holder(&holders, at));
+    let owners = book.owners(claims, false, |_| None);
+    let found = ["10.0.7.20", "10.0.7.30", "10.0.7.40", "10.0.7.50", "10.0.8.1"].map(|at| owner(&owners, at));
     let behind = "it is assigned to another node by [server.addresses]";
     assert_eq!(found, [behind, behind, "evil", "edge1", "evil"]);
 }
 
 /// An event about pods.
 #[derive(Debug, Clone)]
-enum Heard {
+enum PodEvent {
     Begin,
     Finish,
     Put(u8, u8, Vec<u8>),
     Remove(u8),
 }
 
-fn heard() -> impl Strategy<Value = Heard> {
+fn pod_event() -> impl Strategy<Value = PodEvent> {
     prop_oneof![
-        1 => Just(Heard::Begin),
-        1 => Just(Heard::Finish),
-        6 => (0..5_u8, 0..3_u8, proptest::collection::vec(0..5_u8, 0..3)).prop_map(|(pod, at, ips)| Heard::Put(pod, at, ips)),
-        2 => (0..5_u8).prop_map(Heard::Remove),
+        1 => Just(PodEvent::Begin),
+        1 => Just(PodEvent::Finish),
+        6 => (0..5_u8, 0..3_u8, proptest::collection::vec(0..5_u8, 0..3)).prop_map(|(pod, at, ips)| PodEvent::Put(pod, at, ips)),
+        2 => (0..5_u8).prop_map(PodEvent::Remove),
     ]
 }
 
@@ -521,19 +520,19 @@ struct Model {
 }
 
 impl Model {
-    fn hear(&mut self, heard: &Heard) {
-        match heard {
-            Heard::Begin => self.named.clear(),
-            Heard::Finish => {
+    fn apply(&mut self, event: &PodEvent) {
+        match event {
+            PodEvent::Begin => self.named.clear(),
+            PodEvent::Finish => {
                 let named = std::mem::take(&mut self.named);
                 self.pods.retain(|pod, _| named.contains(pod));
                 self.named = named;
             }
-            Heard::Put(pod, at, ips) => {
+            PodEvent::Put(pod, at, ips) => {
                 self.pods.insert(*pod, (*at, ips.clone()));
                 self.named.insert(*pod);
             }
-            Heard::Remove(pod) => {
+            PodEvent::Remove(pod) => {
                 self.pods.remove(pod);
                 self.named.remove(pod);
             }
@@ -549,25 +548,25 @@ fn address(last: u8) -> IpAddr {
     IpAddr::from([10, 244, 0, last])
 }
 
-fn tell(book: &AddressBook, heard: &Heard) {
-    book.change(|facts| match heard {
-        Heard::Begin => facts.pods.start(),
-        Heard::Finish => facts.pods.finish(),
-        Heard::Put(pod, at, ips) => {
+fn apply_to_book(book: &AddressBook, event: &PodEvent) {
+    book.change(|facts| match event {
+        PodEvent::Begin => facts.pods.start(),
+        PodEvent::Finish => facts.pods.finish(),
+        PodEvent::Put(pod, at, ips) => {
             let ips = ips.iter().map(|ip| address(*ip)).collect();
             facts.pods.put(&format!("n/{pod}"), PodInfo { node: node(&format!("edge{at}")), ips });
         }
-        Heard::Remove(pod) => facts.pods.remove(&format!("n/{pod}")),
+        PodEvent::Remove(pod) => facts.pods.remove(&format!("n/{pod}")),
     });
 }
 
 proptest! {
     #[test]
-    fn pods_are_located_as_by_a_simple_model(all in proptest::collection::vec(heard(), 0..60)) {
+    fn pods_are_located_as_by_a_simple_model(all in proptest::collection::vec(pod_event(), 0..60)) {
         let (book, mut model) = (AddressBook::default(), Model::default());
-        for heard in all {
-            tell(&book, &heard);
-            model.hear(&heard);
+        for event in all {
+            apply_to_book(&book, &event);
+            model.apply(&event);
             for last in 0..5 {
                 let target = Target { host: Host::Ip(address(last)), port: 80 };
                 let found = book.locate(&target, 0.5);

@@ -14,7 +14,7 @@ pub enum ExpositionFormat {
 impl ExpositionFormat {
     /// Chooses the format by a scraper's `Accept` header: OpenMetrics if it is accepted and not weighted below plain
     /// text.
-    pub fn wanted(accept: &str) -> Self {
+    pub fn from_accept(accept: &str) -> Self {
         let weight = |kind: &str| {
             let mut weights = accept.split(',').filter_map(|part| {
                 let mut parts = part.split(';').map(str::trim);
@@ -46,11 +46,13 @@ pub(crate) fn plain(open: &str) -> String {
     for line in open.lines() {
         let mut words = line.splitn(4, ' ');
         match (words.next(), words.next(), words.next(), words.next()) {
-            (Some("#"), Some("HELP"), Some(name), said) => help = Some((name, said.unwrap_or_default())),
+            (Some("#"), Some("HELP"), Some(name), help_text) => {
+                help = Some((name, help_text.unwrap_or_default()))
+            }
             (Some("#"), Some("TYPE"), Some(name), Some(kind)) => {
                 let suffix = if kind == "counter" { "_total" } else { "" };
-                if let Some((_, said)) = help.take().filter(|(of, _)| *of == name) {
-                    let _ = writeln!(text, "# HELP {name}{suffix} {said}");
+                if let Some((_, help_text)) = help.take().filter(|(of, _)| *of == name) {
+                    let _ = writeln!(text, "# HELP {name}{suffix} {help_text}");
                 }
                 let _ = writeln!(text, "# TYPE {name}{suffix} {kind}");
             }
@@ -81,7 +83,7 @@ mod tests {
             ("*/*", ExpositionFormat::Plain),
             ("", ExpositionFormat::Plain),
         ] {
-            assert_eq!(ExpositionFormat::wanted(accept), form, "{accept}");
+            assert_eq!(ExpositionFormat::from_accept(accept), form, "{accept}");
         }
     }
 

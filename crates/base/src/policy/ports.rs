@@ -17,7 +17,7 @@ pub enum PortTarget {
 
 /// Ports of nodes other than the kubelet's, as listed in a ConfigMap.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct ProxyPorts {
+pub struct ConfigMapPorts {
     /// HTTP ports.
     pub http: BTreeSet<u16>,
     /// HTTPS ports; disjoint from [`Self::http`].
@@ -38,7 +38,7 @@ pub struct PortError {
     pub hint: &'static str,
 }
 
-impl ProxyPorts {
+impl ConfigMapPorts {
     /// Parses the ConfigMap's data. `own` are the ports on which this server listens, which cannot also stand for ports
     /// of nodes. Invalid parts are left out and returned as errors, the first 20 of them.
     pub fn parse(data: &BTreeMap<String, String>, own: &BTreeSet<u16>) -> (Self, Vec<PortError>) {
@@ -54,11 +54,11 @@ impl ProxyPorts {
                         if loopback.len() < MAX_PORTS || loopback.contains(&port) {
                             loopback.insert(port);
                         } else {
-                            reader.complain(key, item, TOO_MANY);
+                            reader.add_error(key, item, TOO_MANY);
                         }
                     }
                 }
-                _ => reader.complain(key, text, NOT_A_KEY),
+                _ => reader.add_error(key, text, NOT_A_KEY),
             }
         }
         let text = |key| data.get(key).map_or("", String::as_str);
@@ -73,7 +73,7 @@ impl ProxyPorts {
                 Some(FRONT) => false,
                 Some(SECURE_FRONT) => true,
                 _ => {
-                    reader.complain(PAIRS, item, NOT_A_PAIR);
+                    reader.add_error(PAIRS, item, NOT_A_PAIR);
                     continue;
                 }
             };
@@ -91,7 +91,7 @@ impl ProxyPorts {
 }
 
 /// No HTTP or HTTPS ports. The loopback ports are the default for a ConfigMap without that key.
-impl Default for ProxyPorts {
+impl Default for ConfigMapPorts {
     fn default() -> Self {
         Self { http: BTreeSet::new(), https: BTreeSet::new(), loopback: [10266, 10267].into() }
     }
@@ -101,7 +101,7 @@ impl Default for ProxyPorts {
 struct Reader<'a> {
     /// Ports on which this server listens; they cannot stand for ports of nodes.
     own: &'a BTreeSet<u16>,
-    ports: ProxyPorts,
+    ports: ConfigMapPorts,
     /// Errors found so far.
     wrong: Vec<PortError>,
 }
@@ -111,7 +111,7 @@ impl Reader<'_> {
         let digits = item.bytes().all(|b| b.is_ascii_digit());
         let port = item.parse().ok().filter(|port| digits && *port > 0);
         if port.is_none() {
-            self.complain(key, item, NOT_A_PORT);
+            self.add_error(key, item, NOT_A_PORT);
         }
         port
     }
@@ -125,17 +125,17 @@ impl Reader<'_> {
             false => (&mut self.ports.http, &self.ports.https),
         };
         if self.own.contains(&port) {
-            self.complain(key, item, OWN);
+            self.add_error(key, item, OWN);
         } else if other.contains(&port) {
-            self.complain(key, item, BOTH);
+            self.add_error(key, item, BOTH);
         } else if count >= MAX_PORTS && !to.contains(&port) {
-            self.complain(key, item, TOO_MANY);
+            self.add_error(key, item, TOO_MANY);
         } else {
             to.insert(port);
         }
     }
 
-    fn complain(&mut self, key: &str, found: &str, hint: &'static str) {
+    fn add_error(&mut self, key: &str, found: &str, hint: &'static str) {
         if self.wrong.len() < MAX_WRONG {
             let short = |text: &str| text.chars().take(EXCERPT).collect();
             self.wrong.push(PortError { key: short(key), found: short(found), hint });
@@ -201,9 +201,9 @@ mod tests {
 
     use super::*;
 
-    fn parse(data: &[(&str, &str)]) -> (ProxyPorts, Vec<String>) {
+    fn parse(data: &[(&str, &str)]) -> (ConfigMapPorts, Vec<String>) {
         let data = data.iter().map(|(key, text)| ((*key).to_owned(), (*text).to_owned())).collect();
-        let (ports, wrong) = ProxyPorts::parse(&data, &[9000, 10263].into());
+        let (ports, wrong) = ConfigMapPorts::parse(&data, &[9000, 10263].into());
         (ports, wrong.iter().map(ToString::to_string).collect())
     }
 
@@ -228,7 +228,7 @@ mod tests {
 
     #[test]
     fn loopback_ports_default_to_two_and_an_empty_key_means_none() {
-        assert_eq!(parse(&[]).0, ProxyPorts::default());
+        assert_eq!(parse(&[]).0, ConfigMapPorts::default());
         assert_eq!(parse(&[]).0.loopback, set(&[10266, 10267]));
         assert_eq!(parse(&[(LOOPBACK, "")]).0.loopback, set(&[]));
     }
@@ -242,7 +242,7 @@ mod tests {
             ("http-proxy-port", "9055"),
         ]);
         assert_eq!((ports.http, ports.https), (set(&[9051, 9054]), set(&[9443])));
-        let told = [
+        let expected = [
             ("http-proxy-port: \"9055\": ", NOT_A_KEY),
             ("http-proxy-ports: \"x\": ", NOT_A_PORT),
             ("http-proxy-ports: \"0\": ", NOT_A_PORT),
@@ -253,7 +253,7 @@ mod tests {
             ("dnat-ports-pair: \"9052\": ", NOT_A_PAIR),
             ("dnat-ports-pair: \"9053=80\": ", NOT_A_PAIR),
         ];
-        assert_eq!(wrong, told.map(|(what, hint)| format!("{what}{hint}")));
+        assert_eq!(wrong, expected.map(|(what, hint)| format!("{what}{hint}")));
     }
 
     #[test]
@@ -281,7 +281,7 @@ mod tests {
             own in proptest::collection::btree_set(1_u16..100, 0..20),
         ) {
             let keys = [HTTP, HTTPS, LOOPBACK, PAIRS].into_iter().map(str::to_owned);
-            let (ports, _) = ProxyPorts::parse(&keys.zip(lists).collect(), &own);
+            let (ports, _) = ConfigMapPorts::parse(&keys.zip(lists).collect(), &own);
             prop_assert!(ports.http.is_disjoint(&ports.https));
             let all: BTreeSet<_> = ports.http.union(&ports.https).copied().collect();
             prop_assert!(all.is_disjoint(&own) && all.is_disjoint(&set(&KUBELET)) && !all.contains(&0));
@@ -296,9 +296,9 @@ mod tests {
             let list = |ports: &BTreeSet<u16>| ports.iter().map(u16::to_string).collect::<Vec<_>>().join(",");
             let data = [(HTTP, &http), (HTTPS, &https), (LOOPBACK, &loopback)];
             let data = data.map(|(key, ports)| (key.to_owned(), list(ports)));
-            let (read, wrong) = ProxyPorts::parse(&data.into_iter().collect(), &BTreeSet::new());
+            let (read, wrong) = ConfigMapPorts::parse(&data.into_iter().collect(), &BTreeSet::new());
             prop_assert_eq!(wrong, vec![]);
-            prop_assert_eq!(read, ProxyPorts { http, https, loopback });
+            prop_assert_eq!(read, ConfigMapPorts { http, https, loopback });
         }
     }
 }

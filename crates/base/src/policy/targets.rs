@@ -54,13 +54,13 @@ impl Targets {
     }
 
     /// Returns true if any address may be dialled at this port.
-    pub fn name_port(&self, port: u16) -> bool {
+    pub fn allows_port(&self, port: u16) -> bool {
         self.0.iter().any(|entry| entry.port.is_none_or(|own| own == port))
     }
 
     /// Returns true if an entry contains this address and only forbidden addresses. A wide network does not allow
     /// forbidden addresses.
-    pub fn name_off_limits(&self, at: SocketAddr) -> bool {
+    pub fn allows_off_limits(&self, at: SocketAddr) -> bool {
         let ip = plain(at.ip());
         self.0.iter().any(|entry| {
             entry.port.is_none_or(|port| port == at.port())
@@ -180,7 +180,7 @@ pub fn is_off_limits(ip: IpAddr) -> bool {
                 || ip.is_multicast()
                 || ip.is_unicast_link_local()
                 || METADATA6.contains(&ip)
-                || leads_off_limits(ip)
+                || embeds_off_limits(ip)
         }
     }
 }
@@ -206,7 +206,7 @@ fn is_off_limits_v4(ip: Ipv4Addr) -> bool {
 
 /// Returns true if a gateway translates this address to a forbidden IPv4 address. Covers NAT64 (RFC 6052, RFC 8215),
 /// 6to4 (RFC 3056), Teredo (RFC 4380), ISATAP (RFC 5214) and SIIT (RFC 2765).
-fn leads_off_limits(ip: Ipv6Addr) -> bool {
+fn embeds_off_limits(ip: Ipv6Addr) -> bool {
     let [.., o2, o3, o4, o5, o6, o7, _, o9, o10, o11, o12, o13, o14, o15] = ip.octets();
     let is = |octets: [u8; 4]| is_off_limits_v4(octets.into());
     let last = [o12, o13, o14, o15];
@@ -284,14 +284,14 @@ mod tests {
         let at = |at: &str| at.parse().unwrap();
         let narrow = targets(&["127.0.0.0/8:80", "169.254.169.254:*", "[::1]:80", "10.0.0.0/8:*"]);
         for named in ["127.0.0.1:80", "[::ffff:127.9.9.9]:80", "169.254.169.254:1", "[::1]:80"] {
-            assert!(narrow.name_off_limits(at(named)), "{named}");
+            assert!(narrow.allows_off_limits(at(named)), "{named}");
         }
         for other in ["127.0.0.1:81", "169.254.169.253:1", "168.63.129.16:80", "10.0.0.1:80"] {
-            assert!(!narrow.name_off_limits(at(other)), "{other}");
+            assert!(!narrow.allows_off_limits(at(other)), "{other}");
         }
         let wide = targets(&["0.0.0.0/0:*", "0.0.0.0/1:*", "169.0.0.0/8:*", "[::/0]:*", "[64:ff9b::/96]:*"]);
         for at in ["127.0.0.1:80", "169.254.169.254:80", "[::1]:80", "[64:ff9b::7f00:1]:80", "0.0.0.0:80"] {
-            assert!(!wide.name_off_limits(at.parse().unwrap()), "{at}");
+            assert!(!wide.allows_off_limits(at.parse().unwrap()), "{at}");
         }
     }
 

@@ -117,7 +117,7 @@ impl NodeTokens {
                 _ if before.is_some() => "it overrides an earlier line of the same node",
                 _ => continue,
             };
-            if errors.len() < MAX_FAULTS {
+            if errors.len() < MAX_ERRORS {
                 errors.push((at, error));
             }
         }
@@ -163,7 +163,7 @@ impl NodeTokens {
     }
 
     /// Returns the nodes with a token or a previous token that can be guessed, sorted, including `default`.
-    pub fn weak(&self) -> Vec<&str> {
+    pub fn nodes_with_weak_tokens(&self) -> Vec<&str> {
         let is_short = |token: &str| !token.is_empty() && token.len() < MIN_TOKEN_BYTES;
         let weak = self.lines.iter().filter(|(node, line)| {
             line_name(node).is_ok()
@@ -174,11 +174,11 @@ impl NodeTokens {
     }
 
     /// Returns true if any node is blocked.
-    pub fn shut_some_out(&self) -> bool {
+    pub fn has_blocked_nodes(&self) -> bool {
         self.lines.iter().any(|(node, line)| line.token.is_empty() && node != DEFAULT)
     }
 
-    /// Returns the faulty lines, counted from 1, with their errors; at most `MAX_FAULTS`.
+    /// Returns the faulty lines, counted from 1, with their errors; at most `MAX_ERRORS`.
     pub fn errors(&self) -> &[(usize, &'static str)] {
         &self.errors
     }
@@ -367,7 +367,7 @@ impl std::fmt::Debug for NodeTokens {
 pub const MIN_TOKEN_BYTES: usize = 32;
 
 /// Maximum number of faulty lines that are reported.
-const MAX_FAULTS: usize = 20;
+const MAX_ERRORS: usize = 20;
 
 /// Name of the line for nodes without their own line.
 const DEFAULT: &str = "default";
@@ -396,12 +396,12 @@ mod tests {
 
     #[test]
     fn a_node_with_a_line_without_a_token_is_blocked() {
-        let shut_out = |text, node: &str| NodeTokens::parse(text).is_blocked(&node.parse().unwrap());
-        assert!(shut_out("Node1:\nnode2:a", "nODE1") && shut_out("node1: ip=10.0.0.7", "node1"));
-        assert!(!shut_out("node1:\nnode2:a", "node2") && !shut_out("default:", "node1"));
-        assert!(!shut_out("node1:\nnode1:a", "node1"), "the last line applies");
-        assert!(NodeTokens::parse("node1:").shut_some_out());
-        assert!(!NodeTokens::parse("default:\nnode1\nnode2:a").shut_some_out());
+        let is_blocked = |text, node: &str| NodeTokens::parse(text).is_blocked(&node.parse().unwrap());
+        assert!(is_blocked("Node1:\nnode2:a", "nODE1") && is_blocked("node1: ip=10.0.0.7", "node1"));
+        assert!(!is_blocked("node1:\nnode2:a", "node2") && !is_blocked("default:", "node1"));
+        assert!(!is_blocked("node1:\nnode1:a", "node1"), "the last line applies");
+        assert!(NodeTokens::parse("node1:").has_blocked_nodes());
+        assert!(!NodeTokens::parse("default:\nnode1\nnode2:a").has_blocked_nodes());
     }
 
     #[test]
@@ -416,7 +416,7 @@ mod tests {
         let text = format!(
             "node1:{long}\nnode2:{long} previous=old\nnode3:new previous={long}\nnode4:\ndefault:1\n"
         );
-        assert_eq!(NodeTokens::parse(&text).weak(), ["default", "node2", "node3"]);
+        assert_eq!(NodeTokens::parse(&text).nodes_with_weak_tokens(), ["default", "node2", "node3"]);
     }
 
     #[test]
@@ -430,16 +430,16 @@ mod tests {
         let why = |text, node: &str| {
             NodeTokens::parse(text).prove(&node.parse().unwrap(), "t").unwrap_err().to_string()
         };
-        for (text, says) in [
+        for (text, expected) in [
             ("node1:t", "the token file has no line for node7, and no default; invite the node"),
             ("default:", "the token file has no line for node7, and no default; invite the node"),
             ("default:t\nnode7:", "the line of node7 in the file that"),
             ("node7:a\ndefault:t", "the token differs from that of the node's own line in the file"),
             ("default:a", "the token differs from that of the default line in the file"),
         ] {
-            let told = why(text, "node7");
-            assert!(told.starts_with(says), "{told}");
-            assert!(told.contains("server.links.token_file"), "{told}");
+            let error = why(text, "node7");
+            assert!(error.starts_with(expected), "{error}");
+            assert!(error.contains("server.links.token_file"), "{error}");
         }
     }
 
@@ -451,7 +451,7 @@ mod tests {
         let lines: Vec<usize> = tokens.errors().iter().map(|(line, _)| *line).collect();
         assert_eq!(lines, [4, 5, 6, 8, 9]);
         assert!(!format!("{:?}", tokens.errors()).contains("SECRET"));
-        assert_eq!(NodeTokens::parse(&"x\n".repeat(1000)).errors().len(), MAX_FAULTS);
+        assert_eq!(NodeTokens::parse(&"x\n".repeat(1000)).errors().len(), MAX_ERRORS);
     }
 
     #[test]

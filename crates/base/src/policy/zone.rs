@@ -116,7 +116,7 @@ pub const CLUSTER_DOMAIN: &str = "cluster.local";
 /// Returns the text with these records as the only lines of a server. They are placed first, so that no other byte
 /// changes, not even a missing final line break. Returns the text unchanged if it is up to date.
 pub fn merged(text: &[u8], server: IpAddr, records: &BTreeSet<String>) -> Vec<u8> {
-    let wanted: BTreeSet<String> = records.iter().map(|name| format!("{server}    {name}\n")).collect();
+    let expected: BTreeSet<String> = records.iter().map(|name| format!("{server}    {name}\n")).collect();
     let (mut foreign, mut ours) = (Vec::with_capacity(text.len()), Vec::new());
     for (line, of) in lines(text) {
         match of {
@@ -125,11 +125,11 @@ pub fn merged(text: &[u8], server: IpAddr, records: &BTreeSet<String>) -> Vec<u8
         }
     }
     // Each record must occur once: duplicated lines are rewritten.
-    let stand: BTreeSet<&[u8]> = ours.iter().copied().collect();
-    if ours.len() == wanted.len() && wanted.iter().all(|line| stand.contains(line.as_bytes())) {
+    let existing: BTreeSet<&[u8]> = ours.iter().copied().collect();
+    if ours.len() == expected.len() && expected.iter().all(|line| existing.contains(line.as_bytes())) {
         return text.to_vec();
     }
-    let mut new: Vec<u8> = wanted.into_iter().collect::<String>().into_bytes();
+    let mut new: Vec<u8> = expected.into_iter().collect::<String>().into_bytes();
     new.extend(foreign);
     new
 }
@@ -140,18 +140,18 @@ pub fn servers(text: &[u8]) -> BTreeSet<IpAddr> {
 }
 
 /// Returns the text without the lines of these servers.
-pub fn without(text: &[u8], gone: &BTreeSet<IpAddr>) -> Vec<u8> {
-    let kept = lines(text).filter(|(_, of)| of.is_none_or(|of| !gone.contains(&of)));
+pub fn without(text: &[u8], stopped: &BTreeSet<IpAddr>) -> Vec<u8> {
+    let kept = lines(text).filter(|(_, of)| of.is_none_or(|of| !stopped.contains(&of)));
     kept.flat_map(|(line, _)| line).copied().collect()
 }
 
 /// Returns each line with its line break, and the address of the server that wrote it, if any.
 fn lines(text: &[u8]) -> impl Iterator<Item = (&[u8], Option<IpAddr>)> {
-    let mut fenced = false;
+    let mut in_user_section = false;
     text.split_inclusive(|b| *b == b'\n').map(move |line| {
         let bare = line.trim_ascii();
-        fenced = (fenced || bare == USER_SECTION_BEGIN) && bare != FENCE_END;
-        (line, if fenced { None } else { server(line) })
+        in_user_section = (in_user_section || bare == USER_SECTION_BEGIN) && bare != USER_SECTION_END;
+        (line, if in_user_section { None } else { server(line) })
     })
 }
 
@@ -172,7 +172,7 @@ const GAP: &str = "    ";
 const USER_SECTION_BEGIN: &[u8] = b"#CustomStart";
 
 /// End of that section.
-const FENCE_END: &[u8] = b"#CustomEnd";
+const USER_SECTION_END: &[u8] = b"#CustomEnd";
 
 #[cfg(test)]
 mod tests {
@@ -204,7 +204,7 @@ mod tests {
     fn a_node_is_found_by_its_name_with_or_without_the_zone() {
         let node = |zone: &Zone, name: &str| zone.node(name.parse().unwrap()).to_string();
         let own = zone("nodes.test", &[]);
-        for (name, meant) in [
+        for (name, expected) in [
             ("node1.nodes.test", "node1"),
             ("node1.Nodes.Test", "node1"),
             ("a.b.nodes.test", "a.b"),
@@ -213,7 +213,7 @@ mod tests {
             ("xnodes.test", "xnodes.test"),
             ("node1.nodes.test.org", "node1.nodes.test.org"),
         ] {
-            assert_eq!(node(&own, name), meant);
+            assert_eq!(node(&own, name), expected);
         }
         assert_eq!(node(&zone("", &[]), "node1.nodes.test"), "node1.nodes.test");
     }
@@ -326,7 +326,7 @@ mod lines_tests {
         fn a_merge_changes_only_own_lines(
             lines in prop::collection::vec(line(), 0..12),
             ends in any::<bool>(),
-            wanted in prop::collection::btree_set("[a-c]{1,2}", 0..4),
+            expected in prop::collection::btree_set("[a-c]{1,2}", 0..4),
         ) {
             let mut text = lines.join("\n");
             if ends { text.push('\n'); }
@@ -335,14 +335,14 @@ mod lines_tests {
                 let bare = merged(text, ip(server), &names(&["never-there"]));
                 bare.strip_prefix(format!("10.0.0.{server}    never-there\n").as_bytes()).unwrap().to_vec()
             };
-            let new = merged(text, ip(1), &wanted);
+            let new = merged(text, ip(1), &expected);
             prop_assert_eq!(without(&new, 1), without(text, 1), "the rest is unchanged");
-            prop_assert_eq!(&merged(&new, ip(1), &wanted), &new, "a second merge changes nothing");
-            for name in &wanted {
+            prop_assert_eq!(&merged(&new, ip(1), &expected), &new, "a second merge changes nothing");
+            for name in &expected {
                 let line = format!("10.0.0.1    {name}");
                 prop_assert!(String::from_utf8_lossy(&new).lines().any(|l| l == line));
             }
-            let back = merged(&merged(&new, ip(2), &wanted), ip(2), &BTreeSet::new());
+            let back = merged(&merged(&new, ip(2), &expected), ip(2), &BTreeSet::new());
             prop_assert_eq!(without(&back, 2), without(&new, 2), "two servers do not change each other's lines");
         }
     }

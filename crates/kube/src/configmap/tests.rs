@@ -89,7 +89,7 @@ fn pods(ready: &[u8], unready: &[u8]) -> KnownEndpoints {
     Some(Endpoints { ready: set(ready), unready: set(unready) })
 }
 
-fn nobody_lives() -> LivenessProbe {
+fn no_server_lives() -> LivenessProbe {
     LivenessProbe::new(|_| Box::pin(std::future::ready(false)))
 }
 
@@ -107,8 +107,8 @@ fn pod(
         async move {
             let (head, body) = request.into_parts();
             let body = body.collect().await?.to_bytes();
-            let (code, said) = server.lock().unwrap().answer(head.method.as_str(), &body);
-            let answer = Response::builder().status(code).body(Body::from(said.to_string().into_bytes()));
+            let (code, content) = server.lock().unwrap().answer(head.method.as_str(), &body);
+            let answer = Response::builder().status(code).body(Body::from(content.to_string().into_bytes()));
             Ok::<_, tower::BoxError>(answer.unwrap())
         }
     });
@@ -118,7 +118,7 @@ fn pod(
         name: "tunnel-nodes".to_owned(),
         server: ip(1),
         endpoints,
-        lives: nobody_lives(),
+        lives: no_server_lives(),
     };
     let mut map = ConfigMap::new(settings);
     map.api = Some(Api::namespaced(Client::new(service, "edge-system"), "edge-system"));
@@ -178,8 +178,8 @@ async fn a_too_large_map_is_an_error_with_a_remedy_and_is_not_sent() {
     let full = format!("{}\n", "#".repeat(MAX_BYTES - 20));
     let (mut map, server) = pod(Some(object(&full)), None);
     map.write(&names(&["a"])).await.unwrap();
-    let told = map.write(&names(&["a", "one-more"])).await.unwrap_err().to_string();
-    assert!(told.contains("etcd") && told.contains("1048576"), "{told}");
+    let error = map.write(&names(&["a", "one-more"])).await.unwrap_err().to_string();
+    assert!(error.contains("etcd") && error.contains("1048576"), "{error}");
     assert_eq!(server.lock().unwrap().writes, 1);
     map.withdraw().await.unwrap();
     assert_eq!(server.lock().unwrap().hosts(), full);
@@ -189,8 +189,8 @@ async fn a_too_large_map_is_an_error_with_a_remedy_and_is_not_sent() {
 async fn a_forbidden_write_is_an_error_that_names_the_required_verbs() {
     let (mut map, server) = pod(None, None);
     server.lock().unwrap().refusal = Some((403, status(403, "Forbidden")));
-    let told = map.write(&names(&["a"])).await.unwrap_err().to_string();
-    assert!(told.contains("get, create and update on configmaps"), "{told}");
+    let error = map.write(&names(&["a"])).await.unwrap_err().to_string();
+    assert!(error.contains("get, create and update on configmaps"), "{error}");
 }
 
 #[tokio::test(start_paused = true)]
@@ -201,44 +201,44 @@ async fn a_write_to_a_silent_apiserver_times_out() {
         name: "tunnel-nodes".to_owned(),
         server: ip(1),
         endpoints: None,
-        lives: nobody_lives(),
+        lives: no_server_lives(),
     };
     let mut map = ConfigMap::new(settings);
     let silent = tower::service_fn(|_: Request<Body>| {
         std::future::pending::<Result<Response<Body>, tower::BoxError>>()
     });
     map.api = Some(Api::namespaced(Client::new(silent, "n"), "n"));
-    let told = map.write(&names(&["a"])).await.unwrap_err().to_string();
-    assert!(told.contains("did not answer"), "{told}");
+    let error = map.write(&names(&["a"])).await.unwrap_err().to_string();
+    assert!(error.contains("did not answer"), "{error}");
 }
 
 #[tokio::test]
 async fn endless_write_conflicts_are_an_error() {
     let (mut map, server) = pod(Some(object("")), None);
     server.lock().unwrap().others.extend(std::iter::repeat_n(object("#"), 50));
-    let told = map.write(&names(&["a"])).await.unwrap_err();
-    assert!(matches!(told, ConfigMapError::Contended { .. }), "{told}");
+    let error = map.write(&names(&["a"])).await.unwrap_err();
+    assert!(matches!(error, ConfigMapError::Contended { .. }), "{error}");
 }
 
 #[tokio::test(start_paused = true)]
 async fn lines_of_an_absent_server_are_removed_unless_it_comes_back() {
     let text = "10.0.0.2    b\n10.0.0.3    c\n127.0.0.1    localhost\n192.0.2.1 by-hand\n";
-    let (told, known) = watch::channel(None);
+    let (sender, known) = watch::channel(None);
     let (mut map, server) = pod(Some(object(text)), Some(known));
     let hosts = || server.lock().unwrap().hosts();
     let (wait, none) = (STALE_AFTER + SPREAD, BTreeSet::new());
 
     for unfit in [None, pods(&[], &[]), pods(&[9], &[8])] {
-        told.send_replace(unfit);
+        sender.send_replace(unfit);
         map.write(&none).await.unwrap();
         tokio::time::advance(wait).await;
         map.write(&none).await.unwrap();
         assert_eq!(hosts(), text, "no server is checked unless this one is an endpoint");
     }
-    told.send_replace(pods(&[1, 2], &[3]));
+    sender.send_replace(pods(&[1, 2], &[3]));
     map.write(&none).await.unwrap();
     tokio::time::advance(STALE_AFTER / 2).await;
-    told.send_replace(pods(&[1, 3], &[2]));
+    sender.send_replace(pods(&[1, 3], &[2]));
     map.write(&none).await.unwrap();
     assert!(map.due() <= Instant::now() + REWRITE_INTERVAL);
     tokio::time::advance(STALE_AFTER - Duration::from_millis(1)).await;
@@ -255,12 +255,12 @@ async fn lines_of_an_absent_server_are_removed_unless_it_comes_back() {
 async fn a_server_that_is_not_ready_keeps_its_lines_while_it_answers() {
     let text = "10.0.0.2    b\n10.0.0.3    c\n";
     // This server is not ready either, as if probes could not reach any server.
-    let (told, known) = watch::channel(pods(&[], &[1, 2]));
+    let (sender, known) = watch::channel(pods(&[], &[1, 2]));
     let (mut map, server) = pod(Some(object(text)), Some(known));
     let living = Arc::new(Mutex::new(BTreeSet::from([ip(2), ip(3)])));
-    let (asked, wait) = (living.clone(), STALE_AFTER + SPREAD);
+    let (probed, wait) = (living.clone(), STALE_AFTER + SPREAD);
     map.settings.lives = LivenessProbe::new(move |pod| {
-        let lives = asked.lock().unwrap().contains(&pod);
+        let lives = probed.lock().unwrap().contains(&pod);
         Box::pin(std::future::ready(lives))
     });
     let hosts = || server.lock().unwrap().hosts();
@@ -275,14 +275,14 @@ async fn a_server_that_is_not_ready_keeps_its_lines_while_it_answers() {
     tokio::time::advance(wait).await;
     map.write(&names(&[])).await.unwrap();
     assert_eq!(hosts(), "", "the pod of a lost machine remains an endpoint for long");
-    told.send_replace(None);
+    sender.send_replace(None);
 }
 
 #[tokio::test]
 async fn a_server_that_writes_before_a_sweep_keeps_its_lines() {
-    let (_told, known) = watch::channel(pods(&[1], &[]));
+    let (_sender, known) = watch::channel(pods(&[1], &[]));
     let (mut map, server) = pod(Some(object("10.0.0.2    b\n")), Some(known));
-    map.gone.insert(ip(2), Instant::now());
+    map.sweeps.insert(ip(2), Instant::now());
     server.lock().unwrap().others.push_back(object("10.0.0.2    back\n"));
     map.write(&names(&["a"])).await.unwrap();
     assert_eq!(server.lock().unwrap().hosts(), "10.0.0.1    a\n10.0.0.2    back\n");
@@ -291,10 +291,10 @@ async fn a_server_that_writes_before_a_sweep_keeps_its_lines() {
 
 #[tokio::test]
 async fn withdraw_removes_own_lines_without_probing_other_servers() {
-    let (_told, known) = watch::channel(pods(&[1], &[2]));
+    let (_sender, known) = watch::channel(pods(&[1], &[2]));
     let (mut map, server) = pod(Some(object("10.0.0.1    a\n10.0.0.2    b\n")), Some(known));
     map.settings.lives = LivenessProbe::new(|_| Box::pin(std::future::pending()));
-    map.gone.insert(ip(2), Instant::now());
+    map.sweeps.insert(ip(2), Instant::now());
     map.withdraw().await.unwrap();
     assert_eq!(server.lock().unwrap().hosts(), "10.0.0.2    b\n");
 }
@@ -303,10 +303,10 @@ async fn withdraw_removes_own_lines_without_probing_other_servers() {
 async fn servers_sweep_at_different_times() {
     let mut times = BTreeSet::new();
     for _ in 0..8 {
-        let (_told, known) = watch::channel(pods(&[1], &[]));
+        let (_sender, known) = watch::channel(pods(&[1], &[]));
         let (mut map, _server) = pod(Some(object("10.0.0.2    b\n")), Some(known));
         map.write(&BTreeSet::new()).await.unwrap();
-        times.insert(map.gone[&ip(2)]);
+        times.insert(map.sweeps[&ip(2)]);
     }
     assert!(
         times.len() > 4

@@ -29,7 +29,7 @@ use x509_parser::x509::X509Name;
 
 use crate::cluster::Cluster;
 use crate::csr::names::NameLookup;
-use crate::csr::{Apiserver, CsrError, Profile, within};
+use crate::csr::{ApiserverNames, CsrError, Profile, within};
 use tunnel_base::backoff::Backoff;
 use tunnel_base::drain::Drain;
 use tunnel_base::logging::{AUDIT, printable};
@@ -89,14 +89,14 @@ impl Approver {
     /// have expired.
     async fn run_pass(&self, seen: &impl Fn()) -> Result<Infallible, CsrError> {
         let (client, _) = self.cluster.connect().await?;
-        let apiserver = Apiserver::look_up(&self.cluster, &client).await?;
+        let apiserver = ApiserverNames::look_up(&self.cluster, &client).await?;
         self.follow(client, &apiserver, seen).await
     }
 
     async fn follow(
         &self,
         client: Client,
-        apiserver: &Apiserver,
+        apiserver: &ApiserverNames,
         seen: &impl Fn(),
     ) -> Result<Infallible, CsrError> {
         let (requests, nodes) = (Api::all(client.clone()), Api::all(client));
@@ -163,34 +163,34 @@ impl Approver {
     async fn record_decision(
         &self,
         csr: &CertificateSigningRequest,
-        apiserver: &Apiserver,
+        apiserver: &ApiserverNames,
         requests: &Api<CertificateSigningRequest>,
         nodes: &Api<Node>,
     ) -> Result<(), CsrError> {
         if is_settled(csr) {
             return Ok(());
         }
-        let Some(asked) = CsrInfo::read(csr) else {
+        let Some(request) = CsrInfo::read(csr) else {
             debug!(csr = csr.name_any(), "ignoring unreadable request");
             return Ok(());
         };
-        let facts = match (asked.profile(), asked.node()) {
+        let facts = match (request.profile(), request.node()) {
             (Some(Profile::Edge), Some(node)) => {
                 let addresses = within(nodes.get_opt(node)).await?.as_ref().map(addresses);
-                ClusterInfo { addresses, ..ClusterInfo::default() }
+                DecisionFacts { addresses, ..DecisionFacts::default() }
             }
             // Requests of other users are denied, whatever their names.
-            (Some(Profile::Server), _) if asked.requester == self.pods => ClusterInfo {
-                reached: self.reach.look_up(&self.cluster).await?.names,
-                ..ClusterInfo::default()
+            (Some(Profile::Server), _) if request.requester == self.pods => DecisionFacts {
+                reachable_names: self.reach.look_up(&self.cluster).await?.names,
+                ..DecisionFacts::default()
             },
-            _ => ClusterInfo::default(),
+            _ => DecisionFacts::default(),
         };
         let (Some(uid), Some(version)) = (csr.uid(), csr.resource_version()) else {
-            return Err(CsrError::Gone);
+            return Err(CsrError::ChangedOrDeleted);
         };
-        let (name, requester) = (csr.name_any(), printable(&asked.requester));
-        let (kind, reason, why) = match decide(&asked, &self.pods, apiserver, &facts) {
+        let (name, requester) = (csr.name_any(), printable(&request.requester));
+        let (kind, reason, why) = match decide(&request, &self.pods, apiserver, &facts) {
             Decision::NotOurs => return Ok(()),
             Decision::Approve => ("Approved", "AutoApproved", "requester is authorized".to_owned()),
             Decision::Deny(why) => ("Denied", "NotPermitted", why),
@@ -205,7 +205,7 @@ impl Approver {
         });
         // Logged before the patch: the process may stop while kube-apiserver applies it, and every approval must be in
         // the log.
-        match asked.profile().map(Profile::name) {
+        match request.profile().map(Profile::name) {
             profile if kind == "Denied" => {
                 warn!(target: AUDIT, csr = name, profile, %requester, reason = why, "denying");
             }
@@ -213,7 +213,7 @@ impl Approver {
         }
         let params = PatchParams::default();
         match within(requests.patch_approval(&name, &params, &Patch::Merge(&patch))).await {
-            Err(CsrError::Gone) => {
+            Err(CsrError::ChangedOrDeleted) => {
                 info!(target: AUDIT, csr = name, "request changed by another party, skipped")
             }
             done => drop(done?),
@@ -259,47 +259,52 @@ pub enum Decision {
 
 /// The state of the cluster that a decision depends on.
 #[derive(Debug, Clone, Default)]
-pub struct ClusterInfo {
+pub struct DecisionFacts {
     /// Addresses of the requester's Node. `None` means that there is no such Node.
     pub addresses: Option<BTreeSet<IpAddr>>,
     /// Names and addresses of the servers' listeners, in the form used in certificates.
-    pub reached: BTreeSet<String>,
+    pub reachable_names: BTreeSet<String>,
 }
 
 /// Decides on a request. `pods` is the servers' user (their service account).
-pub fn decide(asked: &CsrInfo, pods: &str, apiserver: &Apiserver, facts: &ClusterInfo) -> Decision {
-    let Some(profile) = asked.profile() else { return Decision::NotOurs };
-    let permitted = sound(asked, profile).and_then(|()| match profile {
-        Profile::Server => {
-            by_pods(asked, pods).and_then(|()| server(&asked.content, apiserver, &facts.reached))
+pub fn decide(request: &CsrInfo, pods: &str, apiserver: &ApiserverNames, facts: &DecisionFacts) -> Decision {
+    let Some(profile) = request.profile() else { return Decision::NotOurs };
+    let permitted = check_common(request, profile).and_then(|()| match profile {
+        Profile::Server => check_requester(request, pods)
+            .and_then(|()| check_server(&request.content, apiserver, &facts.reachable_names)),
+        Profile::ProxyClient => {
+            check_requester(request, pods).and_then(|()| check_proxy_client(&request.content))
         }
-        Profile::ProxyClient => by_pods(asked, pods).and_then(|()| proxy_client(&asked.content)),
-        Profile::Edge => agent(asked, facts.addresses.as_ref()),
+        Profile::Edge => check_edge(request, facts.addresses.as_ref()),
     });
     permitted.map_or_else(|why| Decision::Deny(printable(&why)), |()| Decision::Approve)
 }
 
 /// Checks the rules common to all profiles.
-fn sound(asked: &CsrInfo, profile: Profile) -> Result<(), String> {
-    if let Some(odd) = asked.content.odd {
+fn check_common(request: &CsrInfo, profile: Profile) -> Result<(), String> {
+    if let Some(odd) = request.content.odd {
         return Err(format!("{odd}, which this approver does not accept"));
     }
-    let usages: BTreeSet<&str> = asked.usages.iter().map(String::as_str).collect();
-    let wanted = profile.usages();
-    if asked.usages.len() != wanted.len() || usages != BTreeSet::from(wanted) {
-        return Err(format!("expected exactly the usages {wanted:?}, found {:?}", asked.usages));
+    let usages: BTreeSet<&str> = request.usages.iter().map(String::as_str).collect();
+    let expected = profile.usages();
+    if request.usages.len() != expected.len() || usages != BTreeSet::from(expected) {
+        return Err(format!("expected exactly the usages {expected:?}, found {:?}", request.usages));
     }
     Ok(())
 }
 
-fn by_pods(asked: &CsrInfo, pods: &str) -> Result<(), String> {
-    if asked.requester == pods {
+fn check_requester(request: &CsrInfo, pods: &str) -> Result<(), String> {
+    if request.requester == pods {
         return Ok(());
     }
-    Err(format!("only {pods} may request this certificate, not {:?}", asked.requester))
+    Err(format!("only {pods} may request this certificate, not {:?}", request.requester))
 }
 
-fn server(content: &Content, apiserver: &Apiserver, reached: &BTreeSet<String>) -> Result<(), String> {
+fn check_server(
+    content: &Content,
+    apiserver: &ApiserverNames,
+    reachable_names: &BTreeSet<String>,
+) -> Result<(), String> {
     if content.dns.is_empty() && content.ips.is_empty() {
         return Err("it has no alternative name, so no client would accept it".to_owned());
     }
@@ -307,7 +312,7 @@ fn server(content: &Content, apiserver: &Apiserver, reached: &BTreeSet<String>) 
         if apiserver.is_at(&name) {
             return Err(format!("{name:?} is a name of kube-apiserver"));
         }
-        if !reached.contains(&name) {
+        if !reachable_names.contains(&name) {
             return Err(format!(
                 "no known Service (--service) is reachable at {name:?}, and it is not listed with --san"
             ));
@@ -316,21 +321,21 @@ fn server(content: &Content, apiserver: &Apiserver, reached: &BTreeSet<String>) 
     Ok(())
 }
 
-fn proxy_client(content: &Content) -> Result<(), String> {
+fn check_proxy_client(content: &Content) -> Result<(), String> {
     if content.dns.is_empty() && content.ips.is_empty() {
         return Ok(());
     }
     Err("it has alternative names, but a proxy client must have none".to_owned())
 }
 
-fn agent(asked: &CsrInfo, addresses: Option<&BTreeSet<IpAddr>>) -> Result<(), String> {
-    let Some(node) = asked.node() else {
+fn check_edge(request: &CsrInfo, addresses: Option<&BTreeSet<IpAddr>>) -> Result<(), String> {
+    let Some(node) = request.node() else {
         return Err(format!(
             "only a node may request this certificate, for itself (user system:node:NAME in group system:nodes), not {:?}",
-            asked.requester
+            request.requester
         ));
     };
-    let Content { dns, ips, .. } = &asked.content;
+    let Content { dns, ips, .. } = &request.content;
     if *dns != [node] {
         return Err(format!("expected exactly {node:?}, the requesting node, as DNS name, found {dns:?}"));
     }
@@ -423,7 +428,7 @@ impl Content {
         let mut extensions = Vec::new();
         for (n, attribute) in info.iter_attributes().enumerate() {
             match requested(attribute) {
-                Some(asked) if n == 0 => extensions.extend(asked),
+                Some(requested) if n == 0 => extensions.extend(requested),
                 _ => content.odd = Some("it has attributes other than one extension request"),
             }
         }
@@ -478,10 +483,10 @@ fn oddity_of(subject: &X509Name<'_>) -> Option<&'static str> {
 /// Returns the extensions that an attribute requests. Returns `None` for any other attribute, and for one with several
 /// values, because the parser returns only the first.
 fn requested<'a>(attribute: &'a X509CriAttribute<'a>) -> Option<&'a [X509Extension<'a>]> {
-    let ParsedCriAttribute::ExtensionRequest(asked) = attribute.parsed_attribute() else { return None };
+    let ParsedCriAttribute::ExtensionRequest(request) = attribute.parsed_attribute() else { return None };
     let (read, set) = asn1_rs::Header::from_der(attribute.value).ok()?;
     let whole = set.length().definite().ok()? == read.len();
-    whole.then_some(&asked.extensions)
+    whole.then_some(&request.extensions)
 }
 
 fn names<'a>(extensions: &'a [&'a X509Extension<'a>]) -> impl Iterator<Item = &'a X509Extension<'a>> {
@@ -516,7 +521,7 @@ mod tests {
     }
 
     /// Returns a request by the servers' user, as kube-apiserver returns it.
-    fn asked() -> serde_json::Value {
+    fn pending_csr() -> serde_json::Value {
         let profile = Profile::ProxyClient;
         let request = CertificateRequest::new(profile.common_name(), profile.organization(), &[]).unwrap();
         json!({
@@ -549,7 +554,7 @@ mod tests {
                 );
                 let list = json!({
                     "kind": "CertificateSigningRequestList", "apiVersion": "certificates.k8s.io/v1",
-                    "metadata": {"resourceVersion": "1"}, "items": [asked()],
+                    "metadata": {"resourceVersion": "1"}, "items": [pending_csr()],
                 });
                 Ok::<_, Infallible>(Response::new(Body::from(list.to_string().into_bytes())))
             }
@@ -557,7 +562,7 @@ mod tests {
         let client = Client::new(tower::service_fn(answer), "n");
         let cluster = Cluster { kubeconfig: None, namespace: None };
         let (approver, apiserver) =
-            (Approver::new(cluster, "pods".to_owned(), NameLookup::default()), Apiserver::default());
+            (Approver::new(cluster, "pods".to_owned(), NameLookup::default()), ApiserverNames::default());
         tokio::select! {
             ended = approver.follow(client, &apiserver, &|| ()) => panic!("{ended:?}"),
             patch = is_patched.recv() => {
@@ -566,10 +571,12 @@ mod tests {
                 assert_eq!(patch["status"]["conditions"][0]["type"], "Approved");
             }
         }
-        let said = String::from_utf8(lines.0.lock().unwrap().clone()).unwrap();
+        let log_text = String::from_utf8(lines.0.lock().unwrap().clone()).unwrap();
         assert!(
-            said.contains("tunnel::audit") && said.contains("approving") && said.contains("csr-1"),
-            "{said}"
+            log_text.contains("tunnel::audit")
+                && log_text.contains("approving")
+                && log_text.contains("csr-1"),
+            "{log_text}"
         );
     }
 
@@ -581,12 +588,12 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn a_pass_continues_at_the_page_where_the_last_one_was_cut_off() {
-        let (asked_for, mut pages) = tokio::sync::mpsc::channel(100);
+        let (page_sender, mut pages) = tokio::sync::mpsc::channel(100);
         let answer = move |request: http::Request<Body>| {
-            let asked_for = asked_for.clone();
+            let page_sender = page_sender.clone();
             async move {
                 let page = page(&request);
-                asked_for.send(page.clone()).await.unwrap();
+                page_sender.send(page.clone()).await.unwrap();
                 let next = match page.as_str() {
                     "p1" => Ok("p2"),
                     "p2" => Ok("p3"),
@@ -603,16 +610,16 @@ mod tests {
                     "metadata": {"resourceVersion": "1", "continue": next.clone().unwrap_or_default()},
                     "items": [],
                 });
-                let gone = |metadata| json!({"kind": "Status", "code": 410, "metadata": metadata});
+                let expired = |metadata| json!({"kind": "Status", "code": 410, "metadata": metadata});
                 let status = if next.is_ok() { 200 } else { 410 };
-                let body = next.map_or_else(gone, |_| list).to_string().into_bytes();
+                let body = next.map_or_else(expired, |_| list).to_string().into_bytes();
                 Ok::<_, Infallible>(Response::builder().status(status).body(Body::from(body)).unwrap())
             }
         };
         let client = Client::new(tower::service_fn(answer), "n");
         let cluster = Cluster { kubeconfig: None, namespace: None };
         let (approver, apiserver) =
-            (Approver::new(cluster, "pods".to_owned(), NameLookup::default()), Apiserver::default());
+            (Approver::new(cluster, "pods".to_owned(), NameLookup::default()), ApiserverNames::default());
         let mut looks = Vec::new();
         for _ in 0..3 {
             let look = approver.follow(client.clone(), &apiserver, &|| ());

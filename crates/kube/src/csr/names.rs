@@ -10,12 +10,12 @@ use kube::{Api, Client, Resource};
 use serde::{Deserialize, Deserializer};
 
 use crate::cluster::Cluster;
-use crate::csr::{Apiserver, CsrError, within};
+use crate::csr::{ApiserverNames, CsrError, within};
 use crate::partial::{MAX_NODE_ADDRESSES, NodeStatus, part_of};
 
 /// Adds the names and addresses of a Service: its names in the cluster (below `domain`), and its cluster, external and
 /// load balancer addresses. For a NodePort also adds `nodes`, because its port is reachable there.
-pub(crate) fn of_service(
+pub(crate) fn add_service_names(
     service: &Service,
     nodes: &BTreeSet<String>,
     domain: &str,
@@ -36,7 +36,7 @@ pub(crate) fn of_service(
     let addresses = own.into_iter().chain(outer).filter(|ip| ip.parse::<IpAddr>().is_ok());
     let annotations = metadata.annotations.as_ref();
     let annotated = annotations.and_then(|all| all.get(EXTERNAL)).and_then(|at| host(at));
-    names.extend(addresses.chain(balancers.chain(annotated).filter(|name| is_outer(name, domain))));
+    names.extend(addresses.chain(balancers.chain(annotated).filter(|name| is_external(name, domain))));
     if is_node_port(service) {
         names.extend(nodes.iter().cloned());
     }
@@ -55,7 +55,7 @@ pub(crate) fn is_node_port(service: &Service) -> bool {
 
 /// Returns true if this is an address, or may be a name outside of the cluster. Otherwise anyone who can write a
 /// Service's annotation could obtain a certificate for another Service's name.
-fn is_outer(name: &str, domain: &str) -> bool {
+fn is_external(name: &str, domain: &str) -> bool {
     if name.parse::<IpAddr>().is_ok() {
         return true;
     }
@@ -116,12 +116,15 @@ fn labelled<'de, D: Deserializer<'de>>(from: D) -> Result<ObjectMeta, D::Error> 
 /// # Errors
 ///
 /// Fails if kube-apiserver does not answer or does not authorize the request.
-pub(crate) async fn reached(client: Client, apiserver: &Apiserver) -> Result<BTreeSet<String>, CsrError> {
+pub(crate) async fn reachable_names(
+    client: Client,
+    apiserver: &ApiserverNames,
+) -> Result<BTreeSet<String>, CsrError> {
     let api: Api<NodeSubset> = Api::all(client);
     let (mut names, mut page) = (BTreeSet::new(), ListParams::default().limit(PAGE));
     loop {
         let nodes = within(api.list(&page)).await?;
-        nodes.items.iter().for_each(|node| node.reached(apiserver, &mut names));
+        nodes.items.iter().for_each(|node| node.reachable_names(apiserver, &mut names));
         page = match nodes.metadata.continue_.filter(|next| !next.is_empty()) {
             Some(next) => page.continue_token(&next),
             None => return Ok(names),
@@ -133,7 +136,7 @@ impl NodeSubset {
     /// Adds the names and addresses of this Node, unless it is an edge or part of the control plane. Its kubelet
     /// reports them, so invalid names and those of kube-apiserver are skipped: one would make the whole request be
     /// denied.
-    pub(crate) fn reached(&self, apiserver: &Apiserver, names: &mut BTreeSet<String>) {
+    pub(crate) fn reachable_names(&self, apiserver: &ApiserverNames, names: &mut BTreeSet<String>) {
         if self.is_edge() || self.is_control_plane() {
             return;
         }
@@ -220,10 +223,10 @@ impl NameLookup {
                     continue;
                 };
                 if is_node_port(&service) && nodes.is_none() {
-                    let apiserver = Apiserver::look_up(cluster, &client).await?;
-                    nodes = Some(reached(client.clone(), &apiserver).await?);
+                    let apiserver = ApiserverNames::look_up(cluster, &client).await?;
+                    nodes = Some(reachable_names(client.clone(), &apiserver).await?);
                 }
-                of_service(&service, nodes.as_ref().unwrap_or(&BTreeSet::new()), &domain, &mut all);
+                add_service_names(&service, nodes.as_ref().unwrap_or(&BTreeSet::new()), &domain, &mut all);
             }
         }
         found.names = canonical(all);
@@ -240,7 +243,12 @@ mod tests {
     fn names(service: &Value, nodes: &[&str]) -> Vec<String> {
         let mut names = BTreeSet::new();
         let nodes = nodes.iter().map(|name| (*name).to_owned()).collect();
-        of_service(&serde_json::from_value(service.clone()).unwrap(), &nodes, "cluster.local", &mut names);
+        add_service_names(
+            &serde_json::from_value(service.clone()).unwrap(),
+            &nodes,
+            "cluster.local",
+            &mut names,
+        );
         names.into_iter().collect()
     }
 
@@ -332,7 +340,12 @@ mod tests {
     #[test]
     fn a_service_has_its_name_in_the_cluster_domain() {
         let (mut names, of) = (BTreeSet::new(), service(&json!({}), &json!([]), "a.cluster.local"));
-        of_service(&serde_json::from_value(of).unwrap(), &BTreeSet::new(), "k8s.example.org", &mut names);
+        add_service_names(
+            &serde_json::from_value(of).unwrap(),
+            &BTreeSet::new(),
+            "k8s.example.org",
+            &mut names,
+        );
         assert!(names.contains("s.n.svc.k8s.example.org") && names.contains("a.cluster.local"), "{names:?}");
         assert_eq!(names.len(), 5);
     }
@@ -365,10 +378,10 @@ mod node_tests {
     }
 
     fn names(nodes: &[Value]) -> Vec<String> {
-        let (mut names, apiserver) = (BTreeSet::new(), Apiserver::new(["10.96.0.1".to_owned()]));
+        let (mut names, apiserver) = (BTreeSet::new(), ApiserverNames::new(["10.96.0.1".to_owned()]));
         for node in nodes {
             let node: NodeSubset = serde_json::from_value(node.clone()).unwrap();
-            node.reached(&apiserver, &mut names);
+            node.reachable_names(&apiserver, &mut names);
         }
         names.into_iter().collect()
     }
@@ -415,7 +428,7 @@ mod node_tests {
             Ok::<_, Infallible>(Response::new(Body::from(page.to_string().into_bytes())))
         };
         let client = Client::new(tower::service_fn(answer), "n");
-        let names = reached(client, &Apiserver::default()).await.unwrap();
+        let names = reachable_names(client, &ApiserverNames::default()).await.unwrap();
         assert_eq!(names, ["a", "b"].map(str::to_owned).into());
     }
 }

@@ -19,7 +19,7 @@ use x509_parser::prelude::{FromDer as _, GeneralName, X509Certificate};
 
 use crate::cluster::Cluster;
 use crate::csr::names::{self, NameLookup, ResolvedNames};
-use crate::csr::{CsrError, Profile, SIGNED_WITHIN, within};
+use crate::csr::{CsrError, Profile, SIGNING_TIMEOUT, within};
 use tunnel_base::backoff::Backoff;
 use tunnel_base::drain::Drain;
 use tunnel_net::pki::CertificateRequest;
@@ -38,7 +38,7 @@ pub struct CertificateRenewer {
     /// Random number from 0 to 1 that selects the time of the next renewal within its window.
     chance: f64,
     /// Names of the last request. A signer that leaves names out would otherwise be asked for them endlessly.
-    asked: Option<BTreeSet<String>>,
+    last_requested: Option<BTreeSet<String>>,
 }
 
 /// The names and addresses in the certificate.
@@ -60,7 +60,7 @@ impl CertificateRenewer {
         names: CertificateNames,
         lifetime: Option<Duration>,
     ) -> Self {
-        Self { cluster, profile, file, lifetime, names, chance: rand::random(), asked: None }
+        Self { cluster, profile, file, lifetime, names, chance: rand::random(), last_requested: None }
     }
 
     /// Returns the profile.
@@ -86,11 +86,11 @@ impl CertificateRenewer {
         let work = async {
             let mut backoff = Backoff::new();
             loop {
-                let rest = match self.renew_if_due().await {
-                    Ok(rest) => {
+                let delay = match self.renew_if_due().await {
+                    Ok(delay) => {
                         backoff = Backoff::new();
                         report(Ok(()));
-                        rest
+                        delay
                     }
                     Err(cause) => {
                         warn!(
@@ -101,7 +101,7 @@ impl CertificateRenewer {
                         pause(&cause, &mut backoff)
                     }
                 };
-                sleep(rest).await;
+                sleep(delay).await;
             }
         };
         tokio::select! {
@@ -112,27 +112,28 @@ impl CertificateRenewer {
 
     /// Requests a certificate if one is due. Returns the time to wait until the next check.
     async fn renew_if_due(&mut self) -> Result<Duration, CsrError> {
-        let wanted = self.wanted().await;
+        let required = self.required_names().await;
         let held = StoredCertificate::read(&self.file).await.map(|held| {
             let due = due(held.received, held.until, self.chance);
             (held.names, due.duration_since(SystemTime::now()).ok())
         });
-        let Issue { names, or, rest, why } = match step(wanted, held, self.asked.as_ref())? {
-            Step::Wait(rest) => return Ok(rest),
+        let Issue { names, fallback, delay, why } = match step(required, held, self.last_requested.as_ref())?
+        {
+            Step::Wait(delay) => return Ok(delay),
             Step::Issue(issue) => issue,
         };
         info!(profile = self.profile.name(), reason = why, "certificate needed");
-        match (self.issue(names).await, or) {
+        match (self.issue(names).await, fallback) {
             (Err(cause @ (CsrError::Denied { .. } | CsrError::Failed { .. })), Some(old)) => {
                 warn!(profile = self.profile.name(), error = %cause, "requesting the old names instead");
                 self.issue(old).await?;
             }
             (done, _) => done?,
         }
-        Ok(rest)
+        Ok(delay)
     }
 
-    async fn wanted(&self) -> Result<BTreeSet<String>, CsrError> {
+    async fn required_names(&self) -> Result<BTreeSet<String>, CsrError> {
         let reach = match &self.names {
             CertificateNames::Fixed(fixed) => return Ok(names::canonical(fixed.clone())),
             CertificateNames::Of(reach) => reach,
@@ -142,23 +143,23 @@ impl CertificateRenewer {
     }
 
     /// Generates a key, has a certificate signed for it, and writes both to the file.
-    async fn issue(&mut self, wanted: BTreeSet<String>) -> Result<(), CsrError> {
+    async fn issue(&mut self, required: BTreeSet<String>) -> Result<(), CsrError> {
         prepare(&self.file)?;
         let profile = self.profile;
-        let names: Vec<&str> = wanted.iter().map(String::as_str).collect();
+        let names: Vec<&str> = required.iter().map(String::as_str).collect();
         let request = CertificateRequest::new(profile.common_name(), profile.organization(), &names)?;
         let (client, _) = self.cluster.connect().await?;
         let signed = signed(client, profile, self.lifetime, request.pem()).await?;
-        self.take_up(request, &signed, wanted).await
+        self.store(request, &signed, required).await
     }
 
     /// Writes the signed certificate to the file, unless it has already expired. An expired one would be renewed
     /// endlessly, and the current one may last longer.
-    async fn take_up(
+    async fn store(
         &mut self,
         request: CertificateRequest,
         signed: &str,
-        wanted: BTreeSet<String>,
+        required: BTreeSet<String>,
     ) -> Result<(), CsrError> {
         let (issued, file) = (request.signed(signed)?, self.file.clone());
         let now = UNIX_EPOCH.elapsed().map_or(0, |now| now.as_secs());
@@ -169,7 +170,7 @@ impl CertificateRenewer {
         let written = tokio::task::spawn_blocking(move || issued.write_together(&file)).await;
         // The task fails only when the process ends.
         written.unwrap_or(Ok(()))?;
-        self.asked = Some(wanted);
+        self.last_requested = Some(required);
         info!(profile = self.profile.name(), file = %self.file.display(), "certificate issued");
         reload_now();
         Ok(())
@@ -204,7 +205,7 @@ const PROBE: &str = ".may-write";
 /// Delay after a certificate was issued. It prevents a busy loop if the certificate expires immediately.
 const AFTER_ISSUE: Duration = Duration::from_secs(2);
 /// Time between two checks of the names that the certificate should have.
-const LOOK_INTERVAL: Duration = Duration::from_secs(60);
+const CHECK_INTERVAL: Duration = Duration::from_secs(60);
 /// Delay after a denial, before jitter.
 const AFTER_DENIAL: Duration = Duration::from_secs(300);
 
@@ -272,37 +273,37 @@ pub(crate) struct Issue {
     pub(crate) names: BTreeSet<String>,
     /// Names to request if those are denied: one forbidden name must not prevent the renewal of the existing
     /// certificate.
-    pub(crate) or: Option<BTreeSet<String>>,
+    pub(crate) fallback: Option<BTreeSet<String>>,
     /// Time to wait after it was issued.
-    pub(crate) rest: Duration,
+    pub(crate) delay: Duration,
     /// Reason of the request, as a clause.
     pub(crate) why: &'static str,
 }
 
-/// Returns the next step. `wanted` are the names the certificate should have, and `asked` those of the last request.
+/// Returns the next step. `required` are the names the certificate should have, and `last_requested` those of the last request.
 /// `held` are the names of the current certificate and the time until its renewal (`None` if it is due).
 ///
 /// # Errors
 ///
 /// Fails if the wanted names are unknown and no certificate is due with the names of the current one.
 pub(crate) fn step(
-    wanted: Result<BTreeSet<String>, CsrError>,
+    required: Result<BTreeSet<String>, CsrError>,
     held: Option<(BTreeSet<String>, Option<Duration>)>,
-    asked: Option<&BTreeSet<String>>,
+    last_requested: Option<&BTreeSet<String>>,
 ) -> Result<Step, CsrError> {
-    let (names, or, rest, why) = match (held, wanted) {
-        (None, wanted) => (wanted?, None, AFTER_ISSUE, "no certificate"),
-        (Some((held, Some(left))), wanted) => {
-            let wanted = wanted?;
-            if wanted.is_subset(&held) || asked == Some(&wanted) {
-                return Ok(Step::Wait(left.min(LOOK_INTERVAL)));
+    let (names, fallback, delay, why) = match (held, required) {
+        (None, required) => (required?, None, AFTER_ISSUE, "no certificate"),
+        (Some((held, Some(left))), required) => {
+            let required = required?;
+            if required.is_subset(&held) || last_requested == Some(&required) {
+                return Ok(Step::Wait(left.min(CHECK_INTERVAL)));
             }
             // The pause bounds how often a party that can change a name causes a new certificate.
-            (wanted, None, LOOK_INTERVAL, "new name or address")
+            (required, None, CHECK_INTERVAL, "new name or address")
         }
-        (Some((held, None)), Ok(wanted)) => {
-            let or = (held != wanted).then_some(held);
-            (wanted, or, AFTER_ISSUE, "renewal is due")
+        (Some((held, None)), Ok(required)) => {
+            let fallback = (held != required).then_some(held);
+            (required, fallback, AFTER_ISSUE, "renewal is due")
         }
         (Some((held, None)), Err(_)) => (
             held,
@@ -311,7 +312,7 @@ pub(crate) fn step(
             "renewal is due; the names it should have are unknown, so its own are used",
         ),
     };
-    Ok(Step::Issue(Issue { names, or, rest, why }))
+    Ok(Step::Issue(Issue { names, fallback, delay, why }))
 }
 
 // The time of a renewal; it depends only on its arguments.
@@ -376,18 +377,18 @@ pub(crate) async fn signed(
         status: None,
     };
     let made: CertificateSigningRequest = within(api.create(&PostParams::default(), &object)).await?;
-    let (name, until) = (made.name_any(), Instant::now() + SIGNED_WITHIN);
+    let (name, until) = (made.name_any(), Instant::now() + SIGNING_TIMEOUT);
     info!(csr = name, profile = profile.name(), "certificate requested");
-    let (mut rest, mut known) = (INITIAL_REST, "not approved");
+    let (mut delay, mut known) = (INITIAL_POLL_DELAY, "not approved");
     loop {
-        sleep(rest).await;
-        rest = (2 * rest).min(MAX_REST);
+        sleep(delay).await;
+        delay = (2 * delay).min(MAX_POLL_DELAY);
         match within(api.get(&name)).await.map(|csr| state(&csr)) {
             Ok(RequestState::Signed(certificate)) => return Ok(certificate),
             Ok(RequestState::Denied(why)) => return Err(CsrError::Denied { name, why }),
             Ok(RequestState::Failed(why)) => return Err(CsrError::Failed { name, why }),
             Ok(RequestState::Waits(state)) => known = state,
-            Err(cause @ (CsrError::Gone | CsrError::Forbidden(_))) => return Err(cause),
+            Err(cause @ (CsrError::ChangedOrDeleted | CsrError::Forbidden(_))) => return Err(cause),
             Err(cause) => debug!(csr = name, error = %cause, "cannot poll request, retrying"),
         }
         if Instant::now() >= until {
@@ -402,11 +403,11 @@ fn state(csr: &CertificateSigningRequest) -> RequestState {
         return RequestState::Signed(String::from_utf8_lossy(&certificate.0).into_owned());
     }
     let conditions = status.and_then(|status| status.conditions.as_deref()).unwrap_or_default();
-    let said = |kind: &str| {
+    let message_of = |kind: &str| {
         let found = conditions.iter().find(|condition| condition.type_ == kind)?;
         Some(found.message.clone().or_else(|| found.reason.clone()).unwrap_or_default())
     };
-    match (said("Denied"), said("Failed"), said("Approved")) {
+    match (message_of("Denied"), message_of("Failed"), message_of("Approved")) {
         (Some(why), ..) => RequestState::Denied(why),
         (_, Some(why), _) => RequestState::Failed(why),
         (.., Some(_)) => RequestState::Waits("approved but not signed"),
@@ -415,8 +416,8 @@ fn state(csr: &CertificateSigningRequest) -> RequestState {
 }
 
 /// Delay between two polls of a request.
-const INITIAL_REST: Duration = Duration::from_millis(200);
-const MAX_REST: Duration = Duration::from_secs(5);
+const INITIAL_POLL_DELAY: Duration = Duration::from_millis(200);
+const MAX_POLL_DELAY: Duration = Duration::from_secs(5);
 
 #[cfg(test)]
 mod tests {
@@ -431,16 +432,16 @@ mod tests {
         let file = dir.path().join("agent.pem");
         let cluster = Cluster { kubeconfig: None, namespace: None };
         let names = CertificateNames::Fixed(BTreeSet::new());
-        let mut keeper = CertificateRenewer::new(cluster, Profile::Edge, file.clone(), names, None);
+        let mut renewer = CertificateRenewer::new(cluster, Profile::Edge, file.clone(), names, None);
         let signer = rcgen::KeyPair::generate().unwrap();
         let signer = rcgen::Issuer::new(rcgen::CertificateParams::default(), signer);
         let mut sign = async |end: i32| {
             let request = CertificateRequest::new("c", "o", &["node1"]).unwrap();
-            let mut asked = rcgen::CertificateSigningRequestParams::from_pem(request.pem()).unwrap();
-            asked.params.not_before = rcgen::date_time_ymd(2020, 1, 1);
-            asked.params.not_after = rcgen::date_time_ymd(end, 1, 1);
-            let signed = asked.signed_by(&signer).unwrap().pem();
-            keeper.take_up(request, &signed, BTreeSet::new()).await
+            let mut csr = rcgen::CertificateSigningRequestParams::from_pem(request.pem()).unwrap();
+            csr.params.not_before = rcgen::date_time_ymd(2020, 1, 1);
+            csr.params.not_after = rcgen::date_time_ymd(end, 1, 1);
+            let signed = csr.signed_by(&signer).unwrap().pem();
+            renewer.store(request, &signed, BTreeSet::new()).await
         };
         let over = sign(2021).await.unwrap_err();
         assert!(!file.exists() && over.to_string().contains("clock"), "{over}");
@@ -514,8 +515,8 @@ mod step_tests {
 
     fn issue(step: Result<Step, CsrError>) -> (BTreeSet<String>, Option<BTreeSet<String>>, Duration) {
         match step.unwrap() {
-            Step::Issue(Issue { names, or, rest, .. }) => (names, or, rest),
-            rest @ Step::Wait(_) => panic!("{rest:?}"),
+            Step::Issue(Issue { names, fallback, delay, .. }) => (names, fallback, delay),
+            other @ Step::Wait(_) => panic!("{other:?}"),
         }
     }
 
@@ -524,9 +525,9 @@ mod step_tests {
         let (old, new) = (set(&["a", "b"]), set(&["a", "c"]));
         let held = || Some((old.clone(), LEFT));
         assert_eq!(step(Ok(set(&["a"])), held(), None).unwrap(), Step::Wait(Duration::from_secs(5)));
-        let (names, or, rest) = issue(step(Ok(new.clone()), held(), None));
-        assert_eq!((names, or), (new.clone(), None));
-        assert!(rest >= Duration::from_secs(60), "{rest:?}");
+        let (names, fallback, delay) = issue(step(Ok(new.clone()), held(), None));
+        assert_eq!((names, fallback), (new.clone(), None));
+        assert!(delay >= Duration::from_secs(60), "{delay:?}");
         // A name that the signer leaves out is not requested again.
         assert_eq!(step(Ok(new.clone()), held(), Some(&new)).unwrap(), Step::Wait(Duration::from_secs(5)));
     }
@@ -536,9 +537,9 @@ mod step_tests {
         let (old, new) = (set(&["a", "b"]), set(&["a", "c"]));
         let due = || Some((old.clone(), None));
         assert_eq!(issue(step(Err(unknown()), due(), None)).0, old);
-        let (names, or, _) = issue(step(Ok(new.clone()), due(), None));
+        let (names, fallback, _) = issue(step(Ok(new.clone()), due(), None));
         assert_eq!(
-            (names, or),
+            (names, fallback),
             (new.clone(), Some(old.clone())),
             "the old names are requested if the new ones are denied"
         );

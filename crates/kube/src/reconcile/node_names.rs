@@ -57,7 +57,7 @@ pub struct NodeNameParams {
 }
 
 /// Reconciles the ConfigMap while this server holds the Lease.
-pub struct NodeNames {
+pub struct NodeNamesReconciler {
     params: NodeNameParams,
     report: Box<dyn Fn(Result<(), String>) + Send + Sync>,
     nodes: Mutex<NodeStore>,
@@ -66,16 +66,16 @@ pub struct NodeNames {
     /// Nodes already logged as having no name, and why.
     left_out: Mutex<BTreeMap<String, &'static str>>,
     /// Notified when Nodes have changed.
-    news: Notify,
+    nodes_changed: Notify,
 }
 
-impl NodeNames {
+impl NodeNamesReconciler {
     /// Creates the reconciler; sends no request. Calls `report` with whether the ConfigMap is up to date as far as this
     /// server knows, and if not, why.
     pub fn new(params: NodeNameParams, report: impl Fn(Result<(), String>) + Send + Sync + 'static) -> Self {
         let service = watch::Sender::new(BTreeSet::new());
         let (nodes, left_out) = (Mutex::default(), Mutex::default());
-        Self { params, report: Box::new(report), nodes, service, left_out, news: Notify::new() }
+        Self { params, report: Box::new(report), nodes, service, left_out, nodes_changed: Notify::new() }
     }
 
     /// Returns a receiver of the Service's addresses, to which names of nodes resolve although no server has them.
@@ -103,7 +103,7 @@ impl NodeNames {
                         return lease.release(term).await;
                     }
                     // The new holder has written or will write; the state of this term is outdated.
-                    sleep(PAUSE).await;
+                    sleep(ACQUIRE_RETRY_DELAY).await;
                 }
             } => {}
         }
@@ -118,7 +118,7 @@ impl NodeNames {
                     Ok(number) => break number.saturating_add(1),
                     Err(cause) => (self.report)(Err(cause.to_string())),
                 }
-                sleep(PAUSE).await;
+                sleep(ACQUIRE_RETRY_DELAY).await;
             };
             lease.acquire(least, &self.report).await
         };
@@ -134,7 +134,7 @@ impl NodeNames {
             *self.nodes() = NodeStore::default();
             let (cluster, which) = (&self.params.cluster, watcher::Config::default());
             let followed = ObjectWatcher { cluster, what: "Nodes (for node names)", which };
-            let whole = Instant::now() + WHOLE;
+            let whole = Instant::now() + RELIST_INTERVAL;
             tokio::select! {
                 never = followed.run(|client, _| Api::<NamedNode>::all(client), self) => match never {},
                 why = self.keep(term) => return why,
@@ -145,11 +145,11 @@ impl NodeNames {
     }
 
     async fn keep(&self, term: LeaderTerm) -> String {
-        let look_again = if self.params.holders.is_some() { LOOK_AT_HOLDERS } else { LOOK_RETRY_AFTER };
+        let look_again = if self.params.holders.is_some() { HOLDERS_CHECK_INTERVAL } else { CHECK_INTERVAL };
         let (mut first, mut next) = (true, Instant::now());
         loop {
             tokio::select! {
-                () = self.news.notified() => sleep(GATHERING).await,
+                () = self.nodes_changed.notified() => sleep(DEBOUNCE).await,
                 () = sleep(look_again) => {}
             }
             sleep_until(next).await;
@@ -159,7 +159,7 @@ impl NodeNames {
                 Ok(written) => {
                     first = false;
                     if written {
-                        next = Instant::now() + BETWEEN_WRITES;
+                        next = Instant::now() + MIN_WRITE_INTERVAL;
                     }
                     (self.report)(Ok(()));
                 }
@@ -178,7 +178,7 @@ impl NodeNames {
             });
             // The holder of the Lease reports the error.
             let _ = looked.await;
-            sleep(LOOK_RETRY_AFTER).await;
+            sleep(CHECK_INTERVAL).await;
         }
     }
 
@@ -187,42 +187,42 @@ impl NodeNames {
     }
 }
 
-impl WatchHandler<NamedNode> for &NodeNames {
+impl WatchHandler<NamedNode> for &NodeNamesReconciler {
     fn on_event(&mut self, event: Event<NamedNode>) -> bool {
-        let (news, followed) = {
+        let (nodes_changed, followed) = {
             let mut nodes = self.nodes();
             (nodes.take(event, &self.params.edges), nodes.are_followed())
         };
-        if news {
-            self.news.notify_one();
+        if nodes_changed {
+            self.nodes_changed.notify_one();
         }
         followed
     }
 }
 
-impl std::fmt::Debug for NodeNames {
+impl std::fmt::Debug for NodeNamesReconciler {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("NodeNames").field("params", &self.params).finish_non_exhaustive()
     }
 }
 
 /// Debounce time of changes: each write sends the whole text.
-const GATHERING: Duration = Duration::from_millis(200);
+const DEBOUNCE: Duration = Duration::from_millis(200);
 
 /// Minimum time between two writes of a term. A kubelet may change its own Node as often as it likes.
-const BETWEEN_WRITES: Duration = Duration::from_secs(5);
+const MIN_WRITE_INTERVAL: Duration = Duration::from_secs(5);
 
 /// Time between two checks without changes of Nodes: the Service or the text itself may have changed.
-const LOOK_RETRY_AFTER: Duration = Duration::from_secs(30);
+const CHECK_INTERVAL: Duration = Duration::from_secs(30);
 
 /// Time between two checks if edges' names resolve to their servers.
-const LOOK_AT_HOLDERS: Duration = Duration::from_secs(2);
+const HOLDERS_CHECK_INTERVAL: Duration = Duration::from_secs(2);
 
 /// Time between two complete lists of all Nodes.
-const WHOLE: Duration = Duration::from_secs(30 * 60);
+const RELIST_INTERVAL: Duration = Duration::from_secs(30 * 60);
 
 /// Delay before another attempt to acquire a term.
-const PAUSE: Duration = Duration::from_secs(2);
+const ACQUIRE_RETRY_DELAY: Duration = Duration::from_secs(2);
 
 // The text from which DNS answers: one line per name and address.
 
@@ -271,12 +271,12 @@ pub(crate) fn text(
     }
     all.sort_unstable();
     let (mut lines, mut bytes) = (BTreeSet::new(), 0_usize);
-    for (wanted, name, own) in all {
-        if bytes.saturating_add(wanted) > most {
+    for (needed, name, own) in all {
+        if bytes.saturating_add(needed) > most {
             text.left_out.insert(name.clone(), "the ConfigMap is full (limit 1 MiB)");
             continue;
         }
-        bytes += wanted;
+        bytes += needed;
         lines.extend(own);
     }
     text.lines = lines.into_iter().collect();
@@ -388,7 +388,7 @@ impl<E: Into<ClusterError>> From<E> for Stopped {
     }
 }
 
-impl NodeNames {
+impl NodeNamesReconciler {
     /// Reconciles the ConfigMap. Returns true if it was written. With `first` it is written even if it is up to date,
     /// so that it carries this term's number and no write of an earlier term can succeed.
     pub(crate) async fn reconcile(
@@ -444,11 +444,11 @@ impl NodeNames {
 
     /// Logs which Nodes have no name, each once until it has one.
     fn log_unnamed(&self, left_out: BTreeMap<String, &'static str>) {
-        let mut told = self.left_out.lock();
-        for (node, why) in left_out.iter().filter(|(node, why)| told.get(*node) != Some(*why)) {
+        let mut logged = self.left_out.lock();
+        for (node, why) in left_out.iter().filter(|(node, why)| logged.get(*node) != Some(*why)) {
             warn!(%node, reason = why, "node has no name in DNS");
         }
-        *told = left_out;
+        *logged = left_out;
     }
 
     pub(crate) async fn look_up(
@@ -460,9 +460,9 @@ impl NodeNames {
         let ips = found.and_then(|service| service.spec?.cluster_ips).unwrap_or_default();
         let ips: BTreeSet<IpAddr> = ips.iter().filter_map(|ip| ip.parse().ok()).collect();
         self.service.send_if_modified(|old| {
-            let news = *old != ips;
+            let is_changed = *old != ips;
             old.clone_from(&ips);
-            news
+            is_changed
         });
         Ok(ips)
     }
@@ -482,12 +482,12 @@ impl NodeNames {
     /// Returns the number of the term that has written last, or 0 if none has.
     pub(crate) async fn written_term(&self) -> Result<i32, ClusterError> {
         let NodeNameParams { cluster, namespace, configmap, .. } = &self.params;
-        let asked = timeout(REQUEST_TIMEOUT, async {
+        let lookup = timeout(REQUEST_TIMEOUT, async {
             let (client, _) = cluster.connect().await?;
             let found = Api::<ConfigMap>::namespaced(client, namespace).get_opt(configmap).await?;
             Ok(found.as_ref().and_then(number).unwrap_or_default())
         });
-        asked.await.unwrap_or(Err(ClusterError::Silent))
+        lookup.await.unwrap_or(Err(ClusterError::Silent))
     }
 }
 
@@ -532,8 +532,8 @@ mod lines_tests {
             ("new", false, &[]),
         ]);
         let both = ips(&["10.96.0.20", "fd00:96::20"]);
-        let said = text(&nodes, &[], &both, &BTreeMap::new(), usize::MAX).lines;
-        assert_eq!(said, "10.0.0.2\tedge-a1\n10.96.0.20\ta1\nfd00:96::20\ta1\nfd00::2\tedge-a1\n");
+        let rendered = text(&nodes, &[], &both, &BTreeMap::new(), usize::MAX).lines;
+        assert_eq!(rendered, "10.0.0.2\tedge-a1\n10.96.0.20\ta1\nfd00:96::20\ta1\nfd00::2\tedge-a1\n");
     }
 
     #[test]
@@ -543,8 +543,8 @@ mod lines_tests {
         let known = holders(
             "# by hand\n10.1.0.1    a1\n10.1.0.2 a1\nnone a2\n10.1.0.1 a2 more\n10.1.0.1 c\n\n10.1.0.3 edge-a2\n",
         );
-        let said = text(&nodes, &[], &ips(&["10.96.0.20"]), &known, usize::MAX).lines;
-        assert_eq!(said, "10.0.0.3\tc\n10.1.0.1\ta1\n10.1.0.2\ta1\n10.96.0.20\ta2\n");
+        let rendered = text(&nodes, &[], &ips(&["10.96.0.20"]), &known, usize::MAX).lines;
+        assert_eq!(rendered, "10.0.0.3\tc\n10.1.0.1\ta1\n10.1.0.2\ta1\n10.96.0.20\ta2\n");
     }
 
     #[test]
@@ -554,9 +554,9 @@ mod lines_tests {
         let nodes = nodes(&[("big", false, &many), ("c", false, &["10.0.1.1"]), ("d", false, &["10.0.1.2"])]);
         let of = |most| text(&nodes, &[], &BTreeSet::new(), &BTreeMap::new(), most);
         let full = "the ConfigMap is full (limit 1 MiB)";
-        let said = of(30);
-        assert_eq!(said.lines, "10.0.1.1\tc\n10.0.1.2\td\n");
-        assert_eq!(said.left_out, BTreeMap::from([("big".to_owned(), full)]));
+        let rendered = of(30);
+        assert_eq!(rendered.lines, "10.0.1.1\tc\n10.0.1.2\td\n");
+        assert_eq!(rendered.left_out, BTreeMap::from([("big".to_owned(), full)]));
         assert_eq!(of(21).left_out.len(), 2);
         assert!(of(22 + 8 * 13).left_out.is_empty());
     }
@@ -572,8 +572,8 @@ mod lines_tests {
             "a.cluster.local",
         ];
         let all: Vec<_> = reserved.iter().map(|name| (*name, false, &["10.0.0.1"][..])).collect();
-        let said = text(&nodes(&all), &[], &BTreeSet::new(), &BTreeMap::new(), usize::MAX);
-        assert_eq!((said.lines.as_str(), said.left_out.len()), ("", reserved.len()));
+        let rendered = text(&nodes(&all), &[], &BTreeSet::new(), &BTreeMap::new(), usize::MAX);
+        assert_eq!((rendered.lines.as_str(), rendered.left_out.len()), ("", reserved.len()));
     }
 
     #[test]
@@ -582,9 +582,9 @@ mod lines_tests {
             nodes(&[("registry.example.com", false, &["10.0.0.1"]), ("n.example.org", true, &["10.0.0.2"])]);
         let of = |dotted: &[Glob]| text(&nodes, dotted, &ips(&["10.96.0.20"]), &BTreeMap::new(), usize::MAX);
         assert_eq!((of(&[]).lines.as_str(), of(&[]).left_out.len()), ("", 2));
-        let said = of(&["*.example.org".parse().unwrap()]);
-        assert_eq!(said.lines, "10.96.0.20\tn.example.org\n");
-        assert!(said.left_out["registry.example.com"].contains("node_names.names"));
+        let rendered = of(&["*.example.org".parse().unwrap()]);
+        assert_eq!(rendered.lines, "10.96.0.20\tn.example.org\n");
+        assert!(rendered.left_out["registry.example.com"].contains("node_names.names"));
     }
 
     proptest! {
@@ -596,16 +596,16 @@ mod lines_tests {
                 (name.clone(), NodeState { is_edge: *is_edge, ips: [IpAddr::from(*ip)].into() })
             }).collect();
             let service: IpAddr = "10.96.0.20".parse().unwrap();
-            let said = text(&nodes, &[], &[service].into(), &BTreeMap::new(), usize::MAX).lines;
-            prop_assert_eq!(said.lines().count(), nodes.len());
-            for line in said.lines() {
+            let rendered = text(&nodes, &[], &[service].into(), &BTreeMap::new(), usize::MAX).lines;
+            prop_assert_eq!(rendered.lines().count(), nodes.len());
+            for line in rendered.lines() {
                 let (ip, name) = line.split_once('\t').unwrap();
                 let (is_edge, own) = all[name];
                 prop_assert_eq!(ip.parse(), Ok(if is_edge { service } else { own.into() }));
             }
-            let mut sorted: Vec<_> = said.lines().collect();
+            let mut sorted: Vec<_> = rendered.lines().collect();
             sorted.sort_unstable();
-            prop_assert_eq!(said.lines().collect::<Vec<_>>(), sorted);
+            prop_assert_eq!(rendered.lines().collect::<Vec<_>>(), sorted);
         }
     }
 }

@@ -17,7 +17,7 @@ use tracing::{debug, info, warn};
 use crate::cluster::{Cluster, ClusterError, REQUEST_TIMEOUT};
 use crate::watcher::{ObjectWatcher, WatchHandler};
 use tunnel_base::drain::Drain;
-use tunnel_base::policy::ports::ProxyPorts;
+use tunnel_base::policy::ports::ConfigMapPorts;
 
 /// Parameters of a [`PortWatch`]: the ConfigMap that lists node ports, and the Service that gets them.
 #[derive(Debug, Clone)]
@@ -42,24 +42,30 @@ pub struct PortParams {
 /// the kubelet's port is served.
 pub struct PortWatch {
     params: PortParams,
-    ports: watch::Sender<ProxyPorts>,
+    ports: watch::Sender<ConfigMapPorts>,
     report: Box<dyn Fn(Result<(), String>) + Send + Sync>,
     /// Errors logged last.
-    told: Mutex<Option<String>>,
+    logged: Mutex<Option<String>>,
     /// Notified when the ConfigMap may have changed.
-    news: Notify,
+    configmap_changed: Notify,
 }
 
 impl PortWatch {
     /// Creates a watch; sends no request. Calls `report` with whether all listed ports are served, and if not, why. It
     /// must not block.
     pub fn new(params: PortParams, report: impl Fn(Result<(), String>) + Send + Sync + 'static) -> Self {
-        let ports = watch::Sender::new(ProxyPorts::default());
-        Self { params, ports, report: Box::new(report), told: Mutex::default(), news: Notify::new() }
+        let ports = watch::Sender::new(ConfigMapPorts::default());
+        Self {
+            params,
+            ports,
+            report: Box::new(report),
+            logged: Mutex::default(),
+            configmap_changed: Notify::new(),
+        }
     }
 
     /// Returns a receiver of the ports in the ConfigMap.
-    pub fn ports(&self) -> watch::Receiver<ProxyPorts> {
+    pub fn ports(&self) -> watch::Receiver<ConfigMapPorts> {
         self.ports.subscribe()
     }
 
@@ -80,13 +86,13 @@ impl PortWatch {
     async fn keep(&self) {
         loop {
             let done = timeout(REQUEST_TIMEOUT, self.reconcile()).await.unwrap_or(Err(ClusterError::Silent));
-            self.tell(
+            self.report_state(
                 done.map_err(|cause| vec![cause.to_string()])
                     .and_then(|wrong| if wrong.is_empty() { Ok(()) } else { Err(wrong) }),
             );
             tokio::select! {
-                () = self.news.notified() => {}
-                () = sleep(LOOK_RETRY_AFTER) => {}
+                () = self.configmap_changed.notified() => {}
+                () = sleep(CHECK_INTERVAL) => {}
             }
         }
     }
@@ -100,7 +106,7 @@ impl PortWatch {
         let (client, home) = cluster.connect().await?;
         let map = Api::<ConfigMap>::namespaced(client.clone(), namespace).get_opt(configmap).await?;
         let data = map.and_then(|map| map.data).unwrap_or_default();
-        let (ports, wrong) = ProxyPorts::parse(&data, own);
+        let (ports, wrong) = ConfigMapPorts::parse(&data, own);
         let mut wrong: Vec<_> =
             wrong.iter().map(|wrong| format!("ConfigMap {namespace}/{configmap}: {wrong}")).collect();
         self.publish(&ports);
@@ -110,15 +116,15 @@ impl PortWatch {
         Ok(wrong)
     }
 
-    fn publish(&self, ports: &ProxyPorts) {
+    fn publish(&self, ports: &ConfigMapPorts) {
         self.ports.send_if_modified(|old| {
-            let news = old != ports;
-            if news {
-                let ProxyPorts { http, https, loopback } = ports;
+            let is_changed = old != ports;
+            if is_changed {
+                let ConfigMapPorts { http, https, loopback } = ports;
                 info!(?http, ?https, ?loopback, "node ports changed");
                 old.clone_from(ports);
             }
-            news
+            is_changed
         });
     }
 
@@ -128,10 +134,10 @@ impl PortWatch {
         client: Client,
         namespace: &str,
         name: &str,
-        ports: &ProxyPorts,
+        ports: &ConfigMapPorts,
     ) -> Result<Vec<String>, ClusterError> {
         let api = Api::<Service>::namespaced(client, namespace);
-        let (wanted, mut wrong) = self.wanted(ports);
+        let (required, mut wrong) = self.required_ports(ports);
         for tries in 1..=MAX_TRIES {
             let Some(mut object) = api.get_opt(name).await? else {
                 wrong.push(format!("Service {namespace}/{name} for node ports does not exist"));
@@ -142,7 +148,7 @@ impl PortWatch {
                 return Ok(wrong);
             }
             let old = object.spec.as_ref().and_then(|spec| spec.ports.as_deref()).unwrap_or_default();
-            let ServicePortChange { ports, added, removed, moved, taken } = changed(old, &wanted);
+            let ServicePortChange { ports, added, removed, moved, taken } = changed(old, &required);
             wrong.extend(taken.iter().map(|port| {
                 format!("Service {namespace}/{name} has a foreign port {port}, which is not changed")
             }));
@@ -168,33 +174,33 @@ impl PortWatch {
     }
 
     /// Returns the target port of the Service for each node port, and errors for kinds that have no target.
-    fn wanted(&self, ports: &ProxyPorts) -> (BTreeMap<u16, u16>, Vec<String>) {
-        let (mut wanted, mut wrong) = (BTreeMap::new(), Vec::new());
+    fn required_ports(&self, ports: &ConfigMapPorts) -> (BTreeMap<u16, u16>, Vec<String>) {
+        let (mut required, mut wrong) = (BTreeMap::new(), Vec::new());
         let kinds = [("http", self.params.http, &ports.http), ("https", self.params.https, &ports.https)];
         for (kind, front, all) in kinds {
             match front {
-                Some(front) => wanted.extend(all.iter().map(|port| (*port, front))),
+                Some(front) => required.extend(all.iter().map(|port| (*port, front))),
                 None if all.is_empty() => {}
                 None => wrong.push(format!(
                     "{kind}-proxy-ports have no target; set a port in ports of [server.{kind}] to \"host\""
                 )),
             }
         }
-        (wanted, wrong)
+        (required, wrong)
     }
 
     /// Logs the state if it has changed, and reports it.
-    fn tell(&self, state: Result<(), Vec<String>>) {
+    fn report_state(&self, state: Result<(), Vec<String>>) {
         let state = state.map_err(|all| all.join("; "));
-        let mut told = self.told.lock();
-        if *told != state.as_ref().err().cloned() {
+        let mut logged = self.logged.lock();
+        if *logged != state.as_ref().err().cloned() {
             match &state {
                 Ok(()) => info!("all node ports are served"),
                 Err(wrong) => warn!(errors = wrong, "cannot serve all node ports"),
             }
-            *told = state.clone().err();
+            *logged = state.clone().err();
         }
-        drop(told);
+        drop(logged);
         (self.report)(state);
     }
 }
@@ -203,7 +209,7 @@ impl WatchHandler<ConfigMap> for &PortWatch {
     fn on_event(&mut self, event: Event<ConfigMap>) -> bool {
         let listing = matches!(event, Event::Init | Event::InitApply(_));
         if !listing {
-            self.news.notify_one();
+            self.configmap_changed.notify_one();
         }
         !listing
     }
@@ -216,7 +222,7 @@ impl std::fmt::Debug for PortWatch {
 }
 
 /// Time between two checks of the Service without changes of the ConfigMap.
-const LOOK_RETRY_AFTER: Duration = Duration::from_secs(30);
+const CHECK_INTERVAL: Duration = Duration::from_secs(30);
 
 /// Maximum number of immediate attempts after conflicting writes.
 const MAX_TRIES: u32 = 10;
@@ -237,7 +243,7 @@ pub(crate) struct ServicePortChange {
 }
 
 /// Returns the change that makes a Service forward each node port to the right port of this server.
-pub(crate) fn changed(old: &[ServicePort], wanted: &BTreeMap<u16, u16>) -> ServicePortChange {
+pub(crate) fn changed(old: &[ServicePort], required: &BTreeMap<u16, u16>) -> ServicePortChange {
     let (ours, others): (Vec<_>, Vec<_>) = old.iter().cloned().partition(is_port_of_ours);
     let taken: BTreeSet<_> = others.iter().filter(|port| is_tcp(port)).filter_map(number).collect();
     let before: BTreeMap<u16, ServicePort> =
@@ -245,11 +251,11 @@ pub(crate) fn changed(old: &[ServicePort], wanted: &BTreeMap<u16, u16>) -> Servi
     let mut change = ServicePortChange {
         ports: others,
         added: Vec::new(),
-        removed: before.keys().filter(|port| !wanted.contains_key(port)).copied().collect(),
+        removed: before.keys().filter(|port| !required.contains_key(port)).copied().collect(),
         moved: Vec::new(),
         taken: Vec::new(),
     };
-    for (port, front) in wanted {
+    for (port, front) in required {
         let known = before.get(port);
         if taken.contains(port) {
             change.taken.push(*port);
@@ -319,22 +325,22 @@ mod tests {
         }
     }
 
-    fn wanted(ports: &[(u16, u16)]) -> BTreeMap<u16, u16> {
+    fn required(ports: &[(u16, u16)]) -> BTreeMap<u16, u16> {
         ports.iter().copied().collect()
     }
 
     #[test]
     fn ports_are_added_removed_and_moved_and_foreign_ones_stay() {
         let base = [port("https", 10250, 10263), port("http", 10255, 10264)];
-        let first = changed(&base, &wanted(&[(9051, 10264), (9443, 10263)]));
+        let first = changed(&base, &required(&[(9051, 10264), (9443, 10263)]));
         assert_eq!(first.ports[..2], base);
         assert_eq!(first.ports[2..], [port("dnat-9051", 9051, 10264), port("dnat-9443", 9443, 10263)]);
         assert_eq!((first.added, first.removed, first.moved), (vec![9051, 9443], vec![], vec![]));
         let mut given = first.ports;
         given[2].node_port = Some(31_000);
-        let same = changed(&given, &wanted(&[(9051, 10264), (9443, 10263)]));
+        let same = changed(&given, &required(&[(9051, 10264), (9443, 10263)]));
         assert_eq!((&same.ports, same.added, same.removed, same.moved), (&given, vec![], vec![], vec![]));
-        let next = changed(&given, &wanted(&[(9051, 10263), (9052, 10264)]));
+        let next = changed(&given, &required(&[(9051, 10263), (9052, 10264)]));
         assert_eq!((next.added, next.removed, next.moved), (vec![9052], vec![9443], vec![9051]));
         assert_eq!(next.ports[2].node_port, Some(31_000), "values assigned by Kubernetes are kept");
     }
@@ -342,21 +348,21 @@ mod tests {
     #[test]
     fn a_port_of_another_owner_is_not_replaced() {
         let theirs = port("metrics", 9051, 1);
-        let change = changed(std::slice::from_ref(&theirs), &wanted(&[(9051, 10264)]));
+        let change = changed(std::slice::from_ref(&theirs), &required(&[(9051, 10264)]));
         assert_eq!((change.ports, change.taken), (vec![theirs], vec![9051]));
         let udp = ServicePort { protocol: Some("UDP".to_owned()), ..port("dns", 9051, 1) };
-        assert_eq!(changed(&[udp], &wanted(&[(9051, 10264)])).added, [9051]);
+        assert_eq!(changed(&[udp], &required(&[(9051, 10264)])).added, [9051]);
     }
 
     #[test]
     fn a_service_is_ours_only_with_the_annotation() {
         let mut service = Service::default();
         assert!(!is_ours(&service));
-        let mut says = |value: &str| {
+        let mut with_annotation = |value: &str| {
             service.metadata.annotations = Some([(ANNOTATION.to_owned(), value.to_owned())].into());
             is_ours(&service)
         };
-        assert!(says(MANAGED) && !says("yes"));
+        assert!(with_annotation(MANAGED) && !with_annotation("yes"));
         assert!(NOT_OURS.contains(ANNOTATION) && NOT_OURS.contains(MANAGED));
     }
 
@@ -364,20 +370,20 @@ mod tests {
         #[test]
         fn a_change_leaves_each_required_port_once_and_a_second_change_is_empty(
             old in proptest::collection::vec((any::<bool>(), 1_u16..30, 1_u16..4), 0..20),
-            wanted in proptest::collection::btree_map(1_u16..30, 1_u16..4, 0..20),
+            required in proptest::collection::btree_map(1_u16..30, 1_u16..4, 0..20),
         ) {
             let named = |ours: bool, number: u16| if ours { format!("dnat-{number}") } else { format!("x-{number}") };
             let mut seen = BTreeSet::new();
             let old = old.into_iter().filter(|(_, number, _)| seen.insert(*number));
             let old: Vec<_> = old.map(|(ours, number, target)| port(&named(ours, number), number, target)).collect();
-            let change = changed(&old, &wanted);
+            let change = changed(&old, &required);
             let others: Vec<_> = old.iter().filter(|port| !is_port_of_ours(port)).cloned().collect();
             prop_assert_eq!(&change.ports[..others.len()], &others[..]);
             let numbers: Vec<_> = change.ports.iter().filter_map(number).collect();
             let once: BTreeSet<_> = numbers.iter().copied().collect();
             prop_assert_eq!(once.len(), numbers.len());
-            prop_assert!(wanted.keys().all(|port| once.contains(port)));
-            let again = changed(&change.ports, &wanted);
+            prop_assert!(required.keys().all(|port| once.contains(port)));
+            let again = changed(&change.ports, &required);
             prop_assert!(again.added.is_empty() && again.removed.is_empty() && again.moved.is_empty());
         }
     }

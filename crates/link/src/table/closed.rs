@@ -13,7 +13,7 @@ use crate::table::session::{Expiry, SessionCore};
 use tunnel_base::drain::Drain;
 use tunnel_base::names::{NodeName, SessionId};
 use tunnel_net::fair_map::FairMap;
-use tunnel_net::pool::Pool;
+use tunnel_net::pool::BufferPool;
 use tunnel_proto::budget::Budget;
 use tunnel_proto::frame::{ErrorCode, Opener, SessionError};
 
@@ -246,7 +246,7 @@ impl SessionTable {
     }
 
     /// Gives up old sessions and releases unused buffers of `pool` every few seconds, until draining starts.
-    pub async fn upkeep(self: Arc<Self>, pool: Pool, drain: Drain) {
+    pub async fn upkeep(self: Arc<Self>, pool: BufferPool, drain: Drain) {
         let mut ticks = tokio::time::interval(UPKEEP);
         loop {
             tokio::select! {

@@ -159,7 +159,7 @@ impl SessionCore {
         }
         let (dropped, here) = self.with_state(|inner| {
             inner.last_frame = now;
-            let actions = inner.state.on_frame(sender.id, frame, now);
+            let actions = inner.state.handle_frame(sender.id, frame, now);
             let here = inner.state.path() == Some(sender.id);
             if here {
                 inner.move_to(sender);
@@ -194,7 +194,7 @@ impl SessionCore {
             let actions = inner.state.abandon(why, Instant::now());
             // A plain remote does not answer, and its sessions end with its link.
             let plain = inner.sender.as_ref().is_some_and(|sender| sender.is_plain());
-            ((), if plain && inner.state.is_broken_off() { inner.state.evict().1 } else { actions })
+            ((), if plain && inner.state.is_orphaned() { inner.state.evict().1 } else { actions })
         });
         self.orphan();
     }
@@ -207,7 +207,7 @@ impl SessionCore {
 
     /// Hands an orphaned session to its table, which limits how long it stays.
     fn orphan(self: &Arc<Self>) {
-        let stays = self.lock().state.is_broken_off();
+        let stays = self.lock().state.is_orphaned();
         if stays && let Some(table) = self.table.upgrade() {
             table.add_broken_off(self);
         }
@@ -337,7 +337,7 @@ impl Inner {
     fn search(&mut self) -> Search {
         self.seekers += 1;
         self.seeker = Some(self.seekers);
-        let (at, moved) = (Instant::now(), self.state.moved());
+        let (at, moved) = (Instant::now(), self.state.bytes_transferred());
         let repeats = |last: &PathLoss| at - last.at < RECENT_LOSS && last.moved == moved;
         let again = self.lost.filter(repeats).map_or(0, |last| last.consecutive + 1);
         self.lost = Some(PathLoss { consecutive: again, at, moved });
@@ -426,11 +426,11 @@ impl SessionCore {
         max: usize,
         now: Instant,
     ) -> (Option<SessionFrame>, Actions) {
-        let (mut frame, actions) = inner.state.next_frame(link, max);
+        let (mut frame, actions) = inner.state.poll_frame(link, max);
         let process = || self.table.upgrade().map(|table| table.instance());
         match &frame {
             Some(SessionFrame::Credit { .. }) => inner.state.recv.credit_sent(now),
-            Some(SessionFrame::Resume { .. } | SessionFrame::Resumed { .. }) => inner.state.recv.moved(),
+            Some(SessionFrame::Resume { .. } | SessionFrame::Resumed { .. }) => inner.state.recv.reset_rtt(),
             _ => {}
         }
         match &mut frame {
@@ -490,7 +490,7 @@ impl SessionCore {
             let before = inner.state.path().filter(|path| *path != sender.id).and(inner.sender.clone());
             let epoch = inner.state.epoch();
             let meant = again == inner.state.needs_path();
-            let actions = if meant { inner.state.ask(sender.id) } else { Actions::default() };
+            let actions = if meant { inner.state.start_attempt(sender.id) } else { Actions::default() };
             if meant {
                 inner.state.set_expected_process(process);
             }
@@ -505,7 +505,7 @@ impl SessionCore {
             }
             let left = before.filter(|_| here).map(|old| (old, epoch));
             let actions =
-                if alive { actions } else { inner.state.link_ended(sender.id, None, Instant::now()) };
+                if alive { actions } else { inner.state.handle_link_ended(sender.id, None, Instant::now()) };
             ((here, left), actions)
         });
         if let Some((old, epoch)) = left {
@@ -527,7 +527,7 @@ impl SessionCore {
             if stays || state.path() != Some(sender.id) {
                 return (None, Actions::default());
             }
-            (Some(state.epoch()), state.link_ended(sender.id, None, Instant::now()))
+            (Some(state.epoch()), state.handle_link_ended(sender.id, None, Instant::now()))
         });
         if let Some(epoch) = left {
             sender.lost(&self.key, epoch);
@@ -537,7 +537,7 @@ impl SessionCore {
 
     /// Handles the end of a link; `why` is set if its remote cannot resume.
     pub(crate) fn link_ended(self: &Arc<Self>, link: LinkId, why: Option<SessionError>, now: Instant) {
-        self.with_state(|inner| ((), inner.state.link_ended(link, why, now)));
+        self.with_state(|inner| ((), inner.state.handle_link_ended(link, why, now)));
     }
 
     /// Returns whether the session was opened here, and the number of bytes moved in both directions. Returns `None`
@@ -545,7 +545,7 @@ impl SessionCore {
     pub(crate) fn traffic(&self, link: LinkId) -> Option<(bool, u64)> {
         let inner = self.lock();
         let runs = inner.state.phase() == Phase::Open && inner.state.path() == Some(link);
-        runs.then(|| (inner.state.is_opener(), inner.state.moved()))
+        runs.then(|| (inner.state.is_opener(), inner.state.bytes_transferred()))
     }
 
     /// Returns true if its last frame waits for a turn on the current path.
@@ -563,7 +563,7 @@ impl SessionCore {
                 return (if cut { Expiry::Truncated } else { Expiry::None }, actions);
             }
             let is_stalled = waited >= STALLED_AFTER && inner.state.can_be_evicted();
-            let evictable = is_stalled || inner.state.is_broken_off();
+            let evictable = is_stalled || inner.state.is_orphaned();
             (if evictable { Expiry::Evictable } else { Expiry::None }, Actions::default())
         })
     }

@@ -83,7 +83,7 @@ impl ByteStream for Session {
                     sender.read.notify_one();
                 }
                 Poll::Ready(Ok(bytes))
-            } else if inner.state.recv.is_ended() && !inner.state.is_cut() {
+            } else if inner.state.recv.is_ended() && !inner.state.is_truncated() {
                 Poll::Ready(Ok(Bytes::new()))
             } else if let Some(why) = over(&inner.state, io::ErrorKind::ConnectionReset) {
                 Poll::Ready(Err(why))
@@ -127,7 +127,7 @@ impl ByteStream for Session {
 
 /// Returns the kind of a failed write: `BrokenPipe` if the remote's stream has arrived up to its clean end.
 fn write_failure(end: &SessionState) -> io::ErrorKind {
-    match end.recv.is_ended() && !end.is_cut() {
+    match end.recv.is_ended() && !end.is_truncated() {
         true => io::ErrorKind::BrokenPipe,
         false => io::ErrorKind::ConnectionReset,
     }
@@ -221,7 +221,7 @@ impl PendingOpen {
         poll_fn(|cx| {
             watch(&self.0.shared, cx, |end| match end.phase() {
                 // The session has been given up, and its acceptor, if there is one, has yet to be notified.
-                _ if end.is_broken_off() => {
+                _ if end.is_orphaned() => {
                     Some(OpenOutcome::Refused(end.ended().cloned().unwrap_or_else(given_up)))
                 }
                 Phase::Opening if end.path().is_some() => None,

@@ -10,7 +10,7 @@ fn proxy(url: &str) -> HttpProxyClient {
 }
 
 /// Runs a proxy that responds once with `answer`. Returns the request, and the result of the connection.
-async fn asked(credentials: &str, answer: &str) -> (String, Result<TcpStream, ProxyError>) {
+async fn connect_via_proxy(credentials: &str, answer: &str) -> (String, Result<TcpStream, ProxyError>) {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let at = listener.local_addr().unwrap();
     let proxy = proxy(&format!("http://{credentials}{at}/"));
@@ -31,7 +31,7 @@ async fn asked(credentials: &str, answer: &str) -> (String, Result<TcpStream, Pr
 
 #[tokio::test]
 async fn connect_with_credentials_reaches_the_target() {
-    let (head, way) = asked("me%40home:p%3A%zz@", "HTTP/1.1 200 OK\r\nVia: x\r\n\r\nhello").await;
+    let (head, way) = connect_via_proxy("me%40home:p%3A%zz@", "HTTP/1.1 200 OK\r\nVia: x\r\n\r\nhello").await;
     let expected = format!("Proxy-Authorization: Basic {}\r\n", STANDARD.encode("me@home:p:%zz"));
     assert!(
         head.starts_with("CONNECT tunnel.cloud.io:9000 HTTP/1.1\r\nHost: tunnel.cloud.io:9000\r\n"),
@@ -45,16 +45,16 @@ async fn connect_with_credentials_reaches_the_target() {
 
 #[tokio::test]
 async fn each_error_names_the_proxy() {
-    for (answer, said) in [
+    for (answer, expected) in [
         ("HTTP/1.1 403 Forbidden\r\n\r\n", "403 Forbidden"),
         ("HTTP/1.0 407 Who?\r\n\r\n", "requires credentials"),
         ("SSH-2.0-OpenSSH\r\n\r\n", "not HTTP/1"),
         ("HTTP/1.1 200", "failed"),
         ("", "failed"),
     ] {
-        let (head, way) = asked("", answer).await;
+        let (head, way) = connect_via_proxy("", answer).await;
         let failed = way.unwrap_err().to_string();
-        assert!(failed.contains("the proxy 127.0.0.1:") && failed.contains(said), "{failed}");
+        assert!(failed.contains("the proxy 127.0.0.1:") && failed.contains(expected), "{failed}");
         assert!(!head.contains("Authorization"), "{head}");
     }
     let closed = TcpListener::bind("127.0.0.1:0").await.unwrap().local_addr().unwrap();
@@ -65,7 +65,8 @@ async fn each_error_names_the_proxy() {
 
 #[tokio::test]
 async fn an_endless_response_header_is_an_error() {
-    let (_, way) = asked("", &format!("HTTP/1.1 200 OK\r\nX: {}", "x".repeat(2 * MAX_HEAD))).await;
+    let (_, way) =
+        connect_via_proxy("", &format!("HTTP/1.1 200 OK\r\nX: {}", "x".repeat(2 * MAX_HEAD))).await;
     assert!(matches!(way, Err(ProxyError::Broken { .. })));
 }
 

@@ -100,7 +100,7 @@ async fn a_source_may_hold_all_permits_until_another_needs_its_share() {
     let limiter = FairLimiter::new(Limits::permits(100));
     let many: Vec<_> = (0..100).map(|_| limiter.try_acquire(&"many").unwrap()).collect();
     let few: Vec<_> = (0..50).map(|_| limiter.try_acquire(&"few").unwrap()).collect();
-    let revoked = |permits: &[Permit<_>]| permits.iter().filter(|held| held.lost()).count();
+    let revoked = |permits: &[Permit<_>]| permits.iter().filter(|held| held.is_revoked()).count();
     assert!(revoked(&many[..50]) == 50 && revoked(&many) == 50, "the longest idle are evicted");
     // From now on each has half of the permits, and a newcomer of the first evicts only a holder of its own source.
     let _newcomer = limiter.try_acquire(&"many").unwrap();
@@ -116,7 +116,7 @@ async fn active_holders_are_evicted_only_for_a_source_with_fewer() {
     second.mark_active();
     assert_eq!(limiter.try_acquire(&"a").unwrap_err(), AcquireError::Total);
     let other = limiter.try_acquire(&"b").unwrap();
-    assert!(first.lost() && !second.lost() && !other.lost());
+    assert!(first.is_revoked() && !second.is_revoked() && !other.is_revoked());
 }
 
 #[tokio::test(start_paused = true)]
@@ -125,15 +125,15 @@ async fn a_suspended_permit_is_never_revoked_and_evicts_another_when_resumed() {
     let (works, idle) = (limiter.try_acquire(&"rich").unwrap(), limiter.try_acquire(&"rich").unwrap());
     works.suspend();
     let first = limiter.try_acquire(&"a").unwrap();
-    assert!(!idle.lost(), "a permit was free");
+    assert!(!idle.is_revoked(), "a permit was free");
     let second = limiter.try_acquire(&"b").unwrap();
-    assert!(idle.lost() && !first.lost() && !second.lost());
+    assert!(idle.is_revoked() && !first.is_revoked() && !second.is_revoked());
     let strangers: Vec<_> =
         (0..100).map(|n| limiter.try_acquire(&&*format!("stranger {n}").leak()).unwrap()).collect();
-    assert!(!works.lost());
+    assert!(!works.is_revoked());
     works.mark_idle();
     let others = strangers.iter().chain([&first, &second]);
-    assert!(!works.lost() && others.filter(|held| !held.lost()).count() == 1);
+    assert!(!works.is_revoked() && others.filter(|held| !held.is_revoked()).count() == 1);
     assert_eq!(limiter.lock().holders.len(), 2);
     drop((works, idle, first, second, strangers));
     assert_empty(&limiter);
@@ -181,7 +181,7 @@ async fn an_idle_holders_permit_goes_to_the_waiting_call_and_not_to_a_newcomer()
     let mut newcomer = Box::pin(limiter.acquire(&"newcomer"));
     assert!(newcomer.as_mut().now_or_never().is_none());
     let granted = first.as_mut().now_or_never().unwrap().unwrap();
-    assert!(idle.lost() && !granted.lost());
+    assert!(idle.is_revoked() && !granted.is_revoked());
 }
 
 #[tokio::test(start_paused = true)]
@@ -203,7 +203,7 @@ async fn a_source_that_floods_the_queue_evicts_only_its_own_calls() {
 }
 
 impl<K: Clone + Ord + Hash> Permit<K> {
-    fn lost(&self) -> bool {
+    fn is_revoked(&self) -> bool {
         self.revoked.is_cancelled()
     }
 }
@@ -241,9 +241,9 @@ fn acquire_checked(limiter: &FairLimiter<u8>, held: &[(u8, Permit<u8>)], who: u8
     let is_idle = victim.as_ref().is_some_and(|victim| {
         !victim.active && idle_timeout.is_some_and(|patience| victim.since.elapsed() >= patience)
     });
-    let lost_before = held.iter().filter(|(_, permit)| permit.lost()).count();
+    let lost_before = held.iter().filter(|(_, permit)| permit.is_revoked()).count();
     let acquired = limiter.try_acquire(&who);
-    let lost = held.iter().filter(|(_, permit)| permit.lost()).count() - lost_before;
+    let lost = held.iter().filter(|(_, permit)| permit.is_revoked()).count() - lost_before;
     let limited = per_source < permits && before >= per_source;
     let evicts = all >= permits && idle_timeout.is_some() && (has_more || is_idle);
     match acquired {
@@ -285,7 +285,7 @@ proptest! {
                 }
                 let state = limiter.lock();
                 assert!(state.holders.len() <= permits);
-                let kept = held.iter().filter(|(_, permit)| !permit.lost()).count();
+                let kept = held.iter().filter(|(_, permit)| !permit.is_revoked()).count();
                 assert_eq!(kept, state.holders.len() + state.suspended.len());
             }
             drop(held);

@@ -78,7 +78,7 @@ pub(crate) fn dns_names(der: &[u8]) -> Vec<String> {
 pub(crate) fn is_edges(der: &[u8]) -> bool {
     let Ok((_, cert)) = X509Certificate::from_der(der) else { return false };
     let (subject, (common_name, organization)) = (cert.subject(), EDGE);
-    let is = |name: Option<&str>, wanted| name == Some(wanted);
+    let is = |name: Option<&str>, expected| name == Some(expected);
     subject.iter_attributes().count() == 2
         && is(subject.iter_common_name().next().and_then(|name| name.as_str().ok()), common_name)
         && is(subject.iter_organization().next().and_then(|name| name.as_str().ok()), organization)

@@ -246,17 +246,20 @@ mod tests {
         let (ours, _) = met(ca.issue("s", "c.d"), &ca).await;
         assert_eq!(ours, Some(HandshakeError::Name(vec!["c.d".into()])));
         let (ours, _) = met(ca.issue_for("s", "a.b", 1990..2001), &ca).await;
-        let told = ours.unwrap().to_string();
-        assert!(told.contains("expired on 2001-01-01 00:00 UTC; the time on this machine is 20"), "{told}");
+        let message = ours.unwrap().to_string();
+        assert!(
+            message.contains("expired on 2001-01-01 00:00 UTC; the time on this machine is 20"),
+            "{message}"
+        );
         let (ours, _) = met(ca.issue_for("s", "a.b", 2190..2201), &ca).await;
-        let told = ours.unwrap().to_string();
-        assert!(told.contains("valid from 2190-01-01 00:00 UTC; the time"), "{told}");
+        let message = ours.unwrap().to_string();
+        assert!(message.contains("valid from 2190-01-01 00:00 UTC; the time"), "{message}");
     }
 
     #[tokio::test]
     async fn a_remote_without_tls_and_one_that_closes_have_different_errors() {
         let ca = TestCa::new("ca");
-        for (says, error) in [
+        for (sent, error) in [
             (&b"HTTP/1.1 400 Bad Request\r\n\r\n"[..], HandshakeError::NotTls),
             (b"", HandshakeError::Closed),
         ] {
@@ -264,7 +267,7 @@ mod tests {
             let connect = TlsConnector::from(client(Trust::Ca(ca.ca()), None).load());
             let plain = async {
                 far.read_u8().await.unwrap();
-                far.write_all(says).await.unwrap();
+                far.write_all(sent).await.unwrap();
                 far.shutdown().await.unwrap();
                 far
             };

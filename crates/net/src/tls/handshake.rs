@@ -9,7 +9,7 @@ use tokio::time::{Instant, timeout, timeout_at};
 use tokio_rustls::server::TlsStream;
 
 use crate::limiter::{ActivityTracked, FairLimiter, Limits, Permit, Source};
-use crate::pool::Pool;
+use crate::pool::BufferPool;
 use crate::reload::Reload;
 use crate::socket::Buffered;
 use crate::tls::error::HandshakeError;
@@ -20,7 +20,7 @@ use crate::tls::verify::{ClientCertificate, ServerTls};
 pub struct TlsHandshaker {
     tls: Reload<ServerTls>,
     limiter: FairLimiter,
-    pool: Pool,
+    pool: BufferPool,
 }
 
 /// A connection with TLS.
@@ -56,9 +56,10 @@ pub struct TlsAcceptError {
 
 impl TlsHandshaker {
     /// Creates a handshaker for a port where at most `waiting` connections wait.
-    pub fn new(tls: Reload<ServerTls>, pool: Pool, waiting: usize) -> Self {
+    pub fn new(tls: Reload<ServerTls>, pool: BufferPool, waiting: usize) -> Self {
         let patience = Some(HANDSHAKE_IDLE_TIMEOUT);
-        let limits = Limits { permits: HANDSHAKES, per_source: usize::MAX, waiting, idle_timeout: patience };
+        let limits =
+            Limits { permits: MAX_HANDSHAKES, per_source: usize::MAX, waiting, idle_timeout: patience };
         Self { tls, limiter: FairLimiter::new(limits), pool }
     }
 
@@ -77,8 +78,8 @@ impl TlsHandshaker {
         permit: &Permit,
     ) -> Result<TlsAccepted, TlsAcceptError> {
         // Peeks, because the socket may be reported readable before a byte is there.
-        if timeout(FIRST_BYTE, socket.peek(&mut [0])).await.is_err() {
-            return Err(TlsAcceptError::new("timed_out", format!("no data within {FIRST_BYTE:?}")));
+        if timeout(FIRST_BYTE_TIMEOUT, socket.peek(&mut [0])).await.is_err() {
+            return Err(TlsAcceptError::new("timed_out", format!("no data within {FIRST_BYTE_TIMEOUT:?}")));
         }
         permit.mark_active();
         let Ok(turn) = self.limiter.acquire(&Source::of(from.ip())).await else {
@@ -131,7 +132,7 @@ impl TlsAcceptError {
 }
 
 /// Maximum number of concurrent handshakes.
-pub const HANDSHAKES: usize = 1000;
+pub const MAX_HANDSHAKES: usize = 1000;
 
 /// A handshake idle for this long may be evicted by a waiting one.
 const HANDSHAKE_IDLE_TIMEOUT: Duration = Duration::from_secs(3);
@@ -139,7 +140,7 @@ const HANDSHAKE_IDLE_TIMEOUT: Duration = Duration::from_secs(3);
 /// Time from the connection to the first byte of the handshake.
 ///
 /// In a crowd it may arrive late. An idle client is evicted for others much sooner.
-const FIRST_BYTE: Duration = Duration::from_secs(10);
+const FIRST_BYTE_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Time limit of a handshake.
 const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(10);
@@ -156,7 +157,7 @@ mod tests {
     use tokio_rustls::rustls::HandshakeKind;
 
     use crate::tls::testing::{TestCa, client, server};
-    use crate::tls::tests::{SetTime, server_at};
+    use crate::tls::tests::{TestClock, server_at};
     use crate::tls::{ClientAuth, Trust, server_name};
 
     use super::*;
@@ -173,10 +174,10 @@ mod tests {
 
     #[tokio::test]
     async fn a_tls_session_is_resumed_while_the_clients_own_certificate_is_valid() {
-        let (ca, clock) = (TestCa::new("ca"), SetTime(Arc::new(AtomicU64::new(YEAR_2029))));
+        let (ca, clock) = (TestCa::new("ca"), TestClock(Arc::new(AtomicU64::new(YEAR_2029))));
         let clients = ClientAuth::Required(ca.ca());
         let tls = server_at(ca.issue("s", "a.b"), clients, &clock);
-        let acceptor = TlsHandshaker::new(Reload::fixed(tls), Pool::new(), 9);
+        let acceptor = TlsHandshaker::new(Reload::fixed(tls), BufferPool::new(), 9);
         let shows = ca.issue_for("c", "pod", 2020..2030);
         // Other certificates in the chain may have expired, for example that of a former CA.
         let others = [&shows, &ca.issue_for("o", "other", 2020..2021)];
@@ -233,7 +234,7 @@ mod tests {
         let acceptor = TlsHandshaker {
             tls: server(ca.issue("s", "a.b"), ClientAuth::Anonymous),
             limiter: FairLimiter::new(limits),
-            pool: Pool::new(),
+            pool: BufferPool::new(),
         };
         let from: SocketAddr = "192.0.2.1:1".parse().unwrap();
         let turn = acceptor.limiter.try_acquire(&Source::of(from.ip())).unwrap();
@@ -262,7 +263,7 @@ mod tests {
         let acceptor = TlsHandshaker {
             tls: server(ca.issue("s", "a.b"), ClientAuth::Anonymous),
             limiter: FairLimiter::new(limits),
-            pool: Pool::new(),
+            pool: BufferPool::new(),
         };
         let (slow, other) = ("192.0.2.1:1".parse().unwrap(), "192.0.2.2:1".parse().unwrap());
         let (mut stalls, served) = pair().await;
@@ -272,9 +273,9 @@ mod tests {
         let second = async {
             // The first one has its permit by then.
             tokio::time::sleep(Duration::from_millis(1)).await;
-            let (speaks, served) = pair().await;
+            let (client_stream, served) = pair().await;
             let connect = TlsConnector::from(client(Trust::Ca(ca.ca()), None).load());
-            let connects = connect.connect(server_name("a.b").unwrap(), speaks);
+            let connects = connect.connect(server_name("a.b").unwrap(), client_stream);
             let (accepted, connected) = tokio::join!(acceptor.accept(served, other, &other_slot), connects);
             connected
                 .and(accepted.map_err(std::io::Error::other))
@@ -286,6 +287,6 @@ mod tests {
         let (_silent, served) = pair().await;
         let started = Instant::now();
         assert_eq!(acceptor.accept(served, slow, &slow_slot).await.unwrap_err().reason, "timed_out");
-        assert_eq!(started.elapsed().as_secs(), FIRST_BYTE.as_secs());
+        assert_eq!(started.elapsed().as_secs(), FIRST_BYTE_TIMEOUT.as_secs());
     }
 }

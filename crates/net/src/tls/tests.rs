@@ -9,7 +9,7 @@ use tokio_rustls::TlsConnector;
 use tokio_rustls::rustls::pki_types::UnixTime;
 use tokio_rustls::rustls::time_provider::TimeProvider;
 
-use crate::pool::Pool;
+use crate::pool::BufferPool;
 use crate::socket::Buffered;
 use crate::tls::testing::{TestCa, client, server};
 use tunnel_base::drain::Drain;
@@ -19,16 +19,16 @@ use crate::reload::FileWatcher;
 
 /// A clock that a test sets, in seconds since 1970.
 #[derive(Debug, Clone)]
-pub(crate) struct SetTime(pub(crate) Arc<AtomicU64>);
+pub(crate) struct TestClock(pub(crate) Arc<AtomicU64>);
 
-impl TimeProvider for SetTime {
+impl TimeProvider for TestClock {
     fn current_time(&self) -> Option<UnixTime> {
         Some(UnixTime::since_unix_epoch(Duration::from_secs(self.0.load(Relaxed))))
     }
 }
 
 /// Like [`server`], but a fixed config with a clock that the test sets.
-pub(crate) fn server_at(identity: Identity, clients: ClientAuth, clock: &SetTime) -> ServerTls {
+pub(crate) fn server_at(identity: Identity, clients: ClientAuth, clock: &TestClock) -> ServerTls {
     let read = |file: &PathBuf| std::fs::read(file).unwrap();
     let (cert, key) = (read(&identity.cert), read(&identity.key));
     let cas: Vec<_> = clients.files().iter().map(read).collect();
@@ -45,7 +45,7 @@ pub(crate) fn server_at(identity: Identity, clients: ClientAuth, clock: &SetTime
 async fn meet(server: &Reload<ServerTls>, client: &Reload<ClientConfig>, name: &str) -> io::Result<()> {
     let (near, far) = duplex(1 << 16);
     let accept = async {
-        let mut tls = server.load().acceptor().accept(Buffered::new(far, Pool::new())).await?;
+        let mut tls = server.load().acceptor().accept(Buffered::new(far, BufferPool::new())).await?;
         tls.write_all(b"x").await?;
         tls.shutdown().await
     };

@@ -81,7 +81,7 @@ impl RecvHalf {
     }
 
     /// Returns true if the remote has no limit. Only plain remotes have none.
-    pub(crate) fn is_endless(&self) -> bool {
+    pub(crate) fn has_no_limit(&self) -> bool {
         self.queue.is_unpromised()
     }
 
@@ -137,7 +137,7 @@ impl RecvHalf {
 
     /// Checks that everything has arrived from a remote whose connection failed after `total` bytes, including its end.
     /// With 0 it has discarded the rest.
-    pub(crate) fn on_reset_at(&self, total: u64) -> Result<(), FlowControlError> {
+    pub(crate) fn check_reset_at(&self, total: u64) -> Result<(), FlowControlError> {
         let here = self.total.unwrap_or(self.received.saturating_add(1));
         if total == 0 || here == total {
             Ok(())
@@ -152,9 +152,9 @@ impl RecvHalf {
         let before = self.taken;
         self.taken += as_u64(bytes.len());
         let rtt = self.rtts.effective_rtt(way);
-        let wanted = self.rounds.took(before, self.taken, rtt, now);
+        let target = self.rounds.handle_read(before, self.taken, rtt, now);
         let most = if self.rtts.is_short() { self.taken / 2 } else { u64::MAX };
-        self.grow(wanted.min(most));
+        self.grow(target.min(most));
         Some(bytes)
     }
 
@@ -173,8 +173,8 @@ impl RecvHalf {
     /// That is the case if the remote's direction has ended. It is also the case if the remote may send less than it does
     /// in 1.25 RTTs: it would reach its limit before the Credit arrives.
     pub(crate) fn is_credit_urgent(&self) -> bool {
-        let in_a_trip = self.rtts.of_least(self.rounds.in_a_trip(self.taken));
-        self.total.is_some() || self.limit.saturating_sub(self.received) < in_a_trip + in_a_trip / 4
+        let in_one_rtt = self.rtts.scale_to_min_rtt(self.rounds.in_one_rtt(self.taken));
+        self.total.is_some() || self.limit.saturating_sub(self.received) < in_one_rtt + in_one_rtt / 4
     }
 
     /// Returns the fields of a Credit, `received` and `limit`, and applies them.
@@ -201,7 +201,7 @@ impl RecvHalf {
     }
 
     /// Discards measurements, because the session runs on another path.
-    pub fn moved(&mut self) {
+    pub fn reset_rtt(&mut self) {
         self.rtts.forget();
     }
 
@@ -259,8 +259,8 @@ impl RecvHalf {
         if self.total.is_some() { self.limit } else { self.limit.max(self.taken.saturating_add(self.window)) }
     }
 
-    fn grow(&mut self, wanted: u64) {
-        let wider = wanted.min(self.windows.max);
+    fn grow(&mut self, target: u64) {
+        let wider = target.min(self.windows.max);
         // Do not grow for each read.
         if wider < self.window + self.window / 8 || self.queue.is_unpromised() {
             return;
@@ -489,7 +489,7 @@ mod tests {
         let mut half = RecvHalf::new(windows, Budget::new(64 << 20).try_reserve(64 * 1024).unwrap());
         let (mut sent, mut limit, mut would) = (0, half.limit(), 0);
         let (mut data, mut credits) = (VecDeque::from([0; WAY]), VecDeque::from([limit; WAY]));
-        let mut told = Vec::<usize>::new();
+        let mut credit_times = Vec::<usize>::new();
         for milli in 0..round_trips * 2 * WAY {
             limit = limit.max(credits.pop_front().unwrap());
             let doublings = (milli / (2 * WAY)).min(20);
@@ -499,16 +499,16 @@ mod tests {
             data.push_back(len as usize);
             half.data(bytes(data.pop_front().unwrap()), Instant::now()).unwrap();
             while half.take(Instant::now(), over(Duration::from_millis(600))).is_some() {}
-            let may = half.is_credit_urgent() || told.last().is_none_or(|last| milli >= last + apart);
+            let may = half.is_credit_urgent() || credit_times.last().is_none_or(|last| milli >= last + apart);
             credits.push_back(if may && half.credit_due() {
-                told.push(milli);
+                credit_times.push(milli);
                 half.credit().1
             } else {
                 0
             });
             tokio::time::advance(Duration::from_millis(1)).await;
         }
-        let last = told.iter().filter(|at| **at >= round_trips.saturating_sub(10) * 2 * WAY).count();
+        let last = credit_times.iter().filter(|at| **at >= round_trips.saturating_sub(10) * 2 * WAY).count();
         (sent, would, last)
     }
 
@@ -645,7 +645,7 @@ mod tests {
         }
         assert!(!half.rtts.is_short());
         // Another path may be short.
-        half.moved();
+        half.reset_rtt();
         assert!(half.rtts.is_short());
     }
 

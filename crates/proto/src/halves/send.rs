@@ -130,7 +130,7 @@ impl SendHalf {
             return None;
         }
         let whole = piece.len() - skip;
-        let bytes = if whole >= max || whole >= WORTH_ALONE || at + 1 == self.kept.len() {
+        let bytes = if whole >= max || whole >= MIN_UNMERGED || at + 1 == self.kept.len() {
             let len = whole.min(max);
             self.cursor = if len == whole { (at + 1, 0) } else { (at, skip + len) };
             piece.slice(skip..skip + len)
@@ -228,14 +228,14 @@ impl SendHalf {
         let received = received.min(self.written);
         while self.base < received {
             let Some(front) = self.kept.front_mut() else { break };
-            let gone = received - self.base;
-            if gone >= as_u64(front.len()) {
+            let acked = received - self.base;
+            if acked >= as_u64(front.len()) {
                 self.base += as_u64(front.len());
                 self.cost.resize(self.cost.size().saturating_sub(front.len() + PIECE));
                 self.kept.pop_front();
                 self.cursor = if self.cursor.0 == 0 { (0, 0) } else { (self.cursor.0 - 1, self.cursor.1) };
             } else {
-                let part = usize::try_from(gone).unwrap_or(front.len());
+                let part = usize::try_from(acked).unwrap_or(front.len());
                 self.cost.resize(self.cost.size().saturating_sub(part));
                 front.advance(part);
                 self.base = received;
@@ -260,7 +260,7 @@ const FAIR_UNACKED: u64 = 64 * 1024;
 /// Small writes are joined up to this many bytes, so that many of them do not cost a hundred times their bytes.
 const MERGE_BELOW: usize = 1024;
 /// A piece of at least this many bytes is sent unchanged: copying it would cost more than a separate frame.
-const WORTH_ALONE: usize = 4 * 1024;
+const MIN_UNMERGED: usize = 4 * 1024;
 /// Maximum length of a frame made by joining small pieces.
 const JOINED: usize = 16 * 1024;
 
@@ -284,7 +284,7 @@ mod tests {
         Write(usize),
         Take(usize),
         Acknowledge(u64),
-        PutBack(u64),
+        Rewind(u64),
         Grant(u64),
     }
 
@@ -293,7 +293,7 @@ mod tests {
             (1usize..9000).prop_map(Step::Write),
             (1usize..70000).prop_map(Step::Take),
             (0u64..100).prop_map(Step::Acknowledge),
-            (0u64..100).prop_map(Step::PutBack),
+            (0u64..100).prop_map(Step::Rewind),
             (0u64..30000).prop_map(Step::Grant),
         ]
     }
@@ -321,7 +321,7 @@ mod tests {
                         acked = acked.max(arrived.len() as u64 * percent / 100);
                         half.acknowledge(acked, limit).unwrap();
                     }
-                    Step::PutBack(percent) => {
+                    Step::Rewind(percent) => {
                         acked = acked.max(arrived.len() as u64 * percent / 100);
                         arrived.truncate(acked as usize);
                         half.rewind(acked, limit).unwrap();

@@ -31,7 +31,7 @@ enum Departure {
 }
 
 impl Orphan {
-    pub(crate) fn on_acknowledged(&mut self, bytes: u64, now: Instant) {
+    pub(crate) fn handle_acknowledged(&mut self, bytes: u64, now: Instant) {
         if bytes > self.acknowledged {
             (self.acknowledged, self.since) = (bytes, now);
         }
@@ -80,7 +80,7 @@ impl SessionState {
     /// Handles a refusal of the newest Open while an older one may still reach an acceptor over a previous path.
     ///
     /// Like a cancelled opening, it stays until that acceptor has confirmed the cancellation.
-    pub(crate) fn refused_elsewhere(&mut self, why: SessionError, now: Instant) -> Actions {
+    pub(crate) fn handle_refused_elsewhere(&mut self, why: SessionError, now: Instant) -> Actions {
         self.phase = Phase::Resuming;
         self.epoch += 1;
         self.answer = Some(PendingFrame::Resume);
@@ -126,7 +126,7 @@ impl SessionState {
     }
 
     /// Returns true if its owner has left before both directions had ended.
-    pub fn is_broken_off(&self) -> bool {
+    pub fn is_orphaned(&self) -> bool {
         self.departed.as_ref().is_some_and(|departed| departed.left != Departure::Finished)
     }
 
@@ -175,7 +175,7 @@ impl SessionState {
 
     /// Handles an opener that cancelled while the target was being dialled: replies with a Reset, and sends nothing
     /// more.
-    pub(crate) fn on_open_cancelled(&mut self) -> Actions {
+    pub(crate) fn handle_open_cancelled(&mut self) -> Actions {
         let why = SessionError::new(ErrorCode::Cancelled, "cancelled by its opener");
         self.answer = Some(PendingFrame::Reset(why.clone()));
         self.start_closing(why)
@@ -199,17 +199,17 @@ impl SessionState {
 
     /// Returns true if a last frame is queued for the current path.
     pub fn has_pending_close(&self) -> bool {
-        let last = self.phase == Phase::Closing || self.is_broken_off() && self.answer.is_some();
-        self.path.is_some() && (last || self.break_due())
+        let last = self.phase == Phase::Closing || self.is_orphaned() && self.answer.is_some();
+        self.path.is_some() && (last || self.reset_at_due())
     }
 
     /// Returns true if everything an absent owner wrote is sent, and only the ResetAt is due.
-    pub(crate) fn break_due(&self) -> bool {
+    pub(crate) fn reset_at_due(&self) -> bool {
         self.departed.as_ref().is_some_and(|departed| departed.due) && self.send.unsent() == 0
     }
 
-    pub(crate) fn take_break(&mut self) -> Option<SessionFrame> {
-        if !self.break_due() {
+    pub(crate) fn take_reset_at(&mut self) -> Option<SessionFrame> {
+        if !self.reset_at_due() {
             return None;
         }
         let departed = self.departed.as_mut()?;
@@ -225,12 +225,12 @@ impl SessionState {
 
     /// Answers a ResetAt once all bytes of the remote's owner have arrived, so that the remote need not keep them.
     pub(crate) fn handle_reset_at(&mut self, total: u64, why: SessionError) -> Actions {
-        match self.recv.on_reset_at(total) {
+        match self.recv.check_reset_at(total) {
             Ok(()) => {
                 self.answer = Some(PendingFrame::Reset(SessionError::new(ErrorCode::NoError, "")));
                 self.start_closing(why)
             }
-            Err(bad) => self.on_protocol_error(bad),
+            Err(bad) => self.handle_protocol_error(bad),
         }
     }
 
@@ -247,7 +247,7 @@ impl SessionState {
         if self.is_empty() { Ok(()) } else { self.send.rewind(received, limit) }
     }
 
-    pub(crate) fn on_protocol_error(&mut self, bad: impl std::error::Error) -> Actions {
+    pub(crate) fn handle_protocol_error(&mut self, bad: impl std::error::Error) -> Actions {
         let why = SessionError::new(ErrorCode::ProtocolError, bad);
         self.answer = Some(PendingFrame::Reset(why.clone()));
         self.start_closing(why)

@@ -34,24 +34,24 @@ fn instance() -> Option<Instance> {
 fn opener(phase: Phase) -> SessionState {
     let (send, recv) = halves();
     let mut end = SessionState::opener("node1:22".parse().unwrap(), "me".into(), send, recv);
-    let _ = end.ask(A);
-    assert!(matches!(end.next_frame(A, 0).0, Some(SessionFrame::Open { epoch: 1, limit: 1000, .. })));
+    let _ = end.start_attempt(A);
+    assert!(matches!(end.poll_frame(A, 0).0, Some(SessionFrame::Open { epoch: 1, limit: 1000, .. })));
     if phase == Phase::Opening {
         return end;
     }
-    let _ = end.on_frame(A, SessionFrame::Opened { limit: 500, epoch: 1, instance: instance() }, now());
+    let _ = end.handle_frame(A, SessionFrame::Opened { limit: 500, epoch: 1, instance: instance() }, now());
     if phase == Phase::Closing {
         end.send.finish();
-        assert!(matches!(end.next_frame(A, 99).0, Some(SessionFrame::Fin { total: 1 })));
-        let _ = end.on_frame(A, SessionFrame::Fin { total: 1 }, now());
-        let _ = end.on_frame(A, SessionFrame::Credit { received: 1, limit: 500 }, now());
+        assert!(matches!(end.poll_frame(A, 99).0, Some(SessionFrame::Fin { total: 1 })));
+        let _ = end.handle_frame(A, SessionFrame::Fin { total: 1 }, now());
+        let _ = end.handle_frame(A, SessionFrame::Credit { received: 1, limit: 500 }, now());
     }
     if matches!(phase, Phase::Parked | Phase::Resuming) {
-        let _ = end.link_ended(A, None, now());
+        let _ = end.handle_link_ended(A, None, now());
     }
     if phase == Phase::Resuming {
-        let _ = end.ask(B);
-        let resume = end.next_frame(B, 0).0.unwrap();
+        let _ = end.start_attempt(B);
+        let resume = end.poll_frame(B, 0).0.unwrap();
         let SessionFrame::Resume { epoch: 2, received: 0, target, .. } = resume else { panic!("{resume:?}") };
         assert_eq!(target, "node1:22".parse().unwrap());
     }
@@ -67,16 +67,16 @@ fn acceptor(phase: Phase) -> SessionState {
         return end;
     }
     let _ = end.accept(now());
-    assert!(matches!(end.next_frame(A, 0).0, Some(SessionFrame::Opened { epoch: 1, limit: 1000, .. })));
+    assert!(matches!(end.poll_frame(A, 0).0, Some(SessionFrame::Opened { epoch: 1, limit: 1000, .. })));
     if phase == Phase::Parked {
-        let _ = end.on_frame(A, SessionFrame::PathLost { epoch: 1 }, now());
+        let _ = end.handle_frame(A, SessionFrame::PathLost { epoch: 1 }, now());
     }
     if phase == Phase::LastAck {
         end.send.finish();
-        assert!(matches!(end.next_frame(A, 99).0, Some(SessionFrame::Fin { total: 1 })));
-        let _ = end.on_frame(A, SessionFrame::Fin { total: 1 }, now());
-        assert!(matches!(end.next_frame(A, 99).0, Some(SessionFrame::Credit { received: 1, .. })));
-        let _ = end.on_frame(A, SessionFrame::Credit { received: 1, limit: 500 }, now());
+        assert!(matches!(end.poll_frame(A, 99).0, Some(SessionFrame::Fin { total: 1 })));
+        let _ = end.handle_frame(A, SessionFrame::Fin { total: 1 }, now());
+        assert!(matches!(end.poll_frame(A, 99).0, Some(SessionFrame::Credit { received: 1, .. })));
+        let _ = end.handle_frame(A, SessionFrame::Credit { received: 1, limit: 500 }, now());
     }
     assert_eq!(end.phase(), phase);
     end
@@ -115,22 +115,23 @@ fn reset(epoch: u64, code: ErrorCode) -> SessionFrame {
 
 /// Handles a frame on `link` and expects it to be dropped without any effect.
 #[expect(clippy::needless_pass_by_value, reason = "most frames are created for this one call")]
-fn dropped(mut end: SessionState, link: LinkId, frame: SessionFrame) {
+fn assert_dropped(mut end: SessionState, link: LinkId, frame: SessionFrame) {
     let phase = end.phase();
     let path = end.path();
-    assert!(end.on_frame(link, frame.clone(), now()).dropped, "{frame:?} in {phase:?}");
+    assert!(end.handle_frame(link, frame.clone(), now()).dropped, "{frame:?} in {phase:?}");
     assert_eq!((end.phase(), end.path()), (phase, path), "{frame:?} in {phase:?}");
 }
 
 #[tokio::test]
 async fn opener_while_opening_handles_each_frame() {
     let mut end = opener(Phase::Opening);
-    let actions = end.on_frame(A, SessionFrame::Opened { limit: 500, epoch: 1, instance: instance() }, now());
+    let actions =
+        end.handle_frame(A, SessionFrame::Opened { limit: 500, epoch: 1, instance: instance() }, now());
     assert!(actions.state && actions.write);
     assert_eq!(end.phase(), Phase::Open);
     for epoch in [0, 2] {
-        dropped(opener(Phase::Opening), A, SessionFrame::Opened { limit: 500, epoch, instance: None });
-        dropped(
+        assert_dropped(opener(Phase::Opening), A, SessionFrame::Opened { limit: 500, epoch, instance: None });
+        assert_dropped(
             opener(Phase::Opening),
             A,
             SessionFrame::Refused { epoch, refusal: refusal(ErrorCode::NotAllowed) },
@@ -138,7 +139,7 @@ async fn opener_while_opening_handles_each_frame() {
     }
     let mut end = opener(Phase::Opening);
     assert!(
-        end.on_frame(
+        end.handle_frame(
             A,
             SessionFrame::Refused { epoch: 1, refusal: refusal(ErrorCode::NodeNotConnected) },
             now()
@@ -148,28 +149,32 @@ async fn opener_while_opening_handles_each_frame() {
     assert_eq!((end.phase(), end.path()), (Phase::Opening, None));
     let mut end = opener(Phase::Opening);
     assert!(
-        end.on_frame(A, SessionFrame::Refused { epoch: 1, refusal: refusal(ErrorCode::NotAllowed) }, now())
-            .forget
+        end.handle_frame(
+            A,
+            SessionFrame::Refused { epoch: 1, refusal: refusal(ErrorCode::NotAllowed) },
+            now()
+        )
+        .forget
     );
     assert_eq!(end.ended(), Some(&refusal(ErrorCode::NotAllowed)));
     for frame in [data(1), credit(), finish(), SessionFrame::Resumed { received: 0, limit: 0, epoch: 1 }] {
-        dropped(opener(Phase::Opening), A, frame);
+        assert_dropped(opener(Phase::Opening), A, frame);
     }
-    dropped(opener(Phase::Opening), A, SessionFrame::PathLost { epoch: 0 });
+    assert_dropped(opener(Phase::Opening), A, SessionFrame::PathLost { epoch: 0 });
     let mut end = opener(Phase::Opening);
-    assert!(end.on_frame(A, SessionFrame::PathLost { epoch: 1 }, now()).state);
+    assert!(end.handle_frame(A, SessionFrame::PathLost { epoch: 1 }, now()).state);
     assert_eq!((end.phase(), end.path()), (Phase::Opening, None));
-    let _ = end.ask(B);
-    assert!(matches!(end.next_frame(B, 0).0, Some(SessionFrame::Open { epoch: 2, .. })));
+    let _ = end.start_attempt(B);
+    assert!(matches!(end.poll_frame(B, 0).0, Some(SessionFrame::Open { epoch: 2, .. })));
     let mut end = opener(Phase::Opening);
-    assert!(end.on_frame(A, reset(1, ErrorCode::Internal), now()).forget);
+    assert!(end.handle_frame(A, reset(1, ErrorCode::Internal), now()).forget);
 }
 
 #[tokio::test]
 async fn opener_while_open_handles_each_frame() {
-    dropped(opener(Phase::Open), A, SessionFrame::Opened { limit: 9, epoch: 1, instance: None });
-    dropped(opener(Phase::Open), A, SessionFrame::Resumed { received: 0, limit: 0, epoch: 1 });
-    dropped(
+    assert_dropped(opener(Phase::Open), A, SessionFrame::Opened { limit: 9, epoch: 1, instance: None });
+    assert_dropped(opener(Phase::Open), A, SessionFrame::Resumed { received: 0, limit: 0, epoch: 1 });
+    assert_dropped(
         opener(Phase::Open),
         A,
         SessionFrame::Refused { epoch: 1, refusal: refusal(ErrorCode::Overloaded) },
@@ -177,25 +182,25 @@ async fn opener_while_open_handles_each_frame() {
     for frame in
         [data(1), credit(), finish(), reset(1, ErrorCode::Internal), SessionFrame::PathLost { epoch: 1 }]
     {
-        dropped(opener(Phase::Open), B, frame);
+        assert_dropped(opener(Phase::Open), B, frame);
     }
     let mut end = opener(Phase::Open);
-    assert!(end.on_frame(A, data(10), now()).read && end.on_frame(A, credit(), now()).write);
-    assert!(end.on_frame(A, SessionFrame::Fin { total: 11 }, now()).read);
+    assert!(end.handle_frame(A, data(10), now()).read && end.handle_frame(A, credit(), now()).write);
+    assert!(end.handle_frame(A, SessionFrame::Fin { total: 11 }, now()).read);
     assert!(end.control().is_some());
     let mut end = opener(Phase::Open);
-    assert!(end.on_frame(A, SessionFrame::PathLost { epoch: 1 }, now()).state);
+    assert!(end.handle_frame(A, SessionFrame::PathLost { epoch: 1 }, now()).state);
     assert_eq!((end.phase(), end.path()), (Phase::Parked, None));
     let mut end = opener(Phase::Open);
-    let _ = end.on_frame(A, data(10), now());
-    assert!(end.on_frame(A, reset(1, ErrorCode::TargetUnreachable), now()).forget);
+    let _ = end.handle_frame(A, data(10), now());
+    assert!(end.handle_frame(A, reset(1, ErrorCode::TargetUnreachable), now()).forget);
     assert_eq!(end.ended().unwrap().code, ErrorCode::TargetUnreachable);
     assert!(end.recv.take(now(), Default::default()).is_some());
     let mut end = opener(Phase::Open);
     end.send.write(Bytes::from_static(b"unsent"));
     let _ = end.abandon(refusal(ErrorCode::Cancelled), now());
-    assert_eq!(said(&mut end, A), [broken(0)]);
-    assert!(end.on_frame(A, reset(1, ErrorCode::NoError), now()).forget);
+    assert_eq!(sent_frames(&mut end, A), [reset_at(0)]);
+    assert!(end.handle_frame(A, reset(1, ErrorCode::NoError), now()).forget);
 }
 
 #[tokio::test]
@@ -209,18 +214,18 @@ async fn opener_while_parked_handles_each_frame() {
         SessionFrame::PathLost { epoch: 1 },
         reset(1, ErrorCode::Internal),
     ] {
-        dropped(opener(Phase::Parked), A, frame);
+        assert_dropped(opener(Phase::Parked), A, frame);
     }
     let mut end = opener(Phase::Parked);
-    assert!(end.next_frame(A, 99).0.is_none() && end.backlog().is_none() && end.control().is_none());
+    assert!(end.poll_frame(A, 99).0.is_none() && end.backlog().is_none() && end.control().is_none());
     end.send.write(Bytes::from_static(b"forgotten"));
     assert!(!end.abandon(refusal(ErrorCode::Cancelled), now()).forget, "the acceptor is not notified yet");
     assert!(end.needs_path() && end.send.unsent() == 0);
-    let _ = end.ask(B);
-    assert!(matches!(end.next_frame(B, 99).0, Some(SessionFrame::Resume { epoch: 2, .. })));
-    let _ = end.on_frame(B, SessionFrame::Resumed { received: 0, limit: 900, epoch: 2 }, now());
-    assert_eq!(end.next_frame(B, 99).0, Some(broken(0)));
-    assert!(end.on_frame(B, reset(2, ErrorCode::NoError), now()).forget);
+    let _ = end.start_attempt(B);
+    assert!(matches!(end.poll_frame(B, 99).0, Some(SessionFrame::Resume { epoch: 2, .. })));
+    let _ = end.handle_frame(B, SessionFrame::Resumed { received: 0, limit: 900, epoch: 2 }, now());
+    assert_eq!(end.poll_frame(B, 99).0, Some(reset_at(0)));
+    assert!(end.handle_frame(B, reset(2, ErrorCode::NoError), now()).forget);
 }
 
 #[tokio::test]
@@ -232,94 +237,94 @@ async fn opener_while_resuming_handles_each_frame() {
         reset(1, ErrorCode::UnknownSession),
         SessionFrame::PathLost { epoch: 1 },
     ] {
-        dropped(opener(Phase::Resuming), B, frame);
+        assert_dropped(opener(Phase::Resuming), B, frame);
     }
-    dropped(opener(Phase::Resuming), B, SessionFrame::Resumed { received: 0, limit: 0, epoch: 1 });
-    dropped(opener(Phase::Resuming), A, SessionFrame::Resumed { received: 0, limit: 0, epoch: 2 });
+    assert_dropped(opener(Phase::Resuming), B, SessionFrame::Resumed { received: 0, limit: 0, epoch: 1 });
+    assert_dropped(opener(Phase::Resuming), A, SessionFrame::Resumed { received: 0, limit: 0, epoch: 2 });
     let mut end = opener(Phase::Resuming);
-    assert!(end.on_frame(B, SessionFrame::Resumed { received: 0, limit: 900, epoch: 2 }, now()).write);
+    assert!(end.handle_frame(B, SessionFrame::Resumed { received: 0, limit: 900, epoch: 2 }, now()).write);
     assert_eq!((end.phase(), end.resumed()), (Phase::Open, 1));
     let mut end = opener(Phase::Resuming);
-    assert!(end.on_frame(B, SessionFrame::PathLost { epoch: 2 }, now()).state);
+    assert!(end.handle_frame(B, SessionFrame::PathLost { epoch: 2 }, now()).state);
     assert_eq!(end.phase(), Phase::Parked);
     let mut end = opener(Phase::Resuming);
-    assert!(end.on_frame(B, reset(2, ErrorCode::UnknownSession), now()).forget);
+    assert!(end.handle_frame(B, reset(2, ErrorCode::UnknownSession), now()).forget);
     let mut end = opener(Phase::Resuming);
-    let _ = end.on_frame(B, SessionFrame::Resumed { received: 1, limit: 900, epoch: 2 }, now());
+    let _ = end.handle_frame(B, SessionFrame::Resumed { received: 1, limit: 900, epoch: 2 }, now());
     assert_eq!(end.ended().unwrap().code, ErrorCode::ProtocolError, "the offset was never sent");
     let mut end = opener(Phase::Resuming);
     let _ = end.abandon(refusal(ErrorCode::Cancelled), now());
-    assert_eq!(end.next_frame(B, 0).0, None, "the Resume may not have reached the acceptor");
-    let _ = end.on_frame(B, SessionFrame::Resumed { received: 0, limit: 900, epoch: 2 }, now());
-    assert_eq!(end.next_frame(B, 9).0, Some(broken(0)));
-    assert!(end.on_frame(B, reset(2, ErrorCode::NoError), now()).forget);
+    assert_eq!(end.poll_frame(B, 0).0, None, "the Resume may not have reached the acceptor");
+    let _ = end.handle_frame(B, SessionFrame::Resumed { received: 0, limit: 900, epoch: 2 }, now());
+    assert_eq!(end.poll_frame(B, 9).0, Some(reset_at(0)));
+    assert!(end.handle_frame(B, reset(2, ErrorCode::NoError), now()).forget);
 }
 
 #[tokio::test]
 async fn opener_while_closing_sends_a_reset_and_is_forgotten() {
     let mut end = opener(Phase::Closing);
-    let (frame, actions) = end.next_frame(A, 99);
+    let (frame, actions) = end.poll_frame(A, 99);
     let Some(SessionFrame::Reset { refusal, .. }) = frame else { panic!("{frame:?}") };
     assert!(refusal.code == ErrorCode::NoError && actions.forget && end.ended().is_none());
-    assert!(opener(Phase::Closing).link_ended(A, None, now()).forget);
-    assert!(opener(Phase::Closing).on_frame(A, SessionFrame::PathLost { epoch: 1 }, now()).forget);
-    assert!(opener(Phase::Closing).on_frame(A, reset(1, ErrorCode::NoError), now()).forget);
+    assert!(opener(Phase::Closing).handle_link_ended(A, None, now()).forget);
+    assert!(opener(Phase::Closing).handle_frame(A, SessionFrame::PathLost { epoch: 1 }, now()).forget);
+    assert!(opener(Phase::Closing).handle_frame(A, reset(1, ErrorCode::NoError), now()).forget);
     assert_eq!(opener(Phase::Closing).abandon(refusal, now()), Actions::default());
 }
 
 #[tokio::test]
 async fn acceptor_while_accepting_handles_each_frame() {
     for frame in [data(1), credit(), finish(), open(1), resume(1)] {
-        dropped(acceptor(Phase::Accepting), A, frame);
+        assert_dropped(acceptor(Phase::Accepting), A, frame);
     }
     let mut end = acceptor(Phase::Accepting);
-    let _ = end.on_frame(B, open(2), now());
-    assert_eq!((end.path(), end.next_frame(B, 99).0), (Some(B), None), "silent while it still dials");
+    let _ = end.handle_frame(B, open(2), now());
+    assert_eq!((end.path(), end.poll_frame(B, 99).0), (Some(B), None), "silent while it still dials");
     let _ = end.accept(now());
-    assert!(matches!(end.next_frame(B, 0).0, Some(SessionFrame::Opened { epoch: 2, .. })));
+    assert!(matches!(end.poll_frame(B, 0).0, Some(SessionFrame::Opened { epoch: 2, .. })));
     let mut end = acceptor(Phase::Accepting);
-    let _ = end.link_ended(A, None, now());
+    let _ = end.handle_link_ended(A, None, now());
     assert_eq!((end.phase(), end.path()), (Phase::Accepting, None));
     let _ = end.accept(now());
     assert_eq!(end.phase(), Phase::Parked);
-    let _ = end.on_frame(B, open(2), now());
-    assert!(matches!(end.next_frame(B, 0).0, Some(SessionFrame::Opened { epoch: 2, .. })));
-    assert!(acceptor(Phase::Accepting).on_frame(A, reset(1, ErrorCode::Cancelled), now()).forget);
+    let _ = end.handle_frame(B, open(2), now());
+    assert!(matches!(end.poll_frame(B, 0).0, Some(SessionFrame::Opened { epoch: 2, .. })));
+    assert!(acceptor(Phase::Accepting).handle_frame(A, reset(1, ErrorCode::Cancelled), now()).forget);
     let mut end = acceptor(Phase::Accepting);
     let _ = end.abandon(refusal(ErrorCode::TargetRefused), now());
     assert!(matches!(
-        end.next_frame(A, 0),
+        end.poll_frame(A, 0),
         (Some(SessionFrame::Refused { epoch: 1, .. }), Actions { forget: true, .. })
     ));
 }
 
 #[tokio::test]
 async fn acceptor_while_open_handles_each_frame() {
-    dropped(acceptor(Phase::Open), A, open(1));
-    dropped(acceptor(Phase::Open), B, resume(1));
+    assert_dropped(acceptor(Phase::Open), A, open(1));
+    assert_dropped(acceptor(Phase::Open), B, resume(1));
     for frame in
         [data(1), credit(), finish(), reset(1, ErrorCode::Cancelled), SessionFrame::PathLost { epoch: 1 }]
     {
-        dropped(acceptor(Phase::Open), B, frame);
+        assert_dropped(acceptor(Phase::Open), B, frame);
     }
     let mut end = acceptor(Phase::Open);
     end.send.write(Bytes::from_static(b"hello"));
-    assert!(matches!(end.next_frame(A, 99).0, Some(SessionFrame::Data(_))));
-    let _ = end.on_frame(B, open(2), now());
-    assert!(matches!(end.next_frame(B, 99).0, Some(SessionFrame::Opened { epoch: 2, .. })));
+    assert!(matches!(end.poll_frame(A, 99).0, Some(SessionFrame::Data(_))));
+    let _ = end.handle_frame(B, open(2), now());
+    assert!(matches!(end.poll_frame(B, 99).0, Some(SessionFrame::Opened { epoch: 2, .. })));
     assert_eq!(
-        end.next_frame(B, 99).0,
+        end.poll_frame(B, 99).0,
         Some(SessionFrame::Data(Bytes::from_static(b"hello"))),
         "its direction restarts at 0"
     );
     let mut end = acceptor(Phase::Open);
-    let _ = end.on_frame(A, data(1), now());
-    dropped(end, B, open(2));
+    let _ = end.handle_frame(A, data(1), now());
+    assert_dropped(end, B, open(2));
     let mut end = acceptor(Phase::Open);
     end.send.write(Bytes::from_static(b"hello"));
-    let _ = end.next_frame(A, 99);
-    let _ = end.on_frame(A, data(5), now());
-    let _ = end.on_frame(
+    let _ = end.poll_frame(A, 99);
+    let _ = end.handle_frame(A, data(5), now());
+    let _ = end.handle_frame(
         B,
         SessionFrame::Resume {
             received: 2,
@@ -331,14 +336,14 @@ async fn acceptor_while_open_handles_each_frame() {
         },
         now(),
     );
-    assert!(matches!(end.next_frame(B, 99).0, Some(SessionFrame::Resumed { received: 5, epoch: 2, .. })));
-    assert_eq!(end.next_frame(B, 99).0, Some(SessionFrame::Data(Bytes::from_static(b"llo"))));
-    assert!(end.on_frame(A, data(1), now()).dropped, "frames from the old link are ignored");
-    assert!(acceptor(Phase::Open).on_frame(A, reset(1, ErrorCode::Cancelled), now()).forget);
+    assert!(matches!(end.poll_frame(B, 99).0, Some(SessionFrame::Resumed { received: 5, epoch: 2, .. })));
+    assert_eq!(end.poll_frame(B, 99).0, Some(SessionFrame::Data(Bytes::from_static(b"llo"))));
+    assert!(end.handle_frame(A, data(1), now()).dropped, "frames from the old link are ignored");
+    assert!(acceptor(Phase::Open).handle_frame(A, reset(1, ErrorCode::Cancelled), now()).forget);
     let mut end = acceptor(Phase::Open);
-    let _ = end.on_frame(A, data(1001), now());
+    let _ = end.handle_frame(A, data(1001), now());
     assert!(
-        matches!(end.next_frame(A, 0).0, Some(SessionFrame::Reset { refusal, .. }) if refusal.code == ErrorCode::ProtocolError)
+        matches!(end.poll_frame(A, 0).0, Some(SessionFrame::Reset { refusal, .. }) if refusal.code == ErrorCode::ProtocolError)
     );
 }
 
@@ -353,29 +358,29 @@ async fn acceptor_while_parked_handles_each_frame() {
         open(1),
         resume(1),
     ] {
-        dropped(acceptor(Phase::Parked), A, frame);
+        assert_dropped(acceptor(Phase::Parked), A, frame);
     }
     assert!(acceptor(Phase::Parked).waits_since(now()).is_some());
     for frame in [open(2), resume(2)] {
         let mut end = acceptor(Phase::Parked);
-        let _ = end.on_frame(B, frame, now());
+        let _ = end.handle_frame(B, frame, now());
         assert_eq!((end.phase(), end.waits_since(now())), (Phase::Open, None));
-        assert!(end.next_frame(B, 0).0.is_some());
+        assert!(end.poll_frame(B, 0).0.is_some());
     }
-    for asked in [open(2), resume(2)] {
+    for request in [open(2), resume(2)] {
         let mut end = acceptor(Phase::Parked);
         end.send.write(Bytes::from_static(b"forgotten"));
         assert!(!end.abandon(refusal(ErrorCode::Cancelled), now()).forget, "the opener is not notified yet");
-        let _ = end.on_frame(B, asked, now());
-        let words = said(&mut end, B);
+        let _ = end.handle_frame(B, request, now());
+        let frames = sent_frames(&mut end, B);
         assert!(matches!(
-            words[..],
+            frames[..],
             [
                 SessionFrame::Opened { .. } | SessionFrame::Resumed { .. },
                 SessionFrame::ResetAt { total: 0, .. }
             ]
         ));
-        assert!(end.on_frame(B, reset(2, ErrorCode::NoError), now()).forget);
+        assert!(end.handle_frame(B, reset(2, ErrorCode::NoError), now()).forget);
     }
     assert!(acceptor(Phase::Parked).give_up(refusal(ErrorCode::Cancelled)).forget);
 }
@@ -383,10 +388,10 @@ async fn acceptor_while_parked_handles_each_frame() {
 #[tokio::test]
 async fn acceptor_in_last_ack_handles_each_frame() {
     for frame in [data(1), credit(), finish(), open(2), resume(1)] {
-        dropped(acceptor(Phase::LastAck), A, frame);
+        assert_dropped(acceptor(Phase::LastAck), A, frame);
     }
     let mut end = acceptor(Phase::LastAck);
-    let _ = end.on_frame(
+    let _ = end.handle_frame(
         B,
         SessionFrame::Resume {
             received: 1,
@@ -398,13 +403,13 @@ async fn acceptor_in_last_ack_handles_each_frame() {
         },
         now(),
     );
-    assert!(matches!(end.next_frame(B, 9).0, Some(SessionFrame::Resumed { received: 1, epoch: 2, .. })));
+    assert!(matches!(end.poll_frame(B, 9).0, Some(SessionFrame::Resumed { received: 1, epoch: 2, .. })));
     assert_eq!(end.phase(), Phase::LastAck);
     let mut end = acceptor(Phase::LastAck);
-    let _ = end.link_ended(A, None, now());
+    let _ = end.handle_link_ended(A, None, now());
     assert!(end.phase() == Phase::LastAck && end.waits_since(now()).is_some());
     let mut end = acceptor(Phase::LastAck);
-    assert!(end.on_frame(A, reset(1, ErrorCode::NoError), now()).forget);
+    assert!(end.handle_frame(A, reset(1, ErrorCode::NoError), now()).forget);
     assert!(end.ended().is_none());
     assert_eq!(acceptor(Phase::LastAck).abandon(refusal(ErrorCode::Cancelled), now()), Actions::default());
 }
@@ -414,25 +419,25 @@ async fn an_abandoned_session_with_both_ends_finished_still_delivers_the_rest() 
     let mut end = opener(Phase::Open);
     end.send.write(Bytes::from_static(b"tail"));
     end.send.finish();
-    let _ = end.on_frame(A, finish(), now());
+    let _ = end.handle_frame(A, finish(), now());
     assert_eq!(end.abandon(refusal(ErrorCode::Cancelled), now()), Actions::default());
-    let said: Vec<SessionFrame> = std::iter::from_fn(|| end.next_frame(A, 99).0).collect();
+    let sent_frames: Vec<SessionFrame> = std::iter::from_fn(|| end.poll_frame(A, 99).0).collect();
     assert!(
         matches!(
-            said[..],
+            sent_frames[..],
             [SessionFrame::Credit { .. }, SessionFrame::Data(_), SessionFrame::Fin { total: 5 }]
         ),
-        "{said:?}"
+        "{sent_frames:?}"
     );
 }
 
 #[tokio::test]
 async fn a_link_that_ends_affects_only_sessions_on_it() {
     let mut end = opener(Phase::Open);
-    assert_eq!(end.link_ended(B, None, now()), Actions::default());
+    assert_eq!(end.handle_link_ended(B, None, now()), Actions::default());
     assert_eq!(end.phase(), Phase::Open);
     assert!(
-        end.link_ended(A, Some(refusal(ErrorCode::Internal)), now()).forget,
+        end.handle_link_ended(A, Some(refusal(ErrorCode::Internal)), now()).forget,
         "a plain remote cannot resume"
     );
 }
@@ -440,14 +445,14 @@ async fn a_link_that_ends_affects_only_sessions_on_it() {
 #[tokio::test]
 async fn only_acceptors_handle_open_and_resume_and_only_openers_their_answers() {
     for frame in [open(9), resume(9)] {
-        dropped(opener(Phase::Open), A, frame);
+        assert_dropped(opener(Phase::Open), A, frame);
     }
     for frame in [
         SessionFrame::Opened { limit: 1, epoch: 1, instance: None },
         SessionFrame::Resumed { received: 0, limit: 1, epoch: 1 },
         SessionFrame::Refused { epoch: 1, refusal: refusal(ErrorCode::Overloaded) },
     ] {
-        dropped(acceptor(Phase::Open), A, frame);
+        assert_dropped(acceptor(Phase::Open), A, frame);
     }
 }
 
@@ -456,7 +461,7 @@ async fn an_opener_that_gives_up_while_resuming_sends_a_reset() {
     let mut end = opener(Phase::Resuming);
     let _ = end.give_up(refusal(ErrorCode::Cancelled));
     assert!(matches!(
-        end.next_frame(B, 0),
+        end.poll_frame(B, 0),
         (Some(SessionFrame::Reset { epoch: 2, .. }), Actions { forget: true, .. })
     ));
     let mut end = opener(Phase::Parked);
@@ -468,16 +473,16 @@ async fn an_opener_that_gives_up_while_resuming_sends_a_reset() {
 
 #[tokio::test]
 async fn an_acceptors_last_frame_follows_its_opener_to_another_link() {
-    for (phase, asked) in [(Phase::Accepting, open(2)), (Phase::Open, resume(2))] {
+    for (phase, request) in [(Phase::Accepting, open(2)), (Phase::Open, resume(2))] {
         let mut end = acceptor(phase);
         if phase == Phase::Open {
-            let _ = end.on_frame(A, broken(1), now());
+            let _ = end.handle_frame(A, reset_at(1), now());
         } else {
             let _ = end.abandon(refusal(ErrorCode::TargetRefused), now());
         }
-        assert!(!end.on_frame(B, asked, now()).dropped);
-        assert!(end.next_frame(A, 0).0.is_none());
-        let (frame, actions) = end.next_frame(B, 0);
+        assert!(!end.handle_frame(B, request, now()).dropped);
+        assert!(end.poll_frame(A, 0).0.is_none());
+        let (frame, actions) = end.poll_frame(B, 0);
         assert!(
             matches!(
                 frame,
@@ -493,37 +498,40 @@ async fn an_acceptors_last_frame_follows_its_opener_to_another_link() {
 async fn a_resume_that_a_relay_rejects_is_tried_on_another_path() {
     for code in [ErrorCode::NodeNotConnected, ErrorCode::Overloaded] {
         let mut end = opener(Phase::Resuming);
-        assert!(end.on_frame(B, reset(2, code), now()).state);
+        assert!(end.handle_frame(B, reset(2, code), now()).state);
         assert_eq!((end.phase(), end.path(), end.ended()), (Phase::Parked, None, None));
-        assert!(end.ask(A).state);
+        assert!(end.start_attempt(A).state);
         assert_eq!(end.phase(), Phase::Resuming);
     }
 }
 
-fn broken(total: u64) -> SessionFrame {
+fn reset_at(total: u64) -> SessionFrame {
     SessionFrame::ResetAt { total, refusal: refusal(ErrorCode::Cancelled) }
 }
 
 /// Returns everything that an end sends on a link.
-fn said(end: &mut SessionState, link: LinkId) -> Vec<SessionFrame> {
-    std::iter::from_fn(|| end.next_frame(link, 5).0).collect()
+fn sent_frames(end: &mut SessionState, link: LinkId) -> Vec<SessionFrame> {
+    std::iter::from_fn(|| end.poll_frame(link, 5).0).collect()
 }
 
 #[tokio::test]
 async fn bytes_written_before_an_abort_are_sent_before_the_reset() {
     for mut end in [opener(Phase::Open), acceptor(Phase::Open)] {
-        let _ = end.on_frame(A, data(10), now());
+        let _ = end.handle_frame(A, data(10), now());
         end.send.write(Bytes::from_static(b"last words"));
         assert!(!end.abort(refusal(ErrorCode::Cancelled), now()).forget);
-        let words = said(&mut end, A);
+        let frames = sent_frames(&mut end, A);
         let data = [&b"last "[..], b"words"].map(|part| SessionFrame::Data(Bytes::from_static(part)));
-        assert_eq!(words, [data[0].clone(), data[1].clone(), broken(11)]);
+        assert_eq!(frames, [data[0].clone(), data[1].clone(), reset_at(11)]);
         assert!(
             end.phase() == Phase::Open && end.backlog().is_none(),
             "kept until the remote has received it"
         );
-        assert!(!end.on_frame(A, self::data(5), now()).read && end.recv.queued() == 0, "there is no reader");
-        assert!(end.on_frame(A, reset(1, ErrorCode::NoError), now()).forget);
+        assert!(
+            !end.handle_frame(A, self::data(5), now()).read && end.recv.queued() == 0,
+            "there is no reader"
+        );
+        assert!(end.handle_frame(A, reset(1, ErrorCode::NoError), now()).forget);
         assert_eq!(end.ended(), Some(&refusal(ErrorCode::Cancelled)));
     }
 }
@@ -533,9 +541,9 @@ async fn bytes_without_credit_at_an_abort_are_sent_once_there_is_credit() {
     let mut end = opener(Phase::Open);
     end.send.write(vec![0; 502].into());
     let _ = end.abort(refusal(ErrorCode::Cancelled), now());
-    assert_eq!(said(&mut end, A).len(), 100);
-    let _ = end.on_frame(A, SessionFrame::Credit { received: 500, limit: 600 }, now());
-    assert_eq!(said(&mut end, A), [data(2), broken(503)]);
+    assert_eq!(sent_frames(&mut end, A).len(), 100);
+    let _ = end.handle_frame(A, SessionFrame::Credit { received: 500, limit: 600 }, now());
+    assert_eq!(sent_frames(&mut end, A), [data(2), reset_at(503)]);
 }
 
 #[tokio::test]
@@ -543,17 +551,17 @@ async fn a_finished_direction_stays_finished_after_an_abort() {
     let mut end = acceptor(Phase::Open);
     end.send.finish();
     let _ = end.abort(refusal(ErrorCode::Cancelled), now());
-    assert_eq!(said(&mut end, A), [finish(), broken(1)]);
+    assert_eq!(sent_frames(&mut end, A), [finish(), reset_at(1)]);
     let mut peer = opener(Phase::Open);
-    let _ = peer.on_frame(A, finish(), now());
-    let _ = peer.on_frame(A, broken(1), now());
+    let _ = peer.handle_frame(A, finish(), now());
+    let _ = peer.handle_frame(A, reset_at(1), now());
     assert!(
         peer.recv.is_ended()
-            && peer.next_frame(A, 0).0 == Some(SessionFrame::Reset { epoch: 1, refusal: over() })
+            && peer.poll_frame(A, 0).0 == Some(SessionFrame::Reset { epoch: 1, refusal: no_error() })
     );
 }
 
-fn over() -> SessionError {
+fn no_error() -> SessionError {
     SessionError::new(ErrorCode::NoError, "")
 }
 
@@ -562,55 +570,58 @@ async fn a_reset_at_is_sent_again_on_the_next_path() {
     let mut end = opener(Phase::Open);
     end.send.write(Bytes::from_static(b"hello"));
     let _ = end.abort(refusal(ErrorCode::Cancelled), now());
-    assert_eq!(said(&mut end, A).len(), 2);
-    let _ = end.link_ended(A, None, now());
+    assert_eq!(sent_frames(&mut end, A).len(), 2);
+    let _ = end.handle_link_ended(A, None, now());
     assert!(end.needs_path());
-    let _ = end.ask(B);
-    assert!(matches!(said(&mut end, B)[..], [SessionFrame::Resume { epoch: 2, .. }]));
-    let _ = end.on_frame(B, SessionFrame::Resumed { received: 3, limit: 900, epoch: 2 }, now());
-    assert_eq!(said(&mut end, B), [SessionFrame::Data(Bytes::from_static(b"lo")), broken(6)]);
+    let _ = end.start_attempt(B);
+    assert!(matches!(sent_frames(&mut end, B)[..], [SessionFrame::Resume { epoch: 2, .. }]));
+    let _ = end.handle_frame(B, SessionFrame::Resumed { received: 3, limit: 900, epoch: 2 }, now());
+    assert_eq!(sent_frames(&mut end, B), [SessionFrame::Data(Bytes::from_static(b"lo")), reset_at(6)]);
 
     let mut end = acceptor(Phase::Parked);
     end.send.write(Bytes::from_static(b"hello"));
     let _ = end.abort(refusal(ErrorCode::Cancelled), now());
     for epoch in [2, 3] {
-        let _ = end.on_frame(B, resume(epoch), now());
-        let words = said(&mut end, B);
+        let _ = end.handle_frame(B, resume(epoch), now());
+        let frames = sent_frames(&mut end, B);
         assert!(
             matches!(
-                words[..],
+                frames[..],
                 [SessionFrame::Resumed { .. }, SessionFrame::Data(_), SessionFrame::ResetAt { total: 6, .. }]
             ),
-            "{words:?}"
+            "{frames:?}"
         );
     }
 }
 
 #[tokio::test]
 async fn a_reset_at_is_acknowledged_and_the_bytes_before_it_can_be_read() {
-    assert!(opener(Phase::Open).on_frame(A, broken(0), now()).read, "the remaining bytes are discarded");
+    assert!(
+        opener(Phase::Open).handle_frame(A, reset_at(0), now()).read,
+        "the remaining bytes are discarded"
+    );
     for mut end in [opener(Phase::Open), acceptor(Phase::Open)] {
         end.send.write(Bytes::from_static(b"no longer used"));
-        let _ = end.on_frame(A, data(10), now());
-        assert!(end.on_frame(A, broken(11), now()).read);
+        let _ = end.handle_frame(A, data(10), now());
+        assert!(end.handle_frame(A, reset_at(11), now()).read);
         assert_eq!(end.ended(), Some(&refusal(ErrorCode::Cancelled)));
         assert!(!end.recv.is_ended() && end.recv.take(now(), Default::default()).is_some());
         assert!(
-            matches!(end.next_frame(A, 99), (Some(SessionFrame::Reset { refusal, .. }), Actions { forget: true, .. }) if refusal == over())
+            matches!(end.poll_frame(A, 99), (Some(SessionFrame::Reset { refusal, .. }), Actions { forget: true, .. }) if refusal == no_error())
         );
     }
     let mut end = acceptor(Phase::LastAck);
-    let _ = end.on_frame(A, broken(1), now());
+    let _ = end.handle_frame(A, reset_at(1), now());
     assert!(
-        matches!(end.next_frame(A, 99).0, Some(SessionFrame::Reset { refusal, .. }) if refusal == over())
+        matches!(end.poll_frame(A, 99).0, Some(SessionFrame::Reset { refusal, .. }) if refusal == no_error())
     );
     let mut end = opener(Phase::Open);
-    let _ = end.on_frame(A, broken(2), now());
+    let _ = end.handle_frame(A, reset_at(2), now());
     assert_eq!(end.ended().unwrap().code, ErrorCode::ProtocolError, "a byte is missing");
-    dropped(opener(Phase::Opening), A, broken(1));
-    dropped(opener(Phase::Parked), A, broken(1));
-    dropped(opener(Phase::Resuming), B, broken(1));
-    dropped(opener(Phase::Open), B, broken(1));
+    assert_dropped(opener(Phase::Opening), A, reset_at(1));
+    assert_dropped(opener(Phase::Parked), A, reset_at(1));
+    assert_dropped(opener(Phase::Resuming), B, reset_at(1));
+    assert_dropped(opener(Phase::Open), B, reset_at(1));
 }
 
 #[tokio::test]
@@ -619,8 +630,8 @@ async fn an_orphaned_session_can_be_evicted() {
     assert_eq!(end.evict().0, None, "it has an owner");
     end.send.write(Bytes::from_static(b"hello"));
     let _ = end.abort(refusal(ErrorCode::Cancelled), now());
-    assert_eq!((end.is_broken_off(), end.evict().0), (true, Some(true)));
-    assert_eq!(said(&mut end, A), [reset(1, ErrorCode::Cancelled)]);
+    assert_eq!((end.is_orphaned(), end.evict().0), (true, Some(true)));
+    assert_eq!(sent_frames(&mut end, A), [reset(1, ErrorCode::Cancelled)]);
     let mut end = acceptor(Phase::Parked);
     let _ = end.abort(refusal(ErrorCode::Cancelled), now());
     assert!(end.evict().1.forget);
@@ -630,42 +641,42 @@ async fn an_orphaned_session_can_be_evicted() {
 async fn an_open_cancelled_without_a_path_is_revoked_over_the_next_path() {
     let mut end = opener(Phase::Opening);
     end.set_expected_process(instance());
-    let _ = end.link_ended(A, None, now());
+    let _ = end.handle_link_ended(A, None, now());
     assert!(!end.abandon(refusal(ErrorCode::Cancelled), now()).forget);
-    assert!(end.needs_path() && end.is_broken_off() && end.instance() == instance());
-    let _ = end.ask(B);
-    let words = said(&mut end, B);
-    assert!(matches!(words[..], [SessionFrame::Resume { received: 0, epoch: 2, .. }]), "{words:?}");
+    assert!(end.needs_path() && end.is_orphaned() && end.instance() == instance());
+    let _ = end.start_attempt(B);
+    let frames = sent_frames(&mut end, B);
+    assert!(matches!(frames[..], [SessionFrame::Resume { received: 0, epoch: 2, .. }]), "{frames:?}");
     // An acceptor that is open learns that the opening is cancelled.
-    let mut end = given_up();
-    let _ = end.on_frame(B, SessionFrame::Resumed { received: 0, limit: 500, epoch: 2 }, now());
-    assert_eq!(said(&mut end, B), [broken(0)]);
-    assert!(end.on_frame(B, reset(2, ErrorCode::NoError), now()).forget);
+    let mut end = cancelled_open();
+    let _ = end.handle_frame(B, SessionFrame::Resumed { received: 0, limit: 500, epoch: 2 }, now());
+    assert_eq!(sent_frames(&mut end, B), [reset_at(0)]);
+    assert!(end.handle_frame(B, reset(2, ErrorCode::NoError), now()).forget);
     // An acceptor that does not exist, or was not open, gets nothing more.
     for answer in [reset(2, ErrorCode::UnknownSession), reset(2, ErrorCode::Cancelled)] {
-        assert!(given_up().on_frame(B, answer, now()).forget);
+        assert!(cancelled_open().handle_frame(B, answer, now()).forget);
     }
-    let mut end = given_up();
+    let mut end = cancelled_open();
     assert!(
-        end.on_frame(B, reset(2, ErrorCode::NodeNotConnected), now()).state && end.needs_path(),
+        end.handle_frame(B, reset(2, ErrorCode::NodeNotConnected), now()).state && end.needs_path(),
         "the search continues"
     );
 }
 
 /// Returns an opening that was cancelled without a path, and has sent a Resume on B with epoch 2.
-fn given_up() -> SessionState {
+fn cancelled_open() -> SessionState {
     let mut end = opener(Phase::Opening);
-    let _ = end.link_ended(A, None, now());
+    let _ = end.handle_link_ended(A, None, now());
     let _ = end.abandon(refusal(ErrorCode::Cancelled), now());
-    let _ = end.ask(B);
-    assert_eq!(said(&mut end, B).len(), 1);
+    let _ = end.start_attempt(B);
+    assert_eq!(sent_frames(&mut end, B).len(), 1);
     end
 }
 
 #[tokio::test]
 async fn a_cancelled_open_that_reached_no_acceptor_is_forgotten_at_once() {
     let mut unsent = opener(Phase::Opening);
-    let _ = unsent.on_frame(
+    let _ = unsent.handle_frame(
         A,
         SessionFrame::Refused { epoch: 1, refusal: refusal(ErrorCode::NodeNotConnected) },
         now(),
@@ -673,18 +684,18 @@ async fn a_cancelled_open_that_reached_no_acceptor_is_forgotten_at_once() {
     assert!(unsent.abandon(refusal(ErrorCode::Cancelled), now()).forget, "the node is not connected there");
     let (send, recv) = halves();
     let mut unsent = SessionState::opener("node1:22".parse().unwrap(), "me".into(), send, recv);
-    let _ = unsent.ask(A);
-    let _ = unsent.link_ended(A, None, now());
+    let _ = unsent.start_attempt(A);
+    let _ = unsent.handle_link_ended(A, None, now());
     assert!(unsent.abandon(refusal(ErrorCode::Cancelled), now()).forget, "its Open was never sent");
 }
 
 #[tokio::test]
 async fn an_open_cancelled_before_its_next_attempt_is_sent_opens_nothing() {
     let mut end = opener(Phase::Opening);
-    let _ = end.ask(B);
+    let _ = end.start_attempt(B);
     assert!(!end.abandon(refusal(ErrorCode::Cancelled), now()).forget);
-    let words = said(&mut end, B);
-    assert!(matches!(words[..], [SessionFrame::Resume { epoch: 2, .. }]), "{words:?}");
+    let frames = sent_frames(&mut end, B);
+    assert!(matches!(frames[..], [SessionFrame::Resume { epoch: 2, .. }]), "{frames:?}");
 }
 
 fn refused(epoch: u64, code: ErrorCode) -> SessionFrame {
@@ -694,91 +705,94 @@ fn refused(epoch: u64, code: ErrorCode) -> SessionFrame {
 #[tokio::test]
 async fn a_refused_open_revokes_an_earlier_attempt() {
     // The first Open may still reach an acceptor over the previous path.
-    let asked_twice = || {
+    let opened_twice = || {
         let mut end = opener(Phase::Opening);
-        let _ = end.ask(B);
-        assert!(matches!(said(&mut end, B)[..], [SessionFrame::Open { epoch: 2, .. }]));
+        let _ = end.start_attempt(B);
+        assert!(matches!(sent_frames(&mut end, B)[..], [SessionFrame::Open { epoch: 2, .. }]));
         end
     };
-    let mut end = asked_twice();
-    let actions = end.on_frame(B, refused(2, ErrorCode::Overloaded), now());
-    assert!(actions.state && !actions.forget && end.is_broken_off());
-    let words = said(&mut end, B);
-    assert!(matches!(words[..], [SessionFrame::Resume { received: 0, epoch: 3, .. }]), "{words:?}");
-    assert!(end.on_frame(B, reset(3, ErrorCode::UnknownSession), now()).forget);
+    let mut end = opened_twice();
+    let actions = end.handle_frame(B, refused(2, ErrorCode::Overloaded), now());
+    assert!(actions.state && !actions.forget && end.is_orphaned());
+    let frames = sent_frames(&mut end, B);
+    assert!(matches!(frames[..], [SessionFrame::Resume { received: 0, epoch: 3, .. }]), "{frames:?}");
+    assert!(end.handle_frame(B, reset(3, ErrorCode::UnknownSession), now()).forget);
     assert_eq!(end.ended().unwrap().code, ErrorCode::Overloaded, "the reason of the refusal is kept");
     // The opening was cancelled, and its Reset was not sent before the refusal arrived.
-    let mut end = asked_twice();
+    let mut end = opened_twice();
     let _ = end.abandon(refusal(ErrorCode::Cancelled), now());
-    assert!(!end.on_frame(B, refused(2, ErrorCode::Overloaded), now()).forget);
-    let words = said(&mut end, B);
-    assert!(matches!(words[..], [SessionFrame::Resume { epoch: 3, .. }]), "{words:?}");
-    assert!(end.on_frame(B, refused(3, ErrorCode::TargetRefused), now()).dropped, "no Open has that epoch");
+    assert!(!end.handle_frame(B, refused(2, ErrorCode::Overloaded), now()).forget);
+    let frames = sent_frames(&mut end, B);
+    assert!(matches!(frames[..], [SessionFrame::Resume { epoch: 3, .. }]), "{frames:?}");
+    assert!(
+        end.handle_frame(B, refused(3, ErrorCode::TargetRefused), now()).dropped,
+        "no Open has that epoch"
+    );
     // A plain remote would never answer a Resume.
-    let mut end = asked_twice();
+    let mut end = opened_twice();
     let budget = Budget::new(1000);
     let room = LinkReservation { all: budget.reservation(), of_link: budget.reservation() };
     end.recv.lift_limit(room);
-    assert!(end.on_frame(B, refused(2, ErrorCode::Overloaded), now()).forget);
+    assert!(end.handle_frame(B, refused(2, ErrorCode::Overloaded), now()).forget);
     assert!(
-        opener(Phase::Opening).on_frame(A, refused(1, ErrorCode::Overloaded), now()).forget,
+        opener(Phase::Opening).handle_frame(A, refused(1, ErrorCode::Overloaded), now()).forget,
         "no earlier Open is pending"
     );
 }
 
 /// Returns an opening that was cancelled while its Open was pending.
-fn given_up_on_its_path() -> SessionState {
+fn cancelled_on_its_path() -> SessionState {
     let mut end = opener(Phase::Opening);
-    assert!(!end.abandon(refusal(ErrorCode::Cancelled), now()).forget && end.is_broken_off());
+    assert!(!end.abandon(refusal(ErrorCode::Cancelled), now()).forget && end.is_orphaned());
     end
 }
 
 #[tokio::test]
 async fn a_cancelled_open_sends_a_reset_and_a_resume_that_confirms_it() {
-    let mut end = given_up_on_its_path();
-    let words = said(&mut end, A);
+    let mut end = cancelled_on_its_path();
+    let frames = sent_frames(&mut end, A);
     let [SessionFrame::Reset { epoch: 1, .. }, SessionFrame::Resume { received: 0, epoch: 2, .. }] =
-        words[..]
+        frames[..]
     else {
-        panic!("{words:?}")
+        panic!("{frames:?}")
     };
-    dropped(given_up_on_its_path(), A, SessionFrame::Opened { limit: 500, epoch: 0, instance: None });
+    assert_dropped(cancelled_on_its_path(), A, SessionFrame::Opened { limit: 500, epoch: 0, instance: None });
     let refused = SessionFrame::Refused { epoch: 1, refusal: refusal(ErrorCode::TargetRefused) };
-    assert!(end.on_frame(A, refused, now()).dropped, "it answers the Open, not the last frame");
-    assert!(end.on_frame(A, reset(2, ErrorCode::UnknownSession), now()).forget);
+    assert!(end.handle_frame(A, refused, now()).dropped, "it answers the Open, not the last frame");
+    assert!(end.handle_frame(A, reset(2, ErrorCode::UnknownSession), now()).forget);
     assert_eq!(end.ended().unwrap().code, ErrorCode::Cancelled);
 }
 
 #[tokio::test]
 async fn an_open_cancelled_on_a_lost_path_is_revoked_over_the_next_path() {
-    for heard in [0, 1, 2] {
-        let mut end = given_up_on_its_path();
-        for _ in 0..heard {
-            assert!(end.next_frame(A, 0).0.is_some());
+    for count in [0, 1, 2] {
+        let mut end = cancelled_on_its_path();
+        for _ in 0..count {
+            assert!(end.poll_frame(A, 0).0.is_some());
         }
-        assert!(!end.link_ended(A, None, now()).forget && end.needs_path() && end.path().is_none());
-        let _ = end.ask(B);
-        let words = said(&mut end, B);
-        assert!(matches!(words[..], [SessionFrame::Resume { .. }]), "{words:?}");
+        assert!(!end.handle_link_ended(A, None, now()).forget && end.needs_path() && end.path().is_none());
+        let _ = end.start_attempt(B);
+        let frames = sent_frames(&mut end, B);
+        assert!(matches!(frames[..], [SessionFrame::Resume { .. }]), "{frames:?}");
     }
 }
 
 #[tokio::test]
 async fn an_open_accepted_while_it_is_cancelled_is_reset() {
-    let mut end = given_up_on_its_path();
+    let mut end = cancelled_on_its_path();
     let opened = SessionFrame::Opened { limit: 500, epoch: 1, instance: instance() };
-    assert!(!end.on_frame(A, opened, now()).dropped);
-    assert_eq!(said(&mut end, A), [broken(0)]);
-    assert!(end.on_frame(A, reset(1, ErrorCode::NoError), now()).forget);
+    assert!(!end.handle_frame(A, opened, now()).dropped);
+    assert_eq!(sent_frames(&mut end, A), [reset_at(0)]);
+    assert!(end.handle_frame(A, reset(1, ErrorCode::NoError), now()).forget);
 }
 
 #[tokio::test]
 async fn an_acceptor_resumed_while_it_dials_closes_with_one_reset() {
     let mut end = acceptor(Phase::Accepting);
-    let _ = end.link_ended(A, None, now());
-    assert!(!end.on_frame(B, resume(2), now()).dropped);
+    let _ = end.handle_link_ended(A, None, now());
+    assert!(!end.handle_frame(B, resume(2), now()).dropped);
     assert_eq!(
-        said(&mut end, B)[..],
+        sent_frames(&mut end, B)[..],
         [SessionFrame::Reset { epoch: 2, refusal: end.ended().unwrap().clone() }]
     );
     assert_eq!((end.phase(), end.ended().unwrap().code), (Phase::Closed, ErrorCode::Cancelled));

@@ -10,8 +10,8 @@ use bytes::{Bytes, BytesMut};
 use tokio::time::Instant;
 
 use super::{
-    AFTER_TARGET, Decoded, HALF_OPEN, MAX_SESSIONS, MAX_TOPIC, MAX_WAITING, PlainEvent, SESSION_GONE_TEXT,
-    speaks_no_tls,
+    AFTER_TARGET, Decoded, HALF_OPEN, MAX_SESSIONS, MAX_TOPIC, MAX_WAITING, PlainEvent, SESSION_CLOSED_TEXT,
+    tls_refusal,
 };
 use crate::codec::proto::StreamMsg;
 use crate::frame::{Category, ErrorCode, SessionError, SessionFrame};
@@ -57,7 +57,7 @@ struct G4Session {
     /// Whether our direction is finished.
     finished: bool,
     /// Whether the remote has sent bytes after our direction was finished.
-    goes_on: bool,
+    received_after_fin: bool,
     last: Instant,
     /// Time of its entry in [`G4Codec::timers`].
     timer: Instant,
@@ -105,7 +105,7 @@ impl G4Session {
 
     /// Returns true if the target here has ended, and the client has sent nothing since.
     fn waits_for_client(&self) -> bool {
-        self.finished && !self.goes_on && matches!(self.role, Role::Target | Role::AccessTarget)
+        self.finished && !self.received_after_fin && matches!(self.role, Role::Target | Role::AccessTarget)
     }
 
     /// Returns true if the remote handles `closed`.
@@ -122,7 +122,7 @@ impl G4Session {
     }
 
     fn receive(&mut self, data: Bytes) -> SessionFrame {
-        self.goes_on |= self.finished;
+        self.received_after_fin |= self.finished;
         self.received += u64::try_from(data.len()).unwrap_or(u64::MAX);
         SessionFrame::Data(data)
     }
@@ -184,7 +184,7 @@ impl G4Codec {
     ) -> Option<Decoded> {
         if let SessionFrame::Open { target, epoch, .. } = frame {
             if category == Category::Https {
-                return Some(speaks_no_tls(id, epoch));
+                return Some(tls_refusal(id, epoch));
             }
             self.open(id, category, &target, epoch, now);
             return None;
@@ -202,7 +202,7 @@ impl G4Codec {
                     since.get_or_insert(now);
                 }
                 let received = session.sent;
-                self.say(id, bytes);
+                self.send_data(id, bytes);
                 vec![SessionFrame::Credit { received, limit: u64::MAX }]
             }
             SessionFrame::Fin { total } => {
@@ -212,7 +212,7 @@ impl G4Codec {
             SessionFrame::Refused { refusal, .. } | SessionFrame::Reset { refusal, .. } => {
                 let normal = refusal.code == ErrorCode::NoError;
                 if session.role == Role::AccessTarget && matches!(session.stage, Stage::Accepting { .. }) {
-                    self.say(id, failure(&refusal));
+                    self.send_data(id, failure(&refusal));
                 }
                 self.end(id, if normal { "EOF" } else { &refusal.reason });
                 return None;
@@ -223,7 +223,7 @@ impl G4Codec {
             }
             _ => return None,
         };
-        self.hasten(id);
+        self.advance_timer(id);
         (!frames.is_empty()).then_some(Decoded { id, category, frames })
     }
 
@@ -241,22 +241,22 @@ impl G4Codec {
         let request = format!("CONNECT {addr} HTTP/1.1\r\nHost: {addr}\r\n\r\n");
         let wire = wire.name();
         let topic = id.topic();
-        self.enter(
+        self.insert(
             id,
             G4Session { epoch, ..G4Session::new(topic, category, wire, data, addr, role, stage, now) },
         );
         if role == Role::Client {
             // Makes the edge dial at once, so that targets that speak first work.
-            self.say(id, Bytes::new());
+            self.send_data(id, Bytes::new());
         } else {
-            self.say_as(id, "access", request.into());
+            self.send_message(id, "access", request.into());
         }
     }
 
     /// Returns the target in a form that the remote can dial. The node's own name may not resolve there, so it becomes
     /// loopback.
     fn address(&self, target: &Target) -> String {
-        if self.to_edge && self.node.is_meant_by(&target.host) {
+        if self.to_edge && self.node.matches_host(&target.host) {
             format!("127.0.0.1:{}", target.port)
         } else {
             target.to_string()
@@ -272,7 +272,7 @@ impl G4Codec {
         self.early = self.early.saturating_sub(bytes);
         let frames = early.into_iter().map(|data| session.receive(data)).collect();
         if session.role == Role::AccessTarget {
-            self.say(id, ESTABLISHED.into());
+            self.send_data(id, ESTABLISHED.into());
         }
         frames
     }
@@ -282,14 +282,14 @@ impl G4Codec {
         self.timers.first().map(|(at, _)| *at)
     }
 
-    /// Returns the sessions for which [`Self::on_due`] must be called.
+    /// Returns the sessions for which [`Self::handle_due`] must be called.
     pub fn due(&self, now: Instant) -> Vec<SessionId> {
         self.timers.iter().take_while(|(at, _)| *at <= now).map(|(_, id)| *id).collect()
     }
 
     /// Handles a session's timer. `taken` is true if the target here has received all bytes from the remote. Returns
     /// the frames for this end.
-    pub fn on_due(&mut self, id: SessionId, taken: bool, now: Instant) -> Option<Decoded> {
+    pub fn handle_due(&mut self, id: SessionId, taken: bool, now: Instant) -> Option<Decoded> {
         let session = self.sessions.get_mut(&id)?;
         if session.deadline(self.idle_timeout) <= now {
             let (category, epoch) = (session.category, session.epoch);
@@ -300,7 +300,7 @@ impl G4Codec {
                 Stage::Dialling => {
                     session.stage = Stage::Unanswered { since: None };
                     let opened = session.opened();
-                    self.rearm(id);
+                    self.reset_timer(id);
                     return Some(Decoded { id, category, frames: vec![opened] });
                 }
                 Stage::Unanswered { since: Some(since) } if now - *since >= ANSWER_TIMEOUT => {
@@ -308,7 +308,7 @@ impl G4Codec {
                 }
                 _ if session.waits_for_client() && !taken => {
                     session.last = now;
-                    self.rearm(id);
+                    self.reset_timer(id);
                     return None;
                 }
                 _ if session.finished => super::closing(session.received, epoch),
@@ -323,7 +323,7 @@ impl G4Codec {
             self.end(id, "EOF");
             return Some(Decoded { id, category, frames });
         }
-        self.rearm(id);
+        self.reset_timer(id);
         None
     }
 
@@ -338,7 +338,7 @@ impl G4Codec {
     }
 
     /// Handles a message from the remote.
-    pub fn on_message(&mut self, message: StreamMsg, now: Instant) -> PlainEvent {
+    pub fn handle_message(&mut self, message: StreamMsg, now: Instant) -> PlainEvent {
         let category = Category::from_name(&message.category);
         let Some(category @ (Category::Ssh | Category::Egress | Category::HttpProxy)) = category else {
             return PlainEvent::Unknown("unknown_type");
@@ -352,13 +352,13 @@ impl G4Codec {
         let known = self.by_topic.get(&message.topic).copied();
         match (known, message.r#type.as_str()) {
             (Some(id), "closed") => self.closed(id),
-            (Some(id), "frontend" | "backend") => self.on_data(id, message.data, now),
-            (None, "frontend") if !self.to_edge => self.on_frontend(category, message, now),
+            (Some(id), "frontend" | "backend") => self.handle_data(id, message.data, now),
+            (None, "frontend") if !self.to_edge => self.handle_frontend(category, message, now),
             (None, "access") if self.to_edge && category == Category::HttpProxy => {
-                self.on_access(message, now)
+                self.handle_access(message, now)
             }
             (None, "backend") if self.to_edge && category != Category::HttpProxy => {
-                self.answer(closed_message(&message, SESSION_GONE_TEXT))
+                self.answer(closed_message(&message, SESSION_CLOSED_TEXT))
             }
             (None, "backend" | "closed") => PlainEvent::Unknown("unknown_session"),
             _ => PlainEvent::Unknown("unknown_type"),
@@ -372,7 +372,7 @@ impl G4Codec {
     }
 
     /// Handles the first bytes for a target at this edge.
-    fn on_frontend(&mut self, category: Category, message: StreamMsg, now: Instant) -> PlainEvent {
+    fn handle_frontend(&mut self, category: Category, message: StreamMsg, now: Instant) -> PlainEvent {
         if self.closed.contains(&message.topic) {
             return PlainEvent::Unknown("unknown_session");
         }
@@ -384,7 +384,7 @@ impl G4Codec {
     }
 
     /// Handles the request of a client at the remote edge.
-    fn on_access(&mut self, message: StreamMsg, now: Instant) -> PlainEvent {
+    fn handle_access(&mut self, message: StreamMsg, now: Instant) -> PlainEvent {
         match self.target(&message.addr) {
             Some(target) => {
                 // Its data is the client's request; only the target matters.
@@ -416,14 +416,14 @@ impl G4Codec {
         let stage = Stage::Accepting { early: VecDeque::new(), bytes: 0 };
         let StreamMsg { topic, addr, data, .. } = message;
         let session = G4Session::new(topic, category, category.name(), "backend", addr, role, stage, now);
-        self.enter(id, session);
-        self.on_data(id, data, now);
+        self.insert(id, session);
+        self.handle_data(id, data, now);
         let client = "a plain remote".into();
         let open = SessionFrame::Open { target, limit: u64::MAX, epoch: 1, client, opener: None };
         PlainEvent::Session(Decoded { id, category, frames: vec![open] })
     }
 
-    fn on_data(&mut self, id: SessionId, data: Bytes, now: Instant) -> PlainEvent {
+    fn handle_data(&mut self, id: SessionId, data: Bytes, now: Instant) -> PlainEvent {
         let Some(session) = self.sessions.get_mut(&id) else { return PlainEvent::Unknown("unknown_session") };
         session.last = now;
         let category = session.category;
@@ -437,7 +437,7 @@ impl G4Codec {
             }
             Stage::Requested { head } => {
                 head.extend_from_slice(&data);
-                return self.on_response(id);
+                return self.handle_response(id);
             }
             Stage::Accepting { early, bytes } => {
                 if !data.is_empty() {
@@ -453,12 +453,12 @@ impl G4Codec {
         if !data.is_empty() {
             frames.push(session.receive(data));
         }
-        self.hasten(id);
+        self.advance_timer(id);
         PlainEvent::Session(Decoded { id, category, frames })
     }
 
     /// Handles the server's response to `access`, once it is complete: the target's bytes follow it.
-    fn on_response(&mut self, id: SessionId) -> PlainEvent {
+    fn handle_response(&mut self, id: SessionId) -> PlainEvent {
         let Some(session) = self.sessions.get_mut(&id) else { return PlainEvent::Unknown("unknown_session") };
         let Stage::Requested { head } = &mut session.stage else {
             return PlainEvent::Unknown("unknown_type");
@@ -486,12 +486,12 @@ impl G4Codec {
     }
 
     /// Sends data of a session.
-    fn say(&mut self, id: SessionId, data: Bytes) {
+    fn send_data(&mut self, id: SessionId, data: Bytes) {
         let Some(kind) = self.sessions.get(&id).map(|session| session.data) else { return };
-        self.say_as(id, kind, data);
+        self.send_message(id, kind, data);
     }
 
-    fn say_as(&mut self, id: SessionId, kind: &str, data: Bytes) {
+    fn send_message(&mut self, id: SessionId, kind: &str, data: Bytes) {
         let Some(session) = self.sessions.get(&id) else { return };
         self.waiting.push_back(StreamMsg {
             node: self.node.as_str().to_owned(),
@@ -516,7 +516,7 @@ impl G4Codec {
         let closable = self.sessions.get(&id).is_some_and(G4Session::is_closable);
         // A remote that does not read must not fill the queue by opening sessions.
         if closable && self.waiting.len() < MAX_SESSIONS {
-            self.say_as(id, "closed", Bytes::copy_from_slice(text.as_bytes()));
+            self.send_message(id, "closed", Bytes::copy_from_slice(text.as_bytes()));
         }
         if let Some(session) = self.remove(id)
             && session.role == Role::Target
@@ -529,11 +529,11 @@ impl G4Codec {
         }
     }
 
-    fn enter(&mut self, id: SessionId, session: G4Session) {
+    fn insert(&mut self, id: SessionId, session: G4Session) {
         self.by_topic.insert(session.topic.clone(), id);
         self.timers.insert((session.timer, id));
         self.sessions.insert(id, session);
-        self.rearm(id);
+        self.reset_timer(id);
     }
 
     fn remove(&mut self, id: SessionId) -> Option<G4Session> {
@@ -545,7 +545,7 @@ impl G4Codec {
     }
 
     /// Sets a session's timer to its deadline.
-    fn rearm(&mut self, id: SessionId) {
+    fn reset_timer(&mut self, id: SessionId) {
         let Some(session) = self.sessions.get_mut(&id) else { return };
         self.timers.remove(&(session.timer, id));
         session.timer = session.deadline(self.idle_timeout);
@@ -554,10 +554,10 @@ impl G4Codec {
 
     /// Sets a session's timer if its deadline is now earlier. A later one is noticed when the timer is due, so that
     /// data does not reorder the timers.
-    fn hasten(&mut self, id: SessionId) {
+    fn advance_timer(&mut self, id: SessionId) {
         let sooner = |session: &G4Session| session.deadline(self.idle_timeout) < session.timer;
         if self.sessions.get(&id).is_some_and(sooner) {
-            self.rearm(id);
+            self.reset_timer(id);
         }
     }
 }
@@ -589,7 +589,7 @@ impl G4Session {
             sent: 0,
             received: 0,
             finished: false,
-            goes_on: false,
+            received_after_fin: false,
             last: now,
             timer: now,
         }

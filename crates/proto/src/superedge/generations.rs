@@ -11,7 +11,7 @@ use bytes::Bytes;
 use tokio::time::Instant;
 
 use super::g4::G4Codec;
-use super::{Decoded, PlainCodec, PlainEvent, speaks_no_tls};
+use super::{Decoded, PlainCodec, PlainEvent, tls_refusal};
 use crate::codec::STREAM;
 use crate::codec::proto::StreamMsg;
 use crate::frame::{Category, Frame, FrameKind, SessionFrame};
@@ -88,7 +88,7 @@ impl SuperEdgeCodec {
     fn open(&mut self, id: SessionId, frame: Frame, now: Instant) -> Option<Decoded> {
         match (self.generation, frame.body) {
             (_, FrameKind::Session(_, Category::Https, SessionFrame::Open { epoch, .. })) => {
-                Some(speaks_no_tls(id, epoch))
+                Some(tls_refusal(id, epoch))
             }
             (Some(Generation::G4), FrameKind::Session(_, category, open)) => {
                 self.g4.send_frame(id, category, open, now)
@@ -134,7 +134,7 @@ impl SuperEdgeCodec {
         [undecided, self.newest.next_end(), self.g4.next_due()].into_iter().flatten().min()
     }
 
-    /// Returns the sessions for which [`Self::on_due`] must be called.
+    /// Returns the sessions for which [`Self::handle_due`] must be called.
     pub fn due(&mut self, now: Instant) -> Vec<SessionId> {
         if self.generation.is_none() && now >= self.decide_at {
             self.decide(Generation::G4, now);
@@ -146,9 +146,9 @@ impl SuperEdgeCodec {
 
     /// Handles a session that is due. `taken` is true if the target here has received all bytes from the remote. Returns
     /// the frames for this end.
-    pub fn on_due(&mut self, id: SessionId, taken: bool, now: Instant) -> Option<Decoded> {
+    pub fn handle_due(&mut self, id: SessionId, taken: bool, now: Instant) -> Option<Decoded> {
         if self.g4.has(id) {
-            return self.g4.on_due(id, taken, now);
+            return self.g4.handle_due(id, taken, now);
         }
         if !taken {
             self.newest.postpone_close(id, now);
@@ -158,9 +158,9 @@ impl SuperEdgeCodec {
     }
 
     /// Handles a message from the remote.
-    pub fn on_message(&mut self, message: StreamMsg, now: Instant) -> PlainEvent {
+    pub fn handle_message(&mut self, message: StreamMsg, now: Instant) -> PlainEvent {
         if message.category == STREAM {
-            return self.newest.on_message(message, now);
+            return self.newest.handle_message(message, now);
         }
         if message.topic == self.probe_topic {
             self.decide(Generation::G5, now);
@@ -169,14 +169,14 @@ impl SuperEdgeCodec {
         match message.r#type.as_str() {
             "frontend" | "backend" | "access" => {
                 self.decide(Generation::G4, now);
-                self.g4.on_message(message, now)
+                self.g4.handle_message(message, now)
             }
-            "closed" if self.g4.has_topic(&message.topic) => self.g4.on_message(message, now),
+            "closed" if self.g4.has_topic(&message.topic) => self.g4.handle_message(message, now),
             kind => {
                 if matches!(kind, "connecting" | "connected" | "connect-failed" | "tcp-forward") {
                     self.decide(Generation::G5, now);
                 }
-                self.newest.on_message(message, now)
+                self.newest.handle_message(message, now)
             }
         }
     }

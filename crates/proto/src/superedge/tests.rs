@@ -13,30 +13,30 @@ fn id() -> SessionId {
 }
 
 /// Returns the message that is sent, and the frames that our session gets.
-fn say_to(
+fn send_frame_of(
     plain: &mut PlainCodec,
     id: SessionId,
-    word: SessionFrame,
+    frame: SessionFrame,
 ) -> (Option<StreamMsg>, Vec<SessionFrame>) {
     let node = plain.node.clone();
     let decoded =
-        plain.send_frame(Frame { node, body: FrameKind::Session(id, Category::Ssh, word) }, Instant::now());
+        plain.send_frame(Frame { node, body: FrameKind::Session(id, Category::Ssh, frame) }, Instant::now());
     let message = plain.next_message();
     assert_eq!(plain.next_message(), None);
     (message, decoded.map(|h| h.frames).unwrap_or_default())
 }
 
-fn send_frame(plain: &mut PlainCodec, word: SessionFrame) -> (Option<StreamMsg>, Vec<SessionFrame>) {
-    say_to(plain, id(), word)
+fn send_frame(plain: &mut PlainCodec, frame: SessionFrame) -> (Option<StreamMsg>, Vec<SessionFrame>) {
+    send_frame_of(plain, id(), frame)
 }
 
 /// Returns the type of the reply to the remote.
-fn answer(plain: &mut PlainCodec, meaning: &PlainEvent) -> String {
-    assert_eq!(*meaning, PlainEvent::Answered);
+fn answer(plain: &mut PlainCodec, event: &PlainEvent) -> String {
+    assert_eq!(*event, PlainEvent::Answered);
     plain.next_message().unwrap().r#type
 }
 
-fn on_message(plain: &mut PlainCodec, kind: &str, topic: &str, data: &str) -> PlainEvent {
+fn handle_message(plain: &mut PlainCodec, kind: &str, topic: &str, data: &str) -> PlainEvent {
     let message = StreamMsg {
         node: "edge-1".into(),
         category: "ssh".into(),
@@ -45,11 +45,11 @@ fn on_message(plain: &mut PlainCodec, kind: &str, topic: &str, data: &str) -> Pl
         data: Bytes::copy_from_slice(data.as_bytes()),
         addr: "127.0.0.1:22".into(),
     };
-    plain.on_message(message, Instant::now())
+    plain.handle_message(message, Instant::now())
 }
 
-fn frames(meaning: PlainEvent) -> Vec<SessionFrame> {
-    match meaning {
+fn frames(event: PlainEvent) -> Vec<SessionFrame> {
+    match event {
         PlainEvent::Session(decoded) => decoded.frames,
         other => panic!("{other:?}"),
     }
@@ -63,9 +63,9 @@ fn a_tcp_session_has_category_ssh_on_the_wire() {
     let body = FrameKind::Session(id(), Category::Tcp, open);
     assert!(plain.send_frame(Frame { node: plain.node.clone(), body }, Instant::now()).is_none());
     let message = plain.next_message().unwrap();
-    let said = (message.category.as_str(), message.r#type.as_str(), message.addr.as_str());
-    assert_eq!(said, ("ssh", "connecting", "127.0.0.1:6443"));
-    let PlainEvent::Session(decoded) = on_message(&mut plain, "connected", &message.topic, "") else {
+    let sent = (message.category.as_str(), message.r#type.as_str(), message.addr.as_str());
+    assert_eq!(sent, ("ssh", "connecting", "127.0.0.1:6443"));
+    let PlainEvent::Session(decoded) = handle_message(&mut plain, "connected", &message.topic, "") else {
         panic!()
     };
     assert_eq!((decoded.id, decoded.category), (id(), Category::Tcp));
@@ -83,7 +83,7 @@ fn opened(plain: &mut PlainCodec) -> String {
     assert_eq!((message.r#type.as_str(), message.addr.as_str()), ("connecting", "127.0.0.1:22"));
     assert_eq!(&message.data[..], b"CONNECT 127.0.0.1:22 HTTP/1.1\r\n\r\n\r\n");
     assert_eq!(
-        frames(on_message(plain, "connected", &message.topic, "")),
+        frames(handle_message(plain, "connected", &message.topic, "")),
         [SessionFrame::Opened { limit: u64::MAX, epoch: 3, instance: None }]
     );
     message.topic
@@ -110,14 +110,14 @@ async fn a_tls_session_to_a_plain_edge_is_refused() {
 async fn a_session_that_the_edge_closes_ends_with_fin_and_reset() {
     let mut plain = plain();
     let topic = opened(&mut plain);
-    let said = send_frame(&mut plain, SessionFrame::Data("ls\n".into()));
-    assert_eq!(said.0.unwrap().r#type, "tcp-forward");
-    assert_eq!(said.1, [SessionFrame::Credit { received: 3, limit: u64::MAX }]);
+    let sent = send_frame(&mut plain, SessionFrame::Data("ls\n".into()));
+    assert_eq!(sent.0.unwrap().r#type, "tcp-forward");
+    assert_eq!(sent.1, [SessionFrame::Credit { received: 3, limit: u64::MAX }]);
     assert_eq!(
-        frames(on_message(&mut plain, "tcp-forward", &topic, "a b")),
+        frames(handle_message(&mut plain, "tcp-forward", &topic, "a b")),
         [SessionFrame::Data("a b".into())]
     );
-    let end = frames(on_message(&mut plain, "closed", &topic, "EOF"));
+    let end = frames(handle_message(&mut plain, "closed", &topic, "EOF"));
     assert!(
         matches!(&end[..], [SessionFrame::Fin { total: 4 }, SessionFrame::Reset { epoch: 3, refusal }] if refusal.code == ErrorCode::NoError)
     );
@@ -129,10 +129,10 @@ async fn a_session_that_the_edge_closes_ends_with_fin_and_reset() {
 async fn a_half_closed_session_ends_after_thirty_seconds() {
     let mut plain = plain();
     let topic = opened(&mut plain);
-    let said = send_frame(&mut plain, SessionFrame::Fin { total: 1 });
-    assert!(said.0.is_none());
-    assert_eq!(said.1, [SessionFrame::Credit { received: 1, limit: u64::MAX }]);
-    assert_eq!(frames(on_message(&mut plain, "tcp-forward", &topic, "late answer")).len(), 1);
+    let sent = send_frame(&mut plain, SessionFrame::Fin { total: 1 });
+    assert!(sent.0.is_none());
+    assert_eq!(sent.1, [SessionFrame::Credit { received: 1, limit: u64::MAX }]);
+    assert_eq!(frames(handle_message(&mut plain, "tcp-forward", &topic, "late answer")).len(), 1);
     assert!(plain.tick(Instant::now() + Duration::from_secs(29)).is_empty());
     let ended = plain.tick(Instant::now() + Duration::from_secs(30));
     assert_eq!(plain.next_message().unwrap().r#type, "closed");
@@ -141,21 +141,22 @@ async fn a_half_closed_session_ends_after_thirty_seconds() {
 
 #[tokio::test(start_paused = true)]
 async fn a_targets_end_closes_the_session_unless_the_remote_keeps_sending() {
-    for goes_on in [false, true] {
+    for received_after_fin in [false, true] {
         let (mut plain, now) = (plain(), Instant::now());
-        let PlainEvent::Session(asked) = on_message(&mut plain, "connecting", "t", "CONNECT") else {
+        let PlainEvent::Session(opened_session) = handle_message(&mut plain, "connecting", "t", "CONNECT")
+        else {
             panic!()
         };
-        frames(on_message(&mut plain, "tcp-forward", "t", "question"));
-        say_to(&mut plain, asked.id, SessionFrame::Data("answer".into()));
+        frames(handle_message(&mut plain, "tcp-forward", "t", "question"));
+        send_frame_of(&mut plain, opened_session.id, SessionFrame::Data("answer".into()));
         assert_eq!(plain.next_end(), None);
-        assert_eq!(say_to(&mut plain, asked.id, SessionFrame::Fin { total: 7 }).0, None);
+        assert_eq!(send_frame_of(&mut plain, opened_session.id, SessionFrame::Fin { total: 7 }).0, None);
         assert_eq!(plain.next_end(), Some(now + AFTER_TARGET));
-        if goes_on {
-            frames(on_message(&mut plain, "tcp-forward", "t", "more"));
+        if received_after_fin {
+            frames(handle_message(&mut plain, "tcp-forward", "t", "more"));
         }
         let ended = plain.ended(now + AFTER_TARGET);
-        assert_eq!(ended, if goes_on { vec![] } else { vec![asked.id] });
+        assert_eq!(ended, if received_after_fin { vec![] } else { vec![opened_session.id] });
         for id in ended {
             // The received bytes are not taken yet.
             plain.postpone_close(id, now + AFTER_TARGET);
@@ -168,7 +169,7 @@ async fn a_targets_end_closes_the_session_unless_the_remote_keeps_sending() {
             );
             assert_eq!(plain.next_message().unwrap().r#type, "closed");
         }
-        assert_eq!(plain.tick(now + Duration::from_secs(30)).len(), usize::from(goes_on));
+        assert_eq!(plain.tick(now + Duration::from_secs(30)).len(), usize::from(received_after_fin));
         assert!(plain.sessions.is_empty());
     }
 }
@@ -185,7 +186,7 @@ async fn a_failed_dial_is_refused_with_its_reason() {
     };
     let topic = send_frame(&mut plain, open).0.unwrap().topic;
     let text = "dial tcp 10.0.0.9:22: connect: connection refused";
-    let decoded = frames(on_message(&mut plain, "connect-failed", &topic, text));
+    let decoded = frames(handle_message(&mut plain, "connect-failed", &topic, text));
     assert!(
         matches!(&decoded[..], [SessionFrame::Refused { epoch: 1, refusal }] if refusal.code == ErrorCode::TargetRefused && refusal.reason == text)
     );
@@ -199,16 +200,16 @@ async fn a_late_answer_to_a_cancelled_session_is_closed() {
     let left =
         SessionFrame::Reset { epoch: 3, refusal: SessionError::new(ErrorCode::Cancelled, "client left") };
     assert_eq!(send_frame(&mut plain, left).0.unwrap().r#type, "closed");
-    let meaning = on_message(&mut plain, "tcp-forward", &topic, "x");
-    assert_eq!(answer(&mut plain, &meaning), "closed");
-    let meaning = on_message(&mut plain, "closed", &topic, "");
-    assert!(matches!(meaning, PlainEvent::Unknown(_)), "closed is never answered with closed");
+    let event = handle_message(&mut plain, "tcp-forward", &topic, "x");
+    assert_eq!(answer(&mut plain, &event), "closed");
+    let event = handle_message(&mut plain, "closed", &topic, "");
+    assert!(matches!(event, PlainEvent::Unknown(_)), "closed is never answered with closed");
 }
 
 #[tokio::test(start_paused = true)]
 async fn a_plain_server_opens_with_any_topic() {
     let mut plain = plain();
-    let PlainEvent::Session(decoded) = on_message(&mut plain, "connecting", "any text at all", "CONNECT")
+    let PlainEvent::Session(decoded) = handle_message(&mut plain, "connecting", "any text at all", "CONNECT")
     else {
         panic!()
     };
@@ -217,9 +218,9 @@ async fn a_plain_server_opens_with_any_topic() {
     };
     assert_eq!(target.to_string(), "127.0.0.1:22");
     let opened = SessionFrame::Opened { limit: 1, epoch: 1, instance: None };
-    assert_eq!(say_to(&mut plain, decoded.id, opened).0.unwrap().topic, "any text at all");
-    let meaning = on_message(&mut plain, "connecting", &"x".repeat(257), "");
-    assert_eq!(answer(&mut plain, &meaning), "connect-failed");
+    assert_eq!(send_frame_of(&mut plain, decoded.id, opened).0.unwrap().topic, "any text at all");
+    let event = handle_message(&mut plain, "connecting", &"x".repeat(257), "");
+    assert_eq!(answer(&mut plain, &event), "connect-failed");
 }
 
 #[tokio::test(start_paused = true)]
@@ -227,11 +228,11 @@ async fn heartbeats_are_recognised_and_unknown_messages_refused() {
     let mut plain = plain();
     let beat = heartbeat(&plain.node);
     assert_eq!(beat.topic, "edge-1heartbeat");
-    assert_eq!(plain.on_message(beat, Instant::now()), PlainEvent::Heartbeat);
-    let meaning = on_message(&mut plain, "access", "t", "");
-    assert_eq!(answer(&mut plain, &meaning), "closed");
+    assert_eq!(plain.handle_message(beat, Instant::now()), PlainEvent::Heartbeat);
+    let event = handle_message(&mut plain, "access", "t", "");
+    assert_eq!(answer(&mut plain, &event), "closed");
     let foreign = StreamMsg { node: "other".into(), category: "ssh".into(), ..StreamMsg::default() };
-    assert_eq!(plain.on_message(foreign, Instant::now()), PlainEvent::Unknown("wrong_node"));
+    assert_eq!(plain.handle_message(foreign, Instant::now()), PlainEvent::Unknown("wrong_node"));
 }
 
 #[tokio::test]
@@ -239,8 +240,8 @@ async fn an_overlong_topic_is_not_echoed() {
     let mut plain = plain();
     let long = "x".repeat(MAX_TOPIC + 1);
     for kind in ["tcp-forward", "connected", "connecting"] {
-        let meaning = on_message(&mut plain, kind, &long, "");
-        let said = plain.next_message().map_or(0, |message| message.topic.len());
-        assert!(said <= MAX_TOPIC, "{kind}: {meaning:?} and {said} bytes");
+        let event = handle_message(&mut plain, kind, &long, "");
+        let sent = plain.next_message().map_or(0, |message| message.topic.len());
+        assert!(sent <= MAX_TOPIC, "{kind}: {event:?} and {sent} bytes");
     }
 }

@@ -6,7 +6,7 @@ use crate::registry::{Finder, LinkedNode, Registry};
 use tunnel_base::addresses::cluster_state::{NodeInfo, PodInfo};
 use tunnel_base::metrics::Metrics;
 use tunnel_base::names::Instance;
-use tunnel_base::policy::ports::ProxyPorts;
+use tunnel_base::policy::ports::ConfigMapPorts;
 use tunnel_base::policy::zone::Zone;
 use tunnel_base::policy::{Networks, network};
 use tunnel_link::sender::LinkSender;
@@ -74,7 +74,7 @@ impl Site {
 
     /// Returns the route of a request as `target at node`, `-` if it names no node, or the denial.
     fn place(&self, stands_for: &str, head: &Parts, server_name: Option<&str>, trusted: bool) -> String {
-        let ports = watch::channel(ProxyPorts::default()).1;
+        let ports = watch::channel(ConfigMapPorts::default()).1;
         let port = NodePort {
             stands_for: stands_for.parse().unwrap(),
             category: Category::HttpProxy,

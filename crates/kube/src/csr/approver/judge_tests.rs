@@ -12,8 +12,8 @@ fn addresses() -> BTreeSet<IpAddr> {
     BTreeSet::from(["10.0.0.7".parse().unwrap(), "fd00::7".parse().unwrap()])
 }
 
-fn apiserver() -> Apiserver {
-    Apiserver::new(["10.96.0.1", "[fd00:96::1]", "API.example.org", "127.0.0.1"].map(str::to_owned))
+fn apiserver() -> ApiserverNames {
+    ApiserverNames::new(["10.96.0.1", "[fd00:96::1]", "API.example.org", "127.0.0.1"].map(str::to_owned))
 }
 
 /// Returns a request that is approved.
@@ -46,28 +46,28 @@ fn good(profile: Profile) -> CsrInfo {
 
 /// Facts about node7 and the servers' names. They include kube-apiserver's names, because an annotation or a Node may
 /// list them.
-fn facts() -> ClusterInfo {
-    let reached =
+fn facts() -> DecisionFacts {
+    let reachable_names =
         ["x-tunnel-server-svc", "127.0.0.1", "10.96.0.9", "10.96.0.1", "api.example.org", "*.default.svc"];
-    ClusterInfo { addresses: Some(addresses()), reached: reached.map(str::to_owned).into() }
+    DecisionFacts { addresses: Some(addresses()), reachable_names: reachable_names.map(str::to_owned).into() }
 }
 
-fn verdict(asked: &CsrInfo) -> Decision {
-    decide(asked, PODS, &apiserver(), &facts())
+fn verdict(request: &CsrInfo) -> Decision {
+    decide(request, PODS, &apiserver(), &facts())
 }
 
 /// Returns the reason of a denial.
-fn denied(asked: &CsrInfo) -> String {
-    match verdict(asked) {
+fn denied(request: &CsrInfo) -> String {
+    match verdict(request) {
         Decision::Deny(why) => why,
-        other => panic!("{other:?}: {asked:?}"),
+        other => panic!("{other:?}: {request:?}"),
     }
 }
 
 fn changed(profile: Profile, change: impl FnOnce(&mut CsrInfo)) -> CsrInfo {
-    let mut asked = good(profile);
-    change(&mut asked);
-    asked
+    let mut request = good(profile);
+    change(&mut request);
+    request
 }
 
 #[test]
@@ -75,10 +75,10 @@ fn each_profile_is_approved_for_its_requester() {
     for profile in Profile::ALL {
         assert_eq!(verdict(&good(profile)), Decision::Approve, "{profile:?}");
     }
-    let without_addresses = changed(Profile::Edge, |asked| asked.content.ips.clear());
-    let bare = ClusterInfo { addresses: Some(BTreeSet::new()), ..ClusterInfo::default() };
+    let without_addresses = changed(Profile::Edge, |request| request.content.ips.clear());
+    let bare = DecisionFacts { addresses: Some(BTreeSet::new()), ..DecisionFacts::default() };
     assert_eq!(decide(&without_addresses, PODS, &apiserver(), &bare), Decision::Approve);
-    let turned = changed(Profile::Server, |asked| asked.usages.reverse());
+    let turned = changed(Profile::Server, |request| request.usages.reverse());
     assert_eq!(verdict(&turned), Decision::Approve, "the order of usages must not matter");
 }
 
@@ -92,58 +92,58 @@ fn a_foreign_requester_is_denied() {
             "",
             "system:anonymous",
         ] {
-            let asked = changed(profile, |asked| {
-                requester.clone_into(&mut asked.requester);
-                asked.groups.push("system:nodes".to_owned());
+            let request = changed(profile, |request| {
+                requester.clone_into(&mut request.requester);
+                request.groups.push("system:nodes".to_owned());
             });
-            assert!(denied(&asked).contains(PODS), "{profile:?}: {requester}");
+            assert!(denied(&request).contains(PODS), "{profile:?}: {requester}");
         }
     }
     for requester in [PODS, "system:node:", "system:node:other", "kubernetes-admin", "node7"] {
-        let asked = changed(Profile::Edge, |asked| requester.clone_into(&mut asked.requester));
-        let why = denied(&asked);
+        let request = changed(Profile::Edge, |request| requester.clone_into(&mut request.requester));
+        let why = denied(&request);
         assert!(why.contains("only a node") || why.contains("\"other\""), "{why}");
     }
-    let ungrouped = changed(Profile::Edge, |asked| asked.groups = texts(&["system:authenticated"]));
+    let ungrouped = changed(Profile::Edge, |request| request.groups = texts(&["system:authenticated"]));
     assert!(denied(&ungrouped).contains("only a node"), "the name without the group does not make a node");
 }
 
 #[test]
 fn an_agent_may_have_only_its_nodes_name_and_addresses() {
     for dns in [&["node8"][..], &[], &["node7", "node8"], &["node7", "node7"], &["Node7"], &["*"]] {
-        let asked = changed(Profile::Edge, |asked| asked.content.dns = texts(dns));
-        assert!(denied(&asked).contains("expected exactly \"node7\""), "{dns:?}");
+        let request = changed(Profile::Edge, |request| request.content.dns = texts(dns));
+        assert!(denied(&request).contains("expected exactly \"node7\""), "{dns:?}");
     }
-    let foreign = changed(Profile::Edge, |asked| asked.content.ips.push("10.0.0.8".parse().unwrap()));
+    let foreign = changed(Profile::Edge, |request| request.content.ips.push("10.0.0.8".parse().unwrap()));
     assert!(denied(&foreign).contains("10.0.0.8 is no address of Node node7"));
-    let gone = decide(&good(Profile::Edge), PODS, &apiserver(), &ClusterInfo::default());
-    assert_eq!(gone, Decision::Deny("there is no Node node7".to_owned()));
+    let unknown_node = decide(&good(Profile::Edge), PODS, &apiserver(), &DecisionFacts::default());
+    assert_eq!(unknown_node, Decision::Deny("there is no Node node7".to_owned()));
 }
 
 #[test]
 fn a_server_needs_a_name_other_than_the_apiservers_and_a_proxy_client_none() {
-    let bare = changed(Profile::Server, |asked| asked.content.dns.clear());
+    let bare = changed(Profile::Server, |request| request.content.dns.clear());
     assert!(denied(&bare).contains("no alternative name"));
     for name in ["kubernetes", "kubernetes.default", "Kubernetes.default.svc.cluster.local", "*.default.svc"]
     {
-        let asked = changed(Profile::Server, |asked| asked.content.dns.push(name.to_owned()));
-        assert!(denied(&asked).contains("kube-apiserver"), "{name}");
+        let request = changed(Profile::Server, |request| request.content.dns.push(name.to_owned()));
+        assert!(denied(&request).contains("kube-apiserver"), "{name}");
     }
     for name in ["api.example.org", "Api.Example.org.", "10.96.0.1", "fd00:96:0::1"] {
-        let asked = changed(Profile::Server, |asked| asked.content.dns.push(name.to_owned()));
-        assert!(denied(&asked).contains("kube-apiserver"), "{name}");
+        let request = changed(Profile::Server, |request| request.content.dns.push(name.to_owned()));
+        assert!(denied(&request).contains("kube-apiserver"), "{name}");
     }
     for ip in ["10.96.0.1", "::ffff:10.96.0.1", "fd00:96::1"] {
-        let asked = changed(Profile::Server, |asked| asked.content.ips.push(ip.parse().unwrap()));
-        assert!(denied(&asked).contains("kube-apiserver"), "{ip}");
+        let request = changed(Profile::Server, |request| request.content.ips.push(ip.parse().unwrap()));
+        assert!(denied(&request).contains("kube-apiserver"), "{ip}");
     }
-    let loopback = changed(Profile::Server, |asked| asked.content.ips.push("127.0.0.1".parse().unwrap()));
+    let loopback = changed(Profile::Server, |request| request.content.ips.push("127.0.0.1".parse().unwrap()));
     assert_eq!(verdict(&loopback), Decision::Approve, "each server's certificate contains it");
-    let named = changed(Profile::ProxyClient, |asked| asked.content.dns = texts(&["node7"]));
+    let named = changed(Profile::ProxyClient, |request| request.content.dns = texts(&["node7"]));
     let addressed =
-        changed(Profile::ProxyClient, |asked| asked.content.ips = vec!["10.0.0.7".parse().unwrap()]);
-    for asked in [named, addressed] {
-        assert!(denied(&asked).contains("alternative names"));
+        changed(Profile::ProxyClient, |request| request.content.ips = vec!["10.0.0.7".parse().unwrap()]);
+    for request in [named, addressed] {
+        assert!(denied(&request).contains("alternative names"));
     }
 }
 
@@ -153,53 +153,53 @@ fn a_server_may_have_only_names_and_addresses_of_our_services() {
     for foreign in
         ["metrics-server.kube-system.svc", "X-tunnel-server-svc", "x-tunnel-server-svc.", "", mapped]
     {
-        let asked = changed(Profile::Server, |asked| asked.content.dns.push(foreign.to_owned()));
-        assert!(denied(&asked).contains("no known Service"), "{foreign}");
+        let request = changed(Profile::Server, |request| request.content.dns.push(foreign.to_owned()));
+        assert!(denied(&request).contains("no known Service"), "{foreign}");
     }
     for foreign in ["10.96.0.10", "10.0.0.7", mapped] {
-        let asked = changed(Profile::Server, |asked| asked.content.ips.push(foreign.parse().unwrap()));
-        assert!(denied(&asked).contains("no known Service"), "{foreign}");
+        let request = changed(Profile::Server, |request| request.content.ips.push(foreign.parse().unwrap()));
+        assert!(denied(&request).contains("no known Service"), "{foreign}");
     }
-    let ours = changed(Profile::Server, |asked| {
-        asked.content.dns.extend(texts(&["x-tunnel-server-svc"]));
-        asked.content.ips = vec!["10.96.0.9".parse().unwrap(), "127.0.0.1".parse().unwrap()];
+    let ours = changed(Profile::Server, |request| {
+        request.content.dns.extend(texts(&["x-tunnel-server-svc"]));
+        request.content.ips = vec!["10.96.0.9".parse().unwrap(), "127.0.0.1".parse().unwrap()];
     });
     assert_eq!(verdict(&ours), Decision::Approve);
-    let unknown = decide(&good(Profile::Server), PODS, &apiserver(), &ClusterInfo::default());
+    let unknown = decide(&good(Profile::Server), PODS, &apiserver(), &DecisionFacts::default());
     assert!(matches!(unknown, Decision::Deny(_)), "{unknown:?}");
 }
 
 #[test]
 fn a_denial_reason_is_one_short_line_for_any_request() {
     let names: Vec<_> = (0..1000).map(|n| format!("n{n}\u{1b}[2J\n")).collect();
-    let many = changed(Profile::Edge, |asked| asked.content.dns = names.clone());
-    let who = changed(Profile::ProxyClient, |asked| asked.requester = names.concat());
-    let long = changed(Profile::Server, |asked| {
-        asked.content.dns = vec![format!("kubernetes{}", names.concat()), "*\u{9b}".repeat(99)]
+    let many = changed(Profile::Edge, |request| request.content.dns = names.clone());
+    let who = changed(Profile::ProxyClient, |request| request.requester = names.concat());
+    let long = changed(Profile::Server, |request| {
+        request.content.dns = vec![format!("kubernetes{}", names.concat()), "*\u{9b}".repeat(99)]
     });
-    let used = changed(Profile::Edge, |asked| asked.usages = names);
-    for (asked, says) in [
+    let used = changed(Profile::Edge, |request| request.usages = names);
+    for (request, expected) in [
         (many, "expected exactly \"node7\""),
         (who, PODS),
         (long, "no known Service"),
         (used, "expected exactly the usages"),
     ] {
-        let why = denied(&asked);
-        assert!(why.len() <= 200 && why.contains(says) && !why.contains(char::is_control), "{why:?}");
+        let why = denied(&request);
+        assert!(why.len() <= 200 && why.contains(expected) && !why.contains(char::is_control), "{why:?}");
     }
 }
 
 #[test]
 fn an_odd_request_or_one_for_other_usages_is_denied() {
     for profile in Profile::ALL {
-        let odd = changed(profile, |asked| asked.content.odd = Some("it is odd"));
+        let odd = changed(profile, |request| request.content.odd = Some("it is odd"));
         assert!(denied(&odd).starts_with("it is odd"));
-        let both = changed(profile, |asked| asked.usages.push("code signing".to_owned()));
-        let fewer = changed(profile, |asked| drop(asked.usages.pop()));
-        let other = changed(profile, |asked| asked.usages[2] = "cert sign".to_owned());
-        let twice = changed(profile, |asked| asked.usages[2] = asked.usages[1].clone());
-        for asked in [both, fewer, other, twice] {
-            assert!(denied(&asked).contains("usages"), "{:?}", asked.usages);
+        let both = changed(profile, |request| request.usages.push("code signing".to_owned()));
+        let fewer = changed(profile, |request| drop(request.usages.pop()));
+        let other = changed(profile, |request| request.usages[2] = "cert sign".to_owned());
+        let twice = changed(profile, |request| request.usages[2] = request.usages[1].clone());
+        for request in [both, fewer, other, twice] {
+            assert!(denied(&request).contains("usages"), "{:?}", request.usages);
         }
     }
 }
@@ -207,7 +207,7 @@ fn an_odd_request_or_one_for_other_usages_is_denied() {
 #[test]
 fn requests_of_kubelets_are_left_untouched() {
     let serving =
-        changed(Profile::Server, |asked| asked.content.common_names = texts(&["system:node:node7"]));
+        changed(Profile::Server, |request| request.content.common_names = texts(&["system:node:node7"]));
     let client = CsrInfo {
         signer: "kubernetes.io/kube-apiserver-client-kubelet".to_owned(),
         content: Content {
@@ -217,8 +217,8 @@ fn requests_of_kubelets_are_left_untouched() {
         },
         ..good(Profile::Edge)
     };
-    for asked in [serving, client] {
-        assert_eq!(verdict(&asked), Decision::NotOurs);
+    for request in [serving, client] {
+        assert_eq!(verdict(&request), Decision::NotOurs);
     }
 }
 
@@ -255,31 +255,31 @@ proptest! {
     /// Changing any one part of a request never gets it approved for another requester than its profile's.
     #[test]
     fn a_request_is_approved_only_for_the_requester_of_its_profile(from in profile(), other in anything(), part in 0..8_usize) {
-        let mut asked = good(from);
+        let mut request = good(from);
         match part {
-            0 => asked.signer = other.signer,
-            1 => asked.requester = other.requester,
-            2 => asked.groups = other.groups,
-            3 => asked.usages = other.usages,
-            4 => asked.content.common_names = other.content.common_names,
-            5 => asked.content.organizations = other.content.organizations,
-            6 => asked.content.dns = other.content.dns,
-            _ => asked.content.ips = other.content.ips,
+            0 => request.signer = other.signer,
+            1 => request.requester = other.requester,
+            2 => request.groups = other.groups,
+            3 => request.usages = other.usages,
+            4 => request.content.common_names = other.content.common_names,
+            5 => request.content.organizations = other.content.organizations,
+            6 => request.content.dns = other.content.dns,
+            _ => request.content.ips = other.content.ips,
         }
-        if verdict(&asked) == Decision::Approve {
-            let profile = asked.profile().unwrap();
-            prop_assert_eq!(&asked.usages.iter().collect::<BTreeSet<_>>().len(), &3);
+        if verdict(&request) == Decision::Approve {
+            let profile = request.profile().unwrap();
+            prop_assert_eq!(&request.usages.iter().collect::<BTreeSet<_>>().len(), &3);
             match profile {
                 Profile::Server => {
-                    prop_assert_eq!(&asked.requester, PODS);
-                    prop_assert!(asked.content.dns.iter().all(|name| facts().reached.contains(name)));
-                    prop_assert!(asked.content.ips.iter().all(|ip| facts().reached.contains(&ip.to_string())));
+                    prop_assert_eq!(&request.requester, PODS);
+                    prop_assert!(request.content.dns.iter().all(|name| facts().reachable_names.contains(name)));
+                    prop_assert!(request.content.ips.iter().all(|ip| facts().reachable_names.contains(&ip.to_string())));
                 }
-                Profile::ProxyClient => prop_assert_eq!(&asked.requester, PODS),
+                Profile::ProxyClient => prop_assert_eq!(&request.requester, PODS),
                 Profile::Edge => {
-                    prop_assert_eq!(&asked.requester, "system:node:node7");
-                    prop_assert_eq!(&asked.content.dns, &["node7"]);
-                    prop_assert!(asked.content.ips.iter().all(|ip| addresses().contains(ip)));
+                    prop_assert_eq!(&request.requester, "system:node:node7");
+                    prop_assert_eq!(&request.content.dns, &["node7"]);
+                    prop_assert!(request.content.ips.iter().all(|ip| addresses().contains(ip)));
                 }
             }
         }
@@ -288,12 +288,12 @@ proptest! {
     /// A request without exactly the signer, common name and organization of a profile is left untouched for every
     /// requester.
     #[test]
-    fn foreign_requests_are_left_untouched(asked in anything()) {
+    fn foreign_requests_are_left_untouched(request in anything()) {
         let ours = Profile::ALL.iter().any(|profile| {
-            asked.signer == profile.signer()
-                && asked.content.common_names == [profile.common_name()]
-                && asked.content.organizations == [profile.organization()]
+            request.signer == profile.signer()
+                && request.content.common_names == [profile.common_name()]
+                && request.content.organizations == [profile.organization()]
         });
-        prop_assert_eq!(verdict(&asked) == Decision::NotOurs, !ours);
+        prop_assert_eq!(verdict(&request) == Decision::NotOurs, !ours);
     }
 }

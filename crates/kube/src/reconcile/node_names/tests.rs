@@ -67,10 +67,10 @@ impl Apiserver {
                     let (socket, _) = tokio::select! {
                         accepted = listener.accept() => accepted.unwrap(),
                         accepted = echoes.accept() => {
-                            let ((mut socket, _), told) = (accepted.unwrap(), turns.clone());
+                            let ((mut socket, _), turn_counter) = (accepted.unwrap(), turns.clone());
                             tokio::task::spawn_local(async move {
                                 while let Ok(byte) = socket.read_u8().await {
-                                    told.send_modify(|turns| *turns += 1);
+                                    turn_counter.send_modify(|turns| *turns += 1);
                                     let _ = socket.write_u8(byte).await;
                                 }
                             });
@@ -114,7 +114,7 @@ async fn answer(
     let body = body.collect().await.unwrap().to_bytes();
     let mut state = state.lock().unwrap();
     let name = head.uri.path().rsplit('/').next().unwrap().to_owned();
-    let (status, said) = match (head.method, name.as_str()) {
+    let (status, content) = match (head.method, name.as_str()) {
         (Method::GET, "nodes") => {
             state.lists += 1;
             let node = |(name, ip): &(&str, &str)| json!({"metadata": {"name": name}, "status": {"addresses": [{"type": "InternalIP", "address": ip}]}});
@@ -144,7 +144,7 @@ async fn answer(
             }
         }
     };
-    Ok(Response::builder().status(status).body(Full::from(said.to_string())).unwrap())
+    Ok(Response::builder().status(status).body(Full::from(content.to_string())).unwrap())
 }
 
 fn failure(code: u16) -> (u16, Value) {
@@ -153,12 +153,12 @@ fn failure(code: u16) -> (u16, Value) {
         409 => "Conflict",
         _ => "NotFound",
     };
-    let said = json!({"kind": "Status", "apiVersion": "v1", "status": "Failure", "message": "", "reason": reason, "code": code});
-    (code, said)
+    let content = json!({"kind": "Status", "apiVersion": "v1", "status": "Failure", "message": "", "reason": reason, "code": code});
+    (code, content)
 }
 
-fn names(apiserver: &Apiserver, me: &str) -> NodeNames {
-    NodeNames::new(params(apiserver, me), |_| {})
+fn names(apiserver: &Apiserver, me: &str) -> NodeNamesReconciler {
+    NodeNamesReconciler::new(params(apiserver, me), |_| {})
 }
 
 fn params(apiserver: &Apiserver, me: &str) -> NodeNameParams {
@@ -178,11 +178,11 @@ fn params(apiserver: &Apiserver, me: &str) -> NodeNameParams {
 
 /// Advances the time by seconds until the condition holds. During each second the fake kube-apiserver runs several
 /// times, so that it answers all requests before they time out, however fast this machine is.
-async fn passes(apiserver: &Apiserver, what: &str, mut is_so: impl FnMut() -> bool) {
+async fn advance_until(apiserver: &Apiserver, what: &str, mut condition: impl FnMut() -> bool) {
     let mut line = TcpStream::connect(apiserver.echo).await.unwrap();
     line.set_nodelay(true).unwrap();
     for _ in 0..MAX_STEPS {
-        if is_so() {
+        if condition() {
             return;
         }
         for _ in 0..TURNS {
@@ -195,7 +195,7 @@ async fn passes(apiserver: &Apiserver, what: &str, mut is_so: impl FnMut() -> bo
 }
 
 /// Keeps the runtime busy while the result lives, so that time passes only through `advance`.
-fn time_stands_still() -> std::sync::mpsc::Sender<()> {
+fn freeze_time() -> std::sync::mpsc::Sender<()> {
     let (over, is_over) = std::sync::mpsc::channel();
     tokio::task::spawn_blocking(move || is_over.recv());
     over
@@ -210,24 +210,24 @@ const TURNS: u64 = 2;
 async fn manual_changes_and_missed_events_are_repaired_by_periodic_passes() {
     let apiserver = Apiserver::start();
     apiserver.change(|state| state.nodes = vec![("a", "10.0.0.1")]);
-    let _still = time_stands_still();
+    let _still = freeze_time();
     let drain = Drain::new();
     drain.spawn(tracing::Span::none(), names(&apiserver, "first").run(drain.clone()));
     let is = |text: &str| apiserver.text().as_deref() == Some(text);
-    passes(&apiserver, "the text is written", || is("10.0.0.1\ta\n")).await;
+    advance_until(&apiserver, "the text is written", || is("10.0.0.1\ta\n")).await;
 
     apiserver.change(|state| {
         let map = state.objects.get_mut("map").unwrap();
         map["data"]["key"] = "192.0.2.1\ta\n".into();
         map["metadata"]["resourceVersion"] = "by hand".into();
     });
-    passes(&apiserver, "a manual change is reverted", || is("10.0.0.1\ta\n")).await;
+    advance_until(&apiserver, "a manual change is reverted", || is("10.0.0.1\ta\n")).await;
     apiserver.change(|state| state.nodes = vec![("a", "10.0.0.9"), ("b", "10.0.0.2")]);
-    passes(&apiserver, "all Nodes are listed again", || is("10.0.0.2\tb\n10.0.0.9\ta\n")).await;
+    advance_until(&apiserver, "all Nodes are listed again", || is("10.0.0.2\tb\n10.0.0.9\ta\n")).await;
 
     // A new holder lists all Nodes, whatever the old one knew.
     drain.start();
-    passes(&apiserver, "the Lease is released", || {
+    advance_until(&apiserver, "the Lease is released", || {
         let state = apiserver.state.lock().unwrap();
         state.objects["lease"]["spec"]["holderIdentity"] == ""
     })
@@ -235,7 +235,7 @@ async fn manual_changes_and_missed_events_are_repaired_by_periodic_passes() {
     apiserver.change(|state| state.nodes = vec![("c", "10.0.0.3")]);
     let (drain, lists) = (Drain::new(), apiserver.state.lock().unwrap().lists);
     drain.spawn(tracing::Span::none(), names(&apiserver, "second").run(drain.clone()));
-    passes(&apiserver, "its successor writes", || is("10.0.0.3\tc\n")).await;
+    advance_until(&apiserver, "its successor writes", || is("10.0.0.3\tc\n")).await;
     assert!(apiserver.state.lock().unwrap().lists > lists);
     drain.start();
 }
@@ -244,28 +244,31 @@ async fn manual_changes_and_missed_events_are_repaired_by_periodic_passes() {
 async fn a_forbidden_lease_is_reported_until_it_is_held() {
     let apiserver = Apiserver::start();
     apiserver.change(|state| state.forbidden = vec!["lease", "leases"]);
-    let _still = time_stands_still();
-    let (drain, told) = (Drain::new(), Arc::new(Mutex::new(Ok(()))));
-    let state = told.clone();
-    let names = NodeNames::new(params(&apiserver, "first"), move |now| *state.lock().unwrap() = now);
+    let _still = freeze_time();
+    let (drain, reported) = (Drain::new(), Arc::new(Mutex::new(Ok(()))));
+    let state = reported.clone();
+    let names =
+        NodeNamesReconciler::new(params(&apiserver, "first"), move |now| *state.lock().unwrap() = now);
     drain.spawn(tracing::Span::none(), names.run(drain.clone()));
-    passes(&apiserver, "the error is reported", || {
-        told.lock().unwrap().as_ref().is_err_and(|why| why.contains("Lease n/lease"))
+    advance_until(&apiserver, "the error is reported", || {
+        reported.lock().unwrap().as_ref().is_err_and(|why| why.contains("Lease n/lease"))
     })
     .await;
     apiserver.change(|state| {
         state.forbidden.clear();
         state.nodes = vec![("a", "10.0.0.1")];
     });
-    passes(&apiserver, "the Lease is held", || told.lock().unwrap().is_ok() && apiserver.text().is_some())
-        .await;
+    advance_until(&apiserver, "the Lease is held", || {
+        reported.lock().unwrap().is_ok() && apiserver.text().is_some()
+    })
+    .await;
     drain.start();
 }
 
 #[tokio::test(start_paused = true)]
 async fn writes_are_spaced_however_often_a_node_changes() {
     let apiserver = Apiserver::start();
-    let _still = time_stands_still();
+    let _still = freeze_time();
     let names = names(&apiserver, "first");
     let term = LeaderTerm { number: 1 };
     let node = |last: u8| {
@@ -277,7 +280,7 @@ async fn writes_are_spaced_however_often_a_node_changes() {
     let (writes, started) = (Mutex::new(Vec::new()), Instant::now());
     let changes = async {
         let mut last = 0;
-        passes(&apiserver, "the text is written several times", || {
+        advance_until(&apiserver, "the text is written several times", || {
             last = if last == 200 { 1 } else { last + 1 };
             (&names).on_event(Event::Apply(node(last)));
             let text = apiserver.text();
@@ -296,6 +299,6 @@ async fn writes_are_spaced_however_often_a_node_changes() {
     // Each write is noticed at most one second later.
     let writes = writes.into_inner().unwrap();
     for two in writes.windows(2) {
-        assert!(two[1].0 - two[0].0 >= BETWEEN_WRITES - Duration::from_secs(1), "{writes:?}");
+        assert!(two[1].0 - two[0].0 >= MIN_WRITE_INTERVAL - Duration::from_secs(1), "{writes:?}");
     }
 }

@@ -10,7 +10,7 @@ use tokio_rustls::{TlsAcceptor, TlsConnector};
 
 use crate::tls::certificate::EDGE;
 use crate::tls::testing::{TestCa, client, server};
-use crate::tls::tests::{SetTime, server_at};
+use crate::tls::tests::{TestClock, server_at};
 use crate::tls::verify::EdgeCerts;
 use crate::tls::{self, ClientAuth, Identity, Trust, roots};
 
@@ -113,7 +113,7 @@ async fn an_expired_certificate_resumes_no_session_by_ticket_or_id() {
             (Tls12Resumption::SessionIdOnly, HandshakeKind::Full),
             (Tls12Resumption::SessionIdOrTickets, HandshakeKind::Resumed),
         ] {
-            let clock = SetTime(Arc::new(AtomicU64::new(YEAR_2029)));
+            let clock = TestClock(Arc::new(AtomicU64::new(YEAR_2029)));
             let server = server_at(identity.clone(), clients.clone(), &clock).config;
             let client = client_of_tls12(&ca, &shows, ways);
             assert_eq!(is_met(&client, &server).await, Some(HandshakeKind::Full), "{port}, {ways:?}");
@@ -140,7 +140,7 @@ fn no_ticket_outlives_the_certificate() {
     let file = std::fs::read(ca.issue_for("s", "a.b", 2020..2030).cert).unwrap();
     let chain = tls::certs(std::path::Path::new("s"), &file).unwrap();
     let end = *certificate::validity(&chain[0]).unwrap().end();
-    let clock = SetTime(Arc::new(AtomicU64::new(end - 100)));
+    let clock = TestClock(Arc::new(AtomicU64::new(end - 100)));
     let tickets = Tickets::new(&chain, Arc::new(clock.clone())).unwrap();
     let made = tickets.encrypt(SESSION).unwrap();
     assert_eq!((tickets.lifetime(), tickets.decrypt(&made).as_deref()), (100, Some(SESSION)));

@@ -65,13 +65,13 @@ fn send_at(
 }
 
 /// Returns the next message, with its random topic replaced by that of `like`.
-fn said(codec: &mut G4Codec, like: &StreamMsg) -> StreamMsg {
+fn sent(codec: &mut G4Codec, like: &StreamMsg) -> StreamMsg {
     StreamMsg { topic: like.topic.clone(), ..codec.next_message().unwrap() }
 }
 
-fn on_message(codec: &mut G4Codec, message: &StreamMsg, topic: &str) -> Decoded {
+fn handle_message(codec: &mut G4Codec, message: &StreamMsg, topic: &str) -> Decoded {
     let message = StreamMsg { topic: topic.into(), ..message.clone() };
-    match codec.on_message(message, Instant::now()) {
+    match codec.handle_message(message, Instant::now()) {
         PlainEvent::Session(decoded) => decoded,
         other => panic!("{other:?}"),
     }
@@ -80,7 +80,10 @@ fn on_message(codec: &mut G4Codec, message: &StreamMsg, topic: &str) -> Decoded 
 /// Returns what the timers that are due at that time do.
 fn pass(codec: &mut G4Codec, now: Instant) -> Vec<SessionFrame> {
     let due = codec.due(now);
-    due.into_iter().filter_map(|id| codec.on_due(id, true, now)).flat_map(|decoded| decoded.frames).collect()
+    due.into_iter()
+        .filter_map(|id| codec.handle_due(id, true, now))
+        .flat_map(|decoded| decoded.frames)
+        .collect()
 }
 
 #[tokio::test(start_paused = true)]
@@ -95,15 +98,15 @@ async fn a_servers_session_is_as_recorded_but_for_the_immediate_dial() {
         let topic = message.topic;
 
         let answer = recorded(&format!("{name}, bytes of the target"));
-        let frames = on_message(&mut codec, &answer, &topic).frames;
+        let frames = handle_message(&mut codec, &answer, &topic).frames;
         assert_eq!(frames, [opened(3), SessionFrame::Data(answer.data.clone())]);
         let credit = send(&mut codec, category, SessionFrame::Data(first.data.clone()));
         let received = first.data.len() as u64;
         assert_eq!(credit, [SessionFrame::Credit { received, limit: u64::MAX }]);
-        assert_eq!(said(&mut codec, &first), first);
+        assert_eq!(sent(&mut codec, &first), first);
         let later = recorded(&format!("{name}, later bytes"));
         send(&mut codec, category, SessionFrame::Data(later.data.clone()));
-        assert_eq!(said(&mut codec, &later), later);
+        assert_eq!(sent(&mut codec, &later), later);
 
         let refusal = SessionError::new(ErrorCode::Cancelled, "client left");
         send(&mut codec, category, SessionFrame::Reset { epoch: 3, refusal });
@@ -122,7 +125,7 @@ async fn an_http_proxy_session_has_category_ssh_so_that_it_can_be_closed() {
         let dial = codec.next_message().unwrap();
         assert_eq!((dial.category.as_str(), dial.addr.as_str()), ("ssh", "127.0.0.1:10022"));
         let answer = recorded("ssh, bytes of the target");
-        assert_eq!(on_message(&mut codec, &answer, &dial.topic).category, category);
+        assert_eq!(handle_message(&mut codec, &answer, &dial.topic).category, category);
     }
 }
 
@@ -155,7 +158,7 @@ async fn a_session_ends_after_the_idle_timeout_and_not_before() {
     let dial = codec.next_message().unwrap();
     let answer = recorded("ssh, bytes of the target");
     tokio::time::advance(Duration::from_millis(100)).await;
-    on_message(&mut codec, &answer, &dial.topic);
+    handle_message(&mut codec, &answer, &dial.topic);
     let busy = start + IDLE / 2;
     send_at(&mut codec, id(), Category::Ssh, SessionFrame::Data("x".into()), busy);
     assert_eq!(pass(&mut codec, start + IDLE), [], "there was traffic since");
@@ -174,9 +177,9 @@ async fn a_half_closed_session_ends_half_a_minute_after_the_clients_end() {
     send(&mut codec, Category::Ssh, open("node1:10022"));
     let topic = codec.next_message().unwrap().topic;
     send(&mut codec, Category::Ssh, SessionFrame::Data("question".into()));
-    on_message(&mut codec, &recorded("ssh, bytes of the target"), &topic);
+    handle_message(&mut codec, &recorded("ssh, bytes of the target"), &topic);
     send(&mut codec, Category::Ssh, SessionFrame::Fin { total: 9 });
-    assert_eq!(on_message(&mut codec, &recorded("ssh, bytes of the target"), &topic).frames.len(), 1);
+    assert_eq!(handle_message(&mut codec, &recorded("ssh, bytes of the target"), &topic).frames.len(), 1);
     assert_eq!(pass(&mut codec, start + OPEN_AFTER), [], "the timer of the opening");
     assert_eq!(codec.next_due(), Some(start + HALF_OPEN));
     let end = pass(&mut codec, start + HALF_OPEN);
@@ -187,13 +190,13 @@ async fn a_half_closed_session_ends_half_a_minute_after_the_clients_end() {
 #[tokio::test(start_paused = true)]
 async fn an_access_request_of_an_edge_is_answered_as_recorded() {
     let mut codec = server();
-    let asked = recorded("access");
-    let decoded = on_message(&mut codec, &asked, "t");
+    let request = recorded("access");
+    let decoded = handle_message(&mut codec, &request, "t");
     let [SessionFrame::Open { target, .. }] = &decoded.frames[..] else { panic!("{decoded:?}") };
     assert_eq!((decoded.category, target.to_string()), (Category::HttpProxy, "127.0.0.1:10022".into()));
     let id = decoded.id;
     let early = recorded("access, bytes of the client");
-    assert_eq!(on_message(&mut codec, &early, "t").frames, [], "not dialled yet");
+    assert_eq!(handle_message(&mut codec, &early, "t").frames, [], "not dialled yet");
     assert_eq!(codec.early(id).0, early.data.len() + PIECE_COST);
     let accepted = SessionFrame::Opened { limit: 1, epoch: 1, instance: None };
     let frames = send_at(&mut codec, id, Category::HttpProxy, accepted, Instant::now());
@@ -206,7 +209,7 @@ async fn an_access_request_of_an_edge_is_answered_as_recorded() {
             send_at(&mut codec, id, Category::HttpProxy, SessionFrame::Data(data.into()), Instant::now());
         }
         let expected = recorded(name);
-        assert_eq!(said(&mut codec, &expected), expected);
+        assert_eq!(sent(&mut codec, &expected), expected);
     }
     // The target ends. The edge cannot be told, and its client may go on for a while.
     send_at(&mut codec, id, Category::HttpProxy, SessionFrame::Fin { total: 20 }, Instant::now());
@@ -218,7 +221,7 @@ async fn an_access_request_of_an_edge_is_answered_as_recorded() {
 #[tokio::test(start_paused = true)]
 async fn a_refused_access_request_is_answered_with_502_and_the_reason() {
     let mut codec = server();
-    let decoded = on_message(&mut codec, &recorded("access of a target that refuses"), "t");
+    let decoded = handle_message(&mut codec, &recorded("access of a target that refuses"), "t");
     let refusal = SessionError::new(ErrorCode::TargetRefused, "refused the connection");
     let refused = SessionFrame::Refused { epoch: 1, refusal };
     send_at(&mut codec, decoded.id, Category::HttpProxy, refused, Instant::now());
@@ -237,22 +240,22 @@ async fn an_edge_dials_on_the_first_bytes_and_keeps_them_until_the_target_answer
     for name in ["ssh", "egress", "httpProxy"] {
         let mut codec = edge();
         let first = recorded(&format!("{name}, first bytes"));
-        let decoded = on_message(&mut codec, &first, "t");
+        let decoded = handle_message(&mut codec, &first, "t");
         let [SessionFrame::Open { target, .. }] = &decoded.frames[..] else { panic!("{decoded:?}") };
         assert_eq!((decoded.category.name(), target.to_string()), (name, "127.0.0.1:10022".into()));
-        on_message(&mut codec, &recorded(&format!("{name}, later bytes")), "t");
+        handle_message(&mut codec, &recorded(&format!("{name}, later bytes")), "t");
         let (id, category) = (decoded.id, decoded.category);
         let accepted = SessionFrame::Opened { limit: 1, epoch: 1, instance: None };
         let frames = send_at(&mut codec, id, category, accepted, Instant::now());
         assert_eq!(frames, [SessionFrame::Data(first.data), SessionFrame::Data("later bytes".into())]);
         let answer = recorded(&format!("{name}, bytes of the target"));
         send_at(&mut codec, id, category, SessionFrame::Data(answer.data.clone()), Instant::now());
-        assert_eq!(said(&mut codec, &answer), answer);
+        assert_eq!(sent(&mut codec, &answer), answer);
         // The target ends, which the server learns where it has a handler for it.
         send_at(&mut codec, id, category, SessionFrame::Fin { total: 99 }, Instant::now());
         assert_eq!(pass(&mut codec, Instant::now() + AFTER_TARGET).len(), 2);
-        let told = codec.next_message().map(|message| message.r#type);
-        assert_eq!(told.as_deref(), if name == "httpProxy" { None } else { Some("closed") });
+        let answer_kind = codec.next_message().map(|message| message.r#type);
+        assert_eq!(answer_kind.as_deref(), if name == "httpProxy" { None } else { Some("closed") });
         assert_is_empty(&codec);
     }
 }
@@ -261,7 +264,7 @@ async fn an_edge_dials_on_the_first_bytes_and_keeps_them_until_the_target_answer
 async fn a_failed_dial_at_an_edge_closes_the_session() {
     let mut codec = edge();
     let first = recorded("ssh, first bytes for a target that refuses");
-    let decoded = on_message(&mut codec, &first, "t");
+    let decoded = handle_message(&mut codec, &first, "t");
     let refusal = SessionError::new(ErrorCode::TargetRefused, "refused");
     send_at(
         &mut codec,
@@ -274,11 +277,11 @@ async fn a_failed_dial_at_an_edge_closes_the_session() {
     assert_eq!((closed.r#type.as_str(), &closed.data[..]), ("closed", &b"refused"[..]));
     // Bytes that crossed it must not reach a new connection.
     let crossed = StreamMsg { topic: "t".into(), ..first.clone() };
-    assert_eq!(codec.on_message(crossed, Instant::now()), PlainEvent::Unknown("unknown_session"));
+    assert_eq!(codec.handle_message(crossed, Instant::now()), PlainEvent::Unknown("unknown_session"));
     for n in 0..MAX_CLOSED {
-        let decoded = on_message(&mut codec, &first, &format!("topic {n}"));
+        let decoded = handle_message(&mut codec, &first, &format!("topic {n}"));
         assert!(
-            codec.on_message(
+            codec.handle_message(
                 StreamMsg { r#type: "closed".into(), topic: format!("topic {n}"), ..first.clone() },
                 Instant::now()
             ) != PlainEvent::Answered
@@ -291,7 +294,7 @@ async fn a_failed_dial_at_an_edge_closes_the_session() {
 #[tokio::test(start_paused = true)]
 async fn a_session_with_undelivered_bytes_is_not_closed() {
     let (mut codec, start) = (edge(), Instant::now());
-    let decoded = on_message(&mut codec, &recorded("ssh, first bytes"), "t");
+    let decoded = handle_message(&mut codec, &recorded("ssh, first bytes"), "t");
     let id = decoded.id;
     send_at(
         &mut codec,
@@ -303,46 +306,46 @@ async fn a_session_with_undelivered_bytes_is_not_closed() {
     send_at(&mut codec, id, Category::Ssh, SessionFrame::Fin { total: 1 }, start);
     let due = start + AFTER_TARGET;
     assert_eq!(codec.due(due), [id]);
-    assert_eq!(codec.on_due(id, false, due), None);
+    assert_eq!(codec.handle_due(id, false, due), None);
     assert_eq!((codec.due(due), codec.next_due()), (vec![], Some(due + AFTER_TARGET)));
-    assert!(codec.on_due(id, true, due + AFTER_TARGET).is_some());
+    assert!(codec.handle_due(id, true, due + AFTER_TARGET).is_some());
 }
 
 #[tokio::test(start_paused = true)]
 async fn an_edges_client_sends_access_and_reads_the_bytes_after_the_response() {
     let mut codec = edge();
     send(&mut codec, Category::HttpProxy, open("127.0.0.1:10022"));
-    let asked = recorded("access");
+    let request = recorded("access");
     let message = codec.next_message().unwrap();
-    assert_eq!(StreamMsg { topic: asked.topic.clone(), ..message.clone() }, asked);
+    assert_eq!(StreamMsg { topic: request.topic.clone(), ..message.clone() }, request);
     let answer = recorded("access, success");
     let (start, end) = answer.data.split_at(20);
     let half = StreamMsg { data: Bytes::copy_from_slice(start), ..answer.clone() };
-    assert_eq!(on_message(&mut codec, &half, &message.topic).frames, []);
+    assert_eq!(handle_message(&mut codec, &half, &message.topic).frames, []);
     let rest = StreamMsg { data: [end, b"first"].concat().into(), ..answer.clone() };
     assert_eq!(
-        on_message(&mut codec, &rest, &message.topic).frames,
+        handle_message(&mut codec, &rest, &message.topic).frames,
         [opened(3), SessionFrame::Data("first".into())]
     );
     let bytes = recorded("access, bytes of the client");
     send(&mut codec, Category::HttpProxy, SessionFrame::Data(bytes.data.clone()));
-    assert_eq!(said(&mut codec, &bytes), bytes);
+    assert_eq!(sent(&mut codec, &bytes), bytes);
 }
 
 #[tokio::test(start_paused = true)]
 async fn an_error_response_of_a_server_refuses_the_session() {
-    for (response, says) in [
+    for (response, expected) in [
         ("HTTP/1.1 500 Internal Server Error\r\n\r\n".to_owned(), "HTTP/1.1 500 Internal Server Error"),
         ("HTTP/0.0 500 Internal Server Error\r\n\r\n".to_owned(), "HTTP/0.0 500"),
         ("x".repeat(MAX_HEAD), "xxx"),
     ] {
         let mut codec = edge();
         send(&mut codec, Category::HttpProxy, open("127.0.0.1:10022"));
-        let asked = codec.next_message().unwrap();
-        let answer = StreamMsg { r#type: "backend".into(), data: response.into(), ..asked.clone() };
-        let frames = on_message(&mut codec, &answer, &asked.topic).frames;
+        let request = codec.next_message().unwrap();
+        let answer = StreamMsg { r#type: "backend".into(), data: response.into(), ..request.clone() };
+        let frames = handle_message(&mut codec, &answer, &request.topic).frames;
         let [SessionFrame::Refused { epoch: 3, refusal }] = &frames[..] else { panic!("{frames:?}") };
-        assert!(refusal.reason.contains(says), "{refusal}");
+        assert!(refusal.reason.contains(expected), "{refusal}");
         assert_is_empty(&codec);
     }
 }
@@ -351,11 +354,11 @@ async fn an_error_response_of_a_server_refuses_the_session() {
 async fn bytes_for_an_ended_session_are_answered_with_closed_only_by_a_server() {
     let mut codec = server();
     let late = recorded("ssh, bytes for a client that has ended");
-    assert_eq!(codec.on_message(late, Instant::now()), PlainEvent::Answered);
+    assert_eq!(codec.handle_message(late, Instant::now()), PlainEvent::Answered);
     assert_eq!(codec.next_message().unwrap().r#type, "closed");
     let mut codec = edge();
     let late = recorded("access, bytes for a client that has ended");
-    assert_eq!(codec.on_message(late, Instant::now()), PlainEvent::Unknown("unknown_session"));
+    assert_eq!(codec.handle_message(late, Instant::now()), PlainEvent::Unknown("unknown_session"));
 }
 
 #[tokio::test(start_paused = true)]
@@ -371,11 +374,11 @@ async fn replies_do_not_echo_long_texts() {
                     data: Bytes::new(),
                     addr: "x".repeat(1 << 20),
                 };
-                codec.on_message(
+                codec.handle_message(
                     StreamMsg { topic: "x".repeat(MAX_TOPIC + 1), ..message.clone() },
                     Instant::now(),
                 );
-                codec.on_message(message, Instant::now());
+                codec.handle_message(message, Instant::now());
             }
         }
         for message in std::iter::from_fn(|| codec.next_message()) {
@@ -438,7 +441,7 @@ proptest! {
                 Step::Message { category, kind, topic, bytes } => {
                     let known: Vec<_> = codec.by_topic.keys().cloned().collect();
                     let topic = known.get(usize::from(topic)).cloned().unwrap_or(format!("topic {topic}"));
-                    let event = codec.on_message(StreamMsg {
+                    let event = codec.handle_message(StreamMsg {
                         node: "node1".into(), category: category.into(), r#type: kind.into(), topic,
                         data: vec![b'x'; bytes].into(), addr: "10.0.0.1:22".into(),
                     }, now);
@@ -462,7 +465,7 @@ proptest! {
                     now += Duration::from_secs(seconds.into());
                     // A late timer may be followed by another one that is due.
                     for _ in 0..3 {
-                        for id in codec.due(now) { codec.on_due(id, seconds % 2 == 0, now); }
+                        for id in codec.due(now) { codec.handle_due(id, seconds % 2 == 0, now); }
                     }
                     prop_assert!(codec.next_due().is_none_or(|due| due > now), "each timer was handled");
                 }
@@ -479,7 +482,7 @@ proptest! {
         }
         now += IDLE;
         for _ in 0..3 {
-            for id in codec.due(now) { codec.on_due(id, true, now); }
+            for id in codec.due(now) { codec.handle_due(id, true, now); }
         }
         prop_assert!(codec.sessions.is_empty(), "every session ends: {:?}", codec);
     }

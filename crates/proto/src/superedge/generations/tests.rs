@@ -42,8 +42,8 @@ fn kinds(codec: &mut SuperEdgeCodec) -> Vec<String> {
 #[tokio::test(start_paused = true)]
 async fn the_probe_is_the_first_message_in_either_direction() {
     let probe = codec(true).next_message().unwrap();
-    let said = (probe.node.as_str(), probe.category.as_str(), probe.r#type.as_str(), probe.addr.as_str());
-    assert_eq!(said, ("edge-1", "ssh", "connecting", ""));
+    let sent = (probe.node.as_str(), probe.category.as_str(), probe.r#type.as_str(), probe.addr.as_str());
+    assert_eq!(sent, ("edge-1", "ssh", "connecting", ""));
     let probe = codec(false).next_message().unwrap();
     assert_eq!((probe.category.as_str(), probe.r#type.as_str()), ("httpProxy", "connecting"));
     assert!(probe.data.starts_with(b"GET "));
@@ -60,7 +60,7 @@ async fn sessions_wait_for_the_answer_to_the_probe() {
     codec.send_frame(frame(2, Category::Ssh, SessionFrame::Reset { epoch: 3, refusal }), Instant::now());
     assert!(!codec.has_messages() && codec.generation().is_none());
     let answer = StreamMsg { r#type: "connect-failed".into(), ..probe };
-    assert_eq!(codec.on_message(answer, Instant::now()), PlainEvent::Answered);
+    assert_eq!(codec.handle_message(answer, Instant::now()), PlainEvent::Answered);
     assert_eq!(codec.generation(), Some(Generation::G5));
     assert_eq!(kinds(&mut codec), ["connecting", "connecting"], "without the session that has ended");
     assert!(codec.held.is_empty());
@@ -82,15 +82,15 @@ async fn a_late_answer_and_later_messages_correct_the_generation() {
     let mut codec = codec(true);
     let probe = codec.next_message().unwrap();
     codec.due(Instant::now() + PROBE_TIMEOUT);
-    codec.on_message(StreamMsg { r#type: "connect-failed".into(), ..probe }, Instant::now());
+    codec.handle_message(StreamMsg { r#type: "connect-failed".into(), ..probe }, Instant::now());
     codec.send_frame(open(1), Instant::now());
     assert_eq!(
         (codec.generation(), kinds(&mut codec)),
         (Some(Generation::G5), vec!["connecting".to_owned()])
     );
-    codec.on_message(message("access", "t"), Instant::now());
+    codec.handle_message(message("access", "t"), Instant::now());
     assert_eq!(codec.generation(), Some(Generation::G4));
-    codec.on_message(message("connecting", "u"), Instant::now());
+    codec.handle_message(message("connecting", "u"), Instant::now());
     assert_eq!(codec.generation(), Some(Generation::G5));
 }
 
@@ -98,7 +98,7 @@ async fn a_late_answer_and_later_messages_correct_the_generation() {
 async fn the_first_message_of_a_session_determines_the_generation() {
     for (kind, generation) in [("frontend", Generation::G4), ("connecting", Generation::G5)] {
         let mut codec = codec(false);
-        let event = codec.on_message(message(kind, "t"), Instant::now());
+        let event = codec.handle_message(message(kind, "t"), Instant::now());
         assert!(matches!(event, PlainEvent::Session(_)), "{event:?}");
         assert_eq!(codec.generation(), Some(generation));
     }
@@ -107,10 +107,10 @@ async fn the_first_message_of_a_session_determines_the_generation() {
 #[tokio::test(start_paused = true)]
 async fn a_session_keeps_the_codec_that_it_started_with() {
     let mut codec = codec(false);
-    let PlainEvent::Session(old) = codec.on_message(message("frontend", "old"), Instant::now()) else {
+    let PlainEvent::Session(old) = codec.handle_message(message("frontend", "old"), Instant::now()) else {
         panic!()
     };
-    let PlainEvent::Session(new) = codec.on_message(message("connecting", "new"), Instant::now()) else {
+    let PlainEvent::Session(new) = codec.handle_message(message("connecting", "new"), Instant::now()) else {
         panic!()
     };
     kinds(&mut codec);
@@ -122,8 +122,8 @@ async fn a_session_keeps_the_codec_that_it_started_with() {
         }
         assert_eq!(kinds(&mut codec).last().map(String::as_str), Some(data));
     }
-    assert!(matches!(codec.on_message(message("closed", "old"), Instant::now()), PlainEvent::Session(_)));
-    assert!(matches!(codec.on_message(message("closed", "new"), Instant::now()), PlainEvent::Session(_)));
+    assert!(matches!(codec.handle_message(message("closed", "old"), Instant::now()), PlainEvent::Session(_)));
+    assert!(matches!(codec.handle_message(message("closed", "new"), Instant::now()), PlainEvent::Session(_)));
 }
 
 #[tokio::test(start_paused = true)]
