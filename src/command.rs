@@ -445,7 +445,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_script_for_each_shell_knows_the_flags_and_commands() {
+    fn completions_of_each_shell_contain_flags_and_commands() {
         for shell in [Shell::Bash, Shell::Zsh, Shell::Fish] {
             let script = completions(shell);
             for word in ["log-dir", "demo", "completions"] {
@@ -480,14 +480,18 @@ mod tests {
         }
         let args =
             ["tunnel", "--m=edge", "--c=f", "--v=2", "--kube_qps=1", "--kube_burst=2", "--logtostderr"];
-        let Command::Edge(asked) = Args::read(args.into_iter().map(OsString::from)).unwrap().command else {
+        let Command::Edge(edge_args) = Args::read(args.into_iter().map(OsString::from)).unwrap().command
+        else {
             panic!()
         };
-        assert_eq!((asked.config, asked.verbosity, asked.kube_qps), (Some("f".into()), 2, Some(1.0)));
+        assert_eq!(
+            (edge_args.config, edge_args.verbosity, edge_args.kube_qps),
+            (Some("f".into()), 2, Some(1.0))
+        );
     }
 
     #[test]
-    fn a_missing_command_is_an_error_that_shows_the_help() {
+    fn a_missing_command_is_a_usage_error_with_the_help() {
         let error = Args::read(["tunnel"].into_iter().map(OsString::from)).unwrap_err();
         assert!(is_wrong(&error) && error.to_string().contains("doctor"), "{error}");
     }
@@ -517,7 +521,7 @@ mod tests {
     }
 
     #[test]
-    fn the_version_names_the_parts_that_are_compiled_in() {
+    fn the_version_lists_the_compiled_in_features() {
         let error = Args::read(["tunnel", "--version"].into_iter().map(OsString::from)).unwrap_err();
         let text = error.to_string();
         assert!(text.starts_with(&format!("tunnel {} (features: ", env!("CARGO_PKG_VERSION"))), "{text}");
@@ -525,7 +529,7 @@ mod tests {
     }
 
     #[test]
-    fn a_page_for_the_program_and_one_for_each_command_are_written() {
+    fn a_man_page_is_written_for_the_program_and_each_command() {
         let dir = tempfile::tempdir().unwrap();
         let below = dir.path().join("man1");
         for _ in 0..2 {

@@ -43,43 +43,50 @@ fn main() -> ExitCode {
         }
     };
     match args.command {
-        Command::Server(asked) => run(Role::Server, &asked),
-        Command::Edge(asked) => run(Role::Edge, &asked),
+        Command::Server(command_args) => run(Role::Server, &command_args),
+        Command::Edge(command_args) => run(Role::Edge, &command_args),
         Command::Config(ConfigCommand::Check { config, output }) => check(&config, output),
-        Command::Config(ConfigCommand::Show(asked)) => {
-            told(config::show(&asked, Environment::read(variable)))
+        Command::Config(ConfigCommand::Show(command_args)) => {
+            print_result(config::show(&command_args, Environment::read(variable)))
         }
         Command::Demo { check, listeners } => run_demo(check, &listeners.unwrap_or_default()),
-        Command::Doctor(asked) => diagnose(&asked),
-        Command::Approve(asked) => approve(&asked),
-        Command::Connect(asked) => {
-            told(in_runtime(connect::connect(&asked, variable, interrupted(), print_stderr)))
+        Command::Doctor(command_args) => diagnose(&command_args),
+        Command::Approve(command_args) => approve(&command_args),
+        Command::Connect(command_args) => {
+            print_result(in_runtime(connect::connect(&command_args, variable, interrupted(), print_stderr)))
         }
-        Command::Ssh(asked) => told(Err(ssh::run(&asked))),
-        Command::SshConfig(asked) => told(ssh::config(&asked)),
+        Command::Ssh(command_args) => print_result(Err(ssh::run(&command_args))),
+        Command::SshConfig(command_args) => print_result(ssh::config(&command_args)),
         Command::Nodes { socket, output } => {
-            told(in_runtime(status::nodes(socket, output, &Environment::read(variable))))
+            print_result(in_runtime(status::nodes(socket, output, &Environment::read(variable))))
         }
-        Command::Status { socket, watch: true, .. } => {
-            told(in_runtime(status::watch(socket, &Environment::read(variable), interrupted(), answer)))
-        }
+        Command::Status { socket, watch: true, .. } => print_result(in_runtime(status::watch(
+            socket,
+            &Environment::read(variable),
+            interrupted(),
+            answer,
+        ))),
         Command::Status { socket, output, watch: false } => {
-            told(in_runtime(status::status(socket, output, &Environment::read(variable))))
+            print_result(in_runtime(status::status(socket, output, &Environment::read(variable))))
         }
-        Command::Init(asked) => told(init::run(&asked)),
-        Command::Invite(asked) => told(in_runtime(invitations::invite(asked, &Environment::read(variable)))),
-        Command::Join(asked) => {
-            told(in_runtime(invitations::run(&asked, &Environment::read(variable), std::io::stdin())))
+        Command::Init(command_args) => print_result(init::run(&command_args)),
+        Command::Invite(command_args) => {
+            print_result(in_runtime(invitations::invite(command_args, &Environment::read(variable))))
         }
-        Command::Invitations(asked) => {
-            told(in_runtime(invitations::manage(asked, &Environment::read(variable))))
+        Command::Join(command_args) => print_result(in_runtime(invitations::run(
+            &command_args,
+            &Environment::read(variable),
+            std::io::stdin(),
+        ))),
+        Command::Invitations(command_args) => {
+            print_result(in_runtime(invitations::manage(command_args, &Environment::read(variable))))
         }
-        Command::Service(asked) => told(service::run(&asked)),
-        Command::Cert(asked) => told(cert::run(&asked)),
-        Command::Token(asked) => told(token::run(&asked)),
-        Command::Migrate(asked) => told(migrate::run(&asked, std::io::stdin())),
-        Command::Completions { shell } => told(Ok(command::completions(shell))),
-        Command::Man { dir } => told(command::man(&dir)),
+        Command::Service(command_args) => print_result(service::run(&command_args)),
+        Command::Cert(command_args) => print_result(cert::run(&command_args)),
+        Command::Token(command_args) => print_result(token::run(&command_args)),
+        Command::Migrate(command_args) => print_result(migrate::run(&command_args, std::io::stdin())),
+        Command::Completions { shell } => print_result(Ok(command::completions(shell))),
+        Command::Man { dir } => print_result(command::man(&dir)),
     }
 }
 
@@ -144,14 +151,14 @@ fn logs(role: Role, args: &ServeArgs, startup: &mut Startup) -> Result<Logs, Not
 }
 
 /// Checks a config file, and logs what a start would log.
-fn check(asked: &ConfigArgs, output: Format) -> ExitCode {
-    let file = match asked.read() {
+fn check(command_args: &ConfigArgs, output: Format) -> ExitCode {
+    let file = match command_args.read() {
         Ok(file) => file,
-        Err(error) => return told(Err(error)),
+        Err(error) => return print_result(Err(error)),
     };
     let logs = LogSettings { name: "tunnel-config", json: output == Format::Json, ..LogSettings::default() };
     let logs = Logs::start(logs);
-    let (mut startup, kubeconfig) = (Startup::checking(), asked.kubeconfig.as_deref());
+    let (mut startup, kubeconfig) = (Startup::checking(), command_args.kubeconfig.as_deref());
     for role in &file.roles {
         let read = Settings::read(*role, &file.path, kubeconfig, variable, &mut startup);
         if let Ok((settings, _)) = read {
@@ -272,7 +279,7 @@ fn run_demo(check: bool, with: &Modules) -> ExitCode {
 }
 
 /// Approves certificates, and logs to stderr like a service.
-fn approve(asked: &ApproveArgs) -> ExitCode {
+fn approve(command_args: &ApproveArgs) -> ExitCode {
     let logs = match Logs::start(LogSettings { name: "tunnel-approve", ..LogSettings::default() }) {
         Ok(logs) => logs,
         Err(cause) => {
@@ -280,22 +287,24 @@ fn approve(asked: &ApproveArgs) -> ExitCode {
             return exit(StartupErrorKind::System);
         }
     };
-    let done = told(in_runtime(approve::approve(asked, &Environment::read(variable), interrupted())));
+    let done =
+        print_result(in_runtime(approve::approve(command_args, &Environment::read(variable), interrupted())));
     drop(logs);
     done
 }
 
 /// Runs `tunnel doctor` and prints its findings.
-fn diagnose(asked: &DoctorArgs) -> ExitCode {
-    let found = in_runtime(async { Ok(doctor::run(asked, variable).await) });
+fn diagnose(command_args: &DoctorArgs) -> ExitCode {
+    let found = in_runtime(async { Ok(doctor::run(command_args, variable).await) });
     let is_well = found.as_ref().is_ok_and(Findings::is_well);
-    let told =
-        told(found.map(|found| if asked.output == Format::Json { found.json() } else { found.text() }));
-    if is_well || told != ExitCode::SUCCESS { told } else { ExitCode::FAILURE }
+    let print_result = print_result(
+        found.map(|found| if command_args.output == Format::Json { found.json() } else { found.text() }),
+    );
+    if is_well || print_result != ExitCode::SUCCESS { print_result } else { ExitCode::FAILURE }
 }
 
 /// Prints a command's output or its error, and returns the exit code.
-fn told(done: Result<String, CommandError>) -> ExitCode {
+fn print_result(done: Result<String, CommandError>) -> ExitCode {
     match done {
         Ok(text) => {
             if !text.is_empty() {
@@ -381,7 +390,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_more_severe_error_is_earlier_in_the_table_of_exit_codes() {
+    fn exit_codes_are_sorted_by_severity() {
         use StartupErrorKind::{Config, LogFiles, Permission, Port, System};
         let place = |kind| exit_code::ALL.iter().position(|(known, _)| *known == code(kind)).unwrap();
         let places = [Config, Permission, LogFiles, System, Port].map(place);
@@ -389,7 +398,7 @@ mod tests {
     }
 
     #[test]
-    fn this_file_uses_codes_of_the_table_only() {
+    fn main_uses_only_named_exit_codes() {
         let source = include_str!("main.rs");
         let source = source.split("#[cfg(test)]").next().unwrap();
         let digits = |text: &str| text.starts_with(|c: char| c.is_ascii_digit());

@@ -62,26 +62,25 @@ pub enum HealthCheck {
 /// Returns an error if there is no cluster, or the port is unavailable; with `--probe`, if the approver does not answer
 /// or is not healthy.
 pub async fn approve(
-    asked: &ApproveArgs,
+    args: &ApproveArgs,
     env: &Environment,
     stop: impl Future<Output = ()>,
 ) -> Result<String, CommandError> {
-    if let Some(what) = asked.probe {
-        return check(asked.health_listen, what).await;
+    if let Some(what) = args.probe {
+        return check(args.health_listen, what).await;
     }
     parts::KUBERNETES.map_err(CommandError::usage)?;
     let inside = env.kubernetes_service_host.is_some();
-    if asked.kubeconfig.is_none() && !inside {
+    if args.kubeconfig.is_none() && !inside {
         let text = "this process runs outside a cluster; set its kubeconfig with --kubeconfig";
         return Err(CommandError::usage(text));
     }
     let listener =
-        TcpAccept::bind(asked.health_listen).map_err(|error| CommandError::unavailable(error.to_string()))?;
-    let pods = format!("system:serviceaccount:{}", asked.service_account);
-    let namespace = asked.service_account.split_once(':').map(|(namespace, _)| namespace.to_owned());
-    let cluster = ClusterSettings { kubeconfig: asked.kubeconfig.clone(), namespace, service: None };
-    let (services, names) =
-        (asked.services.clone(), asked.names.iter().map(|name| name.to_ascii_lowercase()));
+        TcpAccept::bind(args.health_listen).map_err(|error| CommandError::unavailable(error.to_string()))?;
+    let pods = format!("system:serviceaccount:{}", args.service_account);
+    let namespace = args.service_account.split_once(':').map(|(namespace, _)| namespace.to_owned());
+    let cluster = ClusterSettings { kubeconfig: args.kubeconfig.clone(), namespace, service: None };
+    let (services, names) = (args.services.clone(), args.names.iter().map(|name| name.to_ascii_lowercase()));
     let (readiness, pulse, drain) = (Readiness::waiting_for(&[REQUESTS]), Watchdog::new(), Drain::new());
     let (shown, felt) = (readiness.clone(), pulse.clone());
     let report = move |state| {
@@ -107,11 +106,11 @@ async fn check(at: SocketAddr, what: HealthCheck) -> Result<String, CommandError
         HealthCheck::Ready => "/readyz",
     };
     let (status, body) = exchange(stream, Method::GET, path, Bytes::new()).await.map_err(failed)?;
-    let said = body.trim_end().to_owned();
+    let answer = body.trim_end().to_owned();
     if status == 200 {
-        Ok(said)
+        Ok(answer)
     } else {
-        Err(CommandError::unavailable(format!("the approver at {at}: {said}")))
+        Err(CommandError::unavailable(format!("the approver at {at}: {answer}")))
     }
 }
 
@@ -143,30 +142,29 @@ mod tests {
 
     use super::*;
 
-    fn asked(health_listen: SocketAddr, probe: Option<HealthCheck>) -> ApproveArgs {
+    fn args(health_listen: SocketAddr, probe: Option<HealthCheck>) -> ApproveArgs {
         let (service_account, names, kubeconfig) = ("a:b".to_owned(), Vec::new(), Some("/none".into()));
         ApproveArgs { service_account, services: Vec::new(), names, health_listen, probe, kubeconfig }
     }
 
     /// The kubeconfig does not exist, so the approver sees no requests, and reports that.
     #[tokio::test]
-    async fn a_probe_asks_the_approver_that_runs_and_fails_where_there_is_none() {
+    async fn a_health_check_queries_the_running_approver_and_fails_without_one() {
         let port = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
         let at = port.local_addr().unwrap();
         drop(port);
         let (env, (stop, stopped)) = (Environment::default(), oneshot::channel::<()>());
-        let gone =
-            approve(&asked(at, Some(HealthCheck::Live)), &env, std::future::pending()).await.unwrap_err();
-        assert!(gone.code == 69 && gone.text.contains("does not answer"), "{gone}");
-        let running = asked(at, None);
+        let unanswered =
+            approve(&args(at, Some(HealthCheck::Live)), &env, std::future::pending()).await.unwrap_err();
+        assert!(unanswered.code == 69 && unanswered.text.contains("does not answer"), "{unanswered}");
+        let running = args(at, None);
         let runs = approve(&running, &env, async { drop(stopped.await) });
         let asks = async {
-            while approve(&asked(at, Some(HealthCheck::Live)), &env, std::future::pending()).await.is_err() {
+            while approve(&args(at, Some(HealthCheck::Live)), &env, std::future::pending()).await.is_err() {
                 tokio::task::yield_now().await;
             }
-            let unready = approve(&asked(at, Some(HealthCheck::Ready)), &env, std::future::pending())
-                .await
-                .unwrap_err();
+            let unready =
+                approve(&args(at, Some(HealthCheck::Ready)), &env, std::future::pending()).await.unwrap_err();
             assert!(unready.text.contains("requests: "), "{unready}");
             stop.send(()).unwrap();
         };
@@ -175,7 +173,7 @@ mod tests {
     }
 
     #[test]
-    fn an_account_has_a_namespace_and_a_name_and_health_is_for_this_machine() {
+    fn an_account_needs_namespace_and_name_and_health_listens_on_loopback_only() {
         assert_eq!(account("a:b").unwrap(), "a:b");
         for wrong in ["", "a", ":b", "a:", "a:b:c"] {
             assert!(account(wrong).is_err(), "{wrong}");

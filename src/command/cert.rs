@@ -120,16 +120,16 @@ impl CaArgs {
 /// # Errors
 ///
 /// Returns an error if the CA cannot sign, or a file cannot be read or written.
-pub fn run(asked: &CertCommand) -> Result<String, CommandError> {
-    match asked {
-        CertCommand::Issue(asked) => issue(asked),
-        CertCommand::Renew(asked) => renew(asked),
+pub fn run(cert_args: &CertCommand) -> Result<String, CommandError> {
+    match cert_args {
+        CertCommand::Issue(cert_args) => issue(cert_args),
+        CertCommand::Renew(cert_args) => renew(cert_args),
     }
 }
 
-fn issue(asked: &IssueArgs) -> Result<String, CommandError> {
-    let authority = asked.ca.authority()?;
-    let (folder, next) = match &asked.kind {
+fn issue(cert_args: &IssueArgs) -> Result<String, CommandError> {
+    let authority = cert_args.ca.authority()?;
+    let (folder, next) = match &cert_args.kind {
         IssueKind::Server { names } => {
             let first = names.first().map(ToString::to_string).unwrap_or_default();
             let next = "copy server.crt and server.key over cert and key of [server.links] at the server";
@@ -143,8 +143,8 @@ fn issue(asked: &IssueArgs) -> Result<String, CommandError> {
             (client_folder(name)?, format!("add {name:?} to names of [server.egress] in the servers' config"))
         }
     };
-    let out = asked.out_dir.clone().unwrap_or_else(|| asked.ca.dir.join(folder));
-    let files: &[&str] = match &asked.kind {
+    let out = cert_args.out_dir.clone().unwrap_or_else(|| cert_args.ca.dir.join(folder));
+    let files: &[&str] = match &cert_args.kind {
         IssueKind::Server { .. } => &["server.crt", "server.key", "ca.crt"],
         IssueKind::EgressClient { name, .. } if name == APISERVER => {
             &["client.crt", "client.key", "ca.crt", "egress-selector.yaml"]
@@ -152,7 +152,7 @@ fn issue(asked: &IssueArgs) -> Result<String, CommandError> {
         IssueKind::EgressClient { .. } | IssueKind::Client { .. } => &["client.crt", "client.key", "ca.crt"],
     };
     let folder = OutputDir::start(&out, files.iter().map(|file| (*file).to_owned()))?;
-    match &asked.kind {
+    match &cert_args.kind {
         IssueKind::Server { names } => {
             let names: Vec<String> = names.iter().map(ToString::to_string).collect();
             let names: Vec<&str> = names.iter().map(String::as_str).collect();
@@ -175,11 +175,11 @@ fn client_folder(name: &str) -> Result<String, CommandError> {
 
 /// Renews each certificate of the folder that the CA has issued. Either file of a pair is replaced at once; a program
 /// that reads them between the two keeps the earlier pair.
-fn renew(asked: &CaArgs) -> Result<String, CommandError> {
-    let authority = asked.authority()?;
+fn renew(cert_args: &CaArgs) -> Result<String, CommandError> {
+    let authority = cert_args.authority()?;
     let mut text = String::new();
     let mut renewed = 0;
-    for cert in certificates(&asked.dir)? {
+    for cert in certificates(&cert_args.dir)? {
         let edit = FileEdit::start(&cert)?;
         let issued = match authority.renew(edit.text()) {
             Ok(issued) => issued,
@@ -200,10 +200,10 @@ fn renew(asked: &CaArgs) -> Result<String, CommandError> {
             return Err(error);
         }
         renewed += 1;
-        let _ = writeln!(text, "renewed {} and its key, for {} days", cert.display(), asked.days);
+        let _ = writeln!(text, "renewed {} and its key, for {} days", cert.display(), cert_args.days);
     }
     if renewed == 0 {
-        let dir = asked.dir.display();
+        let dir = cert_args.dir.display();
         return Err(CommandError::unusable(format!(
             "{text}{dir} contains no certificate of this CA; name the folder that tunnel init has made with --dir"
         )));
@@ -245,8 +245,8 @@ mod tests {
 
     fn tunnel(line: &[&str]) -> Result<String, CommandError> {
         match Args::parse_from([&["tunnel"], line].concat()).command {
-            Command::Init(asked) => init::run(&asked),
-            Command::Cert(asked) => run(&asked),
+            Command::Init(cert_args) => init::run(&cert_args),
+            Command::Cert(cert_args) => run(&cert_args),
             other => panic!("{other:?}"),
         }
     }
@@ -275,11 +275,11 @@ mod tests {
     }
 
     #[test]
-    fn a_renewal_changes_certificates_and_keys_and_nothing_else() {
+    fn cert_renew_changes_only_certificates_and_keys() {
         let place = tempfile::tempdir().unwrap();
         let dir = folder(place.path());
         let before = contents(Path::new(&dir));
-        let told = tunnel(&["cert", "renew", "--dir", &dir]).unwrap();
+        let output = tunnel(&["cert", "renew", "--dir", &dir]).unwrap();
         let after = contents(Path::new(&dir));
         let changed: Vec<_> = before
             .iter()
@@ -296,13 +296,13 @@ mod tests {
             "server/certs/server.crt",
             "server/certs/server.key",
         ];
-        assert_eq!(changed, pairs, "{told}");
+        assert_eq!(changed, pairs, "{output}");
         let key = Path::new(&dir).join("server/certs/server.key");
         assert_eq!(fs::metadata(key).unwrap().permissions().mode() & 0o777, 0o600);
     }
 
     #[test]
-    fn a_folder_without_a_certificate_of_the_ca_is_refused_and_unchanged() {
+    fn cert_renew_with_another_ca_is_refused_and_changes_nothing() {
         let place = tempfile::tempdir().unwrap();
         let dir = folder(place.path());
         let other = tempfile::tempdir().unwrap();
@@ -319,14 +319,14 @@ mod tests {
     }
 
     #[test]
-    fn issued_certificates_have_their_own_folder_and_overwrite_nothing() {
+    fn cert_issue_writes_a_new_folder_and_overwrites_nothing() {
         let place = tempfile::tempdir().unwrap();
         let dir = folder(place.path());
         tunnel(&["cert", "issue", "server", "--name", "b.test", "--dir", &dir]).unwrap();
         tunnel(&["cert", "issue", "client", "b", "--dir", &dir]).unwrap();
         let apiserver = ["egress-client", "system:kube-apiserver", "--server", "b.test"];
-        let told = tunnel(&[&["cert", "issue", "--dir", &dir][..], &apiserver].concat()).unwrap();
-        assert!(told.contains("add \"system:kube-apiserver\" to names of [server.egress]"), "{told}");
+        let output = tunnel(&[&["cert", "issue", "--dir", &dir][..], &apiserver].concat()).unwrap();
+        assert!(output.contains("add \"system:kube-apiserver\" to names of [server.egress]"), "{output}");
         let there = |file: &str| Path::new(&dir).join(file).exists();
         assert!(there("server-b.test/server.key") && there("client-b/client.crt"));
         assert!(there("client-system-kube-apiserver/egress-selector.yaml"));

@@ -177,7 +177,7 @@ mod tests {
     }
 
     #[test]
-    fn flags_come_before_the_environment_and_that_before_the_file() {
+    fn flags_override_the_environment_which_overrides_the_client_file() {
         let home = tempfile::tempdir().unwrap();
         let dir = home.path().join(".config/tunnel");
         std::fs::create_dir_all(&dir).unwrap();
@@ -201,7 +201,7 @@ mod tests {
     }
 
     #[test]
-    fn an_error_in_the_file_has_its_line_and_no_secret() {
+    fn an_error_in_the_client_file_has_its_line_and_no_secret() {
         let home = tempfile::tempdir().unwrap();
         std::fs::create_dir(home.path().join("tunnel")).unwrap();
         let xdg = ("XDG_CONFIG_HOME", home.path().to_str().unwrap());
@@ -214,9 +214,9 @@ mod tests {
             ("user = \"secret-1\n", "line 1: "),
         ] {
             std::fs::write(home.path().join("tunnel/client.toml"), text).unwrap();
-            let told = found(&ClientArgs::default(), &[xdg]).unwrap_err();
-            assert!(told.code == 78 && told.text.contains(says), "{told}");
-            assert!(!told.text.contains("secret-1"), "{told}");
+            let error = found(&ClientArgs::default(), &[xdg]).unwrap_err();
+            assert!(error.code == 78 && error.text.contains(says), "{error}");
+            assert!(!error.text.contains("secret-1"), "{error}");
         }
     }
 }

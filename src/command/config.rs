@@ -86,9 +86,9 @@ impl ConfigArgs {
 /// # Errors
 ///
 /// Returns an error if the file cannot be read, or has errors.
-pub fn show(asked: &ConfigArgs, env: Environment) -> Result<String, CommandError> {
-    let file = asked.read()?;
-    let env = Environment { kubeconfig: asked.kubeconfig.clone(), ..env };
+pub fn show(args: &ConfigArgs, env: Environment) -> Result<String, CommandError> {
+    let file = args.read()?;
+    let env = Environment { kubeconfig: args.kubeconfig.clone(), ..env };
     let mut values = Table::new();
     for role in &file.roles {
         let (effective, errors) = match role {
@@ -175,7 +175,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_role_is_found_in_the_files_tables() {
+    fn the_role_is_derived_from_the_config_files_tables() {
         let found = |text: &str| roles(text).into_iter().map(Role::name).collect::<Vec<_>>().join(",");
         for (text, expected) in [
             ("", ""),
@@ -191,55 +191,58 @@ mod tests {
     }
 
     #[test]
-    fn a_file_without_a_role_is_refused_and_not_quoted() {
+    fn a_config_file_without_a_role_is_refused_without_quoting_it() {
         let dir = tempfile::tempdir().unwrap();
         for (text, says) in [("x = 1", "no table of a role"), ("token = \"secret-1", "not TOML: ")] {
             let file = dir.path().join("x.toml");
             std::fs::write(&file, text).unwrap();
-            let told = ConfigArgs { file: Some(file), kubeconfig: None }.read().unwrap_err();
-            assert!(told.code == 78 && told.text.contains(says) && !told.text.contains("secret-1"), "{told}");
+            let result = ConfigArgs { file: Some(file), kubeconfig: None }.read().unwrap_err();
+            assert!(
+                result.code == 78 && result.text.contains(says) && !result.text.contains("secret-1"),
+                "{result}"
+            );
         }
     }
 
     #[test]
-    fn a_file_is_found_only_if_there_is_one() {
+    fn the_config_file_of_a_directory_is_used_only_if_it_is_the_only_one() {
         let dir = tempfile::tempdir().unwrap();
-        let told = |dir: &Path| only_file(dir).map(|path| path.file_name().unwrap().to_owned());
-        assert!(told(dir.path()).unwrap_err().text.contains("no config file"));
+        let result = |dir: &Path| only_file(dir).map(|path| path.file_name().unwrap().to_owned());
+        assert!(result(dir.path()).unwrap_err().text.contains("no config file"));
         // A file in place of a directory cannot be searched by any user, not even by root.
         let file = tempfile::NamedTempFile::new().unwrap();
-        assert!(told(file.path()).unwrap_err().text.contains("cannot look into"));
+        assert!(result(file.path()).unwrap_err().text.contains("cannot look into"));
         for (name, expected) in [("cloud.toml", "cloud.toml"), ("server.toml", "server.toml")] {
             std::fs::write(dir.path().join(name), "").unwrap();
-            assert_eq!(told(dir.path()).unwrap(), expected);
+            assert_eq!(result(dir.path()).unwrap(), expected);
         }
         std::fs::write(dir.path().join("edge.toml"), "").unwrap();
-        let told = told(dir.path()).unwrap_err();
+        let result = result(dir.path()).unwrap_err();
         assert!(
-            told.code == 64 && told.text.contains("server.toml") && told.text.contains("edge.toml"),
-            "{told}"
+            result.code == 64 && result.text.contains("server.toml") && result.text.contains("edge.toml"),
+            "{result}"
         );
     }
 
     #[test]
-    fn the_values_in_effect_are_a_config_without_secrets() {
+    fn config_show_prints_a_valid_config_without_secrets() {
         let dir = tempfile::tempdir().unwrap();
         let file = dir.path().join("edge.toml");
         let text = "[edge.uplink]\nnode = \"n\"\nservers = [\"a:1\"]\ntoken = \"secret-1\"\nca = \"/c\"\n";
         std::fs::write(&file, text).unwrap();
-        let asked = ConfigArgs { file: Some(file.clone()), kubeconfig: None };
-        let shown = show(&asked, Environment::default()).unwrap();
+        let args = ConfigArgs { file: Some(file.clone()), kubeconfig: None };
+        let shown = show(&args, Environment::default()).unwrap();
         let values: Table = toml::from_str(&shown).unwrap();
         assert_eq!(values["edge"]["uplink"]["node"].as_str(), Some("n"));
         assert_eq!(values["edge"]["uplink"]["token"].as_str(), Some("***"));
         assert!(values["edge"]["session"].is_table() && !shown.contains("secret-1"), "{shown}");
         std::fs::write(&file, format!("{text}port = 1\n")).unwrap();
-        let told = show(&asked, Environment::default()).unwrap_err();
-        assert!(told.code == 78 && told.text.contains("line 6: edge.uplink.port"), "{told}");
+        let result = show(&args, Environment::default()).unwrap_err();
+        assert!(result.code == 78 && result.text.contains("line 6: edge.uplink.port"), "{result}");
     }
 
     #[test]
-    fn the_values_in_effect_of_every_listener_are_read_as_they_are_shown() {
+    fn config_show_of_every_listener_reads_back_to_the_same_output() {
         let dir = tempfile::tempdir().unwrap();
         let file = dir.path().join("server.toml");
         let text = "[server.connect]\nlisten = \"127.0.0.1:1\"\nallow_from = [\"10.0.0.0/8\"]\n\
@@ -252,8 +255,8 @@ mod tests {
             [server.addresses.nodes]\n\"10.0.0.0/24\" = \"node1\"\n";
         std::fs::write(&file, text).unwrap();
         let show_file = || {
-            let asked = ConfigArgs { file: Some(file.clone()), kubeconfig: None };
-            show(&asked, Environment::default()).unwrap()
+            let args = ConfigArgs { file: Some(file.clone()), kubeconfig: None };
+            show(&args, Environment::default()).unwrap()
         };
         let shown = show_file();
         for line in [

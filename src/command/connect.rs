@@ -75,14 +75,14 @@ pub struct ConnectArgs {
 ///
 /// Returns an error if the server refused the session, with its reason, or if the session was interrupted.
 pub async fn connect(
-    asked: &ConnectArgs,
+    args: &ConnectArgs,
     variable: impl Fn(&str) -> Option<String>,
     stop: impl Future<Output = ()>,
     say: impl Fn(&str) + Clone + Send + Sync + 'static,
 ) -> Result<String, CommandError> {
-    let target = target(asked)?;
-    let server = ConnectEndpoint::new(&ClientSettings::find(&asked.client, variable)?)?;
-    match &asked.listen {
+    let target = target(args)?;
+    let server = ConnectEndpoint::new(&ClientSettings::find(&args.client, variable)?)?;
+    match &args.listen {
         None => {
             let session = server.open(&target).await?;
             carry(session).await?;
@@ -92,14 +92,14 @@ pub async fn connect(
     Ok(String::new())
 }
 
-fn target(asked: &ConnectArgs) -> Result<Target, CommandError> {
-    let text = match asked.port {
-        None => asked.target.clone(),
+fn target(args: &ConnectArgs) -> Result<Target, CommandError> {
+    let text = match args.port {
+        None => args.target.clone(),
         // ssh passes IPv6 addresses without brackets.
-        Some(port) if asked.target.contains(':') && !asked.target.starts_with('[') => {
-            format!("[{}]:{port}", asked.target)
+        Some(port) if args.target.contains(':') && !args.target.starts_with('[') => {
+            format!("[{}]:{port}", args.target)
         }
-        Some(port) => format!("{}:{port}", asked.target),
+        Some(port) => format!("{}:{port}", args.target),
     };
     text.parse().map_err(|cause: NameError| CommandError::usage(cause.to_string()))
 }

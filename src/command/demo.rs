@@ -250,17 +250,19 @@ impl<'a> Demo<'a> {
     /// Requests the page once in each way, and prints the durations.
     async fn request(&mut self, screen: &mut Screen) -> anyhow::Result<()> {
         screen.line("        (from here on, times are measured from the start of each request)");
-        let (asked, target) = (Instant::now(), self.target());
+        let (asked_at, target) = (Instant::now(), self.target());
         let mut client = TcpStream::connect(self.at.connects[CLIENTS]).await?;
         let answer = connect(&mut client, &target).await?;
-        screen.line(&format!("{:>7} CONNECT {target}: {answer}", since(asked)));
+        screen.line(&format!("{:>7} CONNECT {target}: {answer}", since(asked_at)));
         let bytes = get(client, "/", NODE).await?;
-        screen.line(&format!("{:>7} GET /: {bytes} bytes, the page is complete", since(asked)));
+        screen.line(&format!("{:>7} GET /: {bytes} bytes, the page is complete", since(asked_at)));
         for (module, at) in &self.at.modules {
-            let asked = Instant::now();
+            let asked_at = Instant::now();
             let bytes = module.ask(*at, &self.context).await.with_context(|| format!("{module} at {at}"))?;
-            screen
-                .line(&format!("{:>7} {module} at {at}: {bytes} bytes, the page is complete", since(asked)));
+            screen.line(&format!(
+                "{:>7} {module} at {at}: {bytes} bytes, the page is complete",
+                since(asked_at)
+            ));
         }
         Ok(())
     }

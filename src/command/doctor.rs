@@ -100,10 +100,10 @@ enum CheckStatus {
 }
 
 /// Runs all checks. `variable` returns environment variables by name.
-pub async fn run(asked: &DoctorArgs, variable: fn(&str) -> Option<String>) -> Findings {
+pub async fn run(args: &DoctorArgs, variable: fn(&str) -> Option<String>) -> Findings {
     let (mut found, mut startup) = (Findings::default(), Startup::checking());
-    let path = asked.config.clone().unwrap_or_else(|| asked.role.config());
-    let read = Settings::examine(asked.role, &path, asked.kubeconfig.as_deref(), variable, &mut startup);
+    let path = args.config.clone().unwrap_or_else(|| args.role.config());
+    let read = Settings::examine(args.role, &path, args.kubeconfig.as_deref(), variable, &mut startup);
     if let Ok((settings, _, warnings)) = &read {
         for warning in warnings {
             found.doubt("config", format!("{}: {}", warning.key, warning.text), "");
@@ -122,12 +122,12 @@ pub async fn run(asked: &DoctorArgs, variable: fn(&str) -> Option<String>) -> Fi
         Ok((Settings::Cloud(settings), ..)) => {
             let public = settings.server_certificates().into_iter().chain(settings.ca_files()).collect();
             files(&path, public, settings.secrets(), &mut found);
-            Box::pin(look_server(&settings, asked, &ports, &mut found)).await;
+            Box::pin(look_server(&settings, args, &ports, &mut found)).await;
         }
         Ok((Settings::Edge(settings), ..)) => {
             let public = vec![("edge.uplink.ca".to_owned(), settings.uplink.ca.clone())];
             files(&path, public, settings.secrets(&path), &mut found);
-            Box::pin(look_edge(&settings, asked, &ports, &mut found)).await;
+            Box::pin(look_edge(&settings, args, &ports, &mut found)).await;
         }
         Err(NotPrepared) => {}
     }
@@ -170,7 +170,7 @@ impl Findings {
     /// Returns all results as text, a few lines each.
     pub fn text(&self) -> String {
         let mut text = String::new();
-        for Finding { check, status: state, found, expected: wanted, hint } in &self.0 {
+        for Finding { check, status: state, found, expected: expectation, hint } in &self.0 {
             let state = match state {
                 CheckStatus::Ok => "ok",
                 CheckStatus::Warning => "warn",
@@ -178,9 +178,9 @@ impl Findings {
             };
             // Writing to a String cannot fail.
             let _ = writeln!(text, "{state:4} {check:18} {found}");
-            for (what, said) in [("expected", wanted), ("hint", hint)] {
-                if let Some(said) = said {
-                    let _ = writeln!(text, "     {what:>18} {said}");
+            for (what, given) in [("expected", expectation), ("hint", hint)] {
+                if let Some(given) = given {
+                    let _ = writeln!(text, "     {what:>18} {given}");
                 }
             }
         }
@@ -202,8 +202,8 @@ impl Findings {
         self.add(check, CheckStatus::Warning, found, "", hint);
     }
 
-    fn bad(&mut self, check: &'static str, found: impl Into<String>, wanted: &str, hint: &str) {
-        self.add(check, CheckStatus::Error, found, wanted, hint);
+    fn bad(&mut self, check: &'static str, found: impl Into<String>, expectation: &str, hint: &str) {
+        self.add(check, CheckStatus::Error, found, expectation, hint);
     }
 
     /// Returns true if what was found contains this text.
@@ -223,16 +223,16 @@ impl Findings {
         check: &'static str,
         state: CheckStatus,
         found: impl Into<String>,
-        wanted: &str,
+        expectation: &str,
         hint: &str,
     ) {
-        let said = |text: &str| Some(text.to_owned()).filter(|text| !text.is_empty());
+        let given = |text: &str| Some(text.to_owned()).filter(|text| !text.is_empty());
         self.0.push(Finding {
             check,
             status: state,
             found: found.into(),
-            expected: said(wanted),
-            hint: said(hint),
+            expected: given(expectation),
+            hint: given(hint),
         });
     }
 }
@@ -259,8 +259,9 @@ fn certificate(file: &Path, key: &str, found: &mut Findings) {
     let summary = match certificate::summary(&leaf) {
         Ok(summary) => summary,
         Err(why) => {
-            let (text, wanted) = (format!("{key}: {} {why}", file.display()), "a certificate of version 3");
-            return found.bad("certificate kind", text, wanted, "reissue it: `tunnel cert issue`");
+            let (text, expectation) =
+                (format!("{key}: {} {why}", file.display()), "a certificate of version 3");
+            return found.bad("certificate kind", text, expectation, "reissue it: `tunnel cert issue`");
         }
     };
     let (names, until) = (summary.names.join(", "), &summary.until);
@@ -347,7 +348,7 @@ const WARN_BEFORE_EXPIRY_DAYS: i64 = 30;
 
 async fn look_server(
     settings: &ServerConfig,
-    asked: &DoctorArgs,
+    args: &DoctorArgs,
     ports: &[(String, SocketAddr)],
     found: &mut Findings,
 ) {
@@ -363,7 +364,7 @@ async fn look_server(
     tokens::check(settings, &admin, &resolver, found).await;
     peers(settings, &resolver, found).await;
     published(settings, found);
-    if let Some(node) = &asked.node {
+    if let Some(node) = &args.node {
         answered(settings, node, resolver, found).await;
     }
 }
@@ -457,8 +458,13 @@ async fn peers(settings: &ServerConfig, resolver: &Resolver, found: &mut Finding
             Ok(_) => found.good("peers", format!("{at} is a server of this cloud")),
             Err(error) => {
                 let fault = HandshakeError::of(&error);
-                let wanted = format!("a certificate of server.links.peer_ca for {:?}", name.to_str());
-                found.bad(check_of(&fault), format!("server {at}: {fault}"), &wanted, peer_remedy(&fault));
+                let expectation = format!("a certificate of server.links.peer_ca for {:?}", name.to_str());
+                found.bad(
+                    check_of(&fault),
+                    format!("server {at}: {fault}"),
+                    &expectation,
+                    peer_remedy(&fault),
+                );
             }
         }
     }
@@ -534,7 +540,7 @@ async fn answered(settings: &ServerConfig, node: &NodeName, system: Resolver, fo
 
 async fn look_edge(
     settings: &EdgeConfig,
-    asked: &DoctorArgs,
+    args: &DoctorArgs,
     ports: &[(String, SocketAddr)],
     found: &mut Findings,
 ) {
@@ -561,12 +567,12 @@ async fn look_edge(
         targets: Arc::new(ArcSwap::from_pointee(settings.allow.targets.clone())),
         resolver,
     };
-    for target in &asked.target {
+    for target in &args.target {
         match dialer.dial(target, TIMEOUT).await {
             Ok(_) => found.good("target", format!("{target} accepts connections")),
             Err(why) => {
-                let (wanted, hint) = target_remedy(why.refusal.code);
-                found.bad("target", why.refusal.reason, wanted, hint);
+                let (expectation, hint) = target_remedy(why.refusal.code);
+                found.bad("target", why.refusal.reason, expectation, hint);
             }
         }
     }
@@ -687,7 +693,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_a_program_reports_fails_only_if_an_operator_must_act_now() {
+    fn doctor_fails_only_for_conditions_that_need_action_now() {
         let mut found = Findings::default();
         let key = "edge.uplink.ca (/etc/tunnel/certs/ca.crt)";
         let body = format!(
@@ -708,7 +714,7 @@ mod tests {
     }
 
     #[test]
-    fn a_target_that_is_not_allowed_has_another_remedy_than_one_that_refuses() {
+    fn doctor_gives_different_remedies_for_forbidden_refused_and_silent_targets() {
         let codes = [ErrorCode::NotAllowed, ErrorCode::TargetUnreachable, ErrorCode::TargetTimeout];
         let [forbidden, refused, silent] = codes.map(|code| target_remedy(code).1);
         assert!(forbidden.contains("[edge.allow]") && refused.contains("start the service"));
@@ -716,7 +722,7 @@ mod tests {
     }
 
     #[test]
-    fn findings_are_told_with_what_was_wanted_and_what_to_do() {
+    fn doctor_prints_findings_with_expectation_and_hint() {
         let mut found = Findings::default();
         found.good("config", "fine");
         assert!(found.is_well());

@@ -72,7 +72,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_edit_keeps_mode_and_link_and_excludes_another_edit() {
+    fn a_file_edit_keeps_mode_and_symlink_and_excludes_a_concurrent_edit() {
         let dir = tempfile::tempdir().unwrap();
         let (file, link) = (dir.path().join("file"), dir.path().join("link"));
         fs::write(&file, "old").unwrap();

@@ -63,25 +63,25 @@ pub struct InitArgs {
 /// # Errors
 ///
 /// Returns an error if an argument is wrong, or a file cannot be written.
-pub fn run(asked: &InitArgs) -> Result<String, CommandError> {
-    let to = folder_on_machine("--install-dir", &asked.install_dir)?;
-    let clients = client_folders("--egress-client", &asked.clients)?;
-    if let Some(twice) = asked.nodes.iter().enumerate().find(|(at, node)| asked.nodes[..*at].contains(node)) {
+pub fn run(args: &InitArgs) -> Result<String, CommandError> {
+    let to = folder_on_machine("--install-dir", &args.install_dir)?;
+    let clients = client_folders("--egress-client", &args.clients)?;
+    if let Some(twice) = args.nodes.iter().enumerate().find(|(at, node)| args.nodes[..*at].contains(node)) {
         return Err(CommandError::usage(format!("--node {} is given twice", twice.1)));
     }
-    check_nodes(&asked.nodes)?;
-    let signs = Signers::of(asked)?;
-    let folder = OutputDir::start(&asked.dir, entries(asked, &signs, &clients))?;
+    check_nodes(&args.nodes)?;
+    let signs = Signers::of(args)?;
+    let folder = OutputDir::start(&args.dir, entries(args, &signs, &clients))?;
     let unfinished = absolute(&folder.unfinished())?;
-    write_cloud(asked, &signs, &folder, &unfinished, to)?;
-    for (node, token) in asked.nodes.iter().zip(&signs.tokens) {
-        write_edge(asked, node, token, &signs, &folder, &unfinished, to)?;
+    write_cloud(args, &signs, &folder, &unfinished, to)?;
+    for (node, token) in args.nodes.iter().zip(&signs.tokens) {
+        write_edge(args, node, token, &signs, &folder, &unfinished, to)?;
     }
-    for (client, dir) in asked.clients.iter().zip(&clients) {
-        write_client(client, &format!("{dir}/"), asked.names.first(), &signs.ours, &folder)?;
+    for (client, dir) in args.clients.iter().zip(&clients) {
+        write_client(client, &format!("{dir}/"), args.names.first(), &signs.ours, &folder)?;
     }
     folder.finish()?;
-    Ok(made(asked, &clients, signs.is_new, to))
+    Ok(made(args, &clients, signs.is_new, to))
 }
 
 /// Checks the names of nodes before anything is written.
@@ -107,22 +107,22 @@ struct Signers {
 }
 
 impl Signers {
-    fn of(asked: &InitArgs) -> Result<Self, CommandError> {
-        let valid = DAY * asked.days;
-        let given = asked.ca_cert.as_deref().zip(asked.ca_key.as_deref());
+    fn of(args: &InitArgs) -> Result<Self, CommandError> {
+        let valid = DAY * args.days;
+        let given = args.ca_cert.as_deref().zip(args.ca_key.as_deref());
         let ours = match given {
             Some((cert, key)) => read_authority("--ca-cert", cert, key)?,
             None => CertificateAuthority::new("tunnel CA", valid * 10)
                 .map_err(|cause| CommandError::unusable(cause.to_string()))?,
         };
-        let kubelets = asked.kubelet_ca_cert.as_deref().zip(asked.kubelet_ca_key.as_deref());
+        let kubelets = args.kubelet_ca_cert.as_deref().zip(args.kubelet_ca_key.as_deref());
         let kubelets =
             kubelets.map(|(cert, key)| read_authority("--kubelet-ca-cert", cert, key)).transpose()?;
         Ok(Self {
             ours: ours.signing_for(valid),
             is_new: given.is_none(),
             kubelets: kubelets.map(|authority| authority.signing_for(valid)),
-            tokens: asked.nodes.iter().map(|_| random_token()).collect(),
+            tokens: args.nodes.iter().map(|_| random_token()).collect(),
         })
     }
 }
@@ -187,10 +187,10 @@ pub(crate) fn client_folders(option: &str, clients: &[String]) -> Result<Vec<Str
 }
 
 /// Returns the names of the future contents of the folder.
-fn entries(asked: &InitArgs, signs: &Signers, clients: &[String]) -> BTreeSet<String> {
+fn entries(args: &InitArgs, signs: &Signers, clients: &[String]) -> BTreeSet<String> {
     let authority = if signs.is_new { &["ca.crt", "ca.key"][..] } else { &[] };
     let fixed = authority.iter().copied().chain(["server"]).map(str::to_owned);
-    fixed.chain(asked.nodes.iter().map(edge_folder)).chain(clients.iter().cloned()).collect()
+    fixed.chain(args.nodes.iter().map(edge_folder)).chain(clients.iter().cloned()).collect()
 }
 
 fn edge_folder(node: &NodeName) -> String {
@@ -198,7 +198,7 @@ fn edge_folder(node: &NodeName) -> String {
 }
 
 fn write_cloud(
-    asked: &InitArgs,
+    args: &InitArgs,
     signs: &Signers,
     folder: &OutputDir,
     now_at: &Path,
@@ -208,8 +208,8 @@ fn write_cloud(
         folder.write("ca.crt", signs.ours.cert())?;
         folder.write("ca.key", &signs.ours.key())?;
     }
-    let mut names: Vec<String> = asked.names.iter().map(ToString::to_string).collect();
-    if asked.names.iter().all(|name| matches!(name, Host::Ip(_))) {
+    let mut names: Vec<String> = args.names.iter().map(ToString::to_string).collect();
+    if args.names.iter().all(|name| matches!(name, Host::Ip(_))) {
         // Servers identify each other by a DNS name.
         names.push(POD_NAME.to_owned());
     }
@@ -217,10 +217,10 @@ fn write_cloud(
     let server = signs.ours.server(&names).map_err(|cause| refused(&cause))?;
     write_issued(folder, "server/certs/server", &server)?;
     folder.write("server/certs/ca.crt", signs.ours.cert())?;
-    let lines = asked.nodes.iter().zip(&signs.tokens);
+    let lines = args.nodes.iter().zip(&signs.tokens);
     let lines: String = lines.map(|(node, token)| format!("{node}:{token}\n")).collect();
     folder.write("server/token/token", &format!("{TOKEN_FILE_HEADER}{lines}"))?;
-    let text = ServerConfigText { clients: &asked.clients };
+    let text = ServerConfigText { clients: &args.clients };
     let here = now_at.join("server");
     checked(
         "server.toml",
@@ -231,7 +231,7 @@ fn write_cloud(
 }
 
 fn write_edge(
-    asked: &InitArgs,
+    args: &InitArgs,
     node: &NodeName,
     token: &str,
     signs: &Signers,
@@ -246,7 +246,7 @@ fn write_edge(
         let issued = kubelets.client(&format!("{KUBELET_CLIENT}{node}")).map_err(|cause| refused(&cause))?;
         write_issued(folder, &format!("{dir}/certs/apiserver-kubelet-client"), &issued)?;
     }
-    let server = asked.names.first().map(|host| Target { host: host.clone(), port: GRPC_PORT }.to_string());
+    let server = args.names.first().map(|host| Target { host: host.clone(), port: GRPC_PORT }.to_string());
     let text = EdgeConfigText {
         node,
         server: &server.unwrap_or_default(),
@@ -473,8 +473,8 @@ egressSelections:
 }
 
 /// Returns what was made, where it belongs, and what to do next.
-pub(crate) fn made(asked: &InitArgs, clients: &[String], is_new: bool, to: &str) -> String {
-    let dir = asked.dir.display();
+pub(crate) fn made(args: &InitArgs, clients: &[String], is_new: bool, to: &str) -> String {
+    let dir = args.dir.display();
     let mut text = format!("created in {dir}, for this user only:\n");
     let mut line = |name: &str, what: &str| {
         let _ = writeln!(text, "  {name:<30}  {what}");
@@ -483,10 +483,10 @@ pub(crate) fn made(asked: &InitArgs, clients: &[String], is_new: bool, to: &str)
         line("ca.crt, ca.key", "the CA; ca.key stays here, do not copy it to other machines");
     }
     line("server/", &format!("becomes {to} on the machine of each server"));
-    for node in &asked.nodes {
+    for node in &args.nodes {
         line(&format!("{}/", edge_folder(node)), &format!("becomes {to} on {node}"));
     }
-    for (client, folder) in asked.clients.iter().zip(clients) {
+    for (client, folder) in args.clients.iter().zip(clients) {
         let what = if client == APISERVER {
             "becomes /etc/kubernetes/tunnel on kube-apiserver's machine".to_owned()
         } else {
@@ -503,16 +503,16 @@ pub(crate) fn made(asked: &InitArgs, clients: &[String], is_new: bool, to: &str)
          then, for each node, on the server's machine:\n  \
          tunnel invite --node NODE    (prints the command that NODE runs, also behind NAT)\n"
     );
-    if let Some(node) = asked.nodes.first() {
+    if let Some(node) = args.nodes.first() {
         let _ = write!(
             text,
             "or, for {node}, copy edge-{node} by any way to {to} there, and run:\n  tunnel edge -c {}\n",
             shell_word(&format!("{to}/edge.toml"))
         );
     }
-    let node = asked.nodes.first().map_or("NODE", NodeName::as_str);
+    let node = args.nodes.first().map_or("NODE", NodeName::as_str);
     let _ = write!(text, "and on the server's machine:\n  tunnel nodes\n  tunnel ssh root@{node}\n");
-    text + &asked.nodes.iter().map(tls_note).collect::<String>()
+    text + &args.nodes.iter().map(tls_note).collect::<String>()
 }
 
 #[cfg(test)]

@@ -95,14 +95,14 @@ pub enum InvitationsCommand {
 /// # Errors
 ///
 /// Returns an error if no server responds here, or it refuses.
-pub async fn invite(asked: InviteArgs, env: &Environment) -> Result<String, CommandError> {
-    let body = json!({ "node": asked.node.as_str(), "seconds": asked.lasting.as_secs() });
-    let (answer, socket) = told(asked.socket, Method::POST, "/invitations", body.to_string(), env).await?;
+pub async fn invite(args: InviteArgs, env: &Environment) -> Result<String, CommandError> {
+    let body = json!({ "node": args.node.as_str(), "seconds": args.lasting.as_secs() });
+    let (answer, socket) = request(args.socket, Method::POST, "/invitations", body.to_string(), env).await?;
     let Invited { code, cloud, .. } = parse(&socket.path, &answer)?;
     // They become a part of a command for root, so nothing else passes.
     let code = code.parse::<InvitationCode>().map_err(|cause| incompatible(&socket.path, &cause))?;
     cloud.parse::<Target>().map_err(|cause| incompatible(&socket.path, &cause))?;
-    if *code.node() != asked.node {
+    if *code.node() != args.node {
         return Err(incompatible(&socket.path, &"its invitation is for another node"));
     }
     let choice = socket.choice();
@@ -111,9 +111,9 @@ pub async fn invite(asked: InviteArgs, env: &Environment) -> Result<String, Comm
          It works once. If {node} has joined before, its earlier token then ends. Anyone who has it can become {node}, \
          so send it over a private channel.\n{note}",
         cloud = shell_word(&cloud),
-        node = asked.node,
-        lasting = words(asked.lasting),
-        note = tls_note(&asked.node),
+        node = args.node,
+        lasting = words(args.lasting),
+        note = tls_note(&args.node),
     ))
 }
 
@@ -122,17 +122,18 @@ pub async fn invite(asked: InviteArgs, env: &Environment) -> Result<String, Comm
 /// # Errors
 ///
 /// Returns an error if no server responds here, or there is nothing to revoke.
-pub async fn manage(asked: InvitationsArgs, env: &Environment) -> Result<String, CommandError> {
-    match asked.command {
+pub async fn manage(args: InvitationsArgs, env: &Environment) -> Result<String, CommandError> {
+    match args.command {
         InvitationsCommand::List { output } => {
             let (answer, socket) =
-                told(asked.socket, Method::GET, "/invitations", String::new(), env).await?;
+                request(args.socket, Method::GET, "/invitations", String::new(), env).await?;
             let nodes: Vec<EnrolledNode> = parse(&socket.path, &answer)?;
             Ok(if output == Format::Json { answer } else { socket.choice() + &table(&nodes) })
         }
         InvitationsCommand::Revoke { node } => {
             let body = json!({ "node": node.as_str() });
-            let (_, socket) = told(asked.socket, Method::POST, "/revocations", body.to_string(), env).await?;
+            let (_, socket) =
+                request(args.socket, Method::POST, "/revocations", body.to_string(), env).await?;
             let choice = socket.choice();
             Ok(format!(
                 "{choice}revoked; the links of {node} close within a few seconds\nto add {node} again, here:\n  \
@@ -155,7 +156,7 @@ fn table(nodes: &[EnrolledNode]) -> String {
 }
 
 /// Sends a request to a server. Returns its response, and the socket that was chosen.
-async fn told(
+async fn request(
     named: Option<PathBuf>,
     method: Method,
     path: &str,
@@ -183,12 +184,12 @@ fn words(lasting: Duration) -> String {
 }
 
 fn lasting(text: &str) -> Result<Duration, String> {
-    let wanted = "expected a whole number with s, m or h, from 1m to 168h";
+    let expected = "expected a whole number with s, m or h, from 1m to 168h";
     let unit = text.chars().last().and_then(|unit| UNITS.iter().find(|(name, _)| *name == unit));
-    let (unit, seconds) = unit.ok_or(wanted)?;
-    let number: u64 = text.strip_suffix(*unit).unwrap_or_default().parse().map_err(|_| wanted)?;
+    let (unit, seconds) = unit.ok_or(expected)?;
+    let number: u64 = text.strip_suffix(*unit).unwrap_or_default().parse().map_err(|_| expected)?;
     let lasting = Duration::from_secs(number.saturating_mul(*seconds));
-    if (MIN_LIFETIME..=MAX_LIFETIME).contains(&lasting) { Ok(lasting) } else { Err(wanted.to_owned()) }
+    if (MIN_LIFETIME..=MAX_LIFETIME).contains(&lasting) { Ok(lasting) } else { Err(expected.to_owned()) }
 }
 
 const UNITS: [(char, u64); 3] = [('s', 1), ('m', 60), ('h', 3600)];
@@ -273,25 +274,25 @@ const MAX_INVITATION: u64 = 4096;
 /// # Errors
 ///
 /// Returns an error if the invitation is not valid, no server is reachable, or a file cannot be written.
-pub async fn run(asked: &JoinArgs, env: &Environment, stdin: impl Read) -> Result<String, CommandError> {
-    let code = asked.invitation.read(stdin)?;
+pub async fn run(args: &JoinArgs, env: &Environment, stdin: impl Read) -> Result<String, CommandError> {
+    let code = args.invitation.read(stdin)?;
     let node = code.node();
-    let to = folder_on_machine("--install-dir", &asked.install_dir)?;
+    let to = folder_on_machine("--install-dir", &args.install_dir)?;
     // The package's unit is used where it is installed; another unit would shadow it.
     let unit = service::packaged(Role::Edge).is_none().then_some(UNIT);
-    let new_unit = unit.map(|_| new_unit(&asked.install_dir)).transpose()?.flatten();
+    let new_unit = unit.map(|_| new_unit(&args.install_dir)).transpose()?.flatten();
     let entries = ENTRIES.into_iter().chain(new_unit.as_ref().and(unit)).map(str::to_owned);
     // Local steps that can fail come first, because an invitation can be used only once.
-    let folder = OutputDir::resume(&asked.install_dir, entries)?;
+    let folder = OutputDir::resume(&args.install_dir, entries)?;
     let token = folder.write_once(TOKEN, &format!("{}\n", random_token()))?;
-    let (server, dns) = (asked.server.to_string(), asked.tls_server_name.as_ref());
+    let (server, dns) = (args.server.to_string(), args.tls_server_name.as_ref());
     let text = EdgeConfigText { node, server: &server, dns, has_kubelet: false };
     folder.rewrite("edge.toml", &text.at(to))?;
     if let Some(text) = new_unit {
         folder.rewrite(UNIT, &text)?;
     }
-    let asking = JoinClient::new(asked, &code, token.trim(), &folder, env)?;
-    let authority = match asking.ask().await {
+    let join_client = JoinClient::new(args, &code, token.trim(), &folder, env)?;
+    let authority = match join_client.ask().await {
         Ok(authority) => authority,
         Err(JoinError { failure, is_final }) => {
             if !is_final {
@@ -323,7 +324,7 @@ pub async fn run(asked: &JoinArgs, env: &Environment, stdin: impl Read) -> Resul
     Ok(format!(
         "{node} has joined; in {to}, for this user only: edge.toml, certs/ca.crt, token/token{more}\nnext, here:\n  tunnel edge -c {to}/edge.toml\n\
          or, to let systemd start it now and at every boot:\n{readable}  systemctl enable --now {start}\n{note}",
-        readable = service::make_readable(&asked.install_dir),
+        readable = service::make_readable(&args.install_dir),
         note = tls_note(node),
     ))
 }
@@ -353,7 +354,7 @@ const UNIT: &str = service::unit_name(Role::Edge);
 
 /// The request to join, and how to reach the servers.
 pub(crate) struct JoinClient<'a> {
-    asked: &'a JoinArgs,
+    args: &'a JoinArgs,
     code: &'a InvitationCode,
     joining: JoinParams,
     /// The name in the servers' certificate.
@@ -386,19 +387,19 @@ enum JoinAttemptError {
 
 impl<'a> JoinClient<'a> {
     pub(crate) fn new(
-        asked: &'a JoinArgs,
+        args: &'a JoinArgs,
         code: &'a InvitationCode,
         token: &str,
         folder: &'a OutputDir,
         env: &Environment,
     ) -> Result<Self, CommandError> {
-        let name = asked.tls_server_name.as_ref().unwrap_or(&asked.server.host).to_string();
+        let name = args.tls_server_name.as_ref().unwrap_or(&args.server.host).to_string();
         let proxy = env.https_proxy.as_ref().map(|url| {
             HttpProxyClient::new(url.reveal(), env.no_proxy.as_deref().unwrap_or_default())
                 .map_err(|cause| CommandError::unusable(format!("HTTPS_PROXY: {cause}")))
         });
         Ok(Self {
-            asked,
+            args,
             code,
             joining: JoinParams {
                 secret: code.secret(),
@@ -450,7 +451,7 @@ impl<'a> JoinClient<'a> {
             if was_sent { "; it may have been granted; run the same command again to continue" } else { "" };
         // An answer is more telling than none.
         let why = foreign.filter(|_| !was_sent).unwrap_or(last);
-        let text = format!("{}: {why}{hint}", self.asked.server);
+        let text = format!("{}: {why}{hint}", self.args.server);
         Err(JoinError { failure: CommandError::unavailable(text), is_final: !was_sent })
     }
 
@@ -459,7 +460,7 @@ impl<'a> JoinClient<'a> {
     /// First fetches its CA and compares it with the hash in the invitation. Sends the invitation only after the server
     /// has proved its identity with that CA.
     async fn ask_first(&self, left: &mut Vec<SocketAddr>) -> Result<String, JoinAttemptError> {
-        let authority = self.asked.server.to_string();
+        let authority = self.args.server.to_string();
         let addresses = std::mem::take(left);
         let socket = self.connect(&addresses).await?;
         let at = socket.peer_addr().map_err(|cause| unanswered(cause.to_string()))?;
@@ -483,7 +484,7 @@ impl<'a> JoinClient<'a> {
 
     /// Connects to the first of these addresses of the servers, or of the proxy for them, that answers.
     async fn connect(&self, addresses: &[SocketAddr]) -> Result<TcpStream, JoinAttemptError> {
-        let server = &self.asked.server;
+        let server = &self.args.server;
         match self.proxy.as_ref().filter(|proxy| proxy.applies_to(server)) {
             Some(proxy) => {
                 proxy.connect(addresses, server, TIMEOUT).await.map_err(|e| unanswered(e.to_string()))
@@ -515,13 +516,13 @@ impl<'a> JoinClient<'a> {
 
     /// Returns an address for an error, which begins with the server that the user named.
     fn named(&self, at: SocketAddr) -> String {
-        if Target::from(at) == self.asked.server { "it".to_owned() } else { at.to_string() }
+        if Target::from(at) == self.args.server { "it".to_owned() } else { at.to_string() }
     }
 
     /// Returns the addresses of the servers, or of the proxy for them.
     async fn addresses(&self) -> Result<Vec<SocketAddr>, CommandError> {
-        let proxy = self.proxy.as_ref().filter(|proxy| proxy.applies_to(&self.asked.server));
-        let Target { host, port } = proxy.map_or(&self.asked.server, HttpProxyClient::at);
+        let proxy = self.proxy.as_ref().filter(|proxy| proxy.applies_to(&self.args.server));
+        let Target { host, port } = proxy.map_or(&self.args.server, HttpProxyClient::at);
         let found = match host {
             Host::Ip(ip) => vec![*ip],
             Host::Name(name) => self
@@ -578,7 +579,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_time_needs_its_unit_and_has_limits() {
+    fn an_invitation_lifetime_needs_a_unit_and_has_limits() {
         assert_eq!(lasting("90s"), Ok(Duration::from_secs(90)));
         assert_eq!(lasting("168h"), Ok(MAX_LIFETIME));
         for bad in ["", "1", "h", "59s", "169h", "-1h", "1hh", "1d", "99999999999999999999h"] {

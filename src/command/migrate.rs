@@ -42,15 +42,15 @@ pub enum Origin {
 /// # Errors
 ///
 /// Returns an error if a file cannot be read, or contains no such deployment.
-pub fn run(asked: &MigrateArgs, stdin: impl Read) -> Result<String, CommandError> {
-    let part = match asked.from {
+pub fn run(args: &MigrateArgs, stdin: impl Read) -> Result<String, CommandError> {
+    let part = match args.from {
         Origin::Superedge => parts::SUPEREDGE,
         Origin::Yurttunnel => parts::KUBERNETES,
     };
     part.map_err(CommandError::usage)?;
     let mut stdin = Some(stdin);
     let mut texts = Vec::new();
-    for file in &asked.files {
+    for file in &args.files {
         let name = file.display().to_string();
         let text = match (name.as_str(), stdin.take_if(|_| name == "-")) {
             ("-", Some(stdin)) => read(stdin),
@@ -59,9 +59,9 @@ pub fn run(asked: &MigrateArgs, stdin: impl Read) -> Result<String, CommandError
         };
         texts.push((text.map_err(|cause| CommandError::unusable(format!("{name}: {cause}")))?, name));
     }
-    match asked.from {
+    match args.from {
         Origin::Superedge => superedge::migrate(&texts),
-        Origin::Yurttunnel => yurttunnel::migrate(&texts, asked.role),
+        Origin::Yurttunnel => yurttunnel::migrate(&texts, args.role),
     }
 }
 

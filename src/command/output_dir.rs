@@ -209,7 +209,7 @@ mod tests {
     }
 
     #[test]
-    fn all_is_there_at_the_end_for_its_owner_alone_and_nothing_before() {
+    fn output_files_appear_private_and_only_when_the_run_finishes() {
         let place = tempfile::tempdir().unwrap();
         let dir = place.path().join("new");
         let folder = started(&dir).unwrap();
@@ -226,17 +226,17 @@ mod tests {
     }
 
     #[test]
-    fn what_is_there_is_named_and_stays() {
+    fn an_existing_entry_is_reported_and_not_overwritten() {
         let place = tempfile::tempdir().unwrap();
         fs::write(place.path().join("b"), "theirs").unwrap();
-        let told = started(place.path()).unwrap_err().text;
-        assert!(told.contains("/b is there already, and nothing is overwritten"), "{told}");
+        let error = started(place.path()).unwrap_err().text;
+        assert!(error.contains("/b is there already, and nothing is overwritten"), "{error}");
         assert_eq!(fs::read_to_string(place.path().join("b")).unwrap(), "theirs");
         assert_eq!(names(place.path()), ["b".to_owned()].into());
     }
 
     #[test]
-    fn what_has_failed_on_the_way_leaves_nothing() {
+    fn a_failed_run_leaves_no_output_files() {
         let place = tempfile::tempdir().unwrap();
         let dir = place.path().join("new");
         let folder = started(&dir).unwrap();
@@ -261,7 +261,7 @@ mod tests {
         let folder = started(place.path()).unwrap();
         assert_eq!(folder.write_once("a", "4").unwrap(), "4");
         drop(folder);
-        let told = started(&place.path().join("not/there")).unwrap_err().text;
-        assert!(told.contains("check that the folder above it exists"), "{told}");
+        let error = started(&place.path().join("not/there")).unwrap_err().text;
+        assert!(error.contains("check that the folder above it exists"), "{error}");
     }
 }

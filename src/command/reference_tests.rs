@@ -70,7 +70,7 @@ fn section(command: &mut Command, path: &str) -> String {
 }
 
 #[test]
-fn the_reference_of_commands_is_what_the_sources_say() {
+fn the_commands_reference_matches_the_help() {
     let mut command = Args::command();
     command.build();
     let start = "# Commands\n\nThis page is generated from the program's help. `tunnel help COMMAND` prints the same. All commands have \

@@ -35,8 +35,8 @@ pub enum ServiceCommand {
 /// # Errors
 ///
 /// Returns an error if the unit cannot be written.
-pub fn run(asked: &ServiceCommand) -> Result<String, CommandError> {
-    let ServiceCommand::Install { role, config, dir } = asked;
+pub fn run(args: &ServiceCommand) -> Result<String, CommandError> {
+    let ServiceCommand::Install { role, config, dir } = args;
     if let (None, Some(unit)) = (config, packaged(*role)) {
         let config = role.config();
         return Ok(format!("the package's unit {} is used\n{}", unit.display(), start(*role, &config)));
@@ -154,7 +154,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_unit_differs_from_that_of_the_package_in_paths_and_user_alone() {
+    fn a_generated_unit_differs_from_the_packaged_one_in_paths_and_user_only() {
         for (role, packaged) in [(Role::Server, SERVER_UNIT), (Role::Edge, EDGE_UNIT)] {
             let unit = |program: &str, has_user| Unit { role, program: program.into(), has_user };
             let start = packaged.lines().find_map(|line| line.strip_prefix("ExecStart=")).unwrap();
@@ -175,16 +175,16 @@ mod tests {
     }
 
     #[test]
-    fn an_installed_unit_is_not_overwritten() {
+    fn a_changed_unit_file_is_not_overwritten() {
         let dir = tempfile::tempdir().unwrap();
         let config = Some(dir.path().join("edge.toml"));
         let install = || {
             run(&ServiceCommand::Install { role: Role::Edge, config: config.clone(), dir: dir.path().into() })
         };
-        let told = install().unwrap();
-        assert!(told.contains("systemctl enable --now tunnel-edge.service"), "{told}");
+        let output = install().unwrap();
+        assert!(output.contains("systemctl enable --now tunnel-edge.service"), "{output}");
         let again = install().unwrap();
-        assert_eq!(again, told.replace("created", "already there, unchanged:"), "the same unit again");
+        assert_eq!(again, output.replace("created", "already there, unchanged:"), "the same unit again");
         fs::write(dir.path().join("tunnel-edge.service"), "mine").unwrap();
         let refused = install().unwrap_err();
         assert!(refused.code == 73 && refused.text.contains("is there already"), "{refused}");

@@ -31,8 +31,8 @@ pub struct SshConfigArgs {
 }
 
 /// Replaces this process by ssh. Returns only if that fails.
-pub fn run(asked: &SshArgs) -> CommandError {
-    let args = match ssh_args(asked) {
+pub fn run(ssh_arguments: &SshArgs) -> CommandError {
+    let args = match ssh_args(ssh_arguments) {
         Ok(args) => args,
         Err(error) => return error,
     };
@@ -45,31 +45,31 @@ pub fn run(asked: &SshArgs) -> CommandError {
 /// # Errors
 ///
 /// Returns an error if a node's name or a path cannot be in such a file.
-pub fn config(asked: &SshConfigArgs) -> Result<String, CommandError> {
+pub fn config(ssh_arguments: &SshConfigArgs) -> Result<String, CommandError> {
     let is_sound = |name: &&String| {
         let other = |c: char| matches!(c, '.' | '-' | '_' | ':' | '*' | '?' | '!');
         !name.starts_with('-') && name.chars().all(|c| c.is_ascii_alphanumeric() || other(c))
     };
-    if let Some(wrong) = asked.nodes.iter().find(|name| !is_sound(name)) {
+    if let Some(wrong) = ssh_arguments.nodes.iter().find(|name| !is_sound(name)) {
         return Err(CommandError::usage(format!(
             "{wrong:?}: expected a node's name, or a pattern with * and ?"
         )));
     }
-    let hosts = asked.nodes.join(" ");
-    Ok(format!("Host {hosts}\n  ProxyCommand {}\n", proxy_command(&asked.client)?))
+    let hosts = ssh_arguments.nodes.join(" ");
+    Ok(format!("Host {hosts}\n  ProxyCommand {}\n", proxy_command(&ssh_arguments.client)?))
 }
 
 /// Returns the arguments for ssh.
-fn ssh_args(asked: &SshArgs) -> Result<Vec<OsString>, CommandError> {
-    let first = asked.args.first().and_then(|first| first.to_str()).unwrap_or_default();
+fn ssh_args(ssh_arguments: &SshArgs) -> Result<Vec<OsString>, CommandError> {
+    let first = ssh_arguments.args.first().and_then(|first| first.to_str()).unwrap_or_default();
     // ssh has no such options, and would print only its own usage.
     if first.starts_with("--") && first != "--" {
         let expected = "a flag of tunnel ssh (see tunnel help ssh), then options of ssh, and [USER@]NODE";
         return Err(CommandError::usage(format!("{first:?}: expected {expected}")));
     }
-    let option = format!("ProxyCommand={}", proxy_command(&asked.client)?);
+    let option = format!("ProxyCommand={}", proxy_command(&ssh_arguments.client)?);
     let own = ["-o".into(), option.into()];
-    Ok(own.into_iter().chain(asked.args.iter().cloned()).collect())
+    Ok(own.into_iter().chain(ssh_arguments.args.iter().cloned()).collect())
 }
 
 /// Returns the ProxyCommand, with the given flags. `tunnel connect` finds other values as this command would.
@@ -134,9 +134,9 @@ mod tests {
     fn ssh_gets_the_proxy_command_first_and_all_other_arguments_unchanged() {
         let line =
             ["ssh", "--server=https://a:1", "--ca=c d", "root@node1", "-l", "x", "--", "ls -l", "--ca=y"];
-        let asked = SshLine::try_parse_from(line).unwrap().ssh;
+        let ssh_arguments = SshLine::try_parse_from(line).unwrap().ssh;
         let args: Vec<String> =
-            ssh_args(&asked).unwrap().into_iter().map(|arg| arg.into_string().unwrap()).collect();
+            ssh_args(&ssh_arguments).unwrap().into_iter().map(|arg| arg.into_string().unwrap()).collect();
         let here = std::env::current_dir().unwrap();
         assert!(args[1].starts_with("ProxyCommand=/"), "{args:?}");
         let rest = format!(" connect --server=https://a:1 '--ca={}/c d' '%h' %p", here.display());
@@ -145,14 +145,15 @@ mod tests {
     }
 
     #[test]
-    fn options_of_ssh_may_come_before_the_node() {
+    fn ssh_options_may_precede_the_node() {
         let after = |line: &[&str]| {
             let line = [&["tunnel", "ssh"], line].concat();
-            let Command::Ssh(asked) = Args::read(line.into_iter().map(OsString::from)).unwrap().command
+            let Command::Ssh(ssh_arguments) =
+                Args::read(line.into_iter().map(OsString::from)).unwrap().command
             else {
                 panic!()
             };
-            let args = ssh_args(&asked)?.into_iter().map(|arg| arg.into_string().unwrap());
+            let args = ssh_args(&ssh_arguments)?.into_iter().map(|arg| arg.into_string().unwrap());
             Ok::<_, CommandError>(args.skip(2).collect::<Vec<_>>().join(" "))
         };
         for line in
@@ -165,15 +166,15 @@ mod tests {
         // As with ssh, nothing after -- is an option.
         assert_eq!(after(&["--", "-oProxyCommand=evil"]).unwrap(), "-- -oProxyCommand=evil");
         assert_eq!(after(&["--server=a:1", "--", "node1", "--", "ls"]).unwrap(), "-- node1 -- ls");
-        let told = after(&["--sever=a:1", "node1"]).unwrap_err();
+        let message = after(&["--sever=a:1", "node1"]).unwrap_err();
         assert!(
-            told.code == 64 && told.text.contains("\"--sever=a:1\": expected a flag of tunnel ssh"),
-            "{told}"
+            message.code == 64 && message.text.contains("\"--sever=a:1\": expected a flag of tunnel ssh"),
+            "{message}"
         );
     }
 
     #[test]
-    fn a_block_for_ssh_names_the_nodes_and_the_command() {
+    fn ssh_config_prints_a_host_block_with_the_proxy_command() {
         let block = |nodes: &[&str]| {
             let line = [&["ssh-config", "--user=100%"], nodes].concat();
             config(&ConfigLine::try_parse_from(line).unwrap().config)
@@ -187,7 +188,7 @@ mod tests {
     }
 
     #[test]
-    fn words_are_quoted_for_the_shell_and_for_ssh() {
+    fn proxy_command_words_are_quoted_for_the_shell_and_ssh() {
         for (word, expected) in
             [("a", "a"), ("it's", "'it'\\''s'"), ("$x", "'$x'"), ("[::1]:2", "'[::1]:2'"), ("50%h", "50%%h")]
         {

@@ -39,18 +39,18 @@ pub async fn status(
     if output == Format::Json {
         return parse(&socket.path, &body).map(|_: IgnoredAny| body);
     }
-    let mut told: Status = parse(&socket.path, &body)?;
-    let others = if told.peers.is_empty() {
+    let mut status_report: Status = parse(&socket.path, &body)?;
+    let others = if status_report.peers.is_empty() {
         String::new()
     } else {
         let all: CloudNodes = parse(&socket.path, &get(&socket.path, "/nodes").await?)?;
         // A node that has moved to a peer is not missing.
         let is_linked = |name: &str| all.nodes.iter().any(|node| node.name.eq_ignore_ascii_case(name));
-        told.disconnected.retain(|gone| !is_linked(&gone.name));
+        status_report.disconnected.retain(|disconnected_node| !is_linked(&disconnected_node.name));
         let nodes = nodes_text(&all, false);
         if nodes.is_empty() { nodes } else { format!("\n\n{nodes}") }
     };
-    Ok(socket.choice() + &text(&told) + &others)
+    Ok(socket.choice() + &text(&status_report) + &others)
 }
 
 /// Shows the status like [`status`] again and again, until `until` ends. Each `show` replaces the terminal's content.
@@ -65,16 +65,16 @@ pub async fn watch(
     show: impl Fn(&str),
 ) -> Result<String, CommandError> {
     let mut until = std::pin::pin!(until);
-    let mut told = Some(status(named.clone(), Format::Text, env).await?);
+    let mut output = Some(status(named.clone(), Format::Text, env).await?);
     loop {
-        show(&format!("{CLEAR}{}", told.take().unwrap_or_default()));
+        show(&format!("{CLEAR}{}", output.take().unwrap_or_default()));
         tokio::select! {
             () = &mut until => return Ok(String::new()),
             () = sleep(WATCH_INTERVAL) => {}
         }
-        told = tokio::select! {
+        output = tokio::select! {
             () = &mut until => return Ok(String::new()),
-            told = status(named.clone(), Format::Text, env) => Some(told.unwrap_or_else(|error| error.text)),
+            output = status(named.clone(), Format::Text, env) => Some(output.unwrap_or_else(|error| error.text)),
         };
     }
 }
@@ -160,14 +160,19 @@ fn problem(condition: &ConditionStatus) -> Option<String> {
 }
 
 /// Formats the status for people.
-fn text(told: &Status) -> String {
-    let what =
-        told.node.as_ref().map_or_else(|| "server".to_owned(), |node| format!("edge of {}", clean(node)));
-    let state = if told.ready { "ready" } else { "not ready" };
-    let up = duration(told.now - told.started_at);
-    let mut lines =
-        vec![format!("{what} {}, version {}, up {up}, {state}", clean(&told.instance), clean(&told.version))];
-    let totals = told.totals;
+fn text(status_report: &Status) -> String {
+    let what = status_report
+        .node
+        .as_ref()
+        .map_or_else(|| "server".to_owned(), |node| format!("edge of {}", clean(node)));
+    let state = if status_report.ready { "ready" } else { "not ready" };
+    let up = duration(status_report.now - status_report.started_at);
+    let mut lines = vec![format!(
+        "{what} {}, version {}, up {up}, {state}",
+        clean(&status_report.instance),
+        clean(&status_report.version)
+    )];
+    let totals = status_report.totals;
     lines.push(format!(
         "{} session{}, {} relayed; {} to targets, {} from targets",
         totals.sessions,
@@ -176,8 +181,8 @@ fn text(told: &Status) -> String {
         bytes(totals.bytes_to_target),
         bytes(totals.bytes_to_client)
     ));
-    lines.extend(told.conditions.iter().filter_map(problem));
-    if let Some(publisher) = &told.publisher {
+    lines.extend(status_report.conditions.iter().filter_map(problem));
+    if let Some(publisher) = &status_report.publisher {
         let error = publisher.error.as_ref().map(|error| format!("; failing: {}", clean(error)));
         lines.push(format!(
             "published: {} records ({}), {} failures{}",
@@ -187,30 +192,30 @@ fn text(told: &Status) -> String {
             error.unwrap_or_default()
         ));
     }
-    if !told.refusals.is_empty() {
-        let mut counts: Vec<_> = told.refusals.iter().collect();
+    if !status_report.refusals.is_empty() {
+        let mut counts: Vec<_> = status_report.refusals.iter().collect();
         counts.sort_by_key(|(_, count)| Reverse(**count));
         let counts: Vec<_> = counts.iter().map(|(why, count)| format!("{count} {}", clean(why))).collect();
         lines.push(format!("refusals in the last hour: {}", counts.join(", ")));
     }
-    let (server, now) = (told.role == "server", told.now);
+    let (server, now) = (status_report.role == "server", status_report.now);
     lines.push(String::new());
-    lines.push(links(if server { "NODE" } else { "LINK" }, &told.links, now));
-    if told.links.is_empty() {
+    lines.push(links(if server { "NODE" } else { "LINK" }, &status_report.links, now));
+    if status_report.links.is_empty() {
         lines.push(
             if server { "no node is connected" } else { "not connected; see the reason above" }.to_owned(),
         );
     }
-    if !told.disconnected.is_empty() {
+    if !status_report.disconnected.is_empty() {
         let mut table = Table::new(&["NOT LINKED HERE", "AGO", "LAST ERROR"]);
-        for gone in &told.disconnected {
-            let why = gone.error.as_ref().map_or("-".to_owned(), |error| clean(&error.text));
-            table.row(vec![clean(&gone.name), duration(now - gone.time), why]);
+        for disconnected_node in &status_report.disconnected {
+            let why = disconnected_node.error.as_ref().map_or("-".to_owned(), |error| clean(&error.text));
+            table.row(vec![clean(&disconnected_node.name), duration(now - disconnected_node.time), why]);
         }
         lines.extend([String::new(), table.to_string()]);
     }
-    if !told.peers.is_empty() {
-        lines.extend([String::new(), links("PEER", &told.peers, now)]);
+    if !status_report.peers.is_empty() {
+        lines.extend([String::new(), links("PEER", &status_report.peers, now)]);
     }
     lines.join("\n")
 }

@@ -57,8 +57,8 @@ pub struct RotateArgs {
 /// # Errors
 ///
 /// Returns an error if a file cannot be read or written, or the node's token cannot be changed.
-pub fn run(asked: &TokenCommand) -> Result<String, CommandError> {
-    match asked {
+pub fn run(args_of: &TokenCommand) -> Result<String, CommandError> {
+    match args_of {
         TokenCommand::List { file } => list(&token_file(file.as_deref())?),
         TokenCommand::Rotate(RotateArgs { node, file, out, finish }) => {
             let file = token_file(file.as_deref())?;
@@ -175,14 +175,14 @@ mod tests {
     }
 
     #[test]
-    fn a_rotation_writes_both_files_and_prints_no_token_that_has_a_file() {
+    fn a_token_rotation_writes_both_files_and_prints_no_token() {
         let dir = tempfile::tempdir().unwrap();
         let (file, out) = (dir.path().join("token"), dir.path().join("node7.token"));
         fs::write(&file, "node7:old\nnode8:other\n").unwrap();
-        let told = run(&args(&file, Some(out.clone()), false)).unwrap();
+        let output = run(&args(&file, Some(out.clone()), false)).unwrap();
         let token = fs::read_to_string(&out).unwrap().trim().to_owned();
-        assert!(!told.contains(&token) && !told.contains("old\n"), "{told}");
-        assert!(told.contains("--finish"), "{told}");
+        assert!(!output.contains(&token) && !output.contains("old\n"), "{output}");
+        assert!(output.contains("--finish"), "{output}");
         assert_eq!(fs::metadata(&out).unwrap().permissions().mode() & 0o777, 0o600);
         let text = fs::read_to_string(&file).unwrap();
         assert_eq!(text, format!("node7:{token} previous=old\nnode8:other\n"));
@@ -195,13 +195,13 @@ mod tests {
         run(&args(&file, None, true)).unwrap();
         assert_eq!(fs::read_to_string(&file).unwrap(), format!("node7:{token}\nnode8:other\n"));
         run(&args(&file, None, true)).unwrap_err();
-        let told = run(&args(&file, None, false)).unwrap();
+        let output = run(&args(&file, None, false)).unwrap();
         let newer = NodeTokens::parse(&fs::read_to_string(&file).unwrap());
-        assert!(newer.prove(&"node7".parse().unwrap(), told.lines().next().unwrap()).is_ok());
+        assert!(newer.prove(&"node7".parse().unwrap(), output.lines().next().unwrap()).is_ok());
     }
 
     #[test]
-    fn what_cannot_be_written_changes_nothing() {
+    fn a_failed_token_rotation_changes_nothing() {
         let dir = tempfile::tempdir().unwrap();
         let (file, out) = (dir.path().join("token"), dir.path().join("there"));
         fs::write(&file, "node7:old\n").unwrap();

@@ -8,44 +8,44 @@ struct Line {
     connect: ConnectArgs,
 }
 
-fn asked(args: &[&str]) -> ConnectArgs {
+fn connect_args(args: &[&str]) -> ConnectArgs {
     Line::try_parse_from([&["connect"], args].concat()).unwrap().connect
 }
 
 #[test]
-fn a_target_is_one_word_or_sshs_host_and_port() {
-    for (args, wanted) in [
+fn connect_takes_a_target_as_one_argument_or_as_host_and_port() {
+    for (args, expected) in [
         (&["node1:22"][..], "node1:22"),
         (&["node1", "22"], "node1:22"),
         (&["fd00::1", "22"], "[fd00::1]:22"),
         (&["[fd00::1]", "22"], "[fd00::1]:22"),
         (&["[fd00::1]:22"], "[fd00::1]:22"),
     ] {
-        assert_eq!(target(&asked(args)).unwrap().to_string(), wanted, "{args:?}");
+        assert_eq!(target(&connect_args(args)).unwrap().to_string(), expected, "{args:?}");
     }
-    for (args, wanted) in [
+    for (args, expected) in [
         (&["node1"][..], "\"node1\" has no port; expected host:port"),
         (&["node1:x"], "\"node1:x\" has no port; expected host:port"),
         (&["node1", "0"], "\"0\" is not a port; expected 1 to 65535"),
     ] {
-        let failed = target(&asked(args)).unwrap_err();
-        assert!(failed.code == 64 && failed.text.starts_with(wanted), "{failed}");
+        let failed = target(&connect_args(args)).unwrap_err();
+        assert!(failed.code == 64 && failed.text.starts_with(expected), "{failed}");
     }
 }
 
 #[test]
-fn a_local_port_is_on_loopback_unless_an_address_is_given() {
+fn connect_listens_on_loopback_unless_an_address_is_given() {
     assert_eq!(local("8022").unwrap().to_string(), "127.0.0.1:8022");
     assert_eq!(local("[::1]:8022").unwrap().to_string(), "[::1]:8022");
     assert!(local("localhost:8022").unwrap_err().text.contains("expected IP:PORT"));
 }
 
 fn endpoint(args: &[&str]) -> Result<ConnectEndpoint, CommandError> {
-    ConnectEndpoint::new(&ClientSettings::find(&asked(args).client, |_| None)?)
+    ConnectEndpoint::new(&ClientSettings::find(&connect_args(args).client, |_| None)?)
 }
 
 #[test]
-fn what_is_wrong_with_the_way_to_the_server_is_told_with_the_remedy() {
+fn wrong_server_settings_of_connect_are_reported_with_a_remedy() {
     for (args, part) in [
         (
             &["n:1", "--server=ftp://cloud:2222"][..],
@@ -77,15 +77,15 @@ fn what_is_wrong_with_the_way_to_the_server_is_told_with_the_remedy() {
 }
 
 #[test]
-fn a_ca_of_the_environment_does_not_require_tls() {
+fn a_ca_from_the_environment_does_not_require_tls() {
     let variable = |name: &str| (name == "TUNNEL_CA").then(|| "/nowhere".to_owned());
-    let settings = ClientSettings::find(&asked(&["n:1"]).client, variable).unwrap();
+    let settings = ClientSettings::find(&connect_args(&["n:1"]).client, variable).unwrap();
     assert!(ConnectEndpoint::new(&settings).is_ok());
 }
 
 /// Neither direction has bytes that would reveal it.
 #[tokio::test(start_paused = true)]
-async fn a_caller_that_closes_both_pipes_is_noticed() {
+async fn connect_ends_when_its_caller_closes_both_pipes() {
     let (_server, near) = UnixStream::pair().unwrap();
     let (input, to_input) = std::io::pipe().unwrap();
     let (from_output, output) = std::io::pipe().unwrap();

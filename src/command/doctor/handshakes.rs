@@ -111,8 +111,8 @@ async fn secure(
         }
         Ok(Err(error)) => {
             let fault = HandshakeError::of(&error);
-            let wanted = format!("a certificate for {}, signed by edge.uplink.ca", server.dns);
-            found.bad(check_of(&fault), format!("{}: {fault}", server.at), &wanted, tls_remedy(&fault));
+            let expectation = format!("a certificate for {}, signed by edge.uplink.ca", server.dns);
+            found.bad(check_of(&fault), format!("{}: {fault}", server.at), &expectation, tls_remedy(&fault));
             None
         }
         Err(_) => {
@@ -150,11 +150,11 @@ async fn call(
         plain_idle_timeout: PLAIN_IDLE_TIMEOUT,
     };
     let authority = Target { host: server.dns.clone(), port: server.at.port }.to_string();
-    let said = match linked {
+    let metadata = match linked {
         true => HeaderMap::new(),
         false => Hello::edge_request(&client.node, &token(settings), link_context.table.instance()),
     };
-    match tunnel_link::grpc::dial::dial(io, &authority, &client.node, said, &link_context).await {
+    match tunnel_link::grpc::dial::dial(io, &authority, &client.node, metadata, &link_context).await {
         Ok(link) => {
             found.good("token", format!("{} accepts it for {}", server.at, client.node));
             if link.sender.is_plain() {

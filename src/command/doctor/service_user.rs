@@ -93,7 +93,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_user_and_its_groups_are_found() {
+    fn the_service_user_and_its_groups_are_parsed() {
         let users = "root:x:0:0:root:/root:/bin/sh\ntunnel:x:998:997::/nonexistent:/usr/sbin/nologin\n";
         let groups = "root:x:0:\ntunnel:x:997:\nssl-cert:x:110:postgres,tunnel\nadm:x:4:syslog\n";
         assert_eq!(ServiceUser::parse(users, groups), Some(ServiceUser { id: 998, groups: vec![997, 110] }));
@@ -103,7 +103,7 @@ mod tests {
     }
 
     #[test]
-    fn a_file_is_read_with_the_rights_of_its_owner_its_group_or_all_others() {
+    fn the_service_user_reads_files_by_owner_group_or_other_permissions() {
         let place = tempfile::tempdir().unwrap();
         let (directory, group) = (place.path().join("keys"), metadata(place.path()).unwrap().gid());
         create_dir(&directory).unwrap();

@@ -8,7 +8,7 @@ use crate::config::server::invitations::InvitationStore;
 
 use super::*;
 
-fn asked(dir: &Path, more: &[&str]) -> InitArgs {
+fn init_args(dir: &Path, more: &[&str]) -> InitArgs {
     let dir = dir.to_str().unwrap();
     let args = ["tunnel", "init", dir, "--name", "cloud.test", "--node", "node1", "--node", "node2"];
     match Args::parse_from(args.iter().chain(more)).command {
@@ -29,10 +29,10 @@ fn modes(dir: &Path, found: &mut Vec<(PathBuf, u32)>) {
 }
 
 #[test]
-fn what_is_made_loads_without_an_open_door_and_is_for_its_owner_alone() {
+fn init_writes_configs_that_load_without_warnings_and_are_private() {
     let place = tempfile::tempdir().unwrap();
     let dir = place.path().join("files");
-    let told = run(&asked(&dir, &["--egress-client", "system:kube-apiserver"])).unwrap();
+    let output = run(&init_args(&dir, &["--egress-client", "system:kube-apiserver"])).unwrap();
     let mut found = Vec::new();
     modes(&dir, &mut found);
     assert_eq!(found.len(), 27, "{found:?}");
@@ -54,17 +54,17 @@ fn what_is_made_loads_without_an_open_door_and_is_for_its_owner_alone() {
     assert!(read("client-system-kube-apiserver/egress-selector.yaml").contains("https://cloud.test:8000"));
     for says in ["ca.key stays here", "edge-node1/ ", "becomes /etc/tunnel on node2", "next, on the machine"]
     {
-        assert!(told.contains(says), "{says}: {told}");
+        assert!(output.contains(says), "{says}: {output}");
     }
 }
 
 #[test]
-fn an_address_of_ipv6_has_brackets_wherever_a_port_follows() {
+fn init_writes_ipv6_addresses_in_brackets_before_a_port() {
     let place = tempfile::tempdir().unwrap();
     let dir = place.path().join("files");
-    let mut asked = asked(&dir, &["--egress-client", "system:kube-apiserver"]);
-    asked.names = vec!["[fd00::5]".parse().unwrap()];
-    run(&asked).unwrap();
+    let mut init_args = init_args(&dir, &["--egress-client", "system:kube-apiserver"]);
+    init_args.names = vec!["[fd00::5]".parse().unwrap()];
+    run(&init_args).unwrap();
     let read = |path: &str| fs::read_to_string(dir.join(path)).unwrap();
     let (server, _) = ServerConfig::read(&read("server/server.toml"), &Environment::default()).unwrap();
     assert_eq!(server.links.listen, "[::]:9000".parse().unwrap());
@@ -77,72 +77,73 @@ fn an_address_of_ipv6_has_brackets_wherever_a_port_follows() {
 }
 
 #[test]
-fn a_name_that_cannot_work_is_refused_before_anything_is_written() {
+fn init_refuses_unusable_names_before_it_writes_anything() {
     let place = tempfile::tempdir().unwrap();
     let dir = place.path().join("files");
     for node in ["default", "-", "pod", "127.0.0.1"] {
         let args = ["tunnel", "init", "dir", "--name", "cloud.test", &format!("--node={node}")];
-        let told = Args::try_parse_from(args).unwrap_err().to_string();
-        assert!(told.contains("no node can have the name"), "{told}");
+        let output = Args::try_parse_from(args).unwrap_err().to_string();
+        assert!(output.contains("no node can have the name"), "{output}");
     }
     for name in ["192.168.001.1", "cloud.7", &"x".repeat(64)] {
-        let told = Args::try_parse_from(["tunnel", "init", "dir", "--name", name]).unwrap_err().to_string();
-        assert!(told.contains("expected a DNS name, or an IP address without leading zeros"), "{told}");
+        let output = Args::try_parse_from(["tunnel", "init", "dir", "--name", name]).unwrap_err().to_string();
+        assert!(output.contains("expected a DNS name, or an IP address without leading zeros"), "{output}");
     }
-    let long = InitArgs { nodes: vec!["x".repeat(253).parse().unwrap()], ..asked(&dir, &[]) };
-    let told = run(&long).unwrap_err().to_string();
-    assert!(told.contains("too long for the name of its folder"), "{told}");
+    let long = InitArgs { nodes: vec!["x".repeat(253).parse().unwrap()], ..init_args(&dir, &[]) };
+    let output = run(&long).unwrap_err().to_string();
+    assert!(output.contains("too long for the name of its folder"), "{output}");
     assert!(!dir.exists());
 }
 
 #[test]
-fn a_node_that_clients_of_tls_cannot_name_gets_a_note() {
+fn init_notes_a_node_whose_name_is_no_valid_tls_server_name() {
     let place = tempfile::tempdir().unwrap();
     for (node, has_note) in [("worker-7.9", true), ("node1", false), ("192.0.2.33", false)] {
-        let asked = InitArgs { nodes: vec![node.parse().unwrap()], ..asked(&place.path().join(node), &[]) };
-        let told = run(&asked).unwrap();
+        let init_args =
+            InitArgs { nodes: vec![node.parse().unwrap()], ..init_args(&place.path().join(node), &[]) };
+        let output = run(&init_args).unwrap();
         assert_eq!(
-            told.contains(&format!("note: {node} is no valid server name for TLS")),
+            output.contains(&format!("note: {node} is no valid server name for TLS")),
             has_note,
-            "{told}"
+            "{output}"
         );
     }
 }
 
 #[test]
-fn a_cloud_without_nodes_is_ready_for_invitations() {
+fn init_without_nodes_prepares_a_server_for_invitations() {
     let place = tempfile::tempdir().unwrap();
     let dir = place.path().join("files");
-    let mut asked = asked(&dir, &[]);
-    asked.nodes.clear();
-    let told = run(&asked).unwrap();
+    let mut init_args = init_args(&dir, &[]);
+    init_args.nodes.clear();
+    let output = run(&init_args).unwrap();
     let mut found: Vec<_> = fs::read_dir(&dir).unwrap().map(|entry| entry.unwrap().file_name()).collect();
     found.sort();
     assert_eq!(found, ["ca.crt", "ca.key", "server"]);
     let tokens = fs::read_to_string(dir.join("server/token/token")).unwrap();
     assert!(tokens.lines().all(|line| line.starts_with('#')), "{tokens}");
-    assert!(told.contains("tunnel invite --node NODE") && !told.contains("edge-"), "{told}");
+    assert!(output.contains("tunnel invite --node NODE") && !output.contains("edge-"), "{output}");
 }
 
 #[test]
-fn a_second_run_with_the_same_authority_makes_what_the_first_ones_machines_believe() {
+fn a_second_init_with_the_same_ca_writes_the_same_ca_certificate() {
     let place = tempfile::tempdir().unwrap();
     let (first, second) = (place.path().join("first"), place.path().join("second"));
-    run(&asked(&first, &[])).unwrap();
-    let told = run(&asked(&first, &[])).unwrap_err();
-    assert_eq!(told.code, 73);
+    run(&init_args(&first, &[])).unwrap();
+    let output = run(&init_args(&first, &[])).unwrap_err();
+    assert_eq!(output.code, 73);
     for there in ["ca.crt", "ca.key", "server", "edge-node1", "edge-node2"] {
-        assert!(told.text.contains(&first.join(there).display().to_string()), "{told}");
+        assert!(output.text.contains(&first.join(there).display().to_string()), "{output}");
     }
     let [cert, key] = ["ca.crt", "ca.key"].map(|file| first.join(file).display().to_string());
-    run(&asked(&second, &["--ca-cert", &cert, "--ca-key", &key])).unwrap();
+    run(&init_args(&second, &["--ca-cert", &cert, "--ca-key", &key])).unwrap();
     assert!(!second.join("ca.key").exists());
     let ca = |dir: &Path| fs::read_to_string(dir.join("server/certs/ca.crt")).unwrap();
     assert_eq!(ca(&first), ca(&second));
 }
 
 #[test]
-fn kubelets_get_a_certificate_of_their_own_authority_one_for_each_node() {
+fn init_issues_each_node_a_kubelet_client_certificate_of_the_kubelet_ca() {
     let place = tempfile::tempdir().unwrap();
     let (cert, key) = (place.path().join("k.crt"), place.path().join("k.key"));
     let kubelets = CertificateAuthority::new("kubernetes", DAY).unwrap();
@@ -150,27 +151,27 @@ fn kubelets_get_a_certificate_of_their_own_authority_one_for_each_node() {
     fs::write(&key, kubelets.key()).unwrap();
     let [cert, key] = [cert, key].map(|file| file.display().to_string());
     let dir = place.path().join("files");
-    run(&asked(&dir, &["--kubelet-ca-cert", &cert, "--kubelet-ca-key", &key])).unwrap();
+    run(&init_args(&dir, &["--kubelet-ca-cert", &cert, "--kubelet-ca-key", &key])).unwrap();
     let read = |path: &str| fs::read_to_string(dir.join(path)).unwrap();
     let certificate = read("edge-node1/certs/apiserver-kubelet-client.crt");
     let der = rustls_pemfile::certs(&mut certificate.as_bytes()).next().unwrap().unwrap();
     let (_, certificate) = x509_parser::parse_x509_certificate(&der).unwrap();
-    let said = (certificate.subject().to_string(), certificate.issuer().to_string());
-    assert_eq!(said, ("CN=tunnel:node1".to_owned(), "CN=kubernetes".to_owned()));
+    let names_in_certificate = (certificate.subject().to_string(), certificate.issuer().to_string());
+    assert_eq!(names_in_certificate, ("CN=tunnel:node1".to_owned(), "CN=kubernetes".to_owned()));
     assert!(read("edge-node1/edge.toml").contains("[edge.target_tls]"));
 }
 
 #[test]
-fn printed_commands_are_quoted_for_a_shell() {
+fn init_prints_commands_quoted_for_a_shell() {
     let place = tempfile::tempdir().unwrap();
     let dir = place.path().join("it's a folder");
-    let told = run(&asked(&dir, &["--install-dir", "/etc/a b"])).unwrap();
+    let output = run(&init_args(&dir, &["--install-dir", "/etc/a b"])).unwrap();
     for command in [
         &format!("cp -rpT '{}/it'\\''s a folder/server' '/etc/a b'\n", place.path().display()),
         "tunnel server -c '/etc/a b/server.toml'\n",
         "tunnel edge -c '/etc/a b/edge.toml'\n",
     ] {
-        assert!(told.contains(command), "{command}: {told}");
+        assert!(output.contains(command), "{command}: {output}");
     }
 }
 
@@ -183,26 +184,26 @@ fn a_name_that_no_certificate_can_contain_is_refused_with_its_flag() {
         "join cloud.test:9000 --invitation - --tls-server-name 10.0.0.01",
     ] {
         let args = format!("tunnel {line}");
-        let told = Args::read(args.split(' ').map(Into::into)).unwrap_err().to_string();
+        let output = Args::read(args.split(' ').map(Into::into)).unwrap_err().to_string();
         let (flag, name) = line.rsplit_once(' ').unwrap();
         let flag = flag.rsplit(' ').next().unwrap();
-        assert!(told.contains(&format!("invalid value '{name}' for '{flag} <")), "{line}: {told}");
-        assert!(told.contains("expected a DNS name, or an IP address"), "{line}: {told}");
+        assert!(output.contains(&format!("invalid value '{name}' for '{flag} <")), "{line}: {output}");
+        assert!(output.contains("expected a DNS name, or an IP address"), "{line}: {output}");
     }
 }
 
 #[test]
-fn an_error_of_a_file_that_is_not_written_names_no_line_of_it() {
+fn an_error_in_a_generated_config_names_no_line() {
     let read = ServerConfig::read("[server.links]\nlisten = \"nowhere\"\n", &Environment::default());
-    let told = checked("server.toml", read, Server::validate).unwrap_err();
+    let output = checked("server.toml", read, Server::validate).unwrap_err();
     assert!(
-        told.code == 78 && told.text.starts_with("cannot make server.toml of these arguments: server."),
-        "{told}"
+        output.code == 78 && output.text.starts_with("cannot make server.toml of these arguments: server."),
+        "{output}"
     );
 }
 
 #[test]
-fn what_cannot_be_made_is_told_and_leaves_nothing() {
+fn a_failed_init_reports_the_error_and_leaves_no_files() {
     let place = tempfile::tempdir().unwrap();
     let dir = place.path().join("files");
     fs::write(place.path().join("junk"), "junk").unwrap();
@@ -213,18 +214,18 @@ fn what_cannot_be_made_is_told_and_leaves_nothing() {
         (["--egress-client", "Tunnel:node1"], "names that begin with tunnel: are reserved"),
         (["--node", "Node1"], "--node Node1 is given twice"),
     ] {
-        let told = run(&asked(&dir, &more)).unwrap_err();
-        assert!(told.code == 64 && told.text.contains(says), "{told}");
+        let output = run(&init_args(&dir, &more)).unwrap_err();
+        assert!(output.code == 64 && output.text.contains(says), "{output}");
     }
-    let told = run(&asked(&dir, &["--ca-cert", &junk, "--ca-key", &junk])).unwrap_err();
-    assert!(told.code == 78 && told.text.contains("junk holds no certificate"), "{told}");
-    let twice = run(&asked(&dir, &["--egress-client", "a:b", "--egress-client", "a-b"])).unwrap_err();
+    let output = run(&init_args(&dir, &["--ca-cert", &junk, "--ca-key", &junk])).unwrap_err();
+    assert!(output.code == 78 && output.text.contains("junk holds no certificate"), "{output}");
+    let twice = run(&init_args(&dir, &["--egress-client", "a:b", "--egress-client", "a-b"])).unwrap_err();
     assert!(twice.text.contains("another client has the same folder client-a-b"), "{twice}");
     assert!(!dir.exists());
 }
 
 #[test]
-fn servers_that_are_reached_by_address_alone_know_each_other() {
+fn a_server_certificate_for_two_addresses_has_a_third_name_for_peers() {
     let place = tempfile::tempdir().unwrap();
     let args = ["tunnel", "init", "--name", "10.0.0.5", "--name", "::1", "--node", "n"];
     let Command::Init(mut init) = Args::parse_from(args).command else { panic!() };

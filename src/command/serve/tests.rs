@@ -70,7 +70,7 @@ fn ssh(lines: &str) -> String {
 }
 
 #[test]
-fn an_empty_file_is_a_server_without_ports_for_clients() {
+fn an_empty_file_is_a_server_without_listeners() {
     let (cloud, warnings) = cloud("");
     assert_eq!(cloud.links, LinkListenerConfig::default());
     assert_eq!(cloud.links.listen, "[::]:9000".parse().unwrap());
@@ -86,7 +86,7 @@ fn an_empty_file_is_a_server_without_ports_for_clients() {
 }
 
 #[test]
-fn an_empty_table_of_superedge_is_a_server_as_superedge_has_it() {
+fn an_empty_superedge_table_has_superedges_defaults() {
     let (cloud, warnings) = cloud("[mode.cloud]\n");
     assert_eq!(connect(&cloud).listen, "0.0.0.0:22".parse().unwrap());
     assert!(connect(&cloud).is_default);
@@ -97,7 +97,7 @@ fn an_empty_table_of_superedge_is_a_server_as_superedge_has_it() {
 }
 
 #[test]
-fn the_documented_server_is_closed_and_says_the_defaults() {
+fn the_documented_server_config_is_secure_and_shows_the_defaults() {
     let (documented, warnings) = cloud(CLOUD);
     assert_eq!(warnings, []);
     assert!(connect(&documented).listen.ip().is_loopback());
@@ -109,7 +109,7 @@ fn the_documented_server_is_closed_and_says_the_defaults() {
 }
 
 #[test]
-fn the_documented_edge_is_closed_and_says_the_defaults() {
+fn the_documented_edge_config_is_secure_and_shows_the_defaults() {
     let (documented, warnings) = edge(EDGE);
     assert_eq!(warnings, []);
     let (least, warnings) = edge(LEAST);
@@ -123,7 +123,7 @@ fn the_documented_edge_is_closed_and_says_the_defaults() {
 }
 
 #[test]
-fn the_files_to_start_from_are_short_and_load_without_a_warning() {
+fn the_starter_configs_are_short_and_load_without_warnings() {
     assert_eq!(cloud(FIRST_SERVER).1, []);
     assert_eq!(edge(FIRST_EDGE).1, []);
     for first in [FIRST_SERVER, FIRST_EDGE] {
@@ -183,7 +183,7 @@ fn every_known_key_is_documented_and_every_documented_key_is_known() {
 }
 
 #[test]
-fn a_ports_owner_may_write_it_as_a_number_a_text_or_an_address() {
+fn a_port_may_be_a_number_a_text_or_an_address() {
     for (text, at) in [
         ("[mode.cloud.stream.server]\ngrpc_port = 9001", "0.0.0.0:9001"),
         ("[mode.cloud.stream.server]\ngrpcport = \"9001\"", "0.0.0.0:9001"),
@@ -196,7 +196,7 @@ fn a_ports_owner_may_write_it_as_a_number_a_text_or_an_address() {
 }
 
 #[test]
-fn a_random_port_is_named_in_a_warning() {
+fn a_random_port_is_a_warning() {
     let (cloud, warnings) =
         cloud("[mode.cloud.stream.server]\nmetrics_port = 0\n[mode.cloud.ssh]\nport = 22");
     assert_eq!(cloud.links.metrics_listen, Some("0.0.0.0:0".parse().unwrap()));
@@ -204,7 +204,7 @@ fn a_random_port_is_named_in_a_warning() {
 }
 
 #[test]
-fn an_open_door_is_named_and_a_closed_one_is_not() {
+fn an_insecure_listener_is_a_warning_and_a_restricted_one_is_not() {
     for closed in [
         "listen = \"127.0.0.1:22\"",
         "listen = \"0.0.0.0:22\"\nallow_from = [\"10.0.0.0/8\"]",
@@ -225,7 +225,7 @@ fn an_open_door_is_named_and_a_closed_one_is_not() {
 }
 
 #[test]
-fn who_lets_edges_in_is_told_that_superedges_list_of_exceptions_is_not_read() {
+fn edge_access_warns_that_edge_no_proxy_is_ignored() {
     let env = Environment { edge_no_proxy: Some("*.secret".into()), ..Environment::default() };
     let warned = |text: &str| {
         let (_, warnings) = ServerConfig::read(text, &env).unwrap();
@@ -237,7 +237,7 @@ fn who_lets_edges_in_is_told_that_superedges_list_of_exceptions_is_not_read() {
 }
 
 #[test]
-fn our_own_keys_become_what_they_mean() {
+fn all_access_and_session_keys_are_read() {
     let (cloud, _) = cloud(
         r#"
         [server.connect]
@@ -280,7 +280,7 @@ fn our_own_keys_become_what_they_mean() {
 }
 
 #[test]
-fn whose_word_is_believed_is_named_narrowly() {
+fn proxy_protocol_from_everyone_is_a_warning_and_takes_no_names() {
     let (settings, warnings) = cloud("[server.links]\nproxy_protocol = [\"0.0.0.0/0\"]");
     assert!(settings.links.proxy_protocol.contains_all_addresses());
     let key = "server.links.proxy_protocol";
@@ -291,7 +291,7 @@ fn whose_word_is_believed_is_named_narrowly() {
 }
 
 #[test]
-fn an_edge_knows_its_name_from_the_file_or_else_from_the_environment() {
+fn an_edges_node_name_is_from_the_file_or_else_from_the_environment() {
     assert_eq!(edge(LEAST).0.uplink.node.as_str(), "node1");
     assert_eq!(edge(&format!("{LEAST}node = \"node2\"")).0.uplink.node.as_str(), "node2");
     let nobody = EdgeConfig::read(LEAST, &Environment::default()).unwrap_err().to_string();
@@ -320,7 +320,7 @@ fn an_edge_takes_its_addresses_and_proxy_from_the_environment() {
 }
 
 #[test]
-fn every_fault_is_told_at_once_in_the_order_of_the_file() {
+fn all_config_errors_are_reported_at_once_in_file_order() {
     let errors = cloud_faults(
         "[server.links]\nlisten = \"0.0.0.0:70000\"\nadmin_listen = \"localhost:1\"\ntoken_file = 5\n\
          [server.connect]\nlisten = \"127.0.0.1:22\"\nlisen = 22\nauth = \"basik\"\nallow_from = [\"10.0.0.1/8\", \"x\"]\n\
@@ -347,7 +347,7 @@ fn every_fault_is_told_at_once_in_the_order_of_the_file() {
 }
 
 #[test]
-fn keys_that_contradict_each_other_are_faults() {
+fn contradicting_keys_are_errors() {
     for (lines, key) in [
         ("auth = \"basic\"", "users"),
         ("users = \"f\"", "users"),
@@ -369,7 +369,7 @@ fn keys_that_contradict_each_other_are_faults() {
 }
 
 #[test]
-fn a_cloud_at_several_places_has_the_name_of_each_unless_one_is_given() {
+fn each_server_is_verified_by_its_own_name_unless_one_is_given() {
     let list = LEAST.replace("\"cloud:9000\"", "\"one:9000\", \"10.0.0.7:443\"");
     let places = |text: &str| -> Vec<_> {
         edge(text).0.uplink.server_addresses().map(|server| format!("{} {}", server.at, server.dns)).collect()
@@ -385,14 +385,14 @@ fn a_cloud_at_several_places_has_the_name_of_each_unless_one_is_given() {
 }
 
 #[test]
-fn an_edge_without_a_cloud_or_a_token_is_told_both() {
+fn an_edge_without_servers_and_token_gets_both_errors() {
     let errors = edge_faults("");
     let keys: Vec<_> = errors.iter().map(|f| f.key.as_str()).collect();
     assert_eq!(keys, ["edge.uplink.servers", "edge.uplink.token"]);
 }
 
 #[test]
-fn the_wrong_modes_file_is_told_as_such() {
+fn a_file_of_the_other_role_is_refused_as_such() {
     let errors = cloud_faults(LEAST);
     assert_eq!(
         errors.to_string(),
@@ -403,7 +403,7 @@ fn the_wrong_modes_file_is_told_as_such() {
 }
 
 #[test]
-fn a_secret_is_in_no_message() {
+fn no_config_error_contains_a_secret() {
     let (edge, warnings) = edge(&LEAST.replace("t0ken", "sw0rd fish"));
     assert_eq!(edge.uplink.token, Some(Secret::new("sw0rd fish")));
     let mut reported = format!("{edge:?} {warnings:?}");
@@ -423,14 +423,14 @@ fn a_secret_is_in_no_message() {
 }
 
 #[test]
-fn a_text_that_is_not_toml_is_told_with_its_line_beside_the_other_faults() {
+fn a_toml_syntax_error_is_reported_with_its_line_and_the_other_errors() {
     let errors = cloud_faults("[server.connect]\nlisten = \"0.0.0.0:99999\"\nauth = = 1\n");
     let lines: Vec<_> = errors.iter().map(|f| (f.line, f.key.as_str())).collect();
     assert_eq!(lines, [(Some(2), "server.connect.listen"), (Some(3), "")], "{errors}");
 }
 
 #[test]
-fn what_only_follows_from_a_line_that_is_not_toml_is_not_told() {
+fn consequences_of_a_toml_syntax_error_are_not_reported() {
     for (text, line) in [
         ("[server.connect\nlisten = \"127.0.0.1:2222\"\n", 1),
         ("[server.connect]\nlisten = \"127.0.0.1:2222\nauth = \"none\"\n", 2),
@@ -440,19 +440,19 @@ fn what_only_follows_from_a_line_that_is_not_toml_is_not_told() {
         ),
     ] {
         let errors = cloud_faults(text);
-        let told: Vec<_> = errors.iter().map(|f| (f.line, f.key.as_str())).collect();
-        assert_eq!(told, [(Some(line), "")], "{text}: {errors}");
+        let reported_errors: Vec<_> = errors.iter().map(|f| (f.line, f.key.as_str())).collect();
+        assert_eq!(reported_errors, [(Some(line), "")], "{text}: {errors}");
     }
 }
 
 #[test]
-fn an_empty_token_loads_loudly() {
+fn an_empty_token_is_a_warning() {
     let (_, warnings) = edge(&LEAST.replace("t0ken", ""));
     assert_eq!(warned(&warnings, WarningKind::Insecure), ["edge.uplink.token"]);
 }
 
 #[test]
-fn what_nests_deeply_is_a_fault_and_no_crash() {
+fn deep_nesting_is_an_error_and_no_crash() {
     for text in
         ["[".repeat(20_000), "a.".repeat(20_000) + "a = 1", format!("mode = {}", "{a=".repeat(20_000))]
     {
@@ -463,12 +463,12 @@ fn what_nests_deeply_is_a_fault_and_no_crash() {
 
 proptest! {
     #[test]
-    fn no_text_makes_the_reader_panic(text in "(?s).{0,200}") {
+    fn no_text_makes_the_config_reader_panic(text in "(?s).{0,200}") {
         let _ = (ServerConfig::read(&text, &node1()), EdgeConfig::read(&text, &node1()));
     }
 
     #[test]
-    fn no_text_that_looks_like_a_file_makes_the_reader_panic(
+    fn no_text_similar_to_a_config_makes_the_reader_panic(
         lines in prop::collection::vec((any::<prop::sample::Index>(), "[a-z_]{0,9}|[0-9\"'\\[\\]{}=.,#x-]{0,12}", any::<bool>()), 0..12)
     ) {
         for whole in [CLOUD, EDGE] {
@@ -491,7 +491,7 @@ proptest! {
     }
 
     #[test]
-    fn each_misspelt_key_is_told_with_the_one_that_was_meant(
+    fn each_misspelt_key_is_reported_with_the_closest_known_key(
         chosen in prop::sample::subsequence(
             vec!["listen", "admin_listen", "metrics_listen", "key", "cert", "token_file", "peer_ca", "channelz_listen"], 1..=8),
         slip in "[qxz]",
@@ -510,7 +510,7 @@ proptest! {
     }
 
     #[test]
-    fn case_and_underscores_do_not_count(upper in prop::collection::vec(any::<bool>(), 40)) {
+    fn superedge_keys_ignore_case_and_underscores(upper in prop::collection::vec(any::<bool>(), 40)) {
         let odd = |key: &str| -> String {
             key.chars().zip(&upper).map(|(c, up)| if *up { c.to_ascii_uppercase() } else { c }).collect()
         };
@@ -523,7 +523,7 @@ proptest! {
 }
 
 #[test]
-fn a_file_with_faults_tells_which_keys_were_understood_so_that_only_those_are_looked_into() {
+fn a_config_with_errors_reports_which_keys_were_understood() {
     let text = "[server.links]\ncert = \"/c\"\nkey = 7\n[server.connect]\nlisten = \"127.0.0.1:1\"\nprot = 22\n\
                 [server.dns]\nresolvers = [\"10.0.0.7:53\", \"x\"]\n[server.peers]\naddresses = [\"10.0.0.7:9000\"]\n";
     let read = ServerConfig::examine(text, &Environment::default());
@@ -538,7 +538,7 @@ fn a_file_with_faults_tells_which_keys_were_understood_so_that_only_those_are_lo
 }
 
 #[tokio::test]
-async fn of_a_config_with_faults_only_what_it_says_is_looked_into() {
+async fn a_config_with_errors_has_only_its_given_keys_checked() {
     let text =
         "[edge.uplink]\nservers = [\"a:1\"]\nnode = \"n\"\ntoken = \"t\"\nca = \"/nowhere/c\"\nport = 1\n";
     let mut startup = Startup::default();
@@ -546,9 +546,12 @@ async fn of_a_config_with_faults_only_what_it_says_is_looked_into() {
     for key in ["edge.uplink.ca", "edge.target_tls.key"] {
         assert!(!startup.check_file(key, &settings.uplink.ca, |_| Ok::<_, String>(())));
     }
-    let told = startup.into_faults().to_string();
-    assert!(told.contains("ca: cannot read /nowhere/c") && told.contains("uplink.port"), "{told}");
-    assert_eq!(told.lines().count(), 2, "{told}");
+    let reported_errors = startup.into_faults().to_string();
+    assert!(
+        reported_errors.contains("ca: cannot read /nowhere/c") && reported_errors.contains("uplink.port"),
+        "{reported_errors}"
+    );
+    assert_eq!(reported_errors.lines().count(), 2, "{reported_errors}");
 
     // The errors of one role say nothing about the other one.
     let text = text.replace("port = 1\n", "[server.links]\nport = 1\n");
@@ -556,12 +559,12 @@ async fn of_a_config_with_faults_only_what_it_says_is_looked_into() {
     let _ = startup.settings(ServerConfig::examine(&text, &Environment::default()));
     let (settings, _) = startup.settings(EdgeConfig::examine(&text, &Environment::default()));
     assert!(!startup.check_file("edge.target_tls.ca", &settings.uplink.ca, |_| Ok::<_, String>(())));
-    let told = startup.into_faults().to_string();
-    assert!(told.contains("target_tls.ca: cannot read /nowhere/c"), "{told}");
+    let reported_errors = startup.into_faults().to_string();
+    assert!(reported_errors.contains("target_tls.ca: cannot read /nowhere/c"), "{reported_errors}");
 }
 
 #[test]
-fn a_role_that_is_given_twice_is_an_error() {
+fn a_duplicate_role_table_is_an_error() {
     let text = "[mode.cloud.stream]\n[mode.Cloud.ssh]\nport = 22\n";
     let errors = ServerConfig::read(text, &Environment::default()).unwrap_err().to_string();
     assert!(errors.contains("a second table of that name"), "{errors}");

@@ -4,7 +4,7 @@ use crate::command::status;
 
 use super::*;
 
-fn told() -> Status {
+fn sample_status() -> Status {
     let link = LinkStatus {
         name: "edge7".into(),
         state: "linked".into(),
@@ -60,9 +60,9 @@ fn condition(name: &str, message: &str) -> ConditionStatus {
 }
 
 #[test]
-fn a_server_is_told_in_columns_without_what_a_peer_could_do_to_the_terminal() {
-    let text = text(&told());
-    let wanted = "\
+fn a_servers_status_is_printed_in_columns_without_control_characters() {
+    let text = text(&sample_status());
+    let expected = "\
 server 3f2a1b9c, version 0.1.0, up 1d6h, ready
 4 sessions, 2 relayed; 5 B to targets, 3.0 GiB from targets
 ! dns: the disk is full
@@ -77,11 +77,11 @@ edge9            20s  nothing was [2J received
 
 PEER           STATE       LINKED  RTT    SESSIONS  SENT     RECEIVED  VERSION  DIALECT   ADDRESS         LAST ERROR
 10.0.0.7:9000  not_linked  -       12 ms  4         1.2 MiB  7 B       0.1.0    extended  10.0.0.5:40312  nothing was [2J received (3h13m ago)";
-    assert_eq!(text, wanted, "\n{text}");
+    assert_eq!(text, expected, "\n{text}");
 }
 
 #[test]
-fn an_edge_without_a_link_says_why() {
+fn the_status_text_of_an_edge_without_a_link_says_why() {
     // Of each server in its list, so that no reason is cut off.
     let reason = format!("{}; the cloud refused our token", "nothing listens there".repeat(20));
     let edge = Status {
@@ -93,7 +93,7 @@ fn an_edge_without_a_link_says_why() {
         disconnected: Vec::new(),
         peers: Vec::new(),
         publisher: None,
-        ..told()
+        ..sample_status()
     };
     let text = text(&edge);
     assert!(text.starts_with("edge of edge7 3f2a1b9c, version 0.1.0, up 1d6h, not ready\n"), "{text}");
@@ -104,7 +104,7 @@ fn an_edge_without_a_link_says_why() {
 }
 
 #[test]
-fn times_and_sizes_have_units_that_fit() {
+fn durations_and_sizes_are_printed_with_fitting_units() {
     for (seconds, text) in [(-1.0, "0s"), (59.9, "59s"), (61.0, "1m1s"), (3600.0, "1h0m"), (90_000.0, "1d1h")]
     {
         assert_eq!(status::duration(seconds), text);

@@ -64,8 +64,8 @@ spec:
 "#;
 
 fn migrated(text: &str, role: Role) -> Result<String, CommandError> {
-    let asked = MigrateArgs { from: Origin::Yurttunnel, files: vec!["-".into()], role };
-    run(&asked, text.as_bytes())
+    let migrate_args = MigrateArgs { from: Origin::Yurttunnel, files: vec!["-".into()], role };
+    run(&migrate_args, text.as_bytes())
 }
 
 fn remarks(text: &str) -> Vec<&str> {
@@ -83,7 +83,7 @@ fn in_a_cluster() -> Environment {
 }
 
 #[test]
-fn the_servers_settings_that_are_printed_load_and_each_old_setting_has_its_line() {
+fn migrated_server_settings_load_and_remark_on_each_old_setting() {
     let text = migrated(OLD, Role::Server).unwrap();
     let (settings, warnings) = ServerConfig::read(&text, &in_a_cluster()).unwrap();
     assert_eq!(warnings, []);
@@ -95,7 +95,7 @@ fn the_servers_settings_that_are_printed_load_and_each_old_setting_has_its_line(
     let ports = settings.ports.unwrap();
     assert_eq!((ports.http, ports.https), (Some(10264), Some(20263)));
     assert_eq!(settings.node_names.unwrap().key, "tunnel-nodes");
-    let said = remarks(&text);
+    let found = remarks(&text);
     for (at, begin) in [
         "changed  --bind-address=$(NODE_IP): all addresses of the server",
         "kept     --insecure-bind-address=10.0.0.5: listen_ip of [server.http]",
@@ -116,13 +116,13 @@ fn the_servers_settings_that_are_printed_load_and_each_old_setting_has_its_line(
     .iter()
     .enumerate()
     {
-        assert!(said[at].starts_with(begin), "{begin}: {said:#?}");
+        assert!(found[at].starts_with(begin), "{begin}: {found:#?}");
     }
-    assert_eq!(said.len(), 15, "{said:#?}");
+    assert_eq!(found.len(), 15, "{found:#?}");
 }
 
 #[test]
-fn the_port_without_tls_stays_reachable_where_the_old_one_was() {
+fn the_migrated_http_port_keeps_the_address_of_the_old_one() {
     let old = OLD.replace("--insecure-bind-address=10.0.0.5", "--insecure-bind-address=$(NODE_IP)");
     for (old, at) in [
         (old.as_str(), "0.0.0.0:10264"),
@@ -160,7 +160,7 @@ fn remarks_name_only_flags_and_commands_that_exist() {
 }
 
 #[test]
-fn nothing_of_the_old_objects_becomes_settings_that_nobody_has_written() {
+fn a_malformed_namespace_is_not_copied_into_migrated_settings() {
     for namespace in [
         r#"x\"\n[server.tcp]\n\"0.0.0.0:22\" = \"0.0.0.0:22\"\n#"#,
         "Kube System",
@@ -179,7 +179,7 @@ fn nothing_of_the_old_objects_becomes_settings_that_nobody_has_written() {
 }
 
 #[test]
-fn the_edges_settings_that_are_printed_load() {
+fn migrated_edge_settings_load() {
     let text = migrated(OLD, Role::Edge).unwrap();
     let (_, warnings) = EdgeConfig::read(&text, &in_a_cluster()).unwrap();
     assert_eq!(warnings, []);
@@ -191,7 +191,7 @@ fn the_edges_settings_that_are_printed_load() {
 
 /// The flags of all versions of YurtTunnel's programs, from their sources.
 #[test]
-fn each_flag_of_yurttunnel_is_known_and_others_are_told_as_unknown() {
+fn each_flag_of_yurttunnel_is_known_and_others_are_marked_unknown() {
     let server = "version kube-config bind-address insecure-bind-address cert-dns-names cert-ips cert-dir enable-iptables \
                   enable-dns-controller egress-selector-enable iptables-sync-period dns-sync-period server-count \
                   proxy-strategy tunnel-agent-connect-port secure-port insecure-port meta-port v";
@@ -218,7 +218,7 @@ fn each_flag_of_yurttunnel_is_known_and_others_are_told_as_unknown() {
 }
 
 #[test]
-fn json_is_read_too_and_names_of_nodes_are_left_out_where_they_were_off() {
+fn json_is_read_and_node_names_stay_off_if_they_were_off() {
     let json = r#"{"kind": "List", "items": [{"kind": "Pod", "spec": {"containers": [
         {"name": "a", "command": ["/bin/yurt-tunnel-server", "--enable-dns-controller=false"]}]}}]}"#;
     let text = migrated(json, Role::Server).unwrap();
@@ -227,31 +227,32 @@ fn json_is_read_too_and_names_of_nodes_are_left_out_where_they_were_off() {
 }
 
 #[test]
-fn what_somebody_else_has_written_stays_behind_its_sign() {
+fn text_of_a_foreign_flag_stays_inside_its_comment() {
     let wild = OLD.replace("--odd=1", "\"--odd=1\\n[server.tcp]\"");
     let text = migrated(&wild, Role::Server).unwrap();
     assert!(ServerConfig::read(&text, &in_a_cluster()).is_ok() && !text.contains("\n[server.tcp]"), "{text}");
 }
 
 #[test]
-fn what_is_no_such_deployment_is_told_with_the_remedy() {
-    let told = |text: &str| migrated(text, Role::Server).unwrap_err();
-    assert!(told("kind: Pod").text.contains("yurt-tunnel-server"));
-    assert!(told("kind: Pod").text.contains("kubectl -n kube-system get deployment -o yaml"));
-    let garbled = told("a: [b");
+fn a_file_that_is_no_yurttunnel_deployment_is_refused_with_a_remedy() {
+    let error = |text: &str| migrated(text, Role::Server).unwrap_err();
+    assert!(error("kind: Pod").text.contains("yurt-tunnel-server"));
+    assert!(error("kind: Pod").text.contains("kubectl -n kube-system get deployment -o yaml"));
+    let garbled = error("a: [b");
     assert!(garbled.code == 78 && garbled.text.starts_with("-: neither YAML nor JSON"), "{garbled}");
-    let asked = MigrateArgs { from: Origin::Yurttunnel, files: vec!["/none/x".into()], role: Role::Server };
-    assert!(run(&asked, std::io::empty()).unwrap_err().text.starts_with("/none/x: "));
+    let migrate_args =
+        MigrateArgs { from: Origin::Yurttunnel, files: vec!["/none/x".into()], role: Role::Server };
+    assert!(run(&migrate_args, std::io::empty()).unwrap_err().text.starts_with("/none/x: "));
 }
 
 #[test]
-fn a_file_of_superedge_is_printed_in_our_schema_with_the_same_meaning() {
+fn a_superedge_file_is_migrated_with_the_same_meaning() {
     let old = "[mode.cloud.stream.server]\ngrpcport = 9000\nlog_port = 1\n[mode.cloud.ssh]\nport = 22\n\
                [mode.cloud.tcp]\n\"0.0.0.0:6443\" = \"n/127.0.0.1:6443\"\n\
                [mode.cloud.https.addr]\n\"10250\" = \"127.0.0.1:10250\"\n\
                [mode.cloud.stream.register]\nservice = \"pods\"\n";
-    let asked = MigrateArgs { from: Origin::Superedge, files: vec!["-".into()], role: Role::Server };
-    let text = run(&asked, old.as_bytes()).unwrap();
+    let migrate_args = MigrateArgs { from: Origin::Superedge, files: vec!["-".into()], role: Role::Server };
+    let text = run(&migrate_args, old.as_bytes()).unwrap();
     for line in [
         "[server.links]",
         "listen = \"0.0.0.0:9000\"",
@@ -273,15 +274,17 @@ fn a_file_of_superedge_is_printed_in_our_schema_with_the_same_meaning() {
     );
     let remarks: Vec<_> = remarks(&text).iter().map(|line| line.split(": ").next().unwrap()).collect();
     assert_eq!(remarks, ["mode.cloud.stream.register.service"]);
-    let bare = run(&asked, "[mode.cloud]".as_bytes()).unwrap();
+    let bare = run(&migrate_args, "[mode.cloud]".as_bytes()).unwrap();
     assert!(bare.contains("[server.connect]") && bare.contains("listen = \"0.0.0.0:22\""), "{bare}");
     assert!(bare.contains("#   mode.cloud.ssh: SuperEdge opens port 22 to any client"), "{bare}");
-    let off =
-        run(&asked, "[mode.cloud.stream.dns]\ndebug = true\nhosts = \"/h\"\nservice = \"s\"".as_bytes())
-            .unwrap();
+    let off = run(
+        &migrate_args,
+        "[mode.cloud.stream.dns]\ndebug = true\nhosts = \"/h\"\nservice = \"s\"".as_bytes(),
+    )
+    .unwrap();
     for key in ["mode.cloud.stream.dns.debug: true", "mode.cloud.stream.dns.hosts: no effect"] {
         assert!(off.contains(&format!("#   {key}")), "{off}");
     }
-    let wrong = run(&asked, "[mode.cloud.ssh]\nprot = 1".as_bytes()).unwrap_err();
+    let wrong = run(&migrate_args, "[mode.cloud.ssh]\nprot = 1".as_bytes()).unwrap_err();
     assert!(wrong.text.contains("mode.cloud.ssh.prot: unknown key: did you mean port?"), "{}", wrong.text);
 }

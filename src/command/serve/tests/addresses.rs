@@ -12,14 +12,14 @@ fn inside() -> Environment {
 }
 
 #[test]
-fn by_default_no_address_is_known_and_nothing_is_dialled_directly() {
+fn by_default_the_address_book_is_empty_and_nothing_is_dialled_directly() {
     let (settings, _) = cloud("");
     assert_eq!((settings.addresses.nodes, settings.addresses.cluster), (vec![], None));
     assert_eq!(settings.direct.targets, Targets::from_iter([]));
 }
 
 #[test]
-fn networks_are_read_with_their_nodes_and_targets_as_everywhere() {
+fn node_networks_and_direct_targets_are_read() {
     let text = "[server.addresses.nodes]\n\"10.0.0.7\" = \"node1\"\n\"fd01::/64\" = \"node2\"\n\
                 [server.direct]\ntargets = [\"10.0.0.0/8:443\", \"[fd00::/8]:*\"]\n";
     let (settings, _) = cloud(text);
@@ -34,7 +34,7 @@ fn networks_are_read_with_their_nodes_and_targets_as_everywhere() {
 }
 
 #[test]
-fn an_entry_that_cannot_be_meant_is_a_fault() {
+fn an_invalid_address_entry_is_an_error() {
     let errors = cloud_faults(
         "[server.addresses.nodes]\n\"10.0.0.7/8\" = \"a node\"\nnode1 = \"node1\"\n\"10.0.0.8\" = {}\n",
     );
@@ -46,7 +46,7 @@ fn an_entry_that_cannot_be_meant_is_a_fault() {
 }
 
 #[test]
-fn kubernetes_is_asked_if_that_is_said_or_a_module_needs_it() {
+fn kubernetes_addresses_are_used_if_enabled_or_a_listener_needs_them() {
     let cluster = |text: &str| ServerConfig::read(text, &inside()).unwrap().0.addresses.cluster;
     assert!(cluster("[server.addresses]\nkubernetes = true\n").is_some());
     assert_eq!(cluster(""), None);
@@ -56,7 +56,7 @@ fn kubernetes_is_asked_if_that_is_said_or_a_module_needs_it() {
 }
 
 #[test]
-fn kubernetes_that_is_not_there_is_a_fault_only_for_who_asks_for_it() {
+fn missing_kubernetes_is_an_error_only_if_it_is_enabled() {
     let errors = cloud_faults("[server.addresses]\nkubernetes = true\n");
     assert_eq!(errors.iter().next().unwrap().key, "server.addresses.kubernetes");
     assert_eq!(cloud("[server]\nhttp_proxy = { listen = \"0.0.0.0:8080\" }\n").0.addresses.cluster, None);

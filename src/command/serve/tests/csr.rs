@@ -18,7 +18,7 @@ fn errors(text: &str) -> Vec<String> {
 }
 
 #[test]
-fn a_server_shows_targets_a_certificate_for_proved_clients_only() {
+fn a_target_certificate_requires_authenticated_clients() {
     let proved = "client_ca = \"/ca\"\nnames = [\"a\"]\n";
     let shown = |lines: &str| {
         let (settings, warnings) = cloud(&https(&format!("{proved}{lines}")));
@@ -41,32 +41,38 @@ fn a_server_shows_targets_a_certificate_for_proved_clients_only() {
     let certificate = "target_cert = \"/c\"\ntarget_ca = \"/ca\"\n";
     let anybody = "client_ca = \"/ca\"\nnames = [\"*\"]\n";
     for lines in ["allow_from = [\"10.0.0.0/8\"]\n", "client_ca = \"/ca\"\n", anybody] {
-        let told = errors(&https(&format!("{lines}{certificate}")));
+        let errors_found = errors(&https(&format!("{lines}{certificate}")));
         assert!(
-            told.iter().any(|told| told.contains("not presented for clients identified only by address")),
-            "{told:?}"
+            errors_found
+                .iter()
+                .any(|error| error.contains("not presented for clients identified only by address")),
+            "{errors_found:?}"
         );
     }
-    let told = errors(&https(&format!("{proved}target_cert = \"/c\"\n")));
+    let errors_found = errors(&https(&format!("{proved}target_cert = \"/c\"\n")));
     assert!(
-        told[0].contains("target_ca") && told[0].contains("target_insecure_skip_verify = true"),
-        "{told:?}"
+        errors_found[0].contains("target_ca")
+            && errors_found[0].contains("target_insecure_skip_verify = true"),
+        "{errors_found:?}"
     );
-    let told = errors(&https(&format!("{proved}target_ca = \"/ca\"\n")));
-    assert!(told[0].contains("target_cert"), "{told:?}");
-    let told = errors(&https(&format!("mode = \"passthrough\"\n{certificate}")));
-    assert!(told[0].contains("client_ca and names"), "{told:?}");
+    let errors_found = errors(&https(&format!("{proved}target_ca = \"/ca\"\n")));
+    assert!(errors_found[0].contains("target_cert"), "{errors_found:?}");
+    let errors_found = errors(&https(&format!("mode = \"passthrough\"\n{certificate}")));
+    assert!(errors_found[0].contains("client_ca and names"), "{errors_found:?}");
 }
 
 #[test]
-fn certificates_are_asked_for_by_profile() {
+fn certificates_are_requested_by_profile() {
     let outside = "[server.csr]\nprofiles = [\"proxy-client\"]\n";
-    let told = errors(outside);
-    assert!(told[0].contains("server.csr.profiles") && told[0].contains("--kubeconfig"), "{told:?}");
+    let errors_found = errors(outside);
+    assert!(
+        errors_found[0].contains("server.csr.profiles") && errors_found[0].contains("--kubeconfig"),
+        "{errors_found:?}"
+    );
     assert_eq!(cloud("[server.csr]\n").0.csr, None);
-    let told = errors("[server.csr]\nprofiles = [\"agent\"]\nlifetime = \"9m\"\nnames = [\"a:1\"]\n");
-    for wanted in ["expected \"server\" or \"proxy-client\"", "lifetime", "without a port"] {
-        assert!(told.iter().any(|told| told.contains(wanted)), "{wanted}: {told:?}");
+    let errors_found = errors("[server.csr]\nprofiles = [\"agent\"]\nlifetime = \"9m\"\nnames = [\"a:1\"]\n");
+    for expected in ["expected \"server\" or \"proxy-client\"", "lifetime", "without a port"] {
+        assert!(errors_found.iter().any(|error| error.contains(expected)), "{expected}: {errors_found:?}");
     }
     let inside =
         Environment { kubernetes_service_host: Some("10.96.0.1".to_owned()), ..Environment::default() };
@@ -83,13 +89,13 @@ fn certificates_are_asked_for_by_profile() {
 }
 
 #[test]
-fn an_edge_and_its_servers_say_whether_certificates_prove_it() {
+fn edge_certificates_are_enabled_at_the_edge_and_trusted_at_the_server() {
     let outside = "[edge.csr]\nenabled = true\n";
-    let told = edge_faults(&format!("{LEAST}{outside}")).to_string();
-    assert!(told.contains("edge.csr.enabled"), "{told}");
+    let errors_found = edge_faults(&format!("{LEAST}{outside}")).to_string();
+    assert!(errors_found.contains("edge.csr.enabled"), "{errors_found}");
     assert_eq!(edge(&format!("{LEAST}[edge.csr]\nenabled = false\n")).0.csr, None);
-    let told = errors("[server.csr]\nedge_ca = \"/ca\"\n");
-    assert!(told[0].contains("server.csr.edge_ca"), "{told:?}");
+    let errors_found = errors("[server.csr]\nedge_ca = \"/ca\"\n");
+    assert!(errors_found[0].contains("server.csr.edge_ca"), "{errors_found:?}");
     let env = Environment { kubeconfig: Some("/k".into()), node_ip: Some("10.0.0.7".to_owned()), ..node1() };
     let text = format!("{LEAST}{outside}lifetime = \"24h\"\n");
     let csr = EdgeConfig::read(&text, &env).unwrap().0.csr.unwrap();
@@ -103,8 +109,11 @@ fn an_edge_and_its_servers_say_whether_certificates_prove_it() {
 fn an_edge_with_a_certificate_needs_no_token() {
     let tokenless = LEAST.replace("token = \"t0ken\"\n", "");
     assert_ne!(tokenless, LEAST);
-    let told = edge_faults(&tokenless).to_string();
-    assert!(told.contains("edge.uplink.token") && told.contains("enabled = true in [edge.csr]"), "{told}");
+    let errors_found = edge_faults(&tokenless).to_string();
+    assert!(
+        errors_found.contains("edge.uplink.token") && errors_found.contains("enabled = true in [edge.csr]"),
+        "{errors_found}"
+    );
     let env = Environment { kubeconfig: Some("/k".into()), ..node1() };
     let text = format!("{tokenless}[edge.csr]\nenabled = true\n");
     let (edge, warnings) = EdgeConfig::read(&text, &env).unwrap();

@@ -23,7 +23,7 @@ fn nothing_is_intercepted_unless_networks_are_named() {
 }
 
 #[test]
-fn networks_are_enough_and_the_rest_has_defaults() {
+fn intercept_needs_only_networks_and_has_defaults() {
     let (intercept, warnings) = read("networks = [\"10.0.0.0/16\"]").unwrap();
     let intercept = intercept.unwrap();
     assert_eq!(warnings, []);
@@ -38,7 +38,7 @@ fn networks_are_enough_and_the_rest_has_defaults() {
 }
 
 #[test]
-fn what_is_wrong_is_told_with_its_key_and_the_remedy() {
+fn an_invalid_intercept_setting_is_reported_with_its_key_and_a_remedy() {
     for (line, key, hint) in [
         ("ports = [0]", "ports[0]", "1 to 65535"),
         ("table = \"a b\"", "table", "expected a letter"),
@@ -57,7 +57,7 @@ fn what_is_wrong_is_told_with_its_key_and_the_remedy() {
 }
 
 #[test]
-fn a_mark_without_its_bits_is_the_whole_mark() {
+fn a_mark_without_a_mask_is_a_full_mark() {
     let mark = |text: &str| {
         let lines = format!("networks = [\"10.0.0.0/16\"]\nmark = \"{text}\"");
         read(&lines).unwrap().0.unwrap().mark
@@ -67,7 +67,7 @@ fn a_mark_without_its_bits_is_the_whole_mark() {
 }
 
 #[test]
-fn who_lets_the_world_send_through_this_host_is_warned() {
+fn forwarding_from_all_networks_is_a_warning() {
     let (_, warnings) = read(
         "networks = [\"10.0.0.0/16\"]\nforwarded_networks = [\"0.0.0.0/0\"]\nallow_from = [\"0.0.0.0/0\"]",
     )
@@ -76,7 +76,7 @@ fn who_lets_the_world_send_through_this_host_is_warned() {
 }
 
 #[test]
-fn an_edge_names_its_nodes_addresses_or_that_of_the_environment() {
+fn an_edges_node_ips_are_from_the_config_or_else_from_the_environment() {
     let env = Environment { node_ip: Some("10.0.0.7".to_owned()), ..node1() };
     let ips = |lines: &str| {
         EdgeConfig::read(&format!("{LEAST}{lines}"), &env)

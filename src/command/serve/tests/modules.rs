@@ -15,7 +15,7 @@ fn errors(text: &str) -> Vec<String> {
 const CLOSED: &str = "[server.connect]\nlisten = \"127.0.0.1:22\"\n";
 
 #[test]
-fn a_tcp_port_is_an_address_and_a_target_with_or_without_a_node() {
+fn a_tcp_listener_has_an_address_and_a_target_with_an_optional_node() {
     let text = r#"
         [server.tcp]
         "127.0.0.1:1" = "127.0.0.1:6443"
@@ -41,7 +41,7 @@ fn a_tcp_port_is_an_address_and_a_target_with_or_without_a_node() {
 }
 
 #[test]
-fn whatever_is_wrong_with_a_tcp_port_is_told_with_its_key() {
+fn an_invalid_tcp_listener_is_reported_with_its_key() {
     let lines = [
         "\"6443\" = \"127.0.0.1:6443\"",
         "\"127.0.0.1:1\" = \"6443\"",
@@ -65,7 +65,7 @@ fn whatever_is_wrong_with_a_tcp_port_is_told_with_its_key() {
 }
 
 #[test]
-fn an_open_tcp_port_is_named_and_one_that_asks_for_a_password_is_a_fault() {
+fn an_open_tcp_listener_is_a_warning_and_basic_auth_is_an_error() {
     let open = format!("{CLOSED}[server.tcp]\n\"0.0.0.0:6443\" = \"node1/127.0.0.1:6443\"\n");
     let (_, warnings) = cloud(&open);
     let key = "server.tcp.\"0.0.0.0:6443\"";
@@ -83,7 +83,7 @@ fn an_open_tcp_port_is_named_and_one_that_asks_for_a_password_is_a_fault() {
 }
 
 #[test]
-fn a_port_of_the_https_table_stands_for_one_of_every_node() {
+fn an_https_node_port_represents_one_port_of_every_node() {
     let text = r#"
         [server.https]
         mode = "passthrough"
@@ -113,7 +113,7 @@ fn a_port_of_the_https_table_stands_for_one_of_every_node() {
 }
 
 #[test]
-fn whatever_is_wrong_with_https_is_told() {
+fn an_invalid_https_setting_is_reported_with_its_key() {
     for (lines, part) in [
         ("mode = \"relay\"\ncert = \"/c\"\nkey = \"/k\"", "expected \"terminate\" or \"passthrough\""),
         ("mode = \"passthrough\"\nclient_ca = \"/ca\"", "server.https.client_ca: set, but mode"),
@@ -137,7 +137,7 @@ fn whatever_is_wrong_with_https_is_told() {
 }
 
 #[test]
-fn the_admin_socket_is_at_a_given_path_or_has_a_name_in_a_usual_directory() {
+fn the_admin_socket_has_a_given_path_or_the_roles_default_name() {
     let (pod, _) = cloud("");
     assert_eq!((pod.admin.listen, pod.admin.name), (None, "server"));
     let (lone, _) = edge(LEAST);
@@ -151,7 +151,7 @@ fn the_admin_socket_is_at_a_given_path_or_has_a_name_in_a_usual_directory() {
 }
 
 #[test]
-fn nobody_joins_by_invitation_unless_a_store_is_named() {
+fn invitations_are_off_unless_a_store_is_set() {
     let read = |lines: &str| {
         let text = format!("[server.connect]\nlisten = \"127.0.0.1:22\"\n[server.invitations]\n{lines}");
         ServerConfig::read(&text, &Environment::default()).map(|(cloud, _)| cloud.invitations)

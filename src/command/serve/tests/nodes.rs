@@ -10,33 +10,33 @@ const CLOSED: &str = "[server.connect]\nlisten = \"127.0.0.1:22\"\n";
 const BY_HOST: &str = "[server.http]\nlisten_ip = \"127.0.0.1\"\nports = { \"10264\" = \"host\" }\n";
 
 #[test]
-fn a_port_stands_for_what_host_names() {
+fn a_node_port_by_host_represents_every_port_of_every_node() {
     let (settings, warnings) = cloud(&format!("{CLOSED}{BY_HOST}"));
     assert_eq!(
         (&settings.listener::<HttpConfig>().unwrap().ports[0].stands_for, warnings),
         (&PortTarget::Host, vec![])
     );
     let open = format!("{CLOSED}{}", BY_HOST.replace("listen_ip = \"127.0.0.1\"", ""));
-    let told = "anyone who reaches [::]:10264 can reach every port at every node without authentication; set allow_from";
-    assert_eq!(cloud(&open).1[0].text, told);
+    let message = "anyone who reaches [::]:10264 can reach every port at every node without authentication; set allow_from";
+    assert_eq!(cloud(&open).1[0].text, message);
 }
 
 #[test]
-fn where_no_host_is_read_no_port_stands_for_it() {
+fn a_port_by_host_is_an_error_in_passthrough_mode() {
     let text = format!("{CLOSED}{}", BY_HOST.replace("http]", "https]\nmode = \"passthrough\""));
-    let told: Vec<_> = cloud_faults(&text).iter().map(ToString::to_string).collect();
+    let message: Vec<_> = cloud_faults(&text).iter().map(ToString::to_string).collect();
     let want = "server.https.ports.\"10264\": \"host\", but mode is \"passthrough\": set the target that each node dials; the Host cannot be read in this mode";
-    assert!(told.len() == 1 && told[0].ends_with(want), "{told:?}");
+    assert!(message.len() == 1 && message[0].ends_with(want), "{message:?}");
 }
 
 #[test]
-fn neither_table_is_there_by_default_and_both_need_kubernetes() {
+fn node_ports_and_node_names_are_off_by_default_and_need_kubernetes() {
     let (settings, _) = cloud(CLOSED);
     assert_eq!((settings.ports, settings.node_names), (None, None));
     for table in ["node_ports", "node_names"] {
-        let told = cloud_faults(&format!("{CLOSED}[server.{table}]\n")).to_string();
+        let message = cloud_faults(&format!("{CLOSED}[server.{table}]\n")).to_string();
         let key = format!("server.{table}.configmap: requires Kubernetes: ");
-        assert!(told.contains(&key), "{told}");
+        assert!(message.contains(&key), "{message}");
     }
 }
 
@@ -55,7 +55,7 @@ mod inside {
     }
 
     #[test]
-    fn what_is_left_out_is_as_yurttunnel_has_it() {
+    fn absent_keys_have_yurttunnels_defaults() {
         let (settings, warnings) = inside("[server.node_ports]\n[server.node_names]\n").unwrap();
         assert_eq!(warnings, []);
         let ports = settings.ports.unwrap();
@@ -76,21 +76,21 @@ mod inside {
     }
 
     #[test]
-    fn edges_names_lead_to_servers_that_are_published_without_a_zone() {
+    fn node_names_resolve_to_a_server_only_with_published_names_without_a_zone() {
         let published =
             "[server.dns]\npublish = \"configmap\"\n[server.node_names]\nresolve_to = \"server\"\n";
         let (settings, _) = inside(published).unwrap();
         assert_eq!(settings.node_names.unwrap().holders.unwrap(), "tunnel-nodes");
         let zone = published.replace("[server.node_names]", "zone = \"n.test\"\n[server.node_names]");
         for text in ["[server.node_names]\nresolve_to = \"server\"\n", &zone] {
-            let told = inside(text).unwrap_err();
+            let message = inside(text).unwrap_err();
             let want = "requires publish = \"configmap\" of [server.dns], without a zone";
-            assert!(told.len() == 1 && told[0].ends_with(want), "{told:?}");
+            assert!(message.len() == 1 && message[0].ends_with(want), "{message:?}");
         }
     }
 
     #[test]
-    fn whatever_is_wrong_is_told_with_its_key() {
+    fn an_invalid_node_names_setting_is_reported_with_its_key() {
         for (text, want) in [
             ("[server.node_names]\nedges = \"edge\"\n", "edges: \"edge\": expected label=value"),
             (
@@ -104,13 +104,16 @@ mod inside {
                 "configmap: \"x\", which publish of [server.dns] writes: use a separate ConfigMap",
             ),
         ] {
-            let told = inside(text).unwrap_err();
-            assert!(told.len() == 1 && told[0].contains(want), "{told:?}");
+            let message = inside(text).unwrap_err();
+            assert!(message.len() == 1 && message[0].contains(want), "{message:?}");
         }
         let nowhere = format!("{CLOSED}[server.node_ports]\nservice = \"s\"\n");
         let env =
             Environment { kubernetes_service_host: Some("10.96.0.1".to_owned()), ..Environment::default() };
-        let told = ServerConfig::read(&nowhere, &env).unwrap_err().to_string();
-        assert!(told.contains("server.node_ports.service: set, but it has no port to route to"), "{told}");
+        let message = ServerConfig::read(&nowhere, &env).unwrap_err().to_string();
+        assert!(
+            message.contains("server.node_ports.service: set, but it has no port to route to"),
+            "{message}"
+        );
     }
 }

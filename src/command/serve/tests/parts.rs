@@ -27,7 +27,7 @@ fn inside() -> Environment {
 }
 
 #[test]
-fn a_table_of_a_part_that_is_not_compiled_in_is_an_error_with_the_name_of_its_feature() {
+fn a_table_of_a_feature_that_is_not_compiled_in_is_an_error_that_names_it() {
     for text in [
         "[server.dns]\npublish = \"configmap\"\n",
         "[server.peers]\nkubernetes_service = \"tunnel\"\n",
@@ -50,7 +50,7 @@ fn a_table_of_a_part_that_is_not_compiled_in_is_an_error_with_the_name_of_its_fe
 }
 
 #[test]
-fn a_file_of_superedge_is_an_error_in_a_build_without_it() {
+fn a_superedge_file_is_an_error_in_a_build_without_superedge() {
     let read = ServerConfig::read("[mode.cloud.ssh]\nport = 22\n", &Environment::default());
     match (SUPEREDGE, read) {
         (Ok(()), read) => assert!(read.is_ok()),

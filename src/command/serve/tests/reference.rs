@@ -336,7 +336,7 @@ fn document(server: &str, edge: &str) -> String {
 }
 
 #[test]
-fn the_reference_is_what_the_sources_say() {
+fn the_config_reference_matches_the_sources() {
     let root = Path::new(env!("CARGO_MANIFEST_DIR"));
     let read = |file: &str| std::fs::read_to_string(root.join(file)).unwrap_or_default();
     let (server, edge) = ("docs/reference/server.toml", "docs/reference/edge.toml");
@@ -352,7 +352,7 @@ fn the_reference_is_what_the_sources_say() {
 }
 
 #[test]
-fn the_tables_in_effect_have_defaults_values_and_no_secrets() {
+fn effective_tables_contain_defaults_and_values_but_no_secrets() {
     let text = "[edge.uplink]\ntoken = \"sw0rdfish\"\nservers = [\"cloud:9000\"]\n";
     let effective = EdgeConfig::examine(text, &node1()).effective;
     let uplink = &effective["edge.uplink"];
@@ -375,7 +375,7 @@ fn the_tables_in_effect_have_defaults_values_and_no_secrets() {
 }
 
 #[test]
-fn a_comment_has_short_lines_that_do_not_look_like_keys() {
+fn comments_in_the_reference_are_wrapped_and_do_not_look_like_keys() {
     let text = comment(&format!(
         "{} if enabled = true in [edge.csr], otherwise not.",
         "word ".repeat(21).trim_end()

@@ -13,7 +13,7 @@ fn read(lines: &str) -> Result<(ServerConfig, Vec<Warning>), ConfigErrors> {
 }
 
 #[test]
-fn nothing_is_published_unless_asked_for() {
+fn nothing_is_published_by_default() {
     let (absent, _) = cloud("");
     let etcd = EtcdSettings { prefix: "/skydns".into(), ..EtcdSettings::default() };
     assert_eq!(absent.dns, DnsConfig { etcd, ..DnsConfig::default() });
@@ -23,7 +23,7 @@ fn nothing_is_published_unless_asked_for() {
 }
 
 #[test]
-fn edges_are_asked_to_move_unless_it_is_forbidden() {
+fn rebalancing_can_be_disabled() {
     assert!(!read("[server.peers]\nrebalance = false").unwrap().0.peers.rebalance);
     let errors = read("[server.peers]\nrebalance = 1").unwrap_err();
     assert!(errors.to_string().contains("server.peers.rebalance"), "{errors}");
@@ -45,7 +45,7 @@ fn a_publisher_is_read_with_its_defaults() {
 }
 
 #[test]
-fn other_servers_are_named_in_several_ways_and_asked_only_if_something_says_that_there_are_any() {
+fn peers_are_searched_only_if_a_setting_implies_several_servers() {
     let peers = |lines| read(lines).unwrap().0.peers;
     let (all, _) = read(
         "resolvers = [\"10.96.0.10:53\"]\n[server.peers]\naddresses = [\"10.0.0.7:9000\", \"[fd00::1]:9000\"]\n\
@@ -76,7 +76,7 @@ fn other_servers_are_named_in_several_ways_and_asked_only_if_something_says_that
 }
 
 #[test]
-fn what_a_publisher_lacks_is_a_fault() {
+fn an_incomplete_or_invalid_publisher_or_peer_setting_is_an_error() {
     for (lines, key) in [
         ("publish = \"hosts\"", "dns.hosts_file"),
         ("publish = \"etcd\"", "dns.etcd.endpoints"),
@@ -130,7 +130,7 @@ const NODES: &str =
     "[mode.cloud.stream.dns]\nconfigmap = \"nodes\"\nhosts = \"/etc/h\"\nservice = \"cloud\"\n";
 
 #[test]
-fn superedges_tables_publish_in_its_configmap_unless_we_say_otherwise() {
+fn superedges_dns_table_publishes_to_its_configmap_unless_overridden() {
     let cluster = |service: Option<&str>| {
         Some(ClusterSettings {
             kubeconfig: None,
@@ -177,7 +177,7 @@ fn superedges_tables_publish_in_its_configmap_unless_we_say_otherwise() {
 }
 
 #[test]
-fn superedges_tables_load_with_a_warning_where_there_is_no_kubernetes() {
+fn superedges_kubernetes_tables_load_with_a_warning_without_kubernetes() {
     let newer = "[mode.cloud.stream.register]\nservice = \"newer\"\n";
     let (dns, register) = ("mode.cloud.stream.dns", "mode.cloud.stream.register");
     for (text, tables) in [
@@ -193,7 +193,7 @@ fn superedges_tables_load_with_a_warning_where_there_is_no_kubernetes() {
 }
 
 #[test]
-fn edges_may_ask_for_nothing_that_was_not_allowed() {
+fn edge_access_allows_only_listed_targets_and_nodes() {
     let at = |at: &str| at.parse().unwrap();
     let (none, _) = inside("", None).unwrap();
     assert!(!none.edge_access.targets.allows(at("127.0.0.1:22"), &[]) && none.edge_access.nodes.is_empty());

@@ -144,7 +144,7 @@ const EDGE_NEW: &str = "[mode]\n\t[mode.edge]\n\t\t[mode.edge.stream]\n\t\t\t[mo
     \t\t[mode.edge.http_proxy]\n\t\t\tip = \"0.0.0.0\"\n\t\t\tport = \"51009\"\n";
 
 #[test]
-fn the_oldest_cloud_file_loads() {
+fn superedges_oldest_cloud_file_loads() {
     let (cloud, warnings) = cloud(CLOUD_OLD);
     assert_eq!(cloud.links.listen, "0.0.0.0:9000".parse().unwrap());
     assert_eq!(cloud.links.admin_listen, "0.0.0.0:8000".parse().unwrap());
@@ -173,7 +173,7 @@ fn the_oldest_cloud_file_loads() {
 }
 
 #[test]
-fn errors_about_files_and_ports_name_keys_as_the_file_has_them() {
+fn errors_about_a_superedge_file_use_its_own_keys() {
     let mut startup = Startup::checking();
     let (settings, _) = startup
         .settings(ServerConfig::examine(&CLOUD_OLD.replace("../../conf", "/none"), &Environment::default()));
@@ -187,13 +187,13 @@ fn errors_about_files_and_ports_name_keys_as_the_file_has_them() {
 }
 
 #[test]
-fn a_missing_name_of_the_node_is_an_error_about_the_environment() {
+fn a_missing_node_name_is_an_error_about_the_environment_variable() {
     let errors = EdgeConfig::read(EDGE_OLD, &Environment::default()).unwrap_err().to_string();
     assert_eq!(errors, "NODE_NAME: missing: set this environment variable to the node's name");
 }
 
 #[test]
-fn only_a_superedge_file_looks_for_superedges_certificate() {
+fn only_a_superedge_file_has_superedges_default_certificate() {
     for (text, name) in
         [("[mode.cloud]\n", "cloud"), ("[server.connect]\nlisten = \"127.0.0.1:22\"\n", "server")]
     {
@@ -203,7 +203,7 @@ fn only_a_superedge_file_looks_for_superedges_certificate() {
 }
 
 #[test]
-fn a_cloud_file_with_an_empty_https_table_loads() {
+fn a_superedge_cloud_file_with_an_empty_https_table_loads() {
     let (cloud, warnings) = cloud(CLOUD_TCP);
     assert_eq!(cloud.links.admin_listen.port(), 51000);
     assert_eq!(warned(&warnings, WarningKind::Unsupported), [""; 0]);
@@ -214,7 +214,7 @@ fn a_cloud_file_with_an_empty_https_table_loads() {
 }
 
 #[test]
-fn a_cloud_file_of_the_middle_years_loads() {
+fn a_superedge_cloud_file_with_https_and_egress_loads() {
     let (cloud, warnings) = cloud(CLOUD_HTTPS);
     assert_eq!(cloud.links.admin_listen.port(), 51010);
     assert_eq!(connect(&cloud).listen, "0.0.0.0:22".parse().unwrap());
@@ -231,7 +231,7 @@ fn a_cloud_file_of_the_middle_years_loads() {
 }
 
 #[test]
-fn the_newest_cloud_file_loads() {
+fn superedges_newest_cloud_file_loads() {
     let (cloud, warnings) = cloud(CLOUD_NEW);
     assert_eq!(cloud.links.metrics_listen, Some("0.0.0.0:6000".parse().unwrap()));
     assert_eq!(cloud.tls.min_version, TlsVersion::V12);
@@ -248,7 +248,7 @@ fn the_newest_cloud_file_loads() {
 }
 
 #[test]
-fn the_edge_files_of_all_years_load() {
+fn superedges_edge_files_of_all_versions_load() {
     let (old, warnings) = edge(EDGE_OLD);
     assert_eq!(old.uplink.token, Some(Secret::new("6ff2a1ea0f1611eb9896362096106d9d")));
     assert_eq!(old.uplink.ca.to_str(), Some("../../conf/certs/ca.crt"));
@@ -284,7 +284,7 @@ fn the_edge_files_of_all_years_load() {
 }
 
 #[test]
-fn a_template_that_was_not_filled_in_loads_and_is_named() {
+fn an_unfilled_superedge_template_loads_with_warnings() {
     let (edge, warnings) = edge(EDGE_TEMPLATE);
     assert_eq!(edge.uplink.servers[0].port, 9000);
     let unfilled = ["mode.edge.stream.client.dns", "mode.edge.stream.client.servername"];
@@ -292,7 +292,7 @@ fn a_template_that_was_not_filled_in_loads_and_is_named() {
 }
 
 #[test]
-fn a_typo_in_a_table_that_is_not_served_is_a_fault_still() {
+fn a_misspelt_key_in_an_unsupported_superedge_table_is_an_error() {
     for (text, key) in [
         ("[mode.cloud.https]\nkay = 1", "mode.cloud.https.kay"),
         ("[mode.cloud.stream.dns]\nconfig = \"\"", "mode.cloud.stream.dns.config"),
@@ -302,14 +302,14 @@ fn a_typo_in_a_table_that_is_not_served_is_a_fault_still() {
 }
 
 #[test]
-fn both_spellings_in_one_file_are_well_while_they_agree() {
+fn two_spellings_of_a_superedge_key_must_have_the_same_value() {
     let both = "[mode.cloud.stream.server]\ngrpcport = 9000\ngrpc_port = 9000\n";
     assert_eq!(cloud(both).0.links.listen.port(), 9000);
     assert_eq!(cloud_faults(&both.replace("grpcport = 9000", "grpcport = 9001")).iter().count(), 1);
 }
 
 #[test]
-fn a_key_of_ours_in_a_file_of_superedge_is_an_unknown_key() {
+fn a_native_key_in_a_superedge_file_is_unknown() {
     let text = "[mode.cloud.ssh]\nport = 22\nauth = \"none\"\n[mode.cloud.session]\ngrace = \"1s\"\n\
                 [mode.cloud.tcp.\"0.0.0.0:1\"]\ntarget = \"n/127.0.0.1:1\"\n";
     let errors: Vec<_> = cloud_faults(text).iter().map(ToString::to_string).collect();
