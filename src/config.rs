@@ -345,17 +345,17 @@ impl Diagnostics {
     }
 
     /// Records an unknown key.
-    pub(crate) fn unknown(&mut self, place: usize, key: &str, wanted: &str) {
+    pub(crate) fn unknown(&mut self, place: usize, key: &str, expected: &str) {
         let found = Some("unknown key".to_owned());
-        self.place_fault(Some(place), key, found, wanted);
+        self.place_fault(Some(place), key, found, expected);
         if let Some(error) = self.errors.last_mut() {
             error.doubt = Certainty::Unknown;
         }
     }
 
     /// Records an error outside the file, or something missing in it.
-    pub(crate) fn error(&mut self, key: &str, found: Option<String>, wanted: impl Into<String>) {
-        self.place_fault(None, key, found, wanted);
+    pub(crate) fn error(&mut self, key: &str, found: Option<String>, expected: impl Into<String>) {
+        self.place_fault(None, key, found, expected);
     }
 
     /// Records a warning.
@@ -423,10 +423,10 @@ impl Diagnostics {
         place: Option<usize>,
         key: &str,
         found: Option<String>,
-        wanted: impl Into<String>,
+        expected: impl Into<String>,
     ) {
         let doubt = if found.is_none() { Certainty::Missing } else { Certainty::None };
-        let text = format!("{}: {}", found.unwrap_or_else(|| "missing".to_owned()), wanted.into());
+        let text = format!("{}: {}", found.unwrap_or_else(|| "missing".to_owned()), expected.into());
         let error = ConfigError { key: self.spelling.of(key), line: None, text };
         self.errors.push(PlacedFault { place: place.unwrap_or(NOWHERE), doubt, error });
     }

@@ -42,16 +42,16 @@ impl ConfigTable<'_> {
         let is_inner =
             |key: &str, of: &str| key.strip_prefix(of).is_some_and(|rest| rest.starts_with(['[', '.']));
         errors.retain(|error| !skip.iter().any(|key| is_inner(key, &error.key)));
-        for FieldError { key, place, found, wanted } in errors {
-            report.place_fault(place, &self.key(key), found, wanted);
+        for FieldError { key, place, found, expected } in errors {
+            report.place_fault(place, &self.key(key), found, expected);
         }
         if unlisted.is_some() {
             let found = Some(format!("more than {MAX_ERRORS} errors"));
-            let wanted = "correct the listed ones first; the rest of the table is not checked";
-            report.place_fault(unlisted, self.path(), found, wanted);
+            let expected = "correct the listed ones first; the rest of the table is not checked";
+            report.place_fault(unlisted, self.path(), found, expected);
         }
-        for (key, (place, wanted)) in nested.into_inner() {
-            report.unknown(place, &self.key(key), &wanted);
+        for (key, (place, expected)) in nested.into_inner() {
+            report.unknown(place, &self.key(key), &expected);
         }
         for field in fields.get() {
             let is_wrong = skip.iter().any(|key| key == field || is_inner(key, field));
@@ -109,7 +109,7 @@ struct FieldError {
     /// The value found, unless it is secret.
     found: Option<String>,
     /// What is allowed.
-    wanted: String,
+    expected: String,
 }
 
 impl<'de> Deserializer<'de> for Root<'_, '_> {
@@ -325,8 +325,8 @@ impl<'de, 'r, 't: 'r, I: Iterator<Item = Value<'r, 't>>> SeqAccess<'de> for Item
 }
 
 impl Error for FieldError {
-    fn custom<T: fmt::Display>(wanted: T) -> Self {
-        Self { key: String::new(), place: None, found: None, wanted: wanted.to_string() }
+    fn custom<T: fmt::Display>(expected: T) -> Self {
+        Self { key: String::new(), place: None, found: None, expected: expected.to_string() }
     }
 
     fn invalid_type(_found: Unexpected<'_>, expected: &dyn Expected) -> Self {
@@ -355,7 +355,7 @@ impl std::error::Error for FieldError {}
 
 impl fmt::Display for FieldError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.wanted)
+        f.write_str(&self.expected)
     }
 }
 
@@ -413,7 +413,7 @@ mod tests {
     }
 
     #[test]
-    fn a_table_becomes_a_struct_and_absent_keys_keep_their_defaults() {
+    fn a_table_is_read_as_a_struct_and_absent_keys_have_defaults() {
         let parsed = read(
             "[t]\nname = \"a\"\nkind = \"etcd\"\nrules = [{ nodes = [\"n\"], port = 7 }]\nwait = \"5s\"\n",
         );
@@ -427,7 +427,7 @@ mod tests {
     }
 
     #[test]
-    fn all_errors_of_a_table_are_reported_in_one_pass_of_the_user() {
+    fn all_errors_of_a_table_are_reported_at_once() {
         let parsed = read(
             "[t]\nname = 7\npassword = 8\nis_on = \"yes\"\nkind = \"disk\"\nlist = [\"a b\", \"c\", 5]\n\
              rules = [{ nodes = \"n\", prt = 1 }, 5]\nwait = 60\ncount = 10\nsize = \"4MB\"\nlst = []\n",
@@ -455,14 +455,14 @@ mod tests {
     }
 
     #[test]
-    fn a_key_that_resembles_none_gets_a_list_of_those_that_are_known() {
+    fn an_unknown_key_similar_to_none_gets_the_list_of_known_keys() {
         let suggested = |key| suggestion(key, ["server", "edge"].into_iter());
         assert_eq!(suggested("servr"), "did you mean server?");
         assert_eq!(suggested("unknown"), "known here are server, edge");
     }
 
     #[test]
-    fn the_number_of_passes_is_bounded_and_further_errors_are_announced() {
+    fn errors_of_a_table_are_limited_and_the_cut_is_reported() {
         let parsed = read(&format!("[t]\nlist = [{}]\n", "1, ".repeat(10_000)));
         let last = parsed.errors.last().unwrap().to_string();
         let expected = "line 2: t: more than 100 errors: correct the listed ones first; the rest of the table is not checked";
@@ -471,7 +471,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn no_value_shows_a_text_of_serde(value in "true|7|-1|1\\.5|\"x\"|\"1h\"|\\[\\]|\\[1\\]|\\{\\}|1979-05-27|99999999999999999999") {
+        fn no_invalid_value_yields_an_error_text_of_serde(value in "true|7|-1|1\\.5|\"x\"|\"1h\"|\\[\\]|\\[1\\]|\\{\\}|1979-05-27|99999999999999999999") {
             for key in ["name", "password", "is_on", "kind", "list", "rules", "wait", "count", "size"] {
                 for error in read(&format!("[t]\n{key} = {value}\n")).errors {
                     let text = error.to_string();

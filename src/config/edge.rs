@@ -214,8 +214,8 @@ fn env_node(table: &ConfigTable<'_>, env: &Environment, report: &mut Diagnostics
     let Some(name) = env.node_name.as_deref().filter(|name| !name.is_empty()) else {
         let here = table.key("node");
         if report.spelling.of(&here) == here {
-            let wanted = "set this node's name here or in the environment variable NODE_NAME";
-            table.error("node", None, wanted, report);
+            let expected = "set this node's name here or in the environment variable NODE_NAME";
+            table.error("node", None, expected, report);
         } else {
             report.error("NODE_NAME", None, "set this environment variable to the node's name");
         }
@@ -229,12 +229,12 @@ fn env_node(table: &ConfigTable<'_>, env: &Environment, report: &mut Diagnostics
 fn check_token(table: &ConfigTable<'_>, token: Option<&Secret>, certified: bool, report: &mut Diagnostics) {
     match (table.has("token"), table.has("token_file")) {
         (true, true) => {
-            let wanted = "both set the token; keep token_file";
-            table.error("token", Some("token_file is also set".to_owned()), wanted, report);
+            let expected = "both set the token; keep token_file";
+            table.error("token", Some("token_file is also set".to_owned()), expected, report);
         }
         (false, false) if !certified => {
-            let wanted = "set the token here or in token_file, or set enabled = true in [edge.csr]";
-            table.error("token", None, wanted, report);
+            let expected = "set the token here or in token_file, or set enabled = true in [edge.csr]";
+            table.error("token", None, expected, report);
         }
         _ => {}
     }
@@ -254,13 +254,14 @@ struct ServerTarget(Target);
 
 impl<'de> Deserialize<'de> for ServerTarget {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        let wanted = "expected the server's host:port, for example tunnel.example.org:9000 or [fd00::1]:9000";
+        let expected =
+            "expected the server's host:port, for example tunnel.example.org:9000 or [fd00::1]:9000";
         let text: String = value::filled_text(deserializer)?;
-        let (host, port) = text.rsplit_once(':').ok_or_else(|| D::Error::custom(wanted))?;
+        let (host, port) = text.rsplit_once(':').ok_or_else(|| D::Error::custom(expected))?;
         if let (Some(host), Ok(port)) = (template(host), port.parse()) {
             return Ok(Self(Target { host, port }));
         }
-        text.parse().map(Self).map_err(|_| D::Error::custom(wanted))
+        text.parse().map(Self).map_err(|_| D::Error::custom(expected))
     }
 }
 

@@ -23,9 +23,9 @@ pub(crate) enum ListenAddress {
 impl<'de> Deserialize<'de> for ListenAddress {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         let text = String::deserialize(deserializer)?;
-        let wanted = |_| D::Error::custom("expected ip:port, for example 127.0.0.1:8000, or unix:/path");
+        let expected = |_| D::Error::custom("expected ip:port, for example 127.0.0.1:8000, or unix:/path");
         unix_path(&text)
-            .map_or_else(|| text.parse().map(Self::Port).map_err(wanted), |path| Ok(Self::Unix(path)))
+            .map_or_else(|| text.parse().map(Self::Port).map_err(expected), |path| Ok(Self::Unix(path)))
     }
 }
 
@@ -97,8 +97,8 @@ struct UnixSocket;
 
 impl UnixSocket {
     fn deserialize<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<PathBuf>, D::Error> {
-        let wanted = || D::Error::custom("expected unix:/path, for example unix:/run/tunnel/server.sock");
-        unix_path(&String::deserialize(deserializer)?).map(Some).ok_or_else(wanted)
+        let expected = || D::Error::custom("expected unix:/path, for example unix:/run/tunnel/server.sock");
+        unix_path(&String::deserialize(deserializer)?).map(Some).ok_or_else(expected)
     }
 
     fn serialize<S: Serializer>(path: &Option<PathBuf>, serializer: S) -> Result<S::Ok, S::Error> {
@@ -306,12 +306,12 @@ impl AccessConfig {
         for (i, j, user) in rules.iter().flat_map(Rules::users) {
             // The user name of a password cannot contain ':', but the name in a certificate can.
             if user.trim().is_empty() || user.contains('*') || user.contains(':') && !proofs.certified() {
-                let wanted = "expected a user name without ':' and '*'; for all users leave the list out";
+                let expected = "expected a user name without ':' and '*'; for all users leave the list out";
                 table.error_in(
                     "rules",
                     &format!("[{i}].users[{j}]"),
                     format!("{:?}", value::excerpt(user)),
-                    wanted,
+                    expected,
                     report,
                 );
             }
@@ -320,8 +320,9 @@ impl AccessConfig {
             && rules.has_users()
             && !proofs.certified()
         {
-            let wanted = "without auth = \"basic\" no client has a user name, so the rule matches no client";
-            table.error("rules", Some("a rule requires users".to_owned()), wanted, report);
+            let expected =
+                "without auth = \"basic\" no client has a user name, so the rule matches no client";
+            table.error("rules", Some("a rule requires users".to_owned()), expected, report);
         }
         if let Some(proxies) = &proxy_protocol {
             warn_trusted(table, proxies, report);
@@ -407,9 +408,9 @@ fn auth(
     };
     if auth != AuthConfig::None && !proofs.password && !proofs.certified() && table.is_present() {
         let found = if basic.is_some() { "\"basic\"" } else { "\"basic\", inherited from [server.connect]" };
-        let wanted = "clients of this port cannot send a password, so none would be accepted; set auth = \"none\" in this \
+        let expected = "clients of this port cannot send a password, so none would be accepted; set auth = \"none\" in this \
                       table, and restrict clients with allow_from";
-        table.error("auth", silent(found), wanted, report);
+        table.error("auth", silent(found), expected, report);
         return None;
     }
     Some(auth)
@@ -418,18 +419,18 @@ fn auth(
 /// Records an error if a listener requests certificates, and does not say whose.
 pub(crate) fn require_names(table: &ConfigTable<'_>, report: &mut Diagnostics) {
     if table.has("client_ca") && !table.has("names") {
-        let wanted = "list the names (CN or DNS) of client certificates, for example [\"system:kube-apiserver\"]; \
+        let expected = "list the names (CN or DNS) of client certificates, for example [\"system:kube-apiserver\"]; \
                       [\"*\"] accepts every certificate that a CA of client_ca has signed or will sign";
-        table.error("names", None, wanted, report);
+        table.error("names", None, expected, report);
     }
 }
 
 fn names(table: &mut ConfigTable<'_>, proofs: AuthMethods, report: &mut Diagnostics) -> Vec<CertificateGlob> {
-    let Some(asked) = proofs.certificate else { return Vec::new() };
+    let Some(is_requested) = proofs.certificate else { return Vec::new() };
     let keys: NameKeys = table.fields(report);
-    if keys.names.is_some() && !asked {
-        let wanted = "no certificate is requested; set client_ca to the CA that signs them";
-        table.error("names", Some("set, but client_ca is not".to_owned()), wanted, report);
+    if keys.names.is_some() && !is_requested {
+        let expected = "no certificate is requested; set client_ca to the CA that signs them";
+        table.error("names", Some("set, but client_ca is not".to_owned()), expected, report);
     }
     table.record(&keys, report);
     keys.names.unwrap_or_default()
@@ -469,7 +470,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_module_leaves_out_is_as_ssh_has_it() {
+    fn a_listener_inherits_absent_access_keys_from_the_connect_listener() {
         let (ssh, module, reported) = read(SSH, PASSWORD);
         assert_eq!((&module, reported), (&ssh, vec![]));
         let AuthConfig::Basic { key, .. } = module.auth else { panic!("{module:?}") };
@@ -477,7 +478,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_module_says_holds_for_it_alone() {
+    fn a_listeners_access_keys_override_only_its_own() {
         let own = "allow_from = [\"192.0.2.0/24\"]\nproxy_protocol = []\nusers = \"/own\"\nrules = []\n";
         let (ssh, module, reported) = read(&format!("{SSH}{own}"), PASSWORD);
         assert_eq!(reported, [""; 0]);
@@ -491,7 +492,7 @@ mod tests {
     }
 
     #[test]
-    fn where_no_password_can_be_given_one_that_is_asked_for_is_a_fault() {
+    fn basic_auth_is_an_error_for_a_protocol_without_passwords() {
         for text in [SSH, "[module]\nauth = \"basic\"\nusers = \"/own\""] {
             let (_, module, reported) = read(text, NOTHING);
             assert_eq!(module.auth, AuthConfig::None);
@@ -505,7 +506,7 @@ mod tests {
     }
 
     #[test]
-    fn names_are_of_a_certificate_that_is_asked_for() {
+    fn names_require_client_certificates() {
         let text = "[module]\nnames = [\"system:*\", \"*.example.org\"]";
         let (_, module, reported) = read(text, CERTIFICATE);
         let may = |name| module.names.iter().any(|glob| glob.matches(name));
@@ -519,7 +520,7 @@ mod tests {
     }
 
     #[test]
-    fn who_asks_for_certificates_says_whose() {
+    fn client_ca_requires_a_list_of_names() {
         let (_, _, reported) = read("[module]\nclient_ca = \"/ca\"", CERTIFICATE);
         assert!(
             reported.len() == 1 && reported[0].contains("module.names: missing: list the names"),
@@ -536,7 +537,7 @@ mod tests {
     }
 
     #[test]
-    fn an_open_port_is_named_with_what_closes_it() {
+    fn an_open_listener_is_a_warning_with_the_keys_that_restrict_it() {
         for (proofs, hint) in [
             (PASSWORD, "set auth = \"basic\" or allow_from"),
             (UNASKED, "set client_ca or allow_from"),

@@ -217,7 +217,7 @@ mod tests {
     }
 
     #[test]
-    fn what_counts_at_once_is_told_from_what_needs_a_start() {
+    fn changed_live_keys_are_distinguished_from_keys_that_need_a_restart() {
         let new = OLD
             .replace("10.0.0.0/8", "10.0.0.0/9")
             .replace("max_sessions = 7", "max_sessions = 8\nresume_timeout = \"1s\"");
@@ -225,13 +225,13 @@ mod tests {
         let changed = between(OLD, &new);
         assert_eq!(changed.live, ["server.connect.allow_from", "server.tcp.\"0.0.0.0:1\".rules"]);
         assert_eq!(changed.at_start, ["server.session.max_sessions", "server.session.resume_timeout"]);
-        let gone = between(OLD, "[server.session]\nmax_sessions = 7\n");
-        assert_eq!(gone.live, ["server.connect.allow_from"]);
-        assert_eq!(gone.at_start, ["server.connect.listen", "server.tcp.\"0.0.0.0:1\".target"]);
+        let removed = between(OLD, "[server.session]\nmax_sessions = 7\n");
+        assert_eq!(removed.live, ["server.connect.allow_from"]);
+        assert_eq!(removed.at_start, ["server.connect.listen", "server.tcp.\"0.0.0.0:1\".target"]);
     }
 
     #[test]
-    fn another_spelling_a_comment_and_the_order_change_nothing() {
+    fn spelling_comments_and_order_are_no_config_change() {
         let new = "[server.session]\nmax_sessions = 7 # seven\n[server.tcp]\n\"0.0.0.0:1\" = { target = 'a/b:1' }\n\
                    [server.connect]\nallow_from = [ \"10.0.0.0/8\" ]\nlisten = '[::]:22'\n";
         assert_eq!(between(OLD, new), ConfigDiff::default());
@@ -242,7 +242,7 @@ mod tests {
 
     /// Tables that are no listeners have keys of the same names.
     #[test]
-    fn only_rules_of_listeners_count_at_once() {
+    fn only_access_keys_of_listeners_are_live() {
         for key in ["server.csr.names", "server.node_names.names"] {
             let text = |name: &str| format!("{key} = [\"{name}\"]\n");
             assert_eq!(between(&text("a"), &text("b")).at_start, [key]);
@@ -250,7 +250,7 @@ mod tests {
     }
 
     #[test]
-    fn no_value_is_shown() {
+    fn a_config_diff_contains_no_values() {
         let (old, new) = ("[edge.uplink]\ntoken = \"sw0rd\"\n", "[edge.uplink]\n");
         assert_eq!(between(old, new).at_start, ["edge.uplink.token"]);
     }

@@ -326,7 +326,7 @@ impl<'t> Translation<'_, 't> {
 
     /// Records an error about a value.
     fn wrong(&mut self, place: &Range<usize>, shown: &str, wrong: ValueError) {
-        self.report.place_fault(Some(place.start), shown, Some(wrong.found), wrong.wanted);
+        self.report.place_fault(Some(place.start), shown, Some(wrong.found), wrong.expected);
     }
 
     /// Records a warning about a conversion. A start logs what it needs to.
@@ -372,7 +372,7 @@ impl<'t> Translation<'_, 't> {
                     ips.entry(table.clone()).or_insert(ip);
                 }
                 Err(wrong) => {
-                    self.report.place_fault(Some(place.start), shown, Some(wrong.found), wrong.wanted);
+                    self.report.place_fault(Some(place.start), shown, Some(wrong.found), wrong.expected);
                 }
             }
         }

@@ -20,7 +20,7 @@ pub(crate) struct ConfigTable<'t> {
     place: Option<usize>,
     entries: BTreeMap<String, Entry<'t>>,
     /// The keys that were requested, with their positions if present.
-    asked: BTreeMap<&'static str, Option<usize>>,
+    requested: BTreeMap<&'static str, Option<usize>>,
 }
 
 /// One key of a [`ConfigTable`], with its value.
@@ -47,7 +47,7 @@ impl<'t> ConfigTable<'t> {
 
     /// Returns true if this key, already requested, is present in the file.
     pub(crate) fn has(&self, key: &'static str) -> bool {
-        self.asked.get(key).is_some_and(Option::is_some)
+        self.requested.get(key).is_some_and(Option::is_some)
     }
 
     /// Returns true if this key, already requested, is present in the file with a value that is wrong.
@@ -108,8 +108,8 @@ impl<'t> ConfigTable<'t> {
     }
 
     /// Records an error about the table's own name.
-    pub(crate) fn name_error(&self, found: &str, wanted: impl Into<String>, report: &mut Diagnostics) {
-        report.place_fault(self.place, &self.path, Some(format!("{:?}", value::excerpt(found))), wanted);
+    pub(crate) fn name_error(&self, found: &str, expected: impl Into<String>, report: &mut Diagnostics) {
+        report.place_fault(self.place, &self.path, Some(format!("{:?}", value::excerpt(found))), expected);
     }
 
     /// Takes a key and ignores its value. Returns true if the key is present.
@@ -122,11 +122,11 @@ impl<'t> ConfigTable<'t> {
         &self,
         key: &'static str,
         found: Option<String>,
-        wanted: impl Into<String>,
+        expected: impl Into<String>,
         report: &mut Diagnostics,
     ) {
-        let place = self.asked.get(key).copied().flatten();
-        report.place_fault(place.or(self.place), &self.key(key), found, wanted);
+        let place = self.requested.get(key).copied().flatten();
+        report.place_fault(place.or(self.place), &self.key(key), found, expected);
     }
 
     /// Like [`Self::error`], about a part of the key's value.
@@ -135,11 +135,11 @@ impl<'t> ConfigTable<'t> {
         key: &'static str,
         part: &str,
         found: String,
-        wanted: &str,
+        expected: &str,
         report: &mut Diagnostics,
     ) {
-        let place = self.asked.get(key).copied().flatten();
-        report.place_fault(place, &format!("{}{part}", self.key(key)), Some(found), wanted);
+        let place = self.requested.get(key).copied().flatten();
+        report.place_fault(place, &format!("{}{part}", self.key(key)), Some(found), expected);
     }
 
     /// Records the values in effect of a table that is present: a struct with a field for each key. Several structs may
@@ -165,8 +165,8 @@ impl<'t> ConfigTable<'t> {
     /// Records an error for every key that was never requested, with the most similar known key.
     pub(crate) fn finish(self, report: &mut Diagnostics) {
         for entry in self.entries.values() {
-            let wanted = value::suggestion(&entry.name, self.asked.keys().copied());
-            report.unknown(entry.place, &self.key(value::excerpt(&entry.name)), &wanted);
+            let expected = value::suggestion(&entry.name, self.requested.keys().copied());
+            report.unknown(entry.place, &self.key(value::excerpt(&entry.name)), &expected);
         }
     }
 
@@ -190,7 +190,7 @@ impl<'t> ConfigTable<'t> {
         report.known.insert(self.key(key));
         let refused = report.refused.contains(&self.key(key)).then(|| self.place.unwrap_or_default());
         let entry = self.entries.remove(key);
-        self.asked.insert(key, entry.as_ref().map(|entry| entry.place).or(refused));
+        self.requested.insert(key, entry.as_ref().map(|entry| entry.place).or(refused));
         entry
     }
 }

@@ -17,7 +17,7 @@ pub(crate) struct ValueError {
     /// The value found; never a secret.
     pub(crate) found: String,
     /// What is allowed.
-    pub(crate) wanted: String,
+    pub(crate) expected: String,
 }
 
 /// Reads a text, possibly empty.
@@ -102,8 +102,8 @@ pub(crate) fn path(parts: &[String]) -> String {
 }
 
 /// Returns an error about a value that may be displayed.
-pub(crate) fn wrong(value: &DeValue<'_>, wanted: impl fmt::Display) -> ValueError {
-    ValueError { found: shown(value), wanted: wanted.to_string() }
+pub(crate) fn wrong(value: &DeValue<'_>, expected: impl fmt::Display) -> ValueError {
+    ValueError { found: shown(value), expected: expected.to_string() }
 }
 
 /// Returns the kind of a value, for messages that must not repeat the value.
@@ -208,8 +208,8 @@ impl<const MIN: usize, const MAX: usize> Count<MIN, MAX> {
         T: From<usize>,
     {
         let number = usize::deserialize(deserializer).ok().filter(|number| (MIN..=MAX).contains(number));
-        let wanted = || D::Error::custom(format_args!("expected a whole number from {MIN} to {MAX}"));
-        number.map(T::from).ok_or_else(wanted)
+        let expected = || D::Error::custom(format_args!("expected a whole number from {MIN} to {MAX}"));
+        number.map(T::from).ok_or_else(expected)
     }
 
     pub(crate) fn serialize<S: Serializer, T: Serialize>(
@@ -308,7 +308,7 @@ mod tests {
     }
 
     #[test]
-    fn a_duration_or_a_size_needs_its_unit() {
+    fn durations_and_sizes_need_a_unit() {
         assert_eq!(any_duration("500ms"), Ok(Duration::from_millis(500)));
         assert_eq!(any_duration("2m"), Ok(Duration::from_secs(120)));
         assert_eq!(any_size("4MiB"), Ok(4 << 20));
@@ -332,7 +332,7 @@ mod tests {
     }
 
     #[test]
-    fn a_port_may_stand_in_quotes() {
+    fn a_port_may_be_quoted() {
         let quoted = |text: &str| DeValue::String(text.to_owned().into());
         assert_eq!(port_number(&quoted("51009")), Ok(51009));
         for bad in ["", "+1", "65536", " 1", "1.0", "ssh"] {
@@ -341,7 +341,7 @@ mod tests {
     }
 
     #[test]
-    fn limits_are_told_in_the_message() {
+    fn an_out_of_range_value_is_reported_with_its_limits() {
         let short: serde_json::Error =
             Millis::<1000, 9000>::deserialize::<Value, Duration>(json!("10s")).unwrap_err();
         assert_eq!(short.to_string(), "expected a duration from 1s to 9s");
@@ -352,7 +352,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn durations_and_sizes_are_written_as_they_are_read(n in 0_u64..1_000_000) {
+        fn durations_and_sizes_are_read_as_written(n in 0_u64..1_000_000) {
             for (unit, millis) in DURATIONS {
                 let read = any_duration(&format!("{n}{unit}")).unwrap();
                 prop_assert_eq!(read, Duration::from_millis(n * millis));
@@ -368,7 +368,7 @@ mod tests {
         }
 
         #[test]
-        fn what_a_message_repeats_is_short_and_harmless(text in "\\PC{0,90}|.{0,90}") {
+        fn a_quoted_excerpt_is_short_and_printable(text in "\\PC{0,90}|.{0,90}") {
             let short = excerpt(&text);
             prop_assert!(short.chars().count() <= MAX_EXCERPT + 1 && !short.chars().any(char::is_control));
         }

@@ -100,30 +100,30 @@ pub(crate) fn csr(
     let mut table = cloud.table("csr", report);
     let csr: ServerCsrConfig = table.fields(report);
     if csr.profiles.contains(&ProfileKind::Server) && csr.services.is_empty() && csr.names.is_empty() {
-        let wanted =
+        let expected =
             "list the Services that route to this server's ports, or in names their DNS names and addresses";
-        table.error("services", Some("neither services nor names is set".to_owned()), wanted, report);
+        table.error("services", Some("neither services nor names is set".to_owned()), expected, report);
     }
-    let is_asked = !csr.profiles.is_empty();
-    let key = if is_asked { "profiles" } else { "edge_ca" };
-    let cluster = issuing_cluster(&table, key, is_asked || csr.edge_ca.is_some(), env, report);
+    let issues_certificates = !csr.profiles.is_empty();
+    let key = if issues_certificates { "profiles" } else { "edge_ca" };
+    let cluster = issuing_cluster(&table, key, issues_certificates || csr.edge_ca.is_some(), env, report);
     table.close(&csr, report);
     Some(ServerCsrConfig { cluster: cluster?, ..csr })
 }
 
-/// Returns the cluster that issues certificates if one is `wanted`; `key` is the key that requires it.
+/// Returns the cluster that issues certificates if one is `expected`; `key` is the key that requires it.
 fn issuing_cluster(
     table: &ConfigTable<'_>,
     key: &'static str,
-    wanted: bool,
+    expected: bool,
     env: &Environment,
     report: &mut Diagnostics,
 ) -> Option<ClusterSettings> {
     let reached = reached(env);
-    if let (Err(why), true) = (&reached, wanted) {
+    if let (Err(why), true) = (&reached, expected) {
         table.error(key, Some("requires Kubernetes".to_owned()), *why, report);
     }
-    reached.ok().filter(|_| wanted)
+    reached.ok().filter(|_| expected)
 }
 
 /// One of the names in a certificate.
@@ -268,9 +268,9 @@ pub(crate) fn node_ports(
     let cluster = keeping_cluster(&table, env, report);
     if ports.service.is_some() && http.is_none() && https.is_none() {
         let found = Some("set, but it has no port to route to".to_owned());
-        let wanted = "route a port of [server.http] or [server.https] by Host: ports = { \
+        let expected = "route a port of [server.http] or [server.https] by Host: ports = { \
                       \"10264\" = \"host\" }";
-        table.error("service", found, wanted, report);
+        table.error("service", found, expected, report);
     }
     table.close(&ports, report);
     Some(NodePortsConfig { cluster: cluster?, http, https, ..ports })
@@ -389,8 +389,8 @@ pub(crate) fn node_names(
     let is_to_server = names.resolve_to == ResolveTo::Server;
     let holders = published.filter(|_| is_to_server && zone.is_empty()).cloned();
     if is_to_server && holders.is_none() {
-        let wanted = "requires publish = \"configmap\" of [server.dns], without a zone";
-        table.error("resolve_to", Some("\"server\"".to_owned()), wanted, report);
+        let expected = "requires publish = \"configmap\" of [server.dns], without a zone";
+        table.error("resolve_to", Some("\"server\"".to_owned()), expected, report);
     }
     table.close(&names, report);
     Some(NodeNameSettings { cluster: cluster?, holders, ..names })
@@ -408,8 +408,8 @@ impl NodeLabel {
                 Ok((label.to_owned(), value.to_owned()))
             }
             _ => {
-                let wanted = "expected label=value, for example \"openyurt.io/is-edge-worker=true\"";
-                Err(D::Error::custom(wanted))
+                let expected = "expected label=value, for example \"openyurt.io/is-edge-worker=true\"";
+                Err(D::Error::custom(expected))
             }
         }
     }

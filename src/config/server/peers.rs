@@ -99,8 +99,8 @@ pub(crate) fn read(
     let service = peers.kubernetes_service.clone();
     peers.cluster = reached.ok().filter(|_| is_used).map(|cluster| ClusterSettings { service, ..cluster });
     if (publishes || peers.cluster.is_some()) && env.pod_ip.as_ref().is_none_or(String::is_empty) {
-        let wanted = "set it to the address for publishing and for peers; in Kubernetes from status.podIP";
-        report.error("POD_IP", None, wanted);
+        let expected = "set it to the address for publishing and for peers; in Kubernetes from status.podIP";
+        report.error("POD_IP", None, expected);
     }
     peers.named = peers.key(report);
     // Publishing and a zone imply several servers.

@@ -186,8 +186,8 @@ pub(crate) fn etcd(
         table.error("endpoints", None, "list etcd's members: [\"https://10.0.0.5:2379\"]", report);
     }
     if !table.has("ca") && etcd.endpoints.iter().any(|member| member.tls) {
-        let wanted = "an https:// member requires the CA that signed its certificate";
-        table.error("ca", None, wanted, report);
+        let expected = "an https:// member requires the CA that signed its certificate";
+        table.error("ca", None, expected, report);
     }
     for (one, other) in
         [("cert", "key"), ("key", "cert"), ("user", "password_file"), ("password_file", "user")]
