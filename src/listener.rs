@@ -236,7 +236,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn each_kind_has_its_row_in_the_documents() {
+    fn each_kind_of_listener_has_its_row_in_the_docs() {
         let root = std::path::Path::new(env!("CARGO_MANIFEST_DIR"));
         let document = std::fs::read_to_string(root.join("docs/how-to/ssh-and-curl.md")).unwrap();
         let ports = std::fs::read_to_string(root.join("docs/reference/ports.md")).unwrap();

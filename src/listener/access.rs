@@ -83,9 +83,10 @@ impl AccessPolicyBuilder {
         let check = move |head: HeaderMap, from| -> BoxFuture<'static, bool> {
             let policy = policy.load_full();
             // The policy reads the credentials for proxies; a browser sends the same ones to a server.
-            let said = head.get(AUTHORIZATION).map(|said| (PROXY_AUTHORIZATION, said.clone()));
-            let said = HeaderMap::from_iter(said);
-            Box::pin(async move { policy.authenticate(&said, from).await.is_ok() })
+            let credentials =
+                head.get(AUTHORIZATION).map(|credentials| (PROXY_AUTHORIZATION, credentials.clone()));
+            let credentials = HeaderMap::from_iter(credentials);
+            Box::pin(async move { policy.authenticate(&credentials, from).await.is_ok() })
         };
         Ok(AdminUsers::new(check, file.users.changes()))
     }

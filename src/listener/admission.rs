@@ -318,9 +318,9 @@ where
         let mut access = AccessLogEntry::start(self.context.listener, from.to_string());
         access.trace = new_trace();
         access.status = Some(denial.status().as_u16());
-        let told = self.protocol.rejection_bytes(&denial, &access.trace);
+        let rejection = self.protocol.rejection_bytes(&denial, &access.trace);
         access.refuse(denial.name(), &denial.to_string(), from.ip(), &metrics.refusals);
-        told
+        rejection
     }
 
     async fn handle(self: Arc<Self>, accepted: Accepted<S>) {
@@ -593,20 +593,20 @@ impl Admission {
         if let Some(node) = node {
             return Ok(Destination { all, ..Destination::at(policy.own_name(node), target) });
         }
-        let asked = match (&target.host, target.host.node()) {
+        let requested = match (&target.host, target.host.node()) {
             // Replace a name in the zone by the node's own name, which the edge knows.
             (Host::Name(_), Some(name)) => {
                 Target { host: policy.own_name(name).as_str().parse()?, port: target.port }
             }
             _ => target.clone(),
         };
-        match self.context.addresses.locate(&asked, rand::random())? {
+        match self.context.addresses.locate(&requested, rand::random())? {
             Location::Node { node, target, direct } => Ok(Destination { node, target, direct, all }),
             Location::Direct(direct) if matches!(direct.host, Host::Ip(ip) if is_off_limits(ip)) => {
                 Err(Denial::OffLimits(target))
             }
             Location::Direct(direct) => {
-                let named = self.context.route.node_named_by_address(&asked.host);
+                let named = self.context.route.node_named_by_address(&requested.host);
                 let (node, target) = match named.filter(|node| may(node, target.port)) {
                     Some(node) => (node.clone(), node.target(target.port)),
                     None if self.context.direct_dialer(direct.port, all).is_none() => {

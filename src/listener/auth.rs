@@ -345,7 +345,7 @@ mod recent_tests {
     use super::*;
 
     #[test]
-    fn what_is_remembered_is_bounded() {
+    fn the_login_cache_is_bounded_and_expires() {
         let (mut recent, now) = (LoginCache::default(), Instant::now());
         for print in 0..3 * RECENT as u128 {
             recent.add(print, now);
@@ -366,7 +366,7 @@ mod failures_tests {
     }
 
     #[test]
-    fn one_source_drives_out_its_own_failures_only() {
+    fn failures_of_one_source_evict_only_its_own() {
         let (mut failures, now) = (LoginThrottle::new(), Instant::now());
         for _ in 0..ALLOWED {
             failures.add((source(1), 0), now);

@@ -306,12 +306,12 @@ pub(crate) fn parse(head: Parts) -> Result<OpenRequest, Denial> {
 
 /// Returns the target of the request line. The Host header is ignored: it may be absent, wrong, or name the proxy.
 fn target(head: &Parts) -> Result<Target, NameError> {
-    let asked = head.uri.to_string();
+    let requested = head.uri.to_string();
     let plain = head.uri.scheme().is_none() && head.uri.path_and_query().is_none();
     match head.uri.authority() {
         Some(authority) if plain => authority.as_str().parse(),
         // An absolute URL is not a target: its text has no port at its end.
-        _ => Err(NameError::Port(asked.chars().take(EXCERPT).collect())),
+        _ => Err(NameError::Port(requested.chars().take(EXCERPT).collect())),
     }
 }
 

@@ -167,8 +167,8 @@ fn unix(
     let access = AccessConfig::read(table, proofs, inherited, report);
     for key in USELESS {
         if table.has(key) {
-            let wanted = "remove it; only the socket file's owner can connect, and without TLS";
-            table.error(key, Some("set, but listen is a Unix socket".to_owned()), wanted, report);
+            let expected = "remove it; only the socket file's owner can connect, and without TLS";
+            table.error(key, Some("set, but listen is a Unix socket".to_owned()), expected, report);
         }
     }
     EgressConfig::Unix {
@@ -196,7 +196,7 @@ mod tests {
     }
 
     #[test]
-    fn a_unix_socket_is_fenced_by_its_file() {
+    fn an_egress_unix_socket_takes_no_access_keys() {
         let (egress, reported) = errors("[egress]\nlisten = \"unix:/run/tunnel/egress.sock\"");
         let Some(EgressConfig::Unix { path, access }) = egress else { panic!("{egress:?}") };
         assert_eq!(
@@ -210,7 +210,7 @@ mod tests {
     }
 
     #[test]
-    fn where_to_listen_must_be_said() {
+    fn egress_needs_a_valid_listen_address() {
         for (text, part) in [
             ("[egress]", "egress.listen: missing: set the address to listen on"),
             ("[egress]\nlisten = \"unix:relative\"", "or unix:/path"),

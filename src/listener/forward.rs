@@ -284,7 +284,7 @@ impl<'a> Exchange<'a> {
     /// hyper's server. Completes once the client may no longer be served.
     pub(crate) fn poll(&self, cx: &mut Context<'_>) -> Poll<()> {
         self.upstream.poll(cx);
-        if self.clock.take_asked() {
+        if self.clock.take_requested() {
             // Have hyper's server polled again, so that it detects the end of the client's stream.
             cx.waker().wake_by_ref();
         }
@@ -342,16 +342,16 @@ impl<'a> Exchange<'a> {
         let (method, version) = (head.method.clone(), head.version);
         let upgrades = message::pass_request(&mut head, &body);
         let waits = version == Version::HTTP_11 && message::expects_continue(&head.headers);
-        let wanted = (waits && !body.is_end_stream()).then(Arc::<ContinueGate>::default);
+        let continue_gate = (waits && !body.is_end_stream()).then(Arc::<ContinueGate>::default);
         let mut request =
-            Request::from_parts(head, RequestBody::new(body, Arc::clone(&self.clock), wanted.clone()));
+            Request::from_parts(head, RequestBody::new(body, Arc::clone(&self.clock), continue_gate.clone()));
         let informational = Arc::new(InformationalLimit::default());
-        let (counted, gate) = (Arc::clone(&informational), wanted.clone());
+        let (counted, gate) = (Arc::clone(&informational), continue_gate.clone());
         let clock = (version == Version::HTTP_11).then(|| Arc::clone(&self.clock));
         hyper::ext::on_informational(&mut request, move |answer| {
             counted.count();
             match answer.status() {
-                StatusCode::CONTINUE => gate.iter().for_each(|wanted| wanted.go_on()),
+                StatusCode::CONTINUE => gate.iter().for_each(|continue_gate| continue_gate.go_on()),
                 status => {
                     clock.iter().for_each(|clock| clock.interim(&message::interim(status, answer.headers())));
                 }
@@ -365,7 +365,9 @@ impl<'a> Exchange<'a> {
         let (mut head, body) = answer.into_parts();
         // After a response in HTTP/1.0, hyper would not know how to send the next request's body.
         let reusable = head.version == Version::HTTP_11;
-        let last = wanted.as_ref().is_some_and(|wanted| wanted.answered(head.status.is_success()));
+        let last = continue_gate
+            .as_ref()
+            .is_some_and(|continue_gate| continue_gate.answered(head.status.is_success()));
         self.upstream.keep((reusable && !last).then_some(route), sender);
         if let Err(why) = message::pass_answer(&mut head, &body, &method) {
             self.upstream.close();
@@ -374,7 +376,7 @@ impl<'a> Exchange<'a> {
         if last {
             head.headers.insert(CONNECTION, HeaderValue::from_static("close"));
         }
-        let body = ResponseBody::of_target(body, Arc::clone(&self.clock), wanted, under_way);
+        let body = ResponseBody::of_target(body, Arc::clone(&self.clock), continue_gate, under_way);
         Ok(Response::from_parts(head, body))
     }
 

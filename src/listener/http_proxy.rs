@@ -83,9 +83,9 @@ fn read(
 /// without the keys.
 fn as_superedge(access: &AccessConfig, env: &Environment, report: &mut Diagnostics) {
     if env.proxy_authorization.as_deref() == Some("true") && access.auth == AuthConfig::None {
-        let wanted =
+        let expected =
             "it requires passwords; set auth = \"basic\" and users in [server.http_proxy], or unset it";
-        report.error("PROXY_AUTHORIZATION", Some("true".to_owned()), wanted);
+        report.error("PROXY_AUTHORIZATION", Some("true".to_owned()), expected);
     }
     if env.cloud_proxy.as_deref().is_some_and(|list| !list.trim().is_empty()) {
         let text = "SuperEdge's list of targets that clients may not reach is ignored; set in rules what they may reach";
@@ -283,38 +283,43 @@ const CONNECT: &[u8; 8] = b"CONNECT ";
 mod tests {
     use super::*;
 
-    fn told(text: &str, env: &Environment) -> (Option<String>, Vec<String>) {
+    fn read_text(text: &str, env: &Environment) -> (Option<String>, Vec<String>) {
         let mut report = Diagnostics::default();
         let mut file = ConfigTable::parse(text, &Environment::default(), &mut report);
         let proxy = read(&mut file, &AccessConfig::default(), env, &mut report);
         let reading = report.finish(text, ());
         let errors = reading.errors.iter().map(ToString::to_string);
-        let told = errors.chain(reading.warnings.iter().map(ToString::to_string)).collect();
-        (proxy.map(|proxy| proxy.listen.to_string()), told)
+        let read_text = errors.chain(reading.warnings.iter().map(ToString::to_string)).collect();
+        (proxy.map(|proxy| proxy.listen.to_string()), read_text)
     }
 
     #[test]
-    fn it_listens_where_it_is_told_to() {
+    fn the_http_proxy_listens_on_the_configured_address() {
         let env = Environment::default();
-        assert_eq!(told("[http_proxy]\nlisten = \"[::1]:8080\"", &env).0.as_deref(), Some("[::1]:8080"));
-        assert_eq!(told("", &env), (None, vec![]));
-        assert!(told("[http_proxy]", &env).1[0].contains("set the address to listen on"));
+        assert_eq!(read_text("[http_proxy]\nlisten = \"[::1]:8080\"", &env).0.as_deref(), Some("[::1]:8080"));
+        assert_eq!(read_text("", &env), (None, vec![]));
+        assert!(read_text("[http_proxy]", &env).1[0].contains("set the address to listen on"));
     }
 
     #[test]
-    fn what_the_environment_closed_is_not_left_open() {
+    fn superedges_proxy_restrictions_in_the_environment_must_be_replaced() {
         let env = Environment {
             proxy_authorization: Some("true".into()),
             cloud_proxy: Some("10.0.0.0/8".into()),
             ..Environment::default()
         };
         let text = "[http_proxy]\nlisten = \"127.0.0.1:8080\"";
-        let told_open = told(text, &env).1;
-        assert!(told_open[0].contains("PROXY_AUTHORIZATION") && told_open[0].contains("auth = \"basic\""));
-        assert!(told_open[1].contains("CLOUD_PROXY") && told_open[1].contains("rules"), "{told_open:?}");
+        let open_warnings = read_text(text, &env).1;
+        assert!(
+            open_warnings[0].contains("PROXY_AUTHORIZATION") && open_warnings[0].contains("auth = \"basic\"")
+        );
+        assert!(
+            open_warnings[1].contains("CLOUD_PROXY") && open_warnings[1].contains("rules"),
+            "{open_warnings:?}"
+        );
         let closed = format!("{text}\nauth = \"basic\"\nusers = \"/users\"");
-        assert_eq!(told(&closed, &env).1.len(), 1);
-        assert_eq!(told("", &env).1, [""; 0], "no port is open");
+        assert_eq!(read_text(&closed, &env).1.len(), 1);
+        assert_eq!(read_text("", &env).1, [""; 0], "no port is open");
     }
 
     fn read_edge_text(text: &str) -> (Option<EdgeProxyConfig>, Vec<String>) {
@@ -327,27 +332,30 @@ mod tests {
     }
 
     #[test]
-    fn an_edges_proxy_listens_where_it_is_told_to() {
-        let (proxy, told) = read_edge_text("[http_proxy]\nlisten = \"[::1]:3128\"");
-        assert_eq!((proxy.unwrap().listen.to_string().as_str(), told), ("[::1]:3128", vec![]));
+    fn the_edges_proxy_listens_on_the_configured_address() {
+        let (proxy, read_text) = read_edge_text("[http_proxy]\nlisten = \"[::1]:3128\"");
+        assert_eq!((proxy.unwrap().listen.to_string().as_str(), read_text), ("[::1]:3128", vec![]));
         assert_eq!(read_edge_text(""), (None, vec![]), "no table, no port");
         assert!(read_edge_text("[http_proxy]").1[0].contains("set the address to listen on"));
     }
 
     #[test]
-    fn who_opens_it_to_others_is_warned_unless_those_are_named() {
+    fn an_open_edge_proxy_is_a_warning_unless_access_is_restricted() {
         let open = "[http_proxy]\nlisten = \"0.0.0.0:3128\"\n";
-        let (_, told) = read_edge_text(open);
-        let [told] = told.try_into().unwrap();
+        let (_, read_text) = read_edge_text(open);
+        let [read_text] = read_text.try_into().unwrap();
         let says = "http_proxy.listen: anyone who reaches 0.0.0.0:3128 can reach everything that [server.edge_access] allows";
-        assert!(told.starts_with(says) && told.contains("set auth = \"basic\" or allow_from"), "{told}");
+        assert!(
+            read_text.starts_with(says) && read_text.contains("set auth = \"basic\" or allow_from"),
+            "{read_text}"
+        );
         for closed in ["auth = \"basic\"\nusers = \"/users\"", "allow_from = [\"10.244.1.0/24\"]"] {
             assert_eq!(read_edge_text(&format!("{open}{closed}")).1, [""; 0], "{closed}");
         }
     }
 
     #[test]
-    fn which_hosts_are_nodes_may_be_said() {
+    fn node_name_patterns_of_the_edges_proxy_are_read() {
         let nodes = |line: &str| {
             read_edge_text(&format!("[http_proxy]\nlisten = \"127.0.0.1:1\"\n{line}")).0.unwrap().nodes
         };

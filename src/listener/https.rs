@@ -176,9 +176,9 @@ fn read(tables: &mut ListenerTables<'_, '_>) -> Option<Arc<dyn ListenerConfig>> 
     let ports = node_ports(&table, keys.listen_ip, &keys.ports);
     if let Some(port) = ports.iter().find(|port| passthrough && port.stands_for == PortTarget::Host) {
         let part = format!(".\"{}\"", port.at.port());
-        let wanted = "set the target that each node dials; the Host cannot be read in this mode";
+        let expected = "set the target that each node dials; the Host cannot be read in this mode";
         let found = "\"host\", but mode is \"passthrough\"".to_owned();
-        table.error_in("ports", &part, found, wanted, report);
+        table.error_in("ports", &part, found, expected, report);
     }
     let certificates = ListenerTlsConfig {
         table: table.key(""),
@@ -186,23 +186,23 @@ fn read(tables: &mut ListenerTables<'_, '_>) -> Option<Arc<dyn ListenerConfig>> 
         key: keys.key.clone(),
         client_ca: keys.client_ca.clone(),
     };
-    let asked = !passthrough && certificates.client_ca.is_some();
-    let proofs = AuthMethods { password: false, certificate: Some(asked) };
+    let requests_certificates = !passthrough && certificates.client_ca.is_some();
+    let proofs = AuthMethods { password: false, certificate: Some(requests_certificates) };
     if passthrough && (table.has("cert") || table.has("key")) {
         let text = "cert and key are ignored: in this mode clients speak TLS with the target";
         report.warn(table.key("mode"), WarningKind::Unexpected, text);
     }
     if passthrough && table.has("client_ca") {
         let found = Some("set, but mode is \"passthrough\"".to_owned());
-        let wanted = "let the target request certificates; in this mode clients speak TLS with it";
-        table.error("client_ca", found, wanted, report);
+        let expected = "let the target request certificates; in this mode clients speak TLS with it";
+        table.error("client_ca", found, expected, report);
     }
     let access = AccessConfig::read(&mut table, proofs, &tables.inherited, report);
-    if asked {
+    if requests_certificates {
         listen::require_names(&table, report);
     }
     let named = !access.names.is_empty() && !access.names.iter().any(CertificateGlob::matches_everything);
-    let targets = target_identity(&table, &keys, asked && named, report);
+    let targets = target_identity(&table, &keys, requests_certificates && named, report);
     let mode = if passthrough { HttpsMode::Passthrough } else { HttpsMode::Terminate(certificates, targets) };
     warn_if_open(&table, &ports, &access, proofs, report);
     table.close_optional(&keys, report);
@@ -230,13 +230,14 @@ fn target_identity(
     if !proved {
         let found =
             Some("set, but client_ca or names is missing, or names accepts any certificate".to_owned());
-        let wanted = "set client_ca and names to the clients that may use it; it may have rights over every node, so it is not \
+        let expected = "set client_ca and names to the clients that may use it; it may have rights over every node, so it is not \
                       presented for clients identified only by address";
-        table.error("target_cert", found, wanted, report);
+        table.error("target_cert", found, expected, report);
     }
     if keys.target_ca.is_none() && !insecure {
-        let wanted = "set the CA that signs targets' certificates, or set target_insecure_skip_verify = true";
-        table.error("target_ca", None, wanted, report);
+        let expected =
+            "set the CA that signs targets' certificates, or set target_insecure_skip_verify = true";
+        table.error("target_ca", None, expected, report);
     }
     if insecure {
         let text = "targets are not verified: anyone between an edge and a target can impersonate the target";
@@ -446,7 +447,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn what_is_no_hello_is_told_apart() {
+    async fn input_without_a_client_hello_is_rejected_with_its_reason() {
         // Records of a handshake message of 65,535 bytes, which is never completed.
         let mut long = Vec::new();
         for n in 0..20 {
@@ -466,7 +467,7 @@ mod tests {
     }
 
     #[test]
-    fn a_server_name_means_the_node_of_that_name_in_any_spelling() {
+    fn a_server_name_is_the_node_of_that_name_in_any_spelling() {
         for (name, meant) in
             [("Node1.example.org.", "node1.example.org"), ("7.9", "7.9"), ("192.0.2.1", "192.0.2.1")]
         {

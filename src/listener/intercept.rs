@@ -128,9 +128,9 @@ pub(crate) fn read(
     let mut intercept: InterceptConfig = table.fields(report);
     if intercept.networks.is_empty() && table.is_present() && !table.is_wrong("networks", report) {
         let found = table.has("networks").then(|| "an empty list".to_owned());
-        let wanted = "list the networks of edge nodes' addresses, as in networks = [\"10.0.0.0/16\"]: \
+        let expected = "list the networks of edge nodes' addresses, as in networks = [\"10.0.0.0/16\"]: \
                       nothing else is intercepted";
-        table.error("networks", found, wanted, report);
+        table.error("networks", found, expected, report);
     }
     // There is no load balancer between the kernel and its listeners.
     let default = AccessConfig { proxy_protocol: Networks::default(), ..inherited.clone() };
@@ -161,8 +161,8 @@ fn table_name<'de, D: Deserializer<'de>>(deserializer: D) -> Result<String, D::E
     let is_one = name.starts_with(|first: char| first.is_ascii_alphabetic())
         && name.len() <= MAX_NAME
         && name.bytes().all(|byte| byte.is_ascii_alphanumeric() || byte == b'_');
-    let wanted = "expected a letter, then letters, digits and '_', at most 64 in total";
-    if is_one { Ok(name) } else { Err(D::Error::custom(wanted)) }
+    let expected = "expected a letter, then letters, digits and '_', at most 64 in total";
+    if is_one { Ok(name) } else { Err(D::Error::custom(expected)) }
 }
 
 impl<'de> Deserialize<'de> for MarkBits {
@@ -366,7 +366,11 @@ impl InterceptedNode {
 impl Intercept {
     /// Returns the node and target that the client meant. The error is a fixed label for a connection that was not
     /// intercepted on its way to a node.
-    fn asked(&self, socket: &TcpStream, client: IpAddr) -> Result<(InterceptedNode, Target), &'static str> {
+    fn requested(
+        &self,
+        socket: &TcpStream,
+        client: IpAddr,
+    ) -> Result<(InterceptedNode, Target), &'static str> {
         let meant = meant_for(socket, client).map_err(|cause| {
             debug!(error = %cause, "original destination unknown");
             "not_redirected"
@@ -402,8 +406,8 @@ impl ListenerProtocol<TcpStream> for Intercept {
     async fn handshake(&self, socket: TcpStream, admission: &mut Admission) -> HandshakeOutcome<TcpStream> {
         // Reset on failure, because TCP cannot report a denial and a normal close would look like an empty response.
         socket.set_reset_on_drop(true);
-        let (node, target) = match self.asked(&socket, admission.from().ip()) {
-            Ok(asked) => asked,
+        let (node, target) = match self.requested(&socket, admission.from().ip()) {
+            Ok(requested) => requested,
             Err(reason) => return HandshakeOutcome::Failed { reason, socket: None },
         };
         match admission.open_at(node.reachable(), &target, &socket).await {
@@ -425,8 +429,8 @@ mod tests {
     }
 
     #[test]
-    fn what_may_be_on_loopback_is_asked_for_by_name_and_all_else_by_the_nodes_address() {
-        for (meant, asked) in [
+    fn intercepted_loopback_ports_are_dialled_by_node_name_and_others_by_address() {
+        for (meant, dialled) in [
             ("10.0.0.7:10250", "edge7:10250"),
             ("[fd00::7]:10255", "edge7:10255"),
             ("10.0.0.7:10266", "edge7:10266"),
@@ -435,14 +439,14 @@ mod tests {
         ] {
             let meant: SocketAddr = meant.parse().unwrap();
             let on_loopback = ConfigMapPorts::default().is_on_loopback(meant.port());
-            assert_eq!(at(&node("edge7"), meant, on_loopback).to_string(), asked);
+            assert_eq!(at(&node("edge7"), meant, on_loopback).to_string(), dialled);
         }
         let named_so = "10.0.0.7:10250".parse().unwrap();
         assert_eq!(at(&node("10.0.0.7"), named_so, true).to_string(), "localhost:10250");
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_node_that_has_left_is_refused_with_the_time_that_it_is_gone() {
+    async fn an_intercepted_node_that_disconnected_is_denied_with_its_last_seen_time() {
         let intercepted = InterceptTable::default();
         let ip = IpAddr::from([10, 0, 0, 7]);
         intercepted

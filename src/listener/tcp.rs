@@ -97,9 +97,9 @@ fn port(
 ) -> Option<TcpListenerConfig> {
     let at = listen(name);
     if at.is_none() {
-        let wanted =
+        let expected =
             "expected an address to listen on as the key: \"ip:port\", for example \"127.0.0.1:6443\"";
-        table.name_error(name, wanted, report);
+        table.name_error(name, expected, report);
     }
     let keys: TcpKeys = table.fields(report);
     if !table.has(TARGET) {

@@ -179,7 +179,7 @@ mod tests {
     }
 
     #[test]
-    fn a_name_without_a_dot_is_a_node_and_all_else_is_in_the_cloud() {
+    fn a_name_without_a_dot_is_a_node_and_all_others_are_in_the_cloud() {
         for (target, found) in [
             ("Node2:80", "node2 node2:80"),
             ("node2.:80", "node2 node2:80"),
@@ -193,7 +193,7 @@ mod tests {
     }
 
     #[test]
-    fn which_names_are_nodes_may_be_said() {
+    fn name_patterns_decide_which_names_are_nodes() {
         let globs: Option<&[&str]> = Some(&["*.site.example", "edge-*"]);
         assert_eq!(located(globs, "n1.site.example:80").unwrap(), "n1.site.example n1.site.example:80");
         assert_eq!(located(globs, "edge-2:80").unwrap(), "edge-2 edge-2:80");
@@ -202,7 +202,7 @@ mod tests {
     }
 
     #[test]
-    fn this_machine_is_not_asked_for_through_its_own_proxy() {
+    fn the_own_node_is_refused_through_its_own_proxy() {
         for target in ["edge-1:80", "EDGE-1.:80", "localhost:80"] {
             assert_eq!(located(None, target), Err(421), "{target}");
             assert_eq!(located(Some(&["*"]), target), Err(421), "{target}");
@@ -210,7 +210,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_off_limits_is_asked_of_no_cloud_however_it_is_spelt() {
+    fn forbidden_addresses_are_refused_at_the_edge_in_any_spelling() {
         for target in [
             "127.0.0.1:80",
             "[::1]:80",

@@ -63,9 +63,9 @@ impl Served {
     }
 
     async fn answer(&self, line: &str) -> String {
-        let mut told = String::new();
-        self.client(line).await.read_to_string(&mut told).await.unwrap();
-        told
+        let mut received = String::new();
+        self.client(line).await.read_to_string(&mut received).await.unwrap();
+        received
     }
 }
 
@@ -95,7 +95,7 @@ pub(crate) fn context(
 }
 
 #[tokio::test]
-async fn a_front_end_is_a_parser_and_an_answer() {
+async fn a_protocol_only_parses_the_request_and_writes_the_answer() {
     let mut served = Served::new(AccessPolicy::default());
     let mut client = served.client("node1:22\n").await;
     let offer = served.offered.recv().await.unwrap();
@@ -103,9 +103,9 @@ async fn a_front_end_is_a_parser_and_an_answer() {
     let asks = (offer.target().to_string(), offer.client().to_owned());
     assert_eq!(asks, ("node1:22".into(), format!("uid {uid}@127.0.0.1:0")));
     let mut far = offer.accept();
-    let mut told = [0; 3];
-    client.read_exact(&mut told).await.unwrap();
-    assert_eq!(&told, b"ok\n");
+    let mut received = [0; 3];
+    client.read_exact(&mut received).await.unwrap();
+    assert_eq!(&received, b"ok\n");
     client.write_all(b"question").await.unwrap();
     assert_eq!(take(&mut far).await.unwrap(), "question");
     client.shutdown().await.unwrap();
@@ -125,7 +125,7 @@ async fn a_front_end_is_a_parser_and_an_answer() {
 }
 
 #[tokio::test]
-async fn who_gets_nothing_is_told_why_and_counted() {
+async fn a_denied_client_gets_the_reason_and_is_counted() {
     let served = Served::new(AccessPolicy::default());
     assert_eq!(served.answer("10.0.0.1:22\n").await, "no: no node is known for 10.0.0.1:22\n");
     let metrics = &served.context.metrics;
@@ -137,7 +137,7 @@ async fn who_gets_nothing_is_told_why_and_counted() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_head_that_never_ends_is_given_up_after_ten_seconds() {
+async fn an_endless_head_times_out_after_ten_seconds() {
     let served = Served::new(AccessPolicy::default());
     let started = tokio::time::Instant::now();
     assert_eq!(served.answer("node1:").await, "");
@@ -146,20 +146,20 @@ async fn a_head_that_never_ends_is_given_up_after_ten_seconds() {
 }
 
 #[tokio::test]
-async fn a_client_may_ask_again_and_again_over_one_connection() {
+async fn a_client_may_send_several_requests_over_one_connection() {
     let mut served = Served::with(Lines, AccessPolicy::default());
     let mut client = BufReader::new(served.client("").await);
-    for (line, said) in [("node1:22\n", "one\n"), ("10.0.0.1:22\n", "no: "), ("node1:23\n", "two\n")] {
+    for (line, expected) in [("node1:22\n", "one\n"), ("10.0.0.1:22\n", "no: "), ("node1:23\n", "two\n")] {
         client.write_all(line.as_bytes()).await.unwrap();
         let mut far = None;
-        if !said.starts_with("no") {
+        if !expected.starts_with("no") {
             let session = far.insert(served.offered.recv().await.unwrap().accept());
-            let mut bytes = Bytes::copy_from_slice(said.trim().as_bytes());
+            let mut bytes = Bytes::copy_from_slice(expected.trim().as_bytes());
             poll_fn(|cx| session.poll_write_chunk(cx, &mut bytes)).await.unwrap();
         }
-        let mut told = String::new();
-        client.read_line(&mut told).await.unwrap();
-        assert!(told.starts_with(said), "{told}");
+        let mut received = String::new();
+        client.read_line(&mut received).await.unwrap();
+        assert!(received.starts_with(expected), "{received}");
     }
     client.shutdown().await.unwrap();
     assert_eq!(client.read_u8().await.unwrap_err().kind(), std::io::ErrorKind::UnexpectedEof);
@@ -171,7 +171,7 @@ async fn a_client_may_ask_again_and_again_over_one_connection() {
 }
 
 #[tokio::test]
-async fn only_who_asks_once_gives_its_slot_at_the_door_back() {
+async fn a_permit_is_released_on_open_only_by_single_request_protocols() {
     let drain = Drain::new();
     let (table, link, mut offered) = linked(&drain);
     let context = Arc::new(context(AccessPolicy::default(), drain.clone(), table, Some(link)));
@@ -194,7 +194,7 @@ async fn only_who_asks_once_gives_its_slot_at_the_door_back() {
 }
 
 #[tokio::test]
-async fn only_an_idle_client_of_many_requests_gives_way_at_the_door() {
+async fn only_an_idle_client_of_many_requests_is_evicted() {
     let drain = Drain::new();
     let (table, link, _offered) = linked(&drain);
     let context = Arc::new(context(AccessPolicy::default(), drain.clone(), table, Some(link)));
@@ -220,7 +220,7 @@ async fn only_an_idle_client_of_many_requests_gives_way_at_the_door() {
 }
 
 #[tokio::test]
-async fn a_session_that_is_carried_holds_no_slot_at_the_door() {
+async fn a_session_in_progress_holds_no_permit_of_the_listener() {
     let drain = Drain::new();
     let (table, link, mut offered) = linked(&drain);
     let context = Arc::new(context(AccessPolicy::default(), drain.clone(), table, Some(link)));
@@ -261,7 +261,7 @@ fn unlinked(policy: AccessPolicy) -> Arc<ListenerContext> {
 }
 
 #[tokio::test]
-async fn the_node_is_the_targets_host() {
+async fn the_node_is_the_host_of_the_target() {
     let (checked, access) =
         check(&unlinked(AccessPolicy::default()), ClientIdentity::None, asks("Node1.:22")).await;
     let Destination { node, target, .. } = checked.unwrap();
@@ -270,7 +270,7 @@ async fn the_node_is_the_targets_host() {
 }
 
 #[tokio::test]
-async fn of_an_address_the_node_cannot_be_told() {
+async fn an_unknown_address_is_denied_with_421() {
     for target in ["10.0.0.1:22", "[fd00::1]:22"] {
         let (checked, _) =
             check(&unlinked(AccessPolicy::default()), ClientIdentity::None, asks(target)).await;
@@ -279,7 +279,7 @@ async fn of_an_address_the_node_cannot_be_told() {
 }
 
 #[tokio::test]
-async fn one_who_may_not_come_in_learns_nothing_else() {
+async fn a_forbidden_source_gets_403_for_every_request() {
     let context = unlinked(AccessPolicy { allow_from: Some(Networks::default()), ..AccessPolicy::default() });
     for request in [Err(Denial::Method), Err(NameError::Session.into()), asks("node1:22")] {
         assert_eq!(check(&context, ClientIdentity::None, request).await.0.unwrap_err().status(), 403);
@@ -287,7 +287,7 @@ async fn one_who_may_not_come_in_learns_nothing_else() {
 }
 
 #[tokio::test]
-async fn a_server_that_stops_takes_nobody_in() {
+async fn a_draining_server_denies_every_request_with_503() {
     let context = unlinked(AccessPolicy::default());
     context.drain.start();
     for request in [Err(Denial::Method), asks("node1:22")] {
@@ -296,7 +296,7 @@ async fn a_server_that_stops_takes_nobody_in() {
 }
 
 #[tokio::test]
-async fn whom_the_connection_proves_is_asked_for_no_password_and_bound_by_the_rules() {
+async fn a_proven_identity_needs_no_password_and_obeys_the_rules() {
     let users = Users::parse("ops:$2b$04$N9qo8uLOickgx2ZMRZoMyeIjZAgcfl7p92ldGxad68LJZdL17lhWy");
     let policy = AccessPolicy {
         logins: Some(Arc::new(PasswordChecker::new(Reload::fixed(users.unwrap())))),
@@ -320,7 +320,7 @@ async fn whom_the_connection_proves_is_asked_for_no_password_and_bound_by_the_ru
 }
 
 #[tokio::test]
-async fn a_certificate_stands_for_the_first_of_its_names_that_may_come_in() {
+async fn the_user_is_the_first_allowed_name_of_the_certificate() {
     let names = vec!["*.example.org".parse().unwrap(), "ops".parse().unwrap()];
     let context = unlinked(AccessPolicy { names, ..AccessPolicy::default() });
     for (names, user) in
@@ -348,7 +348,7 @@ fn knowing(policy: AccessPolicy, direct: &[&str]) -> Arc<ListenerContext> {
 }
 
 #[tokio::test]
-async fn of_an_address_that_is_known_the_node_is_told_and_it_is_the_nodes_target() {
+async fn a_known_address_resolves_to_its_node_and_stays_the_target() {
     for dress in ["10.0.0.7:80", "[::ffff:10.0.0.7]:80"] {
         let (checked, access) =
             check(&knowing(AccessPolicy::default(), &[]), ClientIdentity::None, asks(dress)).await;
@@ -363,13 +363,13 @@ async fn of_an_address_that_is_known_the_node_is_told_and_it_is_the_nodes_target
 }
 
 #[tokio::test]
-async fn what_is_at_no_node_is_for_whom_it_is_listed_and_what_is_off_limits_for_nobody() {
+async fn direct_targets_must_be_listed_and_forbidden_ones_are_always_denied() {
     let listed = knowing(AccessPolicy::default(), &["0.0.0.0/0:80", "[::/0]:80"]);
     let nothing = knowing(AccessPolicy::default(), &[]);
-    let status = async |context: &Arc<ListenerContext>, asked: &str| match check(
+    let status = async |context: &Arc<ListenerContext>, requested: &str| match check(
         context,
         ClientIdentity::None,
-        asks(asked),
+        asks(requested),
     )
     .await
     .0
@@ -377,14 +377,15 @@ async fn what_is_at_no_node_is_for_whom_it_is_listed_and_what_is_off_limits_for_
         Ok(destination) => destination.node.to_string(),
         Err(denial) => denial.status().as_u16().to_string(),
     };
-    for asked in ["192.0.2.1:80", "[2001:db8::1]:80"] {
-        assert_eq!(status(&listed, asked).await, "-", "{asked}");
-        assert_eq!(status(&nothing, asked).await, "421", "{asked}: by default nothing is allowed");
+    for requested in ["192.0.2.1:80", "[2001:db8::1]:80"] {
+        assert_eq!(status(&listed, requested).await, "-", "{requested}");
+        assert_eq!(status(&nothing, requested).await, "421", "{requested}: by default nothing is allowed");
     }
     assert_eq!(status(&listed, "192.0.2.1:81").await, "421", "no entry has that port");
-    for asked in ["127.0.0.1:80", "[::1]:80", "[::ffff:127.0.0.1]:80", "0.0.0.0:80", "169.254.169.254:80"] {
-        assert_eq!(status(&listed, asked).await, "403", "{asked}");
-        assert_eq!(status(&nothing, asked).await, "403", "{asked}");
+    for requested in ["127.0.0.1:80", "[::1]:80", "[::ffff:127.0.0.1]:80", "0.0.0.0:80", "169.254.169.254:80"]
+    {
+        assert_eq!(status(&listed, requested).await, "403", "{requested}");
+        assert_eq!(status(&nothing, requested).await, "403", "{requested}");
     }
     let nodes = Some(vec!["edge-*".parse().unwrap()]);
     let policy = AccessPolicy {
@@ -396,7 +397,7 @@ async fn what_is_at_no_node_is_for_whom_it_is_listed_and_what_is_off_limits_for_
 }
 
 #[tokio::test(start_paused = true)]
-async fn who_asks_an_edge_that_has_just_lost_its_link_waits_for_the_next_one() {
+async fn a_request_at_an_edge_that_just_lost_its_link_waits_for_the_next() {
     let drain = Drain::new();
     let (table, link, mut offered) = linked(&drain);
     let (uplinks, time) = (Uplinks::new("edge-1".parse().unwrap()), Duration::from_secs(9));
@@ -430,7 +431,7 @@ async fn who_asks_an_edge_that_has_just_lost_its_link_waits_for_the_next_one() {
 }
 
 #[tokio::test]
-async fn a_front_end_may_know_the_node_itself() {
+async fn a_request_may_name_its_node_separately_from_the_target() {
     let zone = Zone::new("nodes.test".into(), Vec::new(), |_: &NodeName| false);
     let context = unlinked(AccessPolicy { zone: Some(Arc::new(zone)), ..AccessPolicy::default() });
     for node in ["node1", "node1.nodes.test"] {
@@ -445,7 +446,7 @@ async fn a_front_end_may_know_the_node_itself() {
 const STRANGER: SocketAddr = SocketAddr::new(std::net::IpAddr::V4(std::net::Ipv4Addr::new(192, 0, 2, 1)), 5);
 
 #[test]
-fn heads_of_all_who_wait_at_a_front_end_have_room_in_its_memory() {
+fn heads_of_all_pending_clients_fit_into_a_quarter_of_the_memory() {
     for (at_edge, memory) in [(true, edge::MEMORY), (false, server::MEMORY)] {
         assert!(
             max_pending(at_edge) > 32 && max_pending(at_edge) * HEAD_BYTES <= memory / 4,
@@ -456,7 +457,7 @@ fn heads_of_all_who_wait_at_a_front_end_have_room_in_its_memory() {
 }
 
 #[tokio::test]
-async fn the_gate_keeps_networks_and_rules() {
+async fn an_access_policy_enforces_networks_and_rules() {
     let inside: IpAddr = "10.1.2.3".parse().unwrap();
     let outside: IpAddr = "192.0.2.1".parse().unwrap();
     let node = "edge-1".parse().unwrap();

@@ -35,14 +35,14 @@ fn logins(text: &str) -> PasswordChecker {
 }
 
 #[tokio::test]
-async fn only_the_right_password_of_a_known_user_is_let_in() {
+async fn only_the_correct_password_of_a_known_user_is_accepted() {
     let logins = logins(&format!("# people\n\nops:{}\n", hashed("se:cret")));
     assert_eq!(check(&logins, "ops:se:cret").await.unwrap(), "ops");
     for wrong in ["ops:secret", "ops:", "root:se:cret", ":se:cret", "ops", ""] {
         let denied = check(&logins, wrong).await.unwrap_err();
         let user = wrong.split_once(':').map(|(user, _)| user);
-        let told = matches!((&denied, user), (Denial::Password(told), Some(user)) if told == user);
-        assert!(told || user.is_none() && matches!(denied, Denial::NotBasic), "{wrong}: {denied}");
+        let is_named = matches!((&denied, user), (Denial::Password(name), Some(user)) if name == user);
+        assert!(is_named || user.is_none() && matches!(denied, Denial::NotBasic), "{wrong}: {denied}");
     }
     for value in ["Basic", "Basic !!!", "Bearer b3BzOnNlOmNyZXQ=", "", "Basic \u{e9}"] {
         let denied = logins.check(&header(value), here()).await;
@@ -55,7 +55,7 @@ async fn only_the_right_password_of_a_known_user_is_let_in() {
 }
 
 #[tokio::test]
-async fn a_login_in_latin_1_is_that_in_utf_8() {
+async fn a_latin_1_login_equals_its_utf_8_form() {
     let logins = logins(&format!("j\u{f6}rg:{}", hashed("na\u{ef}f")));
     assert_eq!(check(&logins, "j\u{f6}rg:na\u{ef}f").await.unwrap(), "j\u{f6}rg");
     let latin_1 = format!("Basic {}", BASE64.encode(b"j\xf6rg:na\xeff"));
@@ -63,7 +63,7 @@ async fn a_login_in_latin_1_is_that_in_utf_8() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn whom_it_let_in_it_knows_for_a_minute() {
+async fn a_successful_login_is_cached_for_a_minute() {
     let logins = logins(&format!("ops:{}", hashed("pw")));
     check(&logins, "ops:pw").await.unwrap();
     // Without permits only cached logins succeed.
@@ -75,7 +75,7 @@ async fn whom_it_let_in_it_knows_for_a_minute() {
 }
 
 #[tokio::test]
-async fn wrong_passwords_from_one_source_make_no_other_wait() {
+async fn wrong_passwords_from_one_source_delay_no_other_source() {
     let logins = Arc::new(logins(&format!("ops:{}", hashed("pw"))));
     let done = Arc::new(AtomicUsize::new(0));
     // Separate tasks, like connections: a single task would poll the wrong logins as long as they are woken, before it
@@ -101,7 +101,7 @@ async fn wrong_passwords_from_one_source_make_no_other_wait() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn who_fails_ten_times_in_a_minute_waits_and_nobody_else() {
+async fn ten_failures_in_a_minute_throttle_only_that_source_and_user() {
     let logins = logins(&format!("ops:{}\nroot:{}", hashed("pw"), hashed("pw")));
     let started = Instant::now();
     for _ in 0..10 {
@@ -128,7 +128,7 @@ async fn who_fails_ten_times_in_a_minute_waits_and_nobody_else() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_changed_file_counts_even_for_those_remembered() {
+async fn a_changed_users_file_applies_to_cached_logins() {
     let file = tempfile::NamedTempFile::new().unwrap();
     std::fs::write(file.path(), format!("ops:{}\nroot:{}", hashed("pw"), hashed("pw"))).unwrap();
     let parse = |text: &[u8]| Users::parse(&String::from_utf8_lossy(text)).map_err(|e| e.to_string());
@@ -148,7 +148,7 @@ async fn a_changed_file_counts_even_for_those_remembered() {
 }
 
 #[test]
-fn only_bcrypt_is_taken_from_a_file() {
+fn only_bcrypt_hashes_are_read_from_a_users_file() {
     let good = hashed("pw");
     let weak = format!("a:{{SHA}}x\nb:$apr1$x$y\nc:plain\nd\n:{good}\ne:$2y$31${}", &good[7..]);
     assert_eq!(Users::parse(&weak).unwrap_err(), UsersError::Empty);
@@ -157,7 +157,7 @@ fn only_bcrypt_is_taken_from_a_file() {
 }
 
 #[test]
-fn a_stranger_costs_as_much_as_the_dearest_user() {
+fn an_unknown_user_costs_as_much_as_the_most_expensive_hash() {
     let dear = bcrypt::hash("pw", MIN_COST + 2).unwrap();
     let users = Users::parse(&format!("a:{}\nb:{dear}", hashed("pw"))).unwrap();
     assert_eq!(users.nobody.parse::<bcrypt::HashParts>().unwrap().get_cost(), MIN_COST + 2);

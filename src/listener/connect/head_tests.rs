@@ -63,7 +63,7 @@ async fn all(mut client: TcpStream) -> String {
 }
 
 #[tokio::test]
-async fn every_clients_head_opens_a_session_and_the_200_is_bare() {
+async fn each_form_of_connect_head_opens_a_session_and_gets_a_bare_200() {
     for head in [
         "CONNECT node1:22 HTTP/1.0\r\n\r\n",
         "CONNECT node1:22 HTTP/1.1\r\nHost: 10.0.0.1:8080\r\nProxy-Connection: Keep-Alive\r\n\r\n",
@@ -90,14 +90,14 @@ async fn every_clients_head_opens_a_session_and_the_200_is_bare() {
 }
 
 #[tokio::test]
-async fn bytes_sent_early_are_kept() {
+async fn bytes_after_the_connect_head_are_kept() {
     let (done, _client, _) = serve_head(b"CONNECT node1:22 HTTP/1.1\r\n\r\nSSH-2.0-early\r\n").await;
     let HandshakeOutcome::Opened { buffered, .. } = done else { panic!("{done:?}") };
     assert_eq!(buffered, "SSH-2.0-early\r\n");
 }
 
 #[tokio::test]
-async fn an_error_reaches_the_client_whole_and_the_connection_ends() {
+async fn a_denial_is_sent_completely_before_the_connection_closes() {
     let (done, client, _) = serve_head(b"CONNECT [fd00::1]:22 HTTP/1.0\r\n\r\n").await;
     let HandshakeOutcome::Closed(Some(socket)) = done else { panic!("{done:?}") };
     drop(socket);
@@ -111,7 +111,7 @@ async fn an_error_reaches_the_client_whole_and_the_connection_ends() {
 }
 
 #[tokio::test]
-async fn a_target_that_is_no_uri_is_denied_with_the_reason() {
+async fn an_invalid_connect_target_is_denied_with_the_reason() {
     for (target, reason) in [
         ("fd00:1::7:22", "bad target: \"fd00:1::7:22\" has no port; expected host:port"),
         ("[fd00:1::7:22", "bad target: \"[fd00:1::7\" is not a name"),
@@ -131,14 +131,14 @@ async fn a_target_that_is_no_uri_is_denied_with_the_reason() {
 }
 
 #[tokio::test]
-async fn another_method_is_denied_even_with_a_body_on_its_way() {
+async fn another_method_is_denied_before_its_body_arrives() {
     let head = b"POST http://a/ HTTP/1.1\r\nHost: a\r\nContent-Length: 100000\r\n\r\nsome";
     let (done, _client, _) = serve_head(head).await;
     assert!(matches!(done, HandshakeOutcome::Closed(Some(_))), "{done:?}");
 }
 
 #[tokio::test]
-async fn no_session_is_made_of_what_is_not_http() {
+async fn input_that_is_not_http_opens_no_session() {
     let long = format!("CONNECT node1:22 HTTP/1.1\r\nX: {}\r\n\r\n", "y".repeat(70_000));
     for (head, word, begin) in [
         ("SSH-2.0-OpenSSH_9.2\r\n\r\n", "ssh_without_proxy_command", "SSH-2.0-tunnel\r\n"),
@@ -158,7 +158,7 @@ async fn no_session_is_made_of_what_is_not_http() {
 }
 
 #[tokio::test]
-async fn a_connection_without_a_head_is_no_error_to_anybody() {
+async fn a_connection_without_a_head_is_counted_as_header_missing() {
     let (client, server) = pair().await;
     drop(client);
     let done = served(server, async |_| panic!("no head")).await;
@@ -192,13 +192,13 @@ where
     socket.write_all(b"SSH-2.0").await.unwrap();
     socket.shutdown().await.unwrap();
     drop(socket);
-    let mut told = String::new();
-    client.read_to_string(&mut told).await.unwrap();
-    assert_eq!(told, "HTTP/1.0 200 Connection established\r\n\r\nSSH-2.0");
+    let mut received = String::new();
+    client.read_to_string(&mut received).await.unwrap();
+    assert_eq!(received, "HTTP/1.0 200 Connection established\r\n\r\nSSH-2.0");
 }
 
 #[tokio::test]
-async fn a_client_that_has_finished_its_direction_is_still_served() {
+async fn a_client_that_half_closes_early_is_still_served() {
     let (client, server) = pair().await;
     is_served(client, server).await;
     let (client, server) = UnixStream::pair().unwrap();
@@ -224,7 +224,7 @@ where
 }
 
 #[tokio::test]
-async fn a_client_that_goes_away_while_opening_cancels_it() {
+async fn a_client_that_disconnects_while_opening_cancels_the_session() {
     let reset = |client: TcpStream| SockRef::from(&client).set_linger(Some(Duration::ZERO)).unwrap();
     let (client, server) = pair().await;
     is_dropped(client, server, reset).await;
@@ -273,7 +273,7 @@ impl AsyncWrite for Recorded {
 }
 
 #[tokio::test]
-async fn the_200_leaves_alone_and_at_once() {
+async fn the_200_is_written_and_flushed_at_once() {
     let (mut client, server) = duplex(1000);
     let recorded = Recorded(server, Vec::new(), Vec::new());
     client.write_all(b"CONNECT node-a:10250 HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n").await.unwrap();
@@ -286,7 +286,7 @@ async fn the_200_leaves_alone_and_at_once() {
 }
 
 #[tokio::test]
-async fn a_client_of_http_2_is_told_that_it_is_not_served() {
+async fn an_http_2_client_gets_a_400_about_http_1_1() {
     let (done, client, _) = serve_head(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\x04\0\0\0\0\0").await;
     let HandshakeOutcome::Failed { reason: "header_invalid", socket } = done else { panic!("{done:?}") };
     drop(socket);

@@ -8,7 +8,7 @@ fn head(method: &str, uri: &str) -> Parts {
 }
 
 #[test]
-fn the_target_comes_from_the_request_line() {
+fn the_connect_target_is_from_the_request_line() {
     let mut head = head("CONNECT", "Node1.:22");
     head.headers.insert("host", "elsewhere:80".parse().unwrap());
     assert_eq!(parse(head).unwrap().target.to_string(), "node1:22");
@@ -16,7 +16,7 @@ fn the_target_comes_from_the_request_line() {
 }
 
 #[test]
-fn what_is_no_connect_to_a_port_is_denied_with_its_cause() {
+fn a_request_that_is_no_connect_to_a_port_is_denied() {
     for (method, uri, status) in [
         ("GET", "http://node1:22/", 405),
         ("CONNECT", "node1", 400),

@@ -17,7 +17,7 @@ pub(crate) struct IdleTimer(Mutex<Inner>);
 struct Inner {
     phase: ClientPhase,
     /// Whether hyper's server must be polled: a request's body has ended, or an interim response was added.
-    asked: bool,
+    requested: bool,
     /// Whether a response was completed since the last check.
     answered: bool,
     /// Whether the client has disconnected or vanished.
@@ -57,7 +57,7 @@ impl IdleTimer {
     pub(crate) fn new() -> Self {
         let phase = ClientPhase::Head(Instant::now());
         let interim = Vec::new();
-        Self(Mutex::new(Inner { phase, asked: false, answered: false, lost: false, interim }))
+        Self(Mutex::new(Inner { phase, requested: false, answered: false, lost: false, interim }))
     }
 
     /// Records that a head is complete and whether a body follows.
@@ -78,7 +78,7 @@ impl IdleTimer {
         let mut inner = self.0.lock();
         if let ClientPhase::ReadingBody(_) = inner.phase {
             inner.phase = ClientPhase::Responding(None);
-            inner.asked = true;
+            inner.requested = true;
         }
     }
 
@@ -93,7 +93,7 @@ impl IdleTimer {
         let mut inner = self.0.lock();
         if inner.interim.len() + response.len() <= MAX_INTERIM {
             inner.interim.extend_from_slice(response);
-            inner.asked = true;
+            inner.requested = true;
         }
     }
 
@@ -108,15 +108,15 @@ impl IdleTimer {
     }
 
     /// Returns true if a request's body has ended, or an interim response was added, since the last call.
-    pub(crate) fn take_asked(&self) -> bool {
-        std::mem::take(&mut self.0.lock().asked)
+    pub(crate) fn take_requested(&self) -> bool {
+        std::mem::take(&mut self.0.lock().requested)
     }
 
     /// Records that a response is complete.
     pub(crate) fn idle(&self) {
         let mut inner = self.0.lock();
         inner.phase = ClientPhase::Idle(Instant::now());
-        (inner.asked, inner.answered) = (false, true);
+        (inner.requested, inner.answered) = (false, true);
     }
 
     /// Records that the client has disconnected or vanished.

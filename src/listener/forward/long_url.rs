@@ -74,7 +74,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn the_end_of_a_long_url_is_removed_and_put_back() {
+    async fn the_end_of_a_long_url_is_cut_and_restored() {
         let (url, fields) = (format!("/?{}", "y".repeat(72_000)), " HTTP/1.1\r\nHost: node1\r\n\r\n");
         let whole = format!("GET {url}{fields}");
         for cut in [10, 65_536, 72_006, whole.len()] {
@@ -88,7 +88,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn any_other_head_stays_as_it_is() {
+    async fn a_head_without_a_long_url_is_unchanged() {
         let long = "y".repeat(70_000);
         for (begin, rest) in [
             (format!("GET / HTTP/1.1\r\nx: {long}"), ""),

@@ -37,7 +37,7 @@ pub(crate) struct RequestBody {
 /// State of waiting for the target's 100 before the body is polled.
 struct Awaited {
     /// Decision that is waited for.
-    wanted: Arc<ContinueGate>,
+    continue_gate: Arc<ContinueGate>,
     /// Timeout that ends [`CONTINUE_TIME`] after hyper has first polled the body.
     silence: Option<Pin<Box<Sleep>>>,
 }
@@ -71,7 +71,7 @@ pub(crate) struct ResponseBody {
     body: ResponseSource,
     clock: Arc<IdleTimer>,
     /// Gate of the request's body, closed when this body is dropped; `None` without one.
-    wanted: Option<Arc<ContinueGate>>,
+    continue_gate: Option<Arc<ContinueGate>>,
     /// The guard of the request, which ends with the response.
     _request: Option<InFlightGuard>,
 }
@@ -85,9 +85,17 @@ pub(crate) enum ResponseSource {
 }
 
 impl RequestBody {
-    /// Creates the body of a request. `wanted` decides when the body may be polled, if the client waits for a 100.
-    pub(crate) fn new(body: Incoming, clock: Arc<IdleTimer>, wanted: Option<Arc<ContinueGate>>) -> Self {
-        Self { body: Some(body), awaited: wanted.map(|wanted| Awaited { wanted, silence: None }), clock }
+    /// Creates the body of a request. `continue_gate` decides when the body may be polled, if the client waits for a 100.
+    pub(crate) fn new(
+        body: Incoming,
+        clock: Arc<IdleTimer>,
+        continue_gate: Option<Arc<ContinueGate>>,
+    ) -> Self {
+        Self {
+            body: Some(body),
+            awaited: continue_gate.map(|continue_gate| Awaited { continue_gate, silence: None }),
+            clock,
+        }
     }
 
     /// Returns the timer of the client.
@@ -100,13 +108,13 @@ impl RequestBody {
         Self { body: None, awaited: None, clock }
     }
 
-    fn poll_wanted(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), BodyNotWanted>> {
-        let Some(Awaited { wanted, silence }) = &mut self.awaited else { return Poll::Ready(Ok(())) };
-        let verdict = wanted.poll(cx);
+    fn poll_continue(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), BodyNotWanted>> {
+        let Some(Awaited { continue_gate, silence }) = &mut self.awaited else { return Poll::Ready(Ok(())) };
+        let verdict = continue_gate.poll(cx);
         if verdict == ContinueState::Unknown {
             let silence = silence.get_or_insert_with(|| Box::pin(sleep(CONTINUE_TIME)));
             ready!(silence.as_mut().poll(cx));
-            wanted.become_so(ContinueState::Yes);
+            continue_gate.become_so(ContinueState::Yes);
         }
         match verdict {
             ContinueState::Held => return Poll::Pending,
@@ -125,8 +133,8 @@ impl Body for RequestBody {
         mut self: Pin<&mut Self>,
         cx: &mut Context<'_>,
     ) -> Poll<Option<Result<Frame<Bytes>, Self::Error>>> {
-        if let Err(unwanted) = ready!(self.poll_wanted(cx)) {
-            return Poll::Ready(Some(Err(unwanted.into())));
+        if let Err(not_wanted) = ready!(self.poll_continue(cx)) {
+            return Poll::Ready(Some(Err(not_wanted.into())));
         }
         match &mut self.body {
             Some(body) => {
@@ -200,18 +208,18 @@ impl ResponseBody {
     /// Creates the body of a response. When it is dropped, the client's idle time starts, and a body that the target
     /// has not requested is discarded.
     pub(crate) fn new(body: ResponseSource, clock: Arc<IdleTimer>) -> Self {
-        Self { body, clock, wanted: None, _request: None }
+        Self { body, clock, continue_gate: None, _request: None }
     }
 
-    /// Creates the body of a target's response. `wanted` is the gate of the request's body; `request` is in flight
+    /// Creates the body of a target's response. `continue_gate` is the gate of the request's body; `request` is in flight
     /// until the response is dropped.
     pub(crate) fn of_target(
         body: Incoming,
         clock: Arc<IdleTimer>,
-        wanted: Option<Arc<ContinueGate>>,
+        continue_gate: Option<Arc<ContinueGate>>,
         request: InFlightGuard,
     ) -> Self {
-        Self { body: ResponseSource::Target(body), clock, wanted, _request: Some(request) }
+        Self { body: ResponseSource::Target(body), clock, continue_gate, _request: Some(request) }
     }
 }
 
@@ -251,8 +259,8 @@ impl Body for ResponseBody {
 impl Drop for ResponseBody {
     fn drop(&mut self) {
         self.clock.idle();
-        if let Some(wanted) = &self.wanted {
-            wanted.become_so(ContinueState::No);
+        if let Some(continue_gate) = &self.continue_gate {
+            continue_gate.become_so(ContinueState::No);
         }
     }
 }

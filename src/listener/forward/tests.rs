@@ -15,7 +15,7 @@ const GET: &str = "GET /a?b=c HTTP/1.1\r\nHost: node1\r\n\r\n";
 const EMPTY: &str = "HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n";
 
 /// Returns a client that has sent a request, and the target that has received it.
-async fn asked(request: &str) -> (Site, Target, String) {
+async fn forwarded(request: &str) -> (Site, Target, String) {
     let mut site = Site::new();
     site.say(request).await;
     let mut target = site.target().await;
@@ -24,8 +24,8 @@ async fn asked(request: &str) -> (Site, Target, String) {
 }
 
 #[tokio::test]
-async fn a_request_and_its_answer_pass_as_they_are() {
-    let (mut site, mut target, head) = asked(
+async fn a_request_and_its_response_are_forwarded_unchanged() {
+    let (mut site, mut target, head) = forwarded(
         "PUT /a?b=%20c HTTP/1.1\r\nHost: Node1:80\r\nX-Odd-CASE: 1\r\nX-Twice: a\r\nX-Twice: b\r\n\
          Authorization: Bearer x\r\nContent-Length: 5\r\n\r\nhello",
     )
@@ -43,8 +43,8 @@ async fn a_request_and_its_answer_pass_as_they_are() {
 }
 
 #[tokio::test]
-async fn requests_that_go_the_same_way_share_a_session_and_its_line() {
-    let (mut site, mut target, _) = asked(GET).await;
+async fn requests_to_one_target_share_a_session() {
+    let (mut site, mut target, _) = forwarded(GET).await;
     for _ in 0..3 {
         target.say(EMPTY).await;
         site.hears(EMPTY).await;
@@ -67,8 +67,8 @@ async fn requests_that_go_the_same_way_share_a_session_and_its_line() {
 }
 
 #[tokio::test]
-async fn a_request_that_goes_another_way_has_another_session() {
-    let (mut site, mut first, _) = asked(GET).await;
+async fn a_request_to_another_target_gets_another_session() {
+    let (mut site, mut first, _) = forwarded(GET).await;
     first.say(EMPTY).await;
     site.hears(EMPTY).await;
     site.say(&GET.replace("node1", "node2")).await;
@@ -80,8 +80,8 @@ async fn a_request_that_goes_another_way_has_another_session() {
 }
 
 #[tokio::test]
-async fn pipelined_requests_are_answered_in_turn() {
-    let (mut site, mut target, _) = asked(&GET.repeat(3)).await;
+async fn pipelined_requests_are_forwarded_one_at_a_time() {
+    let (mut site, mut target, _) = forwarded(&GET.repeat(3)).await;
     for last in [false, false, true] {
         assert!(target.hears_nothing().await, "one request at a time");
         target.say(EMPTY).await;
@@ -94,8 +94,8 @@ async fn pipelined_requests_are_answered_in_turn() {
 }
 
 #[tokio::test]
-async fn a_session_that_the_target_has_ended_is_let_go_of_at_once_and_not_used_again() {
-    let (mut site, mut target, _) = asked(GET).await;
+async fn a_session_finished_by_the_target_is_closed_and_not_reused() {
+    let (mut site, mut target, _) = forwarded(GET).await;
     target.say(EMPTY).await;
     site.hears(EMPTY).await;
     target.finish().await;
@@ -109,9 +109,9 @@ async fn a_session_that_the_target_has_ended_is_let_go_of_at_once_and_not_used_a
 
 /// The end of the target's stream and the next request cross, so it is unknown whether the request was processed.
 #[tokio::test]
-async fn what_may_be_done_twice_is_asked_again_when_a_session_that_was_kept_ends() {
+async fn an_idempotent_request_is_retried_once_if_a_reused_session_ends() {
     for method in ["GET", "HEAD", "OPTIONS", "PUT", "DELETE"] {
-        let (mut site, mut target, _) = asked(GET).await;
+        let (mut site, mut target, _) = forwarded(GET).await;
         target.say(EMPTY).await;
         site.hears(EMPTY).await;
         site.say(&format!("{method} /c HTTP/1.1\r\nHost: node1\r\nX-Odd-CASE: 1\r\n\r\n")).await;
@@ -130,11 +130,11 @@ async fn what_may_be_done_twice_is_asked_again_when_a_session_that_was_kept_ends
 }
 
 #[tokio::test]
-async fn what_a_target_may_have_done_is_not_asked_again() {
+async fn a_request_that_may_have_been_processed_is_not_retried() {
     const POST: &str = "POST / HTTP/1.1\r\nHost: node1\r\nContent-Length: 0\r\n\r\n";
     const PUT: &str = "PUT / HTTP/1.1\r\nHost: node1\r\nContent-Length: 4\r\n\r\nbody";
     for (request, answer) in [(POST, ""), (PUT, ""), (ECHO, ""), (GET, "HTTP/1.1 2")] {
-        let (mut site, mut target, _) = asked(GET).await;
+        let (mut site, mut target, _) = forwarded(GET).await;
         target.say(EMPTY).await;
         site.hears(EMPTY).await;
         site.say(request).await;
@@ -149,15 +149,15 @@ async fn what_a_target_may_have_done_is_not_asked_again() {
         assert_eq!(head.to_lowercase().contains("connection: close"), request == PUT, "{head}");
         assert!(site.asks_for_no_session());
     }
-    let (mut site, mut target, _) = asked(GET).await;
+    let (mut site, mut target, _) = forwarded(GET).await;
     target.finish().await;
     assert!(site.head().await.starts_with("HTTP/1.1 502 "), "the session was new");
     assert!(site.asks_for_no_session());
 }
 
 #[tokio::test]
-async fn an_answer_that_is_no_http_is_told_to_the_client_and_in_the_log() {
-    let (mut site, mut target, _) = asked(GET).await;
+async fn a_response_that_is_not_http_is_a_502_and_upstream_invalid() {
+    let (mut site, mut target, _) = forwarded(GET).await;
     target.say("SSH-2.0-OpenSSH_9.2\r\n").await;
     assert!(site.head().await.starts_with("HTTP/1.1 502 invalid response from the target: invalid HTTP"));
     assert!(!target.rest().await.1, "it is aborted");
@@ -165,8 +165,8 @@ async fn an_answer_that_is_no_http_is_told_to_the_client_and_in_the_log() {
 }
 
 #[tokio::test]
-async fn why_a_session_was_reset_is_told_to_the_client() {
-    let (mut site, target, _) = asked(GET).await;
+async fn a_session_reset_is_a_502_with_its_reason() {
+    let (mut site, target, _) = forwarded(GET).await;
     let why = SessionError::new(ErrorCode::ConnectionFailed, "the target's connection failed: reset");
     target.session.break_off(why);
     let head = site.head().await;
@@ -177,7 +177,7 @@ async fn why_a_session_was_reset_is_told_to_the_client() {
 }
 
 #[tokio::test]
-async fn a_denied_request_does_not_cost_the_connection() {
+async fn a_denied_request_keeps_the_connection_open() {
     let mut site = Site::new();
     site.say("GET / HTTP/1.1\r\nHost: no\r\nTraceid: 1a2b\r\n\r\n").await;
     let head = site.head().await;
@@ -190,7 +190,7 @@ async fn a_denied_request_does_not_cost_the_connection() {
 }
 
 #[tokio::test]
-async fn a_denied_request_whose_body_is_not_read_is_the_last() {
+async fn a_denied_request_with_an_unread_body_closes_the_connection() {
     let mut site = Site::new();
     site.say("POST / HTTP/1.1\r\nHost: no\r\nContent-Length: 9\r\n\r\n").await;
     let head = site.head().await;
@@ -199,8 +199,8 @@ async fn a_denied_request_whose_body_is_not_read_is_the_last() {
 }
 
 #[tokio::test]
-async fn hop_by_hop_headers_end_here() {
-    let (mut site, mut target, head) = asked(
+async fn hop_by_hop_headers_are_not_forwarded() {
+    let (mut site, mut target, head) = forwarded(
         "GET / HTTP/1.1\r\nHost: node1\r\nConnection: keep-alive, X-Mine, host\r\nKeep-Alive: timeout=5\r\nX-Mine: 1\r\n\
          Proxy-Connection: keep-alive\r\nProxy-Authorization: Basic eDp5\r\nTE: gzip;q=0.5, trailers\r\n\
          Upgrade: h2c\r\nX-Other: 2\r\n\r\n",
@@ -219,9 +219,9 @@ async fn hop_by_hop_headers_end_here() {
 }
 
 #[tokio::test]
-async fn bodies_stream_both_ways_at_once() {
+async fn bodies_are_streamed_in_both_directions_at_once() {
     let (mut site, mut target, head) =
-        asked("POST / HTTP/1.1\r\nHost: node1\r\nTransfer-Encoding: chunked\r\n\r\n3\r\none\r\n").await;
+        forwarded("POST / HTTP/1.1\r\nHost: node1\r\nTransfer-Encoding: chunked\r\n\r\n3\r\none\r\n").await;
     assert!(head.contains("Transfer-Encoding: chunked"), "{head}");
     target.hears("3\r\none\r\n").await;
     target.say("HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n5\r\nfirst\r\n").await;
@@ -236,17 +236,17 @@ async fn bodies_stream_both_ways_at_once() {
 }
 
 #[tokio::test]
-async fn a_chunked_body_of_a_get_arrives() {
+async fn a_chunked_body_of_a_get_is_forwarded() {
     let (_site, mut target, head) =
-        asked("GET / HTTP/1.1\r\nHost: node1\r\nTransfer-Encoding: chunked\r\n\r\n3\r\none\r\n0\r\n\r\n")
+        forwarded("GET / HTTP/1.1\r\nHost: node1\r\nTransfer-Encoding: chunked\r\n\r\n3\r\none\r\n0\r\n\r\n")
             .await;
     assert!(head.to_lowercase().contains("transfer-encoding: chunked"), "{head}");
     target.hears("3\r\none\r\n0\r\n\r\n").await;
 }
 
 #[tokio::test]
-async fn trailers_pass_both_ways() {
-    let (mut site, mut target, head) = asked(
+async fn trailers_are_forwarded_in_both_directions() {
+    let (mut site, mut target, head) = forwarded(
         "POST / HTTP/1.1\r\nHost: node1\r\nTE: trailers\r\nConnection: TE\r\nTrailer: X-Sum\r\n\
          Transfer-Encoding: chunked\r\n\r\n3\r\none\r\n0\r\nX-Sum: 3\r\n\r\n",
     )
@@ -259,8 +259,8 @@ async fn trailers_pass_both_ways() {
 }
 
 #[tokio::test]
-async fn an_answer_to_head_tells_the_length_and_has_no_body() {
-    let (mut site, mut target, _) = asked("HEAD / HTTP/1.1\r\nHost: node1\r\n\r\n").await;
+async fn a_response_to_head_has_a_length_and_no_body() {
+    let (mut site, mut target, _) = forwarded("HEAD / HTTP/1.1\r\nHost: node1\r\n\r\n").await;
     target.say("HTTP/1.1 200 OK\r\nContent-Length: 77\r\n\r\n").await;
     site.hears("HTTP/1.1 200 OK\r\nContent-Length: 77\r\n\r\n").await;
     site.say(GET).await;
@@ -268,8 +268,8 @@ async fn an_answer_to_head_tells_the_length_and_has_no_body() {
 }
 
 #[tokio::test]
-async fn a_client_of_http_1_0_is_served_and_told_the_end_by_the_connections() {
-    let (mut site, mut target, head) = asked("GET /old HTTP/1.0\r\nConnection: keep-alive\r\n\r\n").await;
+async fn a_response_to_http_1_0_ends_with_the_connection() {
+    let (mut site, mut target, head) = forwarded("GET /old HTTP/1.0\r\nConnection: keep-alive\r\n\r\n").await;
     assert_eq!(head.to_lowercase(), "get /old http/1.1\r\nhost:\r\n\r\n");
     target.say("HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n2\r\nok\r\n0\r\n\r\n").await;
     assert!(site.head().await.starts_with("HTTP/1.0 200 OK\r\n"));
@@ -278,8 +278,8 @@ async fn a_client_of_http_1_0_is_served_and_told_the_end_by_the_connections() {
 }
 
 #[tokio::test]
-async fn a_target_of_http_1_0_ends_its_answer_with_the_connection() {
-    let (mut site, mut target, _) = asked(GET).await;
+async fn a_response_from_http_1_0_ends_with_the_session() {
+    let (mut site, mut target, _) = forwarded(GET).await;
     target.say("HTTP/1.0 200 OK\r\n\r\nall of it").await;
     target.finish().await;
     assert!(site.head().await.starts_with("HTTP/1.1 200 OK\r\n"));
@@ -289,8 +289,8 @@ async fn a_target_of_http_1_0_ends_its_answer_with_the_connection() {
 }
 
 #[tokio::test]
-async fn an_answer_that_is_cut_does_not_look_complete() {
-    let (mut site, mut target, _) = asked(GET).await;
+async fn a_truncated_response_does_not_look_complete() {
+    let (mut site, mut target, _) = forwarded(GET).await;
     target.say("HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n5\r\nfirst\r\n").await;
     site.head().await;
     site.hears("5\r\nfirst\r\n").await;
@@ -301,9 +301,9 @@ async fn an_answer_that_is_cut_does_not_look_complete() {
 
 /// At first it is unknown whether the client has disconnected or only closed its write half.
 #[tokio::test(start_paused = true)]
-async fn a_client_that_goes_breaks_off_what_it_asked_for() {
+async fn a_client_that_disconnects_aborts_its_request() {
     for request in [GET, "PUT / HTTP/1.1\r\nHost: node1\r\nContent-Length: 9\r\n\r\npart"] {
-        let (site, mut target, _) = asked(request).await;
+        let (site, mut target, _) = forwarded(request).await;
         let context = site.leave().await.1;
         assert!(!target.rest().await.1, "aborted, not finished: {request}");
         assert_eq!(Site::ended(&context, "client_io_error").await, 1);
@@ -311,9 +311,9 @@ async fn a_client_that_goes_breaks_off_what_it_asked_for() {
 }
 
 #[tokio::test]
-async fn an_answer_that_comes_before_the_body_is_not_lost_though_the_target_goes() {
+async fn an_early_response_is_delivered_even_if_the_target_disconnects() {
     let request = "PUT / HTTP/1.1\r\nHost: node1\r\nContent-Length: 900\r\n\r\npart";
-    let (mut site, mut target, _) = asked(request).await;
+    let (mut site, mut target, _) = forwarded(request).await;
     let answer = "HTTP/1.1 413 Too Long\r\nContent-Length: 2\r\n\r\nno";
     target.say(answer).await;
     target.finish().await;
@@ -328,8 +328,8 @@ async fn an_answer_that_comes_before_the_body_is_not_lost_though_the_target_goes
 const ECHO: &str = "GET /exec HTTP/1.1\r\nHost: node1\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n\r\n";
 
 #[tokio::test]
-async fn an_upgrade_leaves_two_bare_streams_with_every_byte() {
-    let (mut site, mut target, head) = asked(&format!("{ECHO}early")).await;
+async fn an_upgrade_passes_every_byte_in_both_directions() {
+    let (mut site, mut target, head) = forwarded(&format!("{ECHO}early")).await;
     assert_eq!(head, ECHO);
     target
         .say("HTTP/1.1 101 Switching Protocols\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n\r\nat once")
@@ -352,8 +352,8 @@ async fn an_upgrade_leaves_two_bare_streams_with_every_byte() {
 }
 
 #[tokio::test]
-async fn an_upgrade_that_is_refused_is_an_answer_like_others() {
-    let (mut site, mut target, _) = asked(ECHO).await;
+async fn a_refused_upgrade_is_an_ordinary_response() {
+    let (mut site, mut target, _) = forwarded(ECHO).await;
     let refused = "HTTP/1.1 403 Forbidden\r\nContent-Length: 2\r\n\r\nno";
     target.say(refused).await;
     site.hears(refused).await;
@@ -362,8 +362,8 @@ async fn an_upgrade_that_is_refused_is_an_answer_like_others() {
 }
 
 #[tokio::test]
-async fn a_change_of_protocol_that_nobody_asked_for_is_no_answer() {
-    let (mut site, mut target, _) = asked(GET).await;
+async fn an_unrequested_101_is_a_502() {
+    let (mut site, mut target, _) = forwarded(GET).await;
     target.say("HTTP/1.1 101 Switching Protocols\r\nUpgrade: x\r\nConnection: Upgrade\r\n\r\n").await;
     assert!(site.head().await.starts_with("HTTP/1.1 502 "));
     assert!(!target.rest().await.1);
@@ -374,9 +374,9 @@ const EXPECT: &str = "PUT / HTTP/1.1\r\nHost: node1\r\nExpect: 100-continue\r\nC
 const CONTINUE: &str = "HTTP/1.1 100 Continue\r\n\r\n";
 
 #[tokio::test(start_paused = true)]
-async fn a_client_that_waits_is_told_to_go_on_when_the_target_says_so() {
+async fn the_targets_100_continue_is_forwarded_at_once() {
     let started = tokio::time::Instant::now();
-    let (mut site, mut target, head) = asked(EXPECT).await;
+    let (mut site, mut target, head) = forwarded(EXPECT).await;
     assert_eq!(head, EXPECT);
     target.say(CONTINUE).await;
     site.hears(CONTINUE).await;
@@ -388,8 +388,8 @@ async fn a_client_that_waits_is_told_to_go_on_when_the_target_says_so() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_client_that_waits_for_a_silent_target_is_told_to_go_on_after_a_second() {
-    let (mut site, mut target, _) = asked(EXPECT).await;
+async fn a_client_gets_100_continue_after_a_second_if_the_target_is_silent() {
+    let (mut site, mut target, _) = forwarded(EXPECT).await;
     let started = tokio::time::Instant::now();
     site.hears(CONTINUE).await;
     assert_eq!(started.elapsed().as_millis() / 10, 100);
@@ -398,8 +398,8 @@ async fn a_client_that_waits_for_a_silent_target_is_told_to_go_on_after_a_second
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_client_that_waits_and_is_refused_is_not_told_to_go_on() {
-    let (mut site, mut target, _) = asked(EXPECT).await;
+async fn a_client_whose_expectation_is_refused_gets_no_100_continue() {
+    let (mut site, mut target, _) = forwarded(EXPECT).await;
     target.say("HTTP/1.1 401 Unauthorized\r\nContent-Length: 6\r\n\r\nwho").await;
     let head = site.head().await;
     assert!(
@@ -416,8 +416,8 @@ async fn a_client_that_waits_and_is_refused_is_not_told_to_go_on() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_client_may_be_idle_for_90_seconds_and_write_at_a_head_for_10() {
-    let (mut site, mut target, _) = asked(GET).await;
+async fn idle_timeout_is_90_seconds_and_head_timeout_is_10() {
+    let (mut site, mut target, _) = forwarded(GET).await;
     tokio::time::advance(Duration::from_secs(3600)).await;
     target.say(EMPTY).await;
     site.hears(EMPTY).await;
@@ -426,7 +426,7 @@ async fn a_client_may_be_idle_for_90_seconds_and_write_at_a_head_for_10() {
     let started = tokio::time::Instant::now();
     assert_eq!(site.rest().await, "");
     assert_eq!((started.elapsed().as_secs(), site.over().await), (10, "header_timeout"));
-    let (mut site, mut target, _) = asked(GET).await;
+    let (mut site, mut target, _) = forwarded(GET).await;
     target.say(EMPTY).await;
     site.hears(EMPTY).await;
     let started = tokio::time::Instant::now();
@@ -435,10 +435,10 @@ async fn a_client_may_be_idle_for_90_seconds_and_write_at_a_head_for_10() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_client_that_has_finished_its_direction_gets_its_answer() {
+async fn a_half_closed_client_gets_its_response() {
     const PUT: &str = "PUT / HTTP/1.1\r\nHost: node1\r\nContent-Length: 4\r\n\r\nbody";
     for request in [GET, PUT] {
-        let (mut site, mut target, _) = asked(request).await;
+        let (mut site, mut target, _) = forwarded(request).await;
         site.finish().await;
         for part in ["HTTP/1.1 200 OK\r\nContent-Length: 7\r\n\r\n", "not", "gone"] {
             sleep(Duration::from_secs(25)).await;
@@ -450,10 +450,10 @@ async fn a_client_that_has_finished_its_direction_gets_its_answer() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_client_that_has_finished_its_direction_and_gets_nothing_counts_as_gone_after_30_seconds() {
+async fn a_half_closed_client_without_a_response_is_closed_after_30_seconds() {
     const PUT: &str = "PUT / HTTP/1.1\r\nHost: node1\r\nContent-Length: 4\r\n\r\nbody";
     for request in [GET, PUT] {
-        let (mut site, mut target, _) = asked(request).await;
+        let (mut site, mut target, _) = forwarded(request).await;
         let started = tokio::time::Instant::now();
         sleep(Duration::from_secs(100)).await;
         site.finish().await;
@@ -464,9 +464,9 @@ async fn a_client_that_has_finished_its_direction_and_gets_nothing_counts_as_gon
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_client_that_pauses_within_an_answer_is_waited_for() {
+async fn a_client_that_pauses_within_a_response_is_not_closed() {
     for finishes in [false, true] {
-        let (mut site, mut target, _) = asked(GET).await;
+        let (mut site, mut target, _) = forwarded(GET).await;
         if finishes {
             site.finish().await;
         }
@@ -484,8 +484,8 @@ async fn a_client_that_pauses_within_an_answer_is_waited_for() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn who_never_takes_the_last_bytes_of_an_answer_is_given_up_after_ten_minutes() {
-    let (mut site, mut target, _) = asked(GET).await;
+async fn a_client_that_never_reads_the_last_bytes_is_closed_after_ten_minutes() {
+    let (mut site, mut target, _) = forwarded(GET).await;
     let body = "x".repeat(site::ROOM + 30_000);
     target.say(&format!("HTTP/1.1 200 OK\r\nContent-Length: {}\r\n\r\n{body}", body.len())).await;
     let started = tokio::time::Instant::now();
@@ -494,10 +494,10 @@ async fn who_never_takes_the_last_bytes_of_an_answer_is_given_up_after_ten_minut
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_client_that_stops_within_a_body_is_given_up_after_ten_minutes_unless_the_answer_goes_on() {
+async fn a_stalled_request_body_times_out_ten_minutes_after_the_last_response_bytes() {
     const PUT: &str = "PUT / HTTP/1.1\r\nHost: node1\r\nContent-Length: 9\r\n\r\npart";
     for answers in [0, 3] {
-        let (mut site, mut target, _) = asked(PUT).await;
+        let (mut site, mut target, _) = forwarded(PUT).await;
         target.hears("part").await;
         let started = tokio::time::Instant::now();
         for part in ["HTTP/1.1 200 OK\r\nContent-Length: 7\r\n\r\n", "not", "over"].iter().take(answers) {
@@ -512,8 +512,8 @@ async fn a_client_that_stops_within_a_body_is_given_up_after_ten_minutes_unless_
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_target_that_answers_with_1xx_forever_does_not_keep_a_client_that_went() {
-    let (mut site, mut target, _) = asked(GET).await;
+async fn endless_1xx_responses_do_not_extend_the_timeout_of_a_half_closed_client() {
+    let (mut site, mut target, _) = forwarded(GET).await;
     site.finish().await;
     let started = tokio::time::Instant::now();
     let over = async {
@@ -533,9 +533,9 @@ async fn a_target_that_answers_with_1xx_forever_does_not_keep_a_client_that_went
 }
 
 #[tokio::test]
-async fn a_target_may_send_a_hundred_informational_answers_and_no_more() {
+async fn a_target_may_send_at_most_a_hundred_informational_responses() {
     let progress = "HTTP/1.1 103 Early Hints\r\nLink: </a>\r\n\r\n";
-    let (mut site, mut target, _) = asked(GET).await;
+    let (mut site, mut target, _) = forwarded(GET).await;
     for _ in 0..2 {
         target.say(&progress.repeat(100)).await;
         target.say(EMPTY).await;
@@ -545,11 +545,14 @@ async fn a_target_may_send_a_hundred_informational_answers_and_no_more() {
         target.head().await;
     }
     target.say(&progress.repeat(101)).await;
-    let mut told = site.head().await;
-    while told.starts_with("HTTP/1.1 103 ") {
-        told = site.head().await;
+    let mut response = site.head().await;
+    while response.starts_with("HTTP/1.1 103 ") {
+        response = site.head().await;
     }
-    assert!(told.starts_with("HTTP/1.1 502 ") && told.contains("more than 100 informational"), "{told}");
+    assert!(
+        response.starts_with("HTTP/1.1 502 ") && response.contains("more than 100 informational"),
+        "{response}"
+    );
     // The next request has a new session.
     site.say(GET).await;
     let mut fresh = site.target().await;
@@ -561,10 +564,10 @@ async fn a_target_may_send_a_hundred_informational_answers_and_no_more() {
 }
 
 #[tokio::test]
-async fn trailers_carry_nothing_that_is_for_this_process() {
+async fn headers_for_this_process_are_removed_from_trailers() {
     let names = ["X-Tunnel-Proxy-Host", "x-tunnel-proxy-dest", "Proxy-Authorization", "Keep-Alive", "X-Sum"];
     let trailers: String = names.iter().map(|name| format!("{name}: 1\r\n")).collect();
-    let (_site, mut target, _) = asked(&format!(
+    let (_site, mut target, _) = forwarded(&format!(
         "POST / HTTP/1.1\r\nHost: node1\r\nTrailer: {}\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n{trailers}\r\n",
         names.join(", ")
     ))
@@ -573,29 +576,33 @@ async fn trailers_carry_nothing_that_is_for_this_process() {
 }
 
 #[tokio::test]
-async fn only_urls_of_http_are_served() {
+async fn only_http_and_https_urls_are_forwarded() {
     for url in ["http://node1/", "HTTPS://node1/"] {
-        let (mut site, mut target, _) = asked(&format!("GET {url} HTTP/1.1\r\nHost: node1\r\n\r\n")).await;
+        let (mut site, mut target, _) =
+            forwarded(&format!("GET {url} HTTP/1.1\r\nHost: node1\r\n\r\n")).await;
         target.say(EMPTY).await;
         site.hears(EMPTY).await;
     }
     for url in ["ftp://node1/", "ws://node1/"] {
         let mut site = Site::new();
         site.say(&format!("GET {url} HTTP/1.1\r\nHost: node1\r\n\r\n")).await;
-        let told = site.head().await;
-        assert!(told.starts_with("HTTP/1.1 400 bad request: only http:// and https:// URLs"), "{told}");
+        let response = site.head().await;
+        assert!(
+            response.starts_with("HTTP/1.1 400 bad request: only http:// and https:// URLs"),
+            "{response}"
+        );
     }
 }
 
 #[tokio::test]
-async fn a_server_that_drains_finishes_answers_and_closes_idle_connections() {
-    let (mut site, mut target, _) = asked(GET).await;
+async fn a_drain_finishes_responses_and_closes_idle_connections() {
+    let (mut site, mut target, _) = forwarded(GET).await;
     target.say("HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n").await;
     site.head().await;
     site.context.drain.start();
     target.say("ok").await;
     assert_eq!(site.rest().await, "ok");
-    let (mut idle, mut target, _) = asked(GET).await;
+    let (mut idle, mut target, _) = forwarded(GET).await;
     target.say(EMPTY).await;
     idle.hears(EMPTY).await;
     idle.context.drain.start();
@@ -604,14 +611,14 @@ async fn a_server_that_drains_finishes_answers_and_closes_idle_connections() {
 }
 
 #[tokio::test]
-async fn a_client_of_http_2_is_told_that_it_is_not_served() {
+async fn an_http_2_client_gets_a_400_about_http_1_1() {
     let mut site = Site::new();
     site.say("PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\u{4}\0\0\0\0\0").await;
     assert!(site.rest().await.starts_with("HTTP/1.1 400 only HTTP/1.1 is served here\r\n"));
 }
 
 #[tokio::test]
-async fn a_head_without_end_is_given_up() {
+async fn an_endless_head_is_refused_with_431() {
     let mut site = Site::new();
     let begin = "GET / HTTP/1.1\r\nHost: node1\r\nX: ";
     site.say(&format!("{begin}{}", "x".repeat(LONG_HEAD_BYTES - begin.len()))).await;

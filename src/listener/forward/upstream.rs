@@ -542,8 +542,8 @@ impl ByteStream for HttpSession {
     }
 
     fn poll_write_chunk(&mut self, cx: &mut Context<'_>, bytes: &mut Bytes) -> Poll<io::Result<()>> {
-        if let Some(is_asked) = &mut self.muted {
-            *is_asked = true;
+        if let Some(was_polled) = &mut self.muted {
+            *was_polled = true;
             bytes.clear();
             return Poll::Ready(Ok(()));
         }

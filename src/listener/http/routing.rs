@@ -70,16 +70,17 @@ impl NodePort {
         head: &Parts,
         requester: &RoutingContext<'_>,
     ) -> Result<Option<(NodeName, Target)>, Denial> {
-        let (told, dest) = (one(&head.headers, &TUNNEL_HOST)?, one(&head.headers, &TUNNEL_DEST)?);
-        if (told.is_some() || dest.is_some()) && !requester.trusted {
+        let (tunnel_host, dest) = (one(&head.headers, &TUNNEL_HOST)?, one(&head.headers, &TUNNEL_DEST)?);
+        if (tunnel_host.is_some() || dest.is_some()) && !requester.trusted {
             return Err(Denial::Forbidden(UNTRUSTED.to_owned()));
         }
         if dest.is_some() && self.stands_for != PortTarget::Host {
             return Err(Denial::Forbidden(FIXED.to_owned()));
         }
-        let told_node = told.map(|told| self.node_of_header(&told, requester)).transpose()?;
+        let header_node =
+            tunnel_host.map(|tunnel_host| self.node_of_header(&tunnel_host, requester)).transpose()?;
         let named = dest.map(|dest| HostHeader { exact: true, ..dest }).or_else(|| host(&head.headers));
-        let found = match told_node {
+        let found = match header_node {
             Some(node) => Some((node, true)),
             None => self.node(head.uri.path(), named.as_ref(), requester)?,
         };
@@ -125,13 +126,17 @@ impl NodePort {
     }
 
     /// Returns the node that a header names by its name or address.
-    fn node_of_header(&self, told: &HostHeader, requester: &RoutingContext<'_>) -> Result<NodeName, Denial> {
-        let Host::Ip(ip) = told.host else {
-            return Ok(requester.policy.own_name(told.host.to_string().parse()?));
+    fn node_of_header(
+        &self,
+        tunnel_host: &HostHeader,
+        requester: &RoutingContext<'_>,
+    ) -> Result<NodeName, Denial> {
+        let Host::Ip(ip) = tunnel_host.host else {
+            return Ok(requester.policy.own_name(tunnel_host.host.to_string().parse()?));
         };
         let known = requester.addresses.node_at(ip)?.map(|(node, _)| node);
-        known.or_else(|| self.finder.node_named_by_address(&told.host)).ok_or_else(|| {
-            let port = told.port.unwrap_or(requester.default_port);
+        known.or_else(|| self.finder.node_named_by_address(&tunnel_host.host)).ok_or_else(|| {
+            let port = tunnel_host.port.unwrap_or(requester.default_port);
             Denial::NoNode(Target { host: Host::Ip(ip), port })
         })
     }
@@ -149,7 +154,7 @@ impl NodePort {
         let [kubelet, _] = KUBELET;
         let port = named.map_or(kubelet, |named| named.port.unwrap_or(requester.default_port));
         let on_loopback = self.ports.borrow().is_on_loopback(port);
-        let ip = match requester.asked(node, named)? {
+        let ip = match requester.requested_ip(node, named)? {
             // Dialling the unspecified address means dialling loopback.
             Some((ip, is_own)) if on_loopback && (is_own || ip.is_unspecified()) => {
                 Ipv4Addr::LOCALHOST.into()
@@ -178,7 +183,11 @@ impl RoutingContext<'_> {
 
     /// Returns the address to dial at the node, and whether it is the node's own. Returns `None` for any address of the
     /// node.
-    fn asked(&self, node: &NodeName, named: Option<&HostHeader>) -> Result<Option<(IpAddr, bool)>, Denial> {
+    fn requested_ip(
+        &self,
+        node: &NodeName,
+        named: Option<&HostHeader>,
+    ) -> Result<Option<(IpAddr, bool)>, Denial> {
         match named {
             Some(HostHeader { host: Host::Ip(ip), exact, .. }) => {
                 let ip = plain(*ip);

@@ -58,7 +58,7 @@ pub(super) struct Reconciler {
     deps: ListenerDeps,
     presence: InterceptedAddresses,
     seeker: NodeDiscovery,
-    told: ClaimLog,
+    claim_log: ClaimLog,
     /// The intercepted ports.
     ports: BTreeSet<u16>,
     /// When the table was last written, if that succeeded.
@@ -73,9 +73,9 @@ impl Reconciler {
         own: LocalAddresses,
         deps: ListenerDeps,
     ) -> Self {
-        let (presence, seeker, told, ports) =
+        let (presence, seeker, claim_log, ports) =
             (InterceptedAddresses::default(), NodeDiscovery::new(), ClaimLog::default(), BTreeSet::new());
-        Self { table, intercepted, settings, own, deps, presence, seeker, told, ports, kept: None }
+        Self { table, intercepted, settings, own, deps, presence, seeker, claim_log, ports, kept: None }
     }
 
     /// Intercepts until the server begins to stop, then empties the table and notifies `emptied`. Deletes the table
@@ -168,7 +168,7 @@ impl Reconciler {
                     .iter()
                     .any(|why| void.why == ClaimRejectReason::NotANodeAddress(why))
         };
-        let (news, more) = self.told.update(void.into_iter().filter(|void| !is_usual(void)).collect());
+        let (news, more) = self.claim_log.update(void.into_iter().filter(|void| !is_usual(void)).collect());
         for RejectedClaim { ip, node, by, why } in news {
             warn!(
                 %ip,
@@ -388,7 +388,7 @@ mod tests {
     use super::*;
 
     #[tokio::test(start_paused = true)]
-    async fn however_often_something_changes_some_time_passes_between_two_looks() {
+    async fn frequent_changes_are_debounced() {
         let (changed, mut changes) = watch::channel(());
         let (started, mut pace) = (Instant::now(), Debounce::new());
         for looks in 1..=10 {
@@ -427,7 +427,7 @@ mod presence_tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn an_address_is_intercepted_from_its_nodes_link_to_the_grace_time_behind_the_last() {
+    async fn an_address_is_intercepted_until_the_grace_time_after_its_nodes_last_link() {
         let (mut presence, holders, started) =
             (InterceptedAddresses::default(), holders(&[(7, "edge7")]), Instant::now());
         let step = |presence: &mut InterceptedAddresses, linked: bool, at: u64| {
@@ -449,7 +449,7 @@ mod presence_tests {
     }
 
     #[tokio::test]
-    async fn an_address_that_is_anothers_now_is_given_up_at_once() {
+    async fn an_address_of_another_node_now_is_released_at_once() {
         let now = Instant::now();
         let mut presence = InterceptedAddresses::default();
         presence.update(&holders(&[(7, "old")]), FREE, |_| true, now, GRACE);
@@ -461,7 +461,7 @@ mod presence_tests {
     }
 
     #[tokio::test]
-    async fn what_an_edge_has_said_itself_outlives_its_link_but_not_its_withdrawal() {
+    async fn an_edges_own_claim_outlives_its_link_but_not_its_withdrawal() {
         let now = Instant::now();
         let mut presence = InterceptedAddresses::default();
         presence.update(&holders(&[(7, "edge7")]), FREE, |_| true, now, GRACE);
@@ -473,16 +473,16 @@ mod presence_tests {
     }
 
     #[tokio::test]
-    async fn what_has_become_no_nodes_while_its_node_was_away_is_given_up_at_once() {
+    async fn an_address_refused_while_its_node_is_disconnected_is_released_at_once() {
         let now = Instant::now();
         let mut presence = InterceptedAddresses::default();
-        let gone = |presence: &mut InterceptedAddresses, refused| {
+        let disconnected = |presence: &mut InterceptedAddresses, refused| {
             presence.update(&holders(&[]), |_, _| refused, |_| false, now, GRACE);
             intercepted(presence)
         };
         presence.update(&holders(&[(7, "edge7")]), FREE, |_| true, now, GRACE);
-        assert_eq!(gone(&mut presence, false), one("edge7", true));
-        assert_eq!(gone(&mut presence, true), []);
+        assert_eq!(disconnected(&mut presence, false), one("edge7", true));
+        assert_eq!(disconnected(&mut presence, true), []);
         // A source with higher priority than the server's node still claims it.
         presence.update(&holders(&[(7, "edge7")]), FREE, |_| true, now, GRACE);
         presence.update(&holders(&[(7, "edge7")]), |_, _| true, |_| false, now, GRACE);
@@ -507,22 +507,22 @@ mod told_tests {
     }
 
     #[test]
-    fn each_is_told_once_in_whatever_order_they_come_and_the_rest_is_summed_up_once() {
-        let mut told = ClaimLog::default();
+    fn rejected_claims_are_logged_once_in_any_order_and_the_rest_summarised_once() {
+        let mut claim_log = ClaimLog::default();
         let mut all: Vec<_> = (0..150).map(void).collect();
-        let (news, more) = told.update(all.clone());
+        let (news, more) = claim_log.update(all.clone());
         assert_eq!((news, more), (all[..100].to_vec(), Some(50)));
         for turn in 1..150 {
             all.rotate_left(turn);
-            assert_eq!(told.update(all.clone()), (vec![], None), "{turn}");
+            assert_eq!(claim_log.update(all.clone()), (vec![], None), "{turn}");
         }
     }
 
     #[test]
-    fn what_counts_for_nothing_again_is_told_again() {
-        let mut told = ClaimLog::default();
-        assert_eq!(told.update(vec![void(1), void(2)]), (vec![void(1), void(2)], None));
-        assert_eq!(told.update(vec![void(2)]), (vec![], None));
-        assert_eq!(told.update(vec![void(1), void(2)]), (vec![void(1)], None));
+    fn a_claim_that_is_rejected_again_is_logged_again() {
+        let mut claim_log = ClaimLog::default();
+        assert_eq!(claim_log.update(vec![void(1), void(2)]), (vec![void(1), void(2)], None));
+        assert_eq!(claim_log.update(vec![void(2)]), (vec![], None));
+        assert_eq!(claim_log.update(vec![void(1), void(2)]), (vec![void(1)], None));
     }
 }

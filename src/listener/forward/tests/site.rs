@@ -70,14 +70,14 @@ impl Site {
 
     /// Checks that the client receives this text next.
     pub(crate) async fn hears(&mut self, text: &str) {
-        let mut heard = String::new();
+        let mut received = String::new();
         for byte in text.bytes() {
-            heard.push(char::from(self.client.read_u8().await.expect(text)));
-            if !heard.as_bytes().ends_with(&[byte]) {
+            received.push(char::from(self.client.read_u8().await.expect(text)));
+            if !received.as_bytes().ends_with(&[byte]) {
                 break;
             }
         }
-        assert_eq!(heard, text);
+        assert_eq!(received, text);
     }
 
     /// Returns the next head that the client receives.

@@ -20,8 +20,8 @@ async fn sent(text: &str) -> Result<String, String> {
 }
 
 async fn refused(request: &str) {
-    let told = sent(request).await.expect_err(request);
-    assert!(told.starts_with("HTTP/1.1 400 "), "{request:?}: {told}");
+    let response = sent(request).await.expect_err(request);
+    assert!(response.starts_with("HTTP/1.1 400 "), "{request:?}: {response}");
 }
 
 async fn passed(request: &str, as_this: &str) {
@@ -30,7 +30,7 @@ async fn passed(request: &str, as_this: &str) {
 }
 
 #[tokio::test]
-async fn two_lengths() {
+async fn ambiguous_content_lengths_are_refused_or_normalised() {
     // RFC 9112, section 6.3: the transfer coding takes precedence, and the length is not forwarded.
     passed(
         "POST / HTTP/1.1\r\nHost: a\r\nContent-Length: 3\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\nGET /x HTTP/1.1\r\n\r\n",
@@ -55,7 +55,7 @@ async fn two_lengths() {
 }
 
 #[tokio::test]
-async fn codings() {
+async fn invalid_transfer_codings_are_refused() {
     for coding in
         ["gzip, chunked", "chunked, identity", "identity", "xchunked", "chunked, chunked", "\u{b}chunked"]
     {
@@ -68,7 +68,7 @@ async fn codings() {
 }
 
 #[tokio::test]
-async fn chunks() {
+async fn invalid_chunks_abort_the_request() {
     for chunks in
         ["x\r\n", "-1\r\na\r\n", "1\na\r\n0\r\n\r\n", "1\r\nab\r\n", "10000000000000000\r\n", "0x1\r\na\r\n"]
     {
@@ -83,7 +83,7 @@ async fn chunks() {
 }
 
 #[tokio::test]
-async fn lines() {
+async fn invalid_header_lines_are_refused_or_normalised() {
     refused("GET / HTTP/1.1\r\nHost: a\r\nX: b\r\n folded\r\n\r\n").await;
     refused("GET / HTTP/1.1\r\nHost: a\r\n\tX: b\r\n\r\n").await;
     refused("GET / HTTP/1.1\r\n Host: a\r\n\r\n").await;
@@ -98,7 +98,7 @@ async fn lines() {
 }
 
 #[tokio::test]
-async fn hosts() {
+async fn ambiguous_hosts_are_refused_or_normalised() {
     passed("GET http://b:81/x?y HTTP/1.1\r\nHost: a\r\n\r\n", "GET /x?y HTTP/1.1\r\nHost: b:81\r\n\r\n")
         .await;
     passed("GET http://me:pw@b HTTP/1.1\r\nHost: a\r\n\r\n", "GET / HTTP/1.1\r\nHost: b\r\n\r\n").await;
@@ -114,7 +114,7 @@ async fn hosts() {
 }
 
 #[tokio::test]
-async fn an_upgrade_with_a_body_is_a_request_like_others() {
+async fn an_upgrade_with_a_body_is_an_ordinary_request() {
     passed(
         "POST / HTTP/1.1\r\nHost: a\r\nConnection: Upgrade\r\nUpgrade: x\r\nContent-Length: 3\r\n\r\nabcGET /x HTTP/1.1\r\nHost: a\r\n\r\n",
         "POST / HTTP/1.1\r\nHost: a\r\nContent-Length: 3\r\n\r\nabc",

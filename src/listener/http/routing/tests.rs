@@ -97,7 +97,7 @@ impl Site {
     }
 
     /// Like [`Self::place`], for a client that sends these headers.
-    fn told(&self, stands_for: &str, headers: &[(&HeaderName, &str)], trusted: bool) -> String {
+    fn route_headers(&self, stands_for: &str, headers: &[(&HeaderName, &str)], trusted: bool) -> String {
         self.place(stands_for, &with(headers), None, trusted)
     }
 }
@@ -107,7 +107,7 @@ fn ip(text: &str) -> IpAddr {
 }
 
 #[test]
-fn a_pod_is_read_from_the_kubelets_paths() {
+fn a_pod_is_parsed_from_the_kubelets_paths() {
     assert_eq!(server("/exec/shop/web-0/nginx"), Some(("shop", "web-0")));
     assert_eq!(server("/exec/shop/web-0/some-uid/nginx"), Some(("shop", "web-0")));
     for path in ["/attach/a/b/c", "/portForward/a/b", "/containerLogs/a/b/c", "/run/a/b/c"] {
@@ -119,7 +119,7 @@ fn a_pod_is_read_from_the_kubelets_paths() {
 }
 
 #[test]
-fn the_node_is_the_hosts_or_the_server_names_or_the_pods_or_the_one_with_that_address() {
+fn the_node_is_from_host_server_name_pod_or_address() {
     let site = Site::new();
     let node = |host, path, name| {
         let place = site.place("127.0.0.1:10250", &head(host, path), name, false);
@@ -151,7 +151,7 @@ fn the_node_is_the_hosts_or_the_server_names_or_the_pods_or_the_one_with_that_ad
 }
 
 #[test]
-fn a_port_that_stands_for_host_leads_to_that_port_of_the_node_itself() {
+fn a_port_by_host_routes_to_that_port_of_the_node() {
     let site = Site::new();
     for (host, place) in [
         ("edge4:9051", "10.0.0.4:9051 at edge4"),
@@ -178,7 +178,7 @@ fn a_port_that_stands_for_host_leads_to_that_port_of_the_node_itself() {
 }
 
 #[test]
-fn what_host_does_not_name_at_such_a_port_is_for_the_nodes_kubelet() {
+fn a_port_by_host_routes_to_the_kubelet_if_host_names_no_node() {
     let site = Site::new();
     let kubelet = "127.0.0.1:10250 at edge3";
     assert_eq!(site.by_host("10.96.0.1:6443", "/exec/shop/db/c", None), kubelet);
@@ -190,14 +190,14 @@ fn what_host_does_not_name_at_such_a_port_is_for_the_nodes_kubelet() {
 #[test]
 fn a_trusted_client_names_node_and_target_by_headers() {
     let site = Site::new();
-    let told = |headers: &[(&HeaderName, &str)]| site.told("host", headers, true);
-    assert_eq!(told(&[(&TUNNEL_HOST, "edge4")]), "10.0.0.4:9051 at edge4");
-    assert_eq!(told(&[(&TUNNEL_HOST, "edge4.nodes.test:10250")]), "10.0.0.4:9051 at edge4");
-    assert_eq!(told(&[(&TUNNEL_HOST, "10.0.0.4")]), "10.0.0.4:9051 at edge4");
-    assert_eq!(told(&[(&TUNNEL_DEST, "edge4:9052")]), "10.0.0.4:9052 at edge4");
-    assert_eq!(told(&[(&TUNNEL_DEST, "10.3.0.1:9052")]), "10.3.0.1:9052 at edge3");
-    assert_eq!(told(&[(&TUNNEL_DEST, "10.0.0.3:10266")]), "127.0.0.1:10266 at edge3");
-    let both = |dest| told(&[(&TUNNEL_HOST, "edge4"), (&TUNNEL_DEST, dest)]);
+    let route_headers = |headers: &[(&HeaderName, &str)]| site.route_headers("host", headers, true);
+    assert_eq!(route_headers(&[(&TUNNEL_HOST, "edge4")]), "10.0.0.4:9051 at edge4");
+    assert_eq!(route_headers(&[(&TUNNEL_HOST, "edge4.nodes.test:10250")]), "10.0.0.4:9051 at edge4");
+    assert_eq!(route_headers(&[(&TUNNEL_HOST, "10.0.0.4")]), "10.0.0.4:9051 at edge4");
+    assert_eq!(route_headers(&[(&TUNNEL_DEST, "edge4:9052")]), "10.0.0.4:9052 at edge4");
+    assert_eq!(route_headers(&[(&TUNNEL_DEST, "10.3.0.1:9052")]), "10.3.0.1:9052 at edge3");
+    assert_eq!(route_headers(&[(&TUNNEL_DEST, "10.0.0.3:10266")]), "127.0.0.1:10266 at edge3");
+    let both = |dest| route_headers(&[(&TUNNEL_HOST, "edge4"), (&TUNNEL_DEST, dest)]);
     assert_eq!(both("192.168.7.7:80"), "192.168.7.7:80 at edge4", "the edge decides whether it is allowed");
     assert_eq!(both("edge4:9052"), "10.0.0.4:9052 at edge4");
     assert_eq!(both("127.0.0.1:10266"), "127.0.0.1:10266 at edge4");
@@ -210,21 +210,21 @@ fn a_trusted_client_names_node_and_target_by_headers() {
     assert_eq!(both("0.0.0.0:10266"), "127.0.0.1:10266 at edge4");
     assert!(both("edge3:9052").starts_with("400 "), "{}", both("edge3:9052"));
     assert!(both("localhost:9052").starts_with("400 "));
-    assert_eq!(told(&[(&TUNNEL_HOST, "10.0.0.5")]), "421 no node is known for 10.0.0.5:80");
+    assert_eq!(route_headers(&[(&TUNNEL_HOST, "10.0.0.5")]), "421 no node is known for 10.0.0.5:80");
     for bad in [
         &[(&TUNNEL_HOST, "a b")][..],
         &[(&TUNNEL_HOST, "")],
         &[(&TUNNEL_HOST, "edge3"), (&TUNNEL_HOST, "edge4")],
     ] {
-        assert!(told(bad).starts_with("400 "), "{bad:?}");
+        assert!(route_headers(bad).starts_with("400 "), "{bad:?}");
     }
-    let fixed = |headers: &[(&HeaderName, &str)]| site.told("127.0.0.1:10250", headers, true);
+    let fixed = |headers: &[(&HeaderName, &str)]| site.route_headers("127.0.0.1:10250", headers, true);
     assert_eq!(fixed(&[(&TUNNEL_HOST, "edge4")]), "127.0.0.1:10250 at edge4");
     assert!(fixed(&[(&TUNNEL_DEST, "edge4:9052")]).starts_with("403 X-Tunnel-Proxy-Dest is allowed only"));
 }
 
 #[test]
-fn no_client_reaches_an_address_that_a_node_keeps_for_itself() {
+fn no_client_reaches_an_address_local_to_a_node() {
     let site = Site::new();
     let kept = [
         "169.254.2.1",
@@ -245,11 +245,12 @@ fn no_client_reaches_an_address_that_a_node_keeps_for_itself() {
         |text: String| assert!(text.starts_with("403 addresses local to a node are not reachable"), "{text}");
     for host in kept {
         let dest = format!("{host}:10261");
-        refused(site.told("host", &[(&TUNNEL_HOST, "edge4"), (&TUNNEL_DEST, &dest)], true));
+        refused(site.route_headers("host", &[(&TUNNEL_HOST, "edge4"), (&TUNNEL_DEST, &dest)], true));
         refused(site.place("host", &with(&[(&TUNNEL_DEST, &dest)]), Some("edge3"), true));
     }
     // The kubelet's ports and those of localhost-proxy-ports are reachable only on loopback.
-    let dest = |dest: &str| site.told("host", &[(&TUNNEL_HOST, "edge4"), (&TUNNEL_DEST, dest)], true);
+    let dest =
+        |dest: &str| site.route_headers("host", &[(&TUNNEL_HOST, "edge4"), (&TUNNEL_DEST, dest)], true);
     for port in [10250, 10255, 10266, 10267] {
         assert_eq!(dest(&format!("127.0.0.1:{port}")), format!("127.0.0.1:{port} at edge4"));
         assert_eq!(dest(&format!("[::1]:{port}")), format!("[::1]:{port} at edge4"));
@@ -268,7 +269,7 @@ fn no_client_reaches_an_address_that_a_node_keeps_for_itself() {
 }
 
 #[test]
-fn the_fixed_table_says_which_address_a_node_has_whatever_its_kubelet_writes() {
+fn the_config_decides_a_nodes_address_before_its_kubelet() {
     let site = Site::new();
     let facts = NodeInfo { ips: [ip("10.0.0.4")].into(), outside: Box::default(), pods: Box::default() };
     site.addresses.change(|all| all.nodes.put("edge9", facts));
@@ -276,7 +277,7 @@ fn the_fixed_table_says_which_address_a_node_has_whatever_its_kubelet_writes() {
 }
 
 #[test]
-fn a_target_by_header_is_never_another_one_because_of_the_server_name() {
+fn the_server_name_does_not_change_a_target_given_by_header() {
     let site = Site::new();
     let dest =
         |dest, server_name| site.place("host", &with(&[(&TUNNEL_DEST, dest)]), Some(server_name), true);
@@ -298,10 +299,10 @@ fn a_target_by_header_is_never_another_one_because_of_the_server_name() {
 }
 
 #[test]
-fn headers_of_a_client_that_the_settings_do_not_name_are_refused() {
+fn routing_headers_of_an_untrusted_client_are_refused() {
     let site = Site::new();
     for header in [TUNNEL_HOST, TUNNEL_DEST] {
-        let refused = site.told("host", &[(&header, "edge4:9051")], false);
+        let refused = site.route_headers("host", &[(&header, "edge4:9051")], false);
         assert!(refused.starts_with("403 ") && refused.contains("names or allow_from"), "{refused}");
     }
     let certificate = |name: &str| ClientIdentity::Certificate(client_certificate(&[name]));
