@@ -576,7 +576,7 @@ mod tls_tests {
     }
 
     #[tokio::test]
-    async fn only_a_target_on_loopback_is_believed_without_proof() {
+    async fn only_a_loopback_target_is_trusted_without_a_verified_certificate() {
         let (ours, theirs) = (TestCa::new("ours"), TestCa::new("theirs"));
         let unsure = TargetTls { loopback: client(Trust::NoVerify), others: None };
         accepted(&unsure, true, "127.0.0.1", &theirs).await.unwrap();
@@ -592,7 +592,7 @@ mod tls_tests {
     }
 
     #[tokio::test]
-    async fn a_target_that_speaks_no_tls_is_told_so() {
+    async fn a_target_without_tls_is_reported_as_not_speaking_tls() {
         let tls = TargetTls { loopback: client(Trust::NoVerify), others: None };
         let (socket, mut far) = duplex(1 << 16);
         let host = "edge-1".parse().unwrap();

@@ -117,8 +117,8 @@ impl Edge {
         let keeper = edge.keeper(settings, files, pool.clone());
         edge.spawn_upkeep(&keeper, pool);
         if let Some(settings) = certificate {
-            let told = keeper.clone();
-            let report = move |of, state| told.certified(of, state);
+            let reporter = keeper.clone();
+            let report = move |of, state| reporter.certified(of, state);
             with_kubernetes!(api::csr::keep_edge(settings, &keeper.dialer.node, &edge.links, report), else ());
         }
         edge.links.spawn(info_span!("network"), keeper.clone().follow_network());

@@ -133,7 +133,7 @@ impl NftTable {
 
     /// Deletes the table.
     pub async fn delete(self) {
-        match run(&text(&self.catch.gone())).await {
+        match run(&text(&self.catch.deletion())).await {
             Ok(()) => info!(table = self.catch.table, "intercept table deleted"),
             Err(cause) => warn!(table = self.catch.table, error = %cause, "cannot delete intercept table"),
         }
@@ -243,11 +243,12 @@ fn judge(output: &Output) -> Result<String, InterceptError> {
     if output.status.success() {
         return Ok(text(&output.stdout));
     }
-    let said = text(&output.stderr);
-    if said.contains("Operation not permitted") {
+    let stderr_text = text(&output.stderr);
+    if stderr_text.contains("Operation not permitted") {
         return Err(InterceptError::Denied);
     }
-    let first = said.lines().find(|line| !line.trim().is_empty()).unwrap_or("failed without a message");
+    let first =
+        stderr_text.lines().find(|line| !line.trim().is_empty()).unwrap_or("failed without a message");
     Err(InterceptError::Failed(first.to_owned()))
 }
 
@@ -358,7 +359,7 @@ pub struct Sets {
 impl InterceptRules {
     /// Returns commands that replace any table of this name by the whole table with these sets.
     pub(crate) fn whole(&self, sets: &Sets) -> Vec<Value> {
-        let mut commands = self.gone();
+        let mut commands = self.deletion();
         commands.push(self.table("add"));
         let set = |set| self.command("add", "set", set);
         commands.extend([
@@ -392,7 +393,7 @@ impl InterceptRules {
     }
 
     /// Returns commands that delete the table if it exists.
-    pub(crate) fn gone(&self) -> Vec<Value> {
+    pub(crate) fn deletion(&self) -> Vec<Value> {
         // Deleting a missing table is an error, adding an existing one is not: so add it first.
         vec![self.table("add"), self.table("delete")]
     }
@@ -499,15 +500,16 @@ pub(crate) const PORTS: &str = "ports";
 /// Fails if the kernel does not track connections, or if this process may not change that.
 pub(crate) async fn forget(of: &Sets) -> io::Result<usize> {
     // Errors about entries that no longer exist are not read.
-    let (mut asked, told) = (tcp_info::netlink(NETLINK_NETFILTER)?, tcp_info::netlink(NETLINK_NETFILTER)?);
+    let (mut dump, message_bytes) =
+        (tcp_info::netlink(NETLINK_NETFILTER)?, tcp_info::netlink(NETLINK_NETFILTER)?);
     let mut forgotten = 0;
     for family in [AF_INET, AF_INET6] {
         if !of.nodes.iter().any(|ip| ip.is_ipv4() == (family == AF_INET)) {
             continue;
         }
-        let pending = pending(&mut asked, family, of).await?;
+        let pending = pending(&mut dump, family, of).await?;
         for entry in &pending {
-            told.send(&message(CT_DELETE, 0, 0, family, 0, entry))?;
+            message_bytes.send(&message(CT_DELETE, 0, 0, family, 0, entry))?;
         }
         forgotten += pending.len();
     }
@@ -517,9 +519,9 @@ pub(crate) async fn forget(of: &Sets) -> io::Result<usize> {
 /// Returns the attributes that identify each such connection to the kernel.
 async fn pending(kernel: &mut Socket, family: u8, of: &Sets) -> io::Result<Vec<Vec<u8>>> {
     // Requests only connections neither answered nor redirected; older kernels return all.
-    let wanted =
+    let request_filter =
         [attribute(CTA_STATUS, &[0; 4]), attribute(CTA_STATUS_MASK, &REPLIED_OR_DNAT.to_be_bytes())].concat();
-    kernel.send(&message(CT_GET, NLM_F_DUMP, 0, family, 0, &wanted))?;
+    kernel.send(&message(CT_GET, NLM_F_DUMP, 0, family, 0, &request_filter))?;
     let (mut room, mut found) = (vec![0; ROOM], Vec::new());
     loop {
         let len = kernel.read(&mut room)?;
@@ -620,7 +622,7 @@ mod tests {
     }
 
     #[test]
-    fn who_may_change_nothing_is_told_from_who_comes_second() {
+    fn missing_privileges_are_distinguished_from_a_refused_table() {
         assert_eq!(verdict(&answer(MAKE, 0)), OwnResult::Made);
         assert_eq!(verdict(&answer(BEGIN, EPERM)), OwnResult::MayNot);
         for code in [EPERM, EEXIST, EOPNOTSUPP] {
@@ -630,7 +632,7 @@ mod tests {
     }
 
     #[test]
-    fn the_table_is_made_in_one_transaction() {
+    fn the_owned_table_is_created_in_one_transaction() {
         let batch = batch("t-owner");
         let mut rest = &batch[..];
         let mut kinds = Vec::new();
@@ -714,7 +716,7 @@ mod rules_tests {
     }
 
     #[test]
-    fn what_is_for_this_machine_or_our_own_is_let_pass_before_all_else() {
+    fn local_and_marked_packets_are_accepted_before_all_other_rules() {
         let forwarded = Some((vec!["10.9.0.0/16".parse().unwrap(), "fd09::/64".parse().unwrap()], 7003));
         let all = commands(&InterceptRules { forwarded, ..catch() }.whole(&Sets::default()));
         let local = json!([
@@ -744,24 +746,24 @@ mod rules_tests {
     }
 
     #[test]
-    fn only_families_with_a_listener_are_intercepted_and_nothing_forwarded_unless_asked() {
+    fn only_families_with_a_listener_are_intercepted_and_no_forwarded_traffic() {
         let all = commands(&InterceptRules { v6: None, ..catch() }.whole(&Sets::default()));
         assert_eq!((rules(&all, "output").len(), rules(&all, "prerouting").len()), (3, 0));
         assert!(!all.iter().any(|(_, kind, of)| kind == "chain" && of["name"] == "prerouting"));
     }
 
     #[test]
-    fn the_whole_table_takes_the_place_of_any_of_its_name() {
+    fn the_whole_table_replaces_any_table_of_its_name() {
         let all = commands(&catch().whole(&sets(&["10.0.0.7", "fd00::7"], &[10250])));
         let begin: Vec<_> =
             all.iter().take(3).map(|(verb, kind, _)| (verb.as_str(), kind.as_str())).collect();
         assert_eq!(begin, [("add", "table"), ("delete", "table"), ("add", "table")]);
-        let gone = commands(&catch().gone());
-        assert_eq!(gone[..], all[..2]);
+        let deletion = commands(&catch().deletion());
+        assert_eq!(deletion[..], all[..2]);
     }
 
     #[test]
-    fn ports_are_renewed_for_their_whole_time_even_where_nothing_changes() {
+    fn unchanged_ports_are_renewed_with_their_full_timeout() {
         let same = sets(&["10.0.0.7"], &[10250]);
         let all = commands(&catch().change(&same, &same));
         let verbs: Vec<_> = all.iter().map(|(verb, kind, _)| (verb.as_str(), kind.as_str())).collect();
@@ -782,7 +784,7 @@ mod rules_tests {
 
     proptest! {
         #[test]
-        fn from_any_state_to_any_other_the_kernel_refuses_nothing_and_has_that_one(
+        fn any_change_of_sets_yields_the_same_state_as_the_whole_table(
             steps in proptest::collection::vec(any_sets(), 1..6),
         ) {
             let (mut held, mut direct) = (BTreeMap::new(), BTreeMap::new());
@@ -817,29 +819,31 @@ mod pending_tests {
     }
 
     #[test]
-    fn a_connection_that_nobody_has_answered_is_told_from_one_that_is_led_elsewhere() {
-        let told = bytes(UNANSWERED);
-        let entry = Entry::read(&told).unwrap();
+    fn an_unanswered_connection_is_pending_and_a_translated_one_is_not() {
+        let message_bytes = bytes(UNANSWERED);
+        let entry = Entry::read(&message_bytes).unwrap();
         assert_eq!((entry.to, entry.port), ([10, 99, 0, 8].into(), 10250));
         assert!(entry.is_pending());
         // Identified by its source, its destination and its ID.
-        assert_eq!(entry.key, [&told[..0x34], &bytes("08000c009b458e66")].concat());
+        assert_eq!(entry.key, [&message_bytes[..0x34], &bytes("08000c009b458e66")].concat());
         for led in [1 << 1, 1 << 5] {
-            assert!(!Entry { status: entry.status | led, ..Entry::read(&told).unwrap() }.is_pending());
+            assert!(
+                !Entry { status: entry.status | led, ..Entry::read(&message_bytes).unwrap() }.is_pending()
+            );
         }
         assert!(!Entry { state: 3, ..entry }.is_pending(), "it is established");
     }
 
     proptest! {
         #[test]
-        fn whatever_is_told_is_no_panic(told in proptest::collection::vec(any::<u8>(), 0..300)) {
-            Entry::read(&told);
+        fn no_conntrack_message_makes_the_parser_panic(message_bytes in proptest::collection::vec(any::<u8>(), 0..300)) {
+            Entry::read(&message_bytes);
         }
 
         #[test]
-        fn what_is_cut_short_names_nothing_else(len in 0_usize..208) {
-            let told = bytes(UNANSWERED);
-            let cut = Entry::read(&told[..len.min(told.len())]);
+        fn a_truncated_conntrack_message_yields_no_other_port(len in 0_usize..208) {
+            let message_bytes = bytes(UNANSWERED);
+            let cut = Entry::read(&message_bytes[..len.min(message_bytes.len())]);
             prop_assert!(cut.is_none_or(|cut| cut.port == 10250));
         }
     }

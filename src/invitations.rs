@@ -472,7 +472,7 @@ mod code_tests {
     use super::*;
 
     #[test]
-    fn a_code_is_one_word_that_is_read_as_it_was_printed() {
+    fn an_invitation_code_is_one_word_that_reads_back_as_printed() {
         let node: NodeName = "node7.example.org".parse().unwrap();
         let code = InvitationCode::random([7; PIN_BYTES], node.clone());
         let text = code.to_string();

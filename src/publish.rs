@@ -83,15 +83,15 @@ impl Publisher {
     /// Publishes until draining starts, then withdraws the records.
     pub async fn run(mut self, drain: Drain) {
         let mut changes = self.registry.subscribe();
-        let mut wanted = DesiredRecords::default();
+        let mut desired = DesiredRecords::default();
         let mut backoff = Backoff::new();
         let mut failing = false;
         while !drain.is_draining() {
             changes.mark_unchanged();
             let nodes = self.registry.nodes();
             let records = self.vet.records(nodes, &self.zone, &self.store.servers().await).await;
-            wanted.follow(records.into_iter(), Instant::now());
-            let records = wanted.records();
+            desired.follow(records.into_iter(), Instant::now());
+            let records = desired.records();
             let written = self.store.write(&records).await;
             if let Err(cause) = written {
                 self.metrics.dns_publish_failures.inc();
@@ -116,7 +116,7 @@ impl Publisher {
             self.metrics.dns_records.set(i64::try_from(records.len()).unwrap_or(i64::MAX));
             (self.report)(Ok(()));
             let due = self.store.due();
-            let next = wanted.next().map_or(due, |next| next.min(due));
+            let next = desired.next().map_or(due, |next| next.min(due));
             tokio::select! {
                 biased;
                 () = drain.draining() => {}

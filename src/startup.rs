@@ -33,7 +33,7 @@ pub struct Startup {
     /// The config's spelling of keys.
     spelling: Spelling,
     /// Requested ports, each with its key.
-    asked: Vec<(String, SocketAddr)>,
+    requested_addresses: Vec<(String, SocketAddr)>,
 }
 
 /// What a start needs is missing: an error is recorded, or this is only a check.
@@ -226,7 +226,7 @@ impl Startup {
 
     /// Returns the ports that were requested so far, each with its key.
     pub fn ports(&self) -> &[(String, SocketAddr)] {
-        &self.asked
+        &self.requested_addresses
     }
 
     /// Returns what startup prepared, if there are no errors.
@@ -258,13 +258,16 @@ impl Startup {
     /// Returns true if no other key uses that port; otherwise records an error.
     fn is_free(&mut self, key: &str, at: SocketAddr) -> bool {
         let one = |of: SocketAddr| of.ip() == at.ip() || of.ip().is_unspecified() || at.ip().is_unspecified();
-        let other = self.asked.iter().find(|(_, of)| at.port() != 0 && of.port() == at.port() && one(*of));
+        let other = self
+            .requested_addresses
+            .iter()
+            .find(|(_, of)| at.port() != 0 && of.port() == at.port() && one(*of));
         if let Some(other) = other.map(|(other, _)| other.clone()) {
             let text = format!("{at}: {other} uses the same port; set a different port for each");
             self.error(StartupErrorKind::Config, key, text);
             return false;
         }
-        self.asked.push((key.to_owned(), at));
+        self.requested_addresses.push((key.to_owned(), at));
         true
     }
 
@@ -390,7 +393,7 @@ mod tests {
     const ANYWHERE: &str = "127.0.0.1:0";
 
     #[test]
-    fn each_fault_is_told_once_and_the_gravest_counts() {
+    fn each_startup_error_is_reported_once_and_the_most_severe_decides() {
         let mut startup = Startup::default();
         startup.error(StartupErrorKind::Port, "", "taken");
         for _ in 0..2 {
@@ -408,17 +411,20 @@ mod tests {
     }
 
     #[test]
-    fn a_congestion_control_must_be_one_of_the_kernels() {
+    fn a_congestion_control_must_be_available_in_the_kernel() {
         let mut startup = Startup::default();
         let key = "edge.uplink.congestion";
         assert!(startup.congestion(key, None).is_ok() && startup.congestion(key, Some("reno")).is_ok());
         assert!(startup.congestion(key, Some("slowpoke")).is_err());
-        let told = startup.into_faults().to_string();
-        assert!(told.starts_with(&format!("{key}: ")) && told.contains("modprobe tcp_slowpoke"), "{told}");
+        let messages = startup.into_faults().to_string();
+        assert!(
+            messages.starts_with(&format!("{key}: ")) && messages.contains("modprobe tcp_slowpoke"),
+            "{messages}"
+        );
     }
 
     #[tokio::test]
-    async fn two_keys_with_one_port_are_told_of_each_other() {
+    async fn two_keys_with_the_same_port_are_an_error() {
         let mut startup = Startup::checking();
         for (key, at) in [
             ("one", "127.0.0.1:7000"),
@@ -430,29 +436,29 @@ mod tests {
             let _ = startup.bind(key, at.parse().unwrap());
         }
         let errors = startup.into_faults();
-        let told = "two: 0.0.0.0:7000: one uses the same port; set a different port for each";
+        let messages = "two: 0.0.0.0:7000: one uses the same port; set a different port for each";
         assert_eq!(
             (errors.to_string().as_str(), errors.most_severe()),
-            (told, Some(StartupErrorKind::Config))
+            (messages, Some(StartupErrorKind::Config))
         );
     }
 
     #[tokio::test]
-    async fn a_check_tries_no_port() {
+    async fn a_config_check_binds_no_port() {
         let at = ANYWHERE.parse().unwrap();
         assert!(Startup::checking().bind("k", at).is_err());
         assert!(Startup::default().bind("k", at).is_ok());
     }
 
     #[test]
-    fn a_fault_of_a_file_names_it_once() {
+    fn an_error_of_a_file_names_the_file_once() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("f");
         std::fs::write(&path, "").unwrap();
         let mut startup = Startup::default();
         assert!(!startup.check_file("k", &path, |_| Err::<(), _>("is empty")));
         assert!(!startup.check_file("l", &path, |_| Err::<(), _>(format!("{} is odd", path.display()))));
-        let told = startup.into_faults().to_string();
-        assert_eq!(told.matches(&*path.to_string_lossy()).count(), 2, "{told}");
+        let messages = startup.into_faults().to_string();
+        assert_eq!(messages.matches(&*path.to_string_lossy()).count(), 2, "{messages}");
     }
 }

@@ -53,7 +53,7 @@ async fn among(
 }
 
 #[tokio::test]
-async fn the_node_itself_is_loopback_first_and_then_its_own_addresses() {
+async fn the_own_node_resolves_to_loopback_first_then_to_its_addresses() {
     let place = at("Edge-1", &[], Targets::default());
     let own = ["10.0.0.5", "::ffff:10.0.0.5", "fd00::5", "127.0.0.1"];
     let all = ["127.0.0.1:22", "[::1]:22", "10.0.0.5:22", "[fd00::5]:22"];
@@ -62,7 +62,7 @@ async fn the_node_itself_is_loopback_first_and_then_its_own_addresses() {
 }
 
 #[tokio::test]
-async fn an_edge_does_not_dial_addresses_that_its_machine_keeps_for_itself_unless_they_are_listed() {
+async fn an_edge_dials_link_local_addresses_of_its_machine_only_if_listed() {
     let ips = |texts: &[&str]| texts.iter().map(|ip| ip.parse().unwrap()).collect();
     let here = Addresses { all: ips(&["10.0.0.5", "169.254.2.1"]), own: ips(&["10.0.0.5"]) };
     let by_default = at("edge-1", &[], Targets::default());
@@ -77,7 +77,7 @@ async fn an_edge_does_not_dial_addresses_that_its_machine_keeps_for_itself_unles
 }
 
 #[tokio::test]
-async fn each_address_of_a_name_is_checked_and_only_those_allowed_are_tried() {
+async fn only_allowed_addresses_of_a_resolved_name_are_dialled() {
     let place = place(&["10.1.0.0/16:443", "127.0.0.0/8:*"]);
     let mixed = ["192.0.2.1", "::ffff:10.1.2.3", "169.254.169.254"];
     assert_eq!(found(&place, "web.local:443", &[], &mixed).await.unwrap(), ["10.1.2.3:443"]);
@@ -100,7 +100,7 @@ async fn each_address_of_a_name_is_checked_and_only_those_allowed_are_tried() {
 
 /// Dialling it would dial loopback, from which a server may exclude a client.
 #[tokio::test]
-async fn an_edge_never_dials_the_unspecified_address_whatever_is_allowed() {
+async fn an_edge_never_dials_the_unspecified_address_even_if_allowed() {
     let place = place(&["0.0.0.0/0:*", "[::/0]:*"]);
     for (target, names) in [
         ("0.0.0.0:22", &[][..]),
@@ -115,7 +115,7 @@ async fn an_edge_never_dials_the_unspecified_address_whatever_is_allowed() {
 }
 
 #[tokio::test]
-async fn a_server_dials_for_edges_what_is_listed_and_tells_them_nothing_of_the_rest() {
+async fn a_server_dials_only_listed_targets_for_edges_and_reveals_no_addresses() {
     let server = |allowed: &[&str]| TargetDialer { place: DialerRole::ForEdges, ..place(allowed) };
     let listed = server(&["10.1.0.0/16:443", "self:22"]);
     let mixed = ["192.0.2.1", "10.1.2.3"];
@@ -133,9 +133,9 @@ async fn a_server_dials_for_edges_what_is_listed_and_tells_them_nothing_of_the_r
     }
     let deadline = Instant::now() + Duration::from_secs(1);
     for (place, target) in [(server(&[]), "web.local:443"), (listed, "web.local:80")] {
-        let unasked = async |_| unreachable!("DNS must not be queried for a forbidden target");
+        let must_not_resolve = async |_| unreachable!("DNS must not be queried for a forbidden target");
         let refused = place
-            .addresses(&target.parse().unwrap(), &Addresses::default(), unasked, deadline)
+            .addresses(&target.parse().unwrap(), &Addresses::default(), must_not_resolve, deadline)
             .await
             .unwrap_err()
             .refusal;
@@ -144,7 +144,7 @@ async fn a_server_dials_for_edges_what_is_listed_and_tells_them_nothing_of_the_r
 }
 
 #[tokio::test]
-async fn a_server_dials_for_its_clients_nothing_that_is_off_limits_however_it_is_spelt() {
+async fn a_server_never_dials_forbidden_addresses_for_clients_in_any_spelling() {
     let server = TargetDialer { place: DialerRole::ForClients, ..place(&["0.0.0.0/0:*", "[::/0]:*"]) };
     assert_eq!(found(&server, "192.0.2.1:80", &[], &[]).await.unwrap(), ["192.0.2.1:80"]);
     let mixed = ["127.0.0.1", "169.254.169.254", "::ffff:10.0.0.1", "fd00:ec2::254"];
@@ -176,7 +176,7 @@ async fn a_server_dials_for_its_clients_nothing_that_is_off_limits_however_it_is
 }
 
 #[tokio::test]
-async fn a_server_dials_for_edges_what_is_off_limits_only_where_that_alone_is_allowed() {
+async fn a_server_dials_forbidden_addresses_for_edges_only_if_listed_narrowly() {
     let server = |allowed: &[&str]| TargetDialer { place: DialerRole::ForEdges, ..place(allowed) };
     let wide = server(&["0.0.0.0/0:*", "[::/0]:*", "self:*"]);
     for (target, names) in [
@@ -202,7 +202,7 @@ async fn a_server_dials_for_edges_what_is_off_limits_only_where_that_alone_is_al
 }
 
 #[tokio::test]
-async fn no_name_and_no_address_leads_to_a_port_of_a_tunnel_process() {
+async fn a_port_of_a_tunnel_process_is_refused_as_target_by_any_name_or_address() {
     let edge = place(&["127.0.0.0/8:*", "[::1]:*"]);
     let server = TargetDialer { place: DialerRole::ForEdges, ..edge.clone() };
     let patience = Duration::from_secs(5);
@@ -225,7 +225,7 @@ async fn no_name_and_no_address_leads_to_a_port_of_a_tunnel_process() {
 }
 
 #[tokio::test]
-async fn a_target_that_listens_is_connected_on_whichever_address_it_listens() {
+async fn a_target_on_any_of_the_nodes_own_addresses_is_reached() {
     let place = at("edge-1", &["127.0.0.2"], Targets::default());
     let listener = TcpListener::bind("127.0.0.2:0").await.unwrap();
     let target = format!("edge-1:{}", listener.local_addr().unwrap().port()).parse().unwrap();
@@ -235,7 +235,7 @@ async fn a_target_that_listens_is_connected_on_whichever_address_it_listens() {
 }
 
 #[tokio::test]
-async fn the_right_to_a_target_ends_with_the_entry_that_gave_it() {
+async fn permission_for_a_target_ends_when_its_entry_is_removed() {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let port = listener.local_addr().unwrap().port();
     let entry = format!("127.0.0.0/8:{port}");
@@ -257,7 +257,7 @@ async fn the_right_to_a_target_ends_with_the_entry_that_gave_it() {
 }
 
 #[tokio::test]
-async fn a_target_that_does_not_listen_refuses_in_plain_words() {
+async fn a_closed_port_is_reported_as_refused_with_all_addresses() {
     let port = TcpListener::bind("127.0.0.1:0").await.unwrap().local_addr().unwrap().port();
     let target = format!("edge-1:{port}").parse().unwrap();
     let place = at("edge-1", &[], Targets::default());
@@ -272,7 +272,7 @@ async fn a_target_that_does_not_listen_refuses_in_plain_words() {
 }
 
 #[tokio::test]
-async fn a_target_that_hangs_on_one_address_is_told_as_such_though_the_other_refuses() {
+async fn a_timeout_on_one_address_takes_precedence_over_a_refusal_on_another() {
     let socket = tokio::net::TcpSocket::new_v4().unwrap();
     socket.bind("127.0.0.1:0".parse().unwrap()).unwrap();
     let listener = socket.listen(0).unwrap();
@@ -291,7 +291,7 @@ async fn a_target_that_hangs_on_one_address_is_told_as_such_though_the_other_ref
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_name_that_is_never_answered_ends_with_the_patience() {
+async fn resolving_a_name_fails_at_the_deadline() {
     let place = place(&["10.0.0.0/8:*"]);
     let started = Instant::now();
     let never = async |_| std::future::pending().await;

@@ -120,7 +120,7 @@ async fn listening() -> (TcpListener, String) {
 }
 
 #[tokio::test]
-async fn an_offered_session_reaches_its_target_and_both_ends_end_well() {
+async fn an_offered_session_reaches_its_target_and_ends_cleanly_at_both_ends() {
     let pair = Pair::new();
     let (listener, target) = listening().await;
     let (opening, answer) = pair.ask(&target, Category::Ssh).await;
@@ -140,7 +140,7 @@ async fn an_offered_session_reaches_its_target_and_both_ends_end_well() {
 }
 
 #[tokio::test]
-async fn a_target_that_cannot_be_had_is_refused_with_its_reason() {
+async fn an_unreachable_or_forbidden_target_is_refused_with_its_reason() {
     let pair = Pair::new();
     let (listener, _) = listening().await;
     let at = listener.local_addr().unwrap();
@@ -167,7 +167,7 @@ async fn a_target_that_cannot_be_had_is_refused_with_its_reason() {
 }
 
 #[tokio::test]
-async fn a_target_that_breaks_off_resets_the_session_with_that_reason() {
+async fn a_target_that_resets_its_connection_resets_the_session_with_that_reason() {
     let pair = Pair::new();
     let (listener, target) = listening().await;
     let (opening, _) = pair.ask(&target, Category::Ssh).await;
@@ -182,7 +182,7 @@ async fn a_target_that_breaks_off_resets_the_session_with_that_reason() {
 }
 
 #[tokio::test]
-async fn a_session_reset_by_the_far_end_breaks_the_targets_connection_too() {
+async fn a_session_reset_by_the_opener_resets_the_targets_connection() {
     let pair = Pair::new();
     let (listener, target) = listening().await;
     let (opening, _) = pair.ask(&target, Category::Ssh).await;
@@ -194,7 +194,7 @@ async fn a_session_reset_by_the_far_end_breaks_the_targets_connection_too() {
 }
 
 #[tokio::test]
-async fn a_session_cut_at_the_drains_deadline_is_counted_as_far_as_it_came() {
+async fn a_session_aborted_at_the_drain_deadline_is_counted_with_its_bytes() {
     let pair = Pair::new();
     let (listener, target) = listening().await;
     let (opening, _) = pair.ask(&target, Category::Ssh).await;

@@ -280,10 +280,11 @@ impl LinkDialer {
         let (tokens, turn) = (self.tokens.load(), self.turn.load(Relaxed));
         let token = tokens.get(turn % tokens.len().max(1)).map_or("", Secret::reveal);
         let (node, own) = (&self.node, self.link_context.table.instance());
-        let mut said = Hello::edge_request(node, token, own);
-        Hello::with_purpose(&mut said, purpose);
-        Hello::with_node_ips(&mut said, &self.ips);
-        let dialled = tunnel_link::grpc::dial::dial(io, &to.authority, node, said, &self.link_context).await;
+        let mut metadata = Hello::edge_request(node, token, own);
+        Hello::with_purpose(&mut metadata, purpose);
+        Hello::with_node_ips(&mut metadata, &self.ips);
+        let dialled =
+            tunnel_link::grpc::dial::dial(io, &to.authority, node, metadata, &self.link_context).await;
         if dialled.as_ref().is_err_and(LinkDialError::is_token_refused) {
             self.turn.store(turn.wrapping_add(1), Relaxed);
         }
@@ -438,7 +439,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn where_the_server_wants_the_edge_comes_first_and_the_server_itself_last() {
+    fn a_move_hint_sorts_the_target_server_first_and_the_sender_last() {
         let at = |last: u8| SocketAddr::from(([10, 0, 0, last], 9000));
         let sorted = |to, not| {
             let mut addresses = [at(1), at(2), at(3), at(4)];
@@ -476,7 +477,7 @@ mod csr_tests {
     }
 
     #[tokio::test]
-    async fn a_certificate_that_is_over_is_not_shown() {
+    async fn an_expired_certificate_is_not_presented() {
         let ca = TestCa::new("ca");
         for (years, is_shown) in [(2020..2021, false), (2020..4000, true)] {
             let own = EdgeCertificate::new(issue(&ca, years), ca.ca());
@@ -485,7 +486,7 @@ mod csr_tests {
     }
 
     #[tokio::test]
-    async fn tickets_are_kept_from_link_to_link_until_the_certificate_is_renewed() {
+    async fn tls_tickets_are_kept_across_links_until_the_certificate_is_renewed() {
         let ca = TestCa::new("ca");
         let own = EdgeCertificate::new(issue(&ca, 2020..4000), ca.ca());
         let (first, second) = (own.tls().await.unwrap(), own.clone().tls().await.unwrap());

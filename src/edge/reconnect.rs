@@ -203,12 +203,12 @@ impl Reconnector {
         }
         loop {
             sleep(FAIL_BACK_INTERVAL.mul_f64(0.5 + rand::random::<f64>())).await;
-            for wanted in (0..server).filter(|wanted| !self.dialer.is_avoided(*wanted)) {
+            for preferred in (0..server).filter(|preferred| !self.dialer.is_avoided(*preferred)) {
                 // Both entries may lead to one server, which must not close the earlier link before it is handed over.
-                match self.dialer.connect_to(wanted, AddressHint::default(), LinkPurpose::Backup).await {
+                match self.dialer.connect_to(preferred, AddressHint::default(), LinkPurpose::Backup).await {
                     Ok(made) => return made,
                     Err(why) => {
-                        debug!(server = self.dialer.display_name(wanted), error = %format_args!("{why:#}"), "preferred server not reachable")
+                        debug!(server = self.dialer.display_name(preferred), error = %format_args!("{why:#}"), "preferred server not reachable")
                     }
                 }
             }
@@ -346,9 +346,9 @@ impl SentUntilClosed {
             return false;
         }
         // What is still on the way to the proxy when it closes the link differs.
-        let is_alike = sent.abs_diff(self.bytes) <= self.bytes / 2;
+        let is_similar = sent.abs_diff(self.bytes) <= self.bytes / 2;
         *self =
-            if is_alike { Self { links: self.links + 1, ..*self } } else { Self { bytes: sent, links: 1 } };
+            if is_similar { Self { links: self.links + 1, ..*self } } else { Self { bytes: sent, links: 1 } };
         self.links == ALIKE_LINKS
     }
 }
@@ -469,15 +469,15 @@ impl Reconnector {
         let (mut sorting, mut backoff) = (TrafficClassifier::default(), Backoff::new());
         // After an interactive link has died, dial the next one whatever traffic the busy link has: the server's
         // sessions wait on the dead link until the server detects it, and the next link notifies it.
-        let mut wanted_until = Instant::now();
+        let mut cooldown_until = Instant::now();
         loop {
-            while Instant::now() >= wanted_until && !self.is_shared(busy, &mut sorting).await {}
+            while Instant::now() >= cooldown_until && !self.is_shared(busy, &mut sorting).await {}
             sleep(backoff.pause(rand::random())).await;
             match self.dial_interactive(busy, server, at).await {
                 Ok(link) => {
                     let started = Instant::now();
                     if self.classify_sessions(busy, link, &mut sorting).await {
-                        wanted_until = Instant::now() + NOTICED;
+                        cooldown_until = Instant::now() + NOTICED;
                     }
                     backoff.on_attempt_end(started.elapsed(), false);
                 }
@@ -522,29 +522,29 @@ impl Reconnector {
         link: Link,
         sorting: &mut TrafficClassifier,
     ) -> bool {
-        let beside = link.sender.clone();
-        info!(link = %beside.id, primary = %busy.id, "interactive link opened");
+        let interactive_link = link.sender.clone();
+        info!(link = %interactive_link.id, primary = %busy.id, "interactive link opened");
         // `wanted` is also dropped with this future.
-        let (wanted, unwanted) = oneshot::channel();
+        let (keep_open, cancelled) = oneshot::channel();
         let (keeper, span) = (self.clone(), info_span!("interactive"));
-        self.link_context.drain.spawn(span, keeper.serve_interactive(link, busy.clone(), unwanted));
+        self.link_context.drain.spawn(span, keeper.serve_interactive(link, busy.clone(), cancelled));
         // No session migrates before the link has answered, and the server waits for this ping.
-        if !beside.ping_within(INITIAL_ANSWER).await {
-            info!(link = %beside.id, "interactive link does not answer, no sessions migrated");
-            beside.close();
+        if !interactive_link.ping_within(INITIAL_ANSWER).await {
+            info!(link = %interactive_link.id, "interactive link does not answer, no sessions migrated");
+            interactive_link.close();
             return false;
         }
-        busy.set_interactive(Some(beside.clone()));
-        if wanted.is_closed() {
-            busy.clear_interactive(&beside);
+        busy.set_interactive(Some(interactive_link.clone()));
+        if keep_open.is_closed() {
+            busy.clear_interactive(&interactive_link);
         }
         let mut shared = Instant::now();
         let died = loop {
             tokio::select! {
-                () = beside.closed() => break true,
-                () = beside.wait_unresponsive() => {
-                    info!(link = %beside.id, "interactive link unresponsive, opening another one");
-                    beside.close();
+                () = interactive_link.closed() => break true,
+                () = interactive_link.wait_unresponsive() => {
+                    info!(link = %interactive_link.id, "interactive link unresponsive, opening another one");
+                    interactive_link.close();
                     break true;
                 }
                 () = sleep(TrafficClassifier::SAMPLE_INTERVAL) => {
@@ -557,7 +557,7 @@ impl Reconnector {
                 }
             }
         };
-        drop(wanted);
+        drop(keep_open);
         died
     }
 
@@ -567,7 +567,7 @@ impl Reconnector {
         self: Arc<Self>,
         mut link: Link,
         busy: Arc<LinkSender>,
-        mut unwanted: oneshot::Receiver<()>,
+        mut cancelled: oneshot::Receiver<()>,
     ) {
         self.link_context.metrics.links.opened(link.sender.peer.kind());
         let why = loop {
@@ -579,11 +579,11 @@ impl Reconnector {
                     }
                     Err(why) => break Some(why),
                 },
-                _ = &mut unwanted => break None,
+                _ = &mut cancelled => break None,
             }
         };
         // Drop this before clearing: `classify_sessions` checks for it after `set_interactive`.
-        drop(unwanted);
+        drop(cancelled);
         busy.clear_interactive(&link.sender);
         match why {
             Some(why) => self.ended(&link, &why),
@@ -611,18 +611,18 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_proxy_with_a_limit_is_named_once_for_each_number_of_bytes() {
+    fn a_byte_limit_of_a_proxy_is_reported_once_per_limit() {
         let mut sent = SentUntilClosed::default();
         let mebibyte = |number: u64| number * 1024 * 1024 / 10;
-        let mut told =
+        let mut reported =
             |tenths: &[u64]| tenths.iter().map(|n| sent.is_limit(mebibyte(*n))).collect::<Vec<_>>();
-        assert_eq!(told(&[10, 14, 11, 10, 12]), [false, false, true, false, false]);
+        assert_eq!(reported(&[10, 14, 11, 10, 12]), [false, false, true, false, false]);
         assert_eq!(
-            told(&[100, 0, 90, 1, 110]),
+            reported(&[100, 0, 90, 1, 110]),
             [false, false, false, false, true],
             "short links do not count"
         );
-        assert_eq!(told(&[10, 90, 10, 90, 10, 90]), [false; 6]);
+        assert_eq!(reported(&[10, 90, 10, 90, 10, 90]), [false; 6]);
     }
 }
 
@@ -631,7 +631,7 @@ mod interactive_tests {
     use super::*;
 
     #[test]
-    fn a_near_way_gets_no_interactive_link_and_neither_does_one_that_was_not_measured() {
+    fn an_interactive_link_needs_a_measured_rtt_of_five_milliseconds() {
         let rtts = [None, Some(0), Some(4_999), Some(5_000), Some(600_000)];
         let long = rtts.map(|rtt| is_long(rtt.map(Duration::from_micros)));
         assert_eq!(long, [false, false, false, true, true]);

@@ -401,7 +401,7 @@ mod tests {
     }
 
     #[test]
-    fn an_invitation_counts_once_in_its_time_for_its_node() {
+    fn an_invitation_is_valid_once_before_expiry_and_for_its_node_only() {
         let mut enrolled = invited();
         let edge = node("Edge7");
         assert_eq!(enrolled.join(&of("other"), &edge, of("t"), 1), Err(InvitationError::Unknown));
@@ -420,7 +420,7 @@ mod tests {
     }
 
     #[test]
-    fn who_joins_again_has_a_new_token_and_an_old_one_never_comes_back() {
+    fn joining_again_replaces_the_token_and_old_tokens_stay_invalid() {
         let mut enrolled = invited();
         let edge = node("edge7");
         enrolled.join(&of("secret"), &edge, of("t"), 1).unwrap();
@@ -438,7 +438,7 @@ mod tests {
     }
 
     #[test]
-    fn a_newer_invitation_for_a_node_takes_the_place_of_an_open_one_and_revoking_takes_it_away() {
+    fn a_newer_invitation_replaces_an_open_one_and_revoking_removes_it() {
         let mut enrolled = invited();
         let edge = node("edge7");
         enrolled.invite(of("second"), &edge, 1000, 0).unwrap();
@@ -448,7 +448,7 @@ mod tests {
     }
 
     #[test]
-    fn there_are_bounds_and_the_late_are_told_so_for_a_day() {
+    fn open_invitations_are_limited_and_expired_ones_are_kept_for_a_day() {
         let mut enrolled = invited();
         for n in 1..MAX_OPEN {
             enrolled.invite(of(&n.to_string()), &node(&format!("n{n}")), 1000, 0).unwrap();
@@ -459,7 +459,7 @@ mod tests {
     }
 
     #[test]
-    fn it_is_read_as_it_was_written_and_shows_no_secret() {
+    fn the_enrolment_state_reads_back_as_written_and_contains_no_secret() {
         let mut enrolled = invited();
         enrolled.join(&of("secret"), &node("edge7"), of("token"), 1).unwrap();
         let text = enrolled.to_text();
@@ -479,7 +479,7 @@ mod file_tests {
     use super::*;
 
     #[tokio::test]
-    async fn of_several_writers_that_have_seen_the_same_one_writes() {
+    async fn only_one_of_several_concurrent_writers_of_a_revision_succeeds() {
         let place = tempfile::tempdir().unwrap();
         let path = place.path().join("shared");
         let mut cells: Vec<_> = (0..8).map(|_| FileSharedState::new(path.clone())).collect();
@@ -497,14 +497,14 @@ mod file_tests {
     }
 
     #[tokio::test]
-    async fn the_directory_is_made_unless_another_one_is_missing() {
+    async fn the_stores_directory_is_created_unless_its_parent_is_missing() {
         let place = tempfile::tempdir().unwrap();
         let mut cell = FileSharedState::new(place.path().join("new/shared"));
         assert!(cell.write(&Revision::default(), b"a".to_vec()).await.unwrap());
         let mode = fs::metadata(place.path().join("new")).unwrap().permissions().mode();
         assert_eq!(mode & 0o777, 0o700);
         let mut cell = FileSharedState::new(place.path().join("no/such/shared"));
-        let told = cell.write(&Revision::default(), b"a".to_vec()).await.unwrap_err().to_string();
-        assert!(told.contains("check that its directory exists"), "{told}");
+        let message = cell.write(&Revision::default(), b"a".to_vec()).await.unwrap_err().to_string();
+        assert!(message.contains("check that its directory exists"), "{message}");
     }
 }

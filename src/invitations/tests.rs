@@ -88,7 +88,7 @@ const HOUR: Duration = Duration::from_secs(3600);
 const FROM: IpAddr = IpAddr::V4(std::net::Ipv4Addr::LOCALHOST);
 
 #[tokio::test]
-async fn of_ten_that_join_at_three_servers_with_one_invitation_exactly_one_does() {
+async fn exactly_one_of_ten_concurrent_joins_with_one_invitation_succeeds() {
     let place = tempfile::tempdir().unwrap();
     let servers = servers(place.path(), 3);
     let invited = servers[0].invite(&node(), HOUR, "test").await.unwrap();
@@ -112,7 +112,7 @@ async fn of_ten_that_join_at_three_servers_with_one_invitation_exactly_one_does(
 }
 
 #[tokio::test]
-async fn an_invitation_tells_of_the_authority_that_has_signed_and_of_a_name() {
+async fn an_invitation_contains_the_pin_of_the_signing_ca_and_a_host_name() {
     let place = tempfile::tempdir().unwrap();
     let servers = servers(place.path(), 1);
     let invited = servers[0].invite(&node(), HOUR, "test").await.unwrap();
@@ -132,7 +132,7 @@ async fn wrong_codes_read_the_store_once_a_second_and_exclude_no_right_one() {
     let guess = async |n: usize| here.join(FROM, &n.to_string(), "edge7", &token(1)).await;
     for n in 0..40 {
         let guesses = futures_util::future::join_all((0..25).map(|_| guess(n))).await;
-        let unknown = |told: &_| matches!(told, Err(JoinRefusal::Uninvited(InvitationError::Unknown)));
+        let unknown = |outcome: &_| matches!(outcome, Err(JoinRefusal::Uninvited(InvitationError::Unknown)));
         assert!(guesses.iter().all(unknown), "{guesses:?}");
         // A peer has just created this one.
         let code = peer.invite(&node(), HOUR, "test").await.unwrap().code.secret();
@@ -148,23 +148,23 @@ async fn wrong_codes_read_the_store_once_a_second_and_exclude_no_right_one() {
 }
 
 #[tokio::test]
-async fn what_is_malformed_or_cannot_be_kept_is_told_apart() {
+async fn malformed_joins_and_unusable_stores_have_different_errors() {
     let place = tempfile::tempdir().unwrap();
     let servers = servers(place.path(), 1);
     for (node, token) in [("a b", token(1)), ("edge7", "short".to_owned()), ("edge7", "a:".repeat(20))] {
-        let told = servers[0].join(FROM, "secret", node, &token).await.unwrap_err();
-        assert!(matches!(told, JoinRefusal::Malformed(_)), "{told}");
+        let outcome = servers[0].join(FROM, "secret", node, &token).await.unwrap_err();
+        assert!(matches!(outcome, JoinRefusal::Malformed(_)), "{outcome}");
     }
     std::fs::write(place.path().join("enrolled"), "10.0.0.1 somebody's hosts").unwrap();
-    let told = servers[0].join(FROM, "secret", "edge7", &token(1)).await.unwrap_err();
-    assert!(matches!(told, JoinRefusal::Later(_)), "{told}");
-    let told = servers[0].invite(&node(), HOUR, "test").await.unwrap_err().to_string();
-    assert!(told.contains("name another store"), "{told}");
+    let outcome = servers[0].join(FROM, "secret", "edge7", &token(1)).await.unwrap_err();
+    assert!(matches!(outcome, JoinRefusal::Later(_)), "{outcome}");
+    let outcome = servers[0].invite(&node(), HOUR, "test").await.unwrap_err().to_string();
+    assert!(outcome.contains("name another store"), "{outcome}");
     assert_eq!(std::fs::read_to_string(place.path().join("enrolled")).unwrap(), "10.0.0.1 somebody's hosts");
 }
 
 #[tokio::test]
-async fn a_store_that_has_lost_all_revokes_nobody_and_takes_nothing_new() {
+async fn an_emptied_store_revokes_no_node_and_accepts_no_invitation() {
     let place = tempfile::tempdir().unwrap();
     let servers = servers(place.path(), 1);
     let invited = servers[0].invite(&node(), HOUR, "test").await.unwrap();

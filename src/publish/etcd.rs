@@ -124,15 +124,15 @@ impl EtcdRecords {
         self.keep().await?;
         let Some(lease) = &self.lease else { return Err(EtcdError::LeaseLost) };
         let new = records.difference(&lease.written).map(|name| (name.clone(), true));
-        let gone = lease.written.union(&lease.unsure).filter(|name| !records.contains(*name));
-        let changes: Vec<_> = new.chain(gone.map(|name| (name.clone(), false))).collect();
+        let removed = lease.written.union(&lease.unsure).filter(|name| !records.contains(*name));
+        let changes: Vec<_> = new.chain(removed.map(|name| (name.clone(), false))).collect();
         let mut left = changes.as_slice();
         while !left.is_empty() {
             self.keep().await?;
             let (some, rest) = left.split_at(left.len().min(self.at_once));
-            let asked = Instant::now();
+            let started = Instant::now();
             let changed = self.change(some).await;
-            self.pace(some.len(), asked.elapsed(), changed.is_ok());
+            self.pace(some.len(), started.elapsed(), changed.is_ok());
             changed?;
             left = rest;
         }
@@ -142,30 +142,30 @@ impl EtcdRecords {
     /// Adapts the limit of concurrent changes. It halves after slow or failed changes: all servers' changes together
     /// must complete before they time out. It doubles only after a full batch was fast, because a smaller one says
     /// nothing.
-    fn pace(&mut self, asked: usize, took: Duration, are_done: bool) {
+    fn pace(&mut self, count: usize, took: Duration, are_done: bool) {
         if !are_done || took > SLOW {
             self.at_once = (self.at_once / 2).max(MIN_AT_ONCE);
-        } else if asked == self.at_once && took < SLOW / 4 {
+        } else if count == self.at_once && took < SLOW / 4 {
             self.at_once = (self.at_once * 2).min(MAX_AT_ONCE);
         }
     }
 
     /// Grants or renews the lease if little of its time is left.
     async fn keep(&mut self) -> Result<(), EtcdError> {
-        let asked = Instant::now();
+        let sent_at = Instant::now();
         let connection = self.members.connected().await?;
         if let Some(lease) = &mut self.lease {
             if lease.kept.elapsed() < RENEWAL_INTERVAL {
                 return Ok(());
             }
             if connection.keep_alive(lease.id).await? {
-                lease.kept = asked;
+                lease.kept = sent_at;
                 return Ok(());
             }
         }
         self.lease = None;
         let id = connection.grant(LEASE).await?;
-        self.lease = Some(EtcdLease { id, kept: asked, written: BTreeSet::new(), unsure: BTreeSet::new() });
+        self.lease = Some(EtcdLease { id, kept: sent_at, written: BTreeSet::new(), unsure: BTreeSet::new() });
         Ok(())
     }
 
@@ -178,11 +178,11 @@ impl EtcdRecords {
             lease.written.remove(name);
         }
         let (value, id) = (value(self.address), lease.id);
-        let mut asked = Vec::with_capacity(some.len());
+        let mut requests = Vec::with_capacity(some.len());
         for (name, here) in some.iter().cloned() {
             let key = key(&self.prefix, &name, &self.server);
             let value = value.clone();
-            asked.push(async move {
+            requests.push(async move {
                 let done = match here {
                     true => connection.put(key, value, id).await,
                     false => connection.delete(key).await,
@@ -190,7 +190,7 @@ impl EtcdRecords {
                 done.map(|()| (name, here))
             });
         }
-        let answers = join_all(asked).await;
+        let answers = join_all(requests).await;
         let mut failed = None;
         for answer in answers {
             match answer {
@@ -262,14 +262,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn keys_are_skydns_paths() {
+    fn etcd_keys_are_skydns_paths() {
         assert_eq!(key("/skydns", "node-a.nodes.test", "1f"), b"/skydns/test/nodes/node-a/1f");
         assert_eq!(value(IpAddr::from([10, 0, 0, 7])), br#"{"host":"10.0.0.7","ttl":5}"#);
     }
 
     proptest! {
         #[test]
-        fn a_key_says_its_name(name in "[a-z0-9_-]{1,8}(\\.[a-z0-9_-]{1,8}){0,3}") {
+        fn an_etcd_key_contains_the_reversed_name(name in "[a-z0-9_-]{1,8}(\\.[a-z0-9_-]{1,8}){0,3}") {
             let key = String::from_utf8(key("/p", &name, "pod")).unwrap();
             let labels = key.strip_prefix("/p/").and_then(|k| k.strip_suffix("/pod")).unwrap();
             prop_assert_eq!(labels.rsplit('/').collect::<Vec<_>>().join("."), name);

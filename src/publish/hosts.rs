@@ -163,7 +163,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn the_file_keeps_its_mode_and_its_link_and_needs_not_exist() {
+    async fn the_hosts_file_keeps_mode_and_symlink_and_is_created_if_missing() {
         use std::os::unix::fs::PermissionsExt as _;
         let dir = tempfile::tempdir().unwrap();
         let (file, link) = (dir.path().join("hosts"), dir.path().join("link"));
@@ -178,7 +178,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn the_first_line_is_read_even_if_a_byte_order_mark_precedes_it() {
+    async fn a_byte_order_mark_in_a_hosts_file_is_ignored() {
         let dir = tempfile::tempdir().unwrap();
         let file = dir.path().join("hosts");
         fs::write(&file, "\u{feff}10.0.0.1    old\n127.0.0.1 localhost\n").unwrap();
@@ -189,14 +189,14 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_directory_that_is_not_there_is_told() {
+    async fn a_missing_directory_of_the_hosts_file_is_reported() {
         let dir = tempfile::tempdir().unwrap();
-        let told = Hosts::new(dir.path().join("no/hosts"), ip(1)).write(names(&[])).await.unwrap_err();
-        assert!(told.to_string().contains("check that its directory exists"), "{told}");
+        let error = Hosts::new(dir.path().join("no/hosts"), ip(1)).write(names(&[])).await.unwrap_err();
+        assert!(error.to_string().contains("check that its directory exists"), "{error}");
     }
 
     #[tokio::test(start_paused = true)]
-    async fn lines_of_a_killed_server_go_and_all_other_lines_stay() {
+    async fn lines_of_a_killed_server_are_removed_and_all_others_kept() {
         let dir = tempfile::tempdir().unwrap();
         let file = dir.path().join("hosts");
         let people = "10.0.0.9    printer\n";
@@ -233,7 +233,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_server_that_starts_later_removes_the_lines_of_one_that_was_killed_before() {
+    async fn a_new_server_removes_lines_of_a_server_killed_earlier() {
         let dir = tempfile::tempdir().unwrap();
         let file = dir.path().join("hosts");
         Hosts::new(file.clone(), ip(1)).write(names(&["a"])).await.unwrap();
@@ -245,7 +245,7 @@ mod tests {
     }
 
     #[test]
-    fn eight_writers_at_once_lose_nothing_of_one_another() {
+    fn eight_concurrent_writers_of_a_hosts_file_lose_no_lines() {
         let dir = tempfile::tempdir().unwrap();
         let file = dir.path().join("hosts");
         let foreign = "127.0.0.1 localhost\n#CustomStart\n10.0.0.3    x\n#CustomEnd";

@@ -124,8 +124,8 @@ impl RecordPolicy {
         });
         let new: Vec<_> = named.iter().filter(|(node, _)| !self.verdicts.contains_key(node)).collect();
         for some in new.chunks(AT_ONCE) {
-            let asked = some.iter().map(|(_, name)| self.foreign_address(name, ours));
-            let taken = join_all(asked).await;
+            let lookups = some.iter().map(|(_, name)| self.foreign_address(name, ours));
+            let taken = join_all(lookups).await;
             let silent = taken.iter().any(Result::is_err);
             for ((node, _), taken) in some.iter().zip(taken) {
                 let verdict = RecordDecision { taken: taken.unwrap_or_default(), at: Instant::now() };
@@ -190,12 +190,13 @@ mod tests {
     use super::*;
 
     #[tokio::test(start_paused = true)]
-    async fn a_node_of_the_cluster_may_have_dots_in_its_name_and_strangers_cost_few_questions() {
+    async fn dotted_names_are_published_only_for_listed_nodes_and_the_list_is_cached() {
         let nobody = tokio::net::UdpSocket::bind("127.0.0.1:0").await.unwrap();
         let dns = Resolver::of_servers(&[nobody.local_addr().unwrap()]).unwrap();
         let mut vet = RecordPolicy::new(dns, |_| Box::pin(async { false }));
-        let (zone, asked) = (Zone::new(String::new(), Vec::new(), |_| false), Arc::new(AtomicUsize::new(0)));
-        let count = asked.clone();
+        let (zone, lookups) =
+            (Zone::new(String::new(), Vec::new(), |_| false), Arc::new(AtomicUsize::new(0)));
+        let count = lookups.clone();
         vet.set_nodes(move || {
             let turn = count.fetch_add(1, Relaxed);
             Box::pin(async move {
@@ -210,13 +211,13 @@ mod tests {
             let records = vet.records(nodes(), &zone, &BTreeSet::new()).await;
             assert_eq!(records, ["a.example.org", "n"], "no name is refused if DNS does not answer");
         }
-        assert_eq!(asked.load(Relaxed), 1);
+        assert_eq!(lookups.load(Relaxed), 1);
         tokio::time::advance(RECHECK_AFTER).await;
         assert_eq!(
             vet.records(nodes(), &zone, &BTreeSet::new()).await.len(),
             2,
             "the last list remains valid"
         );
-        assert_eq!(asked.load(Relaxed), 2);
+        assert_eq!(lookups.load(Relaxed), 2);
     }
 }

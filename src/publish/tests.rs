@@ -4,32 +4,32 @@ use crate::publish::hosts::Hosts;
 
 use super::*;
 
-fn follow(wanted: &mut DesiredRecords, here: &[&str], now: Instant) -> Vec<String> {
-    wanted.follow(here.iter().map(|name| (*name).to_owned()), now);
-    wanted.records().into_iter().collect()
+fn follow(desired: &mut DesiredRecords, here: &[&str], now: Instant) -> Vec<String> {
+    desired.follow(here.iter().map(|name| (*name).to_owned()), now);
+    desired.records().into_iter().collect()
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_record_comes_at_once_and_goes_two_seconds_after_its_node() {
-    let mut wanted = DesiredRecords::default();
+async fn a_record_is_added_at_once_and_removed_two_seconds_after_its_node() {
+    let mut desired = DesiredRecords::default();
     let start = Instant::now();
     let at = |millis| start + Duration::from_millis(millis);
-    assert_eq!(follow(&mut wanted, &["a", "b"], at(0)), ["a", "b"]);
-    assert_eq!(wanted.next(), None);
-    assert_eq!(follow(&mut wanted, &["b"], at(1000)), ["a", "b"]);
-    assert_eq!(wanted.next(), Some(at(3000)));
-    assert_eq!(follow(&mut wanted, &[], at(2000)), ["a", "b"]);
-    assert_eq!(wanted.next(), Some(at(3000)), "each record has its own time");
-    assert_eq!(follow(&mut wanted, &["b"], at(2999)), ["a", "b"]);
-    assert_eq!(follow(&mut wanted, &["b"], at(3000)), ["b"]);
-    assert_eq!(wanted.next(), None, "a node that came back keeps its record");
+    assert_eq!(follow(&mut desired, &["a", "b"], at(0)), ["a", "b"]);
+    assert_eq!(desired.next(), None);
+    assert_eq!(follow(&mut desired, &["b"], at(1000)), ["a", "b"]);
+    assert_eq!(desired.next(), Some(at(3000)));
+    assert_eq!(follow(&mut desired, &[], at(2000)), ["a", "b"]);
+    assert_eq!(desired.next(), Some(at(3000)), "each record has its own time");
+    assert_eq!(follow(&mut desired, &["b"], at(2999)), ["a", "b"]);
+    assert_eq!(follow(&mut desired, &["b"], at(3000)), ["b"]);
+    assert_eq!(desired.next(), None, "a node that came back keeps its record");
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_store_that_fails_is_told_and_tried_again_with_growing_pauses() {
+async fn a_failing_store_is_reported_and_retried_with_backoff() {
     let dir = tempfile::tempdir().unwrap();
     let metrics = Metrics::edge();
-    let (told, mut telling) = tokio::sync::mpsc::channel(1000);
+    let (reports, mut states) = tokio::sync::mpsc::channel(1000);
     let file = dir.path().join("later/hosts");
     let publisher = Publisher {
         registry: Registry::new(metrics.clone()),
@@ -37,22 +37,22 @@ async fn a_store_that_fails_is_told_and_tried_again_with_growing_pauses() {
         zone: Arc::new(Zone::new(String::new(), Vec::new(), |_| false)),
         vet: RecordPolicy::new(Resolver::system().unwrap(), |_| Box::pin(std::future::ready(true))),
         metrics: metrics.clone(),
-        report: Box::new(move |state| drop(told.try_send(state))),
+        report: Box::new(move |state| drop(reports.try_send(state))),
     };
     let drain = Drain::new();
     drain.spawn(tracing::Span::none(), publisher.run(drain.clone()));
     for failures in 1..=8 {
-        assert!(telling.recv().await.unwrap().is_err());
+        assert!(states.recv().await.unwrap().is_err());
         assert_eq!(metrics.dns_publish_failures.get(), failures);
     }
     std::fs::create_dir(file.parent().unwrap()).unwrap();
-    while telling.recv().await.unwrap().is_err() {}
+    while states.recv().await.unwrap().is_err() {}
     assert!(file.exists());
     drain.finish(Duration::from_secs(5), std::future::pending()).await;
 }
 
 #[tokio::test(start_paused = true)]
-async fn changes_that_come_close_together_are_gathered() {
+async fn changes_in_close_succession_are_batched() {
     let (tell, mut changes) = watch::channel(());
     let pause = Duration::from_millis(200);
     let started = Instant::now();

@@ -103,7 +103,7 @@ async fn ended(metrics: &Metrics, result: &'static str) -> u64 {
 }
 
 #[tokio::test]
-async fn what_the_client_sent_early_comes_first_and_both_halves_end_well() {
+async fn early_bytes_of_the_client_are_sent_first_and_both_directions_end_cleanly() {
     let (drain, metrics) = (Drain::new(), Metrics::edge());
     let (mut client, mut far) = carried(&drain, b"early ", &metrics).await;
     client.write_all(b"and late").await.unwrap();
@@ -115,7 +115,7 @@ async fn what_the_client_sent_early_comes_first_and_both_halves_end_well() {
 }
 
 #[tokio::test]
-async fn a_client_that_breaks_off_resets_the_session_with_that_reason() {
+async fn a_client_that_resets_its_connection_resets_the_session_with_that_reason() {
     let (drain, metrics) = (Drain::new(), Metrics::edge());
     let (client, mut far) = carried(&drain, b"", &metrics).await;
     SockRef::from(&client).set_linger(Some(Duration::ZERO)).unwrap();
@@ -127,13 +127,16 @@ async fn a_client_that_breaks_off_resets_the_session_with_that_reason() {
 }
 
 #[test]
-fn both_ends_have_one_word_for_a_connection_that_failed() {
+fn both_ends_log_the_same_reason_for_a_failed_connection() {
     for (near, word) in [(LocalPeer::Client, "client_io_error"), (LocalPeer::Target, "target_io_error")] {
         let kind = std::io::ErrorKind::ConnectionReset;
         let here = end_reason(CopyEnd { by: Side::A, how: EndKind::ReadFailed(kind) }, near, None);
-        let said = SessionError::new(ErrorCode::ConnectionFailed, &here.1);
-        let there =
-            end_reason(CopyEnd { by: Side::B, how: EndKind::ReadFailed(kind) }, near.other(), Some(&said));
+        let remote_error = SessionError::new(ErrorCode::ConnectionFailed, &here.1);
+        let there = end_reason(
+            CopyEnd { by: Side::B, how: EndKind::ReadFailed(kind) },
+            near.other(),
+            Some(&remote_error),
+        );
         assert_eq!((here.0, &here), (word, &there));
         let other = SessionError::new(ErrorCode::Cancelled, &here.1);
         let there =
@@ -143,7 +146,7 @@ fn both_ends_have_one_word_for_a_connection_that_failed() {
 }
 
 #[tokio::test]
-async fn a_broken_session_does_not_look_like_a_good_end_to_the_client() {
+async fn a_reset_session_resets_the_clients_connection() {
     let (drain, metrics) = (Drain::new(), Metrics::edge());
     let (mut client, far) = carried(&drain, b"", &metrics).await;
     far.break_off(SessionError::new(ErrorCode::Cancelled, "the target's connection was reset"));
@@ -154,7 +157,7 @@ async fn a_broken_session_does_not_look_like_a_good_end_to_the_client() {
 
 /// The client sends nothing, so no write reveals that the session has ended.
 #[tokio::test]
-async fn a_session_that_breaks_off_behind_its_end_is_not_kept_by_a_silent_client() {
+async fn a_session_reset_after_its_end_closes_a_silent_client() {
     let (drain, metrics) = (Drain::new(), Metrics::edge());
     let (mut client, mut far) = carried(&drain, b"", &metrics).await;
     answered(&mut client, &mut far).await;
@@ -191,7 +194,7 @@ async fn all(stream: &mut impl ByteStream) -> Vec<u8> {
 
 /// The other side neither sends nor finishes, so no write reveals that the client has disconnected.
 #[tokio::test]
-async fn a_client_that_disconnects_after_its_end_is_noticed_without_a_write() {
+async fn a_client_that_disconnects_after_half_close_is_detected_without_a_write() {
     for how in [Leaves::Reset, Leaves::Close] {
         let (drain, metrics) = (Drain::new(), Metrics::edge());
         let (client, mut far) = carried(&drain, b"", &metrics).await;
@@ -208,7 +211,7 @@ async fn a_client_that_disconnects_after_its_end_is_noticed_without_a_write() {
 }
 
 #[tokio::test]
-async fn a_target_of_our_own_that_disconnects_after_its_end_is_noticed_without_a_write() {
+async fn a_direct_target_that_resets_after_half_close_is_detected_without_a_write() {
     let (drain, metrics) = (Drain::new(), Metrics::edge());
     let (mut client, target) = carried_directly(&drain, &metrics).await;
     leave(target, Leaves::Reset).await;
@@ -221,7 +224,7 @@ async fn a_target_of_our_own_that_disconnects_after_its_end_is_noticed_without_a
 
 /// After a clean end of the connection, nc and an ssh that uses it would wait for more.
 #[tokio::test]
-async fn a_session_cut_at_the_drains_deadline_does_not_look_like_a_good_end_either() {
+async fn a_session_aborted_at_the_drain_deadline_resets_the_clients_connection() {
     let (drain, metrics) = (Drain::new(), Metrics::edge());
     let (mut client, mut far) = carried(&drain, b"early", &metrics).await;
     assert_eq!(take(&mut far).await.unwrap(), "early");
@@ -253,7 +256,7 @@ async fn carried_directly(drain: &Drain, metrics: &Metrics) -> (TcpStream, TcpSt
 }
 
 #[tokio::test]
-async fn a_connection_of_our_own_is_carried_and_counted_as_a_session_is() {
+async fn a_direct_connection_is_copied_and_counted_like_a_session() {
     let (drain, metrics) = (Drain::new(), Metrics::edge());
     let (mut client, mut target) = carried_directly(&drain, &metrics).await;
     client.write_all(b"question").await.unwrap();
@@ -276,7 +279,7 @@ async fn a_connection_of_our_own_is_carried_and_counted_as_a_session_is() {
 }
 
 #[tokio::test]
-async fn who_breaks_off_a_connection_of_our_own_is_named_and_the_other_sees_it_broken() {
+async fn a_direct_connections_reset_is_attributed_to_its_side_and_passed_on() {
     let (drain, metrics) = (Drain::new(), Metrics::edge());
     for (by_target, word) in [(true, "target_io_error"), (false, "client_io_error")] {
         let (client, target) = carried_directly(&drain, &metrics).await;

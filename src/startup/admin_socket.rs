@@ -167,7 +167,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn each_program_has_a_socket_of_its_own_and_all_are_found() {
+    async fn each_process_has_its_own_admin_socket_and_all_are_found() {
         let place = tempfile::tempdir().unwrap();
         let dirs = SocketDirs { user: 0, ..dirs(place.path()) };
         assert!(dirs.sockets(&NAMES).is_empty());
@@ -185,7 +185,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_user_without_the_shared_directory_has_one_that_no_other_user_may_enter() {
+    async fn without_the_shared_directory_a_user_has_a_private_socket_directory() {
         let place = tempfile::tempdir().unwrap();
         let user = rustix::process::geteuid().as_raw();
         let own = place.path().join("own");
@@ -203,7 +203,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_directory_that_others_may_enter_is_of_no_use() {
+    async fn a_socket_directory_that_others_may_enter_is_refused() {
         let place = tempfile::tempdir().unwrap();
         let dirs = SocketDirs { shared: place.path().join("no/run"), ..dirs(place.path()) };
         let own = place.path().join("own");

@@ -12,7 +12,7 @@ use tunnel_base::names::Instance;
 #[derive(Debug, Default)]
 pub(crate) struct Avoidance {
     /// The process that last asked the edge to link elsewhere.
-    asked_by: Option<Instance>,
+    requester: Option<Instance>,
     /// Whether the next link after that led to the same process.
     leads_back: bool,
     until: Option<Instant>,
@@ -23,18 +23,18 @@ pub(crate) struct Avoidance {
 impl Avoidance {
     /// Records that the process `by` has asked the edge to link elsewhere.
     pub(crate) fn on_asked_to_move(&mut self, by: Option<Instance>, now: Instant) {
-        if self.leads_back && self.asked_by == by {
+        if self.leads_back && self.requester == by {
             let pause = AVOIDED_FOR.saturating_mul(1 << self.times.min(16)).min(MAX_AVOIDED_FOR);
             self.times += 1;
             self.until = Some(now + pause);
         } else {
-            *self = Self { asked_by: by, ..Self::default() };
+            *self = Self { requester: by, ..Self::default() };
         }
     }
 
     /// Records that the entry has led to the process `to`.
     pub(crate) fn on_linked(&mut self, to: Option<Instance>) {
-        self.leads_back = to.is_some() && to == self.asked_by;
+        self.leads_back = to.is_some() && to == self.requester;
     }
 
     /// Returns true if other entries are dialled first.
@@ -56,7 +56,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn an_entry_that_leads_back_to_the_process_that_asked_is_avoided_and_longer_each_time() {
+    async fn an_endpoint_that_resolves_to_the_sending_process_is_avoided_with_backoff() {
         let (mut entry, mut now) = (Avoidance::default(), Instant::now());
         let [a, b] = [1, 2].map(process);
         entry.on_linked(a);
@@ -77,7 +77,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_load_balancer_is_dialled_again_at_once() {
+    async fn an_endpoint_that_alternates_between_processes_is_not_avoided() {
         let (mut entry, now) = (Avoidance::default(), Instant::now());
         let [a, b] = [1, 2].map(process);
         for (asks, next) in [(a, b), (b, a), (a, b)] {

@@ -55,11 +55,11 @@ impl KnownAddresses {
     pub(crate) async fn of(&self, name: &str) -> Result<ResolvedServer, LookupError> {
         let Some(addresses) = self.last(name) else { return self.look_up(name).await };
         let (answers, answer) = oneshot::channel();
-        let (known, asked) = (self.clone(), name.to_owned());
+        let (known, queried) = (self.clone(), name.to_owned());
         self.drain.spawn(info_span!("lookup", name), async move {
             tokio::select! {
                 () = known.drain.draining() => {}
-                found = known.look_up(&asked) => drop(answers.send(found)),
+                found = known.look_up(&queried) => drop(answers.send(found)),
             }
         });
         match timeout(DNS_TIMEOUT, answer).await {
@@ -181,7 +181,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn known_addresses_are_in_use_within_a_second_of_silence() {
+    async fn known_addresses_are_used_within_a_second_if_dns_is_silent() {
         let (known, answer) = dns().await;
         assert_eq!(found(&known).await, Some((1, true)));
         say(&answer, Answer::Nothing);
@@ -192,7 +192,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_late_answer_counts_for_the_next_dial() {
+    async fn a_late_dns_answer_applies_to_the_next_dial() {
         let (known, answer) = dns().await;
         assert_eq!(found(&known).await, Some((1, true)));
         say(&answer, Answer::Nothing);
@@ -209,7 +209,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_missing_name_counts_after_the_grace_time() {
+    async fn nxdomain_takes_effect_after_the_grace_time() {
         let (known, answer) = dns().await;
         assert_eq!(found(&known).await, Some((1, true)));
         say(&answer, Answer::Code(ResponseCode::NXDomain));

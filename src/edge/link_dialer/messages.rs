@@ -122,7 +122,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_machine_without_a_route_is_not_told_of_a_proxy() {
+    fn a_missing_route_is_reported_without_a_proxy_hint() {
         let unreachable =
             |kind| Failure::Unreachable("192.0.2.1:9000".parse().unwrap(), io::Error::from(kind));
         assert_eq!(connection_hint(Some(&unreachable(io::ErrorKind::NetworkUnreachable))), NO_ROUTE);
@@ -130,14 +130,14 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn who_refuses_a_connection_may_be_another_port_than_that_for_links() {
+    async fn a_refused_connection_hints_at_a_wrong_port() {
         let closed = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
         let dialled = dial(&Host::Ip(closed.ip()), &[closed], Duration::from_secs(20)).await;
-        let said = no_connection(&dialled.unwrap_err(), None);
+        let message = no_connection(&dialled.unwrap_err(), None);
         assert!(
-            said.starts_with(&format!("{closed} refused the connection; nothing listens there")),
-            "{said}"
+            message.starts_with(&format!("{closed} refused the connection; nothing listens there")),
+            "{message}"
         );
-        assert!(said.contains("edge.uplink.servers") && said.contains("listen"), "{said}");
+        assert!(message.contains("edge.uplink.servers") && message.contains("listen"), "{message}");
     }
 }

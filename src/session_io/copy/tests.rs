@@ -57,7 +57,7 @@ async fn tcp() -> (TcpStream, TcpStream) {
 }
 
 #[tokio::test]
-async fn half_close_is_kept_both_ways() {
+async fn half_close_is_passed_in_both_directions() {
     for a_first in [true, false] {
         let (outcome, ()) = spliced(64, |a, b| async move {
             let (mut asks, mut answers) = if a_first { (a, b) } else { (b, a) };
@@ -75,7 +75,7 @@ async fn half_close_is_kept_both_ways() {
 }
 
 #[tokio::test]
-async fn half_close_is_kept_on_real_sockets() {
+async fn half_close_is_passed_on_real_sockets() {
     let ((mut client, near), (far, mut target)) = (tcp().await, tcp().await);
     let pool = BufferPool::new();
     let (mut near, mut far) = (Socket::new(near, pool.clone()), Socket::new(far, pool));
@@ -113,7 +113,7 @@ impl ByteStream for Counted {
 /// The target does not read the upload, so its kernel sends RST on close. The client sends all the time, and reads
 /// nothing before the copying is over.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_target_that_closes_while_the_client_still_sends_has_its_whole_answer_delivered() {
+async fn the_whole_response_of_a_target_that_closes_early_is_delivered() {
     const FILE: usize = 256 * 1024;
     for round in 0..50 {
         let ((client, near), (far, mut target)) = (tcp().await, tcp().await);
@@ -216,7 +216,7 @@ fn some(text: &'static str) -> io::Result<Bytes> {
 }
 
 #[tokio::test]
-async fn a_side_that_cannot_be_written_to_is_still_read_to_its_end() {
+async fn a_side_whose_writes_fail_is_still_read_to_its_end() {
     let mut client = Scripted::new(vec![some("up"), some("load"), some("goes on")], Ok(vec![]));
     let mut target =
         Scripted::new(vec![some("too "), some("large"), some("")], Err(io::ErrorKind::BrokenPipe));
@@ -228,7 +228,7 @@ async fn a_side_that_cannot_be_written_to_is_still_read_to_its_end() {
 }
 
 #[tokio::test]
-async fn a_side_that_cannot_be_read_ends_the_splice_after_its_last_byte() {
+async fn a_read_error_ends_the_copy_after_the_last_byte() {
     let reset = Err(io::ErrorKind::ConnectionReset.into());
     let mut target = Scripted::new(vec![some("tail"), reset], Ok(vec![]));
     let mut client = Scripted::new(vec![], Ok(vec![]));
@@ -270,7 +270,7 @@ impl ByteStream for LateBytes {
 }
 
 #[tokio::test]
-async fn bytes_that_arrive_with_the_error_of_their_side_are_delivered() {
+async fn bytes_received_before_a_read_error_are_delivered() {
     let mut client = LateBytes { takes: vec![some("late "), some("bytes")], has_arrived: false };
     let mut target = Scripted::new(vec![], Ok(vec![]));
     copied(&mut client, &mut target).await;
@@ -297,7 +297,7 @@ impl ByteStream for Endless {
 }
 
 #[tokio::test]
-async fn an_endless_copy_gives_way_and_neither_direction_starves() {
+async fn an_endless_copy_yields_and_starves_neither_direction() {
     let (mut a, mut b) = (Endless(0), Endless(0));
     {
         let copy = copied(&mut a, &mut b);
@@ -315,10 +315,10 @@ async fn an_endless_copy_gives_way_and_neither_direction_starves() {
 ///
 /// There was always more to discard, so the copy continued for as long as the target sent.
 #[tokio::test]
-async fn an_endless_source_whose_reader_has_gone_ends_the_splice() {
+async fn an_endless_source_without_a_reader_ends_the_copy() {
     let mut target = Endless(0);
-    let mut gone = Scripted::new(vec![some("")], Err(io::ErrorKind::BrokenPipe));
-    let copy = copied(&mut target, &mut gone);
+    let mut closed = Scripted::new(vec![some("")], Err(io::ErrorKind::BrokenPipe));
+    let copy = copied(&mut target, &mut closed);
     tokio::pin!(copy);
     for _ in 0..10 {
         if let Poll::Ready(outcome) = futures_util::poll!(&mut copy) {
@@ -335,7 +335,7 @@ async fn an_endless_source_whose_reader_has_gone_ends_the_splice() {
 ///
 /// Meanwhile the client sends all the time, and its bytes are discarded.
 #[tokio::test(start_paused = true)]
-async fn a_reader_that_takes_no_more_of_an_answer_behind_a_failure_is_given_up() {
+async fn a_client_that_stops_reading_after_a_failed_upload_times_out() {
     for fails_after in [Duration::ZERO, 2 * PAUSE] {
         let (client, near) = duplex(64);
         let mut near = Socket::new(near, BufferPool::new());
@@ -400,11 +400,11 @@ async fn read_after(pause: Duration, finishes: bool) -> (usize, CopyEnd, Duratio
 
 /// No read waits that would report the reset, and no byte is written to the client.
 #[tokio::test(start_paused = true)]
-async fn a_client_that_disconnects_while_its_bytes_find_no_room_is_given_up_in_time() {
+async fn a_disconnected_client_with_undeliverable_bytes_times_out() {
     let reset = CopyEnd { by: Side::A, how: EndKind::WriteFailed(io::ErrorKind::ConnectionReset) };
-    let gone = CopyEnd { by: Side::A, how: EndKind::WriteFailed(io::ErrorKind::BrokenPipe) };
+    let closed = CopyEnd { by: Side::A, how: EndKind::WriteFailed(io::ErrorKind::BrokenPipe) };
     let second = Duration::from_secs(1);
-    for (finishes, ended, patience) in [(false, reset, DELIVERY), (true, gone, PAUSE)] {
+    for (finishes, ended, patience) in [(false, reset, DELIVERY), (true, closed, PAUSE)] {
         let (got, how, _) = read_after(patience - second, finishes).await;
         assert_eq!((got, how), (UPLOAD, ended), "a reader that goes on in time gets everything");
         let (got, how, took) = read_after(patience + second, finishes).await;
@@ -415,7 +415,7 @@ async fn a_client_that_disconnects_while_its_bytes_find_no_room_is_given_up_in_t
 
 /// Unix sockets report no error, so the copying checks for a closed one now and then.
 #[tokio::test(start_paused = true)]
-async fn a_unix_client_that_closes_after_its_end_is_noticed_without_a_write() {
+async fn a_unix_client_that_closes_after_half_close_is_detected_without_a_write() {
     let (mut client, near) = tokio::net::UnixStream::pair().unwrap();
     let (far, mut target) = duplex(1000);
     let (mut near, mut far) = (Socket::new(near, BufferPool::new()), Socket::new(far, BufferPool::new()));
@@ -429,8 +429,8 @@ async fn a_unix_client_that_closes_after_its_end_is_noticed_without_a_write() {
     };
     let copies = async { (copied(&mut near, &mut far).await, Instant::now()) };
     let (left, (outcome, ended)) = tokio::join!(leaves, copies);
-    let gone = CopyEnd { by: Side::A, how: EndKind::WriteFailed(io::ErrorKind::BrokenPipe) };
-    assert_eq!((outcome.to_b, outcome.ended), (4, gone));
+    let closed = CopyEnd { by: Side::A, how: EndKind::WriteFailed(io::ErrorKind::BrokenPipe) };
+    assert_eq!((outcome.to_b, outcome.ended), (4, closed));
     assert!(ended >= left && ended <= left + Duration::from_secs(30), "{:?}", ended - left);
 }
 
@@ -438,7 +438,7 @@ async fn a_unix_client_that_closes_after_its_end_is_noticed_without_a_write() {
 const UPLOAD: usize = 50_000;
 
 #[tokio::test(start_paused = true)]
-async fn lingering_ends_with_the_peer_or_after_a_silence_or_in_the_end() {
+async fn lingering_ends_at_the_remotes_end_after_silence_or_at_the_timeout() {
     async fn lingered(work: impl AsyncFnOnce(DuplexStream)) -> Duration {
         let (far, near) = duplex(64);
         let mut socket = Socket::new(near, BufferPool::new());
@@ -465,7 +465,7 @@ async fn lingering_ends_with_the_peer_or_after_a_silence_or_in_the_end() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn lingering_does_not_swallow_for_ever() {
+async fn lingering_discards_a_limited_number_of_bytes() {
     let mut endless = Endless(0);
     close_gracefully(&mut endless).await;
     assert_eq!(endless.0, LINGER_MAX_BYTES / (64 * 1024));
@@ -475,7 +475,7 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(64))]
 
     #[test]
-    fn every_byte_arrives_once_and_in_order(
+    fn every_byte_is_copied_once_and_in_order(
         up in 0..300_000usize, down in 0..300_000usize, room in 1..100_000usize, piece in 1..70_000usize,
     ) {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap();
@@ -506,7 +506,7 @@ proptest! {
 
 /// The kernel accepts nothing more, so TLS still buffers some bytes when the session fails.
 #[tokio::test]
-async fn what_tls_holds_back_is_delivered_before_the_socket_is_broken_off() {
+async fn bytes_buffered_by_tls_are_delivered_before_the_socket_is_reset() {
     let (near, far) = tcp().await;
     socket2::SockRef::from(&near).set_send_buffer_size(4096).unwrap();
     let (mut client, server) = testing::over(far, near).await;
@@ -537,7 +537,7 @@ async fn what_tls_holds_back_is_delivered_before_the_socket_is_broken_off() {
 
 /// The pipe below TLS is much smaller than the data, so TLS buffers ciphertext. Neither side finishes meanwhile.
 #[tokio::test]
-async fn what_tls_holds_back_arrives_without_waiting_for_the_end() {
+async fn bytes_buffered_by_tls_are_delivered_before_the_stream_ends() {
     let ca = TestCa::new("one");
     let served = server(ca.issue("s", "a.b"), ClientAuth::Anonymous);
     let trust = client(Trust::Ca(ca.ca()), None);
