@@ -523,7 +523,7 @@ pub(crate) async fn invite(
     request: Request<Incoming>,
     requester: Requester,
 ) -> Response<Full<Bytes>> {
-    let (enrolment, node, seconds) = match asked(enrolment, request).await {
+    let (enrolment, node, seconds) = match parse_request(enrolment, request).await {
         Ok((enrolment, node, Some(seconds))) if LASTING.contains(&seconds) => (enrolment, node, seconds),
         Ok(_) => return plain_text(StatusCode::BAD_REQUEST, "seconds: expected 60 to 604800\n"),
         Err(refused) => return refused,
@@ -557,8 +557,8 @@ pub(crate) async fn revoke(
     request: Request<Incoming>,
     requester: Requester,
 ) -> Response<Full<Bytes>> {
-    let (enrolment, node, _) = match asked(enrolment, request).await {
-        Ok(asked) => asked,
+    let (enrolment, node, _) = match parse_request(enrolment, request).await {
+        Ok(parse_request) => parse_request,
         Err(refused) => return refused,
     };
     match enrolment.revoke(&node, &requester.to_string()).await {
@@ -574,7 +574,7 @@ pub(crate) async fn revoke(
     }
 }
 
-async fn asked(
+async fn parse_request(
     enrolment: Option<&Arc<Enrolment>>,
     request: Request<Incoming>,
 ) -> Result<(&Arc<Enrolment>, NodeName, Option<u64>), Response<Full<Bytes>>> {
@@ -625,7 +625,7 @@ mod asker_tests {
     }
 
     #[test]
-    fn only_this_machine_looks_and_all_ask_by_an_address_or_as_localhost() {
+    fn private_pages_are_for_loopback_and_host_must_be_an_address_or_localhost() {
         let (near, far) = (
             Requester::Address("127.0.0.1".parse().unwrap()),
             Requester::Address("10.0.0.1".parse().unwrap()),

@@ -106,7 +106,7 @@ impl Registry {
         match nodes.linked.get(node) {
             // Its task, on another thread, is about to remove it.
             Some(linked) => linked.sender.is_closed().then_some(Duration::ZERO),
-            None => nodes.past.gone(node).map(|at| at.elapsed()),
+            None => nodes.past.disconnected(node).map(|at| at.elapsed()),
         }
     }
 
@@ -185,10 +185,10 @@ impl Registry {
 
     /// Makes a link its node's primary link and closes the one before.
     ///
-    /// With `beside`, the earlier link stays as the previous link if it belongs to the same process. It is then
+    /// With `is_backup`, the earlier link stays as the previous link if it belongs to the same process. It is then
     /// returned, because its edge finds it unresponsive and sessions should continue on the new one. At most two links
     /// stay, so a third one closes the oldest.
-    pub fn insert(&self, linked: LinkedNode, beside: bool) -> Option<Arc<LinkSender>> {
+    pub fn insert(&self, linked: LinkedNode, is_backup: bool) -> Option<Arc<LinkSender>> {
         let node = linked.sender.peer.node().cloned()?;
         let mut nodes = self.nodes.lock();
         nodes.past.on_linked(&node);
@@ -197,7 +197,10 @@ impl Registry {
         let oldest = nodes.older.remove(&node);
         let foreign = nodes.take_foreign(&node, instance);
         let (kept, before): (Vec<_>, Vec<_>) = before.into_iter().partition(|before| {
-            beside && before.instance.is_some() && before.instance == instance && !before.sender.is_closed()
+            is_backup
+                && before.instance.is_some()
+                && before.instance == instance
+                && !before.sender.is_closed()
         });
         let silent = kept.first().map(|kept| kept.sender.clone());
         nodes.older.extend(kept.into_iter().map(|kept| (node.clone(), kept)));
@@ -381,12 +384,12 @@ pub struct Finder {
     own: Instance,
     others: Option<FindPeers>,
     /// Why servers that should be peers cannot be asked.
-    unasked: Mutex<Option<Unasked>>,
+    unqueried_reason: Mutex<Option<UnqueriedReason>>,
 }
 
 /// Why this server cannot ask servers that should be its peers. Displayed after the word "because".
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
-pub enum Unasked {
+pub enum UnqueriedReason {
     /// This server's certificate, or its CA file, does not allow links to peers.
     #[error("it cannot link to them (peer_ca)")]
     Unlinked,
@@ -415,7 +418,7 @@ pub struct Path {
 impl Finder {
     /// Returns a finder for a server without peers.
     pub fn without_peers(registry: Arc<Registry>, own: Instance) -> Arc<Self> {
-        Arc::new(Self { registry, own, others: None, unasked: Mutex::default() })
+        Arc::new(Self { registry, own, others: None, unqueried_reason: Mutex::default() })
     }
 
     /// Returns a finder for a server with peers; `own` is this process. A peer that DNS names is asked at `port`,
@@ -424,12 +427,12 @@ impl Finder {
         let nodes = Arc::<NodesAtPeers>::default();
         let searches = Searches::new(peers.clone(), nodes.clone(), dns, port);
         let others = Some(FindPeers { peers, nodes, searches });
-        Arc::new(Self { registry, own, others, unasked: Mutex::default() })
+        Arc::new(Self { registry, own, others, unqueried_reason: Mutex::default() })
     }
 
     /// Sets why servers that should be peers cannot be asked, for the error of a node that is not found.
-    pub fn set_unasked(&self, why: Option<Unasked>) {
-        *self.unasked.lock() = why;
+    pub fn set_unqueried_reason(&self, why: Option<UnqueriedReason>) {
+        *self.unqueried_reason.lock() = why;
     }
 
     /// Returns true if peers are never asked.
@@ -498,7 +501,7 @@ impl Finder {
         let seen =
             missing.seen.into_iter().chain(self.registry.last_linked(&query.node)).chain(at_peers).min();
         let another = missing.another || self.is_another(query);
-        NodeNotFound { seen, another, unasked: *self.unasked.lock(), ..missing }
+        NodeNotFound { seen, another, unqueried_reason: *self.unqueried_reason.lock(), ..missing }
     }
 
     /// Returns a path without asking: the node is linked here, or to a peer that has announced it.
@@ -584,10 +587,10 @@ impl Finder {
     ///
     /// No reachable peer is that process. The error names the peers that could not be reached.
     pub async fn find_server(&self, instance: Option<Instance>) -> Result<Path, NodeNotFound> {
-        let (Some(others), Some(wanted)) = (&self.others, instance) else {
+        let (Some(others), Some(instance_wanted)) = (&self.others, instance) else {
             return Err(NodeNotFound::default());
         };
-        match others.peers.process(wanted).await {
+        match others.peers.process(instance_wanted).await {
             Ok(sender) => Ok(Path { sender, instance }),
             Err(trouble) => Err(NodeNotFound { trouble, ..NodeNotFound::default() }),
         }
@@ -642,13 +645,13 @@ pub struct NodeNotFound {
     /// Why DNS returned no server, if DNS was queried.
     pub dns: Option<String>,
     /// Number of peers that answered that the node is not there.
-    pub asked: usize,
+    pub queried_peers: usize,
     /// The peers that could not be reached.
     pub trouble: Vec<PeerError>,
     /// Whether it was found, but as another process than the requested one.
     pub another: bool,
     /// Why servers that may have it were not asked.
-    pub unasked: Option<Unasked>,
+    pub unqueried_reason: Option<UnqueriedReason>,
 }
 
 impl NodeNotFound {
@@ -675,7 +678,7 @@ impl fmt::Display for NodeNotFound {
         if let Some(dns) = &self.dns {
             write!(f, "; {dns}")?;
         }
-        match self.asked {
+        match self.queried_peers {
             0 => {}
             1 => f.write_str("; not at 1 peer")?,
             n => write!(f, "; not at {n} peers")?,
@@ -683,7 +686,7 @@ impl fmt::Display for NodeNotFound {
         for trouble in &self.trouble {
             write!(f, "; {trouble}")?;
         }
-        if let Some(why) = self.unasked {
+        if let Some(why) = self.unqueried_reason {
             write!(f, "; this server did not ask the others, because {why}")?;
         }
         if self.another { f.write_str("; it is linked by another process") } else { Ok(()) }
@@ -706,7 +709,7 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn only_who_waits_for_that_node_hears_of_it_and_nothing_is_kept() {
+    async fn only_waiters_for_that_node_are_woken_and_then_forgotten() {
         let awaited = NodeWaiters::default();
         let (one, two): (NodeName, NodeName) = ("one".parse().unwrap(), "two".parse().unwrap());
         let (first, second, other) = (awaited.arrival(&one), awaited.arrival(&one), awaited.arrival(&two));
@@ -721,7 +724,7 @@ mod tests {
     }
 
     #[test]
-    fn nothing_is_kept_of_two_who_stop_waiting_at_once() {
+    fn two_waiters_dropped_at_once_leave_no_entry() {
         let awaited = NodeWaiters::default();
         let node: NodeName = "one".parse().unwrap();
         for _ in 0..20_000 {

@@ -163,7 +163,7 @@ impl SessionRouter {
             opening.keep(permit);
         }
         // Asks on one path after another until the session is open or refused.
-        let asked = async {
+        let attempts = async {
             loop {
                 match search.ask(|path| opening.ask(&path.sender, path.instance), opening.answer()).await {
                     OpenOutcome::Open => return Ok(()),
@@ -178,7 +178,7 @@ impl SessionRouter {
             }
         };
         let late = |_| Err(RouteError::Timeout { node: node.clone(), timeout: self.timeout });
-        match timeout_at(until, asked).await.unwrap_or_else(late) {
+        match timeout_at(until, attempts).await.unwrap_or_else(late) {
             Ok(()) => Ok(opening.into_session()),
             Err(why) => Err(OpenError { session: Some(opening.id()), why }),
         }
@@ -656,7 +656,7 @@ impl Uplinks {
     /// Pings the server of every link, also over interactive links, because the network path may have changed.
     pub fn probe(&self) {
         for link in self.links() {
-            link.interactive().inspect(|beside| beside.probe());
+            link.interactive().inspect(|interactive_link| interactive_link.probe());
             link.probe();
         }
     }

@@ -286,7 +286,7 @@ impl Entities {
         let Traffic { sent_messages, received_messages, .. } = link.traffic();
         let made = Some(self.time(link.created_at()));
         let (local_stream, remote_stream) = if is_dialled(link) { (made, None) } else { (None, made) };
-        let heard = Instant::now().checked_sub(link.idle_for()).filter(|_| received_messages > 0);
+        let last_received = Instant::now().checked_sub(link.idle_for()).filter(|_| received_messages > 0);
         let ends = link.ends();
         Socket {
             r#ref: Some(socket_ref(link)),
@@ -298,7 +298,7 @@ impl Entities {
                 messages_received: count(received_messages),
                 last_local_stream_created_timestamp: local_stream,
                 last_remote_stream_created_timestamp: remote_stream,
-                last_message_received_timestamp: heard.map(|at| self.time(at)),
+                last_message_received_timestamp: last_received.map(|at| self.time(at)),
             }),
             local: ends.and_then(|ends| ends.local).map(address),
             remote: ends.and_then(|ends| ends.remote).map(address),

@@ -94,21 +94,21 @@ const STILL: Duration = Duration::from_secs(5 * 60);
 mod tests {
     use super::*;
 
-    fn asked(health: &Health, path: &str) -> StatusCode {
+    fn status_of(health: &Health, path: &str) -> StatusCode {
         health.answer(path).status()
     }
 
     #[tokio::test(start_paused = true)]
-    async fn it_lives_for_as_long_as_its_work_goes_on() {
+    async fn the_process_is_alive_while_its_watchdog_is_kicked() {
         let (pulse, readiness) = (Watchdog::new(), Readiness::waiting_for(&["requests"]));
         let health = Health { readiness, pulse: pulse.clone(), drain: Drain::new() };
         tokio::time::advance(STILL - Duration::from_secs(1)).await;
-        assert_eq!(asked(&health, "/livez"), StatusCode::OK);
-        assert_eq!(asked(&health, "/readyz"), StatusCode::SERVICE_UNAVAILABLE);
+        assert_eq!(status_of(&health, "/livez"), StatusCode::OK);
+        assert_eq!(status_of(&health, "/readyz"), StatusCode::SERVICE_UNAVAILABLE);
         tokio::time::advance(Duration::from_secs(1)).await;
-        assert_eq!(asked(&health, "/livez"), StatusCode::SERVICE_UNAVAILABLE);
+        assert_eq!(status_of(&health, "/livez"), StatusCode::SERVICE_UNAVAILABLE);
         pulse.kick();
-        assert_eq!(asked(&health, "/livez"), StatusCode::OK, "slow work that continues is alive");
-        assert_eq!(asked(&health, "/metrics"), StatusCode::NOT_FOUND);
+        assert_eq!(status_of(&health, "/livez"), StatusCode::OK, "slow work that continues is alive");
+        assert_eq!(status_of(&health, "/metrics"), StatusCode::NOT_FOUND);
     }
 }

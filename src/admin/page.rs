@@ -225,7 +225,7 @@ impl Events {
         let (send, events) = mpsc::channel(1);
         let (lost, draining) = (permit.revoked(), drain.clone());
         drain.spawn(info_span!("events"), async move {
-            let (mut told, _slot, mut denied) = (SentState::default(), permit, pin!(denied));
+            let (mut sent, _slot, mut denied) = (SentState::default(), permit, pin!(denied));
             loop {
                 tokio::select! {
                     biased;
@@ -235,7 +235,7 @@ impl Events {
                     () = send.closed() => return,
                     permit = send.reserve() => {
                         let Ok(permit) = permit else { return };
-                        let Some(event) = told.event(admin.status()) else { return };
+                        let Some(event) = sent.event(admin.status()) else { return };
                         permit.send(event);
                     }
                 }
@@ -295,7 +295,7 @@ impl SentState {
 }
 
 fn changes<T: Serialize>(
-    told: &mut HashMap<String, u64>,
+    sent: &mut HashMap<String, u64>,
     now: impl IntoIterator<Item = T>,
     key: impl Fn(&T) -> String,
 ) -> ListDelta {
@@ -305,14 +305,14 @@ fn changes<T: Serialize>(
         let mut hasher = DefaultHasher::new();
         value.to_string().hash(&mut hasher);
         let hash = hasher.finish();
-        if told.get(&key) != Some(&hash) {
+        if sent.get(&key) != Some(&hash) {
             set.push((key.clone(), value));
         }
         seen.insert(key, hash);
     }
-    let gone = told.keys().filter(|key| !seen.contains_key(*key)).cloned().collect();
-    *told = seen;
-    ListDelta { set, removed: gone }
+    let removed = sent.keys().filter(|key| !seen.contains_key(*key)).cloned().collect();
+    *sent = seen;
+    ListDelta { set, removed }
 }
 
 /// Time between two events.
@@ -325,17 +325,17 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_what_has_changed_is_told_again_and_what_went_is_named() {
-        let mut told = HashMap::new();
-        let change = |told: &mut HashMap<String, u64>, now: &[(&str, u32)]| {
-            let change = changes(told, now.iter().copied(), |(key, _)| (*key).to_owned());
+    fn a_list_delta_contains_only_changed_and_removed_entries() {
+        let mut sent = HashMap::new();
+        let change = |sent: &mut HashMap<String, u64>, now: &[(&str, u32)]| {
+            let change = changes(sent, now.iter().copied(), |(key, _)| (*key).to_owned());
             let set: Vec<_> =
                 change.set.into_iter().map(|(key, value)| format!("{key}={}", value[1])).collect();
             (set.join(" "), change.removed.join(" "))
         };
-        assert_eq!(change(&mut told, &[("a", 1), ("b", 2)]), ("a=1 b=2".into(), String::new()));
-        assert_eq!(change(&mut told, &[("a", 1), ("b", 3)]), ("b=3".into(), String::new()));
-        assert_eq!(change(&mut told, &[("b", 3), ("c", 1)]), ("c=1".into(), "a".into()));
-        assert_eq!(change(&mut told, &[("b", 3), ("c", 1)]), (String::new(), String::new()));
+        assert_eq!(change(&mut sent, &[("a", 1), ("b", 2)]), ("a=1 b=2".into(), String::new()));
+        assert_eq!(change(&mut sent, &[("a", 1), ("b", 3)]), ("b=3".into(), String::new()));
+        assert_eq!(change(&mut sent, &[("b", 3), ("c", 1)]), ("c=1".into(), "a".into()));
+        assert_eq!(change(&mut sent, &[("b", 3), ("c", 1)]), (String::new(), String::new()));
     }
 }

@@ -234,7 +234,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn what_ends_within_30_days_is_told_and_of_authorities_one_that_lasts_is_enough() {
+    async fn expiry_within_30_days_is_reported_unless_another_ca_of_the_file_lasts() {
         let place = tempfile::tempdir().unwrap();
         let day = Duration::from_secs(DAY);
         let [short, long] =
@@ -253,10 +253,10 @@ mod tests {
             let watcher = FileWatcher::new(&drain);
             let file = file(path.clone(), authorities);
             follow(vec![file], watcher, metrics.clone(), readiness.clone(), drain).await;
-            let told = readiness.check().unwrap();
+            let report = readiness.check().unwrap();
             match says {
-                Some(says) => assert!(told.contains(says) && told.contains("a.crt"), "{told}"),
-                None => assert_eq!(told, ""),
+                Some(says) => assert!(report.contains(says) && report.contains("a.crt"), "{report}"),
+                None => assert_eq!(report, ""),
             }
             assert!(
                 metrics

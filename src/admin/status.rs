@@ -286,9 +286,12 @@ impl Admin {
                 status.node = Some(uplinks.node().to_string());
                 for link in uplinks.all().into_iter().rev() {
                     status.links.push(self.link("server".into(), &link));
-                    let beside = link.interactive().map(|beside| self.link("server".into(), &beside));
-                    let interactive = |beside| LinkStatus { state: "interactive".into(), ..beside };
-                    status.links.extend(beside.map(interactive));
+                    let interactive_link = link
+                        .interactive()
+                        .map(|interactive_link| self.link("server".into(), &interactive_link));
+                    let interactive =
+                        |interactive_link| LinkStatus { state: "interactive".into(), ..interactive_link };
+                    status.links.extend(interactive_link.map(interactive));
                 }
             }
         }
@@ -297,7 +300,7 @@ impl Admin {
 
     fn show_server(&self, server: &ServerView, status: &mut Status) {
         status.role = "server".into();
-        let Overview { linked, gone } = server.registry.overview(MAX_GONE);
+        let Overview { linked, disconnected } = server.registry.overview(MAX_GONE);
         status.links = linked
             .into_iter()
             .map(|(node, role, linked, error)| {
@@ -313,7 +316,7 @@ impl Admin {
                 link
             })
             .collect();
-        status.disconnected = gone
+        status.disconnected = disconnected
             .into_iter()
             .map(|(node, at, error)| DisconnectedStatus {
                 name: node.to_string(),

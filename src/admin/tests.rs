@@ -100,7 +100,7 @@ async fn ask_as(admin: &Admin, port: Port, host: &str, request: &str) -> (u16, S
 }
 
 #[tokio::test]
-async fn superedges_health_is_answered_as_superedge_does() {
+async fn superedges_healthz_paths_answer_as_superedge_does() {
     let two = cloud(&["a", "b"]);
     let (status, list) = ask(&two, Port::Log, "GET /cloud/healthz").await;
     assert!(status == 200 && ["[a b]\n", "[b a]\n"].contains(&&*list), "{status}: {list}");
@@ -116,7 +116,7 @@ async fn superedges_health_is_answered_as_superedge_does() {
 }
 
 #[tokio::test]
-async fn readiness_tells_the_truth_and_why() {
+async fn readyz_reports_each_failed_condition_with_its_reason() {
     let admin = cloud(&[]);
     assert_eq!(ask(&admin, Port::Log, "GET /livez").await, (200, "ok\n".into()));
     assert_eq!(ask(&admin, Port::Log, "GET /readyz").await, (503, "link: not yet\n".into()));
@@ -140,7 +140,7 @@ async fn readiness_tells_the_truth_and_why() {
 }
 
 #[tokio::test]
-async fn metrics_are_on_both_ports_and_the_rest_on_one() {
+async fn metrics_are_on_both_ports_and_other_pages_on_the_admin_port_only() {
     let admin = cloud(&[]);
     for port in [Port::Log, Port::Metrics] {
         let (status, body) = ask(&admin, port, "GET /metrics").await;
@@ -155,7 +155,7 @@ async fn metrics_are_on_both_ports_and_the_rest_on_one() {
 }
 
 #[tokio::test]
-async fn the_level_is_set_in_superedges_words() {
+async fn the_log_level_is_set_with_superedges_requests_and_responses() {
     let (filter, level) = LogLevel::new(0);
     let subscriber = tracing_subscriber::registry().with(filter);
     let admin = Admin { level: Some(level), ..cloud(&[]) };
@@ -183,7 +183,7 @@ async fn the_level_is_set_in_superedges_words() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_drain_ends_the_port_and_idle_connections() {
+async fn a_drain_closes_the_admin_port_and_idle_connections() {
     let listener = TcpAccept::bind("127.0.0.1:0".parse().unwrap()).unwrap();
     let at = listener.at();
     let drain = Drain::new();
@@ -202,7 +202,7 @@ async fn a_drain_ends_the_port_and_idle_connections() {
 }
 
 #[tokio::test]
-async fn the_level_is_set_at_a_port_only_with_superedges_config() {
+async fn the_log_level_is_set_over_tcp_only_with_a_superedge_config() {
     let (filter, level) = LogLevel::new(0);
     let _subscriber = tracing_subscriber::registry().with(filter);
     let superedge = Admin { level: Some(level), level_at_ports: true, ..cloud(&[]) };
@@ -231,7 +231,7 @@ async fn the_level_is_set_at_a_port_only_with_superedges_config() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_trouble_that_is_not_said_again_is_forgotten() {
+async fn a_noted_condition_ends_unless_it_is_renewed() {
     let readiness = Readiness::waiting_for(&[]);
     let until = Instant::now() + Duration::from_secs(90);
     readiness.note_until("node_name", "two machines".into(), until);
@@ -246,7 +246,7 @@ fn problems(status: &Status) -> Vec<String> {
 }
 
 #[tokio::test]
-async fn the_status_of_a_server_names_its_nodes_by_name_and_what_troubles_it() {
+async fn a_servers_status_lists_its_nodes_by_name_and_its_problems() {
     let server = cloud(&["b", "a"]);
     server.readiness.set("link", Ok(()));
     server.readiness.set_degraded("dns", Err("the disk is full".into()));
@@ -269,7 +269,7 @@ async fn the_status_of_a_server_names_its_nodes_by_name_and_what_troubles_it() {
 }
 
 #[tokio::test]
-async fn the_status_of_an_edge_says_why_it_is_not_linked() {
+async fn an_edges_status_says_why_it_is_not_linked() {
     let lost = edge(false);
     lost.readiness.set("link", Err("the cloud refused our token".into()));
     let told: Status = serde_json::from_str(&ask(&lost, Port::Log, "GET /status").await.1).unwrap();
@@ -283,7 +283,7 @@ async fn the_status_of_an_edge_says_why_it_is_not_linked() {
 }
 
 #[tokio::test]
-async fn the_status_is_for_this_machine_and_no_page_of_a_stranger_gets_it() {
+async fn the_status_is_refused_for_a_foreign_host_header() {
     let server = cloud(&["secret"]);
     for path in ["GET /status", "GET /nodes", "GET /cloud/healthz", "PUT /debug/flags/v|2"] {
         let (status, body) = ask_as(&server, Port::Log, "evil.example", path).await;
@@ -297,7 +297,7 @@ async fn the_status_is_for_this_machine_and_no_page_of_a_stranger_gets_it() {
 }
 
 #[tokio::test]
-async fn the_socket_answers_its_owner_whatever_the_host() {
+async fn the_admin_socket_answers_with_any_host_header() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("server.sock");
     let drain = Drain::new();
@@ -312,7 +312,7 @@ async fn the_socket_answers_its_owner_whatever_the_host() {
 }
 
 #[tokio::test]
-async fn the_page_loads_nothing_and_runs_only_its_own_script() {
+async fn the_status_page_loads_nothing_external_and_runs_only_its_own_script() {
     let listener = TcpAccept::bind("127.0.0.1:0".parse().unwrap()).unwrap();
     let (at, drain) = (listener.at(), Drain::new());
     let client = async {
@@ -354,7 +354,7 @@ async fn the_page_loads_nothing_and_runs_only_its_own_script() {
 }
 
 #[tokio::test]
-async fn pages_are_for_this_machine_or_for_users_with_their_password() {
+async fn pages_are_for_loopback_clients_or_users_with_a_valid_password() {
     let server = cloud(&[]);
     let elsewhere = Requester::Address("192.0.2.1".parse().unwrap());
     let head = |password: &str| {
@@ -388,7 +388,7 @@ async fn pages_are_for_this_machine_or_for_users_with_their_password() {
 }
 
 #[tokio::test]
-async fn events_begin_with_all_and_end_with_the_drain_and_are_bounded_for_each_source() {
+async fn an_event_stream_starts_with_full_state_and_streams_per_source_are_limited() {
     let (server, drain) = (cloud(&["a"]), Drain::new());
     let near = Requester::Address("127.0.0.1".parse().unwrap());
     let mut open = Vec::new();

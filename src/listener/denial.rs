@@ -224,17 +224,17 @@ pub(super) async fn reject_ssh<S: AsyncWrite + Unpin>(socket: &mut S, begin: &[u
 /// Returns an SSH server's identification line followed by a disconnect packet (RFC 4253, sections 4.2, 6 and 11.1).
 fn ssh_disconnect(why: &str) -> Vec<u8> {
     let length = |of: usize| u32::try_from(of).unwrap_or(0).to_be_bytes();
-    let mut said = vec![SSH_DISCONNECT];
-    said.extend_from_slice(&SSH_BY_APPLICATION.to_be_bytes());
-    said.extend_from_slice(&length(why.len()));
-    said.extend_from_slice(why.as_bytes());
-    said.extend_from_slice(&length(0));
+    let mut message = vec![SSH_DISCONNECT];
+    message.extend_from_slice(&SSH_BY_APPLICATION.to_be_bytes());
+    message.extend_from_slice(&length(why.len()));
+    message.extend_from_slice(why.as_bytes());
+    message.extend_from_slice(&length(0));
     // The padding is at least four bytes and makes the packet's length a multiple of eight.
-    let padding = 4 + (8 - (4 + 1 + said.len() + 4) % 8) % 8;
+    let padding = 4 + (8 - (4 + 1 + message.len() + 4) % 8) % 8;
     let mut packet = b"SSH-2.0-tunnel\r\n".to_vec();
-    packet.extend_from_slice(&length(1 + said.len() + padding));
+    packet.extend_from_slice(&length(1 + message.len() + padding));
     packet.push(u8::try_from(padding).unwrap_or(0));
-    packet.extend_from_slice(&said);
+    packet.extend_from_slice(&message);
     packet.resize(packet.len() + padding, 0);
     packet
 }
@@ -302,7 +302,8 @@ impl Denial {
     pub fn sentence(&self, trusted: bool) -> String {
         match self {
             Self::Route(RouteError::Offline { node, missing }) if !trusted => {
-                let missing = NodeNotFound { unasked: missing.unasked, ..NodeNotFound::default() };
+                let missing =
+                    NodeNotFound { unqueried_reason: missing.unqueried_reason, ..NodeNotFound::default() };
                 RouteError::Offline { node: node.clone(), missing }.to_string()
             }
             Self::Route(RouteError::Refused { node, refusal }) if !trusted => {
@@ -409,7 +410,7 @@ fn target_tls(fault: &HandshakeError) -> &'static str {
 fn not_routed(why: &RouteError) -> (StatusCode, &'static str, &'static str) {
     match why {
         RouteError::Busy(_) => BUSY,
-        RouteError::Offline { missing: NodeNotFound { unasked: Some(_), .. }, .. } => {
+        RouteError::Offline { missing: NodeNotFound { unqueried_reason: Some(_), .. }, .. } => {
             node_not_connected("check /readyz of the server, which says why it cannot ask the other servers")
         }
         RouteError::Offline { .. } => {
@@ -636,7 +637,7 @@ mod tests {
     }
 
     #[test]
-    fn every_cause_has_its_status() {
+    fn each_denial_has_its_status() {
         let node = || "n".parse().unwrap();
         for (denial, status) in [
             (Denial::BadTarget(NameError::Session), 400),
@@ -662,7 +663,7 @@ mod tests {
     }
 
     #[test]
-    fn the_reason_phrase_and_the_body_tell_the_cause() {
+    fn the_reason_phrase_and_the_body_contain_the_cause() {
         let answer = offline().answer(true, "1a2b3c4d");
         assert_eq!(phrase_of(&answer), "node edge7 is not connected, last seen 3m ago");
         assert_eq!(answer.headers()["connection"], "close");
@@ -675,12 +676,16 @@ mod tests {
     }
 
     #[test]
-    fn strangers_learn_no_addresses_and_no_times() {
+    fn denials_reveal_no_addresses_or_times_to_unauthenticated_clients() {
         assert_eq!(offline().sentence(false), "node edge7 is not connected");
         let at = "10.1.2.3:9000".parse().unwrap();
         let trouble = vec![PeerError::NoLink { at, cause: "it is off".into() }];
-        let missing =
-            NodeNotFound { dns: Some("not in DNS".into()), asked: 2, trouble, ..NodeNotFound::default() };
+        let missing = NodeNotFound {
+            dns: Some("not in DNS".into()),
+            queried_peers: 2,
+            trouble,
+            ..NodeNotFound::default()
+        };
         let nowhere: Denial = RouteError::Offline { node: "edge7".parse().unwrap(), missing }.into();
         assert_eq!(nowhere.sentence(false), "node edge7 is not connected");
         let all = "node edge7 is not connected; not in DNS; not at 2 peers; peer 10.1.2.3:9000 cannot be reached: it is off";
@@ -691,7 +696,7 @@ mod tests {
     }
 
     #[test]
-    fn strangers_are_told_of_services_no_more_than_they_asked() {
+    fn denials_reveal_no_services_to_unauthenticated_clients() {
         let service = || "shop/db".to_owned();
         for why in [
             LocateError::NoService(service()),
@@ -710,7 +715,7 @@ mod tests {
     }
 
     #[test]
-    fn a_reason_phrase_is_printable_and_short_whatever_it_is_told() {
+    fn a_reason_phrase_is_always_printable_and_short() {
         let wild = "line\r\nSet-Cookie: a=\u{e9}\u{7f} ".repeat(40);
         let phrase = phrase_of(&refused_with(ErrorCode::TargetRefused, &wild).answer(true, "t"));
         assert!(phrase.len() <= 120 && phrase.bytes().all(|b| (b' '..=b'~').contains(&b)), "{phrase:?}");
@@ -719,7 +724,7 @@ mod tests {
     }
 
     #[test]
-    fn an_answer_says_what_it_wants() {
+    fn denials_have_allow_and_proxy_authenticate_headers() {
         assert_eq!(Denial::Method.answer(false, "t").headers()["allow"], "CONNECT");
         let answer = Denial::Credentials.answer(false, "t");
         assert_eq!(answer.headers()["proxy-authenticate"], "Basic realm=\"tunnel\", charset=\"UTF-8\"");
@@ -733,7 +738,7 @@ mod statuses_tests {
     use super::*;
 
     #[test]
-    fn the_next_step_is_for_the_party_that_can_take_it() {
+    fn a_denials_hint_is_for_the_party_that_can_act() {
         let refused = |code| refused(&SessionError::new(code, "whatever the sentence says")).2;
         let cloud = |code| Denial::DirectDenied(SessionError::new(code, "x")).next_step();
         for (next, says) in [
@@ -753,7 +758,7 @@ mod statuses_tests {
     }
 
     #[test]
-    fn the_reference_has_a_row_for_each_status_and_label() {
+    fn the_http_errors_reference_has_a_row_for_each_status_and_label() {
         let reference = std::fs::read_to_string("docs/reference/http-errors.md").unwrap();
         let node = || "node1".parse().unwrap();
         let codes = (0..11).map(|code| SessionError::new(ErrorCode::from_wire(code), "x"));
@@ -797,7 +802,7 @@ mod statuses_tests {
     }
 
     #[test]
-    fn what_to_do_about_a_targets_tls_depends_on_what_failed() {
+    fn the_hint_for_a_targets_tls_error_depends_on_the_error() {
         use tokio_rustls::rustls::AlertDescription::{InternalError, UnknownCA};
         let next = |fault| Denial::TargetTls(fault).next_step();
         for fault in [
@@ -812,7 +817,7 @@ mod statuses_tests {
     }
 
     #[test]
-    fn a_denial_is_an_alert() {
+    fn a_denial_has_its_tls_alert() {
         for (denial, description) in
             [(Denial::NoServerName, 112), (Denial::Forbidden(String::new()), 49), (Denial::Busy("full"), 80)]
         {
@@ -843,7 +848,7 @@ mod trace_tests {
     }
 
     #[test]
-    fn the_id_of_a_well_formed_trace_context_is_the_trace() {
+    fn a_valid_traceparent_provides_the_trace_id() {
         const ID: &str = "4bf92f3577b34da6a3ce929d0e0e4736";
         let with = |value: &str| {
             let value = http::HeaderValue::from_bytes(value.as_bytes()).unwrap();

@@ -43,7 +43,7 @@ enum BalanceState {
 #[derive(Debug)]
 struct RebalanceRound {
     since: Instant,
-    asked: usize,
+    requested: usize,
     /// What the peers lacked to the mean at the start.
     lacked: f64,
     /// The fraction of the edges asked that moves to servers with too few nodes, if chance decides.
@@ -78,7 +78,7 @@ impl Balance {
                 } else {
                     let rest = COOLDOWN.saturating_mul(1 << self.failed_moves.min(16)).min(MAX_REST);
                     tracing::warn!(
-                        asked = trial.asked,
+                        asked = trial.requested,
                         cooldown = ?rest,
                         "edges do not move to peers, rebalancing paused"
                     );
@@ -101,9 +101,9 @@ impl Balance {
     }
 
     /// Records that `count` edges were asked.
-    pub fn asked(&mut self, count: usize) {
+    pub fn record_requested(&mut self, count: usize) {
         if let BalanceState::Shedding(trial) = &mut self.state {
-            trial.asked += count;
+            trial.requested += count;
         }
     }
 }
@@ -113,17 +113,17 @@ impl RebalanceRound {
         let mean = weights.mean();
         let lacking = weights.others.iter().filter(|nodes| real(**nodes) < mean).count();
         let share = real(lacking as u64) / weights.servers();
-        Self { since: now, asked: 0, lacked: weights.deficit(), share }
+        Self { since: now, requested: 0, lacked: weights.deficit(), share }
     }
 
     /// Returns true if enough edges were asked, and have had the time to link elsewhere and to be announced.
     fn is_over(&self, weights: &NodeCounts<'_>, now: Instant) -> bool {
-        now - self.since >= TRIAL && self.asked >= (weights.here / 20).max(MIN_ASKED)
+        now - self.since >= TRIAL && self.requested >= (weights.here / 20).max(MIN_ASKED)
     }
 
     /// Returns true if the peers have gained at least a quarter of what chance alone would have given them.
     fn was_of_use(&self, weights: &NodeCounts<'_>) -> bool {
-        self.lacked - weights.deficit() >= real(self.asked as u64) * self.share / 4.0
+        self.lacked - weights.deficit() >= real(self.requested as u64) * self.share / 4.0
     }
 }
 

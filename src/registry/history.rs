@@ -42,14 +42,14 @@ pub(crate) struct NodeHistory {
 #[derive(Debug, Default)]
 struct HistoryEntry {
     name: Range<usize>,
-    gone: Option<Instant>,
+    disconnected: Option<Instant>,
     error: Option<(Instant, Range<usize>)>,
 }
 
 impl NodeHistory {
     /// Records that the node has just lost its link.
     pub(crate) fn on_unlinked(&mut self, node: &NodeName) {
-        self.enter(node, 0).gone = Some(Instant::now());
+        self.enter(node, 0).disconnected = Some(Instant::now());
     }
 
     /// Records that the node is linked.
@@ -57,7 +57,7 @@ impl NodeHistory {
         self.refused.retain(|(refused, _)| refused != node);
         let hash = self.hashes.hash_one(node);
         let Some(was) = self.nodes.get_mut(&hash).filter(|was| was.is(&self.texts, node)) else { return };
-        was.gone = None;
+        was.disconnected = None;
         if was.error.is_none() {
             self.nodes.remove(&hash);
         }
@@ -72,7 +72,7 @@ impl NodeHistory {
 
     /// Records that a node without a link was refused.
     pub(crate) fn refused(&mut self, node: &NodeName, why: &str) {
-        if self.gone(node).is_some() {
+        if self.disconnected(node).is_some() {
             return self.failed(node, why);
         }
         self.refused.retain(|(refused, _)| refused != node);
@@ -83,8 +83,8 @@ impl NodeHistory {
     }
 
     /// Returns when the node lost its link, if it is not linked again.
-    pub(crate) fn gone(&self, node: &NodeName) -> Option<Instant> {
-        self.get(node)?.gone
+    pub(crate) fn disconnected(&self, node: &NodeName) -> Option<Instant> {
+        self.get(node)?.disconnected
     }
 
     /// Returns the last error of the node.
@@ -100,15 +100,16 @@ impl NodeHistory {
 
     /// Returns up to `most` of the nodes without a link, each with the time when it disconnected or, if it was never
     /// linked, was last refused; the latest first.
-    pub(crate) fn all_gone(&self, most: usize) -> Vec<(NodeName, Instant, Option<LastError>)> {
-        let mut gone: Vec<_> = self.nodes.values().filter_map(|was| Some((was.gone?, was))).collect();
-        gone.sort_unstable_by_key(|(at, _)| Reverse(*at));
-        let told = |(at, was): (Instant, &HistoryEntry)| {
+    pub(crate) fn all_disconnected(&self, most: usize) -> Vec<(NodeName, Instant, Option<LastError>)> {
+        let mut disconnected: Vec<_> =
+            self.nodes.values().filter_map(|was| Some((was.disconnected?, was))).collect();
+        disconnected.sort_unstable_by_key(|(at, _)| Reverse(*at));
+        let with_error = |(at, was): (Instant, &HistoryEntry)| {
             Some((text(&self.texts, &was.name).parse().ok()?, at, self.last_error(was)))
         };
-        let gone = gone.into_iter().take(most).filter_map(told);
+        let disconnected = disconnected.into_iter().take(most).filter_map(with_error);
         let refused = self.refused.iter().map(|(node, error)| (node.clone(), error.at, Some(error.clone())));
-        let mut all: Vec<_> = gone.chain(refused).collect();
+        let mut all: Vec<_> = disconnected.chain(refused).collect();
         all.sort_by_key(|(_, at, _)| Reverse(*at));
         all.truncate(most);
         all
@@ -169,7 +170,7 @@ impl HistoryEntry {
 
     /// Returns when the entry last changed.
     fn last(&self) -> Option<Instant> {
-        self.gone.max(self.error.as_ref().map(|(at, _)| *at))
+        self.disconnected.max(self.error.as_ref().map(|(at, _)| *at))
     }
 
     fn ranges(&self) -> impl Iterator<Item = &Range<usize>> {
@@ -217,7 +218,7 @@ pub struct Overview {
     /// The links by node name, the primary link of a node first.
     pub linked: Vec<(NodeName, LinkRole, LinkedNode, Option<LastError>)>,
     /// The nodes without a link here, each with the time when it disconnected or was refused, the latest first.
-    pub gone: Vec<(NodeName, Instant, Option<LastError>)>,
+    pub disconnected: Vec<(NodeName, Instant, Option<LastError>)>,
 }
 
 impl Registry {
@@ -262,13 +263,13 @@ impl Registry {
         linked.extend(links(&nodes.older, LinkRole::Previous));
         linked.extend(links(&nodes.interactive, LinkRole::Interactive));
         linked.extend(links(&nodes.leaving, LinkRole::Retiring));
-        let mut gone = nodes.past.all_gone(most);
+        let mut disconnected = nodes.past.all_disconnected(most);
         // A node that has moved to a peer may have a link here for its earlier sessions.
         let others = [&nodes.older, &nodes.interactive, &nodes.leaving];
-        gone.retain(|(node, ..)| !others.iter().any(|links| links.contains_key(node)));
+        disconnected.retain(|(node, ..)| !others.iter().any(|links| links.contains_key(node)));
         drop(nodes);
         linked.sort_by(|(one, at, ..), (two, other, ..)| (one.as_str(), at).cmp(&(two.as_str(), other)));
-        Overview { linked, gone }
+        Overview { linked, disconnected }
     }
 
     /// Records why a link of a node has ended, then removes it like [`Self::remove`].
@@ -308,7 +309,7 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn pages_contain_every_node_once_in_the_order_of_names() {
+    async fn pages_contain_every_node_once_sorted_by_name() {
         use tunnel_base::metrics::Metrics;
         use tunnel_base::names::Instance;
         use tunnel_proto::frame::Remote;
@@ -351,7 +352,7 @@ mod tests {
     proptest! {
         /// After any changes, the last change of each node is remembered in at most twice the necessary memory.
         #[test]
-        fn what_last_happened_is_remembered(steps in prop::collection::vec((0u8..20, step()), 1..300)) {
+        fn the_history_matches_a_simple_model(steps in prop::collection::vec((0u8..20, step()), 1..300)) {
             let mut past = NodeHistory::default();
             let mut model = HashMap::<u8, (bool, Option<String>)>::new();
             for (n, (node, step)) in steps.into_iter().enumerate() {
@@ -368,13 +369,13 @@ mod tests {
                         was.1 = Some(why);
                     }
                 }
-                for (node, (gone, why)) in &model {
+                for (node, (disconnected, why)) in &model {
                     let name = format!("node{node}").parse().unwrap();
-                    prop_assert_eq!(past.gone(&name).is_some(), *gone);
+                    prop_assert_eq!(past.disconnected(&name).is_some(), *disconnected);
                     prop_assert_eq!(past.error(&name).map(|error| error.why.to_string()), why.clone());
                 }
-                let gone = past.all_gone(usize::MAX);
-                prop_assert_eq!(gone.len(), model.values().filter(|was| was.0).count());
+                let disconnected = past.all_disconnected(usize::MAX);
+                prop_assert_eq!(disconnected.len(), model.values().filter(|was| was.0).count());
                 // Twenty nodes and the one being added: each has a name and an error of up to 160 characters.
                 prop_assert!(past.texts.capacity() <= 2 * 21 * 340, "{}", past.texts.capacity());
             }
@@ -382,7 +383,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn nodes_without_end_push_out_those_that_went_first() {
+    async fn excess_nodes_evict_those_that_disconnected_first() {
         let mut past = NodeHistory::default();
         let node = |n: usize| format!("node{n}").parse::<NodeName>().unwrap();
         for n in 0..3 * MAX_NODES {
@@ -390,7 +391,7 @@ mod tests {
             past.on_unlinked(&node(n));
             tokio::time::advance(Duration::from_millis(1)).await;
         }
-        let newest = past.all_gone(MAX_NODES / 2);
+        let newest = past.all_disconnected(MAX_NODES / 2);
         assert!(past.nodes.len() <= MAX_NODES && newest.len() == MAX_NODES / 2);
         for (nth, (name, ..)) in newest.iter().enumerate() {
             assert_eq!(*name, node(3 * MAX_NODES - 1 - nth));
@@ -400,7 +401,7 @@ mod tests {
         for n in 0..3 * MAX_NODES {
             past.on_linked(&node(n));
         }
-        assert!(past.all_gone(1).is_empty() && past.error(&node(3 * MAX_NODES - 1)).is_some());
+        assert!(past.all_disconnected(1).is_empty() && past.error(&node(3 * MAX_NODES - 1)).is_some());
     }
 }
 
@@ -430,7 +431,7 @@ mod overview_tests {
     }
 
     #[tokio::test]
-    async fn nodes_are_told_by_name_with_what_last_went_wrong_and_those_that_have_gone() {
+    async fn the_overview_lists_nodes_by_name_with_last_errors_and_disconnected_nodes() {
         let registry = Registry::new(Metrics::server("", ""));
         let (first, _b, _a) = (link(&registry, 1, "c"), link(&registry, 2, "b"), link(&registry, 3, "a"));
         registry.refused(&"b".parse().unwrap(), "the token differs");
@@ -438,24 +439,24 @@ mod overview_tests {
         let second = link(&registry, 4, "c");
         registry.ended(&second, "nothing was received for 15s");
         registry.ended(&first, &"é".repeat(500));
-        let Overview { linked, gone } = registry.overview(10);
-        let told: Vec<_> = linked
+        let Overview { linked, disconnected } = registry.overview(10);
+        let with_error: Vec<_> = linked
             .iter()
             .map(|(node, role, _, error)| (node.as_str(), *role, error.as_ref().map(|e| &*e.why)))
             .collect();
         assert_eq!(
-            told,
+            with_error,
             [("a", LinkRole::Primary, None), ("b", LinkRole::Primary, Some("the token differs"))]
         );
-        let names: Vec<_> = gone.iter().map(|(node, ..)| node.as_str()).collect();
+        let names: Vec<_> = disconnected.iter().map(|(node, ..)| node.as_str()).collect();
         assert_eq!(names, ["c", "stranger"]);
-        assert_eq!(gone[0].2.as_ref().unwrap().why.chars().count(), MAX_CHARS);
-        assert!(registry.overview(0).gone.is_empty());
+        assert_eq!(disconnected[0].2.as_ref().unwrap().why.chars().count(), MAX_CHARS);
+        assert!(registry.overview(0).disconnected.is_empty());
         assert_eq!(registry.nodes.lock().past.len(), 2, "unknown nodes do not displace the others");
         for n in 0..1000 {
             registry.refused(&format!("invented{n}").parse().unwrap(), "the token differs");
         }
         let _stranger = link(&registry, 5, "invented999");
-        assert_eq!(registry.overview(1000).gone.len(), 1 + MAX_REFUSED - 1);
+        assert_eq!(registry.overview(1000).disconnected.len(), 1 + MAX_REFUSED - 1);
     }
 }

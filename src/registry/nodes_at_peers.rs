@@ -214,9 +214,9 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_failed_search_is_remembered_for_a_second_or_until_the_node_comes_and_there_are_few() {
+    async fn a_failed_search_is_cached_for_a_second_or_until_the_node_connects() {
         let (nodes, node) = (NodesAtPeers::default(), "node1".parse().unwrap());
-        let missing = NodeNotFound { asked: 3, ..NodeNotFound::default() };
+        let missing = NodeNotFound { queried_peers: 3, ..NodeNotFound::default() };
         let comes = |nodes: &NodesAtPeers, node: &NodeName| nodes.insert_at(node, server(1));
         for ends in [comes, NodesAtPeers::remove] {
             nodes.record_failure(&node, &missing);
@@ -235,7 +235,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_node_is_in_doubt_from_what_its_own_server_says_until_a_server_has_it() {
+    async fn a_node_is_in_doubt_after_its_own_server_disclaims_it_until_a_server_has_it() {
         let (nodes, node) = (NodesAtPeers::default(), node("node", 1));
         let at = || nodes.get(&node).map(|at| at.server);
         nodes.insert_at(&node, server(1));
@@ -250,7 +250,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_server_that_announces_names_without_end_takes_no_room_of_others() {
+    async fn a_server_that_announces_endless_names_evicts_only_its_own() {
         let nodes = NodesAtPeers::default();
         for n in 0..1000 {
             nodes.insert_at(&node("quiet", n), server(1));
@@ -268,7 +268,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn nothing_is_kept_of_processes_without_end() {
+    async fn endless_process_instances_take_bounded_memory() {
         let nodes = NodesAtPeers::default();
         for n in 0..10 * MAX_KNOWN {
             nodes.insert_at(&node("moving", 1), server(n));
@@ -320,7 +320,7 @@ mod announcement_tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn who_asks_for_a_node_that_has_left_hears_when() {
+    async fn an_answer_for_a_disconnected_node_contains_how_long_ago_it_left() {
         let (peers, _addresses, _made) = peers(&[]);
         let registry = Registry::new(Metrics::server("", ""));
         let finder = Finder::new(registry.clone(), Instance::from_bits(1), peers, nowhere(), 1);
@@ -339,7 +339,7 @@ mod announcement_tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn what_a_server_announces_counts_until_it_withdraws_it_or_its_links_end() {
+    async fn an_announcement_is_valid_until_it_is_withdrawn_or_its_links_end() {
         let (peers, _addresses, _made) = peers(&[]);
         let registry = Registry::new(Metrics::server("", ""));
         let finder = Finder::new(registry, Instance::from_bits(1), peers.clone(), nowhere(), 1);

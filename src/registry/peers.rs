@@ -95,9 +95,9 @@ impl Peers {
 
     /// Adds a link that a peer has made.
     ///
-    /// With `beside`, the peer's earlier links stay and are returned. They are unresponsive for that peer, so sessions
+    /// With `is_backup`, the peer's earlier links stay and are returned. They are unresponsive for that peer, so sessions
     /// should continue on the new link. Otherwise earlier links that do not answer a ping are closed.
-    pub fn add_incoming(&self, sender: &Arc<LinkSender>, beside: bool) -> Vec<Arc<LinkSender>> {
+    pub fn add_incoming(&self, sender: &Arc<LinkSender>, is_backup: bool) -> Vec<Arc<LinkSender>> {
         let before: Vec<_> = {
             let mut servers = self.servers.lock();
             let same = |old: &&Arc<LinkSender>| sender.instance.is_some() && old.instance == sender.instance;
@@ -105,7 +105,7 @@ impl Peers {
             servers.incoming.push(sender.clone());
             before
         };
-        if beside {
+        if is_backup {
             before.iter().for_each(|unresponsive| self.stop_announcing_over(unresponsive));
         }
         self.dial_context.registry.wake_all_waiters();
@@ -113,12 +113,12 @@ impl Peers {
         for (newer, old) in (1..).zip(before.iter().rev().cloned()) {
             // A peer may reach this server by two addresses, or may have lost the older link: a ping tells which.
             self.dial_context.drain.spawn(info_span!("link_retire"), async move {
-                if newer >= MAX_LINKS_PER_PEER || !beside && !old.ping_within(PONG_TIMEOUT).await {
+                if newer >= MAX_LINKS_PER_PEER || !is_backup && !old.ping_within(PONG_TIMEOUT).await {
                     old.close();
                 }
             });
         }
-        if beside { before } else { Vec::new() }
+        if is_backup { before } else { Vec::new() }
     }
 
     /// Removes a link that a peer has made and that has ended.
@@ -175,7 +175,7 @@ impl Peers {
         // Inserted before sending, because the answer may arrive on another thread before `find` returns. The guard
         // below removes it, whether it was answered, timed out or cancelled.
         self.questions.lock().insert((question, sender.id), answer);
-        let _asked = PendingQuery { peers: self, key: (question, sender.id) };
+        let _pending = PendingQuery { peers: self, key: (question, sender.id) };
         if !sender.find(node, question) {
             return Err(silent());
         }
@@ -196,9 +196,9 @@ impl Peers {
         if found.question == UNSOLICITED {
             return Some(found);
         }
-        if let Some(asked) = self.questions.lock().remove(&(found.question, from.id)) {
+        if let Some(waiter) = self.questions.lock().remove(&(found.question, from.id)) {
             // This fails only if the waiter has just left.
-            let _ = asked.send(found);
+            let _ = waiter.send(found);
         }
         None
     }
@@ -606,8 +606,8 @@ impl Peers {
         servers.dedup_by_key(|(_, server)| *server);
         let loads = self.loads.lock();
         let load = |(at, server): (Option<SocketAddr>, _)| {
-            let (load, heard) = loads.get(&server)?;
-            (!load.stopping && heard.elapsed() < FRESH).then_some(PeerLoad { at, nodes: load.nodes })
+            let (load, received_at) = loads.get(&server)?;
+            (!load.stopping && received_at.elapsed() < FRESH).then_some(PeerLoad { at, nodes: load.nodes })
         };
         servers.into_iter().map(load).collect()
     }
@@ -628,7 +628,7 @@ mod addresses_tests {
     use super::*;
 
     #[tokio::test]
-    async fn a_list_a_name_and_a_cluster_are_followed_together() {
+    async fn peer_addresses_are_merged_from_list_dns_and_cluster() {
         let drain = Drain::new();
         let resolver = Resolver::of_servers(&["127.0.0.1:1".parse().unwrap()]).unwrap();
         let (sender, cluster) = watch::channel(Vec::new());

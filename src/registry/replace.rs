@@ -48,7 +48,7 @@ impl Registry {
     /// Closes all links of a process that is linked here and loses its name to another one, with that reason.
     pub(crate) fn close_loser(&self, node: &NodeName, linked: &LinkedNode, why: String) {
         self.log_conflict(node, &why);
-        for link in self.beside(node).into_iter().filter(|link| link.instance == linked.instance) {
+        for link in self.secondary_links(node).into_iter().filter(|link| link.instance == linked.instance) {
             link.close_name_taken(why.clone());
         }
         linked.sender.close_name_taken(why);
@@ -139,9 +139,9 @@ impl Finder {
     /// If the process here answers and its link is the older one, it keeps the name, and the other server gets a
     /// Conflict.
     pub async fn resolve_conflict(&self, at: Instance, node: &NodeName, found: Found) {
-        let beside = self.registry.beside(node);
-        let asked = beside.iter().map(|link| closes_unless_it_answers(link, node, &found));
-        join!(join_all(asked), self.contest_current(at, node, &found));
+        let secondary_links = self.registry.secondary_links(node);
+        let checks = secondary_links.iter().map(|link| closes_unless_it_answers(link, node, &found));
+        join!(join_all(checks), self.contest_current(at, node, &found));
     }
 
     async fn contest_current(&self, at: Instance, node: &NodeName, found: &Found) {
@@ -204,14 +204,14 @@ impl NodeLinks {
 
     /// Removes the interactive link if it belongs to another process than the one that has linked now.
     pub(crate) fn take_foreign(&mut self, node: &NodeName, instance: Option<Instance>) -> Option<LinkedNode> {
-        let foreign = self.interactive.get(node).is_some_and(|beside| beside.instance != instance);
+        let foreign = self.interactive.get(node).is_some_and(|linked| linked.instance != instance);
         if foreign { self.interactive.remove(node) } else { None }
     }
 }
 
 impl Registry {
     /// Returns the node's links here, except its primary link.
-    pub(crate) fn beside(&self, node: &NodeName) -> Vec<Arc<LinkSender>> {
+    pub(crate) fn secondary_links(&self, node: &NodeName) -> Vec<Arc<LinkSender>> {
         let nodes = self.nodes.lock();
         let links = [&nodes.older, &nodes.leaving, &nodes.interactive];
         links.into_iter().filter_map(|links| links.get(node)).map(|linked| linked.sender.clone()).collect()
@@ -266,8 +266,8 @@ impl Registry {
     /// yet.
     pub fn node_counts(&self) -> (usize, usize) {
         let nodes = self.nodes.lock();
-        let asked = nodes.linked.values().filter(|linked| linked.sender.is_drained()).count();
-        (nodes.linked.len(), asked)
+        let drained = nodes.linked.values().filter(|linked| linked.sender.is_drained()).count();
+        (nodes.linked.len(), drained)
     }
 
     /// Asks up to `most` edges to link to another server, preferably the one at the address that `to` returns. Returns
@@ -313,13 +313,14 @@ mod tests {
     use super::*;
 
     #[tokio::test(start_paused = true)]
-    async fn each_name_is_told_of_once_a_minute_and_no_names_make_it_grow() {
+    async fn conflicts_are_logged_once_a_minute_per_name_and_bounded() {
         let conflicts = Conflicts::default();
         let node = |n: usize| format!("node{n}").parse::<NodeName>().unwrap();
         assert_eq!(conflicts.may_log(&node(0)), Some(0));
         assert_eq!((conflicts.may_log(&node(0)), conflicts.may_log(&node(0))), (None, None));
-        let told = (1..3 * MAX_TRACKED_NAMES).filter(|n| conflicts.may_log(&node(*n)).is_some()).count();
-        assert_eq!((told, conflicts.0.lock().len()), (MAX_TRACKED_NAMES - 1, MAX_TRACKED_NAMES));
+        let logged_names =
+            (1..3 * MAX_TRACKED_NAMES).filter(|n| conflicts.may_log(&node(*n)).is_some()).count();
+        assert_eq!((logged_names, conflicts.0.lock().len()), (MAX_TRACKED_NAMES - 1, MAX_TRACKED_NAMES));
         tokio::time::advance(LOG_INTERVAL).await;
         assert_eq!(conflicts.may_log(&node(0)), Some(2));
         assert_eq!(conflicts.may_log(&node(2 * MAX_TRACKED_NAMES)), Some(0), "old names are evicted");
@@ -341,7 +342,7 @@ mod interactive_tests {
     }
 
     #[tokio::test]
-    async fn a_process_that_loses_its_name_loses_all_its_links() {
+    async fn a_process_that_loses_a_name_conflict_loses_all_its_links() {
         let registry = Registry::new(Metrics::server("", ""));
         let [older, primary, interactive] = [1, 2, 3].map(|number| linked(number, 7));
         registry.insert(primary.clone(), false);
@@ -355,7 +356,7 @@ mod interactive_tests {
     }
 
     #[tokio::test]
-    async fn an_interactive_link_stands_beside_a_link_of_its_process_and_is_not_found() {
+    async fn an_interactive_link_needs_a_primary_link_of_its_process_and_is_not_found() {
         let registry = Registry::new(Metrics::server("", ""));
         let [busy, first, second] = [(1, 7), (2, 7), (3, 7)].map(|(number, of)| linked(number, of));
         let node = "node1".parse().unwrap();
@@ -370,10 +371,10 @@ mod interactive_tests {
         assert_eq!(registry.nodes.lock().interactive[&node].sender.id, second.sender.id);
         let again = linked(10, 7);
         assert!(registry.may_add_interactive(&node, busy.instance));
-        let beside_silent = linked(8, 7);
-        registry.insert(beside_silent.clone(), true);
+        let backup_link = linked(8, 7);
+        registry.insert(backup_link.clone(), true);
         assert!(!registry.may_add_interactive(&node, busy.instance), "one of the two is about to close");
-        registry.remove(&beside_silent.sender);
+        registry.remove(&backup_link.sender);
         registry.insert(again.clone(), false);
         assert!(busy.sender.is_closed() && !second.sender.is_closed(), "its process may continue there");
         registry.insert(linked(11, 12), false);
@@ -409,7 +410,7 @@ mod moves_tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn those_that_are_asked_have_settled_and_understand_it_and_are_asked_once() {
+    async fn only_settled_extended_links_are_requested_to_move_and_only_once() {
         let registry = Registry::new(Metrics::server("", ""));
         let plain = linked(&registry, 1, None);
         let old = [2, 3].map(|number| linked(&registry, number, Some(Instance::random())));
@@ -424,7 +425,7 @@ mod moves_tests {
     }
 
     #[tokio::test]
-    async fn a_node_that_leaves_is_not_found_and_keeps_one_link_for_its_sessions() {
+    async fn a_retired_link_is_not_found_and_only_the_newest_stays_for_sessions() {
         let registry = Registry::new(Metrics::server("", ""));
         let node = "node1".parse().unwrap();
         let old = linked(&registry, 1, Some(Instance::from_bits(1)));

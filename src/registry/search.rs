@@ -227,7 +227,7 @@ impl<'a> PeerQueries<'a> {
                 let seen = Some(found.silence).filter(|silence| !silence.is_zero());
                 self.missing.seen = self.missing.seen.into_iter().chain(seen).min();
                 self.without.insert(link.instance);
-                self.missing.asked = self.without.len();
+                self.missing.queried_peers = self.without.len();
             }
             Err(PeerError::SelfDial(_)) => {}
             Err(trouble) => self.missing.trouble.push(trouble),
@@ -326,12 +326,12 @@ mod tests {
         links: &[Arc<LinkSender>],
         answer: impl Fn(&LinkSender, Found) -> Option<Found>,
     ) -> (Result<Path, NodeNotFound>, Vec<u64>) {
-        let mut asked = Vec::new();
+        let mut queried_peers = Vec::new();
         let answers = async {
             loop {
                 for link in links {
                     if let Some(question) = question(link) {
-                        asked.push(link.id.0);
+                        queried_peers.push(link.id.0);
                         if let Some(found) = answer(link, Found::not_here(question)) {
                             context.peers.on_found(link, found);
                         }
@@ -345,11 +345,11 @@ mod tests {
             found = search(context.clone(), NodeQuery::new(&node, None, None)) => found,
             () = answers => unreachable!(),
         };
-        (found, asked)
+        (found, queried_peers)
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_node_is_found_at_once_though_all_other_servers_are_silent() {
+    async fn a_node_is_found_at_once_if_all_other_peers_are_silent() {
         let (peers, _addresses, _made) = peers(&[]);
         let servers: Vec<_> = (10..20).map(|id| link(id, id)).collect();
         for server in &servers {
@@ -357,14 +357,14 @@ mod tests {
         }
         let (context, started) = (context(&peers), Instant::now());
         let answer = |link: &LinkSender, away| (link.id.0 == 15).then_some(Found { here: true, ..away });
-        let (found, asked) = search_with(&context, &servers, answer).await;
-        assert_eq!((found.unwrap().sender.id.0, asked.len()), (15, 10));
+        let (found, queried_peers) = search_with(&context, &servers, answer).await;
+        assert_eq!((found.unwrap().sender.id.0, queried_peers.len()), (15, 10));
         assert!(started.elapsed() < Duration::from_millis(50), "{:?}", started.elapsed());
         assert_eq!(context.nodes.get(&"node1".parse().unwrap()).unwrap().server, Instance::from_bits(15));
     }
 
     #[tokio::test]
-    async fn a_server_that_is_asked_over_two_links_says_once_that_the_node_is_not_there() {
+    async fn a_peer_queried_over_two_links_counts_once_as_not_having_the_node() {
         let (peers, _tell, _made) = peers(&[]);
         let links = [link(1, 7), link(2, 7), link(3, 8)];
         let (context, query) = (context(&peers), NodeQuery::new(&"node1".parse().unwrap(), None, None));
@@ -372,7 +372,7 @@ mod tests {
         for link in links {
             queries.take(Ok((link, Found::not_here(1))));
         }
-        assert_eq!(queries.missing.asked, 2);
+        assert_eq!(queries.missing.queried_peers, 2);
     }
 }
 
@@ -393,7 +393,7 @@ mod dns_tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_silent_server_costs_a_second() {
+    async fn a_silent_dns_server_delays_a_search_by_a_second() {
         let socket = UdpSocket::bind("127.0.0.1:0").await.unwrap();
         let dns = silent(socket.local_addr().unwrap());
         let started = Instant::now();
@@ -412,7 +412,7 @@ mod dns_tests {
     }
 
     #[tokio::test]
-    async fn what_names_of_nodes_lead_to_for_others_is_never_taken_for_a_server() {
+    async fn published_node_addresses_are_never_taken_for_servers() {
         let zone = Arc::new(Zone::new("nodes.test".into(), Vec::new(), |_| false));
         let service = watch::Sender::new(BTreeSet::new());
         let dns = Dns::new(Arc::new(Both), zone).excluding(service.subscribe());
@@ -425,7 +425,7 @@ mod dns_tests {
     }
 
     #[tokio::test]
-    async fn without_a_zone_dns_is_not_asked_for_what_may_be_somebody_elses() {
+    async fn without_a_zone_dns_is_not_queried_for_dotted_names() {
         let socket = UdpSocket::bind("127.0.0.1:0").await.unwrap();
         let resolver = Resolver::of_servers(&[socket.local_addr().unwrap()]).unwrap();
         let dns = Dns::new(Arc::new(resolver), Arc::new(Zone::new(String::new(), Vec::new(), |_| false)));

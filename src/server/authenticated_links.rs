@@ -320,7 +320,7 @@ async fn close_links(revoked: Vec<(TokenError, AuthenticatedLink)>, table: Arc<S
     };
     // A busy process or a slow line may need longer than the minimum; the timeout covers an unresponsive remote.
     let started = Instant::now();
-    let said = async {
+    let reset_sent = async {
         let says = |sender: &LinkSender| !sender.is_closed() && sender.sessions() + sender.waiting() > 0;
         while started.elapsed() < MIN_RESET_FLUSH || revoked.iter().any(|(_, proof)| says(&proof.sender)) {
             // Again, because an opening may have found the link just before its node was removed.
@@ -328,7 +328,7 @@ async fn close_links(revoked: Vec<(TokenError, AuthenticatedLink)>, table: Arc<S
             sleep(POLL_INTERVAL).await;
         }
     };
-    let _ = timeout(MAX_RESET_FLUSH, said).await;
+    let _ = timeout(MAX_RESET_FLUSH, reset_sent).await;
     for (_, proof) in revoked {
         proof.sender.close();
     }
@@ -402,7 +402,7 @@ mod tests {
     }
 
     #[test]
-    fn a_node_without_an_edges_label_is_refused_and_a_name_that_is_no_node_passes() {
+    fn a_node_without_the_edge_label_is_refused_and_an_unknown_name_passes() {
         let nodes = watch::Sender::new(None);
         let tokens = Reload::fixed(NodeTokens::parse("default:shared\ncp2:own\n"));
         let proven = AuthenticatedLinks { tokens, ..proven(Some(nodes.subscribe())) };
@@ -434,7 +434,7 @@ mod tests {
     }
 
     #[test]
-    fn a_certificate_counts_while_its_node_is_known_to_exist_and_then_no_token_does() {
+    fn a_certificate_is_valid_instead_of_a_token_while_its_node_exists() {
         let nodes = watch::Sender::new(None);
         let proven = proven(Some(nodes.subscribe()));
         let says = |token: &str, agent: Option<&str>| proven.authenticate(&evidence(token, agent));
@@ -454,7 +454,7 @@ mod tests {
 
     /// Time stands still, so the first link is not closed yet.
     #[tokio::test(start_paused = true)]
-    async fn a_node_is_blocked_while_the_links_of_another_are_being_closed() {
+    async fn a_node_is_blocked_even_while_links_of_another_are_being_closed() {
         let (metrics, drain) = (Metrics::server("", ""), Drain::new());
         let windows = WindowLimits { start: 1000, max: 1000 };
         let limits = SessionLimits { windows, memory: 1 << 20, sessions: 1, grace: Duration::ZERO };
@@ -484,7 +484,7 @@ mod tests {
     }
 
     #[test]
-    fn where_no_certificate_counts_tokens_do() {
+    fn tokens_are_checked_if_certificates_are_not_enabled() {
         let proven = proven(None);
         assert!(proven.authenticate(&evidence("right", Some("node1"))).is_ok());
         assert!(proven.authenticate(&evidence("wrong", Some("node1"))).is_err());
@@ -492,7 +492,7 @@ mod tests {
 
     /// Kubernetes keeps its Node, and the kubelet's credentials would get it another certificate.
     #[test]
-    fn a_node_whose_line_has_no_token_is_shut_out_whatever_it_shows() {
+    fn a_node_with_an_empty_token_is_blocked_even_with_a_certificate() {
         let nodes = watch::Sender::new(known([("node1", true)]));
         for (text, is_in) in [("node2:a", true), ("default:a", true), ("Node1:\ndefault:a", false)] {
             let tokens = Reload::fixed(NodeTokens::parse(text));
@@ -504,7 +504,7 @@ mod tests {
     }
 
     #[test]
-    fn a_file_without_tokens_is_intended_if_it_blocks_a_node_or_edges_need_no_token() {
+    fn an_empty_token_file_is_intended_if_it_blocks_a_node_or_tokens_are_optional() {
         let meant = |text, is_optional| is_empty_intended(&NodeTokens::parse(text), is_optional);
         assert!(meant("node1:\n", true) && meant("node1:\n", false));
         assert!(meant("# node:token\n", true) && !meant("# node:token\n", false));

@@ -117,15 +117,15 @@ fn tls(settings: &ServerConfig, startup: &mut Startup) -> Result<Reload<ServerTl
 /// Reads the TLS files for dialling peers. Returns `None` if no peers are configured, or the files do not allow links
 /// to them. The latter is an error if the config names peers, otherwise a warning.
 fn peers(settings: &ServerConfig, startup: &mut Startup) -> Option<Reload<PeerTls>> {
-    let asked = &settings.peers;
-    if !asked.several {
+    let peer_settings = &settings.peers;
+    if !peer_settings.several {
         return None;
     }
-    let why = match peer_tls(&settings.links, asked.certificate_name.as_deref()) {
+    let why = match peer_tls(&settings.links, peer_settings.certificate_name.as_deref()) {
         Ok(tls) => return Some(tls),
         Err(why) => why,
     };
-    match asked.named {
+    match peer_settings.named {
         Some(named) if named.must_link => {
             let error = format!("it names peers, but none can be linked to: {why}; {REMEDY}");
             let _ = startup.collect(StartupErrorKind::Config, &[named.key], Err::<(), _>(error));

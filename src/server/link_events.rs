@@ -85,9 +85,9 @@ fn handle_signal(Frame { node, body }: Frame, sender: &Arc<LinkSender>, shared: 
                 peers.on_load(sender, load);
             }
         }
-        FrameKind::ListNodes(asked) => {
+        FrameKind::ListNodes(requested) => {
             if let Some(peers) = &shared.peers {
-                peers.answer_page(sender, &asked);
+                peers.answer_page(sender, &requested);
             }
         }
         FrameKind::NodePage(page) => {
@@ -228,16 +228,20 @@ fn dial_for_edge(request: RelayRequest, shared: &Arc<ServerContext>) {
 
 /// Returns the other node at which a target of the edge `own` is, and the target there. Returns `None` if the address
 /// book names no such node, or edges may not reach that.
-fn target_at_node(asked: &Target, own: &NodeName, shared: &Arc<ServerContext>) -> Option<(NodeName, Target)> {
-    let (node, target) = match shared.cluster.addresses.locate(asked, rand::random()).ok()? {
+fn target_at_node(
+    requested: &Target,
+    own: &NodeName,
+    shared: &Arc<ServerContext>,
+) -> Option<(NodeName, Target)> {
+    let (node, target) = match shared.cluster.addresses.locate(requested, rand::random()).ok()? {
         Location::Node { node, target, .. } => (node, target),
         Location::Direct(_) => {
-            let node = shared.route.node_named_by_address(&asked.host)?;
-            (node.clone(), node.target(asked.port))
+            let node = shared.route.node_named_by_address(&requested.host)?;
+            (node.clone(), node.target(requested.port))
         }
     };
     // A name that is no Service's is not a node's either: the edge itself routes the names of nodes.
-    let is_name = matches!(asked.host, Host::Name(_)) && target == *asked;
+    let is_name = matches!(requested.host, Host::Name(_)) && target == *requested;
     let may = shared.policies.nodes.load().iter().any(|glob| glob.matches(&node));
     (may && !is_name && node != *own).then_some((node, target))
 }
@@ -484,7 +488,7 @@ impl SessionRouter {
             request.refuse(SessionError::new(ErrorCode::NodeNotConnected, why));
             return None;
         };
-        if request.instance().is_some_and(|wanted| linked.instance != Some(wanted)) {
+        if request.instance().is_some_and(|required| linked.instance != Some(required)) {
             let why = format!("node {} is linked by another process", request.node());
             request.refuse(SessionError::new(ErrorCode::UnknownSession, why));
             return None;

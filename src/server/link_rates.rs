@@ -79,7 +79,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_node_that_links_endlessly_is_refused_until_the_minute_ends() {
+    fn a_node_that_links_too_often_is_refused_until_the_minute_ends() {
         let rates = LinkRates::default();
         let [busy, other] = ["node1", "node2"].map(|node| node.parse().unwrap());
         let results: Vec<_> = (0..MAX_LINKS + 1000).map(|_| rates.count(&busy)).collect();
@@ -94,7 +94,7 @@ mod tests {
     }
 
     #[test]
-    fn names_without_end_take_bounded_memory() {
+    fn link_rates_of_endless_names_take_bounded_memory() {
         let rates = LinkRates::default();
         for n in 0..MAX_NODES + 10 {
             assert_ne!(rates.count(&format!("n{n}").parse().unwrap()), NextLink::Refused);

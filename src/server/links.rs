@@ -94,7 +94,9 @@ async fn accept_calls(mut arrivals: mpsc::Receiver<IncomingCall>, shared: Arc<Se
 async fn admit_call(call: Call, shared: Arc<ServerContext>) {
     match call.caller.clone() {
         Caller::Edge(hello) => admit_edge(call, hello, shared).await,
-        Caller::Peer { instance, backup: beside, .. } => admit_peer(call, instance, beside, shared).await,
+        Caller::Peer { instance, backup: is_backup, .. } => {
+            admit_peer(call, instance, is_backup, shared).await
+        }
     }
 }
 
@@ -124,8 +126,8 @@ async fn admit_edge(call: Call, hello: Hello, shared: Arc<ServerContext>) {
     }
     if let Some(silent) = shared.registry.insert(linked(&sender), hello.purpose == LinkPurpose::Backup) {
         // The interactive link may also be unresponsive.
-        if let Some(beside) = silent.set_interactive(None) {
-            migrate_sessions(&beside, is_logged, &shared);
+        if let Some(interactive_link) = silent.set_interactive(None) {
+            migrate_sessions(&interactive_link, is_logged, &shared);
         }
         migrate_sessions(&silent, is_logged, &shared);
     }
@@ -196,7 +198,7 @@ async fn check_edge(
     }
 }
 
-async fn admit_peer(call: Call, instance: Instance, beside: bool, shared: Arc<ServerContext>) {
+async fn admit_peer(call: Call, instance: Instance, is_backup: bool, shared: Arc<ServerContext>) {
     if instance == shared.link_context.table.instance() {
         return call.refuse(CallRejection::SelfDial);
     }
@@ -204,7 +206,7 @@ async fn admit_peer(call: Call, instance: Instance, beside: bool, shared: Arc<Se
     let sender = link.sender.clone();
     info!(link = %sender.id, peer = ?instance, "peer is linked");
     if let Some(peers) = &shared.peers {
-        for silent in peers.add_incoming(&sender, beside) {
+        for silent in peers.add_incoming(&sender, is_backup) {
             migrate_sessions(&silent, true, &shared);
         }
     }
@@ -347,18 +349,20 @@ impl HandshakeFailures {
     /// Ends the minute: logs a summary of the other failures.
     fn end_minute(&self) {
         let FailureWindow { known, others } = std::mem::take(&mut *self.0.lock());
-        let mut untold: Vec<_> = known.into_iter().filter(|(_, count)| count.unlogged > 0).collect();
-        let failed = untold.iter().map(|(_, count)| count.unlogged).sum::<u64>() + others;
+        let mut unlogged_failures: Vec<_> =
+            known.into_iter().filter(|(_, count)| count.unlogged > 0).collect();
+        let failed = unlogged_failures.iter().map(|(_, count)| count.unlogged).sum::<u64>() + others;
         if failed == 0 {
             return;
         }
-        untold.sort_by_key(|((from, reason), count)| (std::cmp::Reverse(count.unlogged), *from, *reason));
-        let shown: Vec<_> = untold
+        unlogged_failures
+            .sort_by_key(|((from, reason), count)| (std::cmp::Reverse(count.unlogged), *from, *reason));
+        let shown: Vec<_> = unlogged_failures
             .iter()
             .take(MAX_SUMMARISED)
             .map(|((from, _), count)| format!("{from}, {} times: {}", count.unlogged, count.why))
             .collect();
-        let addresses = untold.len();
+        let addresses = unlogged_failures.len();
         warn!(failed, addresses, details = %shown.join(" | "), "more TLS handshakes failed within a minute");
     }
 }
@@ -485,7 +489,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn callers_without_end_are_known_by_a_bounded_number() {
+    fn handshake_failures_of_endless_addresses_are_bounded() {
         let handshake_failures = HandshakeFailures::default();
         for n in 0..1000_u32 {
             for _ in 0..2 {
@@ -494,17 +498,17 @@ mod tests {
         }
         handshake_failures.record([0, 0, 0, 1].into(), &HandshakeError::Closed);
         let minute = handshake_failures.0.lock();
-        let untold: u64 = minute.known.values().map(|count| count.unlogged).sum();
+        let unlogged_total: u64 = minute.known.values().map(|count| count.unlogged).sum();
         assert_eq!(
-            (minute.known.len(), untold + minute.others),
+            (minute.known.len(), unlogged_total + minute.others),
             (MAX_TRACKED, 2000 - MAX_LOGGED_AT_ONCE as u64)
         );
     }
 
     #[test]
-    fn the_remedy_names_the_key_at_the_side_that_can_change_it() {
-        let told = |alert| hint(&HandshakeError::AlertReceived(alert));
-        assert!(told(AlertDescription::UnknownCA).contains("edge.uplink.ca"));
-        assert!(told(AlertDescription::BadCertificate).contains("the name that the edge dials"));
+    fn the_hint_for_a_tls_alert_names_the_key_of_the_side_that_can_change_it() {
+        let hint_for = |alert| hint(&HandshakeError::AlertReceived(alert));
+        assert!(hint_for(AlertDescription::UnknownCA).contains("edge.uplink.ca"));
+        assert!(hint_for(AlertDescription::BadCertificate).contains("the name that the edge dials"));
     }
 }

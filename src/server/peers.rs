@@ -10,7 +10,7 @@ use crate::config::server::peers::PeerConfig;
 use crate::kubernetes::ServerPods;
 use crate::registry::peers::peer::TlsPeerDialer;
 use crate::registry::peers::{PeerAddressSource, Peers};
-use crate::registry::{Finder, Registry, Unasked};
+use crate::registry::{Finder, Registry, UnqueriedReason};
 use crate::server::ServerContext;
 use crate::server::config_files::{REMEDY, ServerFiles};
 use tunnel_base::drain::Drain;
@@ -49,7 +49,7 @@ pub(crate) fn spawn_reports(shared: &ServerContext) {
         report(peers.clone(), readiness.clone(), drain);
     }
     if let Some(pods) = shared.cluster.pods.clone() {
-        report_unasked(shared.finder.clone(), pods, shared.peers.is_none(), readiness.clone(), drain);
+        report_unqueried(shared.finder.clone(), pods, shared.peers.is_none(), readiness.clone(), drain);
     }
 }
 
@@ -71,7 +71,7 @@ fn report(peers: Arc<Peers>, readiness: Readiness, drain: &Drain) {
 
 /// Reports servers in the cluster that cannot be asked for a node: in `/readyz`, and in the error of a node that is not
 /// found. `unlinked` is true if this server cannot link to peers.
-fn report_unasked(
+fn report_unqueried(
     finder: Arc<Finder>,
     pods: ServerPods,
     unlinked: bool,
@@ -83,13 +83,14 @@ fn report_unasked(
     drain.spawn(info_span!("report"), async move {
         loop {
             let (why, text) = match &*unlisted.borrow_and_update() {
-                Some(cause) => (Some(Unasked::Unlisted), Err(cause.clone())),
-                None if unlinked && !listed.borrow_and_update().is_empty() => {
-                    (Some(Unasked::Unlinked), Err(format!("cannot link to the other servers; {REMEDY}")))
-                }
+                Some(cause) => (Some(UnqueriedReason::Unlisted), Err(cause.clone())),
+                None if unlinked && !listed.borrow_and_update().is_empty() => (
+                    Some(UnqueriedReason::Unlinked),
+                    Err(format!("cannot link to the other servers; {REMEDY}")),
+                ),
                 None => (None, Ok(())),
             };
-            finder.set_unasked(why);
+            finder.set_unqueried_reason(why);
             readiness.set_degraded("peer_discovery", text);
             let changed = tokio::select! {
                 () = draining.draining() => return,

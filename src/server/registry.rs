@@ -139,24 +139,24 @@ pub(crate) fn spawn_balance(shared: &Arc<ServerContext>, settings: &ServerConfig
     let Some(peers) = shared.peers.clone() else { return };
     let (shared, drain) = (shared.clone(), shared.link_context.drain.clone());
     drain.clone().spawn(info_span!("balance"), async move {
-        let (mut balance, mut told) = (Balance::default(), None::<Instant>);
+        let (mut balance, mut last_report) = (Balance::default(), None::<Instant>);
         let mut ticks = interval(INTERVAL);
         ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
         let mut stopping = false;
         loop {
             tokio::select! {
                 () = drain.draining() => return,
-                () = shared.stopping.cancelled(), if !stopping => (stopping, told) = (true, None),
+                () = shared.stopping.cancelled(), if !stopping => (stopping, last_report) = (true, None),
                 _ = ticks.tick() => {}
             }
-            let (nodes, asked) = shared.registry.node_counts();
-            if told.is_none_or(|told| told.elapsed() >= ANNOUNCE_INTERVAL) {
-                told = Some(Instant::now());
+            let (nodes, moved) = shared.registry.node_counts();
+            if last_report.is_none_or(|last_report| last_report.elapsed() >= ANNOUNCE_INTERVAL) {
+                last_report = Some(Instant::now());
                 peers.broadcast_load(Load { nodes: nodes as u64, stopping });
             }
             if moves && !stopping {
-                let asked = rebalance(&mut balance, nodes.saturating_sub(asked), &peers, &shared);
-                shared.link_context.metrics.edges_rebalanced.inc_by(asked as u64);
+                let moved = rebalance(&mut balance, nodes.saturating_sub(moved), &peers, &shared);
+                shared.link_context.metrics.edges_rebalanced.inc_by(moved as u64);
             }
         }
     });
@@ -170,9 +170,9 @@ fn rebalance(balance: &mut Balance, here: usize, peers: &Peers, shared: &ServerC
     let most = balance.next_batch(weights, Instant::now());
     let (Some(weights), Some(loads)) = (weights.filter(|_| most > 0), loads) else { return 0 };
     let mean = weights.mean();
-    let asked = shared.registry.drain_some(most, || pick_server(&loads, mean, rand::random()));
-    balance.asked(asked);
-    asked
+    let moved = shared.registry.drain_some(most, || pick_server(&loads, mean, rand::random()));
+    balance.record_requested(moved);
+    moved
 }
 
 /// Returns the address of a server with fewer nodes than the mean, chosen in proportion to what it lacks. `chance` is

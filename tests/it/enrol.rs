@@ -101,7 +101,7 @@ async fn a_server_without_the_shared_store_reports_the_node_that_it_refuses_and_
     let servers = cloud(&place, 1);
     let at = servers[0].server.bound.grpc;
     let stranger = start_edge(&place.edge("edge7", at, ""));
-    let refused = || servers[0].server.registry.overview(10).gone;
+    let refused = || servers[0].server.registry.overview(10).disconnected;
     wait_within(Duration::from_secs(20), "it is refused", || !refused().is_empty()).await;
     let (node, _, error) = refused().pop().unwrap();
     let why = error.unwrap().why;

@@ -7,7 +7,7 @@ struct Cloud {
     servers: Vec<(Balance, u64)>,
     /// Number of servers, at the end of the list, that no edge ever reaches.
     shut: usize,
-    told: Vec<u64>,
+    known_counts: Vec<u64>,
     second: u32,
     started: Instant,
     moved: u64,
@@ -16,7 +16,7 @@ struct Cloud {
 impl Cloud {
     fn new(nodes: &[u64]) -> Self {
         let servers = nodes.iter().map(|nodes| (Balance::default(), *nodes)).collect();
-        Self { servers, shut: 0, told: nodes.to_vec(), second: 0, started: Instant::now(), moved: 0 }
+        Self { servers, shut: 0, known_counts: nodes.to_vec(), second: 0, started: Instant::now(), moved: 0 }
     }
 
     fn nodes(&self) -> Vec<u64> {
@@ -27,26 +27,26 @@ impl Cloud {
     fn step(&mut self, chance: &mut impl FnMut(usize) -> usize) -> u64 {
         let now = self.started + Duration::from_secs(self.second.into());
         if self.second.is_multiple_of(5) {
-            self.told = self.nodes();
+            self.known_counts = self.nodes();
         }
         self.second += 1;
-        let (mut asked, open) = (0, self.servers.len() - self.shut);
+        let (mut requested, open) = (0, self.servers.len() - self.shut);
         for n in 0..self.servers.len() {
-            let mut others = self.told.clone();
+            let mut others = self.known_counts.clone();
             others.remove(n);
             let (balance, here) = &mut self.servers[n];
             let here = usize::try_from(*here).unwrap();
             let most = balance.next_batch(Some(NodeCounts { here, others: &others }), now);
             assert!(most <= (here / 100).max(1), "{most} of {here} in a second");
-            balance.asked(most);
+            balance.record_requested(most);
             for _ in 0..most {
                 self.servers[n].1 -= 1;
                 self.servers[chance(open)].1 += 1;
             }
-            asked += most as u64;
+            requested += most as u64;
         }
-        self.moved += asked;
-        asked
+        self.moved += requested;
+        requested
     }
 
     /// Runs until no edge is asked for a minute. Returns the seconds that it took.
@@ -71,7 +71,7 @@ fn dice(mut seed: u64) -> impl FnMut(usize) -> usize {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_third_server_that_comes_late_gets_its_share_of_five_thousand_edges() {
+async fn a_new_third_server_gets_its_share_of_five_thousand_edges() {
     let mut cloud = Cloud::new(&[2500, 2500, 0]);
     let took = cloud.settles(&mut dice(1));
     let nodes = cloud.nodes();
@@ -80,7 +80,7 @@ async fn a_third_server_that_comes_late_gets_its_share_of_five_thousand_edges() 
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_new_server_among_many_gets_some_although_no_other_has_far_too_many() {
+async fn a_new_server_among_twenty_gets_most_of_its_share() {
     let mut nodes = vec![1000; 20];
     nodes.push(0);
     let mut cloud = Cloud::new(&nodes);
@@ -89,7 +89,7 @@ async fn a_new_server_among_many_gets_some_although_no_other_has_far_too_many() 
 }
 
 #[tokio::test(start_paused = true)]
-async fn edges_that_never_come_to_the_emptier_server_are_left_in_peace() {
+async fn rebalancing_pauses_if_edges_never_reach_the_emptier_server() {
     let mut cloud = Cloud::new(&[4000, 4000, 500]);
     cloud.shut = 1;
     cloud.settles(&mut dice(3));
@@ -102,7 +102,7 @@ async fn edges_that_never_come_to_the_emptier_server_are_left_in_peace() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn nobody_is_asked_while_a_server_is_unknown_nor_before_it_has_lasted() {
+async fn no_edge_is_moved_before_all_loads_are_known_for_ten_seconds() {
     let (mut balance, now) = (Balance::default(), Instant::now());
     let after = |seconds| now + Duration::from_secs(seconds);
     let weights = NodeCounts { here: 1000, others: &[0] };
@@ -123,30 +123,30 @@ async fn nobody_is_asked_while_a_server_is_unknown_nor_before_it_has_lasted() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_peer_whose_nodes_are_unknown_for_a_moment_does_not_end_the_cooldown() {
+async fn a_briefly_unknown_peer_does_not_end_the_cooldown() {
     let (mut balance, now) = (Balance::default(), Instant::now());
     let weights = NodeCounts { here: 100, others: &[10] };
-    let asked: Vec<u64> = (0..500)
+    let requested: Vec<u64> = (0..500)
         .filter(|second| {
             // Peers come and go, and no edge moves.
             let known = (*second < 60 || second % 20 > 0).then_some(weights);
             let most = balance.next_batch(known, now + Duration::from_secs(*second));
-            balance.asked(most);
+            balance.record_requested(most);
             most > 0
         })
         .collect();
-    assert_eq!(asked.last(), Some(&39), "one round of 30 s after 10 s: {asked:?}");
+    assert_eq!(requested.last(), Some(&39), "one round of 30 s after 10 s: {requested:?}");
 }
 
 #[tokio::test(start_paused = true)]
-async fn nobody_falls_below_the_mean_and_a_few_edges_are_no_matter() {
+async fn no_server_falls_below_the_mean_and_small_differences_are_ignored() {
     for (here, others) in [(2, vec![1]), (3, vec![2, 2]), (1, vec![0, 0]), (120, vec![90, 90]), (0, vec![0])]
     {
         let (mut balance, now) = (Balance::default(), Instant::now());
         for second in 0..60 {
-            let asked = balance
+            let requested = balance
                 .next_batch(Some(NodeCounts { here, others: &others }), now + Duration::from_secs(second));
-            assert_eq!(asked, 0, "{here} with peers {others:?}");
+            assert_eq!(requested, 0, "{here} with peers {others:?}");
         }
     }
 }
@@ -155,7 +155,7 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(64))]
 
     #[test]
-    fn it_comes_to_rest_from_everywhere(
+    fn rebalancing_settles_from_any_distribution(
         nodes in prop::collection::vec(0..400_u64, 1..8), seed: u64,
     ) {
         let mut cloud = Cloud::new(&nodes);
@@ -166,7 +166,7 @@ proptest! {
 }
 
 #[test]
-fn a_load_beyond_all_bounds_is_a_number_like_others() {
+fn an_extreme_load_of_a_peer_does_not_overflow() {
     let mean = NodeCounts { here: 10, others: &[u64::MAX, u64::MAX, 2] }.mean();
     assert!(mean > 1e18, "so no edge here is asked to move: {mean}");
 }

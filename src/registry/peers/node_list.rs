@@ -83,7 +83,7 @@ impl Peers {
         let (answer, answered) = oneshot::channel();
         // Inserted before sending, like a Find; the guard removes it in every case.
         self.pages.lock().insert((question, link.id), answer);
-        let _asked = PendingPage { peers: self, key: (question, link.id) };
+        let _pending = PendingPage { peers: self, key: (question, link.id) };
         if !link.list_nodes(ListNodes { question, after }) {
             return None;
         }
@@ -94,17 +94,17 @@ impl Peers {
     }
 
     /// Answers a peer's request for a page of the nodes that are linked here.
-    pub fn answer_page(&self, from: &LinkSender, asked: &ListNodes) {
-        let (nodes, more) = self.dial_context.registry.page(asked.after.as_ref(), MAX_PAGE_NODES);
+    pub fn answer_page(&self, from: &LinkSender, request: &ListNodes) {
+        let (nodes, more) = self.dial_context.registry.page(request.after.as_ref(), MAX_PAGE_NODES);
         // Without room the peer's request times out.
-        let _ = from.node_page(NodePage { question: asked.question, nodes, more });
+        let _ = from.node_page(NodePage { question: request.question, nodes, more });
     }
 
     /// Delivers a page. A page that was not requested over that link is dropped.
     pub fn on_node_page(&self, from: &LinkSender, page: NodePage) {
-        if let Some(asked) = self.pages.lock().remove(&(page.question, from.id)) {
+        if let Some(request) = self.pages.lock().remove(&(page.question, from.id)) {
             // This fails only if the waiter has just left.
-            let _ = asked.send(page);
+            let _ = request.send(page);
         }
     }
 }

@@ -40,7 +40,7 @@ use tunnel_proto::state::LinkId;
 
 /// A peer. One task runs [`Self::run`] for it.
 ///
-/// Only that task changes the state and dials; others read the state and request a link by `wanted`. A waiter for a link
+/// Only that task changes the state and dials; others read the state and request a link by `redial`. A waiter for a link
 /// subscribes to the state before checking it, so no change in between is missed.
 #[derive(Debug)]
 pub(crate) struct Peer {
@@ -49,7 +49,7 @@ pub(crate) struct Peer {
     /// Whether it is in the list of peers, to which links are kept; otherwise DNS returned it once.
     pub(crate) listed: AtomicBool,
     /// Notified when a link should be made, if it is not listed.
-    wanted: Notify,
+    redial: Notify,
     dismissed: CancellationToken,
     /// Time of the last use of its link.
     used: Mutex<Instant>,
@@ -66,7 +66,7 @@ impl Peer {
         Arc::new(Self {
             at,
             listed: AtomicBool::new(listed),
-            wanted: Notify::new(),
+            redial: Notify::new(),
             dismissed: CancellationToken::new(),
             used: Mutex::new(Instant::now()),
             state: watch::Sender::new(PeerState::Unlinked),
@@ -118,7 +118,7 @@ impl Peer {
     /// Adds it to the list: its link is kept, and made again when it is lost.
     pub(crate) fn relist(&self) {
         if !self.listed.swap(true, Relaxed) {
-            self.wanted.notify_one();
+            self.redial.notify_one();
         }
     }
 
@@ -135,16 +135,16 @@ impl Peer {
 
     /// Keeps a link to it until draining begins or the peer is dismissed. For a peer that DNS returned, makes only one, on
     /// request.
-    pub(crate) async fn run(self: Arc<Self>, means: DialContext) {
-        let drain = means.drain.clone();
+    pub(crate) async fn run(self: Arc<Self>, context: DialContext) {
+        let drain = context.drain.clone();
         loop {
-            self.keep_linked(&means).await;
+            self.keep_linked(&context).await;
             if self.is_self() {
                 return;
             }
             let why = "no longer listed as a peer".into();
             self.becomes(PeerState::Stopped(PeerError::NoLink { at: self.at, cause: why }));
-            self.note(None, &means);
+            self.note(None, &context);
             // Checked after the state was set, because another thread may have listed the peer again. If that happened
             // before the check, this task continues; otherwise the list finds the stopped state and replaces the peer.
             if drain.is_draining() || self.dismissed.is_cancelled() || !self.listed.load(Relaxed) {
@@ -154,36 +154,36 @@ impl Peer {
         }
     }
 
-    async fn keep_linked(&self, means: &DialContext) {
-        let drain = means.drain.clone();
+    async fn keep_linked(&self, context: &DialContext) {
+        let drain = context.drain.clone();
         let mut failures = 0;
-        let mut second = BackupLink::new(means.registry.metrics.clone());
+        let mut second = BackupLink::new(context.registry.metrics.clone());
         loop {
             tokio::select! {
                 biased;
                 () = drain.draining() => break,
                 () = self.dismissed.cancelled() => break,
                 () = ready(()), if self.listed.load(Relaxed) => {}
-                () = self.wanted.notified() => {}
+                () = self.redial.notified() => {}
                 // DNS returned it, and the search no longer waits for it.
                 () = sleep(IDLE) => break,
             }
             self.becomes(PeerState::Dialling(Instant::now()));
-            let pause = match means.dialer.dial(self.at, false).await {
+            let pause = match context.dialer.dial(self.at, false).await {
                 Ok(link) => {
                     failures = 0;
-                    self.serve(link, &mut second, means).await;
+                    self.serve(link, &mut second, context).await;
                     Duration::ZERO
                 }
                 Err(why @ PeerError::SelfDial(_)) => {
                     tracing::debug!(server_addr = %self.at, "address belongs to this server");
                     self.becomes(PeerState::Stopped(why));
-                    self.note(None, means);
+                    self.note(None, context);
                     return;
                 }
                 Err(why) => {
                     failures += 1;
-                    self.failed(failures, why, means)
+                    self.failed(failures, why, context)
                 }
             };
             // Independent of requests: an unreachable server is not dialled for each client.
@@ -199,7 +199,7 @@ impl Peer {
     }
 
     /// Logs the failure and returns the time until the next attempt.
-    fn failed(&self, failures: u32, why: PeerError, means: &DialContext) -> Duration {
+    fn failed(&self, failures: u32, why: PeerError, context: &DialContext) -> Duration {
         let listed = self.listed.load(Relaxed);
         // Servers that start together do not reach each other at first.
         if listed && (failures == WARN_AFTER_FAILURES || failures == 1 && why.is_strange()) {
@@ -209,17 +209,17 @@ impl Peer {
         }
         let pause = why.pause(failures, listed);
         self.becomes(PeerState::Failed(Instant::now() + pause, why.clone()));
-        self.note(Some(why), means);
+        self.note(Some(why), context);
         pause
     }
 
-    fn note(&self, trouble: Option<PeerError>, means: &DialContext) {
+    fn note(&self, trouble: Option<PeerError>, context: &DialContext) {
         let mut known = self.trouble.lock();
         let changed = *known != trouble;
         *known = trouble;
         drop(known);
         if changed {
-            means.changed.send_replace(());
+            context.changed.send_replace(());
         }
     }
 
@@ -251,8 +251,8 @@ const IDLE: Duration = Duration::from_secs(60);
 
 impl Peer {
     /// Serves a link until it ends. An unresponsive link is replaced by a new one.
-    async fn serve(&self, mut link: Arc<LinkSender>, second: &mut BackupLink, means: &DialContext) {
-        while let Some(next) = self.serve_one(&link, second, means).await {
+    async fn serve(&self, mut link: Arc<LinkSender>, second: &mut BackupLink, context: &DialContext) {
+        while let Some(next) = self.serve_one(&link, second, context).await {
             self.becomes(PeerState::Linked(next.clone()));
             link.close();
             link = next;
@@ -265,17 +265,17 @@ impl Peer {
         &self,
         link: &Arc<LinkSender>,
         second: &mut BackupLink,
-        means: &DialContext,
+        context: &DialContext,
     ) -> Option<Arc<LinkSender>> {
         let server = link.instance.map(tracing::field::debug);
         tracing::info!(link = %link.id, server_addr = %self.at, server, "linked to peer");
         self.becomes(PeerState::Linked(link.clone()));
-        self.note(None, means);
-        means.changed.send_replace(());
-        means.links_changed.notify_one();
-        means.registry.wake_all_waiters();
+        self.note(None, context);
+        context.changed.send_replace(());
+        context.links_changed.notify_one();
+        context.registry.wake_all_waiters();
         self.mark_used();
-        let mut outrun = pin!(second.race(link, || means.dialer.dial(self.at, true)));
+        let mut outrun = pin!(second.race(link, || context.dialer.dial(self.at, true)));
         while !link.is_closed() {
             tokio::select! {
                 () = link.closed() => {}
@@ -313,7 +313,7 @@ impl Peer {
                 PeerState::Failed(until, why) if Instant::now() < until => return Err(why),
                 PeerState::Dialling(since) => since,
                 PeerState::Linked(_) | PeerState::Unlinked | PeerState::Failed(..) => {
-                    self.wanted.notify_one();
+                    self.redial.notify_one();
                     started
                 }
             };
@@ -398,9 +398,9 @@ impl PeerError {
 
 /// A dialer of links to peers, replaced in tests.
 pub trait PeerDialer: fmt::Debug + Send + Sync {
-    /// Makes a link to the server at an address, as a backup link if `beside`, and hands it to the driver. Returns its
+    /// Makes a link to the server at an address, as a backup link if `is_backup`, and hands it to the driver. Returns its
     /// sending side. Cancel safe: a dropped call leaves no link.
-    fn dial(&self, at: SocketAddr, beside: bool) -> BoxFuture<'_, Result<Arc<LinkSender>, PeerError>>;
+    fn dial(&self, at: SocketAddr, is_backup: bool) -> BoxFuture<'_, Result<Arc<LinkSender>, PeerError>>;
 }
 
 /// A dialer over TLS. New links are sent to a channel, for their driver.
@@ -441,7 +441,7 @@ impl TlsPeerDialer {
     /// Makes a link to the peer at an address. Nothing is sent before TLS has proved that it is a peer.
     ///
     /// An error comes with a fixed label for metrics.
-    async fn connect(&self, at: SocketAddr, beside: bool) -> Result<Link, (&'static str, PeerError)> {
+    async fn connect(&self, at: SocketAddr, is_backup: bool) -> Result<Link, (&'static str, PeerError)> {
         let no = |cause: String| PeerError::NoLink { at, cause };
         let connect = async |_| {
             let socket = dial(&Host::Ip(at.ip()), &[at], CONNECT).await.map_err(|e| {
@@ -452,14 +452,14 @@ impl TlsPeerDialer {
                 .map_err(|e| ("closed_by_remote", no(e.to_string())))?;
             Ok(socket)
         };
-        path_mtu::handshake(connect, |socket, is_again| self.link(at, beside || is_again, socket)).await
+        path_mtu::handshake(connect, |socket, is_again| self.link(at, is_backup || is_again, socket)).await
     }
 
     /// Makes the TLS and link handshakes over a connection to a peer.
     async fn link(
         &self,
         at: SocketAddr,
-        beside: bool,
+        is_backup: bool,
         socket: TcpStream,
     ) -> Result<Link, (&'static str, PeerError)> {
         let no = |cause: String| PeerError::NoLink { at, cause };
@@ -476,7 +476,7 @@ impl TlsPeerDialer {
             ServerName::DnsName(name) => name.as_ref().to_owned(),
             _ => at.to_string(),
         };
-        dial_peer(io, &authority, beside, &self.link_context).await.map_err(|e| match e {
+        dial_peer(io, &authority, is_backup, &self.link_context).await.map_err(|e| match e {
             LinkDialError::Itself => (e.reason(), PeerError::SelfDial(at)),
             LinkDialError::CertificateRejected(ref alert) => (e.reason(), no(format!("{e}{}", hint(alert)))),
             e => (e.reason(), no(e.to_string())),
@@ -485,10 +485,10 @@ impl TlsPeerDialer {
 }
 
 impl PeerDialer for TlsPeerDialer {
-    fn dial(&self, at: SocketAddr, beside: bool) -> BoxFuture<'_, Result<Arc<LinkSender>, PeerError>> {
+    fn dial(&self, at: SocketAddr, is_backup: bool) -> BoxFuture<'_, Result<Arc<LinkSender>, PeerError>> {
         async move {
             let no = |cause: String| PeerError::NoLink { at, cause };
-            let made = timeout(CONNECT, self.connect(at, beside)).await;
+            let made = timeout(CONNECT, self.connect(at, is_backup)).await;
             let made = made.unwrap_or_else(|_| Err(("timeout", no(format!("no link within {CONNECT:?}")))));
             let link = made.map_err(|(reason, why)| {
                 // The list of peers may contain this server's own address; that is no failure.

@@ -54,7 +54,7 @@ fn names(servers: &[PeerHandle]) -> Vec<String> {
 }
 
 #[tokio::test(start_paused = true)]
-async fn who_is_off_the_list_is_asked_no_more() {
+async fn a_peer_that_is_no_longer_listed_is_not_queried() {
     let (peers, tell, _made) = peers(&["127.0.0.1:1", "127.0.0.1:2"]);
     let before = peers.all();
     assert_eq!(names(&before), ["127.0.0.1:1", "127.0.0.1:2"]);
@@ -63,14 +63,14 @@ async fn who_is_off_the_list_is_asked_no_more() {
         tokio::time::sleep(Duration::from_millis(1)).await;
     }
     let node = "node1".parse().unwrap();
-    let gone = peers.ask(&before[0], &node).await.unwrap_err();
-    assert!(gone.to_string().contains("no longer listed as a peer"), "{gone}");
+    let unlisted = peers.ask(&before[0], &node).await.unwrap_err();
+    assert!(unlisted.to_string().contains("no longer listed as a peer"), "{unlisted}");
     let dead = peers.ask(&before[1], &node).await.unwrap_err();
     assert!(dead.to_string().contains("127.0.0.1:2") && dead.to_string().contains("refused"), "{dead}");
 }
 
 #[tokio::test(start_paused = true)]
-async fn who_is_off_the_list_stays_a_server_as_long_as_its_link_lives() {
+async fn an_unlisted_peer_remains_until_its_link_closes() {
     let (peers, tell, _made) = peers(&["127.0.0.1:1"]);
     let PeerHandle(HandleKind::Known(peer)) = peers.all().pop().unwrap() else { panic!("it is on the list") };
     // It is dialled at once, unsuccessfully.
@@ -88,7 +88,7 @@ async fn who_is_off_the_list_stays_a_server_as_long_as_its_link_lives() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn those_that_are_listed_are_tried_at_once_and_it_is_told_which_do_not_answer() {
+async fn listed_peers_are_dialled_at_once_and_unreachable_ones_reported() {
     let (peers, tell, _made) = peers(&["127.0.0.1:1"]);
     let mut changes = peers.changes();
     assert_eq!(peers.check(), Ok(()), "not tried yet");
@@ -114,7 +114,7 @@ impl PeerDialer for OwnAddress {
 }
 
 #[tokio::test(start_paused = true)]
-async fn an_error_of_this_servers_own_address_is_gone_once_the_address_is_known_as_its_own() {
+async fn an_error_of_a_listed_address_ends_once_it_is_known_as_this_server() {
     let (tell, addresses) = watch::channel(vec!["127.0.0.1:1".parse().unwrap()]);
     let (registry, own) = (Registry::new(Metrics::server("", "")), Instance::from_bits(1));
     let peers = Peers::new(addresses, registry, Arc::<OwnAddress>::default(), own, Drain::new());
@@ -129,7 +129,7 @@ async fn an_error_of_this_servers_own_address_is_gone_once_the_address_is_known_
 }
 
 #[tokio::test(start_paused = true)]
-async fn what_dns_names_is_not_dialled_for_each_client() {
+async fn an_address_from_dns_is_not_dialled_for_each_client() {
     let (peers, _tell, _made) = peers(&[]);
     let mut dials = 0;
     let mut last = None;
@@ -147,7 +147,7 @@ async fn what_dns_names_is_not_dialled_for_each_client() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_dead_server_is_tried_again_after_pauses_that_cost_nobody_anything() {
+async fn an_unresponsive_peer_is_redialled_with_backoff_without_delaying_searches() {
     let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     let at = listener.local_addr().unwrap();
     listener.set_nonblocking(true).unwrap();
@@ -176,7 +176,7 @@ async fn a_dead_server_is_tried_again_after_pauses_that_cost_nobody_anything() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn addresses_that_dns_makes_up_are_bounded_and_forgotten() {
+async fn unlinked_addresses_from_dns_are_bounded_and_expire() {
     let (peers, _tell, _made) = peers(&["127.0.0.1:1"]);
     assert_eq!(names(&peers.at([127, 0, 0, 1].into(), 9000)), ["127.0.0.1:1"], "the list knows the port");
     for n in 0..2 * MAX_KNOWN {
@@ -191,7 +191,7 @@ async fn addresses_that_dns_makes_up_are_bounded_and_forgotten() {
 }
 
 #[tokio::test]
-async fn an_answer_goes_to_who_asked_over_that_link_and_no_other() {
+async fn an_answer_is_accepted_only_over_the_link_of_its_query() {
     let (peers, _tell, _made) = peers(&[]);
     let link = LinkSender::new(LinkId(7), Remote::Peer, Some(Instance::from_bits(7)));
     peers.add_incoming(&link, false);
@@ -207,8 +207,8 @@ async fn an_answer_goes_to_who_asked_over_that_link_and_no_other() {
         assert_eq!(peers.questions.lock().len(), 1);
         assert!(peers.on_found(&link, found(1)).is_none());
     };
-    let (asked, ()) = tokio::join!(peers.ask(&server, &node), answers);
-    assert_eq!(asked.unwrap().0.id, link.id);
+    let (queried, ()) = tokio::join!(peers.ask(&server, &node), answers);
+    assert_eq!(queried.unwrap().0.id, link.id);
     assert_eq!(peers.on_found(&link, found(UNSOLICITED)), Some(found(UNSOLICITED)));
     peers.remove(&link);
     assert!(peers.all().is_empty() && peers.questions.lock().is_empty());
@@ -233,16 +233,16 @@ async fn answer_pages(peers: &Peers, link: &LinkSender, answers: impl Fn(u64) ->
 }
 
 #[tokio::test(start_paused = true)]
-async fn the_nodes_of_all_peers_are_listed_and_a_silent_peer_is_named() {
+async fn nodes_of_all_peers_are_listed_and_a_silent_peer_is_reported() {
     let (peers, _tell, _made) = peers(&["127.0.0.1:1"]);
     let link = |id: u64| LinkSender::new(LinkId(id), Remote::Peer, Some(Instance::from_bits(id.into())));
-    let (told, silent) = (link(7), link(8));
-    peers.add_incoming(&told, false);
+    let (answering, silent) = (link(7), link(8));
+    peers.add_incoming(&answering, false);
     peers.add_incoming(&silent, false);
     // Over another link the answer is dropped.
     peers.on_node_page(&silent, page(1, &["b".to_owned()], false));
     let answers =
-        answer_pages(&peers, &told, |question| page(question, &["a".to_owned(), "b".to_owned()], false));
+        answer_pages(&peers, &answering, |question| page(question, &["a".to_owned(), "b".to_owned()], false));
     let listed = tokio::select! {
         listed = peers.list_nodes() => listed,
         () = answers => unreachable!(),
@@ -252,13 +252,13 @@ async fn the_nodes_of_all_peers_are_listed_and_a_silent_peer_is_named() {
     let of = |link: &Arc<LinkSender>| {
         listed.iter().find(|one| one.server.up().is_some_and(|up| up.id == link.id)).unwrap()
     };
-    assert_eq!((of(&told).nodes.len(), &of(&told).end), (2, &ListEnd::Complete));
+    assert_eq!((of(&answering).nodes.len(), &of(&answering).end), (2, &ListEnd::Complete));
     assert_eq!((of(&silent).nodes.len(), &of(&silent).end), (0, &ListEnd::Silent));
     assert!(peers.pages.lock().is_empty());
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_peer_with_nodes_without_end_gets_its_share_of_the_list() {
+async fn the_node_list_of_a_peer_is_truncated_at_its_limit() {
     let (peers, _tell, _made) = peers(&[]);
     let link = LinkSender::new(LinkId(7), Remote::Peer, Some(Instance::from_bits(7)));
     peers.add_incoming(&link, false);
@@ -282,21 +282,21 @@ async fn a_peer_with_nodes_without_end_gets_its_share_of_the_list() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_server_that_has_linked_again_is_asked_over_the_newer_link_and_a_dead_one_is_closed() {
+async fn a_relinked_peer_is_queried_over_the_newer_link_and_the_dead_one_closes() {
     let (peers, _tell, _made) = peers(&[]);
     let link = |id| LinkSender::new(LinkId(id), Remote::Peer, Some(Instance::from_bits(7)));
     let (old, new) = (link(1), link(2));
     peers.add_incoming(&old, false);
     peers.add_incoming(&new, false);
-    let asked: Vec<_> = peers.all().iter().filter_map(|server| server.up()).map(|up| up.id).collect();
-    assert_eq!(asked, [new.id]);
+    let queried: Vec<_> = peers.all().iter().filter_map(|server| server.up()).map(|up| up.id).collect();
+    assert_eq!(queried, [new.id]);
     assert_eq!(peers.links().len(), 2, "sessions may run on either");
     old.closed().await;
     assert!(!new.is_closed());
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_server_that_is_linked_both_ways_is_asked_once() {
+async fn a_peer_linked_in_both_directions_is_queried_once() {
     let (peers, _tell, _made) = peers(&["127.0.0.1:1"]);
     let PeerHandle(HandleKind::Known(known)) = peers.all().pop().unwrap() else {
         panic!("it is on the list")
@@ -311,7 +311,7 @@ async fn a_server_that_is_linked_both_ways_is_asked_once() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_server_that_refuses_is_not_dialled_for_each_search() {
+async fn a_refusing_peer_is_redialled_with_backoff() {
     let (peers, _tell, _made) = peers(&["127.0.0.1:1"]);
     let PeerHandle(HandleKind::Known(dead)) = &peers.all()[0] else { panic!("it is on the list") };
     let (mut failures, mut last, mut longest) = (0, None, Duration::ZERO);
@@ -334,7 +334,7 @@ async fn a_server_that_refuses_is_not_dialled_for_each_search() {
 }
 
 #[tokio::test]
-async fn who_waits_for_a_node_looks_again_once_another_server_is_linked() {
+async fn a_new_peer_link_wakes_waiters_for_a_node() {
     let (peers, _tell, _made) = peers(&[]);
     let registry = peers.dial_context.registry.clone();
     let arrival = registry.arrival(&"node1".parse().unwrap());
@@ -344,7 +344,7 @@ async fn who_waits_for_a_node_looks_again_once_another_server_is_linked() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn loads_count_while_they_are_fresh_and_all_servers_are_known() {
+async fn loads_are_valid_while_fresh_and_if_all_peers_report() {
     let (peers, tell, _made) = peers(&["127.0.0.1:1"]);
     let PeerHandle(HandleKind::Known(listed)) = peers.all().pop().unwrap() else {
         panic!("it is on the list")
@@ -375,7 +375,7 @@ async fn loads_count_while_they_are_fresh_and_all_servers_are_known() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_server_that_is_told_of_loads_under_many_names_keeps_a_bounded_number() {
+async fn loads_of_many_instances_are_bounded() {
     let (peers, _tell, _made) = peers(&[]);
     for id in 0..MAX_KNOWN as u64 + 10 {
         let link = LinkSender::new(LinkId(id), Remote::Peer, Some(Instance::from_bits(id.into())));

@@ -89,7 +89,7 @@ async fn each_peer_gets_all_nodes_once_and_then_each_change() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn announcements_leave_room_on_a_link_for_answers() {
+async fn announcements_leave_room_on_a_link_for_other_signals() {
     let (peers, _addresses, _made) = peers(&[]);
     link_nodes(&peers, 5000);
     let slow = link(1, 7);
@@ -101,7 +101,7 @@ async fn announcements_leave_room_on_a_link_for_answers() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn however_many_names_come_and_go_a_bounded_number_waits_for_a_slow_peer() {
+async fn pending_announcements_for_a_slow_peer_are_bounded() {
     let (peers, _addresses, _made) = peers(&[]);
     let slow = link(1, 7);
     peers.add_incoming(&slow, false);
@@ -128,7 +128,7 @@ impl PeerDialer for TheseLinks {
 }
 
 #[tokio::test(start_paused = true)]
-async fn what_a_lost_link_may_not_have_carried_is_announced_over_another_one_of_that_server() {
+async fn announcements_of_a_lost_link_are_repeated_over_another_link_of_that_server() {
     let at: SocketAddr = "127.0.0.1:2".parse().unwrap();
     let (_list, addresses) = watch::channel(vec![at]);
     let dialled = link(500, 2);
@@ -152,12 +152,12 @@ async fn what_a_lost_link_may_not_have_carried_is_announced_over_another_one_of_
     peers.remove(&incoming);
     assert_eq!(count_announced(&again).await, 100);
     // The server finds that link unresponsive and makes another one.
-    let beside = link(601, 2);
-    peers.add_incoming(&beside, false);
+    let second = link(601, 2);
+    peers.add_incoming(&second, false);
     let backup = link(602, 2);
     peers.add_incoming(&backup, true);
     assert_eq!(
-        (count_announced(&beside).await, count_announced(&backup).await),
+        (count_announced(&second).await, count_announced(&backup).await),
         (0, 0),
         "it is another link"
     );
