@@ -29,7 +29,7 @@ use tracing::{Span, debug, info, info_span};
 use crate::admin::page::{AdminUsers, EventStreamLimiter, Events, live_page};
 use crate::admin::readiness::Readiness;
 use crate::admin::status::{Clock, EdgeView, ServerView};
-use crate::invitations::{EnrolError, Enrolment};
+use crate::invitations::{EnrolError, SharedEnrolments};
 use tunnel_base::drain::Drain;
 use tunnel_base::logging::{AUDIT, LogLevel, log_trouble};
 use tunnel_base::metrics::Metrics;
@@ -76,7 +76,7 @@ pub enum ProcessView {
 
 /// The kind of an admin port of a process, which decides the paths that it serves and to whom.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Port {
+pub enum AdminPortKind {
     /// All paths; private ones only for this machine.
     Log,
     /// Only `/metrics`, `/livez` and `/readyz`.
@@ -101,28 +101,28 @@ pub struct Listeners {
 /// Serves an admin port until `drain` starts.
 ///
 /// Pass a separate drain that starts last: then `/readyz` and `/metrics` still respond while sessions drain.
-pub async fn serve<L>(listener: L, admin: Admin, port: Port, drain: Drain)
+pub async fn serve<L>(listener: L, admin: Admin, port: AdminPortKind, drain: Drain)
 where
     L: Accept,
-    Served: ConnectionHandler<L::AnyStream>,
+    AdminConnectionHandler: ConnectionHandler<L::AnyStream>,
 {
     let permits = fd_limit::at_most(CONNECTIONS, 16);
     let (refused, refusals) = (admin.metrics.connections_rejected.clone(), admin.metrics.refusals.clone());
     let proxies = Networks::default();
     let limits = AcceptLimits { permits, proxies, refused, refusals, for_operators: true };
-    let handler = Served { admin, port, drain: drain.clone() };
+    let handler = AdminConnectionHandler { admin, port, drain: drain.clone() };
     accept_loop::run(listener, limits, handler, drain).await;
 }
 
 /// The handler of connections of one port.
 #[derive(Debug)]
-pub struct Served {
+pub struct AdminConnectionHandler {
     admin: Admin,
-    port: Port,
+    port: AdminPortKind,
     drain: Drain,
 }
 
-impl ConnectionHandler for Served {
+impl ConnectionHandler for AdminConnectionHandler {
     fn span(&self, from: SocketAddr) -> Span {
         info_span!("admin", remote_addr = %from)
     }
@@ -134,7 +134,7 @@ impl ConnectionHandler for Served {
     }
 }
 
-impl ConnectionHandler<UnixStream> for Served {
+impl ConnectionHandler<UnixStream> for AdminConnectionHandler {
     fn span(&self, _from: SocketAddr) -> Span {
         info_span!("admin", socket = true)
     }
@@ -165,7 +165,9 @@ impl Admin {
     /// Serves the configured admin ports until `drain` starts; see [`serve`]. `grpc` is the address at which edges link
     /// to a server.
     pub fn spawn(&self, listeners: Listeners, grpc: Option<SocketAddr>, drain: &Drain) {
-        for (listener, port) in [(listeners.log, Port::Log), (listeners.metrics, Port::Metrics)] {
+        for (listener, port) in
+            [(listeners.log, AdminPortKind::Log), (listeners.metrics, AdminPortKind::Metrics)]
+        {
             if let Some(listener) = listener {
                 drain.spawn(info_span!("admin"), serve(listener, self.clone(), port, drain.clone()));
             }
@@ -175,7 +177,10 @@ impl Admin {
             drain.spawn(info_span!("channelz"), serving);
         }
         if let Some(listener) = listeners.local {
-            drain.spawn(info_span!("admin"), serve(listener, self.clone(), Port::Local, drain.clone()));
+            drain.spawn(
+                info_span!("admin"),
+                serve(listener, self.clone(), AdminPortKind::Local, drain.clone()),
+            );
         }
     }
 }
@@ -237,19 +242,19 @@ impl Admin {
     pub(crate) async fn answer(
         &self,
         request: Request<Incoming>,
-        port: Port,
+        port: AdminPortKind,
         requester: Requester,
         drain: &Drain,
     ) -> Response<Reply> {
         let path = request.uri().path();
         let private = PRIVATE.contains(&path) && READS.contains(request.method());
-        if port != Port::Metrics
+        if port != AdminPortKind::Metrics
             && !PUBLIC.contains(&path)
             && let Some(refused) = self.denial(requester, request.headers(), private).await
         {
             return refused.map(Reply::Left);
         }
-        if port != Port::Metrics && private {
+        if port != AdminPortKind::Metrics && private {
             return match (path, &self.side) {
                 ("/events", _) => self.events(requester, request.headers(), drain),
                 ("/status", _) => json(&self.status()).map(Reply::Left),
@@ -266,10 +271,10 @@ impl Admin {
     async fn answer_at_once(
         &self,
         request: Request<Incoming>,
-        port: Port,
+        port: AdminPortKind,
         requester: Requester,
     ) -> Response<Full<Bytes>> {
-        if port == Port::Metrics && !PUBLIC.contains(&request.uri().path()) {
+        if port == AdminPortKind::Metrics && !PUBLIC.contains(&request.uri().path()) {
             return plain_text(StatusCode::NOT_FOUND, NOT_FOUND);
         }
         let read = READS.contains(request.method());
@@ -296,7 +301,7 @@ impl Admin {
                 let status = if linked { StatusCode::OK } else { StatusCode::INTERNAL_SERVER_ERROR };
                 plain_text(status, "")
             }
-            ("/invitations" | "/revocations", ProcessView::Cloud(_)) if port != Port::Local => {
+            ("/invitations" | "/revocations", ProcessView::Cloud(_)) if port != AdminPortKind::Local => {
                 plain_text(StatusCode::NOT_FOUND, NOT_FOUND)
             }
             ("/invitations", ProcessView::Cloud(server)) if get => list(server.enrolment.as_ref()).await,
@@ -497,7 +502,7 @@ pub(crate) fn json(value: &impl Serialize) -> Response<Full<Bytes>> {
 
 /// The response to a request for an invitation.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Invited {
+pub struct InvitationResponse {
     /// The secret code, for the operator who sets up the machine.
     pub code: String,
     /// End of validity in seconds since 1970.
@@ -509,7 +514,7 @@ pub struct Invited {
 /// The JSON body of a request to create or revoke a node's invitation, at the admin socket of a server.
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
-struct Question {
+struct InvitationRequest {
     /// Name of the node to invite, or to revoke.
     node: String,
     /// Validity of the invitation.
@@ -518,13 +523,15 @@ struct Question {
 
 /// Returns the response to `POST /invitations`. `port` is the port to which edges link.
 pub(crate) async fn invite(
-    enrolment: Option<&Arc<Enrolment>>,
+    enrolment: Option<&Arc<SharedEnrolments>>,
     port: u16,
     request: Request<Incoming>,
     requester: Requester,
 ) -> Response<Full<Bytes>> {
     let (enrolment, node, seconds) = match parse_request(enrolment, request).await {
-        Ok((enrolment, node, Some(seconds))) if LASTING.contains(&seconds) => (enrolment, node, seconds),
+        Ok((enrolment, node, Some(seconds))) if INVITATION_SECONDS.contains(&seconds) => {
+            (enrolment, node, seconds)
+        }
         Ok(_) => return plain_text(StatusCode::BAD_REQUEST, "seconds: expected 60 to 604800\n"),
         Err(refused) => return refused,
     };
@@ -533,14 +540,14 @@ pub(crate) async fn invite(
             let until = made.until.duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default().as_secs();
             let unknown = || format!("CLOUD:{port}");
             let cloud = made.host.map_or_else(unknown, |host| Target { host, port }.to_string());
-            json(&Invited { code: made.code.to_string(), until, cloud })
+            json(&InvitationResponse { code: made.code.to_string(), until, cloud })
         }
         Err(why) => failed(&why),
     }
 }
 
 /// Returns the response to `GET /invitations`: the nodes that have joined or are invited.
-pub(crate) async fn list(enrolment: Option<&Arc<Enrolment>>) -> Response<Full<Bytes>> {
+pub(crate) async fn list(enrolment: Option<&Arc<SharedEnrolments>>) -> Response<Full<Bytes>> {
     let enrolment = match enrolment.ok_or_else(no_invitations) {
         Ok(enrolment) => enrolment,
         Err(refused) => return refused,
@@ -553,7 +560,7 @@ pub(crate) async fn list(enrolment: Option<&Arc<Enrolment>>) -> Response<Full<By
 
 /// Returns the response to `POST /revocations`.
 pub(crate) async fn revoke(
-    enrolment: Option<&Arc<Enrolment>>,
+    enrolment: Option<&Arc<SharedEnrolments>>,
     request: Request<Incoming>,
     requester: Requester,
 ) -> Response<Full<Bytes>> {
@@ -575,9 +582,9 @@ pub(crate) async fn revoke(
 }
 
 async fn parse_request(
-    enrolment: Option<&Arc<Enrolment>>,
+    enrolment: Option<&Arc<SharedEnrolments>>,
     request: Request<Incoming>,
-) -> Result<(&Arc<Enrolment>, NodeName, Option<u64>), Response<Full<Bytes>>> {
+) -> Result<(&Arc<SharedEnrolments>, NodeName, Option<u64>), Response<Full<Bytes>>> {
     let enrolment = enrolment.ok_or_else(no_invitations)?;
     let body = tokio::time::timeout(
         INVITATION_BODY_TIME,
@@ -587,7 +594,7 @@ async fn parse_request(
         return Err(plain_text(StatusCode::BAD_REQUEST, "the body is missing or too long\n"));
     };
     let wrong = |why: String| plain_text(StatusCode::BAD_REQUEST, format!("{why}\n"));
-    let question: Question =
+    let question: InvitationRequest =
         serde_json::from_slice(&body.to_bytes()).map_err(|why| wrong(why.to_string()))?;
     let node = question.node.parse::<NodeName>().map_err(|why| wrong(format!("node: {why}")))?;
     Ok((enrolment, node, question.seconds))
@@ -607,7 +614,7 @@ where
 }
 
 /// Validity of an invitation in seconds: one minute to one week.
-const LASTING: std::ops::RangeInclusive<u64> = 60..=604_800;
+const INVITATION_SECONDS: std::ops::RangeInclusive<u64> = 60..=604_800;
 
 /// Timeout for the body of a few bytes.
 const INVITATION_BODY_TIME: Duration = Duration::from_secs(5);

@@ -61,7 +61,7 @@ use tunnel_proto::halves::WindowLimits;
 
 /// The addresses on which an edge listens.
 #[derive(Debug, Clone)]
-pub struct EdgeAddresses {
+pub struct EdgeListenAddresses {
     /// Health, log level and metrics. `None` if the default port could not be bound.
     pub log: Option<SocketAddr>,
     /// Metrics only.
@@ -76,7 +76,7 @@ pub struct EdgeAddresses {
 #[derive(Debug)]
 pub struct Edge {
     /// Addresses on which the edge listens.
-    pub bound: EdgeAddresses,
+    pub bound: EdgeListenAddresses,
     /// Metrics of the process.
     pub metrics: Metrics,
     /// Table of sessions.
@@ -192,7 +192,7 @@ impl Edge {
         let table = SessionTable::new(Instance::random(), limits, metrics.clone());
         let (uplinks, links) = (Uplinks::new(uplink.node.clone()), Drain::new());
         Self {
-            bound: EdgeAddresses {
+            bound: EdgeListenAddresses {
                 log: ports.log.as_ref().map(TcpAccept::at),
                 metrics: ports.metrics.as_ref().map(TcpAccept::at),
                 channelz: ports.channelz.as_ref().map(TcpAccept::at),

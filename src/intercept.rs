@@ -46,7 +46,7 @@ pub struct NftTable {
     /// What is intercepted, and where it is redirected.
     catch: InterceptRules,
     /// Sets in the kernel; `None` if unknown, so that the next update rebuilds the table.
-    kept: Option<Sets>,
+    kept: Option<InterceptSets>,
     /// Reserves the table's name until dropped; separate from the table itself.
     _owner: TableOwner,
 }
@@ -94,7 +94,7 @@ impl NftTable {
     pub fn claim(catch: InterceptRules) -> Result<Self, InterceptError> {
         let owner = TableOwner::of(&catch.table)?;
         catch.check_name_free()?;
-        wait(&["-c", "-j", "-f", "-"], &text(&catch.whole(&Sets::default())))?;
+        wait(&["-c", "-j", "-f", "-"], &text(&catch.whole(&InterceptSets::default())))?;
         Ok(Self { catch, kept: None, _owner: owner })
     }
 
@@ -104,7 +104,7 @@ impl NftTable {
     /// # Errors
     ///
     /// The kernel's state is unchanged, and the next call rebuilds the whole table.
-    pub async fn sync(&mut self, sets: &Sets) -> Result<(), InterceptError> {
+    pub async fn sync(&mut self, sets: &InterceptSets) -> Result<(), InterceptError> {
         let (commands, joined) = match &self.kept {
             Some(kept) => {
                 let mut joined = sets.clone();
@@ -183,7 +183,8 @@ const TIMEOUT: Duration = Duration::from_secs(5);
 /// Builds a request: `struct nlmsghdr` with its `number`, `struct nfgenmsg` with the family and resource ID, then
 /// attributes.
 pub(crate) fn message(kind: u16, flags: u16, number: u32, family: u8, of: u16, attributes: &[u8]) -> Vec<u8> {
-    let mut message = u32::try_from(HEADS + attributes.len()).unwrap_or_default().to_ne_bytes().to_vec();
+    let mut message =
+        u32::try_from(HEADERS_LEN + attributes.len()).unwrap_or_default().to_ne_bytes().to_vec();
     message.extend(kind.to_ne_bytes());
     message.extend((NLM_F_REQUEST | flags).to_ne_bytes());
     message.extend(number.to_ne_bytes());
@@ -204,7 +205,7 @@ pub(crate) fn attribute(kind: u16, value: &[u8]) -> Vec<u8> {
 /// Netlink protocol number.
 pub(crate) const NETLINK_NETFILTER: i32 = 12;
 /// Length of both headers of a message in bytes.
-pub(crate) const HEADS: usize = 20;
+pub(crate) const HEADERS_LEN: usize = 20;
 const NLM_F_REQUEST: u16 = 1;
 
 // Runs nft.
@@ -276,22 +277,22 @@ impl TableOwner {
         let failed = |cause: io::Error| InterceptError::Failed(format!("cannot query the kernel: {cause}"));
         let mut kernel = tcp_info::netlink(NETLINK_NETFILTER).map_err(failed)?;
         kernel.send(&batch(&format!("{table}-owner"))).map_err(failed)?;
-        let mut room = [0; OWNER_ROOM];
+        let mut room = [0; OWNER_BUFFER_SIZE];
         // The kernel has responded before `send` returns.
         let len = kernel.read(&mut room).map_err(failed)?;
         match verdict(room.get(..len).unwrap_or_default()) {
-            OwnResult::Made => Ok(Self { _kernel: kernel }),
-            OwnResult::MayNot => Err(InterceptError::Denied),
-            OwnResult::Refused(EPERM | EEXIST) => Err(InterceptError::Owned(table.to_owned())),
-            OwnResult::Refused(EOPNOTSUPP) => Err(InterceptError::KernelTooOld),
-            OwnResult::Refused(code) => Err(failed(io::Error::from_raw_os_error(code))),
+            OwnershipResult::Made => Ok(Self { _kernel: kernel }),
+            OwnershipResult::MayNot => Err(InterceptError::Denied),
+            OwnershipResult::Refused(EPERM | EEXIST) => Err(InterceptError::Owned(table.to_owned())),
+            OwnershipResult::Refused(EOPNOTSUPP) => Err(InterceptError::KernelTooOld),
+            OwnershipResult::Refused(code) => Err(failed(io::Error::from_raw_os_error(code))),
         }
     }
 }
 
 /// The kernel's response to creating the marker table of a [`TableOwner`].
 #[derive(Debug, PartialEq, Eq)]
-enum OwnResult {
+enum OwnershipResult {
     /// The table was created: this process owns the name.
     Made,
     /// The whole batch was refused, as the process may not change this network.
@@ -301,12 +302,12 @@ enum OwnResult {
 }
 
 /// Parses the kernel's response.
-fn verdict(answer: &[u8]) -> OwnResult {
+fn verdict(answer: &[u8]) -> OwnershipResult {
     let code = tcp_info::error(answer).raw_os_error();
     match (code, answer.get(8..12)) {
-        (Some(0), _) => OwnResult::Made,
-        (Some(EPERM), Some(number)) if *number == BEGIN.to_ne_bytes() => OwnResult::MayNot,
-        (code, _) => OwnResult::Refused(code.unwrap_or(EOPNOTSUPP)),
+        (Some(0), _) => OwnershipResult::Made,
+        (Some(EPERM), Some(number)) if *number == BEGIN.to_ne_bytes() => OwnershipResult::MayNot,
+        (code, _) => OwnershipResult::Refused(code.unwrap_or(EOPNOTSUPP)),
     }
 }
 
@@ -342,14 +343,14 @@ const BEGIN: u32 = 1;
 const MAKE: u32 = 2;
 const END: u32 = 3;
 /// More than the length of a response in bytes.
-const OWNER_ROOM: usize = 1024;
+const OWNER_BUFFER_SIZE: usize = 1024;
 
 // The table as nft commands in JSON, as nft's language refuses names that are its keywords: recent versions refuse
 // "tunnel". Pure.
 
 /// The contents of the table's sets: connections to these addresses and ports are redirected.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
-pub struct Sets {
+pub struct InterceptSets {
     /// Addresses of nodes.
     pub nodes: BTreeSet<IpAddr>,
     /// Ports of nodes.
@@ -358,14 +359,14 @@ pub struct Sets {
 
 impl InterceptRules {
     /// Returns commands that replace any table of this name by the whole table with these sets.
-    pub(crate) fn whole(&self, sets: &Sets) -> Vec<Value> {
+    pub(crate) fn whole(&self, sets: &InterceptSets) -> Vec<Value> {
         let mut commands = self.deletion();
         commands.push(self.table("add"));
         let set = |set| self.command("add", "set", set);
         commands.extend([
             set(json!({ "name": NODES4, "type": "ipv4_addr" })),
             set(json!({ "name": NODES6, "type": "ipv6_addr" })),
-            set(json!({ "name": PORTS, "type": "inet_service", "flags": ["timeout"], "timeout": SECONDS })),
+            set(json!({ "name": PORTS, "type": "inet_service", "flags": ["timeout"], "timeout": PORT_TIMEOUT_SECONDS })),
         ]);
         commands.extend(self.chain(OUTPUT));
         for (is_v4, port) in [(true, self.v4), (false, self.v6)] {
@@ -385,10 +386,10 @@ impl InterceptRules {
     }
 
     /// Returns commands that change the sets in one transaction. The ports are always renewed.
-    pub(crate) fn change(&self, from: &Sets, to: &Sets) -> Vec<Value> {
+    pub(crate) fn change(&self, from: &InterceptSets, to: &InterceptSets) -> Vec<Value> {
         let joined = to.nodes.difference(&from.nodes).copied().collect();
         let mut commands = self.nodes("delete", from.nodes.difference(&to.nodes));
-        commands.extend(self.fill(&Sets { nodes: joined, ports: to.ports.clone() }));
+        commands.extend(self.fill(&InterceptSets { nodes: joined, ports: to.ports.clone() }));
         commands
     }
 
@@ -399,7 +400,7 @@ impl InterceptRules {
     }
 
     /// Returns commands that add nodes, and replace the ports, each with its full timeout.
-    fn fill(&self, sets: &Sets) -> Vec<Value> {
+    fn fill(&self, sets: &InterceptSets) -> Vec<Value> {
         let mut commands = self.nodes("add", &sets.nodes);
         // An element that is added again keeps its remaining timeout, so all are removed first.
         commands.push(self.command("flush", "set", json!({ "name": PORTS })));
@@ -476,7 +477,7 @@ fn family(is_v4: bool) -> &'static str {
 const PRIORITY: i32 = -110;
 
 /// Timeout of a port in its set, in seconds, unless it is renewed.
-const SECONDS: u32 = 30;
+const PORT_TIMEOUT_SECONDS: u32 = 30;
 
 const OUTPUT: &str = "output";
 const PREROUTING: &str = "prerouting";
@@ -498,7 +499,7 @@ pub(crate) const PORTS: &str = "ports";
 /// # Errors
 ///
 /// Fails if the kernel does not track connections, or if this process may not change that.
-pub(crate) async fn forget(of: &Sets) -> io::Result<usize> {
+pub(crate) async fn forget(of: &InterceptSets) -> io::Result<usize> {
     // Errors about entries that no longer exist are not read.
     let (mut dump, message_bytes) =
         (tcp_info::netlink(NETLINK_NETFILTER)?, tcp_info::netlink(NETLINK_NETFILTER)?);
@@ -517,12 +518,12 @@ pub(crate) async fn forget(of: &Sets) -> io::Result<usize> {
 }
 
 /// Returns the attributes that identify each such connection to the kernel.
-async fn pending(kernel: &mut Socket, family: u8, of: &Sets) -> io::Result<Vec<Vec<u8>>> {
+async fn pending(kernel: &mut Socket, family: u8, of: &InterceptSets) -> io::Result<Vec<Vec<u8>>> {
     // Requests only connections neither answered nor redirected; older kernels return all.
     let request_filter =
         [attribute(CTA_STATUS, &[0; 4]), attribute(CTA_STATUS_MASK, &REPLIED_OR_DNAT.to_be_bytes())].concat();
     kernel.send(&message(CT_GET, NLM_F_DUMP, 0, family, 0, &request_filter))?;
-    let (mut room, mut found) = (vec![0; ROOM], Vec::new());
+    let (mut room, mut found) = (vec![0; READ_BUFFER_SIZE], Vec::new());
     loop {
         let len = kernel.read(&mut room)?;
         let mut rest = room.get(..len).unwrap_or_default();
@@ -532,9 +533,9 @@ async fn pending(kernel: &mut Socket, family: u8, of: &Sets) -> io::Result<Vec<V
                 NLMSG_ERROR => return Err(tcp_info::error(rest)),
                 _ => {}
             }
-            let entry = rest.get(HEADS..len).and_then(Entry::read);
+            let entry = rest.get(HEADERS_LEN..len).and_then(ConntrackEntry::read);
             let entry = entry.filter(|entry| of.nodes.contains(&entry.to) && of.ports.contains(&entry.port));
-            found.extend(entry.filter(Entry::is_pending).map(|entry| entry.key));
+            found.extend(entry.filter(ConntrackEntry::is_pending).map(|entry| entry.key));
             rest = rest.get(len.next_multiple_of(4)..).unwrap_or_default();
         }
         // There may be many entries, and other tasks wait for this thread.
@@ -544,7 +545,7 @@ async fn pending(kernel: &mut Socket, family: u8, of: &Sets) -> io::Result<Vec<V
 
 /// A TCP connection in the kernel's connection tracking.
 #[derive(Debug, PartialEq, Eq)]
-struct Entry {
+struct ConntrackEntry {
     /// Destination of its first packet.
     to: IpAddr,
     port: u16,
@@ -554,7 +555,7 @@ struct Entry {
     key: Vec<u8>,
 }
 
-impl Entry {
+impl ConntrackEntry {
     /// Parses an entry. Returns `None` if it is not TCP or incomplete.
     fn read(attributes: &[u8]) -> Option<Self> {
         let tuple = find(attributes, CTA_TUPLE_ORIG)?;
@@ -602,7 +603,7 @@ const REPLIED_OR_DNAT: u32 = 1 << 1 | 1 << 5;
 /// State of a connection whose SYN is unanswered.
 const SYN_SENT: u8 = 1;
 /// Maximum bytes that the kernel returns at once.
-const ROOM: usize = 64 * 1024;
+const READ_BUFFER_SIZE: usize = 64 * 1024;
 
 #[cfg(test)]
 mod tests {
@@ -623,12 +624,16 @@ mod tests {
 
     #[test]
     fn missing_privileges_are_distinguished_from_a_refused_table() {
-        assert_eq!(verdict(&answer(MAKE, 0)), OwnResult::Made);
-        assert_eq!(verdict(&answer(BEGIN, EPERM)), OwnResult::MayNot);
+        assert_eq!(verdict(&answer(MAKE, 0)), OwnershipResult::Made);
+        assert_eq!(verdict(&answer(BEGIN, EPERM)), OwnershipResult::MayNot);
         for code in [EPERM, EEXIST, EOPNOTSUPP] {
-            assert_eq!(verdict(&answer(MAKE, code)), OwnResult::Refused(code));
+            assert_eq!(verdict(&answer(MAKE, code)), OwnershipResult::Refused(code));
         }
-        assert_eq!(verdict(&[]), OwnResult::Refused(EOPNOTSUPP), "without a response there is no ownership");
+        assert_eq!(
+            verdict(&[]),
+            OwnershipResult::Refused(EOPNOTSUPP),
+            "without a response there is no ownership"
+        );
     }
 
     #[test]
@@ -663,9 +668,9 @@ mod rules_tests {
         }
     }
 
-    fn sets(nodes: &[&str], ports: &[u16]) -> Sets {
+    fn sets(nodes: &[&str], ports: &[u16]) -> InterceptSets {
         let nodes = nodes.iter().map(|ip| ip.parse().unwrap()).collect();
-        Sets { nodes, ports: ports.iter().copied().collect() }
+        InterceptSets { nodes, ports: ports.iter().copied().collect() }
     }
 
     /// Returns the commands, each as its verb, its object's kind, and the object.
@@ -718,7 +723,7 @@ mod rules_tests {
     #[test]
     fn local_and_marked_packets_are_accepted_before_all_other_rules() {
         let forwarded = Some((vec!["10.9.0.0/16".parse().unwrap(), "fd09::/64".parse().unwrap()], 7003));
-        let all = commands(&InterceptRules { forwarded, ..catch() }.whole(&Sets::default()));
+        let all = commands(&InterceptRules { forwarded, ..catch() }.whole(&InterceptSets::default()));
         let local = json!([
             { "match": { "op": "==", "left": { "fib": { "result": "type", "flags": ["daddr"] } }, "right": "local" } },
             { "return": null }
@@ -747,7 +752,7 @@ mod rules_tests {
 
     #[test]
     fn only_families_with_a_listener_are_intercepted_and_no_forwarded_traffic() {
-        let all = commands(&InterceptRules { v6: None, ..catch() }.whole(&Sets::default()));
+        let all = commands(&InterceptRules { v6: None, ..catch() }.whole(&InterceptSets::default()));
         assert_eq!((rules(&all, "output").len(), rules(&all, "prerouting").len()), (3, 0));
         assert!(!all.iter().any(|(_, kind, of)| kind == "chain" && of["name"] == "prerouting"));
     }
@@ -774,12 +779,12 @@ mod rules_tests {
         assert_eq!((&ports["flags"], &ports["timeout"]), (&json!(["timeout"]), &json!(30)));
     }
 
-    fn any_sets() -> impl Strategy<Value = Sets> {
+    fn any_sets() -> impl Strategy<Value = InterceptSets> {
         let v4 = (0_u8..6).prop_map(|last| IpAddr::from([10, 0, 0, last]));
         let v6 = (0_u16..6).prop_map(|last| IpAddr::from([0xfd00, 0, 0, 0, 0, 0, 0, last]));
         let nodes = proptest::collection::btree_set(prop_oneof![v4, v6], 0..8);
         (nodes, proptest::collection::btree_set(1_u16..6, 0..4))
-            .prop_map(|(nodes, ports)| Sets { nodes, ports })
+            .prop_map(|(nodes, ports)| InterceptSets { nodes, ports })
     }
 
     proptest! {
@@ -788,8 +793,8 @@ mod rules_tests {
             steps in proptest::collection::vec(any_sets(), 1..6),
         ) {
             let (mut held, mut direct) = (BTreeMap::new(), BTreeMap::new());
-            applied(&catch().whole(&Sets::default()), &mut held);
-            let mut from = Sets::default();
+            applied(&catch().whole(&InterceptSets::default()), &mut held);
+            let mut from = InterceptSets::default();
             for to in &steps {
                 applied(&catch().change(&from, to), &mut held);
                 from = to.clone();
@@ -821,29 +826,33 @@ mod pending_tests {
     #[test]
     fn an_unanswered_connection_is_pending_and_a_translated_one_is_not() {
         let message_bytes = bytes(UNANSWERED);
-        let entry = Entry::read(&message_bytes).unwrap();
+        let entry = ConntrackEntry::read(&message_bytes).unwrap();
         assert_eq!((entry.to, entry.port), ([10, 99, 0, 8].into(), 10250));
         assert!(entry.is_pending());
         // Identified by its source, its destination and its ID.
         assert_eq!(entry.key, [&message_bytes[..0x34], &bytes("08000c009b458e66")].concat());
         for led in [1 << 1, 1 << 5] {
             assert!(
-                !Entry { status: entry.status | led, ..Entry::read(&message_bytes).unwrap() }.is_pending()
+                !ConntrackEntry {
+                    status: entry.status | led,
+                    ..ConntrackEntry::read(&message_bytes).unwrap()
+                }
+                .is_pending()
             );
         }
-        assert!(!Entry { state: 3, ..entry }.is_pending(), "it is established");
+        assert!(!ConntrackEntry { state: 3, ..entry }.is_pending(), "it is established");
     }
 
     proptest! {
         #[test]
         fn no_conntrack_message_makes_the_parser_panic(message_bytes in proptest::collection::vec(any::<u8>(), 0..300)) {
-            Entry::read(&message_bytes);
+            ConntrackEntry::read(&message_bytes);
         }
 
         #[test]
         fn a_truncated_conntrack_message_yields_no_other_port(len in 0_usize..208) {
             let message_bytes = bytes(UNANSWERED);
-            let cut = Entry::read(&message_bytes[..len.min(message_bytes.len())]);
+            let cut = ConntrackEntry::read(&message_bytes[..len.min(message_bytes.len())]);
             prop_assert!(cut.is_none_or(|cut| cut.port == 10250));
         }
     }

@@ -21,8 +21,7 @@ use tokio::time::{Instant, sleep, sleep_until, timeout};
 use tracing::{info, warn};
 
 use crate::invitations::store::{
-    EnrolledNode, EnrolmentState, InvitationError, SecretHash, SharedState, SharedStateError,
-    TooManyInvitations,
+    EnrolledNode, Enrolments, InvitationError, SecretHash, SharedState, SharedStateError, TooManyInvitations,
 };
 use tunnel_base::drain::Drain;
 use tunnel_base::logging::AUDIT;
@@ -35,9 +34,9 @@ use tunnel_net::tls::{self, SUPPORTED_KEYS};
 
 /// The enrolment state shared by all servers of a cloud, as last read, and operations that change it.
 #[derive(Debug)]
-pub struct Enrolment {
+pub struct SharedEnrolments {
     cell: tokio::sync::Mutex<Box<dyn SharedState>>,
-    known: ArcSwap<EnrolmentState>,
+    known: ArcSwap<Enrolments>,
     changed: watch::Sender<()>,
     looked: Mutex<Option<LastRead>>,
     /// Held by the caller that reads the store on behalf of all that wait for a read.
@@ -63,7 +62,7 @@ pub struct IssuedInvitation {
     pub host: Option<Host>,
 }
 
-/// Error changing the [`EnrolmentState`] in its store. `E` is the reason to refuse the change.
+/// Error changing the [`Enrolments`] in its store. `E` is the reason to refuse the change.
 #[derive(Debug, thiserror::Error)]
 pub enum EnrolError<E> {
     /// The change is not allowed.
@@ -76,7 +75,7 @@ pub enum EnrolError<E> {
     #[error("cannot read invitations: {0}; name another store, or fix this one")]
     Foreign(String),
     /// Every attempt conflicted with another server's change.
-    #[error("invitations not changed: {MAX_TRIES} conflicting updates by other servers; try again")]
+    #[error("invitations not changed: {MAX_ATTEMPTS} conflicting updates by other servers; try again")]
     Contended,
 }
 
@@ -100,7 +99,7 @@ impl JoinRefusal {
     }
 }
 
-impl Enrolment {
+impl SharedEnrolments {
     /// Creates an empty state. It is filled by [`Self::follow`] and by reads on demand.
     pub fn new(cell: Box<dyn SharedState>, authority: Reload<ServerCa>) -> Arc<Self> {
         Arc::new(Self {
@@ -114,7 +113,7 @@ impl Enrolment {
     }
 
     /// Returns the state as last read.
-    pub fn known(&self) -> Arc<EnrolmentState> {
+    pub fn known(&self) -> Arc<Enrolments> {
         self.known.load_full()
     }
 
@@ -143,7 +142,7 @@ impl Enrolment {
             tokio::select! {
                 biased;
                 () = drain.draining() => return,
-                () = sleep(LOOK_INTERVAL.mul_f64(0.5 + rand::random::<f64>())) => {}
+                () = sleep(REFRESH_INTERVAL.mul_f64(0.5 + rand::random::<f64>())) => {}
             }
         }
     }
@@ -157,13 +156,13 @@ impl Enrolment {
             let last = *self.looked.lock();
             match last {
                 Some(last) if last.began > called => return last.is_ok,
-                Some(last) => sleep_until(last.began + LOOK_PAUSE).await,
+                Some(last) => sleep_until(last.began + MIN_REFRESH_PAUSE).await,
                 None => {}
             }
             // `follow` reports failures.
             self.look().await.is_ok()
         };
-        timeout(LOOK_TIMEOUT, refreshed).await.unwrap_or_default()
+        timeout(REFRESH_TIMEOUT, refreshed).await.unwrap_or_default()
     }
 
     /// Creates an invitation that is valid for `lasting`. `who` is the actor in the log.
@@ -264,13 +263,13 @@ impl Enrolment {
     /// meanwhile. Retries after such a conflict.
     async fn change<T, E>(
         &self,
-        apply: impl Fn(&mut EnrolmentState) -> Result<T, E>,
+        apply: impl Fn(&mut Enrolments) -> Result<T, E>,
     ) -> Result<T, EnrolError<E>> {
         let mut cell = self.cell.lock().await;
         // What the last write would have done. It may have been carried out although its response was lost.
         let mut tried = None;
         let mut failed = false;
-        for _ in 0..MAX_TRIES {
+        for _ in 0..MAX_ATTEMPTS {
             let seen = cell.read().await?;
             let old = self.parse(&seen.text).map_err(EnrolError::Foreign)?;
             let mut new = old.clone();
@@ -289,20 +288,20 @@ impl Enrolment {
                 Err(_) => failed = true,
             }
             tried = Some(done);
-            sleep(TRY_PAUSE.mul_f64(rand::random())).await;
+            sleep(MAX_RETRY_PAUSE.mul_f64(rand::random())).await;
         }
         Err(EnrolError::Contended)
     }
 
     /// Parses the store's text. An empty store, for example on a disk that is not mounted, revokes no token.
-    fn parse(&self, text: &[u8]) -> Result<EnrolmentState, String> {
-        if text.trim_ascii().is_empty() && **self.known.load() != EnrolmentState::default() {
+    fn parse(&self, text: &[u8]) -> Result<Enrolments, String> {
+        if text.trim_ascii().is_empty() && **self.known.load() != Enrolments::default() {
             return Err("the store is empty, keeping the last known state".into());
         }
-        EnrolmentState::parse(text)
+        Enrolments::parse(text)
     }
 
-    fn know(&self, enrolled: EnrolmentState) {
+    fn know(&self, enrolled: Enrolments) {
         if **self.known.load() != enrolled {
             self.known.store(Arc::new(enrolled));
             self.changed.send_replace(());
@@ -316,17 +315,17 @@ fn now() -> u64 {
 }
 
 /// Average interval between reads of the store.
-const LOOK_INTERVAL: Duration = Duration::from_secs(5);
+const REFRESH_INTERVAL: Duration = Duration::from_secs(5);
 
 /// Minimum interval between reads on behalf of unauthenticated callers.
-const LOOK_PAUSE: Duration = Duration::from_secs(1);
+const MIN_REFRESH_PAUSE: Duration = Duration::from_secs(1);
 
 /// Timeout of a caller that waits for such a read.
-const LOOK_TIMEOUT: Duration = Duration::from_secs(5);
+const REFRESH_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// Maximum number of attempts to change the shared state, and the longest delay between them.
-const MAX_TRIES: usize = 30;
-const TRY_PAUSE: Duration = Duration::from_millis(50);
+const MAX_ATTEMPTS: usize = 30;
+const MAX_RETRY_PAUSE: Duration = Duration::from_millis(50);
 
 /// Maximum length of a token in bytes, short enough for every place that stores it.
 const MAX_TOKEN_BYTES: usize = 128;
@@ -430,7 +429,7 @@ impl FromStr for InvitationCode {
     type Err = CodeError;
 
     fn from_str(text: &str) -> Result<Self, CodeError> {
-        let text = text.trim().strip_prefix(START).ok_or(CodeError)?;
+        let text = text.trim().strip_prefix(CODE_PREFIX).ok_or(CodeError)?;
         let (text, node) = text.split_once('.').ok_or(CodeError)?;
         let bytes = URL_SAFE_NO_PAD.decode(text).map_err(|_| CodeError)?;
         let (pin, secret) = bytes.split_first_chunk().ok_or(CodeError)?;
@@ -442,7 +441,7 @@ impl FromStr for InvitationCode {
 impl fmt::Display for InvitationCode {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let code = URL_SAFE_NO_PAD.encode([self.pin.as_slice(), &self.secret].concat());
-        write!(f, "{START}{code}.{}", self.node)
+        write!(f, "{CODE_PREFIX}{code}.{}", self.node)
     }
 }
 
@@ -459,7 +458,7 @@ const PIN_BYTES: usize = 16;
 const SECRET_BYTES: usize = 16;
 
 /// First character of a code: the encoded text may start with `-`, which a command line would parse as an option.
-const START: char = 'i';
+const CODE_PREFIX: char = 'i';
 
 /// The first character and the base64 of 32 bytes.
 const CODE_CHARS: usize = 44;

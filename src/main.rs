@@ -3,8 +3,8 @@
 use rustix::process::{Signal, set_parent_process_death_signal};
 use tunnel::command::approve::{self, ApproveArgs};
 use tunnel::command::cert;
-use tunnel::command::config::{self, ConfigArgs, ConfigCommand};
-use tunnel::command::demo::{self, listeners::Modules};
+use tunnel::command::config::{self, ConfigCommand, ConfigFileArgs};
+use tunnel::command::demo::{self, listeners::DemoListeners};
 use tunnel::command::doctor::{self, DoctorArgs, Findings};
 use tunnel::command::migrate;
 use tunnel::command::serve::{ServeArgs, Settings};
@@ -151,7 +151,7 @@ fn logs(role: Role, args: &ServeArgs, startup: &mut Startup) -> Result<Logs, Not
 }
 
 /// Checks a config file, and logs what a start would log.
-fn check(command_args: &ConfigArgs, output: Format) -> ExitCode {
+fn check(command_args: &ConfigFileArgs, output: Format) -> ExitCode {
     let file = match command_args.read() {
         Ok(file) => file,
         Err(error) => return print_result(Err(error)),
@@ -253,7 +253,7 @@ async fn ends(signals: &mut Signals) {
     }
 }
 
-fn run_demo(check: bool, with: &Modules) -> ExitCode {
+fn run_demo(check: bool, with: &DemoListeners) -> ExitCode {
     let logs = LogSettings { name: "tunnel-demo", verbosity: -1, ..LogSettings::default() };
     let result = Logs::start(logs).map_err(anyhow::Error::from).and_then(|logs| {
         let done = runtime(Role::Server)?.block_on(async {
@@ -355,9 +355,9 @@ async fn terminal_closed() {
 fn runtime(role: Role) -> std::io::Result<tokio::runtime::Runtime> {
     let mut builder = tokio::runtime::Builder::new_multi_thread();
     if role == Role::Edge {
-        builder.worker_threads(EDGE_THREADS).thread_keep_alive(SPARE_THREAD);
+        builder.worker_threads(EDGE_THREADS).thread_keep_alive(THREAD_KEEP_ALIVE);
     }
-    builder.event_interval(LOOK_AFTER).enable_all().build()
+    builder.event_interval(EVENT_INTERVAL).enable_all().build()
 }
 
 /// Returns an environment variable, or `None` if it is unset or empty.
@@ -379,11 +379,11 @@ fn print_stderr(text: &str) {
 
 /// Number of task polls after which a busy thread polls its sockets. With tokio's default of 61 and the long polls of
 /// bulk transfers, a keystroke would wait for milliseconds before it is read.
-const LOOK_AFTER: u32 = 6;
+const EVENT_INTERVAL: u32 = 6;
 /// Edges run on small machines: with two threads one slow step does not block all sessions.
 const EDGE_THREADS: usize = 2;
 /// Idle time after which an edge's blocking thread (used to read files) ends.
-const SPARE_THREAD: std::time::Duration = std::time::Duration::from_secs(1);
+const THREAD_KEEP_ALIVE: std::time::Duration = std::time::Duration::from_secs(1);
 
 #[cfg(test)]
 mod tests {

@@ -145,7 +145,7 @@ impl SessionRouter {
         let until = Instant::now() + self.timeout;
         let mut search = PathSearch::new(&self.paths, &node, None, until, self.chance);
         if let PathSource::Server(_) = self.paths {
-            search = search.at_most(MOVING);
+            search = search.at_most(MOVE_WAIT);
         }
         if let Err(missing) = search.first().await {
             return Err(RouteError::Offline { node, missing }.into());
@@ -233,7 +233,7 @@ impl SessionRouter {
 
 /// Time for which a new session waits for a node that was connected a moment ago, or was cached at a server that no
 /// longer has it.
-pub(crate) const MOVING: Duration = Duration::from_secs(3);
+pub(crate) const MOVE_WAIT: Duration = Duration::from_secs(3);
 
 /// The search of one session for paths. It asks over one path at a time.
 ///
@@ -442,7 +442,7 @@ impl<'a> PathSearch<'a> {
         let now = Instant::now();
         if !missing.another {
             self.another = None;
-        } else if self.paths.is_alone() || now - *self.another.get_or_insert(now) >= REPLACED_AFTER {
+        } else if self.paths.is_alone() || now - *self.another.get_or_insert(now) >= REPLACED_NODE_WAIT {
             return Err(missing.clone());
         }
         if now >= until { Err(NodeNotFound { another: false, ..missing.clone() }) } else { Ok(()) }
@@ -450,7 +450,7 @@ impl<'a> PathSearch<'a> {
 
     /// Returns the end of the search: `until`, or earlier if only another process of the node was found for too long.
     fn limit(&self, until: Instant) -> Instant {
-        self.another.map_or(until, |since| until.min(since + REPLACED_AFTER))
+        self.another.map_or(until, |since| until.min(since + REPLACED_NODE_WAIT))
     }
 }
 
@@ -475,7 +475,7 @@ const MAX_PAUSE: Duration = Duration::from_secs(5);
 /// Minimum delay between two lookups for another path.
 const RETRY_INTERVAL: Duration = Duration::from_secs(1);
 /// If only another process of the node was found for this long, the one that is searched for has been replaced.
-const REPLACED_AFTER: Duration = Duration::from_secs(3);
+const REPLACED_NODE_WAIT: Duration = Duration::from_secs(3);
 
 /// The source of paths for a process's sessions: which links may lead to a node.
 #[derive(Debug, Clone)]

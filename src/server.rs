@@ -32,7 +32,7 @@ use crate::admin::status::ServerView;
 use crate::admin::{self, Admin, ProcessView};
 use crate::config::live::ConfigFile;
 use crate::config::server::MEMORY;
-use crate::invitations::Enrolment;
+use crate::invitations::SharedEnrolments;
 use crate::listener::access::{AccessPolicyBuilder, ListenerPolicies};
 use crate::listener::admission::heads::long_heads;
 use crate::listener::admission::{self, ListenerContext};
@@ -68,7 +68,7 @@ use tunnel_proto::halves::WindowLimits;
 
 /// The addresses at which a server listens.
 #[derive(Debug, Clone)]
-pub struct ServerAddresses {
+pub struct ServerListenAddresses {
     /// Address of the port that edges dial.
     pub grpc: SocketAddr,
     /// Names and addresses of all listeners on TCP ports, in the order in which their modules are read.
@@ -81,7 +81,7 @@ pub struct ServerAddresses {
     pub channelz: Option<SocketAddr>,
 }
 
-impl ServerAddresses {
+impl ServerListenAddresses {
     /// Returns the address of the CONNECT listener; `None` if there is none.
     pub fn connect(&self) -> Option<SocketAddr> {
         self.clients.iter().find(|(name, _)| *name == connect::KIND.name).map(|(_, at)| *at)
@@ -92,7 +92,7 @@ impl ServerAddresses {
 #[derive(Debug)]
 pub struct Server {
     /// The addresses at which it listens.
-    pub bound: ServerAddresses,
+    pub bound: ServerListenAddresses,
     /// Its metrics.
     pub metrics: Metrics,
     /// The nodes that are linked here.
@@ -100,7 +100,7 @@ pub struct Server {
     /// The table of sessions.
     pub table: Arc<SessionTable>,
     /// The nodes that join by invitation; `None` if that is not enabled.
-    pub enrolment: Option<Arc<Enrolment>>,
+    pub enrolment: Option<Arc<SharedEnrolments>>,
     context: Arc<ServerContext>,
     listener_policies: ListenerPolicies,
     /// Each completes once no more clients are redirected to a listener.
@@ -138,7 +138,7 @@ pub(crate) struct ServerContext {
     // Who may do what.
     pub(crate) proven: Arc<AuthenticatedLinks>,
     /// The nodes that join by invitation; `None` if that is not enabled.
-    pub(crate) enrolment: Option<Arc<Enrolment>>,
+    pub(crate) enrolment: Option<Arc<SharedEnrolments>>,
     /// The access rules for what can be reached through this server.
     pub(crate) policies: LivePolicies,
     /// Grants of the sessions with an end here.
@@ -263,9 +263,9 @@ impl Prepared {
         ports.chain(clients).chain([self.grpc.at()]).map(|at| at.port()).collect()
     }
 
-    fn addresses(&self, settings: &ServerConfig) -> ServerAddresses {
+    fn addresses(&self, settings: &ServerConfig) -> ServerListenAddresses {
         let admin = &self.admin;
-        ServerAddresses {
+        ServerListenAddresses {
             grpc: self.grpc.at(),
             clients: self.listeners.iter().filter_map(|port| Some((port.name, port.at?))).collect(),
             log: admin.log.as_ref().map_or(settings.links.admin_listen, TcpAccept::at),
@@ -422,7 +422,7 @@ impl ServerContext {
 fn authenticated_links(
     settings: &ServerConfig,
     files: &ServerFiles,
-    enrolment: &Option<Arc<Enrolment>>,
+    enrolment: &Option<Arc<SharedEnrolments>>,
     cluster: &ClusterView,
     registry: &Arc<Registry>,
     LinkContext { table, drain, .. }: &LinkContext,

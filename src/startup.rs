@@ -370,7 +370,7 @@ impl SystemdNotifier {
     pub async fn run_watchdog(self) {
         let Some(within) = sd_notify::watchdog_enabled() else { return std::future::pending().await };
         // Twice within the timeout, so that a delayed notification does not kill the service.
-        let mut beat = tokio::time::interval((within / 2).max(SHORTEST));
+        let mut beat = tokio::time::interval((within / 2).max(MIN_WATCHDOG_INTERVAL));
         loop {
             beat.tick().await;
             tell(&[NotifyState::Watchdog]);
@@ -384,13 +384,13 @@ fn tell(what: &[NotifyState<'_>]) {
 }
 
 /// Minimum interval between watchdog notifications.
-const SHORTEST: Duration = Duration::from_millis(100);
+const MIN_WATCHDOG_INTERVAL: Duration = Duration::from_millis(100);
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    const ANYWHERE: &str = "127.0.0.1:0";
+    const ANY_PORT: &str = "127.0.0.1:0";
 
     #[test]
     fn each_startup_error_is_reported_once_and_the_most_severe_decides() {
@@ -430,8 +430,8 @@ mod tests {
             ("one", "127.0.0.1:7000"),
             ("other", "127.0.0.2:7000"),
             ("two", "0.0.0.0:7000"),
-            ("any", ANYWHERE),
-            ("any too", ANYWHERE),
+            ("any", ANY_PORT),
+            ("any too", ANY_PORT),
         ] {
             let _ = startup.bind(key, at.parse().unwrap());
         }
@@ -445,7 +445,7 @@ mod tests {
 
     #[tokio::test]
     async fn a_config_check_binds_no_port() {
-        let at = ANYWHERE.parse().unwrap();
+        let at = ANY_PORT.parse().unwrap();
         assert!(Startup::checking().bind("k", at).is_err());
         assert!(Startup::default().bind("k", at).is_ok());
     }

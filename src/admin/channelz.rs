@@ -45,18 +45,18 @@ pub(crate) async fn serve(listener: TcpAccept, admin: Admin, grpc: Option<Socket
     let (refused, refusals) = (admin.metrics.connections_rejected.clone(), admin.metrics.refusals.clone());
     let proxies = Networks::default();
     let limits = AcceptLimits { permits, proxies, refused, refusals, for_operators: true };
-    let handler = Debugging { entities: Arc::new(Entities::new(admin, grpc)), drain: drain.clone() };
+    let handler = ChannelzHandler { entities: Arc::new(Entities::new(admin, grpc)), drain: drain.clone() };
     accept_loop::run(listener, limits, handler, drain).await;
 }
 
 /// The handler of connections to the channelz port of a process: tells gRPC's debugging clients about its links.
 #[derive(Debug)]
-struct Debugging {
+struct ChannelzHandler {
     entities: Arc<Entities>,
     drain: Drain,
 }
 
-impl ConnectionHandler for Debugging {
+impl ConnectionHandler for ChannelzHandler {
     fn span(&self, from: SocketAddr) -> Span {
         info_span!("channelz", remote_addr = %from)
     }

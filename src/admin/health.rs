@@ -37,7 +37,7 @@ impl Watchdog {
 
     /// Returns true if there was progress within the last five minutes.
     fn is_alive(&self) -> bool {
-        self.0.lock().elapsed() < STILL
+        self.0.lock().elapsed() < PROGRESS_TIMEOUT
     }
 }
 
@@ -52,20 +52,20 @@ pub async fn health(listener: TcpAccept, readiness: Readiness, pulse: Watchdog, 
     let Metrics { connections_rejected, refusals, .. } = Metrics::edge();
     let (proxies, refused) = (Networks::default(), connections_rejected);
     let limits = AcceptLimits { permits: CONNECTIONS, proxies, refused, refusals, for_operators: true };
-    let handler = Health { readiness, pulse, drain: drain.clone() };
+    let handler = HealthHandler { readiness, pulse, drain: drain.clone() };
     accept_loop::run(listener, limits, handler, drain).await;
 }
 
 /// The handler of connections to the port of [`health`]: answers `/livez` and `/readyz`.
 #[derive(Debug)]
-struct Health {
+struct HealthHandler {
     readiness: Readiness,
     /// Watchdog of the process's work: `/livez` fails when it detects no progress.
     pulse: Watchdog,
     drain: Drain,
 }
 
-impl ConnectionHandler for Health {
+impl ConnectionHandler for HealthHandler {
     fn span(&self, from: SocketAddr) -> Span {
         info_span!("health", remote_addr = %from)
     }
@@ -76,7 +76,7 @@ impl ConnectionHandler for Health {
     }
 }
 
-impl Health {
+impl HealthHandler {
     fn answer(&self, path: &str) -> Response<Full<Bytes>> {
         match path {
             "/livez" if self.pulse.is_alive() => plain_text(StatusCode::OK, "ok\n"),
@@ -88,21 +88,21 @@ impl Health {
 }
 
 /// Time without progress after which the work has ended or hangs.
-const STILL: Duration = Duration::from_secs(5 * 60);
+const PROGRESS_TIMEOUT: Duration = Duration::from_secs(5 * 60);
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    fn status_of(health: &Health, path: &str) -> StatusCode {
+    fn status_of(health: &HealthHandler, path: &str) -> StatusCode {
         health.answer(path).status()
     }
 
     #[tokio::test(start_paused = true)]
     async fn the_process_is_alive_while_its_watchdog_is_kicked() {
         let (pulse, readiness) = (Watchdog::new(), Readiness::waiting_for(&["requests"]));
-        let health = Health { readiness, pulse: pulse.clone(), drain: Drain::new() };
-        tokio::time::advance(STILL - Duration::from_secs(1)).await;
+        let health = HealthHandler { readiness, pulse: pulse.clone(), drain: Drain::new() };
+        tokio::time::advance(PROGRESS_TIMEOUT - Duration::from_secs(1)).await;
         assert_eq!(status_of(&health, "/livez"), StatusCode::OK);
         assert_eq!(status_of(&health, "/readyz"), StatusCode::SERVICE_UNAVAILABLE);
         tokio::time::advance(Duration::from_secs(1)).await;

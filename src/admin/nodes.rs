@@ -10,7 +10,7 @@ use crate::registry::peers::node_list::{ListEnd, PeerNodes};
 
 /// The response to `GET /nodes` of a server. Times are seconds since 1970, by the clock of that server.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub struct CloudNodes {
+pub struct NodesResponse {
     /// Time of this response.
     pub now: f64,
     /// This server, then its peers.
@@ -56,7 +56,7 @@ impl Admin {
     /// Returns the nodes of a server and of its peers. Takes at most as long as [`Peers::list_nodes`].
     ///
     /// [`Peers::list_nodes`]: crate::registry::peers::Peers::list_nodes
-    pub(crate) async fn nodes(&self, server: &ServerView) -> CloudNodes {
+    pub(crate) async fn nodes(&self, server: &ServerView) -> NodesResponse {
         let peers = match &server.peers {
             Some(peers) => peers.list_nodes().await,
             None => Vec::new(),
@@ -95,7 +95,7 @@ impl Admin {
         for server in &mut servers {
             server.nodes = nodes.iter().filter(|node| node.server == server.name).count();
         }
-        CloudNodes { now, servers, nodes }
+        NodesResponse { now, servers, nodes }
     }
 }
 

@@ -10,7 +10,7 @@ use tokio::time::Instant;
 
 use crate::admin::readiness::{ConditionStatus, DNS_CONDITION};
 use crate::admin::{Admin, ProcessView};
-use crate::invitations::Enrolment;
+use crate::invitations::SharedEnrolments;
 use crate::registry::Registry;
 use crate::registry::history::{LastError, LinkRole, Overview};
 use crate::registry::peers::{PeerHandle, Peers};
@@ -209,7 +209,7 @@ pub struct ServerView {
     /// Kind of the record store, as a fixed word; `None` if nothing is published.
     pub publishes: Option<&'static str>,
     /// Enrolment by invitation; `None` if disabled.
-    pub enrolment: Option<Arc<Enrolment>>,
+    pub enrolment: Option<Arc<SharedEnrolments>>,
     /// Port to which edges link.
     pub port: u16,
 }
@@ -300,7 +300,7 @@ impl Admin {
 
     fn show_server(&self, server: &ServerView, status: &mut Status) {
         status.role = "server".into();
-        let Overview { linked, disconnected } = server.registry.overview(MAX_GONE);
+        let Overview { linked, disconnected } = server.registry.overview(MAX_DISCONNECTED);
         status.links = linked
             .into_iter()
             .map(|(node, role, linked, error)| {
@@ -416,4 +416,4 @@ fn seconds(time: Duration) -> f64 {
 /// Maximum number of sessions in the status.
 const MAX_SESSIONS: usize = 1000;
 /// Maximum number of disconnected nodes in the status.
-const MAX_GONE: usize = 100;
+const MAX_DISCONNECTED: usize = 100;

@@ -72,12 +72,12 @@ fn admin(side: ProcessView) -> Admin {
 }
 
 /// Sends a request over a real connection. Returns the status and the body.
-async fn ask(admin: &Admin, port: Port, request: &str) -> (u16, String) {
+async fn ask(admin: &Admin, port: AdminPortKind, request: &str) -> (u16, String) {
     ask_as(admin, port, "127.0.0.1", request).await
 }
 
 /// Like [`ask`], but with this Host.
-async fn ask_as(admin: &Admin, port: Port, host: &str, request: &str) -> (u16, String) {
+async fn ask_as(admin: &Admin, port: AdminPortKind, host: &str, request: &str) -> (u16, String) {
     let listener = TcpAccept::bind("127.0.0.1:0".parse().unwrap()).unwrap();
     let at = listener.at();
     let drain = Drain::new();
@@ -102,47 +102,47 @@ async fn ask_as(admin: &Admin, port: Port, host: &str, request: &str) -> (u16, S
 #[tokio::test]
 async fn superedges_healthz_paths_answer_as_superedge_does() {
     let two = cloud(&["a", "b"]);
-    let (status, list) = ask(&two, Port::Log, "GET /cloud/healthz").await;
+    let (status, list) = ask(&two, AdminPortKind::Log, "GET /cloud/healthz").await;
     assert!(status == 200 && ["[a b]\n", "[b a]\n"].contains(&&*list), "{status}: {list}");
-    assert_eq!(ask(&cloud(&[]), Port::Log, "GET /cloud/healthz").await, (200, "[]\n".into()));
-    let (status, body) = ask(&two, Port::Log, "POST /cloud/healthz").await;
+    assert_eq!(ask(&cloud(&[]), AdminPortKind::Log, "GET /cloud/healthz").await, (200, "[]\n".into()));
+    let (status, body) = ask(&two, AdminPortKind::Log, "POST /cloud/healthz").await;
     assert_eq!((status, body.as_str()), (405, "only supports GET method\n"));
-    assert_eq!(ask(&two, Port::Log, "GET /edge/healthz").await.0, 404);
+    assert_eq!(ask(&two, AdminPortKind::Log, "GET /edge/healthz").await.0, 404);
     for (linked, status) in [(true, 200), (false, 500)] {
         let edge = edge(linked);
-        assert_eq!(ask(&edge, Port::Log, "GET /edge/healthz").await, (status, String::new()));
-        assert_eq!(ask(&edge, Port::Log, "PUT /edge/healthz").await.0, 405);
+        assert_eq!(ask(&edge, AdminPortKind::Log, "GET /edge/healthz").await, (status, String::new()));
+        assert_eq!(ask(&edge, AdminPortKind::Log, "PUT /edge/healthz").await.0, 405);
     }
 }
 
 #[tokio::test]
 async fn readyz_reports_each_failed_condition_with_its_reason() {
     let admin = cloud(&[]);
-    assert_eq!(ask(&admin, Port::Log, "GET /livez").await, (200, "ok\n".into()));
-    assert_eq!(ask(&admin, Port::Log, "GET /readyz").await, (503, "link: not yet\n".into()));
+    assert_eq!(ask(&admin, AdminPortKind::Log, "GET /livez").await, (200, "ok\n".into()));
+    assert_eq!(ask(&admin, AdminPortKind::Log, "GET /readyz").await, (503, "link: not yet\n".into()));
     admin.readiness.set("link", Err("the cloud refused our token".into()));
     admin.readiness.set("drain", Err("stopping".into()));
-    let (status, body) = ask(&admin, Port::Metrics, "GET /readyz").await;
+    let (status, body) = ask(&admin, AdminPortKind::Metrics, "GET /readyz").await;
     assert_eq!((status, body.as_str()), (503, "drain: stopping\nlink: the cloud refused our token\n"));
     admin.readiness.set("link", Ok(()));
     admin.readiness.set("drain", Ok(()));
-    assert_eq!(ask(&admin, Port::Metrics, "GET /readyz").await, (200, "ok\n".into()));
+    assert_eq!(ask(&admin, AdminPortKind::Metrics, "GET /readyz").await, (200, "ok\n".into()));
     admin.readiness.set_degraded("dns", Err("etcd is away".into()));
-    let (status, body) = ask(&admin, Port::Log, "GET /readyz").await;
+    let (status, body) = ask(&admin, AdminPortKind::Log, "GET /readyz").await;
     assert_eq!((status, body.as_str()), (200, "ok\ndns: etcd is away\n"));
     admin.readiness.set("link", Err("gone".into()));
-    let (status, body) = ask(&admin, Port::Log, "GET /readyz").await;
+    let (status, body) = ask(&admin, AdminPortKind::Log, "GET /readyz").await;
     assert_eq!((status, body.as_str()), (503, "dns: etcd is away\nlink: gone\n"));
     admin.readiness.set("link", Ok(()));
     admin.readiness.set_degraded("dns", Ok(()));
-    assert_eq!(ask(&admin, Port::Metrics, "GET /readyz").await, (200, "ok\n".into()));
-    assert_eq!(ask(&admin, Port::Metrics, "DELETE /readyz").await.0, 405);
+    assert_eq!(ask(&admin, AdminPortKind::Metrics, "GET /readyz").await, (200, "ok\n".into()));
+    assert_eq!(ask(&admin, AdminPortKind::Metrics, "DELETE /readyz").await.0, 405);
 }
 
 #[tokio::test]
 async fn metrics_are_on_both_ports_and_other_pages_on_the_admin_port_only() {
     let admin = cloud(&[]);
-    for port in [Port::Log, Port::Metrics] {
+    for port in [AdminPortKind::Log, AdminPortKind::Metrics] {
         let (status, body) = ask(&admin, port, "GET /metrics").await;
         assert!(
             status == 200 && body.contains("# TYPE tunnel_cloud_nodes gauge\n") && !body.contains("EOF"),
@@ -150,7 +150,7 @@ async fn metrics_are_on_both_ports_and_other_pages_on_the_admin_port_only() {
         );
     }
     for path in ["/cloud/healthz", "/debug/flags/v", "/status", "/nodes", "/"] {
-        assert_eq!(ask(&admin, Port::Metrics, &format!("GET {path}")).await.0, 404, "{path}");
+        assert_eq!(ask(&admin, AdminPortKind::Metrics, &format!("GET {path}")).await.0, 404, "{path}");
     }
 }
 
@@ -171,15 +171,18 @@ async fn the_log_level_is_set_with_superedges_requests_and_responses() {
              value out of range\n",
         ),
     ] {
-        let got = ask(&admin, Port::Log, &format!("PUT /debug/flags/v|{body}")).await;
+        let got = ask(&admin, AdminPortKind::Log, &format!("PUT /debug/flags/v|{body}")).await;
         let next = if status == 400 { admin::LEVEL_BODY } else { "" };
         assert_eq!(got, (status, format!("{answer}{next}")), "{body:?}");
     }
-    assert_eq!(ask(&admin, Port::Log, &format!("PUT /debug/flags/v|{}", "1".repeat(1000))).await.0, 400);
-    let other = ask(&admin, Port::Log, "GET /debug/flags/v").await;
+    assert_eq!(
+        ask(&admin, AdminPortKind::Log, &format!("PUT /debug/flags/v|{}", "1".repeat(1000))).await.0,
+        400
+    );
+    let other = ask(&admin, AdminPortKind::Log, "GET /debug/flags/v").await;
     assert_eq!(other, (406, "unsupported http method\n".into()));
     drop(subscriber);
-    assert_eq!(ask(&admin, Port::Log, "PUT /debug/flags/v|4").await.0, 400, "the log has ended");
+    assert_eq!(ask(&admin, AdminPortKind::Log, "PUT /debug/flags/v|4").await.0, 400, "the log has ended");
 }
 
 #[tokio::test(start_paused = true)]
@@ -197,7 +200,7 @@ async fn a_drain_closes_the_admin_port_and_idle_connections() {
         drain.start();
         socket.read_to_end(&mut Vec::new()).await.unwrap();
     };
-    tokio::join!(client, serve(listener, admin, Port::Log, drain.clone()));
+    tokio::join!(client, serve(listener, admin, AdminPortKind::Log, drain.clone()));
     assert_eq!(drain.finish(Duration::from_secs(1), std::future::pending()).await, Drained::Finished);
 }
 
@@ -218,7 +221,8 @@ async fn the_log_level_is_set_over_tcp_only_with_a_superedge_config() {
             b"PUT /debug/flags/v HTTP/1.1\r\nHost: 10.0.0.7\r\nConnection: close\r\nContent-Length: 1\r\n\r\n2";
         client.write_all(request).await.unwrap();
         let socket = listener.accept().await.0;
-        let served = Served { admin: admin.clone(), port: Port::Log, drain: Drain::new() };
+        let served =
+            AdminConnectionHandler { admin: admin.clone(), port: AdminPortKind::Log, drain: Drain::new() };
         let peer = peer.parse().unwrap();
         let permit = FairLimiter::new(Limits::permits(1)).try_acquire(&Source::of(peer)).unwrap();
         let answer =
@@ -250,7 +254,7 @@ async fn a_servers_status_lists_its_nodes_by_name_and_its_problems() {
     let server = cloud(&["b", "a"]);
     server.readiness.set("link", Ok(()));
     server.readiness.set_degraded("dns", Err("the disk is full".into()));
-    let (status, body) = ask(&server, Port::Log, "GET /status").await;
+    let (status, body) = ask(&server, AdminPortKind::Log, "GET /status").await;
     assert_eq!(status, 200, "{body}");
     let told: Status = serde_json::from_str(&body).unwrap();
     assert_eq!((told.role.as_str(), told.instance.as_str(), told.ready), ("server", "00000007", true));
@@ -265,20 +269,21 @@ async fn a_servers_status_lists_its_nodes_by_name_and_its_problems() {
     let publisher = told.publisher.unwrap();
     assert_eq!((publisher.store.as_str(), publisher.error.as_deref()), ("hosts", Some("the disk is full")));
     assert!(told.now >= told.started_at && told.started_at > 1.5e9);
-    assert_eq!(ask(&server, Port::Log, "POST /status").await.0, 405);
+    assert_eq!(ask(&server, AdminPortKind::Log, "POST /status").await.0, 405);
 }
 
 #[tokio::test]
 async fn an_edges_status_says_why_it_is_not_linked() {
     let lost = edge(false);
     lost.readiness.set("link", Err("the cloud refused our token".into()));
-    let told: Status = serde_json::from_str(&ask(&lost, Port::Log, "GET /status").await.1).unwrap();
+    let told: Status = serde_json::from_str(&ask(&lost, AdminPortKind::Log, "GET /status").await.1).unwrap();
     assert_eq!((told.role.as_str(), told.node.as_deref(), told.ready), ("edge", Some("node1"), false));
     assert_eq!(
         (told.links.len(), problems(&told)),
         (0, vec!["link not_ready the cloud refused our token".to_owned()])
     );
-    let told: Status = serde_json::from_str(&ask(&edge(true), Port::Log, "GET /status").await.1).unwrap();
+    let told: Status =
+        serde_json::from_str(&ask(&edge(true), AdminPortKind::Log, "GET /status").await.1).unwrap();
     assert_eq!((told.links[0].name.as_str(), told.links[0].dialect.as_deref()), ("server", Some("extended")));
 }
 
@@ -286,14 +291,14 @@ async fn an_edges_status_says_why_it_is_not_linked() {
 async fn the_status_is_refused_for_a_foreign_host_header() {
     let server = cloud(&["secret"]);
     for path in ["GET /status", "GET /nodes", "GET /cloud/healthz", "PUT /debug/flags/v|2"] {
-        let (status, body) = ask_as(&server, Port::Log, "evil.example", path).await;
+        let (status, body) = ask_as(&server, AdminPortKind::Log, "evil.example", path).await;
         assert!(
             status == 403 && body.contains("as localhost") && !body.contains("secret"),
             "{status}: {body}"
         );
     }
     // Paths of probes and scrapers contain no secrets, and are requested with any Host.
-    assert_eq!(ask_as(&server, Port::Log, "evil.example", "GET /livez").await.0, 200);
+    assert_eq!(ask_as(&server, AdminPortKind::Log, "evil.example", "GET /livez").await.0, 200);
 }
 
 #[tokio::test]
@@ -330,7 +335,7 @@ async fn the_status_page_loads_nothing_external_and_runs_only_its_own_script() {
         drain.start();
         answers
     };
-    let (pages, ()) = tokio::join!(client, serve(listener, cloud(&[]), Port::Log, drain.clone()));
+    let (pages, ()) = tokio::join!(client, serve(listener, cloud(&[]), AdminPortKind::Log, drain.clone()));
     let nonces: Vec<_> = pages
         .iter()
         .map(|page| {

@@ -40,7 +40,7 @@ pub struct ApproveArgs {
     /// Approve nothing, but query the approver at --health-listen: whether it is alive, or ready too. For container probes,
     /// because only this machine can reach that address.
     #[arg(long, value_name = "PROBE")]
-    pub probe: Option<HealthCheck>,
+    pub probe: Option<HealthProbe>,
     /// Kubeconfig file, outside the cluster. [default: the service account of its own pod]
     #[arg(long, value_name = "FILE")]
     pub kubeconfig: Option<PathBuf>,
@@ -48,7 +48,7 @@ pub struct ApproveArgs {
 
 /// The state of an approver to query.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-pub enum HealthCheck {
+pub enum HealthProbe {
     /// Its work progresses.
     Live,
     /// It sees requests.
@@ -97,13 +97,13 @@ pub async fn approve(
 }
 
 /// Queries the approver at an address.
-async fn check(at: SocketAddr, what: HealthCheck) -> Result<String, CommandError> {
+async fn check(at: SocketAddr, what: HealthProbe) -> Result<String, CommandError> {
     let failed =
         |cause: String| CommandError::unavailable(format!("the approver at {at} does not answer: {cause}"));
     let stream = TcpStream::connect(at).await.map_err(|cause| failed(cause.to_string()))?;
     let path = match what {
-        HealthCheck::Live => "/livez",
-        HealthCheck::Ready => "/readyz",
+        HealthProbe::Live => "/livez",
+        HealthProbe::Ready => "/readyz",
     };
     let (status, body) = exchange(stream, Method::GET, path, Bytes::new()).await.map_err(failed)?;
     let answer = body.trim_end().to_owned();
@@ -142,7 +142,7 @@ mod tests {
 
     use super::*;
 
-    fn args(health_listen: SocketAddr, probe: Option<HealthCheck>) -> ApproveArgs {
+    fn args(health_listen: SocketAddr, probe: Option<HealthProbe>) -> ApproveArgs {
         let (service_account, names, kubeconfig) = ("a:b".to_owned(), Vec::new(), Some("/none".into()));
         ApproveArgs { service_account, services: Vec::new(), names, health_listen, probe, kubeconfig }
     }
@@ -155,16 +155,16 @@ mod tests {
         drop(port);
         let (env, (stop, stopped)) = (Environment::default(), oneshot::channel::<()>());
         let unanswered =
-            approve(&args(at, Some(HealthCheck::Live)), &env, std::future::pending()).await.unwrap_err();
+            approve(&args(at, Some(HealthProbe::Live)), &env, std::future::pending()).await.unwrap_err();
         assert!(unanswered.code == 69 && unanswered.text.contains("does not answer"), "{unanswered}");
         let running = args(at, None);
         let runs = approve(&running, &env, async { drop(stopped.await) });
         let asks = async {
-            while approve(&args(at, Some(HealthCheck::Live)), &env, std::future::pending()).await.is_err() {
+            while approve(&args(at, Some(HealthProbe::Live)), &env, std::future::pending()).await.is_err() {
                 tokio::task::yield_now().await;
             }
             let unready =
-                approve(&args(at, Some(HealthCheck::Ready)), &env, std::future::pending()).await.unwrap_err();
+                approve(&args(at, Some(HealthProbe::Ready)), &env, std::future::pending()).await.unwrap_err();
             assert!(unready.text.contains("requests: "), "{unready}");
             stop.send(()).unwrap();
         };

@@ -88,7 +88,7 @@ impl ClientSettings {
         let file = path.as_deref().map(ClientFile::read).transpose()?.unwrap_or_default();
         let path = path.unwrap_or_default();
         let in_dir = |name: PathBuf| path.parent().map_or_else(|| name.clone(), |dir| dir.join(&name));
-        let keys = |names| Keys { names, variable: &variable, file: &path };
+        let keys = |names| SettingKeys { names, variable: &variable, file: &path };
         let server = keys(["--server", "TUNNEL_SERVER", "server"]).first(flags.server.clone(), file.server);
         let default = || Setting { value: DEFAULT_SERVER.to_owned(), source: Source::Default };
         Ok(Self {
@@ -103,13 +103,13 @@ impl ClientSettings {
 }
 
 /// The places of one value: its flag, its environment variable, and its key in the file.
-struct Keys<'a, V> {
+struct SettingKeys<'a, V> {
     names: [&'static str; 3],
     variable: &'a V,
     file: &'a Path,
 }
 
-impl<V: Fn(&str) -> Option<String>> Keys<'_, V> {
+impl<V: Fn(&str) -> Option<String>> SettingKeys<'_, V> {
     /// Returns the value of the first place that has one.
     fn first<T: From<String>>(&self, flag: Option<T>, in_file: Option<T>) -> Option<Setting<T>> {
         let [option, name, key] = self.names;

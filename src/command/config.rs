@@ -23,7 +23,7 @@ pub enum ConfigCommand {
     Check {
         /// The file.
         #[command(flatten)]
-        config: ConfigArgs,
+        config: ConfigFileArgs,
         /// Output format of errors and warnings: log lines, or one JSON object per line.
         #[arg(short, long, value_name = "FORMAT", default_value = "text")]
         output: Format,
@@ -33,12 +33,12 @@ pub enum ConfigCommand {
         "tunnel config show                   # the file in /etc/tunnel",
         "tunnel config show edge.toml",
     ]))]
-    Show(ConfigArgs),
+    Show(ConfigFileArgs),
 }
 
 /// The config file of a command.
 #[derive(Debug, Clone, clap::Args)]
-pub struct ConfigArgs {
+pub struct ConfigFileArgs {
     /// Config file of a server or an edge. [default: the one in /etc/tunnel]
     #[arg(value_name = "FILE")]
     pub file: Option<PathBuf>,
@@ -57,7 +57,7 @@ pub struct RoleFile {
     text: String,
 }
 
-impl ConfigArgs {
+impl ConfigFileArgs {
     /// Reads the file, and finds the roles in it.
     ///
     /// # Errors
@@ -86,7 +86,7 @@ impl ConfigArgs {
 /// # Errors
 ///
 /// Returns an error if the file cannot be read, or has errors.
-pub fn show(args: &ConfigArgs, env: Environment) -> Result<String, CommandError> {
+pub fn show(args: &ConfigFileArgs, env: Environment) -> Result<String, CommandError> {
     let file = args.read()?;
     let env = Environment { kubeconfig: args.kubeconfig.clone(), ..env };
     let mut values = Table::new();
@@ -196,7 +196,7 @@ mod tests {
         for (text, says) in [("x = 1", "no table of a role"), ("token = \"secret-1", "not TOML: ")] {
             let file = dir.path().join("x.toml");
             std::fs::write(&file, text).unwrap();
-            let result = ConfigArgs { file: Some(file), kubeconfig: None }.read().unwrap_err();
+            let result = ConfigFileArgs { file: Some(file), kubeconfig: None }.read().unwrap_err();
             assert!(
                 result.code == 78 && result.text.contains(says) && !result.text.contains("secret-1"),
                 "{result}"
@@ -230,7 +230,7 @@ mod tests {
         let file = dir.path().join("edge.toml");
         let text = "[edge.uplink]\nnode = \"n\"\nservers = [\"a:1\"]\ntoken = \"secret-1\"\nca = \"/c\"\n";
         std::fs::write(&file, text).unwrap();
-        let args = ConfigArgs { file: Some(file.clone()), kubeconfig: None };
+        let args = ConfigFileArgs { file: Some(file.clone()), kubeconfig: None };
         let shown = show(&args, Environment::default()).unwrap();
         let values: Table = toml::from_str(&shown).unwrap();
         assert_eq!(values["edge"]["uplink"]["node"].as_str(), Some("n"));
@@ -255,7 +255,7 @@ mod tests {
             [server.addresses.nodes]\n\"10.0.0.0/24\" = \"node1\"\n";
         std::fs::write(&file, text).unwrap();
         let show_file = || {
-            let args = ConfigArgs { file: Some(file.clone()), kubeconfig: None };
+            let args = ConfigFileArgs { file: Some(file.clone()), kubeconfig: None };
             show(&args, Environment::default()).unwrap()
         };
         let shown = show_file();

@@ -176,7 +176,7 @@ const MAX_CONNECTIONS: usize = 1000;
 /// The CONNECT port of a server, of the client's settings: how to reach it, and how to log in there.
 pub(crate) struct ConnectEndpoint {
     /// Where it listens.
-    place: Place,
+    place: ConnectAddress,
     /// The TLS connector, and the name that the server's certificate must contain.
     tls: Option<(TlsConnector, ServerName<'static>)>,
     /// The value of `Proxy-Authorization`.
@@ -187,7 +187,7 @@ pub(crate) struct ConnectEndpoint {
 }
 
 /// Where the CONNECT port of a server listens: at a TCP address, or at a Unix socket of this machine.
-enum Place {
+enum ConnectAddress {
     At(Target),
     Socket(PathBuf),
 }
@@ -204,7 +204,7 @@ impl ConnectEndpoint {
             if !path.starts_with('/') {
                 return Err(wrong("the path must begin with /"));
             }
-            (Place::Socket(path.into()), None)
+            (ConnectAddress::Socket(path.into()), None)
         } else if url.contains('@') {
             // The value may contain a password, so the error does not.
             return Err(CommandError::usage(format!(
@@ -220,7 +220,7 @@ impl ConnectEndpoint {
             let at =
                 at.trim_end_matches('/').parse::<Target>().map_err(|_| wrong("invalid host and port"))?;
             let tls = if secure { Some(encryption(settings, &at)?) } else { None };
-            (Place::At(at), tls)
+            (ConnectAddress::At(at), tls)
         };
         if tls.is_none()
             && (settings.ca.as_ref().is_some_and(Setting::is_flag) || settings.identity.is_some())
@@ -252,14 +252,15 @@ impl ConnectEndpoint {
         let request = self.request(target, &trace)?;
         let opening = async {
             match &self.place {
-                Place::Socket(path) => {
+                ConnectAddress::Socket(path) => {
                     let stream = UnixStream::connect(path).await.map_err(|cause| unreached(&cause))?;
                     Ok(Carrier::Unix(self.ask(stream, request).await?))
                 }
-                Place::At(at) => {
+                ConnectAddress::At(at) => {
                     let addresses = resolve(at).await.map_err(|why| unreached(&why))?;
-                    let stream =
-                        dial(&at.host, &addresses, DIAL).await.map_err(|why| unreached(&why.after(at)))?;
+                    let stream = dial(&at.host, &addresses, DIAL_TIMEOUT)
+                        .await
+                        .map_err(|why| unreached(&why.after(at)))?;
                     match &self.tls {
                         None => Ok(Carrier::Tcp(self.ask(stream, request).await?)),
                         Some((tls, name)) => {
@@ -277,8 +278,8 @@ impl ConnectEndpoint {
                 }
             }
         };
-        let opened = timeout(ANSWER, opening).await;
-        let carrier = opened.map_err(|_| failed(&format_args!("no response within {ANSWER:?}")))??;
+        let opened = timeout(OPEN_TIMEOUT, opening).await;
+        let carrier = opened.map_err(|_| failed(&format_args!("no response within {OPEN_TIMEOUT:?}")))??;
         Ok(ConnectStream { carrier, server: self.to_string(), trace })
     }
 
@@ -352,8 +353,8 @@ const NO_SERVER: &str = "check that a server listens there, at listen of its [se
 impl fmt::Display for ConnectEndpoint {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match &self.place {
-            Place::At(at) => at.fmt(f),
-            Place::Socket(path) => path.display().fmt(f),
+            ConnectAddress::At(at) => at.fmt(f),
+            ConnectAddress::Socket(path) => path.display().fmt(f),
         }
     }
 }
@@ -452,9 +453,9 @@ async fn resolve(at: &Target) -> Result<Vec<std::net::SocketAddr>, String> {
 /// Identifies the request in the server's log.
 const TRACE: HeaderName = HeaderName::from_static("traceid");
 /// Timeout for the connection to the server.
-const DIAL: Duration = Duration::from_secs(10);
+const DIAL_TIMEOUT: Duration = Duration::from_secs(10);
 /// Timeout for opening the session; longer than a server waits for a target.
-const ANSWER: Duration = Duration::from_secs(30);
+const OPEN_TIMEOUT: Duration = Duration::from_secs(30);
 /// Maximum size of a refusal's text.
 const MAX_BODY: usize = 16 * 1024;
 
@@ -513,7 +514,7 @@ async fn hung_up() {
         && let Ok(mut hangups) = signal(SignalKind::hangup())
     {
         hangups.recv().await;
-        return sleep(HANG_UP).await;
+        return sleep(HANGUP_GRACE).await;
     }
     std::future::pending().await
 }
@@ -628,7 +629,7 @@ fn stdout() -> io::Result<tokio::fs::File> {
 }
 
 /// Time after SIGHUP for the ends of both directions to be passed on.
-const HANG_UP: Duration = Duration::from_secs(1);
+const HANGUP_GRACE: Duration = Duration::from_secs(1);
 
 // An open session through a server: copying its bytes, and errors.
 

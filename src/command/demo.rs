@@ -24,8 +24,8 @@ use tracing::info_span;
 
 use crate::command::init::folder_on_machine;
 use crate::command::{Role, shell_word};
-use download::{Line, Screen, download};
-use listeners::{DemoContext, Module, Modules, connect, get, read_head};
+use download::{NetworkLine, Screen, download};
+use listeners::{DemoContext, DemoListener, DemoListeners, connect, get, read_head};
 use page::serve;
 use tunnel_base::drain::Drain;
 use tunnel_net::listen::TcpAccept;
@@ -38,7 +38,7 @@ use tunnel_net::tls::{ClientAuth, Identity, TlsParams, TlsServerConfig};
 /// # Errors
 ///
 /// Returns an error with the step that failed.
-pub async fn run(check: bool, with: &Modules, stop: impl Future<Output = ()>) -> anyhow::Result<()> {
+pub async fn run(check: bool, with: &DemoListeners, stop: impl Future<Output = ()>) -> anyhow::Result<()> {
     let (mut screen, drain, mut stop) = (Screen::new(), Drain::new(), pin!(stop));
     let dir = TempDir::new()?;
     let shown = tokio::select! {
@@ -64,14 +64,14 @@ pub async fn run(check: bool, with: &Modules, stop: impl Future<Output = ()>) ->
 /// Starts everything, and then makes the requests of `--check`, or the download.
 async fn show<'a>(
     check: bool,
-    with: &'a Modules,
+    with: &'a DemoListeners,
     dir: &'a Path,
     drain: &Drain,
     screen: &mut Screen,
 ) -> anyhow::Result<Demo<'a>> {
     let context = serve_pages(dir, drain)?;
     screen.step(&format!("certificates, a token and configs made in {}", dir.display()));
-    let line = Line::new();
+    let line = NetworkLine::new();
     let addresses = Addresses::choose(with, &line, drain)?;
     let mut demo = Demo::start(with, context, addresses, line, screen).await?;
     let shown = if check { demo.request(screen).await } else { demo.interrupt(screen).await };
@@ -100,7 +100,7 @@ fn write_certificates(dir: &Path) -> anyhow::Result<()> {
         let file = |end| dir.join(format!("{name}.{end}"));
         issued.write(&file("crt"), &file("key"))
     };
-    let authority = CertificateAuthority::new("tunnel demo", VALID)?;
+    let authority = CertificateAuthority::new("tunnel demo", CERT_VALIDITY)?;
     issue("server", &authority.server(&["localhost", "127.0.0.1"])?)?;
     issue(NODE, &authority.server(&[NODE])?)?;
     issue("client", &authority.client("demo")?)?;
@@ -155,11 +155,11 @@ struct Addresses {
     edge_admin: SocketAddr,
     /// Where the edge dials: the line to each server.
     lines: [SocketAddr; 2],
-    modules: Vec<(Module, SocketAddr)>,
+    modules: Vec<(DemoListener, SocketAddr)>,
 }
 
 impl Addresses {
-    fn choose(with: &Modules, line: &Line, drain: &Drain) -> anyhow::Result<Self> {
+    fn choose(with: &DemoListeners, line: &NetworkLine, drain: &Drain) -> anyhow::Result<Self> {
         // All are open at the same time, so that they differ.
         let listeners: Vec<_> = (0..7 + with.0.len())
             .map(|_| std::net::TcpListener::bind(anywhere()))
@@ -182,27 +182,27 @@ impl Addresses {
 struct Demo<'a> {
     context: DemoContext<'a>,
     at: Addresses,
-    line: Line,
+    line: NetworkLine,
     servers: [Process; 2],
     edge: Process,
 }
 
 impl<'a> Demo<'a> {
     async fn start(
-        with: &Modules,
+        with: &DemoListeners,
         context: DemoContext<'a>,
         at: Addresses,
-        line: Line,
+        line: NetworkLine,
         screen: &mut Screen,
     ) -> anyhow::Result<Self> {
         let dir = context.dir;
         for (number, name) in SERVERS.iter().enumerate() {
-            let tables: String = if number == CLIENTS {
+            let tables: String = if number == CLIENT_SERVER {
                 at.modules.iter().map(|(module, at)| module.server_tables(*at, &context)).collect()
             } else {
                 with.0
                     .iter()
-                    .filter(|module| **module == Module::Proxy)
+                    .filter(|module| **module == DemoListener::Proxy)
                     .map(|module| module.server_tables(anywhere(), &context))
                     .collect()
             };
@@ -224,7 +224,7 @@ impl<'a> Demo<'a> {
         edge.is_ready(at.edge_admin).await?;
         let demo = Self { context, at, line, servers, edge };
         demo.reaches_node().await?;
-        screen.step(&format!("edge: {NODE} is connected to {}", SERVERS[HOLDER]));
+        screen.step(&format!("edge: {NODE} is connected to {}", SERVERS[PREFERRED_SERVER]));
         Ok(demo)
     }
 
@@ -233,10 +233,10 @@ impl<'a> Demo<'a> {
         let target = self.target();
         let reached = async {
             loop {
-                let mut client = TcpStream::connect(self.at.connects[CLIENTS]).await?;
+                let mut client = TcpStream::connect(self.at.connects[CLIENT_SERVER]).await?;
                 match connect(&mut client, &target).await {
                     Ok(_) => return anyhow::Ok(()),
-                    Err(_) => sleep(POLL).await,
+                    Err(_) => sleep(POLL_INTERVAL).await,
                 }
             }
         };
@@ -251,7 +251,7 @@ impl<'a> Demo<'a> {
     async fn request(&mut self, screen: &mut Screen) -> anyhow::Result<()> {
         screen.line("        (from here on, times are measured from the start of each request)");
         let (asked_at, target) = (Instant::now(), self.target());
-        let mut client = TcpStream::connect(self.at.connects[CLIENTS]).await?;
+        let mut client = TcpStream::connect(self.at.connects[CLIENT_SERVER]).await?;
         let answer = connect(&mut client, &target).await?;
         screen.line(&format!("{:>7} CONNECT {target}: {answer}", since(asked_at)));
         let bytes = get(client, "/", NODE).await?;
@@ -270,21 +270,23 @@ impl<'a> Demo<'a> {
     /// Downloads, kills the server that holds the link, and cuts the line. Afterwards both servers run.
     async fn interrupt(&mut self, screen: &mut Screen) -> anyhow::Result<()> {
         let [killed, _] = &mut self.servers;
-        screen.step(&format!("a client downloads from {NODE} through {}", SERVERS[CLIENTS]));
+        screen.step(&format!("a client downloads from {NODE} through {}", SERVERS[CLIENT_SERVER]));
         let kill = async || {
             killed.child.kill().await?;
             Ok(format!("{} (process {})", killed.name, killed.id))
         };
-        download(self.at.connects[CLIENTS], self.context.page, kill, &self.line, screen).await?;
-        self.servers[HOLDER] = Process::start(SERVERS[HOLDER], Role::Server, self.context.dir)?;
-        self.servers[HOLDER].is_ready(self.at.admins[HOLDER]).await?;
-        screen.step(&format!("{} runs again", SERVERS[HOLDER]));
+        download(self.at.connects[CLIENT_SERVER], self.context.page, kill, &self.line, screen).await?;
+        self.servers[PREFERRED_SERVER] =
+            Process::start(SERVERS[PREFERRED_SERVER], Role::Server, self.context.dir)?;
+        self.servers[PREFERRED_SERVER].is_ready(self.at.admins[PREFERRED_SERVER]).await?;
+        screen.step(&format!("{} runs again", SERVERS[PREFERRED_SERVER]));
         Ok(())
     }
 
     /// Prints commands to try.
     async fn explain(&self, screen: &mut Screen) {
-        let (connect, dir) = (self.at.connects[CLIENTS], shell_word(&self.context.dir.to_string_lossy()));
+        let (connect, dir) =
+            (self.at.connects[CLIENT_SERVER], shell_word(&self.context.dir.to_string_lossy()));
         // As it was called, so that the lines work where it is not in PATH.
         let tunnel = shell_word(&std::env::args().next().unwrap_or_else(|| "tunnel".to_owned()));
         screen.line("\nA web page at the edge, through the tunnel:");
@@ -307,8 +309,8 @@ impl<'a> Demo<'a> {
             connect.port()
         ));
         screen.line("\nNodes and sessions, in a browser and here:");
-        screen.line(&format!("  http://{}/", self.at.admins[CLIENTS]));
-        screen.line(&format!("  {tunnel} status --socket={dir}/{}.sock", SERVERS[CLIENTS]));
+        screen.line(&format!("  http://{}/", self.at.admins[CLIENT_SERVER]));
+        screen.line(&format!("  {tunnel} status --socket={dir}/{}.sock", SERVERS[CLIENT_SERVER]));
         screen.line(&format!("\nConfigs and logs are in {dir} until the demo ends."));
         if self.at.modules.is_empty() {
             screen.line(&format!("More listeners: {tunnel} demo --listeners all"));
@@ -366,7 +368,7 @@ impl Process {
             if started.elapsed() > TIMEOUT {
                 bail!("{} did not start within 10 s; its log:\n{}", self.name, self.last_lines());
             }
-            sleep(POLL).await;
+            sleep(POLL_INTERVAL).await;
         }
         Ok(())
     }
@@ -460,14 +462,14 @@ pub(crate) fn since(started: Instant) -> String {
 pub(crate) const NODE: &str = "node1";
 const SERVERS: [&str; 2] = ["server1", "server2"];
 /// The server that the edge prefers.
-const HOLDER: usize = 0;
+const PREFERRED_SERVER: usize = 0;
 /// The server that clients use.
-const CLIENTS: usize = 1;
+const CLIENT_SERVER: usize = 1;
 /// Validity of the certificates: long enough that the live page does not warn of their end.
-const VALID: Duration = Duration::from_secs(40 * 24 * 3600);
+const CERT_VALIDITY: Duration = Duration::from_secs(40 * 24 * 3600);
 /// Timeout for each step of the demo.
 pub(crate) const TIMEOUT: Duration = Duration::from_secs(10);
 /// Interval at which a process that starts is tried.
-const POLL: Duration = Duration::from_millis(10);
+const POLL_INTERVAL: Duration = Duration::from_millis(10);
 /// Number of log lines in an error.
 const LOG_LINES: usize = 10;

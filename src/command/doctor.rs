@@ -379,16 +379,18 @@ fn certificates(settings: &ServerConfig, found: &mut Findings) {
 async fn places(settings: &ServerConfig, found: &mut Findings) {
     let Some(cluster) = &settings.addresses.cluster else { return };
     let nodes: Result<BTreeSet<String>, String> = with_kubernetes!(
-        api::cluster::nodes(cluster.clone(), Some(SERVERS)).await,
+        api::cluster::nodes(cluster.clone(), Some(SERVER_NODE_LABEL)).await,
         else Ok(Default::default())
     );
     match nodes {
         Ok(nodes) if nodes.is_empty() => {
-            let text = format!("no Node has the label {SERVERS}, so servers of the manifests stay Pending");
+            let text = format!(
+                "no Node has the label {SERVER_NODE_LABEL}, so servers of the manifests stay Pending"
+            );
             found.doubt(
                 "nodes",
                 text,
-                &format!("run `kubectl label node NODE {SERVERS}` for Nodes that are not edges"),
+                &format!("run `kubectl label node NODE {SERVER_NODE_LABEL}` for Nodes that are not edges"),
             );
         }
         Ok(nodes) => found.good("nodes", format!("{} Nodes have the server label", nodes.len())),
@@ -397,7 +399,7 @@ async fn places(settings: &ServerConfig, found: &mut Findings) {
 }
 
 /// The label that the manifests require of a server's Node. No kubelet can set it on itself.
-const SERVERS: &str = "node-restriction.kubernetes.io/tunnel-server=true";
+const SERVER_NODE_LABEL: &str = "node-restriction.kubernetes.io/tunnel-server=true";
 
 /// Checks the server on this machine by its readiness.
 async fn running_server(at: &AdminAddress, ports: &[(String, SocketAddr)], found: &mut Findings) {

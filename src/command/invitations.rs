@@ -17,7 +17,7 @@ use tokio_rustls::TlsConnector;
 use tokio_rustls::client::TlsStream;
 use tokio_rustls::rustls::pki_types::ServerName;
 
-use crate::admin::Invited;
+use crate::admin::InvitationResponse;
 use crate::command::init::{
     EdgeConfigText, checked, folder_on_machine, host_of_server, random_token, tls_note,
 };
@@ -98,7 +98,7 @@ pub enum InvitationsCommand {
 pub async fn invite(args: InviteArgs, env: &Environment) -> Result<String, CommandError> {
     let body = json!({ "node": args.node.as_str(), "seconds": args.lasting.as_secs() });
     let (answer, socket) = request(args.socket, Method::POST, "/invitations", body.to_string(), env).await?;
-    let Invited { code, cloud, .. } = parse(&socket.path, &answer)?;
+    let InvitationResponse { code, cloud, .. } = parse(&socket.path, &answer)?;
     // They become a part of a command for root, so nothing else passes.
     let code = code.parse::<InvitationCode>().map_err(|cause| incompatible(&socket.path, &cause))?;
     cloud.parse::<Target>().map_err(|cause| incompatible(&socket.path, &cause))?;
@@ -284,7 +284,7 @@ pub async fn run(args: &JoinArgs, env: &Environment, stdin: impl Read) -> Result
     let entries = ENTRIES.into_iter().chain(new_unit.as_ref().and(unit)).map(str::to_owned);
     // Local steps that can fail come first, because an invitation can be used only once.
     let folder = OutputDir::resume(&args.install_dir, entries)?;
-    let token = folder.write_once(TOKEN, &format!("{}\n", random_token()))?;
+    let token = folder.write_once(TOKEN_FILE, &format!("{}\n", random_token()))?;
     let (server, dns) = (args.server.to_string(), args.tls_server_name.as_ref());
     let text = EdgeConfigText { node, server: &server, dns, has_kubelet: false };
     folder.rewrite("edge.toml", &text.at(to))?;
@@ -302,7 +302,7 @@ pub async fn run(args: &JoinArgs, env: &Environment, stdin: impl Read) -> Result
             return Err(failure);
         }
     };
-    let written = folder.rewrite(AUTHORITY, &authority).and_then(|()| {
+    let written = folder.rewrite(CA_FILE, &authority).and_then(|()| {
         let here = folder.unfinished().to_string_lossy().into_owned();
         checked("edge.toml", EdgeConfig::read(&text.at(&here), &Environment::default()), Edge::validate)
     });
@@ -346,8 +346,8 @@ fn new_unit(dir: &Path) -> Result<Option<String>, CommandError> {
 
 /// The future contents of the folder.
 const ENTRIES: [&str; 3] = ["edge.toml", "certs", "token"];
-const TOKEN: &str = "token/token";
-const AUTHORITY: &str = "certs/ca.crt";
+const TOKEN_FILE: &str = "token/token";
+const CA_FILE: &str = "certs/ca.crt";
 const UNIT: &str = service::unit_name(Role::Edge);
 
 // The requests to the servers of a cloud, one server after the other until one responds.
@@ -407,7 +407,7 @@ impl<'a> JoinClient<'a> {
                 token: token.to_owned(),
             },
             name: server_name(&name).map_err(|cause| CommandError::usage(cause.to_string()))?,
-            pinned: folder.unfinished().join(AUTHORITY),
+            pinned: folder.unfinished().join(CA_FILE),
             folder,
             proxy: proxy.transpose()?.flatten(),
             resolver: Resolver::system().map_err(|cause| CommandError::unavailable(cause.to_string()))?,
@@ -418,7 +418,7 @@ impl<'a> JoinClient<'a> {
     pub(crate) async fn ask(&self) -> Result<String, JoinError> {
         let (mut foreign, mut last, mut was_sent) = (None, String::new(), false);
         let mut pause = INITIAL_PAUSE;
-        for round in 0..ROUNDS {
+        for round in 0..MAX_ATTEMPTS {
             if round > 0 {
                 sleep(pause).await;
                 pause *= 2;
@@ -473,10 +473,10 @@ impl<'a> JoinClient<'a> {
             let mut block = block.as_bytes();
             rustls_pemfile::certs(&mut block).any(|der| der.is_ok_and(|der| ServerCa::pin_of(&der) == pin))
         };
-        let pinned = shown.split_inclusive(END).find(fits);
+        let pinned = shown.split_inclusive(CERTIFICATE_END).find(fits);
         let pinned =
-            pinned.ok_or_else(|| JoinAttemptError::Foreign(format!("{} {NOT_THE_CLOUD}", self.named(at))))?;
-        self.folder.rewrite(AUTHORITY, pinned).map_err(JoinAttemptError::Here)?;
+            pinned.ok_or_else(|| JoinAttemptError::Foreign(format!("{} {WRONG_CLOUD}", self.named(at))))?;
+        self.folder.rewrite(CA_FILE, pinned).map_err(JoinAttemptError::Here)?;
         let proved = self.encrypted(self.connect(&[at]).await?, at, Trust::Ca(self.pinned.clone())).await?;
         let wish = EnrolMethod::Join(self.joining.clone());
         call_enrol(proved, &authority, wish).await.map_err(|why| miss(why, true))
@@ -561,14 +561,14 @@ fn miss(why: EnrolCallError, sent: bool) -> JoinAttemptError {
 }
 
 /// The error for a server with another CA.
-const NOT_THE_CLOUD: &str = "does not belong to the cloud of this invitation, or its CA has changed; nothing \
+const WRONG_CLOUD: &str = "does not belong to the cloud of this invitation, or its CA has changed; nothing \
                              was revealed to it; check the address, or request a new invitation";
 
 /// The last line of each certificate.
-const END: &str = "-----END CERTIFICATE-----";
+const CERTIFICATE_END: &str = "-----END CERTIFICATE-----";
 
 /// Number of attempts per address, and the first pause between them, which doubles.
-const ROUNDS: u32 = 5;
+const MAX_ATTEMPTS: u32 = 5;
 const INITIAL_PAUSE: Duration = Duration::from_millis(500);
 
 /// Timeout for each step.

@@ -15,7 +15,7 @@ use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::UnixStream;
 use tokio::time::{sleep, timeout};
 
-use crate::admin::nodes::CloudNodes;
+use crate::admin::nodes::NodesResponse;
 use crate::admin::readiness::ConditionStatus;
 use crate::admin::status::{LinkStatus, Status};
 use crate::command::{CommandError, Format};
@@ -43,7 +43,7 @@ pub async fn status(
     let others = if status_report.peers.is_empty() {
         String::new()
     } else {
-        let all: CloudNodes = parse(&socket.path, &get(&socket.path, "/nodes").await?)?;
+        let all: NodesResponse = parse(&socket.path, &get(&socket.path, "/nodes").await?)?;
         // A node that has moved to a peer is not missing.
         let is_linked = |name: &str| all.nodes.iter().any(|node| node.name.eq_ignore_ascii_case(name));
         status_report.disconnected.retain(|disconnected_node| !is_linked(&disconnected_node.name));
@@ -118,7 +118,7 @@ pub(crate) fn incompatible(socket: &Path, cause: &dyn fmt::Display) -> CommandEr
 }
 
 /// Formats the nodes of all servers, or those of the peers.
-fn nodes_text(all: &CloudNodes, with_own: bool) -> String {
+fn nodes_text(all: &NodesResponse, with_own: bool) -> String {
     let own = all.servers.first().map_or("", |own| own.name.as_str());
     let mut table = Table::new(&["NODE", "SERVER", "LINKED", "ADDRESS"]);
     for node in all.nodes.iter().filter(|node| with_own || node.server != own) {
@@ -362,14 +362,14 @@ pub(crate) async fn socket(
     let mut found = Vec::new();
     for path in SocketDirs::of_user(env.runtime_dir.as_deref()).sockets(names) {
         let state = match UnixStream::connect(&path).await.map_err(|cause| cause.kind()) {
-            Ok(_) => State::Answers,
-            Err(io::ErrorKind::PermissionDenied) => State::Denied,
-            Err(_) => State::Ended,
+            Ok(_) => SocketState::Answers,
+            Err(io::ErrorKind::PermissionDenied) => SocketState::Denied,
+            Err(_) => SocketState::Ended,
         };
         found.push((state, path));
     }
     found.sort_by_key(|(state, _)| *state);
-    let mut running = found.iter().filter(|(state, _)| *state != State::Ended);
+    let mut running = found.iter().filter(|(state, _)| *state != SocketState::Ended);
     let first = running.next().or(found.first()).map(|(_, path)| path.clone());
     let others = running.map(|(_, path)| path.clone()).collect();
     first.map(|path| Socket { path, others }).ok_or_else(|| {
@@ -384,7 +384,7 @@ pub(crate) async fn socket(
 
 /// Whether the process at an admin socket answers. The best state comes first.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-enum State {
+enum SocketState {
     /// A process accepts the connection.
     Answers,
     /// This user may not connect.

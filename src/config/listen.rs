@@ -444,8 +444,8 @@ mod tests {
                        users = \"/ssh\"\nrules = [{ ports = [22] }]\n[module]\n";
 
     const PASSWORD: AuthMethods = AuthMethods { password: true, certificate: None };
-    const NOTHING: AuthMethods = AuthMethods { password: false, certificate: None };
-    const UNASKED: AuthMethods = AuthMethods { password: false, certificate: Some(false) };
+    const NO_METHOD: AuthMethods = AuthMethods { password: false, certificate: None };
+    const CERTIFICATE_NOT_REQUESTED: AuthMethods = AuthMethods { password: false, certificate: Some(false) };
     const CERTIFICATE: AuthMethods = AuthMethods { password: false, certificate: Some(true) };
 
     /// Returns the rules of `ssh` and of another module, and the errors and warnings.
@@ -494,14 +494,14 @@ mod tests {
     #[test]
     fn basic_auth_is_an_error_for_a_protocol_without_passwords() {
         for text in [SSH, "[module]\nauth = \"basic\"\nusers = \"/own\""] {
-            let (_, module, reported) = read(text, NOTHING);
+            let (_, module, reported) = read(text, NO_METHOD);
             assert_eq!(module.auth, AuthConfig::None);
             assert!(
                 reported[0].contains("module.auth: \"basic\"") && reported[0].contains("auth = \"none\""),
                 "{reported:?}"
             );
         }
-        assert_eq!(read(&format!("{SSH}auth = \"none\""), NOTHING).2, [""; 0]);
+        assert_eq!(read(&format!("{SSH}auth = \"none\""), NO_METHOD).2, [""; 0]);
         assert_eq!(read(SSH, CERTIFICATE).2, [""; 0], "the certificate replaces the password");
     }
 
@@ -512,11 +512,11 @@ mod tests {
         let may = |name| module.names.iter().any(|glob| glob.matches(name));
         assert!(may("System:kube-apiserver") && may("a.example.org") && !may("example.org"));
         assert_eq!(reported, [""; 0]);
-        assert!(read(text, UNASKED).2[0].contains("set client_ca"));
-        assert!(read(text, NOTHING).2[0].contains("module.names: unknown key"));
+        assert!(read(text, CERTIFICATE_NOT_REQUESTED).2[0].contains("set client_ca"));
+        assert!(read(text, NO_METHOD).2[0].contains("module.names: unknown key"));
         let users = "[module]\nrules = [{ users = [\"kube-apiserver\"] }]";
         assert_eq!(read(users, CERTIFICATE).2, [""; 0]);
-        assert!(read(users, UNASKED).2[0].contains("no client has a user name"));
+        assert!(read(users, CERTIFICATE_NOT_REQUESTED).2[0].contains("no client has a user name"));
     }
 
     #[test]
@@ -540,8 +540,8 @@ mod tests {
     fn an_open_listener_is_a_warning_with_the_keys_that_restrict_it() {
         for (proofs, hint) in [
             (PASSWORD, "set auth = \"basic\" or allow_from"),
-            (UNASKED, "set client_ca or allow_from"),
-            (NOTHING, "; set allow_from"),
+            (CERTIFICATE_NOT_REQUESTED, "set client_ca or allow_from"),
+            (NO_METHOD, "; set allow_from"),
         ] {
             let reported = read("[module]", proofs).2;
             let begin =

@@ -213,7 +213,7 @@ impl LinkDialer {
         let tokens = self.tokens.load();
         let to = self.servers.get(server).context("unknown server").map_err(failed("internal"))?;
         let shown = self.certificate(to).await.map_err(failed("credentials_missing"))?;
-        let patience = if self.servers.len() > 1 { FIRST_CONNECT_TIMEOUT } else { CONNECT };
+        let patience = if self.servers.len() > 1 { FIRST_CONNECT_TIMEOUT } else { CONNECT_TIMEOUT };
         let connect = async |again: Option<SocketAddr>| {
             let hint = again.map_or(hint, |at| AddressHint { to: Some(at), ..hint });
             let dialled = timeout(patience, self.dial(to, hint, patience)).await;
@@ -236,7 +236,10 @@ impl LinkDialer {
         let made = path_mtu::handshake(connect, shake).await.map_err(|DialFailure { reason, error }| {
             // A server that accepts no client certificates, or not this one, closes the connection.
             to.declined.store(shows && is_broken(&error), Relaxed);
-            DialFailure { reason, error: if shows { error.context(messages::SHOWN) } else { error } }
+            DialFailure {
+                reason,
+                error: if shows { error.context(messages::CERTIFICATE_PRESENTED) } else { error },
+            }
         });
         let link = made?;
         let is_proxied = self.proxy.as_ref().is_some_and(|proxy| proxy.applies_to(&to.at));
@@ -256,7 +259,7 @@ impl LinkDialer {
             Some(own) if alone || !to.declined.swap(false, Relaxed) => own.tls().await,
             _ => None,
         };
-        anyhow::ensure!(shown.is_some() || !alone, messages::UNPROVEN);
+        anyhow::ensure!(shown.is_some() || !alone, messages::NO_CREDENTIALS);
         Ok(shown)
     }
 
@@ -270,9 +273,10 @@ impl LinkDialer {
     ) -> Result<Link, DialFailure> {
         let shows = shown.is_some();
         let tls = TlsConnector::from(shown.unwrap_or_else(|| self.tls.load()));
-        let io = timeout(CONNECT, tls.connect(to.name.clone(), Buffered::new(socket, self.pool.clone())));
+        let io =
+            timeout(CONNECT_TIMEOUT, tls.connect(to.name.clone(), Buffered::new(socket, self.pool.clone())));
         let silent = |patience| anyhow!(messages::no_answer_within(&to.at, patience));
-        let io = io.await.map_err(|_| silent(CONNECT)).map_err(failed("tls_timeout"))?;
+        let io = io.await.map_err(|_| silent(CONNECT_TIMEOUT)).map_err(failed("tls_timeout"))?;
         let io = io.map_err(|e| match HandshakeError::of(&e) {
             HandshakeError::Stopping => failed(LinkDialError::Stopping.reason())(LinkDialError::Stopping),
             _ => failed("tls")(anyhow!(messages::no_tls(&e, &to.at, &to.name.to_str(), shows))),
@@ -369,7 +373,7 @@ fn is_broken(why: &anyhow::Error) -> bool {
 }
 
 /// Timeout for each step of connecting to a server.
-const CONNECT: Duration = Duration::from_secs(10);
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
 /// Timeout for the first step, establishing the connection, if there is another server to try.
 const FIRST_CONNECT_TIMEOUT: Duration = Duration::from_secs(4);
 

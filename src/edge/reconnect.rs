@@ -274,7 +274,7 @@ impl Reconnector {
     async fn wait_name_free(&self) {
         tokio::select! {
             () = self.link_context.drain.draining() => {}
-            () = sleep(NAME_TAKEN) => {}
+            () = sleep(NAME_CONFLICT_PAUSE) => {}
         }
     }
 
@@ -289,7 +289,7 @@ impl Reconnector {
                 self.readiness.note_until(
                     NODE_NAME_CONDITION,
                     conflict.reason,
-                    Instant::now() + CONFLICT_SHOWN_FOR,
+                    Instant::now() + CONFLICT_REPORT_TIME,
                 );
             }
             // A server sends an edge no others, except Drain: a second one has no effect.
@@ -349,23 +349,23 @@ impl SentUntilClosed {
         let is_similar = sent.abs_diff(self.bytes) <= self.bytes / 2;
         *self =
             if is_similar { Self { links: self.links + 1, ..*self } } else { Self { bytes: sent, links: 1 } };
-        self.links == ALIKE_LINKS
+        self.links == SIMILAR_LINKS
     }
 }
 
 /// Less than the default limits of proxies.
 const MIN_BODY_LIMIT: u64 = 256 * 1024;
 /// Number of links in a row that are closed after similar numbers of bytes, before this is reported.
-const ALIKE_LINKS: u32 = 3;
+const SIMILAR_LINKS: u32 = 3;
 const BODY_LIMIT: &str = "a proxy between this edge and the server seems to limit the size of a request; remove the limit, in nginx \
                           with client_max_body_size 0";
 
 /// Mean interval of attempts to reach preferred servers; it varies randomly by half.
 const FAIL_BACK_INTERVAL: Duration = Duration::from_secs(60);
 /// Time to wait while another machine uses this node's name.
-const NAME_TAKEN: Duration = Duration::from_secs(30);
-/// Time for which a name conflict is reported. The other machine retries within [`NAME_TAKEN`] if it is still alive.
-const CONFLICT_SHOWN_FOR: Duration = Duration::from_secs(90);
+const NAME_CONFLICT_PAUSE: Duration = Duration::from_secs(30);
+/// Time for which a name conflict is reported. The other machine retries within [`NAME_CONFLICT_PAUSE`] if it is still alive.
+const CONFLICT_REPORT_TIME: Duration = Duration::from_secs(90);
 
 // Reaction to changes of the machine's network.
 
@@ -388,13 +388,13 @@ impl Reconnector {
             if !self.uplinks.is_linked() {
                 self.redial.notify_one();
             }
-            sleep(BETWEEN_CHANGES).await;
+            sleep(CHANGE_DEBOUNCE).await;
         }
     }
 }
 
 /// Debounce time: further changes within it are handled together at its end.
-const BETWEEN_CHANGES: Duration = Duration::from_secs(1);
+const CHANGE_DEBOUNCE: Duration = Duration::from_secs(1);
 
 // Replaced links: a link to a server that the edge leaves, and an unresponsive link.
 
@@ -477,7 +477,7 @@ impl Reconnector {
                 Ok(link) => {
                     let started = Instant::now();
                     if self.classify_sessions(busy, link, &mut sorting).await {
-                        cooldown_until = Instant::now() + NOTICED;
+                        cooldown_until = Instant::now() + DEAD_LINK_DETECTION;
                     }
                     backoff.on_attempt_end(started.elapsed(), false);
                 }
@@ -529,7 +529,7 @@ impl Reconnector {
         let (keeper, span) = (self.clone(), info_span!("interactive"));
         self.link_context.drain.spawn(span, keeper.serve_interactive(link, busy.clone(), cancelled));
         // No session migrates before the link has answered, and the server waits for this ping.
-        if !interactive_link.ping_within(INITIAL_ANSWER).await {
+        if !interactive_link.ping_within(FIRST_ANSWER_TIMEOUT).await {
             info!(link = %interactive_link.id, "interactive link does not answer, no sessions migrated");
             interactive_link.close();
             return false;
@@ -594,15 +594,15 @@ impl Reconnector {
 
 /// Returns true if bulk traffic delays other sessions on a link with this minimum RTT. Returns false if it is unknown.
 fn is_long(least: Option<Duration>) -> bool {
-    least.is_some_and(|rtt| rtt >= LONG_RTT)
+    least.is_some_and(|rtt| rtt >= MIN_INTERACTIVE_RTT)
 }
 
 /// Minimum RTT for an interactive link. With a shorter one, bulk traffic delays other sessions only briefly.
-const LONG_RTT: Duration = Duration::from_millis(5);
+const MIN_INTERACTIVE_RTT: Duration = Duration::from_millis(5);
 /// Timeout for a new interactive link to prove that both directions work.
-const INITIAL_ANSWER: Duration = Duration::from_secs(5);
+const FIRST_ANSWER_TIMEOUT: Duration = Duration::from_secs(5);
 /// Time in which a server detects a dead link. Afterwards its sessions are on the busy link.
-const NOTICED: Duration = Duration::from_secs(15);
+const DEAD_LINK_DETECTION: Duration = Duration::from_secs(15);
 /// Time without bulk traffic after which the interactive link is closed.
 const UNUSED_TIMEOUT: Duration = Duration::from_secs(60);
 

@@ -20,7 +20,7 @@ use tunnel_net::resolver::Resolver;
 /// Invitations, and the tokens of nodes that have used one. Times are seconds since 1970.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
-pub struct EnrolmentState {
+pub struct Enrolments {
     /// Invitations by the hash of their secret.
     invitations: BTreeMap<SecretHash, Invitation>,
     /// Tokens by the node's name in lower case.
@@ -32,7 +32,7 @@ pub struct EnrolmentState {
 #[serde(transparent)]
 pub struct SecretHash(String);
 
-/// An invitation of one node in the [`EnrolmentState`], stored under the hash of its code.
+/// An invitation of one node in the [`Enrolments`], stored under the hash of its code.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 struct Invitation {
     /// Name of the node in lower case.
@@ -93,7 +93,7 @@ impl SecretHash {
     }
 }
 
-impl EnrolmentState {
+impl Enrolments {
     /// Parses the output of [`Self::to_text`]; an empty text has no nodes.
     ///
     /// # Errors
@@ -128,7 +128,7 @@ impl EnrolmentState {
     ) -> Result<(), TooManyInvitations> {
         let node = small(node);
         self.invitations.retain(|_, one| {
-            one.until.saturating_add(REMEMBERED) > now && (one.used_for.is_some() || one.node != node)
+            one.until.saturating_add(EXPIRED_RETENTION) > now && (one.used_for.is_some() || one.node != node)
         });
         let open = self.invitations.values().filter(|one| one.used_for.is_none()).count();
         if open >= MAX_OPEN {
@@ -223,14 +223,14 @@ fn small(node: &NodeName) -> String {
 }
 
 /// Time in seconds after which expired invitations are removed. Until then a late machine learns the reason.
-const REMEMBERED: u64 = 24 * 3600;
+const EXPIRED_RETENTION: u64 = 24 * 3600;
 
 /// Maximum number of open invitations: operators create one for each machine being set up.
 const MAX_OPEN: usize = 1000;
 
 // A text that all servers of a cloud share and may change: in a file, in etcd, or in a Secret of Kubernetes.
 
-/// The store of the text of an [`EnrolmentState`], shared by all servers: a file, etcd, or a Secret of Kubernetes.
+/// The store of the text of the [`Enrolments`], shared by all servers: a file, etcd, or a Secret of Kubernetes.
 pub trait SharedState: fmt::Debug + Send {
     /// Reads the text.
     ///
@@ -255,7 +255,7 @@ pub trait SharedState: fmt::Debug + Send {
 /// Error reading or writing the shared text of invitations and tokens. Only its text is used.
 pub type SharedStateError = Box<dyn std::error::Error + Send + Sync>;
 
-/// The text of an [`EnrolmentState`] as read from its store. It is given back when writing, to detect another server's
+/// The text of the [`Enrolments`] as read from its store. It is given back when writing, to detect another server's
 /// change.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Revision {
@@ -394,8 +394,8 @@ mod tests {
         SecretHash::of(secret)
     }
 
-    fn invited() -> EnrolmentState {
-        let mut enrolled = EnrolmentState::default();
+    fn invited() -> Enrolments {
+        let mut enrolled = Enrolments::default();
         enrolled.invite(of("secret"), &node("edge7"), 1000, 0).unwrap();
         enrolled
     }
@@ -454,7 +454,7 @@ mod tests {
             enrolled.invite(of(&n.to_string()), &node(&format!("n{n}")), 1000, 0).unwrap();
         }
         assert_eq!(enrolled.invite(of("more"), &node("more"), 1000, 0), Err(TooManyInvitations));
-        enrolled.invite(of("later"), &node("later"), 100_000, 1000 + REMEMBERED).unwrap();
+        enrolled.invite(of("later"), &node("later"), 100_000, 1000 + EXPIRED_RETENTION).unwrap();
         assert_eq!(enrolled.invitations.len(), 1);
     }
 
@@ -463,11 +463,11 @@ mod tests {
         let mut enrolled = invited();
         enrolled.join(&of("secret"), &node("edge7"), of("token"), 1).unwrap();
         let text = enrolled.to_text();
-        assert_eq!(EnrolmentState::parse(&text), Ok(enrolled));
+        assert_eq!(Enrolments::parse(&text), Ok(enrolled));
         let text = String::from_utf8(text).unwrap();
         assert!(!text.contains("\"secret\"") && !text.contains("\"token\""), "{text}");
-        assert_eq!(EnrolmentState::parse(b" \n"), Ok(EnrolmentState::default()));
-        assert!(EnrolmentState::parse(b"{\"nodes\":[]}").unwrap_err().contains("not written by a server"));
+        assert_eq!(Enrolments::parse(b" \n"), Ok(Enrolments::default()));
+        assert!(Enrolments::parse(b"{\"nodes\":[]}").unwrap_err().contains("not written by a server"));
     }
 }
 

@@ -8,7 +8,7 @@ use tunnel_net::pki::CertificateAuthority;
 use super::*;
 
 /// Servers that share a file.
-fn servers(place: &std::path::Path, count: usize) -> Vec<Arc<Enrolment>> {
+fn servers(place: &std::path::Path, count: usize) -> Vec<Arc<SharedEnrolments>> {
     let authority = CertificateAuthority::new("ours", Duration::from_secs(3600)).unwrap();
     let (ca, cert, key) = (place.join("ca.crt"), place.join("cloud.crt"), place.join("cloud.key"));
     let other = CertificateAuthority::new("other", Duration::from_secs(3600)).unwrap();
@@ -16,7 +16,7 @@ fn servers(place: &std::path::Path, count: usize) -> Vec<Arc<Enrolment>> {
     authority.server(&["cloud.test"]).unwrap().write(&cert, &key).unwrap();
     let server = || {
         let authority = ServerCa::load(ca.clone(), cert.clone()).unwrap();
-        Enrolment::new(Box::new(FileSharedState::new(place.join("enrolled"))), authority)
+        SharedEnrolments::new(Box::new(FileSharedState::new(place.join("enrolled"))), authority)
     };
     (0..count).map(|_| server()).collect()
 }
@@ -68,7 +68,7 @@ async fn a_revocation_whose_response_was_lost_is_not_reported_as_without_effect(
     for end in [WriteEnd::Conflict, WriteEnd::Error] {
         let place = tempfile::tempdir().unwrap();
         let (store, servers) = (LossyStore::default(), servers(place.path(), 1));
-        let server = Enrolment::new(Box::new(store.clone()), servers[0].authority.clone());
+        let server = SharedEnrolments::new(Box::new(store.clone()), servers[0].authority.clone());
         server.invite(&node(), HOUR, "test").await.unwrap();
         store.0.lock().1 = Some(end);
         assert!(server.revoke(&node(), "test").await.unwrap(), "{end:?}");
@@ -127,7 +127,7 @@ async fn an_invitation_contains_the_pin_of_the_signing_ca_and_a_host_name() {
 async fn wrong_codes_read_the_store_once_a_second_and_exclude_no_right_one() {
     let place = tempfile::tempdir().unwrap();
     let (store, servers) = (LossyStore::default(), servers(place.path(), 1));
-    let server = || Enrolment::new(Box::new(store.clone()), servers[0].authority.clone());
+    let server = || SharedEnrolments::new(Box::new(store.clone()), servers[0].authority.clone());
     let (here, peer, started) = (server(), server(), Instant::now());
     let guess = async |n: usize| here.join(FROM, &n.to_string(), "edge7", &token(1)).await;
     for n in 0..40 {

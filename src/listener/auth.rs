@@ -115,7 +115,7 @@ impl PasswordChecker {
             turns: FairLimiter::new(Limits {
                 permits: max_concurrent(),
                 per_source: usize::MAX,
-                waiting: WAITING,
+                waiting: MAX_WAITING_LOGINS,
                 idle_timeout: None,
             }),
         }
@@ -164,7 +164,7 @@ impl PasswordChecker {
     }
 
     /// Returns an error if this source sent too many wrong passwords for this user within a minute.
-    fn check_throttle(&self, who: &Who) -> Result<(), Denial> {
+    fn check_throttle(&self, who: &ThrottleKey) -> Result<(), Denial> {
         let barred = self.failures.lock().check(who, Instant::now());
         if barred { Err(Denial::WrongPasswords) } else { Ok(()) }
     }
@@ -240,7 +240,7 @@ fn max_concurrent() -> usize {
 }
 
 /// Maximum number of waiting logins, over all sources.
-const WAITING: usize = 256;
+const MAX_WAITING_LOGINS: usize = 256;
 
 /// Timeout for a waiting login, which is then denied as busy.
 const LOGIN_TIMEOUT: Duration = Duration::from_secs(5);
@@ -261,7 +261,7 @@ impl LoginCache {
 
     pub(crate) fn add(&mut self, print: u128, now: Instant) {
         while let Some((since, oldest)) = self.order.front().copied() {
-            if self.order.len() < RECENT && now.saturating_duration_since(since) < LOGIN_TTL {
+            if self.order.len() < MAX_CACHED_LOGINS && now.saturating_duration_since(since) < LOGIN_TTL {
                 break;
             }
             self.order.pop_front();
@@ -279,7 +279,7 @@ impl LoginCache {
 pub(crate) const LOGIN_TTL: Duration = Duration::from_secs(60);
 
 /// Maximum number of cached logins, about 100 bytes each.
-const RECENT: usize = 16 * 1024;
+const MAX_CACHED_LOGINS: usize = 16 * 1024;
 
 // Counts wrong passwords, and delays sources with too many.
 
@@ -287,14 +287,14 @@ const RECENT: usize = 16 * 1024;
 ///
 /// A source that tries many names does not push out the failures of others.
 #[derive(Debug)]
-struct LoginThrottle(FairMap<Source, Who, Count>);
+struct LoginThrottle(FairMap<Source, ThrottleKey, FailureCounter>);
 
 /// A source, and a keyed hash of a user name.
-type Who = (Source, u64);
+type ThrottleKey = (Source, u64);
 
 /// The number of recent failures of one source and user.
 #[derive(Debug)]
-struct Count {
+struct FailureCounter {
     failed: u32,
     since: Instant,
 }
@@ -306,25 +306,25 @@ impl LoginThrottle {
     }
 
     /// Returns true if this source and user failed too often, so that their next password must not be checked yet.
-    fn check(&self, who: &Who, now: Instant) -> bool {
-        let recent = |count: &&Count| now.saturating_duration_since(count.since) < WINDOW;
-        self.0.get(who).filter(recent).is_some_and(|count| count.failed >= ALLOWED)
+    fn check(&self, who: &ThrottleKey, now: Instant) -> bool {
+        let recent = |count: &&FailureCounter| now.saturating_duration_since(count.since) < THROTTLE_WINDOW;
+        self.0.get(who).filter(recent).is_some_and(|count| count.failed >= MAX_WRONG_PASSWORDS)
     }
 
     /// Records a failure.
-    fn add(&mut self, who: Who, now: Instant) {
+    fn add(&mut self, who: ThrottleKey, now: Instant) {
         let Some(count) = self.0.renew(&who, now) else {
-            self.0.insert(&who.0.clone(), who, Count { failed: 1, since: now }, now);
+            self.0.insert(&who.0.clone(), who, FailureCounter { failed: 1, since: now }, now);
             return;
         };
-        if now.saturating_duration_since(count.since) >= WINDOW {
+        if now.saturating_duration_since(count.since) >= THROTTLE_WINDOW {
             (count.failed, count.since) = (0, now);
         }
         count.failed += 1;
     }
 
     /// Removes the failures after a correct password.
-    fn forget(&mut self, who: &Who) {
+    fn forget(&mut self, who: &ThrottleKey) {
         self.0.remove(who);
     }
 }
@@ -332,10 +332,10 @@ impl LoginThrottle {
 /// Maximum number of entries (source and user); about 300 bytes each.
 const MAX_KEYS: usize = 4096;
 
-/// Wrong passwords within [`WINDOW`] after which no more are checked until it ends.
-const ALLOWED: u32 = 10;
+/// Wrong passwords within [`THROTTLE_WINDOW`] after which no more are checked until it ends.
+const MAX_WRONG_PASSWORDS: u32 = 10;
 
-const WINDOW: Duration = Duration::from_secs(60);
+const THROTTLE_WINDOW: Duration = Duration::from_secs(60);
 
 #[cfg(test)]
 mod tests;
@@ -347,13 +347,13 @@ mod recent_tests {
     #[test]
     fn the_login_cache_is_bounded_and_expires() {
         let (mut recent, now) = (LoginCache::default(), Instant::now());
-        for print in 0..3 * RECENT as u128 {
+        for print in 0..3 * MAX_CACHED_LOGINS as u128 {
             recent.add(print, now);
             recent.add(print, now);
             assert!(recent.holds(print, now));
         }
-        assert!(recent.since.len() <= RECENT && recent.order.len() <= RECENT);
-        assert!(!recent.holds(3 * RECENT as u128 - 1, now + LOGIN_TTL));
+        assert!(recent.since.len() <= MAX_CACHED_LOGINS && recent.order.len() <= MAX_CACHED_LOGINS);
+        assert!(!recent.holds(3 * MAX_CACHED_LOGINS as u128 - 1, now + LOGIN_TTL));
     }
 }
 
@@ -368,7 +368,7 @@ mod failures_tests {
     #[test]
     fn failures_of_one_source_evict_only_its_own() {
         let (mut failures, now) = (LoginThrottle::new(), Instant::now());
-        for _ in 0..ALLOWED {
+        for _ in 0..MAX_WRONG_PASSWORDS {
             failures.add((source(1), 0), now);
         }
         for name in 0..3 * MAX_KEYS as u64 {

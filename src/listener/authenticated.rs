@@ -9,7 +9,7 @@ use tracing::{Span, info};
 
 use crate::config::server::{Tls, TlsVersion};
 use crate::listener::admission::basis::ClientIdentity;
-use crate::listener::admission::heads::WAITING;
+use crate::listener::admission::heads::MAX_PENDING;
 use crate::listener::admission::{Admission, HandshakeOutcome, ListenerProtocol};
 use crate::listener::denial::Denial;
 use crate::listener::{FileKind, ListenerFile, ListenerSetup};
@@ -25,7 +25,7 @@ use tunnel_proto::frame::Category;
 
 /// A listener over TLS. A client that presents a certificate is identified by its names.
 #[derive(Debug)]
-pub struct OverTls<F> {
+pub struct TlsListenerProtocol<F> {
     protocol: F,
     acceptor: TlsHandshaker,
     pool: BufferPool,
@@ -33,16 +33,16 @@ pub struct OverTls<F> {
 
 /// A listener on a unix socket. A client is identified as its local user: `uid=0` for root.
 #[derive(Debug)]
-pub struct OverUnix<F>(pub F);
+pub struct UnixListenerProtocol<F>(pub F);
 
-impl<F> OverTls<F> {
+impl<F> TlsListenerProtocol<F> {
     /// Wraps a listener in TLS.
     pub fn new(protocol: F, tls: Reload<ServerTls>, pool: BufferPool) -> Self {
-        Self { protocol, acceptor: TlsHandshaker::new(tls, pool.clone(), WAITING), pool }
+        Self { protocol, acceptor: TlsHandshaker::new(tls, pool.clone(), MAX_PENDING), pool }
     }
 }
 
-impl<F: ListenerProtocol<TlsSocket>> ListenerProtocol<TcpStream> for OverTls<F> {
+impl<F: ListenerProtocol<TlsSocket>> ListenerProtocol<TcpStream> for TlsListenerProtocol<F> {
     type Connection = F::Connection;
 
     fn category(&self) -> Category {
@@ -91,7 +91,7 @@ impl<F: ListenerProtocol<TlsSocket>> ListenerProtocol<TcpStream> for OverTls<F> 
     }
 }
 
-impl<F: ListenerProtocol<UnixStream>> ListenerProtocol<UnixStream> for OverUnix<F> {
+impl<F: ListenerProtocol<UnixStream>> ListenerProtocol<UnixStream> for UnixListenerProtocol<F> {
     type Connection = F::Connection;
 
     fn category(&self) -> Category {

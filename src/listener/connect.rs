@@ -311,7 +311,7 @@ fn target(head: &Parts) -> Result<Target, NameError> {
     match head.uri.authority() {
         Some(authority) if plain => authority.as_str().parse(),
         // An absolute URL is not a target: its text has no port at its end.
-        _ => Err(NameError::Port(requested.chars().take(EXCERPT).collect())),
+        _ => Err(NameError::Port(requested.chars().take(MAX_EXCERPT).collect())),
     }
 }
 
@@ -322,7 +322,7 @@ fn has_body(head: &HeaderMap) -> bool {
 }
 
 /// Maximum number of characters of a bad target that the error contains.
-const EXCERPT: usize = 64;
+const MAX_EXCERPT: usize = 64;
 
 #[cfg(test)]
 mod tests;

@@ -335,7 +335,7 @@ impl Denial {
             Self::BadTarget(_) => {
                 (S::BAD_REQUEST, "bad_target", "use <node>:<port> as the target, for example node1:22")
             }
-            Self::Forbidden(_) => (S::FORBIDDEN, "forbidden", ASK_OPERATOR),
+            Self::Forbidden(_) => (S::FORBIDDEN, "forbidden", FORBIDDEN_HINT),
             Self::Method => (
                 S::METHOD_NOT_ALLOWED,
                 "method",
@@ -355,21 +355,21 @@ impl Denial {
             Self::Request(_) => {
                 (S::BAD_REQUEST, "bad_request", "check what the client, or a proxy in between, sends")
             }
-            Self::NoNodeInHost => node_not_named(NO_NODE),
+            Self::NoNodeInHost => node_not_named(KUBELET_NODE_HINT),
             Self::NoHost => node_not_named("use the node's name in the URL: http://<node>:<port>/"),
-            Self::UpstreamFailed(_) => (S::BAD_GATEWAY, "upstream_no_response", NO_ANSWER),
-            Self::UpstreamTimeout(_) => (S::GATEWAY_TIMEOUT, "upstream_timeout", NO_ANSWER),
+            Self::UpstreamFailed(_) => (S::BAD_GATEWAY, "upstream_no_response", UPSTREAM_HINT),
+            Self::UpstreamTimeout(_) => (S::GATEWAY_TIMEOUT, "upstream_timeout", UPSTREAM_HINT),
             Self::TargetTls(fault) => (S::BAD_GATEWAY, "target_tls", target_tls(fault)),
-            Self::Credentials => (S::PROXY_AUTHENTICATION_REQUIRED, "credentials_missing", GIVE_PASSWORD),
-            Self::NotBasic => (S::PROXY_AUTHENTICATION_REQUIRED, "credentials_invalid", GIVE_PASSWORD),
-            Self::Password(_) => (S::PROXY_AUTHENTICATION_REQUIRED, "credentials_invalid", CHECK_PASSWORD),
+            Self::Credentials => (S::PROXY_AUTHENTICATION_REQUIRED, "credentials_missing", LOGIN_HINT),
+            Self::NotBasic => (S::PROXY_AUTHENTICATION_REQUIRED, "credentials_invalid", LOGIN_HINT),
+            Self::Password(_) => (S::PROXY_AUTHENTICATION_REQUIRED, "credentials_invalid", PASSWORD_HINT),
             Self::NoNode(_) => node_not_named(
                 "use the node's name, or list the address in [server.addresses] of every server",
             ),
             Self::NotLocated(why) => not_located(why),
-            Self::OffLimits(_) => (S::FORBIDDEN, "target_forbidden", USE_NODE_NAME),
-            Self::Direct(refusal) => not_dialled(refusal, ALLOW_CLIENTS),
-            Self::DirectDenied(refusal) => not_dialled(refusal, ALLOW_EDGES),
+            Self::OffLimits(_) => (S::FORBIDDEN, "target_forbidden", NODE_NAME_HINT),
+            Self::Direct(refusal) => not_dialled(refusal, DIRECT_TARGETS_HINT),
+            Self::DirectDenied(refusal) => not_dialled(refusal, EDGE_TARGETS_HINT),
             Self::OwnNode(_) => (
                 S::MISDIRECTED_REQUEST,
                 "target_is_local_node",
@@ -400,9 +400,9 @@ fn node_not_connected(hint: &'static str) -> (StatusCode, &'static str, &'static
 /// Returns the hint for a failed TLS handshake of this process with a target.
 fn target_tls(fault: &HandshakeError) -> &'static str {
     match fault {
-        fault if fault.is_of_the_certificate() => TARGET_CERTIFICATE,
-        HandshakeError::AlertReceived(_) => OUR_CERTIFICATE,
-        _ => TARGET_TLS,
+        fault if fault.is_of_the_certificate() => TARGET_CA_HINT,
+        HandshakeError::AlertReceived(_) => TARGET_CERT_HINT,
+        _ => TARGET_TLS_HINT,
     }
 }
 
@@ -527,35 +527,35 @@ fn in_general(code: ErrorCode) -> &'static str {
 const BUSY: (StatusCode, &str, &str) =
     (StatusCode::SERVICE_UNAVAILABLE, "overloaded", "try again in a moment");
 /// Hint for missing credentials. `nc` can prompt for a password only at a terminal.
-const GIVE_PASSWORD: &str = "give the proxy a user name and a password: curl -x http://user:password@..., ssh with \
+const LOGIN_HINT: &str = "give the proxy a user name and a password: curl -x http://user:password@..., ssh with \
                              ProxyCommand \"ncat --proxy-auth user:password ...\"; nc -P user prompts for the password, \
                              but only at a terminal";
-const CHECK_PASSWORD: &str =
+const PASSWORD_HINT: &str =
     "check the user and the password; the operator of this port finds the users in the file set as users";
-const ASK_OPERATOR: &str = "ask the operator of this port to allow it in allow_from, names or rules";
-const USE_NODE_NAME: &str = "use a node's name; for a port on the node's loopback use <node>:<port>";
+const FORBIDDEN_HINT: &str = "ask the operator of this port to allow it in allow_from, names or rules";
+const NODE_NAME_HINT: &str = "use a node's name; for a port on the node's loopback use <node>:<port>";
 /// Hint at a port for kubelets if the node is unknown.
-const NO_NODE: &str = "use the node's name; kube-apiserver always does with --kubelet-certificate-authority; without it, a \
+const KUBELET_NODE_HINT: &str = "use the node's name; kube-apiserver always does with --kubelet-certificate-authority; without it, a \
                        server with access to Kubernetes finds the node by the pod";
 /// Hint for an invalid response.
-const NO_ANSWER: &str = "check the log of the service at that port of the node and whether it speaks HTTP; if it requires a \
+const UPSTREAM_HINT: &str = "check the log of the service at that port of the node and whether it speaks HTTP; if it requires a \
                          client certificate, check target_cert of [server.https] or, without that, cert and key of \
                          [edge.target_tls] in that node's config";
 /// Hint if a target's certificate is not trusted.
-const TARGET_CERTIFICATE: &str = "set target_ca of [server.https] to the CA that signs kubelets' certificates; each \
+const TARGET_CA_HINT: &str = "set target_ca of [server.https] to the CA that signs kubelets' certificates; each \
                                   certificate must contain its node's name, as those issued by the cluster do \
                                   (serverTLSBootstrap); for kubelets' self-signed certificates, set \
                                   target_insecure_skip_verify = true";
 /// Hint if a target does not trust this process's certificate.
-const OUR_CERTIFICATE: &str = "check which CA signed target_cert of [server.https]: for a kubelet it must be in its \
+const TARGET_CERT_HINT: &str = "check which CA signed target_cert of [server.https]: for a kubelet it must be in its \
                                --client-ca-file";
 /// Hint for other failures of a TLS handshake with a target.
-const TARGET_TLS: &str = "check the target's log; a kubelet with serverTLSBootstrap fails like this until its certificate \
+const TARGET_TLS_HINT: &str = "check the target's log; a kubelet with serverTLSBootstrap fails like this until its certificate \
                           request is approved: kubectl get csr";
 /// Hint for a target that servers may not dial for clients.
-const ALLOW_CLIENTS: &str = "add the target to [server.direct] targets of every server";
+const DIRECT_TARGETS_HINT: &str = "add the target to [server.direct] targets of every server";
 /// Hint for a target that servers may not dial for edges.
-const ALLOW_EDGES: &str = "add the target to [server.edge_access] targets of every server";
+const EDGE_TARGETS_HINT: &str = "add the target to [server.edge_access] targets of every server";
 /// TLS record type of alerts.
 const ALERT: u8 = 21;
 /// Level of an alert that ends the connection.

@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 use crate::config::listen::{self, AccessConfig, AuthMethods, ListenAddress};
 use crate::config::table::ConfigTable;
 use crate::config::{Diagnostics, value};
-use crate::listener::authenticated::{ListenerTlsConfig, OverTls, OverUnix};
+use crate::listener::authenticated::{ListenerTlsConfig, TlsListenerProtocol, UnixListenerProtocol};
 use crate::listener::connect::Connect;
 use crate::listener::{
     BoundListener, ListenerConfig, ListenerDeps, ListenerFile, ListenerKind, ListenerSetup,
@@ -106,14 +106,16 @@ impl ListenerConfig for EgressConfig {
                 let (access, tls, listener) = (access?, tls?, listener?);
                 BoundListener::tcp(KIND.name, listener, access, move |deps: &ListenerDeps| {
                     deps.files.watch("tls", &tls);
-                    OverTls::new(Connect(Category::Egress), tls, deps.context.pool.clone())
+                    TlsListenerProtocol::new(Connect(Category::Egress), tls, deps.context.pool.clone())
                 })
             }
             Self::Unix { path, access } => {
                 let access = setup.policies.prepare("server.egress", access, setup.startup);
                 let listener = setup.startup.bind_local("server.egress.listen", path);
                 let (access, listener) = (access?, listener?);
-                BoundListener::new(KIND.name, listener, access, |_| OverUnix(Connect(Category::Egress)))
+                BoundListener::new(KIND.name, listener, access, |_| {
+                    UnixListenerProtocol(Connect(Category::Egress))
+                })
             }
         };
         Ok(vec![port])
@@ -165,7 +167,7 @@ fn unix(
 ) -> EgressConfig {
     let proofs = AuthMethods { password: false, certificate: Some(true) };
     let access = AccessConfig::read(table, proofs, inherited, report);
-    for key in USELESS {
+    for key in TCP_ONLY_KEYS {
         if table.has(key) {
             let expected = "remove it; only the socket file's owner can connect, and without TLS";
             table.error(key, Some("set, but listen is a Unix socket".to_owned()), expected, report);
@@ -178,7 +180,7 @@ fn unix(
 }
 
 /// Keys that have no meaning with a Unix socket.
-const USELESS: [&str; 8] =
+const TCP_ONLY_KEYS: [&str; 8] =
     ["cert", "key", "client_ca", "names", "allow_from", "proxy_protocol", "auth", "users"];
 
 #[cfg(test)]

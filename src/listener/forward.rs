@@ -74,7 +74,7 @@ pub(crate) async fn forward<C: Connection>(
         // Most heads are short, so the connection of a long one is parsed again, with more memory, and not reused.
         match context.long_heads.try_acquire(&source) {
             Ok(_permit) => {
-                let Served { mut socket, buffered, .. } = served;
+                let FinishedClient { mut socket, buffered, .. } = served;
                 let until = clock.deadline(false).map_or_else(Instant::now, Deadline::at);
                 let Ok(Ok((ahead, url_end))) = timeout_at(until, shorten(&mut socket, buffered)).await else {
                     return HandshakeOutcome::Failed { reason: "header_timeout", socket: Some(socket) };
@@ -92,7 +92,7 @@ pub(crate) async fn forward<C: Connection>(
 }
 
 /// A client's connection that is no longer served, with the unread bytes.
-struct Served<C> {
+struct FinishedClient<C> {
     ended: ServeEnd,
     socket: C,
     buffered: Bytes,
@@ -106,9 +106,9 @@ async fn serve<C: Connection>(
     server: http1::Builder,
     exchange: &Exchange<'_>,
     drain: &Drain,
-) -> Served<C> {
+) -> FinishedClient<C> {
     let clock = Arc::clone(&io.clock);
-    let answer = |request| -> Answering<'_> { Box::pin(exchange.answer(request)) };
+    let answer = |request| -> ResponseFuture<'_> { Box::pin(exchange.answer(request)) };
     let mut connection = server.serve_connection(TokioIo::new(io), service_fn(answer));
     let mut draining = pin!(drain.draining());
     let mut silence = pin!(sleep_until(Instant::now()));
@@ -149,15 +149,16 @@ async fn serve<C: Connection>(
     let io = parts.io.into_inner();
     let rejected = io.rejected;
     let (socket, buffered) = io.into_parts(parts.read_buf);
-    Served { ended, socket, buffered, rejected }
+    FinishedClient { ended, socket, buffered, rejected }
 }
 
-type Answering<'a> = Pin<Box<dyn Future<Output = Result<Response<ResponseBody>, Infallible>> + Send + 'a>>;
+type ResponseFuture<'a> =
+    Pin<Box<dyn Future<Output = Result<Response<ResponseBody>, Infallible>> + Send + 'a>>;
 
 /// Returns the outcome of serving a client, with its connection if that is still open. `limits` are those of a head:
 /// bytes, and fields.
 async fn finish<C: Connection>(
-    served: Served<C>,
+    served: FinishedClient<C>,
     exchange: Exchange<'_>,
     limits: (usize, usize),
     context: &ListenerContext,
@@ -165,7 +166,7 @@ async fn finish<C: Connection>(
     if let Some(status) = served.rejected {
         return refuse(served, exchange, bad_head(status, limits.0, limits.1)).await;
     }
-    let Served { ended, mut socket, buffered, .. } = served;
+    let FinishedClient { ended, mut socket, buffered, .. } = served;
     let error = match (ended, exchange.end()) {
         (ServeEnd::Hyper(Ok(())), Some(session)) => {
             return HandshakeOutcome::Opened { session, socket, buffered };
@@ -200,11 +201,11 @@ async fn finish<C: Connection>(
 
 /// Responds to a head that cannot be parsed.
 async fn refuse<C: Connection>(
-    served: Served<C>,
+    served: FinishedClient<C>,
     exchange: Exchange<'_>,
     denial: Denial,
 ) -> HandshakeOutcome<C> {
-    let Served { ended, mut socket, .. } = served;
+    let FinishedClient { ended, mut socket, .. } = served;
     let reason = match &ended {
         ServeEnd::Hyper(Err(error)) => header_failure(error),
         _ => "reset",
@@ -546,7 +547,7 @@ impl<C: Connection> ClientIo<C> {
     }
 
     fn watch(&mut self, cx: &mut Context<'_>) {
-        let mut space = [0; AHEAD];
+        let mut space = [0; READ_AHEAD_BYTES];
         let mut room = ReadBuf::new(&mut space);
         if self.ended.is_none()
             && let Poll::Ready(read) = self.poll_read_io(cx, &mut room)
@@ -624,7 +625,7 @@ impl<C: Connection> AsyncWrite for ClientIo<C> {
 }
 
 /// Maximum number of bytes to read ahead. Usually there are none.
-const AHEAD: usize = 1024;
+const READ_AHEAD_BYTES: usize = 1024;
 
 #[cfg(test)]
 mod tests;

@@ -215,7 +215,7 @@ impl<C: Connection + 'static> ListenerProtocol<C> for Proxy {
             return HandshakeOutcome::Failed { reason: "header_missing", socket: Some(socket) };
         };
         let connects = begin == CONNECT;
-        let socket = Hooked { io: socket, hook: Begun(begin) };
+        let socket = Hooked { io: socket, hook: ReplayedBytes(begin) };
         let served = if connects {
             connect::handshake(socket, admission).await
         } else {
@@ -257,9 +257,9 @@ async fn start<C: AsyncRead + Unpin>(socket: &mut C) -> io::Result<Vec<u8>> {
 
 /// The bytes already read from a stream, which are read again first.
 #[derive(Debug)]
-struct Begun(Vec<u8>);
+struct ReplayedBytes(Vec<u8>);
 
-impl<T: AsyncRead + Unpin> ReadHook<T> for Begun {
+impl<T: AsyncRead + Unpin> ReadHook<T> for ReplayedBytes {
     fn poll_read(
         &mut self,
         io: Pin<&mut T>,

@@ -16,7 +16,7 @@ use crate::config::listen::{self, AccessConfig, AuthMethods};
 use crate::config::table::ConfigTable;
 use crate::config::{Diagnostics, WarningKind, value};
 use crate::listener::admission::{Admission, HandshakeOutcome, ListenerProtocol};
-use crate::listener::authenticated::{ListenerTlsConfig, OverTls};
+use crate::listener::authenticated::{ListenerTlsConfig, TlsListenerProtocol};
 use crate::listener::denial::Denial;
 use crate::listener::http::{NodePort, NodePortConfig, NodePorts, bind, by_text, node_ports, warn_if_open};
 use crate::listener::{
@@ -302,7 +302,7 @@ impl ListenerConfig for HttpsConfig {
                         }
                     }
                     let port = NodePort::new(stands_for, category, targets, deps);
-                    OverTls::new(port, tls, deps.context.pool.clone())
+                    TlsListenerProtocol::new(port, tls, deps.context.pool.clone())
                 }))
             }
             (None, PortTarget::Target(target)) => {

@@ -134,7 +134,7 @@ pub(crate) fn read(
     }
     // There is no load balancer between the kernel and its listeners.
     let default = AccessConfig { proxy_protocol: Networks::default(), ..inherited.clone() };
-    intercept.access = AccessConfig::read(&mut table, PROOFS, &default, report);
+    intercept.access = AccessConfig::read(&mut table, AUTH_METHODS, &default, report);
     let InterceptConfig { access, forwarded_networks, .. } = &intercept;
     if !forwarded_networks.is_empty() {
         let at = SocketAddr::new(Ipv4Addr::UNSPECIFIED.into(), intercept.port.0);
@@ -144,7 +144,7 @@ pub(crate) fn read(
         fenced.warn_if_open(
             table.key("forwarded_networks"),
             at,
-            PROOFS,
+            AUTH_METHODS,
             "the intercepted ports of all edge nodes",
             report,
         );
@@ -197,7 +197,7 @@ impl FromStr for MarkBits {
 }
 
 /// Intercepted traffic has the target's protocol, so clients cannot be asked for a password or a certificate.
-const PROOFS: AuthMethods = AuthMethods { password: false, certificate: None };
+const AUTH_METHODS: AuthMethods = AuthMethods { password: false, certificate: None };
 
 const MAX_NAME: usize = 64;
 

@@ -132,7 +132,7 @@ async fn handshake<C: Connection>(
     };
     let (request, early) = match request {
         Ok(request) => (Ok(request), None),
-        Err(Refused { denial, reply }) => (Err(denial), Some(reply)),
+        Err(SocksRejection { denial, reply }) => (Err(denial), Some(reply)),
     };
     let opened = tokio::select! {
         biased;
@@ -149,7 +149,7 @@ async fn handshake<C: Connection>(
 }
 
 /// A client that is denied before its request is checked, and the reply to its last message.
-struct Refused {
+struct SocksRejection {
     denial: Denial,
     reply: Vec<u8>,
 }
@@ -160,7 +160,7 @@ struct Refused {
 async fn authenticate<C: Connection>(
     socket: &mut C,
     admission: &Admission,
-) -> Result<Result<HeaderMap, Refused>, &'static str> {
+) -> Result<Result<HeaderMap, SocksRejection>, &'static str> {
     let refusals = &admission.context().metrics.refusals;
     let [version, count] = read(socket).await?;
     if version != VERSION {
@@ -186,7 +186,7 @@ async fn authenticate<C: Connection>(
                     "the client offers neither SOCKS5 without authentication nor with a password",
                 ),
             };
-            return Ok(Err(Refused { denial, reply: vec![VERSION, NO_METHOD] }));
+            return Ok(Err(SocksRejection { denial, reply: vec![VERSION, NO_METHOD] }));
         }
     };
     send(socket, &[VERSION, method]).await?;
@@ -207,7 +207,7 @@ async fn authenticate<C: Connection>(
     }
     match policy.authenticate(&credentials, admission.from().ip()).await {
         Ok(_) => send(socket, &[PASSWORD_VERSION, SUCCEEDED]).await.map(|()| Ok(credentials)),
-        Err(denial) => Ok(Err(Refused { denial, reply: vec![PASSWORD_VERSION, FAILED] })),
+        Err(denial) => Ok(Err(SocksRejection { denial, reply: vec![PASSWORD_VERSION, FAILED] })),
     }
 }
 
@@ -215,7 +215,7 @@ async fn authenticate<C: Connection>(
 async fn read_request<C: Connection>(
     socket: &mut C,
     credentials: HeaderMap,
-) -> Result<Result<OpenRequest, Refused>, &'static str> {
+) -> Result<Result<OpenRequest, SocksRejection>, &'static str> {
     let [version, command, _, kind] = read(socket).await?;
     if version != VERSION {
         return Err(NOT_SOCKS5);
@@ -229,17 +229,17 @@ async fn read_request<C: Connection>(
         }
         _ => {
             let denial = Denial::Request("the request's address is neither a name nor an IP address");
-            return Ok(Err(Refused { denial, reply: reply_of(NO_SUCH_ADDRESS_KIND) }));
+            return Ok(Err(SocksRejection { denial, reply: reply_of(NO_SUCH_ADDRESS_KIND) }));
         }
     };
     let port = u16::from_be_bytes(read(socket).await?);
     if command != CONNECT {
         let denial = Denial::Request("this port serves the SOCKS5 command CONNECT, and neither BIND nor UDP");
-        return Ok(Err(Refused { denial, reply: reply_of(NO_SUCH_COMMAND) }));
+        return Ok(Err(SocksRejection { denial, reply: reply_of(NO_SUCH_COMMAND) }));
     }
     Ok(match format!("{host}:{port}").parse::<Target>() {
         Ok(target) => Ok(OpenRequest { node: None, target, credentials }),
-        Err(error) => Err(Refused { denial: error.into(), reply: reply_of(UNREACHABLE) }),
+        Err(error) => Err(SocksRejection { denial: error.into(), reply: reply_of(UNREACHABLE) }),
     })
 }
 

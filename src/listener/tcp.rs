@@ -43,7 +43,7 @@ struct TcpKeys {
     /// have announced. If there are several nodes, that causes a warning. Required.
     ///
     /// Required: `"node1/127.0.0.1:6443"`
-    target: Option<Forward>,
+    target: Option<ForwardTarget>,
     /// Whether connections to the target begin with a PROXY header (v2) that contains the client's address.
     send_proxy: bool,
 }
@@ -56,7 +56,7 @@ pub struct TcpListenerConfig {
     /// The full key of the entry.
     pub key: String,
     /// The target.
-    pub to: Forward,
+    pub to: ForwardTarget,
     /// Whether the target receives a PROXY header (v2) with the client's address.
     pub send_proxy: bool,
     /// Access rules.
@@ -65,7 +65,7 @@ pub struct TcpListenerConfig {
 
 /// A target at a node, written as `node1/127.0.0.1:6443`, or as `127.0.0.1:6443` without a node.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Forward {
+pub struct ForwardTarget {
     /// The node that dials; `None` means the node that has been connected for longest.
     pub node: Option<NodeName>,
     /// The target that it dials.
@@ -105,7 +105,7 @@ fn port(
     if !table.has(TARGET) {
         table.error(TARGET, None, "set the target, as in target = \"node1/127.0.0.1:6443\"", report);
     }
-    let access = AccessConfig::read(&mut table, PROOFS, inherited, report);
+    let access = AccessConfig::read(&mut table, AUTH_METHODS, inherited, report);
     table.record(&keys, report);
     let port = at.zip(keys.target).map(|(at, to)| TcpListenerConfig {
         at,
@@ -115,7 +115,7 @@ fn port(
         access,
     });
     if let Some(TcpListenerConfig { at, key, to, access, .. }) = &port {
-        access.warn_if_open(key.clone(), *at, PROOFS, &to.to_string(), report);
+        access.warn_if_open(key.clone(), *at, AUTH_METHODS, &to.to_string(), report);
     }
     table.finish(report);
     port
@@ -129,7 +129,7 @@ fn listen(name: &str) -> Option<SocketAddr> {
     }
 }
 
-impl<'de> Deserialize<'de> for Forward {
+impl<'de> Deserialize<'de> for ForwardTarget {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         let text = String::deserialize(deserializer)?;
         let (node, target) =
@@ -146,7 +146,7 @@ impl<'de> Deserialize<'de> for Forward {
     }
 }
 
-impl Serialize for Forward {
+impl Serialize for ForwardTarget {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         match &self.node {
             Some(node) => serializer.collect_str(&format_args!("{node}/{}", self.target)),
@@ -155,7 +155,7 @@ impl Serialize for Forward {
     }
 }
 
-impl fmt::Display for Forward {
+impl fmt::Display for ForwardTarget {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match &self.node {
             Some(node) => write!(f, "{} at node {node}", self.target),
@@ -165,7 +165,7 @@ impl fmt::Display for Forward {
 }
 
 /// The protocol of a TCP port is the target's, so clients cannot be asked for a password or a certificate.
-const PROOFS: AuthMethods = AuthMethods { password: false, certificate: None };
+const AUTH_METHODS: AuthMethods = AuthMethods { password: false, certificate: None };
 
 /// The key that a plain text value stands for.
 const TARGET: &str = "target";
@@ -183,7 +183,7 @@ impl ListenerConfig for TcpConfig {
         let ports = self.0.iter().map(|port| {
             let access = setup.policies.prepare(&port.key, &port.access, setup.startup);
             let listener = setup.startup.bind(&port.key, port.at);
-            let TcpListenerConfig { to: Forward { node, target }, send_proxy, .. } = port.clone();
+            let TcpListenerConfig { to: ForwardTarget { node, target }, send_proxy, .. } = port.clone();
             Ok(BoundListener::tcp(KIND.name, listener?, access?, move |deps| {
                 let finder = deps.finder.clone();
                 Tcp { node, target, send_proxy, finder, warned: AtomicBool::new(false) }

@@ -143,9 +143,9 @@ impl EtcdRecords {
     /// must complete before they time out. It doubles only after a full batch was fast, because a smaller one says
     /// nothing.
     fn pace(&mut self, count: usize, took: Duration, are_done: bool) {
-        if !are_done || took > SLOW {
+        if !are_done || took > SLOW_BATCH {
             self.at_once = (self.at_once / 2).max(MIN_AT_ONCE);
-        } else if count == self.at_once && took < SLOW / 4 {
+        } else if count == self.at_once && took < SLOW_BATCH / 4 {
             self.at_once = (self.at_once * 2).min(MAX_AT_ONCE);
         }
     }
@@ -253,7 +253,7 @@ const INITIAL_AT_ONCE: usize = 8;
 /// Minimum limit where etcd is slow. A thousand servers together then have 4,000 changes in flight.
 const MIN_AT_ONCE: usize = 4;
 /// Duration above which a batch counts as slow: a third of the timeout of a call.
-const SLOW: Duration = Duration::from_secs(1);
+const SLOW_BATCH: Duration = Duration::from_secs(1);
 
 #[cfg(test)]
 mod tests {

@@ -76,7 +76,7 @@ impl Balance {
                 if trial.was_of_use(&weights) {
                     *trial = RebalanceRound::start(&weights, now);
                 } else {
-                    let rest = COOLDOWN.saturating_mul(1 << self.failed_moves.min(16)).min(MAX_REST);
+                    let rest = COOLDOWN.saturating_mul(1 << self.failed_moves.min(16)).min(MAX_COOLDOWN);
                     tracing::warn!(
                         asked = trial.requested,
                         cooldown = ?rest,
@@ -118,7 +118,7 @@ impl RebalanceRound {
 
     /// Returns true if enough edges were asked, and have had the time to link elsewhere and to be announced.
     fn is_over(&self, weights: &NodeCounts<'_>, now: Instant) -> bool {
-        now - self.since >= TRIAL && self.requested >= (weights.here / 20).max(MIN_ASKED)
+        now - self.since >= ROUND_DURATION && self.requested >= (weights.here / 20).max(MIN_REQUESTED)
     }
 
     /// Returns true if the peers have gained at least a quarter of what chance alone would have given them.
@@ -158,14 +158,14 @@ impl NodeCounts<'_> {
     /// very few. The latter is the case for one new server among many.
     fn is_crowded(&self) -> bool {
         let (here, mean) = (real(self.here as u64), self.mean());
-        let new = mean >= MANY && self.fewest() < mean * 0.5;
+        let new = mean >= MIN_SIGNIFICANT_MEAN && self.fewest() < mean * 0.5;
         self.excess() > 0 && (here > mean * 1.2 || new)
     }
 
     /// Returns true if a running round should continue.
     fn is_uneven(&self) -> bool {
         let (here, mean) = (real(self.here as u64), self.mean());
-        let new = mean >= MANY && self.fewest() < mean * 0.8;
+        let new = mean >= MIN_SIGNIFICANT_MEAN && self.fewest() < mean * 0.8;
         self.excess() > 0 && (here > mean * 1.05 || new)
     }
 }
@@ -180,13 +180,13 @@ const REBALANCE_DELAY: Duration = Duration::from_secs(10);
 /// Maximum number of edges asked per second: each causes a handshake at another server.
 const MAX_MOVED_AT_ONCE: usize = 200;
 /// Minimum mean of nodes per server for which a server with less than half of it is not explained by chance.
-const MANY: f64 = 20.0;
+const MIN_SIGNIFICANT_MEAN: f64 = 20.0;
 /// Minimum number of edges asked and time passed before a round is evaluated.
-const MIN_ASKED: usize = 20;
-const TRIAL: Duration = Duration::from_secs(30);
+const MIN_REQUESTED: usize = 20;
+const ROUND_DURATION: Duration = Duration::from_secs(30);
 /// Pause after a failed round; doubled each time.
 const COOLDOWN: Duration = Duration::from_secs(600);
-const MAX_REST: Duration = Duration::from_secs(86_400);
+const MAX_COOLDOWN: Duration = Duration::from_secs(86_400);
 
 #[cfg(test)]
 mod tests;

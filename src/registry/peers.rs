@@ -581,7 +581,7 @@ impl Peers {
     pub fn on_load(&self, from: &LinkSender, load: Load) {
         let Some(server) = from.instance else { return };
         let (now, mut loads) = (Instant::now(), self.loads.lock());
-        loads.retain(|_, (_, at)| now - *at < FRESH);
+        loads.retain(|_, (_, at)| now - *at < LOAD_TTL);
         if loads.len() < MAX_KNOWN || loads.contains_key(&server) {
             loads.insert(server, (load, now));
         }
@@ -607,7 +607,7 @@ impl Peers {
         let loads = self.loads.lock();
         let load = |(at, server): (Option<SocketAddr>, _)| {
             let (load, received_at) = loads.get(&server)?;
-            (!load.stopping && received_at.elapsed() < FRESH).then_some(PeerLoad { at, nodes: load.nodes })
+            (!load.stopping && received_at.elapsed() < LOAD_TTL).then_some(PeerLoad { at, nodes: load.nodes })
         };
         servers.into_iter().map(load).collect()
     }
@@ -616,7 +616,7 @@ impl Peers {
 /// Interval between two load reports to peers.
 pub const ANNOUNCE_INTERVAL: Duration = Duration::from_secs(5);
 /// How long a reported load is valid.
-const FRESH: Duration = Duration::from_secs(16);
+const LOAD_TTL: Duration = Duration::from_secs(16);
 
 #[cfg(test)]
 pub(crate) mod tests;

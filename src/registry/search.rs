@@ -149,10 +149,10 @@ async fn search(context: SearchContext, query: NodeQuery) -> Result<Path, NodeNo
                 if best.as_ref().is_none_or(|(_, best)| silence < best.silence) {
                     best = Some((link, found));
                 }
-                if silence <= FRESH_ENOUGH {
+                if silence <= FRESH_ANSWER_AGE {
                     break;
                 }
-                until = started + FRESHEST_WITHIN;
+                until = started + ANSWER_COMPARE_TIME;
             }
             () = sleep_until(until) => break,
         }
@@ -170,9 +170,9 @@ impl SearchContext {
 }
 
 /// A server that has received something from the node within this time certainly has the node.
-const FRESH_ENOUGH: Duration = Duration::from_secs(7);
+const FRESH_ANSWER_AGE: Duration = Duration::from_secs(7);
 /// If no answer is that fresh, the search takes the freshest one after this time.
-const FRESHEST_WITHIN: Duration = Duration::from_millis(300);
+const ANSWER_COMPARE_TIME: Duration = Duration::from_millis(300);
 /// Maximum duration of a search: DNS may take 1 s, and dialling a server another.
 const SEARCH_TIMEOUT: Duration = Duration::from_secs(2);
 /// Maximum number of addresses from DNS that are asked per node.

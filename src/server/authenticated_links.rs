@@ -14,7 +14,7 @@ use tokio::sync::watch;
 use tokio::time::{Instant, sleep, timeout};
 use tracing::{info, info_span, warn};
 
-use crate::invitations::Enrolment;
+use crate::invitations::SharedEnrolments;
 use crate::kubernetes::ClusterNodes;
 use crate::registry::Registry;
 use crate::startup::{NotPrepared, Startup, StartupErrorKind};
@@ -39,7 +39,7 @@ use tunnel_proto::state::LinkId;
 pub(crate) struct AuthenticatedLinks {
     tokens: Reload<NodeTokens>,
     /// The nodes that joined by invitation; `None` if that is not enabled.
-    enrolment: Option<Arc<Enrolment>>,
+    enrolment: Option<Arc<SharedEnrolments>>,
     /// The Nodes of the cluster; `None` if no cluster is used.
     nodes: Option<ClusterNodes>,
     /// Whether certificates prove the edges of Nodes.
@@ -129,7 +129,7 @@ impl AuthenticatedLinks {
     /// Starts closing the links whose credentials are revoked.
     pub(crate) fn start(
         tokens: Reload<NodeTokens>,
-        enrolment: Option<Arc<Enrolment>>,
+        enrolment: Option<Arc<SharedEnrolments>>,
         nodes: Option<ClusterNodes>,
         certificates: bool,
         registry: Arc<Registry>,

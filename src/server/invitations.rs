@@ -7,8 +7,8 @@ use tracing::{info_span, warn};
 
 use crate::admin::readiness::Readiness;
 use crate::config::server::invitations::InvitationStore;
-use crate::invitations::store::{EnrolmentState, EtcdSharedState, FileSharedState, SharedState};
-use crate::invitations::{Enrolment, JoinRefusal};
+use crate::invitations::store::{Enrolments, EtcdSharedState, FileSharedState, SharedState};
+use crate::invitations::{JoinRefusal, SharedEnrolments};
 use crate::parts::with_kubernetes;
 use crate::server::ServerContext;
 use crate::server::config::ServerConfig;
@@ -26,10 +26,10 @@ pub(crate) fn start(
     files: &ServerFiles,
     readiness: &Readiness,
     drain: &Drain,
-) -> Option<Arc<Enrolment>> {
+) -> Option<Arc<SharedEnrolments>> {
     let authority = files.authority.clone()?;
     let cell = store(settings, &files.resolver)?;
-    let enrolment = Enrolment::new(cell, authority);
+    let enrolment = SharedEnrolments::new(cell, authority);
     let readiness = readiness.clone();
     let report = move |state| readiness.set_degraded(INVITATIONS_CONDITION, state);
     drain.spawn(info_span!("invitations"), enrolment.clone().follow(report, drain.clone()));
@@ -61,7 +61,7 @@ pub(crate) async fn joined(
 ) -> Option<Result<BTreeSet<String>, String>> {
     let mut cell = store(settings, resolver)?;
     let read = cell.read().await.map_err(|why| why.to_string());
-    Some(read.and_then(|read| Ok(EnrolmentState::parse(&read.text)?.joined())))
+    Some(read.and_then(|read| Ok(Enrolments::parse(&read.text)?.joined())))
 }
 
 /// Authorizes an enrolment request from a caller that is not a node yet, in its own task.

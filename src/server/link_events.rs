@@ -12,7 +12,7 @@ use tokio::time::{Instant, timeout};
 use tracing::{field, info, info_span};
 
 use crate::registry::NodeNotFound;
-use crate::route::{MOVING, PathSearch, RouteError, SessionRequest, SessionRouter};
+use crate::route::{MOVE_WAIT, PathSearch, RouteError, SessionRequest, SessionRouter};
 use crate::server::ServerContext;
 use crate::server::config_files::LivePolicies;
 use crate::session_io::grants::UNTIL_CHANGED;
@@ -106,7 +106,7 @@ pub(crate) fn on_link_ended(link: &Link, why: &LinkEnd, is_logged: bool, shared:
     shared.link_context.metrics.links_closed.count(why.name());
     let sessions = link.end(why);
     let node = link.sender.peer.node().map(field::display);
-    if is_logged || link.sender.age() > LONG_LINK {
+    if is_logged || link.sender.age() > LOGGED_LINK_AGE {
         info!(link = %link.sender.id, node, reason = %why, sessions, "link has ended");
     }
 }
@@ -152,7 +152,7 @@ pub(crate) fn retire_old_links(
 }
 
 /// The end of a link that lasted longer is always logged: it is not one of many within a minute.
-const LONG_LINK: Duration = Duration::from_secs(60);
+const LOGGED_LINK_AGE: Duration = Duration::from_secs(60);
 
 /// Maximum number of nodes whose older links are pinged at once. Limits the effect of a server that announces nodes
 /// endlessly.
@@ -442,11 +442,11 @@ impl SessionRouter {
         let own = matches!(&request.from().peer, Remote::Edge(edge) if *edge == node);
         let paths = if own { self.paths.of_servers() } else { self.paths.clone() };
         let resumes = request.resumes();
-        let patience = if resumes { LOOKED_FOR } else { self.timeout };
+        let patience = if resumes { PATH_SEARCH_TIME } else { self.timeout };
         let until = Instant::now() + patience;
         let mut search = PathSearch::new(&paths, &node, instance, until, self.chance);
         if !resumes {
-            search = search.at_most(MOVING);
+            search = search.at_most(MOVE_WAIT);
         }
         let mut first = true;
         loop {
@@ -539,7 +539,7 @@ fn refusal(missing: &NodeNotFound, own: bool, resumes: bool) -> SessionError {
 
 /// How long a server searches for the remote end of a session before the opener tries again. Names and lists of peers
 /// take up to 5 s to refresh.
-const LOOKED_FOR: Duration = Duration::from_secs(6);
+const PATH_SEARCH_TIME: Duration = Duration::from_secs(6);
 
 // Joins a peer's session with a session to a node that is linked here with the plain dialect. A plain link cannot
 // resume, so this server is an end of both sessions.

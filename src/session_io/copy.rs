@@ -21,7 +21,7 @@ use tunnel_net::tcp_info::unacknowledged;
 /// - A side that cannot be written to, or is [lost](ByteStream::poll_lost), may have sent bytes that are not delivered
 ///   yet, such as the response of a server that rejects an upload. It is read to its end. Meanwhile the bytes that the
 ///   other side sends are discarded, so that it does not block. This ends once the other side has accepted no byte for
-///   [`DELIVERY`], or for [`PAUSE`] if the bytes are known to end cleanly.
+///   [`DELIVERY_TIMEOUT`], or for [`READER_PAUSE`] if the bytes are known to end cleanly.
 /// - A lost side of which nothing is left ends the copying, because the other side may stay idle forever.
 /// - A side that cannot be read ends the copying. All its bytes were given to the other side, which is **not**
 ///   finished: [`close_gracefully`] on it delivers the rest with a clean end, dropping it signals a failure.
@@ -445,8 +445,8 @@ impl EndRecord {
     /// Returns how long a failure lets the copying wait for the next byte to be accepted.
     fn patience(&self) -> Duration {
         match self.failed {
-            Some(CopyEnd { how: EndKind::WriteFailed(io::ErrorKind::BrokenPipe), .. }) => PAUSE,
-            _ => DELIVERY,
+            Some(CopyEnd { how: EndKind::WriteFailed(io::ErrorKind::BrokenPipe), .. }) => READER_PAUSE,
+            _ => DELIVERY_TIMEOUT,
         }
     }
 
@@ -499,16 +499,17 @@ pub async fn close_gracefully<D: ByteStream>(stream: &mut D) {
 /// A reset discards unsent bytes here, in the kernel or in TLS, but not bytes that have arrived at the remote.
 ///
 /// Discards incoming bytes, so that a remote that first writes and then reads does not block. Gives up when the remote
-/// resets the connection, or after [`DELIVERY`]. If the system does not report acknowledgements, it gives up after
+/// resets the connection, or after [`DELIVERY_TIMEOUT`]. If the system does not report acknowledgements, it gives up after
 /// [`LINGER_SILENCE`]. Returns once a stream without TCP is flushed, because its bytes then arrive.
 pub async fn wait_acknowledged<C: Connection>(socket: &mut Socket<C>) -> bool {
     let started = Instant::now();
-    let (mut pause, mut leaving) = (FIRST_LOOK, Leaving { socket, flushed: false, ended: false });
+    let (mut pause, mut leaving) =
+        (MIN_CHECK_PAUSE, LingeringSocket { socket, flushed: false, ended: false });
     loop {
         let patience = match leaving.socket.io().tcp().map(unacknowledged) {
-            _ if !leaving.flushed => DELIVERY,
+            _ if !leaving.flushed => DELIVERY_TIMEOUT,
             None | Some(Ok(0)) => return true,
-            Some(Ok(_)) => DELIVERY,
+            Some(Ok(_)) => DELIVERY_TIMEOUT,
             Some(Err(_)) => LINGER_SILENCE,
         };
         let left = patience.saturating_sub(started.elapsed());
@@ -519,13 +520,13 @@ pub async fn wait_acknowledged<C: Connection>(socket: &mut Socket<C>) -> bool {
         match timeout(look, poll_fn(|cx| leaving.poll(cx))).await {
             Ok(Ok(())) => {}
             Ok(Err(_)) => return true,
-            Err(_) => pause = (pause * 2).min(SELDOM_LOOK),
+            Err(_) => pause = (pause * 2).min(MAX_CHECK_PAUSE),
         }
     }
 }
 
 /// A socket to which nothing more is written.
-struct Leaving<'a, C> {
+struct LingeringSocket<'a, C> {
     socket: &'a mut Socket<C>,
     /// Whether the kernel has all bytes.
     flushed: bool,
@@ -533,7 +534,7 @@ struct Leaving<'a, C> {
     ended: bool,
 }
 
-impl<C: Connection> Leaving<'_, C> {
+impl<C: Connection> LingeringSocket<'_, C> {
     /// Flushes the socket and discards incoming bytes. Completes once it is flushed, and fails once its remote has
     /// disconnected.
     fn poll(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
@@ -549,15 +550,15 @@ impl<C: Connection> Leaving<'_, C> {
 }
 
 /// Time for a remote to receive the bytes written to it: as long as a session may be without a path by default.
-pub const DELIVERY: Duration = Duration::from_secs(60);
+pub const DELIVERY_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// Time for which a reader may pause before the last bytes of a stream whose sender has disconnected. It is long, because
 /// people pause their terminals.
-pub const PAUSE: Duration = Duration::from_secs(600);
+pub const READER_PAUSE: Duration = Duration::from_secs(600);
 
 /// Minimum and maximum pause between two checks for unacknowledged bytes. The minimum is about one RTT.
-const FIRST_LOOK: Duration = Duration::from_millis(1);
-const SELDOM_LOOK: Duration = Duration::from_millis(100);
+const MIN_CHECK_PAUSE: Duration = Duration::from_millis(1);
+const MAX_CHECK_PAUSE: Duration = Duration::from_millis(100);
 
 /// Idle time after which a remote is assumed to send nothing more. TCP has then repeated a lost segment three times.
 pub const LINGER_SILENCE: Duration = Duration::from_secs(2);

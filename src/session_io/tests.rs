@@ -168,17 +168,17 @@ async fn a_session_reset_after_its_end_closes_a_silent_client() {
 
 /// How a client or target that has finished its direction disconnects.
 #[derive(Debug, Clone, Copy)]
-enum Leaves {
+enum DisconnectKind {
     /// It resets the connection.
     Reset,
     /// It closes its socket, so that its kernel answers the next packet with a reset.
     Close,
 }
 
-async fn leave(mut socket: TcpStream, how: Leaves) {
+async fn leave(mut socket: TcpStream, how: DisconnectKind) {
     socket.write_all(b"last").await.unwrap();
     socket.shutdown().await.unwrap();
-    if let Leaves::Reset = how {
+    if let DisconnectKind::Reset = how {
         SockRef::from(&socket).set_linger(Some(Duration::ZERO)).unwrap();
     }
 }
@@ -195,12 +195,12 @@ async fn all(stream: &mut impl ByteStream) -> Vec<u8> {
 /// The other side neither sends nor finishes, so no write reveals that the client has disconnected.
 #[tokio::test]
 async fn a_client_that_disconnects_after_half_close_is_detected_without_a_write() {
-    for how in [Leaves::Reset, Leaves::Close] {
+    for how in [DisconnectKind::Reset, DisconnectKind::Close] {
         let (drain, metrics) = (Drain::new(), Metrics::edge());
         let (client, mut far) = carried(&drain, b"", &metrics).await;
         leave(client, how).await;
         assert_eq!(all(&mut far).await, b"last", "{how:?}");
-        if let Leaves::Close = how {
+        if let DisconnectKind::Close = how {
             // A packet that is answered with a reset, as a keepalive probe is.
             poll_fn(|cx| far.poll_write_chunk(cx, &mut Bytes::from_static(b"probe"))).await.unwrap();
         }
@@ -214,7 +214,7 @@ async fn a_client_that_disconnects_after_half_close_is_detected_without_a_write(
 async fn a_direct_target_that_resets_after_half_close_is_detected_without_a_write() {
     let (drain, metrics) = (Drain::new(), Metrics::edge());
     let (mut client, target) = carried_directly(&drain, &metrics).await;
-    leave(target, Leaves::Reset).await;
+    leave(target, DisconnectKind::Reset).await;
     let mut got = Vec::new();
     client.read_to_end(&mut got).await.unwrap();
     assert_eq!(got, b"last");

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use tokio::net::TcpListener;
-use tunnel::admin::nodes::CloudNodes;
+use tunnel::admin::nodes::NodesResponse;
 use tunnel::admin::status::Status;
 use tunnel::command::{Format, status};
 use tunnel::config::Environment;
@@ -159,7 +159,7 @@ async fn the_nodes_of_all_servers_are_listed_and_a_silent_server_is_named() {
     // Its script answers no request for nodes.
     let _silent = scripted_server(&place, &first, 77).await;
     let json = status::nodes(Some(path.clone()), Format::Json, &Environment::default()).await.unwrap();
-    let told: CloudNodes = serde_json::from_str(&json).unwrap();
+    let told: NodesResponse = serde_json::from_str(&json).unwrap();
     let names: Vec<_> = told.nodes.iter().map(|node| (node.name.as_str(), node.server.as_str())).collect();
     let (own, other) = (format!("{:?}", first.server.table.instance()), all[1].to_string());
     assert_eq!(names, [("far", other.as_str()), ("near", own.as_str())]);

@@ -54,8 +54,8 @@ impl Screen {
             return;
         }
         if passed(LENGTH / MIB) {
-            let (filled, mib) = (done * BAR / LENGTH, done / MIB);
-            let bar: String = (0..BAR).map(|at| if at < filled { '#' } else { '.' }).collect();
+            let (filled, mib) = (done * BAR_WIDTH / LENGTH, done / MIB);
+            let bar: String = (0..BAR_WIDTH).map(|at| if at < filled { '#' } else { '.' }).collect();
             let _ = write!(std::io::stderr(), "\r\x1b[K        [{bar}] {mib} of {} MiB", LENGTH / MIB);
             self.has_bar = true;
         }
@@ -64,9 +64,9 @@ impl Screen {
 
 /// The line between an edge and the servers. Cut, it loses its connections and accepts no others.
 #[derive(Debug)]
-pub(crate) struct Line(watch::Sender<bool>);
+pub(crate) struct NetworkLine(watch::Sender<bool>);
 
-impl Line {
+impl NetworkLine {
     pub(crate) fn new() -> Self {
         Self(watch::Sender::new(false))
     }
@@ -109,7 +109,7 @@ pub(crate) async fn download<K>(
     proxy: SocketAddr,
     page: SocketAddr,
     kill: K,
-    line: &Line,
+    line: &NetworkLine,
     screen: &mut Screen,
 ) -> anyhow::Result<()>
 where
@@ -123,9 +123,9 @@ where
 
     download.receive(LENGTH / 2, screen).await?;
     line.0.send_replace(true);
-    screen.step(&format!("the line of {NODE} is cut for {} s", CUT.as_secs()));
-    download.pauses.watch(CUT);
-    if let Ok(received) = timeout(CUT, download.receive(LENGTH, screen)).await {
+    screen.step(&format!("the line of {NODE} is cut for {} s", CUT_DURATION.as_secs()));
+    download.pauses.watch(CUT_DURATION);
+    if let Ok(received) = timeout(CUT_DURATION, download.receive(LENGTH, screen)).await {
         received?;
     }
     line.0.send_replace(false);
@@ -169,7 +169,7 @@ impl Download {
     async fn receive(&mut self, goal: usize, screen: &mut Screen) -> anyhow::Result<()> {
         let mut piece = vec![0; PIECE];
         while self.done < goal {
-            let read = timeout(PATIENCE, self.client.read(&mut piece)).await;
+            let read = timeout(RESUME_TIMEOUT, self.client.read(&mut piece)).await;
             let read =
                 read.context("nothing received for a minute")?.context("the session was interrupted")?;
             if read == 0 {
@@ -196,7 +196,7 @@ impl Pauses {
     /// Starts to measure after an interruption of that length.
     fn watch(&mut self, length: Duration) {
         self.longest = Duration::ZERO;
-        self.report_at = Some(Instant::now() + length + SETTLE);
+        self.report_at = Some(Instant::now() + length + RESUME_EXPECTED_WITHIN);
     }
 
     /// Notes that bytes have arrived, and reports the pause once it is over.
@@ -211,10 +211,10 @@ impl Pauses {
 }
 
 /// How long the line is cut.
-const CUT: Duration = Duration::from_secs(3);
+const CUT_DURATION: Duration = Duration::from_secs(3);
 /// After an interruption, the time in which a session is expected to continue.
-const SETTLE: Duration = Duration::from_secs(2);
+const RESUME_EXPECTED_WITHIN: Duration = Duration::from_secs(2);
 /// The resume timeout of a session.
-const PATIENCE: Duration = Duration::from_secs(60);
+const RESUME_TIMEOUT: Duration = Duration::from_secs(60);
 /// Width of the progress bar.
-const BAR: usize = 40;
+const BAR_WIDTH: usize = 40;

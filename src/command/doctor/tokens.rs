@@ -2,7 +2,7 @@
 
 use tokio::time::timeout;
 
-use crate::admin::nodes::CloudNodes;
+use crate::admin::nodes::NodesResponse;
 use crate::command::doctor::{AdminAddress, Findings, TIMEOUT, page};
 use crate::server::config::ServerConfig;
 use crate::server::invitations;
@@ -72,7 +72,7 @@ pub(super) async fn check(
 async fn strangers(admin: &AdminAddress, is_known: impl Fn(&NodeName) -> bool, found: &mut Findings) {
     // Without a running server there is no list; another check reports that.
     let Ok((200, body)) = page(admin, "/nodes").await else { return };
-    let Ok(CloudNodes { servers, nodes, .. }) = serde_json::from_str(&body) else { return };
+    let Ok(NodesResponse { servers, nodes, .. }) = serde_json::from_str(&body) else { return };
     // The first one is this server.
     for peer in servers.iter().skip(1) {
         let at_peer = nodes.iter().filter(|node| node.server == peer.name);

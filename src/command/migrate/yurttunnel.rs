@@ -362,7 +362,7 @@ cert = "/etc/tunnel/certs/cloud.crt"
 key = "/etc/tunnel/certs/cloud.key"
 client_ca = "/etc/tunnel/certs/client-ca.crt"
 names = ["kube-apiserver-kubelet-client", "system:serviceaccount:*"]
-{SHOWN}
+{CERTIFICATE_EXAMPLE}
 [server.http]
 listen_ip = "{insecure_bind}"
 ports = {{ "{insecure}" = "host" }}
@@ -501,7 +501,7 @@ fn missing(program: &str, kind: &str) -> String {
 /// The namespace of YurtTunnel.
 const NAMESPACE: &str = "kube-system";
 
-const SHOWN: &str = r#"# The client certificate for kubelets, which YurtTunnel's server made itself. Enable these lines and profiles of [server.csr]
+const CERTIFICATE_EXAMPLE: &str = r#"# The client certificate for kubelets, which YurtTunnel's server made itself. Enable these lines and profiles of [server.csr]
 # once an approver runs (deploy/kustomize/yurttunnel/csr).
 # target_cert = "/var/lib/tunnel/pki/proxy-client.pem"
 # The CA of kubelets' certificates; or target_insecure_skip_verify = true, as in YurtTunnel.

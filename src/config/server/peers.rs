@@ -48,7 +48,7 @@ pub struct PeerConfig {
     pub several: bool,
     /// The key that names peers, if any does.
     #[serde(skip)]
-    pub named: Option<PeerKey>,
+    pub named: Option<PeerConfigKey>,
     /// The Kubernetes cluster, if it is used. Always set if records are published in a ConfigMap.
     #[serde(skip)]
     pub cluster: Option<ClusterSettings>,
@@ -56,7 +56,7 @@ pub struct PeerConfig {
 
 /// The config key that says where a server's peers are, for error texts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct PeerKey {
+pub struct PeerConfigKey {
     /// The full key.
     pub key: &'static str,
     /// Whether links to the peers are required. SuperEdge has no such links, so its tables, used unchanged, do not
@@ -116,7 +116,7 @@ pub(crate) fn read(
 
 impl PeerConfig {
     /// Returns the key that names peers, if any does.
-    fn key(&self, report: &Diagnostics) -> Option<PeerKey> {
+    fn key(&self, report: &Diagnostics) -> Option<PeerConfigKey> {
         let is_in_cluster = self.cluster.as_ref().is_some_and(|cluster| cluster.service.is_some());
         let key = match self {
             Self { addresses, .. } if !addresses.is_empty() => "server.peers.addresses",
@@ -124,7 +124,7 @@ impl PeerConfig {
             _ if is_in_cluster => "server.peers.kubernetes_service",
             _ => return None,
         };
-        Some(PeerKey { key, must_link: !report.implied.contains(key) })
+        Some(PeerConfigKey { key, must_link: !report.implied.contains(key) })
     }
 }
 

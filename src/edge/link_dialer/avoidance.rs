@@ -24,7 +24,7 @@ impl Avoidance {
     /// Records that the process `by` has asked the edge to link elsewhere.
     pub(crate) fn on_asked_to_move(&mut self, by: Option<Instance>, now: Instant) {
         if self.leads_back && self.requester == by {
-            let pause = AVOIDED_FOR.saturating_mul(1 << self.times.min(16)).min(MAX_AVOIDED_FOR);
+            let pause = INITIAL_AVOIDANCE.saturating_mul(1 << self.times.min(16)).min(MAX_AVOIDANCE);
             self.times += 1;
             self.until = Some(now + pause);
         } else {
@@ -44,8 +44,8 @@ impl Avoidance {
 }
 
 /// How long a server is avoided, doubled each time: the pause of a server whose requests have no effect.
-const AVOIDED_FOR: Duration = Duration::from_secs(600);
-const MAX_AVOIDED_FOR: Duration = Duration::from_secs(86_400);
+const INITIAL_AVOIDANCE: Duration = Duration::from_secs(600);
+const MAX_AVOIDANCE: Duration = Duration::from_secs(86_400);
 
 #[cfg(test)]
 mod tests {

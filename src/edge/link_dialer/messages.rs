@@ -25,7 +25,7 @@ pub fn connection_hint(failure: Option<&Failure>) -> &'static str {
              of its server.links.listen (default 9000)"
         }
         Some(Failure::Unreachable(_, cause)) if cause.kind() != io::ErrorKind::HostUnreachable => NO_ROUTE,
-        Some(Failure::Timeout(..) | Failure::Unreachable(..)) => UNREACHED,
+        Some(Failure::Timeout(..) | Failure::Unreachable(..)) => UNREACHABLE,
         Some(Failure::Local(..)) | None => "",
     }
 }
@@ -40,7 +40,7 @@ pub(crate) fn no_link(error: &anyhow::Error) -> String {
 
 /// Returns the error text if a server was not connected to in time, including DNS and proxies.
 pub(crate) fn no_connection_within(patience: Duration) -> String {
-    format!("no connection within {patience:?}; {UNREACHED}")
+    format!("no connection within {patience:?}; {UNREACHABLE}")
 }
 
 /// Returns the error text of a server that accepted the connection, and then sent nothing for `patience`.
@@ -52,16 +52,16 @@ pub(crate) fn no_answer_within(at: &Target, patience: Duration) -> String {
 }
 
 const NO_ROUTE: &str = "this machine has no network, or no route there: check `ip route`";
-const UNREACHED: &str = "check edge.uplink.servers, and that firewalls allow connections to that port; if a proxy is \
+const UNREACHABLE: &str = "check edge.uplink.servers, and that firewalls allow connections to that port; if a proxy is \
                          required, start the edge with HTTPS_PROXY";
 
 /// Context of an error if a certificate was presented.
-pub(crate) const SHOWN: &str = "presented the certificate of edge.csr, which servers accept only if edge_ca of their \
+pub(crate) const CERTIFICATE_PRESENTED: &str = "presented the certificate of edge.csr, which servers accept only if edge_ca of their \
                                 server.csr contains its CA; if the server closed the connection for that reason, the next \
                                 attempt uses only the token";
 
 /// Error text if the edge has neither a certificate nor a token.
-pub(crate) const UNPROVEN: &str = "no valid certificate yet and no token; check the log for the certificate request \
+pub(crate) const NO_CREDENTIALS: &str = "no valid certificate yet and no token; check the log for the certificate request \
                                    (edge.csr), which `tunnel approve` must approve";
 
 /// Returns the error text of a failed TLS handshake. `name` is the name expected in the server's certificate; `shows`
@@ -126,7 +126,7 @@ mod tests {
         let unreachable =
             |kind| Failure::Unreachable("192.0.2.1:9000".parse().unwrap(), io::Error::from(kind));
         assert_eq!(connection_hint(Some(&unreachable(io::ErrorKind::NetworkUnreachable))), NO_ROUTE);
-        assert_eq!(connection_hint(Some(&unreachable(io::ErrorKind::HostUnreachable))), UNREACHED);
+        assert_eq!(connection_hint(Some(&unreachable(io::ErrorKind::HostUnreachable))), UNREACHABLE);
     }
 
     #[tokio::test]

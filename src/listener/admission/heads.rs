@@ -35,8 +35,8 @@ fn head_memory(at_edge: bool) -> usize {
 ///
 /// Their heads of maximum size must fit into a quarter of the default memory for sessions.
 pub(super) fn max_pending(at_edge: bool) -> usize {
-    fd_limit::at_most(WAITING.min(head_memory(at_edge) / HEAD_BYTES), 8)
+    fd_limit::at_most(MAX_PENDING.min(head_memory(at_edge) / HEAD_BYTES), 8)
 }
 
 /// Upper bound for pending connections of a listener on any machine: without a head, or not yet past the checks.
-pub(crate) const WAITING: usize = 4096;
+pub(crate) const MAX_PENDING: usize = 4096;

@@ -176,11 +176,11 @@ async fn a_permit_is_released_on_open_only_by_single_request_protocols() {
     let (table, link, mut offered) = linked(&drain);
     let context = Arc::new(context(AccessPolicy::default(), drain.clone(), table, Some(link)));
     let limiter = FairLimiter::new(Limits::permits(1));
-    let (here, elsewhere) = (Source::of(STRANGER.ip()), Source::of([198, 51, 100, 1].into()));
+    let (here, elsewhere) = (Source::of(CLIENT_ADDRESS.ip()), Source::of([198, 51, 100, 1].into()));
     for keeps in [true, false] {
         let permit = limiter.try_acquire(&here).unwrap();
         let mut admission =
-            Admission::new(context.clone(), Category::Ssh, STRANGER, permit, oneshot::channel().0);
+            Admission::new(context.clone(), Category::Ssh, CLIENT_ADDRESS, permit, oneshot::channel().0);
         let open = async {
             match keeps {
                 true => admission.authorize(asks("node1:22"), new_trace()).await.unwrap().open().await,
@@ -199,11 +199,11 @@ async fn only_an_idle_client_of_many_requests_is_evicted() {
     let (table, link, _offered) = linked(&drain);
     let context = Arc::new(context(AccessPolicy::default(), drain.clone(), table, Some(link)));
     let limiter = FairLimiter::new(Limits::permits(2));
-    let here = Source::of(STRANGER.ip());
+    let here = Source::of(CLIENT_ADDRESS.ip());
     let (permit, _other) = (limiter.try_acquire(&here).unwrap(), limiter.try_acquire(&here).unwrap());
     let lost = permit.revoked();
     let mut admission =
-        Admission::new(context.clone(), Category::Ssh, STRANGER, permit, oneshot::channel().0);
+        Admission::new(context.clone(), Category::Ssh, CLIENT_ADDRESS, permit, oneshot::channel().0);
     let parse = |_: &_| asks("node1:22");
     let mut requests = RequestRouter::new(&mut admission, None, &parse);
     let head = http::Request::new(()).into_parts().0;
@@ -225,10 +225,10 @@ async fn a_session_in_progress_holds_no_permit_of_the_listener() {
     let (table, link, mut offered) = linked(&drain);
     let context = Arc::new(context(AccessPolicy::default(), drain.clone(), table, Some(link)));
     let limiter = FairLimiter::new(Limits::permits(1));
-    let permit = limiter.try_acquire(&Source::of(STRANGER.ip())).unwrap();
+    let permit = limiter.try_acquire(&Source::of(CLIENT_ADDRESS.ip())).unwrap();
     let (mut client, socket) = UnixStream::pair().unwrap();
     let front = Arc::new(ClientHandler { protocol: Switch, context });
-    drain.spawn(Span::none(), front.handle(Accepted { socket, from: STRANGER, permit }));
+    drain.spawn(Span::none(), front.handle(Accepted { socket, from: CLIENT_ADDRESS, permit }));
     client.write_all(b"node1:22\n").await.unwrap();
     let mut far = offered.recv().await.unwrap().accept();
     client.write_all(b"carried").await.unwrap();
@@ -242,9 +242,9 @@ async fn check(
     proof: ClientIdentity,
     request: Result<OpenRequest, Denial>,
 ) -> (Result<Destination, Denial>, AccessLogEntry) {
-    let permit = FairLimiter::new(Limits::permits(1)).try_acquire(&Source::of(STRANGER.ip())).unwrap();
+    let permit = FairLimiter::new(Limits::permits(1)).try_acquire(&Source::of(CLIENT_ADDRESS.ip())).unwrap();
     let mut admission =
-        Admission::new(context.clone(), Category::Ssh, STRANGER, permit, oneshot::channel().0);
+        Admission::new(context.clone(), Category::Ssh, CLIENT_ADDRESS, permit, oneshot::channel().0);
     admission.proof = proof;
     let mut access = AccessLogEntry::start("line", "test".into());
     (admission.check(request, &mut access).await.map(|(destination, _)| destination), access)
@@ -443,7 +443,8 @@ async fn a_request_may_name_its_node_separately_from_the_target() {
     }
 }
 
-const STRANGER: SocketAddr = SocketAddr::new(std::net::IpAddr::V4(std::net::Ipv4Addr::new(192, 0, 2, 1)), 5);
+const CLIENT_ADDRESS: SocketAddr =
+    SocketAddr::new(std::net::IpAddr::V4(std::net::Ipv4Addr::new(192, 0, 2, 1)), 5);
 
 #[test]
 fn heads_of_all_pending_clients_fit_into_a_quarter_of_the_memory() {

@@ -6,7 +6,7 @@ use parking_lot::Mutex;
 use tokio::time::Instant;
 
 use crate::listener::admission::HEAD_TIME;
-use crate::session_io::copy::PAUSE;
+use crate::session_io::copy::READER_PAUSE;
 
 /// The phase of a client's connection, with its deadline.
 #[derive(Debug)]
@@ -141,7 +141,7 @@ impl IdleTimer {
             ClientPhase::ReadingBody(since) => since.map(|since| Deadline::Body(since + BODY_TIME)),
             ClientPhase::Responding(until) => until.map(Deadline::Answer),
             // The last bytes of a response may not fit into the system's buffers.
-            ClientPhase::Idle(since) if leaving => Some(Deadline::Answer(since + PAUSE)),
+            ClientPhase::Idle(since) if leaving => Some(Deadline::Answer(since + READER_PAUSE)),
             ClientPhase::Idle(since) => Some(Deadline::Request(since + IDLE_TIME)),
         }
     }
@@ -192,5 +192,5 @@ const IDLE_TIME: Duration = Duration::from_secs(90);
 const FINISHED_TIME: Duration = Duration::from_secs(30);
 
 /// Timeout for the next bytes of a request's body that the target waits for, while the response makes no progress.
-/// Long for the same reason as [`PAUSE`].
+/// Long for the same reason as [`READER_PAUSE`].
 const BODY_TIME: Duration = Duration::from_secs(600);

@@ -37,7 +37,7 @@ pub(crate) async fn shorten<S: AsyncRead + Unpin>(
     }
     // The library checks only the start. It would also drop a fragment, with which the end would be in the wrong place.
     let is_plain = |byte: &u8| byte.is_ascii_graphic() && *byte != b'#';
-    let cut = start + KEPT;
+    let cut = start + KEPT_URL_BYTES;
     if end <= cut
         || cut + VERSION.len() > CHUNK
         || !head.get(start..end).is_some_and(|url| url.iter().all(is_plain))
@@ -58,7 +58,7 @@ pub(crate) fn extended(head: &[u8], url_end: &[u8]) -> Bytes {
 }
 
 /// Bytes of a URL that pass through the library, which accepts 65,534. They fit with a method into one [`CHUNK`].
-const KEPT: usize = 60_000;
+const KEPT_URL_BYTES: usize = 60_000;
 
 /// The end of a request line after the URL, in which no blank can be.
 const VERSION: &[u8] = b" HTTP/1.1\r\n";

@@ -30,12 +30,12 @@ use tunnel_base::metrics::InFlightGuard;
 pub(crate) struct RequestBody {
     /// The client's body. `None` means empty.
     body: Option<Incoming>,
-    awaited: Option<Awaited>,
+    awaited: Option<ContinueWait>,
     clock: Arc<IdleTimer>,
 }
 
 /// State of waiting for the target's 100 before the body is polled.
-struct Awaited {
+struct ContinueWait {
     /// Decision that is waited for.
     continue_gate: Arc<ContinueGate>,
     /// Timeout that ends [`CONTINUE_TIME`] after hyper has first polled the body.
@@ -93,7 +93,7 @@ impl RequestBody {
     ) -> Self {
         Self {
             body: Some(body),
-            awaited: continue_gate.map(|continue_gate| Awaited { continue_gate, silence: None }),
+            awaited: continue_gate.map(|continue_gate| ContinueWait { continue_gate, silence: None }),
             clock,
         }
     }
@@ -109,7 +109,9 @@ impl RequestBody {
     }
 
     fn poll_continue(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), BodyNotWanted>> {
-        let Some(Awaited { continue_gate, silence }) = &mut self.awaited else { return Poll::Ready(Ok(())) };
+        let Some(ContinueWait { continue_gate, silence }) = &mut self.awaited else {
+            return Poll::Ready(Ok(()));
+        };
         let verdict = continue_gate.poll(cx);
         if verdict == ContinueState::Unknown {
             let silence = silence.get_or_insert_with(|| Box::pin(sleep(CONTINUE_TIME)));

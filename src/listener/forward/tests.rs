@@ -486,7 +486,7 @@ async fn a_client_that_pauses_within_a_response_is_not_closed() {
 #[tokio::test(start_paused = true)]
 async fn a_client_that_never_reads_the_last_bytes_is_closed_after_ten_minutes() {
     let (mut site, mut target, _) = forwarded(GET).await;
-    let body = "x".repeat(site::ROOM + 30_000);
+    let body = "x".repeat(site::CLIENT_BUFFER + 30_000);
     target.say(&format!("HTTP/1.1 200 OK\r\nContent-Length: {}\r\n\r\n{body}", body.len())).await;
     let started = tokio::time::Instant::now();
     let over = tokio::time::timeout(Duration::from_secs(3600), site.over()).await;

@@ -72,10 +72,10 @@ impl NodePort {
     ) -> Result<Option<(NodeName, Target)>, Denial> {
         let (tunnel_host, dest) = (one(&head.headers, &TUNNEL_HOST)?, one(&head.headers, &TUNNEL_DEST)?);
         if (tunnel_host.is_some() || dest.is_some()) && !requester.trusted {
-            return Err(Denial::Forbidden(UNTRUSTED.to_owned()));
+            return Err(Denial::Forbidden(UNTRUSTED_HEADERS.to_owned()));
         }
         if dest.is_some() && self.stands_for != PortTarget::Host {
-            return Err(Denial::Forbidden(FIXED.to_owned()));
+            return Err(Denial::Forbidden(DEST_NOT_ALLOWED.to_owned()));
         }
         let header_node =
             tunnel_host.map(|tunnel_host| self.node_of_header(&tunnel_host, requester)).transpose()?;
@@ -169,7 +169,7 @@ impl NodePort {
         // Programs that listen there serve only the node itself, often without credentials: a proxy may even add the
         // node's own.
         if is_off_limits(ip) && !(on_loopback && ip.is_loopback()) {
-            return Err(Denial::Forbidden(KEPT.to_owned()));
+            return Err(Denial::Forbidden(LOCAL_ADDRESS.to_owned()));
         }
         Ok(Target { host: Host::Ip(ip), port })
     }
@@ -238,12 +238,13 @@ fn server(path: &str) -> Option<(&str, &str)> {
 /// First segments of the kubelet's paths that continue with a pod's namespace and name.
 const POD_PATHS: [&str; 6] = ["exec", "attach", "portForward", "containerLogs", "run", "checkpoint"];
 
-const UNTRUSTED: &str =
+const UNTRUSTED_HEADERS: &str =
     "X-Tunnel-Proxy-Host and X-Tunnel-Proxy-Dest are allowed only for clients listed in names or allow_from";
 
-const FIXED: &str = "X-Tunnel-Proxy-Dest is allowed only at a port with the entry \"host\" in addr";
+const DEST_NOT_ALLOWED: &str =
+    "X-Tunnel-Proxy-Dest is allowed only at a port with the entry \"host\" in addr";
 
-const KEPT: &str = "addresses local to a node are not reachable, except kubelet ports and localhost-proxy-ports on its loopback";
+const LOCAL_ADDRESS: &str = "addresses local to a node are not reachable, except kubelet ports and localhost-proxy-ports on its loopback";
 
 const OTHER_NAME: &str = "X-Tunnel-Proxy-Dest names another machine; expected the node's name or an address";
 

@@ -10,7 +10,7 @@ use tokio::sync::{Semaphore, oneshot, watch};
 use tokio::time::{Instant, Interval, MissedTickBehavior, interval, sleep_until};
 use tracing::{debug, error, info, info_span, warn};
 
-use crate::intercept::{InterceptError, NftTable, Sets};
+use crate::intercept::{InterceptError, InterceptSets, NftTable};
 use crate::listener::ListenerDeps;
 use crate::listener::intercept::{InterceptConfig, InterceptTable, InterceptedNode};
 use tunnel_base::addresses::{AddressClaim, ClaimRejectReason, ClaimSource, RejectedClaim};
@@ -89,7 +89,7 @@ impl Reconciler {
             if changed || self.kept.is_none_or(|at| at.elapsed() >= PORT_REFRESH_INTERVAL) {
                 self.intercepted.set(self.presence.nodes().clone());
                 let nodes = self.presence.nodes().keys().copied().collect();
-                let kept = self.table.sync(&Sets { nodes, ports: self.ports.clone() }).await;
+                let kept = self.table.sync(&InterceptSets { nodes, ports: self.ports.clone() }).await;
                 self.record_result(kept);
             }
             tokio::select! {
@@ -97,7 +97,7 @@ impl Reconciler {
                 () = pace.next(&mut changes) => {}
             }
         }
-        let emptying = self.table.sync(&Sets::default()).await;
+        let emptying = self.table.sync(&InterceptSets::default()).await;
         self.record_result(emptying);
         info!("interception stopped");
         // The receiver is missing if the start was aborted.

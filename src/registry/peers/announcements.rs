@@ -108,7 +108,7 @@ impl AnnouncementLink {
             while self.link.waiting() >= MAX_QUEUED
                 || !self.link.found(&node, registry.found(&node, UNSOLICITED, own))
             {
-                sleep(FULL).await;
+                sleep(QUEUE_FULL_PAUSE).await;
             }
         }
     }
@@ -122,7 +122,7 @@ const MAX_PENDING: usize = 50_000;
 /// Maximum number of frames that wait on a link when another announcement is added.
 const MAX_QUEUED: usize = 100;
 /// The pause before another attempt when that many wait.
-const FULL: Duration = Duration::from_millis(5);
+const QUEUE_FULL_PAUSE: Duration = Duration::from_millis(5);
 
 #[cfg(test)]
 mod tests;

@@ -166,7 +166,7 @@ impl Peer {
                 () = ready(()), if self.listed.load(Relaxed) => {}
                 () = self.redial.notified() => {}
                 // DNS returned it, and the search no longer waits for it.
-                () = sleep(IDLE) => break,
+                () = sleep(IDLE_TIMEOUT) => break,
             }
             self.becomes(PeerState::Dialling(Instant::now()));
             let pause = match context.dialer.dial(self.at, false).await {
@@ -245,7 +245,7 @@ const NO_LINK_ID: u64 = u64::MAX;
 /// Number of failures in a row after which one is logged as a warning.
 const WARN_AFTER_FAILURES: u32 = 3;
 /// A link to a peer that DNS returned is closed if it was not used for this long.
-const IDLE: Duration = Duration::from_secs(60);
+const IDLE_TIMEOUT: Duration = Duration::from_secs(60);
 
 // The link to a peer while it is up.
 
@@ -279,10 +279,10 @@ impl Peer {
         while !link.is_closed() {
             tokio::select! {
                 () = link.closed() => {}
-                () = sleep(IDLE / 4) => {
+                () = sleep(IDLE_TIMEOUT / 4) => {
                     if self.listed.load(Relaxed) || link.sessions() > 0 {
                         self.mark_used();
-                    } else if self.unused() >= IDLE {
+                    } else if self.unused() >= IDLE_TIMEOUT {
                         tracing::debug!(server_addr = %self.at, "idle link to peer closed");
                         link.close();
                     }
@@ -317,9 +317,9 @@ impl Peer {
                     started
                 }
             };
-            let left = LOOK_UP.saturating_sub(since.elapsed());
+            let left = LINK_WAIT.saturating_sub(since.elapsed());
             if !matches!(timeout(left, state.changed()).await, Ok(Ok(()))) {
-                let cause = format!("no link within {LOOK_UP:?}");
+                let cause = format!("no link within {LINK_WAIT:?}");
                 return Err(PeerError::NoLink { at: self.at, cause });
             }
         }
@@ -327,7 +327,7 @@ impl Peer {
 }
 
 /// How long a search waits for a link; other peers are asked at the same time.
-const LOOK_UP: Duration = Duration::from_secs(1);
+const LINK_WAIT: Duration = Duration::from_secs(1);
 
 // The state of a peer's link.
 
@@ -444,7 +444,7 @@ impl TlsPeerDialer {
     async fn connect(&self, at: SocketAddr, is_backup: bool) -> Result<Link, (&'static str, PeerError)> {
         let no = |cause: String| PeerError::NoLink { at, cause };
         let connect = async |_| {
-            let socket = dial(&Host::Ip(at.ip()), &[at], CONNECT).await.map_err(|e| {
+            let socket = dial(&Host::Ip(at.ip()), &[at], CONNECT_TIMEOUT).await.map_err(|e| {
                 let why = e.after(&at.into());
                 (e.reason(), no(format!("{why}; check that it runs, and that firewalls allow this port")))
             })?;
@@ -488,8 +488,9 @@ impl PeerDialer for TlsPeerDialer {
     fn dial(&self, at: SocketAddr, is_backup: bool) -> BoxFuture<'_, Result<Arc<LinkSender>, PeerError>> {
         async move {
             let no = |cause: String| PeerError::NoLink { at, cause };
-            let made = timeout(CONNECT, self.connect(at, is_backup)).await;
-            let made = made.unwrap_or_else(|_| Err(("timeout", no(format!("no link within {CONNECT:?}")))));
+            let made = timeout(CONNECT_TIMEOUT, self.connect(at, is_backup)).await;
+            let made =
+                made.unwrap_or_else(|_| Err(("timeout", no(format!("no link within {CONNECT_TIMEOUT:?}")))));
             let link = made.map_err(|(reason, why)| {
                 // The list of peers may contain this server's own address; that is no failure.
                 if !matches!(why, PeerError::SelfDial(_)) {
@@ -524,7 +525,7 @@ fn hint(error: &HandshakeError) -> &'static str {
 const MAX_DIALLED: usize = 16;
 /// Timeout of making a link. On a slow or lossy line this may exceed a search's wait; the next search then uses the
 /// link.
-const CONNECT: Duration = Duration::from_secs(4);
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(4);
 /// The first pause after a failure, doubled up to eight times. A dead server then delays no search, and one that is
 /// back is soon dialled again. Once it has a node, it dials on its own.
 pub(crate) const REDIAL_DELAY: Duration = Duration::from_millis(250);

@@ -336,7 +336,7 @@ async fn an_endless_source_without_a_reader_ends_the_copy() {
 /// Meanwhile the client sends all the time, and its bytes are discarded.
 #[tokio::test(start_paused = true)]
 async fn a_client_that_stops_reading_after_a_failed_upload_times_out() {
-    for fails_after in [Duration::ZERO, 2 * PAUSE] {
+    for fails_after in [Duration::ZERO, 2 * READER_PAUSE] {
         let (client, near) = duplex(64);
         let mut near = Socket::new(near, BufferPool::new());
         let (mut reads, mut writes) = tokio::io::split(client);
@@ -350,7 +350,7 @@ async fn a_client_that_stops_reading_after_a_failed_upload_times_out() {
         };
         let slow = async {
             for _ in 0..5 {
-                tokio::time::sleep(PAUSE / 2).await;
+                tokio::time::sleep(READER_PAUSE / 2).await;
                 reads.read_exact(&mut [0; 64]).await.unwrap();
             }
             std::future::pending().await
@@ -365,9 +365,12 @@ async fn a_client_that_stops_reading_after_a_failed_upload_times_out() {
             CopyEnd { by: Side::B, how: EndKind::WriteFailed(io::ErrorKind::BrokenPipe) }
         );
         assert_eq!(outcome.to_a, 6 * 64, "the bytes that the slow reader read, and those in its buffer");
-        let last = (PAUSE / 2 * 5).max(fails_after);
+        let last = (READER_PAUSE / 2 * 5).max(fails_after);
         let took = started.elapsed();
-        assert!(took >= last + PAUSE && took < last + 2 * PAUSE + Duration::from_secs(1), "{took:?}");
+        assert!(
+            took >= last + READER_PAUSE && took < last + 2 * READER_PAUSE + Duration::from_secs(1),
+            "{took:?}"
+        );
     }
 }
 
@@ -404,7 +407,7 @@ async fn a_disconnected_client_with_undeliverable_bytes_times_out() {
     let reset = CopyEnd { by: Side::A, how: EndKind::WriteFailed(io::ErrorKind::ConnectionReset) };
     let closed = CopyEnd { by: Side::A, how: EndKind::WriteFailed(io::ErrorKind::BrokenPipe) };
     let second = Duration::from_secs(1);
-    for (finishes, ended, patience) in [(false, reset, DELIVERY), (true, closed, PAUSE)] {
+    for (finishes, ended, patience) in [(false, reset, DELIVERY_TIMEOUT), (true, closed, READER_PAUSE)] {
         let (got, how, _) = read_after(patience - second, finishes).await;
         assert_eq!((got, how), (UPLOAD, ended), "a reader that goes on in time gets everything");
         let (got, how, took) = read_after(patience + second, finishes).await;

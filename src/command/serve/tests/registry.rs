@@ -1,7 +1,7 @@
 //! Valid and invalid values of `[server.dns]`.
 
 use crate::config::cluster::ClusterSettings;
-use crate::config::server::peers::{PeerConfig, PeerKey};
+use crate::config::server::peers::{PeerConfig, PeerConfigKey};
 use crate::config::server::registry::{DnsConfig, EtcdEndpoint, EtcdSettings, PublishTo};
 
 use super::*;
@@ -54,7 +54,7 @@ fn peers_are_searched_only_if_a_setting_implies_several_servers() {
     .unwrap();
     let expected = PeerConfig {
         several: true,
-        named: Some(PeerKey { key: "server.peers.addresses", must_link: true }),
+        named: Some(PeerConfigKey { key: "server.peers.addresses", must_link: true }),
         addresses: ["10.0.0.7:9000", "[fd00::1]:9000"].map(|at| at.parse().unwrap()).into(),
         dns_name: Some("pods.test:9000".parse().unwrap()),
         certificate_name: Some("cloud.test".into()),
@@ -167,7 +167,7 @@ fn superedges_dns_table_publishes_to_its_configmap_unless_overridden() {
         (format!("{ours}dns_name = \"pods:9000\""), "server.peers.dns_name", true),
     ] {
         let named = inside(&text, None).unwrap().0.peers.named;
-        assert_eq!(named, Some(PeerKey { key, must_link }), "{text}");
+        assert_eq!(named, Some(PeerConfigKey { key, must_link }), "{text}");
     }
     let (cloud, _) = inside(NODES, Some("/etc/kubeconfig")).unwrap();
     assert_eq!(cloud.peers.cluster.unwrap().kubeconfig, Some("/etc/kubeconfig".into()));

@@ -43,7 +43,7 @@ impl Site {
         let context = context(AccessPolicy::default(), drain.clone(), table, Some(link));
         let (limiter, from) = (FairLimiter::new(Limits::permits(1)), SocketAddr::from(([127, 0, 0, 1], 5)));
         let permit = limiter.try_acquire(&Source::of(from.ip())).unwrap();
-        let (client, socket) = duplex(ROOM);
+        let (client, socket) = duplex(CLIENT_BUFFER);
         let (ended, over) = oneshot::channel();
         let served = context.clone();
         drain.spawn(Span::none(), async move {
@@ -219,6 +219,6 @@ fn by_host(head: &Parts) -> Result<OpenRequest, Denial> {
 }
 
 /// Size in bytes of the buffer towards the client.
-pub(crate) const ROOM: usize = 256 * 1024;
+pub(crate) const CLIENT_BUFFER: usize = 256 * 1024;
 
 const LISTENER: &str = "line";

@@ -118,9 +118,9 @@ async fn pending_announcements_for_a_slow_peer_are_bounded() {
 
 /// A dialer that returns these links one after the other, and then fails.
 #[derive(Debug)]
-struct TheseLinks(Mutex<Vec<Arc<LinkSender>>>);
+struct ScriptedDialer(Mutex<Vec<Arc<LinkSender>>>);
 
-impl PeerDialer for TheseLinks {
+impl PeerDialer for ScriptedDialer {
     fn dial(&self, at: SocketAddr, _beside: bool) -> BoxFuture<'_, Result<Arc<LinkSender>, PeerError>> {
         let refused = PeerError::NoLink { at, cause: "refused".to_owned() };
         ready(self.0.lock().pop().ok_or(refused)).boxed()
@@ -132,7 +132,7 @@ async fn announcements_of_a_lost_link_are_repeated_over_another_link_of_that_ser
     let at: SocketAddr = "127.0.0.1:2".parse().unwrap();
     let (_list, addresses) = watch::channel(vec![at]);
     let dialled = link(500, 2);
-    let dialer = Arc::new(TheseLinks(Mutex::new(vec![dialled.clone()])));
+    let dialer = Arc::new(ScriptedDialer(Mutex::new(vec![dialled.clone()])));
     let registry = Registry::new(Metrics::server("", ""));
     let peers = Peers::new(addresses, registry, dialer.clone(), Instance::from_bits(1), Drain::new());
     settled().await;
